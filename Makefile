@@ -1,0 +1,79 @@
+# Everything here needs only Python 3.11 or newer, pip and make; what else it takes is installed into
+# .venv on first use. `make` alone lists the commands.
+
+# Tried in this order; `make test PYTHON=/path/to/python3.12` asks for one.
+PYTHON ?= python3 python3.13 python3.12 python3.11
+VENV   ?= .venv
+PY     := $(VENV)/bin/python
+PIP    := $(PY) -m pip --disable-pip-version-check
+# Passed on to what a command runs: make test ARGS="-k store -x"
+ARGS   ?=
+# Processes that run the tests.
+JOBS   ?= 2
+
+# The import packages that exist so far.
+PACKAGES := $(patsubst %/__init__.py,%,$(wildcard mouse_core/__init__.py adapters/*/__init__.py))
+
+.NOTPARALLEL:
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-slow lint format types docs docs-serve wheel-check clean distclean
+
+help:  ## list the commands
+	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | \
+	  awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
+
+demo: $(VENV)/.installed-demo  ## record, store, load, train and play: the whole job on real data
+	$(PY) examples/quickstart.py $(ARGS)
+
+test: $(VENV)/.installed-test  ## run the tests
+	$(PY) -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+test-slow: $(VENV)/.installed-test  ## run the tests that take minutes
+	$(PY) -m pytest -m slow $(ARGS)
+
+lint: $(VENV)/.installed-dev  ## check style and formatting
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+format: $(VENV)/.installed-dev  ## mend style and formatting
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+types: $(VENV)/.installed-test $(VENV)/.installed-dev  ## check the types of the packages, strictly
+	$(PY) -m mypy $(PACKAGES)
+
+docs: $(VENV)/.installed-docs  ## build the documentation into site/ and check its links
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+	$(PY) scripts/check_links.py site
+
+docs-serve: $(VENV)/.installed-docs  ## show the documentation in a browser, following edits
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs serve
+
+wheel-check: $(VENV)/.installed-dev  ## build the wheel and import it in an empty environment
+	$(PY) scripts/check_wheel.py
+
+clean:  ## remove what was built
+	rm -rf build dist site out .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info adapters/*.egg-info
+	find mouse_core adapters tests examples scripts -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean  ## the same, and .venv
+	rm -rf $(VENV)
+
+# The first of the candidates that exists and is new enough makes the environment.
+$(PY):
+	@for python in $(PYTHON); do \
+	  if "$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then \
+	    echo "Making $(VENV) with $$python"; \
+	    "$$python" -m venv $(VENV) && exit 0; \
+	    rm -rf $(VENV); \
+	    echo "$$python cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2; \
+	    exit 1; \
+	  fi; \
+	done; \
+	echo "Needs Python 3.11 or newer; found none of: $(PYTHON). Try: make PYTHON=/path/to/python3" >&2; exit 1
+
+# One stamp for each extra, renewed when the requirements, the pins or the set of packages change.
+$(VENV)/.installed-%: pyproject.toml constraints.txt $(addsuffix /__init__.py,$(PACKAGES)) | $(PY)
+	@echo "Installing what 'make $(MAKECMDGOALS)' needs into $(VENV) (the first time takes some minutes)"
+	$(PIP) install --quiet -c constraints.txt -e '.[$*]'
+	@touch $@

@@ -1,0 +1,35 @@
+"""What all tests share: the hypothesis profiles, no network, and skipping what this machine cannot run."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# A run has its own folder for what `datasets` and the Hub's client cache, and no host to ask; tests that need
+# a Hub start one on the loopback interface. Must stand before anything imports those packages.
+_home = tempfile.TemporaryDirectory(prefix="mouse-tests-")
+os.environ["HF_HOME"] = _home.name
+os.environ["HF_ENDPOINT"] = "http://127.0.0.1:9"
+os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
+os.environ["HF_HUB_DISABLE_XET"] = "1"
+os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
+os.environ.setdefault("MPLBACKEND", "agg")
+
+# No deadlines: the machine may be busy. In CI the examples are the same in every run.
+settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("ci", settings.get_profile("default"), derandomize=True, database=None)
+settings.load_profile("ci" if os.environ.get("CI") else "default")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    marked = [item for item in items if item.get_closest_marker("cuda")]
+    if not marked:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="no CUDA device"))
