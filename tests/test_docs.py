@@ -1,0 +1,236 @@
+"""README and docs/ hold what they say: code runs, commands and files exist, links lead somewhere.
+
+The ```python blocks of one page are one program, run from top to bottom in an empty folder. What a page needs
+but does not show (a stand-in for the Hub, say) stands in tests/docs_setup/, in a file named after the page:
+docs/guides/hub.md has tests/docs_setup/guides_hub.py, README.md has README.py; it runs first, in the same
+program, and may import from tests.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import textwrap
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+TOP = [
+    path
+    for path in (ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))
+    if path.exists()
+]
+PAGES = [*TOP, *sorted((ROOT / "docs").rglob("*.md"))]
+SETUP = ROOT / "tests" / "docs_setup"
+
+# Languages that a block may name. Python is written `python`, so that no block escapes under another name.
+LANGUAGES = {"python", "bash", "text", "toml", "yaml", "json"}
+FENCE = re.compile(r"^(?P<indent>[ \t]*)(?P<fence>`{3,}|~{3,})[ \t]*(?P<info>.*?)[ \t]*$")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block: what stands after its fence, the line its code begins at (from 1), and the code."""
+
+    info: str
+    line: int
+    code: str
+
+    @property
+    def language(self) -> str:
+        return self.info.split()[0] if self.info else ""
+
+
+def blocks(text: str) -> list[Block]:
+    """The fenced blocks of a page, in order."""
+    found: list[Block] = []
+    opened: tuple[str, str, int] | None = None
+    body: list[str] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        match = FENCE.match(line)
+        if opened is None:
+            if match:
+                opened, body = (match["fence"], match["info"], number + 1), []
+        elif match and not match["info"] and match["fence"].startswith(opened[0]):
+            found.append(Block(opened[1], opened[2], textwrap.dedent("\n".join(body) + "\n")))
+            opened = None
+        else:
+            body.append(line)
+    assert opened is None, f"the block that begins at line {opened and opened[2]} is never closed"
+    return found
+
+
+def program(text: str) -> str:
+    """The page's Python as one file, each line where it stands in the page: tracebacks point there."""
+    lines = [""] * len(text.splitlines())
+    for block in blocks(text):
+        if block.language == "python":
+            code = block.code.splitlines()
+            lines[block.line - 1 : block.line - 1 + len(code)] = code
+    return "\n".join(lines) + "\n"
+
+
+def named(page: Path) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def setup_of(page: Path) -> Path:
+    base = ROOT / "docs" if page.is_relative_to(ROOT / "docs") else ROOT
+    return SETUP / ("_".join(page.relative_to(base).with_suffix("").parts) + ".py")
+
+
+def run_page(page: Path, text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a page's program in `folder`, in an interpreter of its own."""
+    source = folder.parent / f"{folder.name}-page.py"
+    source.write_text(program(text), encoding="utf-8")
+    setup = setup_of(page)
+    main = folder.parent / f"{folder.name}-main.py"
+    main.write_text(
+        "namespace = {'__name__': '__main__'}\n"
+        + "".join(
+            f"exec(compile(open({str(path)!r}, encoding='utf-8').read(), {shown!r}, 'exec'), namespace)\n"
+            for path, shown in ((setup, named(setup)), (source, named(page)))
+            if path.exists()
+        ),
+        encoding="utf-8",
+    )
+    # The repository is on the path for the setups alone; a page imports what is installed.
+    environment = {**os.environ, "MPLBACKEND": "agg", "PYTHONPATH": str(ROOT) if setup.exists() else ""}
+    return subprocess.run(
+        [sys.executable, str(main)], cwd=folder, env=environment, capture_output=True, text=True, timeout=240
+    )
+
+
+WITH_PYTHON = [page for page in PAGES if program(page.read_text(encoding="utf-8")).strip()]
+
+
+@pytest.mark.parametrize("page", WITH_PYTHON, ids=named)
+def test_code_runs(page: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    done = run_page(page, page.read_text(encoding="utf-8"), folder)
+    assert done.returncode == 0, f"{named(page)}:\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_blocks_say_what_they_are(page: Path) -> None:
+    for block in blocks(page.read_text(encoding="utf-8")):
+        where = f"{named(page)}:{block.line}"
+        assert block.language in LANGUAGES, (
+            f"{where}: expected one of {sorted(LANGUAGES)} after the fence, found {block.info!r}"
+        )
+        for word in shlex.split(block.info)[1:]:
+            assert re.fullmatch(r"(title|hl_lines|linenums)=.*", word), (
+                f"{where}: {word!r} after the fence; no block is left out of the tests, and output is `text`"
+            )
+
+
+MAKE_TARGETS = set(
+    re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+)
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+FOLDERS = {".ci", "adapters", "docs", "examples", "mouse_core", "scripts", "tests"}
+
+
+def command_problems(code: str) -> list[str]:
+    """What a block of shell commands names that this repository does not have."""
+    problems = []
+    for line in code.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        if words[:1] == ["make"]:
+            targets = [word for word in words[1:] if "=" not in word and not word.startswith("-")]
+            problems += [f"make {target}: no such target" for target in targets if target not in MAKE_TARGETS]
+        for word in words:
+            path = word.removeprefix("./")
+            inside = "/" in path and path.split("/")[0] in FOLDERS
+            if (inside or re.fullmatch(r"[\w-]+\.(py|md|toml|txt)", path)) and not (ROOT / path).exists():
+                problems.append(f"{word}: no such file")
+            if match := re.fullmatch(r"(?:mouse-data|\.)\[([\w,-]+)\]", word):
+                extras = set(match[1].split(",")) - PROJECT["optional-dependencies"].keys()
+                problems += [f"{word}: no such extra" for _ in extras]
+    return problems
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_commands_name_what_exists(page: Path) -> None:
+    for block in blocks(page.read_text(encoding="utf-8")):
+        if block.language == "bash":
+            assert not command_problems(block.code), f"{named(page)}:{block.line}"
+
+
+def headings(text: str) -> set[str]:
+    """The anchors that a page's headings give on the web."""
+    prose = re.sub(r"^([ \t]*)(`{3,}|~{3,}).*?^\1\2[ \t]*$", "", text, flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ +(.*?) *#*$", prose, flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).strip().replace(" ", "-") for title in titles}
+
+
+# Pages in docs/ are checked where they are built, with the anchors that MkDocs makes.
+@pytest.mark.parametrize("page", TOP, ids=named)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(\s*<?([^)\s>]+)", text) + re.findall(r"(?:href|src)=\"([^\"]+)\"", text):
+        parts = urlsplit(target)
+        if parts.scheme or parts.netloc:
+            continue
+        file = (page.parent / parts.path) if parts.path else page
+        assert file.exists(), f"{named(page)}: {target}: no such file"
+        if parts.fragment and file.suffix == ".md":
+            assert parts.fragment in headings(file.read_text(encoding="utf-8")), (
+                f"{named(page)}: {target}: no such heading"
+            )
+
+
+def test_setups_belong_to_pages() -> None:
+    expected = {setup_of(page) for page in PAGES}
+    assert set(SETUP.glob("*.py")) <= expected
+
+
+def test_the_reference_is_complete() -> None:
+    """Every public module of the packages has its place in docs/reference/."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "reference").glob("*.md"))
+    directives = re.findall(r"^::: ([\w.]+)$", text, flags=re.MULTILINE)
+    assert len(directives) == len(set(directives)), "a module stands in the reference twice"
+    public = set()
+    for root in (ROOT, ROOT / "adapters"):
+        for package in root.glob("mouse_*"):
+            for path in package.rglob("*.py"):
+                parts = path.relative_to(root).with_suffix("").parts
+                if not any(part.startswith("_") for part in parts):
+                    public.add(".".join(parts))
+    missing = {
+        module for module in public if not any(f"{module}.".startswith(f"{shown}.") for shown in directives)
+    }
+    assert not missing, f"docs/reference/ lacks {sorted(missing)}"
+
+
+def test_the_checks_can_fail(tmp_path: Path) -> None:
+    """The readers of pages see what they should see."""
+    page = (
+        "Text.\n\n```python\nx = 1\n```\n\n=== Tab\n\n    ```python\n    assert x == 2, 'second'\n    ```\n"
+    )
+    assert [block.line for block in blocks(page)] == [4, 10]
+    done = run_page(ROOT / "docs" / "nowhere.md", page, tmp_path)
+    assert done.returncode == 1
+    assert 'File "docs/nowhere.md", line 10' in done.stderr
+    assert "AssertionError: second" in done.stderr
+
+    assert not command_problems(
+        "make test  # all of it\npip install 'mouse-data[torch]'\npip install -e '.[test]'"
+    )
+    assert command_problems("make tset") == ["make tset: no such target"]
+    assert command_problems("python examples/no.py") == ["examples/no.py: no such file"]
+    assert command_problems("pip install 'mouse-data[tensorflow]'") == [
+        "mouse-data[tensorflow]: no such extra"
+    ]
+    assert headings("# The `one` idea\n```bash\n# not a heading\n```\n## Words, and more") == {
+        "the-one-idea",
+        "words-and-more",
+    }
