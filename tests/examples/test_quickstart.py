@@ -1,0 +1,166 @@
+"""The quickstart as a newcomer runs it, and the two places where its alignment could go wrong unseen."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import datasets
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+NAMES = [
+    "episodes recorded",
+    "steps recorded",
+    "dataset",
+    "training steps",
+    "final loss",
+    "batches per second",
+    "waiting for data",
+    "return recorded",
+    "return untrained",
+    "return trained",
+    "plot",
+]
+
+LITTLE = ("--episodes", "4", "--steps", "6", "--seed", "5")
+
+
+def run(output: Path, *options: str) -> dict[str, str]:
+    """Run the script and return the printed values by name, in their order."""
+    command = [sys.executable, str(EXAMPLES / "quickstart.py"), "--output", str(output), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    return dict(line.split(": ", 1) for line in done.stdout.splitlines())
+
+
+def number(value: str) -> float:
+    return float(value.removesuffix(" %"))
+
+
+@pytest.fixture
+def example(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The example module that the test names, imported as the script imports it."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    return importlib.import_module(request.param)
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What a run on little data prints; its output folder did not exist before."""
+    return run(tmp_path_factory.mktemp("quickstart") / "new" / "folder", *LITTLE)
+
+
+def test_the_script_prints_its_figures(printed: dict[str, str]) -> None:
+    assert list(printed) == NAMES
+    assert printed["episodes recorded"] == "4"
+    assert printed["training steps"] == "6"
+    assert 0.0 <= number(printed["waiting for data"]) <= 100.0
+    assert number(printed["batches per second"]) > 0.0
+    assert np.isfinite([number(printed[name]) for name in NAMES if name.startswith("return")]).all()
+
+
+def test_the_script_leaves_the_dataset_and_the_plot(printed: dict[str, str]) -> None:
+    dataset = datasets.load_from_disk(printed["dataset"])
+    assert len(dataset) == number(printed["steps recorded"])
+    assert {"observation", "action", "reward", "done", "episode_step"} <= set(dataset.column_names)
+    assert list(dataset["episode_step"]).count(0) == 4
+    assert sum(code in (1, 2) for code in dataset["done"]) == 4
+    assert sum(dataset["reward"]) / 4 == pytest.approx(number(printed["return recorded"]), abs=0.1)
+
+    assert Path(printed["plot"]).read_bytes().startswith(b"\x89PNG")
+    assert Path(printed["plot"]).parent == Path(printed["dataset"]).parent
+
+
+def test_a_seed_decides_everything_but_the_speed(printed: dict[str, str], tmp_path: Path) -> None:
+    again = run(tmp_path, *LITTLE)
+    for name in NAMES:
+        if name not in ("batches per second", "waiting for data", "dataset", "plot"):
+            assert again[name] == printed[name], name
+
+
+@pytest.mark.parametrize("example", ["lunar_lander"], indirect=True)
+def test_another_seed_records_another_episode(example: ModuleType) -> None:
+    environment = gym.make(example.ENVIRONMENT)
+    actions = [
+        [row["action"] for row in example.record_episode(environment, noise=1.0, seed=seed)]
+        for seed in (3, 3, 4)
+    ]
+    assert actions[0] == actions[1]
+    assert actions[0] != actions[2]
+    environment.close()
+
+
+@pytest.mark.parametrize("example", ["lunar_lander"], indirect=True)
+@pytest.mark.parametrize("noise", [0.0, 0.6])
+def test_a_row_holds_the_action_that_led_to_it(example: ModuleType, noise: float) -> None:
+    environment = gym.make(example.ENVIRONMENT)
+    rows = example.record_episode(environment, noise=noise, seed=3)
+
+    replayed, _ = environment.reset(seed=3)
+    assert rows[0] == {"observation": pytest.approx(replayed), "action": 0, "reward": 0.0, "done": 0} | {
+        "episode_step": 0
+    }
+    for step, row in enumerate(rows[1:], start=1):
+        replayed, reward, terminated, truncated, _ = environment.step(row["action"])
+        np.testing.assert_array_equal(row["observation"], replayed)
+        assert row["reward"] == reward
+        assert row["done"] == (1 if terminated else 2 if truncated else 0)
+        assert row["episode_step"] == step
+    assert rows[-1]["done"] != 0
+    environment.close()
+
+
+@pytest.mark.parametrize("example", ["lunar_lander"], indirect=True)
+def test_an_episode_that_runs_out_of_time_is_truncated(example: ModuleType) -> None:
+    environment = gym.make(example.ENVIRONMENT, max_episode_steps=7)
+    rows = example.record_episode(environment, noise=0.0, seed=0)
+    assert [row["done"] for row in rows] == [0] * 7 + [2]
+    environment.close()
+
+
+@pytest.mark.parametrize("example", ["lunar_lander"], indirect=True)
+def test_playing_counts_each_episode_once(example: ModuleType) -> None:
+    # The vector environment starts an ended episode anew while others still fly.
+    def fall(observations: np.ndarray) -> np.ndarray:
+        return np.zeros(len(observations), dtype=np.int64)
+
+    together = example.play(fall, episodes=3, seed=20)
+    alone = [example.play(fall, episodes=1, seed=20 + i)[0] for i in range(3)]
+    np.testing.assert_allclose(together, alone)
+
+
+@pytest.mark.parametrize("example", ["quickstart"], indirect=True)
+def test_the_loss_pairs_an_observation_with_the_action_that_leaves_it(example: ModuleType) -> None:
+    # Two episodes of 3 transitions. Each observation shows, as a one-hot, the action that leaves it, so a
+    # policy that repeats its observation is right for every pair that should count. The last
+    # observation of the first episode, which no action leaves, shows one that is never taken.
+    action = torch.tensor([[0, 2, 1, 3, 0, 1, 2, 2]])
+    time = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3]])
+    leaving = torch.tensor([[2, 1, 3, 3, 1, 2, 2, 3]])
+    batch = TensorDict(
+        {"obs_continuous": torch.nn.functional.one_hot(leaving, 4).float(), "action": action, "time": time},
+        batch_size=[1, 8],
+    )
+
+    def repeat(observation: torch.Tensor) -> torch.Tensor:
+        return 100.0 * observation
+
+    assert example.cloning_loss(repeat, batch).item() == pytest.approx(0.0, abs=1e-6)
+    batch["action"] = action.roll(-1, dims=1)
+    assert example.cloning_loss(repeat, batch).item() > 1.0
+
+
+@pytest.mark.slow
+def test_the_trained_policy_flies_better_than_what_it_learnt_from(tmp_path: Path) -> None:
+    printed = run(tmp_path)
+    assert number(printed["return trained"]) > 100.0
+    assert number(printed["return trained"]) > number(printed["return recorded"]) + 50.0
+    assert number(printed["return untrained"]) < 0.0
