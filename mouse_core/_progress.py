@@ -1,0 +1,49 @@
+"""A progress bar for long work, that can be switched off."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def progress_bar(
+    description: str, *, total: int, unit: str, enabled: bool = True
+) -> Iterator[Callable[[int], None]]:
+    """Show how far some work has come, on stderr, with rich or, where that is not installed, tqdm.
+
+    Args:
+        description: What is being done.
+        total: How many units there are.
+        unit: What is counted ("steps", "files").
+        enabled: Whether anything is shown; without, no bar library is imported.
+
+    Yields:
+        A function to call with the number of units done since it was last called.
+    """
+    if not enabled:
+        yield lambda count: None
+        return
+    try:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    except ImportError:
+        from tqdm.auto import tqdm  # type: ignore[import-untyped]
+
+        with tqdm(total=total, desc=description, unit=f" {unit}") as bar:
+
+            def advance(count: int) -> None:
+                bar.update(count)
+
+            yield advance
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn(unit),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(description, total=total)
+        yield lambda count: progress.advance(task, count)

@@ -1,0 +1,99 @@
+"""Checking what a push was given, before anything is written or sent."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from mouse_core.errors import ConfigError, SchemaError
+from mouse_core.hub._shards import Part, ShardOptions
+
+if TYPE_CHECKING:
+    from mouse_core.store import DatasetStore
+
+_COMPRESSIONS = ("zstd", "snappy")
+_SPLIT = re.compile(r"\w+(\.\w+)*")
+_OID = re.compile(r"[0-9a-f]{40}")
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b\s*", re.IGNORECASE)
+
+
+def check_options(
+    max_shard_size: int | str, max_rows: int | None, compression: str, temp_dir: str | os.PathLike[str] | None
+) -> ShardOptions:
+    max_bytes = _parse_size(max_shard_size)
+    if max_bytes is None:
+        raise ConfigError(
+            f"max_shard_size: expected bytes or a text such as '500MB', found {max_shard_size!r}"
+        )
+    if max_rows is not None and (isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1):
+        raise ConfigError(f"max_rows_per_shard: expected a positive integer or None, found {max_rows!r}")
+    if compression not in _COMPRESSIONS:
+        raise ConfigError(f"compression: expected one of {list(_COMPRESSIONS)}, found {compression!r}")
+    if temp_dir is not None and not os.path.isdir(temp_dir):
+        raise ConfigError(f"temp_dir: expected an existing folder, found {os.fspath(temp_dir)!r}")
+    return ShardOptions(max_bytes, max_rows, compression)
+
+
+def check_names(repo_id: str, splits: object, revision: str | None, commit_message: str | None) -> None:
+    from huggingface_hub.errors import HFValidationError
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+    try:
+        validate_repo_id(repo_id)
+    except HFValidationError as error:
+        raise ConfigError(f"repo_id: expected 'namespace/name', found {repo_id!r}: {error}") from error
+    if not isinstance(splits, Mapping) or not splits:
+        raise ConfigError(f"splits: expected stores by split, such as {{'train': [store]}}, found {splits!r}")
+    for split in splits:
+        if not isinstance(split, str) or not _SPLIT.fullmatch(split) or split == "all":
+            raise ConfigError(
+                "split: expected a name of letters, digits, underscores and single dots, and not 'all',"
+                f" found {split!r}"
+            )
+    if revision is not None and (not revision or _OID.fullmatch(revision)):
+        raise ConfigError(f"revision: expected the name of a branch, found {revision!r}")
+    if commit_message is not None and not commit_message.strip():
+        raise ConfigError("commit_message: expected a text or None, found an empty one")
+
+
+def collect_parts(
+    splits: Mapping[str, DatasetStore | Sequence[DatasetStore]],
+) -> tuple[str, dict[str, list[Part]]]:
+    """The rows that exist now, by split, and the one alignment of all stores."""
+    from mouse_core.store import DatasetStore
+
+    parts: dict[str, list[Part]] = {}
+    alignments: dict[str, str] = {}
+    for split, given in splits.items():
+        stores = [given] if isinstance(given, DatasetStore) else given
+        if not isinstance(stores, Sequence) or not all(isinstance(store, DatasetStore) for store in stores):
+            raise ConfigError(f"split {split!r}: expected DatasetStore objects, found {given!r}")
+        parts[split] = []
+        for index, store in enumerate(stores):
+            where = f"split {split!r}" + (f", store {index}" if len(stores) > 1 else "")
+            alignments.setdefault(store.alignment, where)
+            if len(store):
+                parts[split].append(Part(where, store.to_dataset()))
+        if not parts[split]:
+            raise ConfigError(
+                f"split {split!r}: expected at least one row, found none, which nobody could load"
+            )
+    if len(alignments) > 1:
+        found = " and ".join(f"{alignment!r} in {where}" for alignment, where in alignments.items())
+        raise SchemaError(f"alignment: expected one for the whole dataset, found {found}")
+    return next(iter(alignments)), parts
+
+
+def _parse_size(size: int | str) -> int | None:
+    """Bytes from a number or a text such as "500MB" (10**6) or "2GiB" (2**30); None if it is neither."""
+    if isinstance(size, str):
+        match = _SIZE.fullmatch(size)
+        if match is None:
+            return None
+        number, prefix, binary = match.groups()
+        size = int(float(number) * (1024 if binary else 1000) ** " kmgt".index(prefix.lower() or " "))
+    elif isinstance(size, bool) or not isinstance(size, int):
+        return None
+    return size if size >= 1 else None

@@ -1,0 +1,260 @@
+"""The dataset card (README.md) of a pushed dataset: what its front matter says, and what it must say next."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
+
+from mouse_core.errors import ConfigError
+from mouse_core.hub._shards import ALIGNMENT_KEY
+
+if TYPE_CHECKING:
+    from datasets import Features
+
+_FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\r?\n(.*?)(?:\r?\n|(?<=\n))---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
+_SHARD = re.compile(r"data/(?P<split>[^/]+)-\d{5}-of-\d{5}(?:-[0-9a-f]+)?\.parquet")
+_CONFIG = "default"
+
+
+@dataclass(frozen=True)
+class Card:
+    """A README taken apart: its front matter, and the text below it, which is never touched."""
+
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    body: str = ""
+    newline: str = "\n"
+
+
+@dataclass(frozen=True)
+class SplitEntry:
+    """What the front matter says about one split."""
+
+    name: str
+    num_rows: int
+    data_bytes: int
+    patterns: tuple[str, ...]
+
+
+def parse_card(text: str, *, repo_id: str) -> Card:
+    """Take a README apart.
+
+    Raises:
+        ConfigError: The front matter is no YAML mapping, so it cannot be kept.
+    """
+    import yaml  # type: ignore[import-untyped]
+
+    newline = "\r\n" if "\r\n" in text else "\n"
+    match = _FRONT_MATTER.match(text)
+    if match is None:
+        return Card({}, text, newline)
+    try:
+        metadata = yaml.safe_load(match.group(1))
+    except yaml.YAMLError as error:
+        raise ConfigError(
+            f"README.md of {repo_id}: expected front matter in YAML, found an error: {error}"
+        ) from error
+    metadata = {} if metadata is None else metadata
+    configs = metadata.get("configs", []) if isinstance(metadata, dict) else None
+    if not isinstance(configs, list) or not all(isinstance(config, dict) for config in configs):
+        raise ConfigError(
+            f"README.md of {repo_id}: expected front matter as a mapping, with 'configs' a list of mappings"
+        )
+    return Card(metadata, text[match.end() :], newline)
+
+
+def check_extendable(card: Card, *, repo_id: str) -> None:
+    """Raise ConfigError if another configuration is marked as default: ``datasets`` loads no two of them."""
+    for config in _configs(card, default=False):
+        if config.get("default"):
+            raise ConfigError(
+                f"README.md of {repo_id}: expected no default configuration but {_CONFIG!r},"
+                f" found {config.get('config_name')!r} marked as default"
+            )
+
+
+def stale_files(
+    card: Card, files: Iterable[str], *, pushed: Iterable[str], keep_other_splits: bool
+) -> list[str]:
+    """The Parquet files that the push makes stale, except those that other configurations read.
+
+    They are the files directly under ``data/`` and those that the default configuration named until now; with
+    ``keep_other_splits`` only what belonged to the pushed splits.
+    """
+    others = [pattern for config in _configs(card, default=False) for _, pattern in _patterns(config)]
+    named = [entry for config in _configs(card, default=True) for entry in _patterns(config)]
+    pushed = set(pushed)
+    if keep_other_splits:
+        wanted = [pattern for split, pattern in named if split in pushed]
+        wanted += [split_pattern(split) for split in pushed]
+    else:
+        wanted = [pattern for _, pattern in named]
+    return sorted(
+        path
+        for path in files
+        if path.endswith(".parquet")
+        and (matches(path, wanted) or (not keep_other_splits and re.fullmatch(r"data/[^/]+", path)))
+        and not matches(path, others)
+    )
+
+
+def split_pattern(split: str) -> str:
+    """The pattern by which ``datasets`` finds the shards of a split."""
+    return f"data/{split}-*.parquet"
+
+
+def kept_splits(
+    card: Card, files: Iterable[str], *, pushed: Iterable[str], repo_id: str
+) -> tuple[list[SplitEntry], Any]:
+    """The splits of the default configuration that are not pushed now, and their ``datasets`` features.
+
+    Raises:
+        ConfigError: There are such splits, but the card does not say what is in them.
+    """
+    from datasets.info import DatasetInfosDict
+
+    pushed = set(pushed)
+    patterns: dict[str, list[str]] = {}
+    entries = [entry for config in _configs(card, default=True) for entry in _patterns(config)]
+    if not entries:
+        entries = [
+            (match["split"], split_pattern(match["split"]))
+            for path in files
+            if (match := _SHARD.fullmatch(path))
+        ]
+    for split, pattern in entries:
+        if split is None:
+            raise ConfigError(
+                f"README.md of {repo_id}: expected 'data_files' by split, found {pattern!r};"
+                " without that other splits cannot be kept (keep_other_splits=False replaces them)"
+            )
+        if split not in pushed and pattern not in patterns.setdefault(split, []):
+            patterns[split].append(pattern)
+    patterns = {split: found for split, found in patterns.items() if found}
+    if not patterns:
+        return [], None
+    infos: Any = DatasetInfosDict.from_dataset_card_data(dict(card.metadata))
+    info = infos.get(_CONFIG)
+    sizes = dict(info.splits or {}) if info is not None else {}
+    if info is None or info.features is None or not patterns.keys() <= sizes.keys():
+        raise ConfigError(
+            f"README.md of {repo_id}: expected 'dataset_info' with features and sizes of the splits"
+            f" {sorted(patterns)};"
+            " without that they cannot be kept (keep_other_splits=False replaces them)"
+        )
+    kept = [
+        SplitEntry(split, int(sizes[split].num_examples), int(sizes[split].num_bytes), tuple(found))
+        for split, found in patterns.items()
+    ]
+    return kept, info.features
+
+
+def render_card(
+    card: Card,
+    *,
+    repo_id: str,
+    features: Features,
+    splits: Sequence[SplitEntry],
+    download_bytes: int,
+    alignment: str,
+) -> str:
+    """The README with front matter that describes the pushed dataset, and everything else as it was."""
+    import yaml
+
+    metadata = dict(card.metadata)
+    metadata[ALIGNMENT_KEY] = alignment
+    metadata["dataset_info"] = _dataset_info(card, features, splits, download_bytes)
+    metadata["configs"] = _config_list(card, splits)
+    body = card.body
+    if not body.strip():
+        metadata.setdefault("task_categories", ["reinforcement-learning"])
+        body = _first_body(repo_id, splits, alignment).replace("\n", card.newline)
+    front = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True, line_break=card.newline)
+    return f"---{card.newline}{front}---{card.newline}{body}"
+
+
+def _dataset_info(card: Card, features: Features, splits: Sequence[SplitEntry], download_bytes: int) -> Any:
+    from datasets import DatasetInfo
+    from datasets.info import DatasetInfosDict
+
+    sizes = [
+        {"name": split.name, "num_bytes": split.data_bytes, "num_examples": split.num_rows}
+        for split in splits
+    ]
+    info = DatasetInfo(
+        features=features,
+        splits=sizes,
+        download_size=download_bytes,
+        dataset_size=sum(split.data_bytes for split in splits),
+    )
+    rendered: dict[str, Any] = {}
+    DatasetInfosDict({_CONFIG: info}).to_dataset_card_data(rendered)
+    mine = rendered["dataset_info"]
+    stored = card.metadata.get("dataset_info") or []
+    stored = [stored] if isinstance(stored, dict) else stored
+    others = [entry for entry in stored if entry.get("config_name", _CONFIG) != _CONFIG]
+    return [{"config_name": _CONFIG, **mine}, *others] if others else mine
+
+
+def _config_list(card: Card, splits: Sequence[SplitEntry]) -> list[dict[str, Any]]:
+    mine: dict[str, Any] = {"config_name": _CONFIG}
+    for config in _configs(card, default=True):
+        mine.update({key: value for key, value in config.items() if key != "data_dir"})
+    mine["data_files"] = [
+        {"split": split.name, "path": split.patterns[0] if len(split.patterns) == 1 else list(split.patterns)}
+        for split in splits
+    ]
+    return [mine, *_configs(card, default=False)]
+
+
+def _configs(card: Card, *, default: bool) -> list[dict[str, Any]]:
+    configs = card.metadata.get("configs") or []
+    return [dict(config) for config in configs if (config.get("config_name", _CONFIG) == _CONFIG) == default]
+
+
+def _patterns(config: Mapping[str, Any]) -> Iterator[tuple[str | None, str]]:
+    """The patterns a configuration reads, with the split they stand for where it says so."""
+    folder = str(config.get("data_dir") or "").strip("/")
+    prefix = f"{folder}/" if folder else ""
+    data_files = config.get("data_files")
+    if data_files is None and folder:
+        yield None, f"{folder}/**"
+    for entry in [data_files] if isinstance(data_files, str | dict) else data_files or []:
+        split, paths = (entry.get("split"), entry.get("path")) if isinstance(entry, dict) else (None, entry)
+        for path in [paths] if isinstance(paths, str) else paths or []:
+            yield split, prefix + str(path)
+
+
+def matches(path: str, patterns: Iterable[str]) -> bool:
+    """Whether a path matches one of the patterns, in which ``*`` stands for anything, slashes included."""
+    return any(fnmatchcase(path, pattern) for pattern in patterns)
+
+
+def _first_body(repo_id: str, splits: Sequence[SplitEntry], alignment: str) -> str:
+    name = repo_id.split("/")[-1]
+    sizes = "\n".join(f"| {split.name} | {split.num_rows:,} |" for split in splits)
+    meaning = {
+        "arrived": "led to that row's observation; the action that leaves it stands in the next row",
+        "outgoing": "leave that row's observation",
+    }[alignment]
+    return f"""
+# {name}
+
+Recorded reinforcement learning experience, one row a step.
+
+| split | steps |
+| --- | --- |
+{sizes}
+
+A row's action, reward and done {meaning} (`{ALIGNMENT_KEY}: {alignment}`).
+
+```python
+from datasets import load_dataset
+from mouse_core import DatasetStore
+
+store = DatasetStore(alignment="{alignment}")
+store.from_dataset(load_dataset("{repo_id}", split="{splits[0].name}"))
+```
+"""

@@ -1,0 +1,277 @@
+"""The public functions of ``mouse_core.hub``."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING, TypedDict, Unpack
+
+from mouse_core.errors import StateError
+from mouse_core.hub._arguments import check_names, check_options, collect_parts
+from mouse_core.hub._card import parse_card
+from mouse_core.hub._plan import Job, Shards
+from mouse_core.hub._repository import Remote, Repository, open_repository, upload_bars
+from mouse_core.hub._shards import ALIGNMENT_KEY
+
+if TYPE_CHECKING:
+    from huggingface_hub import CommitOperationAdd
+
+    from mouse_core.store import DatasetStore
+
+_ATTEMPTS = 5
+_FIRST_PAUSE = 0.1
+_CONFLICT = (409, 412)
+
+
+@dataclass(frozen=True)
+class PushResult:
+    """What a push did, or with ``dry_run=True`` would do.
+
+    Args:
+        repo_id: The repository, with its namespace.
+        revision: The branch.
+        oid: The commit at which the dataset is what was pushed; None after a dry run.
+        commit_url: Its page; None after a dry run.
+        splits: Rows by split, of the splits that were pushed.
+        shards: The shards' paths in the repository, in order.
+        deleted: The stale files that the same commit removed (a dry run does not know the repository's).
+        num_bytes: The size of the shards in bytes.
+        alignment: "arrived" or "outgoing".
+        readme: The dataset card.
+    """
+
+    repo_id: str
+    revision: str
+    oid: str | None
+    commit_url: str | None
+    splits: Mapping[str, int]
+    shards: tuple[str, ...]
+    deleted: tuple[str, ...]
+    num_bytes: int
+    alignment: str
+    readme: str = field(repr=False)
+
+
+class PushOptions(TypedDict, total=False):
+    """The keyword options of ``push_to_hub``, which says what they mean."""
+
+    private: bool | None
+    token: str | bool | None
+    revision: str | None
+    commit_message: str | None
+    max_shard_size: int | str
+    max_rows_per_shard: int | None
+    compression: str
+    keep_other_splits: bool
+    temp_dir: str | os.PathLike[str] | None
+    endpoint: str | None
+    progress: bool
+    dry_run: bool
+
+
+def push_stores_to_hub(
+    stores: DatasetStore | Sequence[DatasetStore],
+    *,
+    repo_id: str,
+    split: str = "train",
+    **options: Unpack[PushOptions],
+) -> PushResult:
+    """Publish one or more stores as one split of a dataset; the options are those of ``push_to_hub``.
+
+    The dataset then consists of that split. To replace one split and keep the others, say
+    ``keep_other_splits=True``.
+    """
+    return push_to_hub({split: stores}, repo_id=repo_id, **options)
+
+
+def push_to_hub(
+    splits: Mapping[str, DatasetStore | Sequence[DatasetStore]],
+    *,
+    repo_id: str,
+    private: bool | None = None,
+    token: str | bool | None = None,
+    revision: str | None = None,
+    commit_message: str | None = None,
+    max_shard_size: int | str = "500MB",
+    max_rows_per_shard: int | None = None,
+    compression: str = "zstd",
+    keep_other_splits: bool = False,
+    temp_dir: str | os.PathLike[str] | None = None,
+    endpoint: str | None = None,
+    progress: bool = True,
+    dry_run: bool = False,
+) -> PushResult:
+    """Publish stores as a dataset on the Hugging Face Hub, in one commit.
+
+    The stores of a split follow one another. A column that only some of them have is null in the others, so
+    that all splits have one schema; reading back a split in which a column is null throughout gives its field
+    as absent. All shards are first written to ``temp_dir``, streamed in bounded memory, and nothing is sent
+    before that has succeeded. One commit then adds the shards and the card and removes the Parquet files of
+    the previous push. If somebody else commits in between, the repository is listed again and the commit made
+    anew, up to five times.
+
+    Args:
+        splits: Stores by split. Without ``keep_other_splits``, these are the splits of the dataset from now
+            on.
+        repo_id: ``"namespace/name"``, or ``"name"`` in the namespace of the token's owner. Created if
+            missing.
+        private: Whether a new repository is private; by default what the Hub does. For one that exists
+            already, a different visibility is an error.
+        token: An access token with the right to write; by default the one saved by ``hf auth login``.
+        revision: The branch, created from ``main`` if missing; by default ``main``.
+        commit_message: By default the splits and their numbers of steps.
+        max_shard_size: The size of a Parquet file, in bytes or like ``"500MB"`` or ``"1GiB"``. A single row
+            that is larger gets a file of its own.
+        max_rows_per_shard: The number of rows of a Parquet file; by default any.
+        compression: ``"zstd"`` or ``"snappy"``.
+        keep_other_splits: Keep the dataset's splits that ``splits`` does not name.
+        temp_dir: An existing folder with room for all shards; by default the system's.
+        endpoint: The Hub's address; by default ``HF_ENDPOINT`` or the public one.
+        progress: Whether bars show how far writing and uploading have come.
+        dry_run: Write and check everything, contact nobody, and return what would be pushed to an empty
+            repository.
+
+    Raises:
+        ConfigError: An argument that cannot be used, a split without rows, or a card that cannot be extended.
+        SchemaError: Types or alignments that do not go together; names the column and the splits.
+        DataError: An image file that a row refers to cannot be read.
+        huggingface_hub.errors.HfHubHTTPError: The Hub refused: wrong token, no right to write, five
+        conflicts.
+    """
+    options = check_options(max_shard_size, max_rows_per_shard, compression, temp_dir)
+    check_names(repo_id, splits, revision, commit_message)
+    alignment, parts = collect_parts(splits)
+    rows = {split: sum(len(part.dataset) for part in found) for split, found in parts.items()}
+    message = commit_message or "Push " + ", ".join(
+        f"{split} ({count:,} steps)" for split, count in rows.items()
+    )
+    job = Job(parts, rows, alignment, options, keep_other_splits, progress)
+    with tempfile.TemporaryDirectory(prefix="mouse-push-", dir=temp_dir) as folder:
+        if dry_run:
+            plan = job.plan(Remote(), repo_id)
+            shards = job.write(plan.features, folder)
+            return _result(job, repo_id, revision or "main", shards, job.readme(plan, shards, repo_id))
+        with upload_bars(progress):
+            repository = open_repository(repo_id, revision, token=token, endpoint=endpoint)
+            return _send(job, repository, folder, private=private, message=message)
+
+
+def read_alignment(
+    repo_id: str, *, revision: str | None = None, token: str | bool | None = None, endpoint: str | None = None
+) -> str | None:
+    """The alignment that the card of a dataset on the Hub states, or None if it states none or is not there.
+
+    Args:
+        repo_id: The repository.
+        revision: A branch, tag or commit; by default ``main``.
+        token: An access token, for private datasets; by default the one saved by ``hf auth login``.
+        endpoint: The Hub's address; by default ``HF_ENDPOINT`` or the public one.
+
+    Raises:
+        ConfigError: The card's front matter cannot be read.
+        huggingface_hub.errors.HfHubHTTPError: The repository or revision is missing or may not be read.
+    """
+    with upload_bars(False):
+        repository = open_repository(repo_id, revision, token=token, endpoint=endpoint, own=False)
+        readme = repository.read_card()
+    alignment = parse_card(readme or "", repo_id=repo_id).metadata.get(ALIGNMENT_KEY)
+    return None if alignment is None else str(alignment)
+
+
+def _send(job: Job, repository: Repository, folder: str, *, private: bool | None, message: str) -> PushResult:
+    from huggingface_hub.errors import HfHubHTTPError
+
+    features = None
+    shards: Shards = {}
+    operations: Sequence[CommitOperationAdd] = ()
+    for attempt in range(_ATTEMPTS):
+        remote = repository.read()
+        repository.check_visibility(remote, private)
+        plan = job.plan(remote, repository.repo_id)
+        if plan.features != features:
+            # The first time round, or the splits to keep have changed their types since.
+            features = plan.features
+            shards = job.write(features, folder)
+            repository.create(remote, private)
+            repository.check_visibility(repository.read(), private)
+            operations = repository.upload([shard for found in shards.values() for shard in found])
+            remote = repository.read()
+            plan = job.plan(remote, repository.repo_id)
+            if plan.features != features:
+                continue
+        readme = job.readme(plan, shards, repository.repo_id)
+        added = {operation.path_in_repo for operation in operations}
+        deleted = [path for path in plan.stale if path not in added]
+        if not deleted and readme == remote.readme and _holds(remote, operations):
+            oid = str(remote.oid)
+            url = repository.commit_url(oid)
+            return _result(
+                job, repository.repo_id, repository.revision, shards, readme, oid=oid, commit_url=url
+            )
+        try:
+            commit = repository.commit(
+                operations, readme=readme, delete=deleted, parent=remote.oid, message=message
+            )
+        except HfHubHTTPError as error:
+            if error.response.status_code not in _CONFLICT:
+                raise
+            if attempt == _ATTEMPTS - 1:
+                error.add_note(
+                    f"{repository.repo_id}: others committed during each of {_ATTEMPTS} attempts;"
+                    " nothing was changed"
+                )
+                raise
+            time.sleep(_FIRST_PAUSE * 2**attempt)
+            continue
+        return _result(
+            job,
+            repository.repo_id,
+            repository.revision,
+            shards,
+            readme,
+            oid=commit.oid,
+            commit_url=commit.commit_url,
+            deleted=deleted,
+        )
+    raise StateError(
+        f"{repository.repo_id}: the splits to keep changed during each of {_ATTEMPTS} attempts;"
+        " nothing was changed"
+    )
+
+
+def _holds(remote: Remote, operations: Sequence[CommitOperationAdd]) -> bool:
+    """Whether the repository already has exactly these shards, so that a commit would be empty."""
+    infos = {operation.path_in_repo: operation.upload_info for operation in operations}
+    if any(remote.files.get(path, (None, None))[0] != info.size for path, info in infos.items()):
+        return False
+    return all(remote.files[path][1] == info.sha256.hex() for path, info in infos.items())
+
+
+def _result(
+    job: Job,
+    repo_id: str,
+    revision: str,
+    shards: Shards,
+    readme: str,
+    *,
+    oid: str | None = None,
+    commit_url: str | None = None,
+    deleted: Sequence[str] = (),
+) -> PushResult:
+    written = [shard for found in shards.values() for shard in found]
+    return PushResult(
+        repo_id=repo_id,
+        revision=revision,
+        oid=oid,
+        commit_url=commit_url,
+        splits=MappingProxyType(dict(job.rows)),
+        shards=tuple(shard.path_in_repo for shard in written),
+        deleted=tuple(deleted),
+        num_bytes=sum(shard.file_bytes for shard in written),
+        alignment=job.alignment,
+        readme=readme,
+    )

@@ -1,0 +1,203 @@
+"""A dataset repository on the Hub: what it holds at one commit, and one commit that changes it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from mouse_core.errors import ConfigError
+from mouse_core.hub._shards import Shard
+
+if TYPE_CHECKING:
+    from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi
+
+_README = "README.md"
+
+
+@dataclass(frozen=True)
+class Remote:
+    """A repository as it stood at one commit.
+
+    Args:
+        oid: The commit; None if the repository does not exist.
+        private: Whether it is private; None if it does not exist.
+        has_branch: Whether the branch exists; if not, the rest describes ``main``, from which it will be
+            made.
+        files: Size and, of large files, sha256, by path.
+        readme: The text of its card; None if it has none.
+    """
+
+    oid: str | None = None
+    private: bool | None = None
+    has_branch: bool = False
+    files: Mapping[str, tuple[int, str | None]] = field(default_factory=lambda: MappingProxyType({}))
+    readme: str | None = None
+
+
+@dataclass(frozen=True)
+class Repository:
+    """One branch of one dataset repository, as a client may read and change it."""
+
+    api: HfApi
+    repo_id: str
+    revision: str
+
+    def read(self) -> Remote:
+        """What it holds now. Everything is read at one commit, so the parts belong together."""
+        from huggingface_hub.errors import (
+            GatedRepoError,
+            HfHubHTTPError,
+            RepositoryNotFoundError,
+            RevisionNotFoundError,
+        )
+        from huggingface_hub.hf_api import RepoFile
+
+        has_branch = True
+        try:
+            info = self.api.dataset_info(self.repo_id, revision=self.revision)
+        except RevisionNotFoundError:
+            if self.revision == "main":
+                raise
+            has_branch = False
+            info = self.api.dataset_info(self.repo_id, revision="main")
+        except GatedRepoError:
+            raise
+        except RepositoryNotFoundError:
+            return Remote()
+        except HfHubHTTPError as error:
+            if error.response.status_code != 404:
+                raise
+            return Remote()
+        tree = self.api.list_repo_tree(self.repo_id, recursive=True, revision=info.sha, repo_type="dataset")
+        files = {
+            entry.path: (entry.size, entry.lfs.sha256 if entry.lfs else None)
+            for entry in tree
+            if isinstance(entry, RepoFile)
+        }
+        readme = self._read_text(_README, info.sha) if _README in files else None
+        return Remote(info.sha, info.private, has_branch, MappingProxyType(files), readme)
+
+    def read_card(self) -> str | None:
+        """The text of the card alone; None if there is none."""
+        from huggingface_hub.errors import EntryNotFoundError
+
+        try:
+            return self._read_text(_README, self.revision)
+        except EntryNotFoundError:
+            return None
+
+    def _read_text(self, path: str, revision: str | None) -> str:
+        # Into a folder of its own: the user's cache is for what the user downloads.
+        with tempfile.TemporaryDirectory(prefix="mouse-card-") as folder:
+            local = self.api.hf_hub_download(
+                self.repo_id, path, repo_type="dataset", revision=revision, local_dir=folder
+            )
+            with open(local, encoding="utf-8-sig", newline="") as file:
+                return file.read()
+
+    def check_visibility(self, remote: Remote, private: bool | None) -> None:
+        """Raise ConfigError if the repository exists and is not as private as was asked for."""
+        if private is not None and remote.private not in (None, private):
+            words = {True: "a private", False: "a public"}
+            raise ConfigError(
+                f"private: expected {self.repo_id} to be {words[private]} dataset,"
+                f" found {words[not private]} one"
+            )
+
+    def create(self, remote: Remote, private: bool | None) -> None:
+        """Make the repository and the branch where they are missing."""
+        if remote.oid is None:
+            self.api.create_repo(self.repo_id, repo_type="dataset", private=private, exist_ok=True)
+        if not remote.has_branch and self.revision != "main" and not self.revision.startswith("refs/"):
+            self.api.create_branch(self.repo_id, branch=self.revision, repo_type="dataset", exist_ok=True)
+
+    def upload(self, shards: Iterable[Shard]) -> list[CommitOperationAdd]:
+        """Upload shards to where nobody sees them yet, and return the operations that make them visible.
+
+        Raises:
+            ConfigError: The repository's ``.gitignore`` excludes a shard.
+        """
+        from huggingface_hub import CommitOperationAdd
+
+        operations = [CommitOperationAdd(shard.path_in_repo, shard.path) for shard in shards]
+        self.api.preupload_lfs_files(
+            self.repo_id, operations, repo_type="dataset", revision=self.revision, free_memory=False
+        )
+        for operation in operations:
+            if operation._should_ignore:
+                raise ConfigError(
+                    f".gitignore of {self.repo_id}: expected it to admit {operation.path_in_repo!r}"
+                )
+            # A commit leaves out what the server said, at the time of upload, to have already. By the time of
+            # the commit that may be wrong, so every shard is named in it.
+            operation._remote_oid = None
+        return operations
+
+    def commit(
+        self,
+        operations: Sequence[CommitOperationAdd],
+        *,
+        readme: str,
+        delete: Iterable[str],
+        parent: str | None,
+        message: str,
+    ) -> CommitInfo:
+        """Add shards and card and remove files in one commit, if the branch still stands at ``parent``.
+
+        Raises:
+            huggingface_hub.errors.HfHubHTTPError: With status 409 or 412 if it does not.
+        """
+        from huggingface_hub import CommitOperationAdd, CommitOperationDelete
+
+        return self.api.create_commit(
+            self.repo_id,
+            [
+                *(CommitOperationDelete(path, is_folder=False) for path in delete),
+                *operations,
+                CommitOperationAdd(_README, readme.encode()),
+            ],
+            commit_message=message,
+            repo_type="dataset",
+            revision=self.revision,
+            parent_commit=parent,
+        )
+
+    def commit_url(self, oid: str) -> str:
+        """The page of a commit."""
+        return f"{self.api.endpoint}/datasets/{self.repo_id}/commit/{oid}"
+
+
+def open_repository(
+    repo_id: str, revision: str | None, *, token: str | bool | None, endpoint: str | None, own: bool = True
+) -> Repository:
+    """A client for a repository; a name without namespace is, with ``own``, one of the token's owner."""
+    from huggingface_hub import HfApi
+
+    api = HfApi(endpoint=endpoint, token=token, library_name="mouse-data")
+    if own and "/" not in repo_id:
+        repo_id = f"{api.whoami()['name']}/{repo_id}"
+    return Repository(api, repo_id, revision or "main")
+
+
+@contextmanager
+def upload_bars(enabled: bool) -> Iterator[None]:
+    """Let the client show its bars, or silence them for the time being."""
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]
+        are_progress_bars_disabled,
+        disable_progress_bars,
+        enable_progress_bars,
+    )
+
+    if enabled or are_progress_bars_disabled() or os.environ.get("HF_HUB_DISABLE_PROGRESS_BARS"):
+        yield
+        return
+    disable_progress_bars()
+    try:
+        yield
+    finally:
+        enable_progress_bars()

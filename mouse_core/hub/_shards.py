@@ -1,0 +1,206 @@
+"""Writing splits as Parquet shards of one schema, in memory that does not grow with the data."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Self
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from mouse_core.hub._schema import fit_table
+
+if TYPE_CHECKING:
+    from datasets import Dataset, Features
+
+ALIGNMENT_KEY = "mouse_alignment"
+"""Where the alignment stands: in the front matter of the card, and in the schema metadata of a shard."""
+
+# A row group is what a reader must hold at least; below a few megabytes their overhead begins to show.
+_ROW_GROUP_BYTES = 32 * 2**20
+_FIRST_READ = 16
+_MOST_ROWS_READ = 2**18
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows of one store on their way into a split; ``where`` names it in messages."""
+
+    where: str
+    dataset: Dataset
+
+
+@dataclass(frozen=True)
+class ShardOptions:
+    """How shards are cut and encoded."""
+
+    max_bytes: int
+    max_rows: int | None
+    compression: str
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One Parquet file that was written, and where it will stand in the repository."""
+
+    path: str
+    path_in_repo: str
+    num_rows: int
+    file_bytes: int
+    data_bytes: int
+
+
+# Rows, in blocks of a bounded size.
+
+
+def _blocks(parts: Sequence[Part], features: Features, target: int) -> Iterator[pa.Table]:
+    """The rows of all parts in order, as tables of the one schema of about ``target`` bytes each."""
+    pending: list[pa.Table] = []
+    pending_bytes = 0
+    for part in parts:
+        rows = part.dataset.with_format("arrow")
+        start, step = 0, _FIRST_READ
+        while start < len(rows):
+            table = fit_table(rows[start : start + step], features, where=part.where, first_row=start)
+            per_row = max(1, table.nbytes // table.num_rows)
+            start += table.num_rows
+            # Rows can be far larger than those before them: cut what was read to size before it is kept.
+            for piece in _slices(table, max(1, target // per_row)):
+                pending.append(piece)
+                pending_bytes += piece.nbytes
+                if pending_bytes >= target:
+                    yield pa.concat_tables(pending)
+                    pending, pending_bytes = [], 0
+            room = max(1, (target - pending_bytes) // per_row)
+            step = min(room, 4 * step, _MOST_ROWS_READ)
+    if pending:
+        yield pa.concat_tables(pending)
+
+
+def _slices(table: pa.Table, size: int) -> Iterator[pa.Table]:
+    for start in range(0, table.num_rows, size):
+        yield table.slice(start, size)
+
+
+# Shards.
+
+
+def write_shards(
+    parts: Sequence[Part],
+    *,
+    split: str,
+    features: Features,
+    alignment: str,
+    folder: str,
+    options: ShardOptions,
+    advance: Callable[[int], None],
+) -> list[Shard]:
+    """Write one split as Parquet files ``{split}-00000-of-00003.parquet`` and so on.
+
+    The files carry the ``datasets`` features and the alignment in their schema metadata and a checksum on
+    every page. At most a row group (about 32 MiB, or an eighth of a shard) and what is read for it are in
+    memory.
+
+    Args:
+        parts: The rows, in order.
+        split: The split's name.
+        features: The schema, from ``unify_features``.
+        alignment: "arrived" or "outgoing".
+        folder: An existing folder for the files.
+        options: How they are cut and encoded.
+        advance: Called with the number of rows each time some were written.
+
+    Raises:
+        DataError: An image file that a row refers to cannot be read.
+    """
+    schema = features.arrow_schema
+    schema = schema.with_metadata({**(schema.metadata or {}), ALIGNMENT_KEY.encode(): alignment.encode()})
+    target = max(1, min(_ROW_GROUP_BYTES, options.max_bytes // 8))
+    with _ShardWriter(os.path.join(folder, split), schema, options) as writer:
+        for block in _blocks(parts, features, target):
+            writer.write(block.replace_schema_metadata(schema.metadata))
+            advance(block.num_rows)
+    count = len(writer.finished)
+    return [
+        Shard(
+            path=done.path,
+            path_in_repo=f"data/{split}-{index:05d}-of-{count:05d}.parquet",
+            num_rows=done.num_rows,
+            file_bytes=os.path.getsize(done.path),
+            data_bytes=done.data_bytes,
+        )
+        for index, done in enumerate(writer.finished)
+    ]
+
+
+@dataclass
+class _OpenShard:
+    path: str
+    sink: IO[bytes]
+    writer: pq.ParquetWriter
+    num_rows: int = 0
+    data_bytes: int = 0
+
+
+@dataclass
+class _ShardWriter:
+    """Writes blocks into one file after the other; the next begins where a limit would be passed."""
+
+    prefix: str
+    schema: pa.Schema
+    options: ShardOptions
+    finished: list[_OpenShard] = field(default_factory=list)
+    current: _OpenShard | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close()
+
+    def write(self, block: pa.Table) -> None:
+        while block.num_rows:
+            shard = self.current or self._open()
+            room = block.num_rows if self.options.max_rows is None else self.options.max_rows - shard.num_rows
+            # Encoded values are hardly ever larger than they were in memory, so the limit holds ahead of
+            # writing.
+            if room <= 0 or (shard.num_rows and shard.sink.tell() + block.nbytes > self.options.max_bytes):
+                self._close()
+                continue
+            piece = block.slice(0, room)
+            shard.writer.write_table(piece, row_group_size=piece.num_rows)
+            shard.num_rows += piece.num_rows
+            shard.data_bytes += piece.nbytes
+            block = block.slice(piece.num_rows)
+
+    def _open(self) -> _OpenShard:
+        path = f"{self.prefix}-{len(self.finished):05d}.parquet"
+        sink = open(path, "wb")  # noqa: SIM115 (closed by _close, which __exit__ calls)
+        try:
+            writer = pq.ParquetWriter(
+                sink,
+                self.schema,
+                compression=self.options.compression,
+                write_page_checksum=True,
+                write_page_index=True,
+                # Pages end where the content says so: rows appended since the last push leave the others'
+                # bytes as they were, and storage that deduplicates sends only what is new.
+                use_content_defined_chunking=True,
+            )
+        except BaseException:
+            sink.close()
+            raise
+        self.current = _OpenShard(path, sink, writer)
+        return self.current
+
+    def _close(self) -> None:
+        shard, self.current = self.current, None
+        if shard is not None:
+            with shard.sink:
+                shard.writer.close()
+            self.finished.append(shard)
