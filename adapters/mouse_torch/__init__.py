@@ -1,0 +1,11 @@
+"""PyTorch adapter: the batches of ``mouse_core`` as ``TensorDict[B, S]``."""
+
+try:
+    import tensordict as _tensordict  # noqa: F401
+    import torch as _torch  # noqa: F401
+except ImportError as error:
+    raise ImportError("mouse_torch needs PyTorch and tensordict: pip install 'mouse-data[torch]'") from error
+
+from mouse_torch.prefetch import PrefetchBatchifier
+
+__all__ = ["PrefetchBatchifier"]

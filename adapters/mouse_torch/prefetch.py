@@ -1,0 +1,99 @@
+"""PrefetchBatchifier for PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import numpy.typing as npt
+import torch
+from tensordict import TensorDict
+
+from mouse_core import BatchSource, ConfigError, DatasetStore, Snapshot
+from mouse_core.prefetch import Loader
+from mouse_core.sampling import Sampler
+from mouse_torch.transfer import device_maker, hand_over, host_maker
+
+
+class PrefetchBatchifier(Loader[TensorDict]):
+    """Batches as ``TensorDict[B, S]``, made ahead in threads, in index order.
+
+    On the host tensors share the memory that was gathered into. With ``device="cuda"`` a batch is gathered into one
+    pinned slab in its stored dtypes, copied ahead of time on a stream of its own, and widened on the device.
+
+    Args:
+        store: A store, of which a snapshot is taken (see ``refresh``), or a snapshot.
+        sequence_length: Steps in a window, S.
+        batch_size: Windows in a whole batch, B, over all shards.
+        sampling: "random", "last", "sequential", "batch", or a ``Sampler``.
+        prefetch: Batches to make ahead.
+        num_workers: Threads that make them; with 0 the calling thread does. The stream is the same.
+        pin_memory: Whether host memory is pinned; None: where there is an accelerator.
+        device: Where batches arrive; None: on the host.
+        seed, shard, dtypes, required_fields, fields, drop_last: See ``mouse_core.BatchSource``.
+
+    Raises:
+        ConfigError: ``pin_memory=True`` or a device that is not there; else see ``BatchSource``.
+        MissingFieldError: See ``BatchSource``.
+    """
+
+    def __init__(
+        self,
+        store: DatasetStore | Snapshot,
+        sequence_length: int = 64,
+        batch_size: int = 32,
+        sampling: str | Sampler = "random",
+        prefetch: int = 4,
+        num_workers: int = 2,
+        pin_memory: bool | None = None,
+        device: str | torch.device | None = None,
+        seed: int = 0,
+        shard: tuple[int, int] = (0, 1),
+        *,
+        dtypes: Mapping[str, npt.DTypeLike] | None = None,
+        required_fields: Sequence[str] = (),
+        fields: Sequence[str] | None = None,
+        drop_last: bool = True,
+    ) -> None:
+        target = _check_device(device)
+        pin = _check_pin(pin_memory)
+        source = BatchSource(
+            store,
+            sequence_length,
+            batch_size,
+            sampling,
+            seed,
+            shard,
+            dtypes=dtypes,
+            required_fields=required_fields,
+            fields=fields,
+            drop_last=drop_last,
+        )
+        on_host = target.type == "cpu"
+        super().__init__(
+            source,
+            store if isinstance(store, DatasetStore) else None,
+            maker=partial(host_maker, pin=pin) if on_host else partial(device_maker, device=target, pin=pin),
+            hand_over=None if on_host else hand_over,
+            prefetch=prefetch,
+            num_workers=num_workers,
+        )
+
+
+def _check_device(device: str | torch.device | None) -> torch.device:
+    try:
+        target = torch.device("cpu" if device is None else device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"device: expected a torch device, found {device!r}") from error
+    if target.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device: expected a device of this machine, found {device!r} and no CUDA")
+    return target
+
+
+def _check_pin(pin_memory: bool | None) -> bool:
+    there = torch.accelerator.is_available()
+    if pin_memory and not there:
+        raise ConfigError(
+            "pin_memory: expected an accelerator for pinned memory, found none; use None or False"
+        )
+    return there if pin_memory is None else bool(pin_memory)

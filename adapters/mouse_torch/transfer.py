@@ -1,0 +1,142 @@
+"""Moving a batch of NumPy arrays into torch: zero-copy on the host; to CUDA one pinned slab and one copy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from tensordict import TensorDict
+
+from mouse_core import BatchSource
+
+# Where each field begins in a slab: a multiple of every item size, and of what vectorised copies like.
+_ALIGNMENT = 256
+
+
+def host_maker(source: BatchSource, *, pin: bool) -> Callable[[int], TensorDict]:
+    """The function from an index to a TensorDict ``[B, S]`` on the host, in pinned memory if asked."""
+    return partial(_make_pinned if pin else _make_host, source)
+
+
+def _make_host(source: BatchSource, index: int) -> TensorDict:
+    plan = source.plan(index)
+    tensors = {name: torch.from_numpy(values) for name, values in source.gather(plan).items()}
+    return TensorDict(tensors, batch_size=[len(plan.starts), plan.length])
+
+
+def _make_pinned(source: BatchSource, index: int) -> TensorDict:
+    plan = source.plan(index)
+    layout = slab_layout(source, len(plan.starts), widen=True)
+    slab = torch.empty(layout.nbytes, dtype=torch.uint8, pin_memory=True)
+    source.gather(plan, layout.arrays(slab))
+    return TensorDict(layout.tensors(slab), batch_size=[len(plan.starts), plan.length])
+
+
+@dataclass(frozen=True)
+class SlabLayout:
+    """Where the fields of a batch lie in one stretch of bytes.
+
+    Args:
+        fields: ``(offset, shape, dtype)`` by name; offsets in bytes.
+        nbytes: Bytes of the whole.
+    """
+
+    fields: dict[str, tuple[int, tuple[int, ...], np.dtype[Any]]]
+    nbytes: int
+
+    def arrays(self, slab: torch.Tensor) -> dict[str, npt.NDArray[Any]]:
+        """The fields as NumPy arrays in a slab on the host (uint8 ``[nbytes]``)."""
+        memory = slab.numpy()
+        return {
+            name: memory[offset : offset + _nbytes(shape, dtype)].view(dtype).reshape(shape)
+            for name, (offset, shape, dtype) in self.fields.items()
+        }
+
+    def tensors(self, slab: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The fields as tensors in a slab (uint8 ``[nbytes]``) on any device."""
+        return {
+            name: slab[offset : offset + _nbytes(shape, dtype)].view(torch_dtype(dtype)).reshape(shape)
+            for name, (offset, shape, dtype) in self.fields.items()
+        }
+
+
+def slab_layout(source: BatchSource, batch_size: int, *, widen: bool) -> SlabLayout:
+    """The layout of a batch of ``batch_size`` windows, in delivered dtypes or in the narrower stored ones."""
+    fields = {}
+    offset = 0
+    for name, spec in source.spec.items():
+        dtype = np.dtype(spec.dtype if widen or spec.stored_dtype is None else spec.stored_dtype)
+        shape = (batch_size, source.sequence_length, *spec.shape)
+        fields[name] = (offset, shape, dtype)
+        offset += -(-_nbytes(shape, dtype) // _ALIGNMENT) * _ALIGNMENT
+    return SlabLayout(fields, offset)
+
+
+def _nbytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+
+
+def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
+    """The torch dtype of a NumPy dtype."""
+    return torch.from_numpy(np.empty(0, dtype)).dtype
+
+
+@dataclass(frozen=True)
+class InFlight:
+    """A batch on its way to a device.
+
+    Args:
+        batch: Its tensors, which are not ready before ``event``.
+        event: Recorded on the copying stream after the last of them; None where they are ready.
+    """
+
+    batch: TensorDict
+    event: torch.cuda.Event | None
+
+
+def device_maker(source: BatchSource, *, device: torch.device, pin: bool) -> Callable[[int], InFlight]:
+    """The function from an index to a batch under way to ``device``.
+
+    Bytes travel in their stored dtypes and are widened on the device. On CUDA copies run on a stream of their own,
+    so that they overlap with the training step; ``hand_over`` makes the consumer's stream wait for them.
+    """
+    stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+    return partial(_make_on_device, source, device, pin, stream)
+
+
+def _make_on_device(
+    source: BatchSource, device: torch.device, pin: bool, stream: torch.cuda.Stream | None, index: int
+) -> InFlight:
+    plan = source.plan(index)
+    layout = slab_layout(source, len(plan.starts), widen=False)
+    # Pinned memory comes from torch's caching host allocator, which takes a slab back only once the copies out of it
+    # are done.
+    slab = torch.empty(layout.nbytes, dtype=torch.uint8, pin_memory=pin)
+    source.gather(plan, layout.arrays(slab), widen=False)
+    with torch.cuda.stream(stream):  # no effect for None
+        moved = layout.tensors(slab.to(device, non_blocking=pin))
+        wide = {
+            name: tensor.to(torch_dtype(np.dtype(source.spec[name].dtype))) for name, tensor in moved.items()
+        }
+        batch = TensorDict(wide, batch_size=[len(plan.starts), plan.length], device=device)
+        event = None
+        if stream is not None:
+            event = torch.cuda.Event()
+            event.record(stream)
+    return InFlight(batch, event)
+
+
+def hand_over(made: InFlight) -> TensorDict:
+    """Give a batch to the caller, whose current stream waits for its copies; the host does not."""
+    if made.event is not None:
+        stream = torch.cuda.current_stream(made.batch.device)
+        stream.wait_event(made.event)
+        for tensor in made.batch.values():
+            # The allocator must not reuse the memory before the caller's stream is done with it.
+            tensor.record_stream(stream)
+    return made.batch

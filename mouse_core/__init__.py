@@ -1,0 +1,37 @@
+"""One data layer for reinforcement learning on recorded experience; pure NumPy, on Arrow."""
+
+from mouse_core.batches import BatchSource
+from mouse_core.errors import (
+    ClosedError,
+    ConfigError,
+    DataError,
+    ForkError,
+    MissingFieldError,
+    MouseError,
+    SchemaError,
+    StateError,
+    WorkerError,
+)
+from mouse_core.prefetch import PrefetchBatchifier
+from mouse_core.snapshot import Snapshot
+from mouse_core.spec import Field, FieldSpec, Spec
+from mouse_core.store import DatasetStore
+
+__all__ = [
+    "BatchSource",
+    "ClosedError",
+    "ConfigError",
+    "DataError",
+    "DatasetStore",
+    "Field",
+    "FieldSpec",
+    "ForkError",
+    "MissingFieldError",
+    "MouseError",
+    "PrefetchBatchifier",
+    "SchemaError",
+    "Snapshot",
+    "Spec",
+    "StateError",
+    "WorkerError",
+]

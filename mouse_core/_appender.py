@@ -1,0 +1,160 @@
+"""Taking appended rows into blocks: all of a row or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from mouse_core._schema import REFUSALS, StoreSchema
+from mouse_core._segments import Segment
+from mouse_core._tail import Block, prepare
+from mouse_core.errors import DataError
+from mouse_core.spec import FieldSpec
+
+
+class Appender:
+    """The open block of a store.
+
+    Args:
+        schema: The store's schema, which learns the columns of the first row.
+        seal: Called with the segment of a block that is full.
+        spec: The specs of the fields there are in the rows before.
+        rows: The number of rows before.
+    """
+
+    def __init__(
+        self,
+        schema: StoreSchema,
+        seal: Callable[[Segment], None],
+        spec: Callable[[], Mapping[str, FieldSpec]],
+        rows: Callable[[], int],
+    ) -> None:
+        self._schema = schema
+        self._seal = seal
+        self._spec = spec
+        self._rows = rows
+        self._block: Block | None = None
+
+    @property
+    def count(self) -> int:
+        """Rows in the open block."""
+        return 0 if self._block is None else self._block.count
+
+    def segment(self) -> Segment | None:
+        """The rows of the open block; rows that come later do not show in it."""
+        return Segment(self._block.to_table()) if self._block is not None and self._block.count else None
+
+    def close(self) -> None:
+        """Seal the open block; the next row opens another, of columns that may have been learnt since."""
+        segment = self.segment()
+        self._block = None
+        if segment is not None:
+            self._seal(segment)
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Take one row; see ``DatasetStore.append``."""
+        block = self._block
+        if block is None or block.count == block.rows or row.keys() != block.columns.keys():
+            block = self._block_for(row)
+        name = ""
+        try:
+            for name, put in block.puts:
+                put(block.count, row[name])
+        except REFUSALS as error:
+            if not self._learn(block, row):
+                raise self._refused(name, error) from error
+            return
+        block.count += 1
+        if block is not self._block:
+            self._open(block)
+
+    def extend(self, columns: Mapping[str, Any], n: int) -> None:
+        """Take ``n`` rows, column by column; see ``DatasetStore.extend``."""
+        block = self._block_for({name: _first_known(values) for name, values in columns.items()})
+        try:
+            prepared = self._prepare(block, columns)
+        except DataError:
+            # The first value of a column that was all null so far: keep the column from here on as that value says.
+            block = self._relearnt(block, {name: _first_known(values) for name, values in columns.items()})
+            if block is None:
+                raise
+            prepared = self._prepare(block, columns)
+        if block is not self._block:
+            self._open(block)
+        done = 0
+        while done < n:
+            if block.count == block.rows:
+                block = Block(block.columns, block.rows)
+                self._open(block)
+            rows = min(n - done, block.rows - block.count)
+            for name, column in block.blocks.items():
+                values = prepared[name]
+                if isinstance(values, np.ndarray):
+                    column.put_many(block.count, values[done : done + rows])  # type: ignore[arg-type]
+                else:
+                    for row in range(rows):
+                        column.put(block.count + row, values[done + row])
+            block.count += rows
+            done += rows
+
+    def _prepare(self, block: Block, columns: Mapping[str, Any]) -> dict[str, Any]:
+        prepared: dict[str, Any] = {}
+        for name, column in block.columns.items():
+            try:
+                prepared[name] = prepare(columns[name], column)
+            except REFUSALS as error:
+                raise self._refused(name, error) from error
+        return prepared
+
+    def _block_for(self, row: Mapping[str, Any]) -> Block:
+        """The block that ``row`` goes to: the open one, or a new one that is to be opened once the row is in it."""
+        self._schema.check_names(row)
+        if self._block is None:
+            return Block(self._schema.tail_columns(row, self._spec(), self._rows()))
+        if self._block.count == self._block.rows:
+            return Block(self._block.columns, self._block.rows)
+        return self._block
+
+    def _learn(self, block: Block, row: Mapping[str, Any]) -> bool:
+        """Try again a row with the first value of a column that was all null so far; whether it was taken."""
+        learnt = self._relearnt(block, row)
+        if learnt is None:
+            return False
+        for name, put in learnt.puts:
+            try:
+                put(0, row[name])
+            except REFUSALS as error:
+                raise self._refused(name, error) from error
+        learnt.count = 1
+        self._open(learnt)
+        return True
+
+    def _relearnt(self, block: Block, row: Mapping[str, Any]) -> Block | None:
+        fresh = {
+            name
+            for name, column in block.columns.items()
+            if column.kind.kind == "null" and row[name] is not None
+        }
+        if not fresh:
+            return None
+        columns = self._schema.tail_columns(row, self._spec(), self._rows())
+        return Block({name: columns[name] if name in fresh else kept for name, kept in block.columns.items()})
+
+    def _open(self, block: Block) -> None:
+        if self._block is not None and self._block is not block:
+            self.close()
+        self._block = block
+        for name, column in block.columns.items():
+            self._schema.learn(name, column.kind, block.blocks[name].to_arrow(0).type)
+
+    def _refused(self, name: str, error: Exception) -> DataError:
+        return DataError(f"column {name!r}: {error} at row {self._rows()}")
+
+
+def _first_known(values: Any) -> Any:
+    """The first value that is not None, to infer a type from."""
+    if isinstance(values, np.ndarray) and values.dtype != object:
+        return values[0]
+    return next((value for value in values if value is not None), None)

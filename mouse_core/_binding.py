@@ -1,0 +1,236 @@
+"""Binding fields to the columns that a snapshot has: their dtypes, shapes and checks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core._convert import convert
+from mouse_core._dense import RowError
+from mouse_core._layout import ColumnType, check_readable, fixed_shape
+from mouse_core._segments import Segment
+from mouse_core.columns import Column, Windows
+from mouse_core.errors import DataError, MissingFieldError, SchemaError
+from mouse_core.images import decode_image
+from mouse_core.spec import Field, FieldSpec
+
+
+class FieldReader:
+    """Reads one field's windows and checks their values.
+
+    Args:
+        field: The field.
+        spec: Its dtype and shape.
+        column: Its column.
+        bounds: Lowest and highest value allowed; None: any.
+    """
+
+    def __init__(self, field: Field, spec: FieldSpec, column: Column, bounds: tuple[int, int] | None) -> None:
+        self.field = field
+        self.spec = spec
+        self._column = column
+        self._bounds = None if _always_within(column.dtype, bounds) else bounds
+
+    def read(
+        self,
+        windows: Windows,
+        starts: npt.NDArray[np.int64],
+        dtype: np.dtype[np.generic],
+        out: npt.NDArray[np.generic] | None = None,
+    ) -> npt.NDArray[Any]:
+        """The windows' values.
+
+        Args:
+            windows: Where they lie.
+            starts: The snapshot's rows at which they begin, for messages.
+            dtype: What to deliver.
+            out: Where to write, ``[n, S, *shape]`` of ``dtype``, C-contiguous; by default a fresh array.
+
+        Returns:
+            ``[n, S, *shape]`` of ``dtype``.
+
+        Raises:
+            DataError: A value that the field does not allow.
+        """
+        try:
+            direct = out is not None and out.dtype == self._column.dtype
+            flat = None if not direct or out is None else out.reshape(windows.count, windows.length, -1)
+            values = self._column.gather(windows, flat)
+            if self._bounds is not None:
+                self._check_bounds(values)
+            converted = convert(values, dtype)
+        except RowError as error:
+            raise self._error(str(error), starts, windows.length, error.row) from error
+        except ValueError as error:
+            raise DataError(f"{self.spec.name}: {error} (column {self.spec.column!r})") from error
+        if out is None:
+            return converted.reshape(windows.count, windows.length, *self.spec.shape)
+        if not direct:
+            out[...] = converted.reshape(out.shape)
+        return out
+
+    def _check_bounds(self, values: npt.NDArray[Any]) -> None:
+        low, high = self._bounds or (0, 0)
+        if low == 0 and values.dtype.kind == "i":
+            # As unsigned numbers negative ones are the largest: one pass instead of two.
+            if not values.size or values.view(values.dtype.str.replace("i", "u")).max() <= high:
+                return
+        elif not values.size or (values.min() >= low and values.max() <= high):
+            return
+        outside = ~((values >= low) & (values <= high)).reshape(values.shape[0] * values.shape[1], -1)
+        row, place = np.argwhere(outside)[0].tolist()
+        found = values.reshape(outside.shape)[row, place]
+        raise RowError(row, f"expected {_shown_bounds(self.spec.name, low, high)}, found {found}")
+
+    def _error(self, message: str, starts: npt.NDArray[np.int64], length: int, row: int) -> DataError:
+        where = int(starts[row // length]) + row % length
+        return DataError(f"{self.spec.name}: {message} at row {where} (column {self.spec.column!r})")
+
+
+def travel_dtype(reader: FieldReader, dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
+    """The narrowest dtype a field can be gathered in and later be widened to ``dtype`` without loss."""
+    gathered = reader._column.dtype
+    safe = np.can_cast(gathered, dtype, "safe") and gathered.itemsize <= dtype.itemsize
+    return gathered if safe else dtype
+
+
+def bind_fields(
+    segments: Sequence[Segment],
+    fields: Mapping[str, Field],
+    types: Mapping[str, ColumnType],
+    *,
+    max_action_dim: int | None,
+    max_obs_continuous_dim: int | None,
+    rows: int,
+) -> dict[str, FieldReader]:
+    """Readers of the fields whose columns exist and are not null throughout, in the order of ``fields``.
+
+    Raises:
+        MissingFieldError: A required column is missing.
+        SchemaError: A column's type does not suit its field, or its rows are wider than declared.
+        DataError: A required column is null throughout, or the first image cannot be read.
+    """
+    if not rows:
+        return {}
+    readers: dict[str, FieldReader] = {}
+    actions = max_action_dim
+    # The number of actions may come from q_star's width, so q_star is bound first.
+    for name in sorted(fields, key=lambda name: name != "q_star"):
+        field = fields[name]
+        declared = {
+            "q_star": actions,
+            "obs_continuous": max_obs_continuous_dim,
+            "action": max_action_dim,
+        }.get(name)
+        reader = _bind(segments, field, types.get(field.column), declared, actions, rows)
+        if reader is not None:
+            readers[name] = reader
+            if name == "q_star" and actions is None:
+                actions = reader.spec.shape[-1]
+    return {name: readers[name] for name in fields if name in readers}
+
+
+def _bind(
+    segments: Sequence[Segment],
+    field: Field,
+    kind: ColumnType | None,
+    declared: int | None,
+    actions: int | None,
+    rows: int,
+) -> FieldReader | None:
+    if kind is None:
+        if field.required:
+            raise MissingFieldError(f"{field.name}: expected a column {field.column!r}, found none")
+        return None
+    check_readable(kind, column=field.column, image=field.image)
+    first = None if kind.kind == "null" else _first_value(segments, field.column, rows)
+    if first is None:
+        if field.required:
+            raise DataError(
+                f"{field.name}: expected values, found null in every row (column {field.column!r})"
+            )
+        return None
+    shape = _shape(segments, field, kind, first, declared)
+    vector = bool(shape) and field.vector_dtype is not None
+    dtype = np.dtype(field.vector_dtype if vector else field.dtype if field.dtype is not None else kind.dtype)
+    gathered = kind.dtype
+    for special in (field.fill, field.pad):
+        if special is not None and not _representable(special, gathered):
+            gathered = np.promote_types(gathered, dtype)
+    parts = [segment.part(field.column) for segment in segments]
+    column = Column(kind, shape, parts, dtype=gathered, fill=field.fill, pad=field.pad)
+    bounds = field.bounds
+    if field.name == "action" and not shape and actions is not None and bounds is None:
+        bounds = (0, actions - 1)
+    image_shape = shape if field.image else None
+    delivered = (int(np.prod(shape)),) if field.image else shape
+    spec = FieldSpec(field.name, dtype, delivered, field.column, image_shape=image_shape)  # type: ignore[arg-type]
+    reader = FieldReader(field, spec, column, bounds)
+    reader.spec = spec.replace(stored_dtype=travel_dtype(reader, dtype))
+    return reader
+
+
+def _shape(
+    segments: Sequence[Segment], field: Field, kind: ColumnType, first: Any, declared: int | None
+) -> tuple[int, ...]:
+    """The shape of one row: declared, or that of the column's type, or that of its first value."""
+    where = f"{field.name}: column {field.column!r}"
+    if field.image:
+        try:
+            return decode_image(first).shape
+        except ValueError as error:
+            raise DataError(f"{where}: {error}") from error
+    if field.shape is not None:
+        return field.shape
+    if declared is not None and (kind.depth or field.name != "action"):
+        return (declared,)
+    if field.name in ("q_star", "obs_continuous") and not kind.depth:
+        return (1,)
+    for segment in segments:
+        if field.column in segment.types:
+            known = fixed_shape(segment.types[field.column])
+            if known is not None and len(known) == kind.depth:
+                return known
+    shape = np.array(first).shape
+    if len(shape) != kind.depth or 0 in shape:
+        raise SchemaError(f"{where}: expected a first row of regular lists, found {first!r:.80}")
+    return shape
+
+
+def _first_value(segments: Sequence[Segment], name: str, rows: int) -> Any:
+    """The first value of a column that is not null, or None. Looks no further than it must."""
+    for segment in segments:
+        if rows <= 0:
+            return None
+        value = segment.first_value(name, rows)
+        if value is not None:
+            return value
+        rows -= segment.num_rows
+    return None
+
+
+def _representable(value: float, dtype: np.dtype[Any]) -> bool:
+    if dtype.kind == "f":
+        return True
+    if dtype.kind == "b" or not np.isfinite(value):
+        return False
+    limits = np.iinfo(dtype)
+    return bool(limits.min <= value <= limits.max)
+
+
+def _always_within(dtype: np.dtype[Any], bounds: tuple[int, int] | None) -> bool:
+    if bounds is None or dtype.kind == "f":
+        return bounds is None
+    if dtype.kind == "b":
+        return bounds[0] <= 0 and bounds[1] >= 1
+    limits = np.iinfo(dtype)
+    return bounds[0] <= limits.min and bounds[1] >= limits.max
+
+
+def _shown_bounds(name: str, low: int, high: int) -> str:
+    if name == "done":
+        return "one of 0 (alive), 1 (terminal), 2 (truncated)"
+    return f"{low}..{high}"

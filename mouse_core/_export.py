@@ -1,0 +1,83 @@
+"""Turning a store back into a ``datasets.Dataset``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from mouse_core._layout import column_type
+from mouse_core._segments import Segment
+from mouse_core.errors import ConfigError
+from mouse_core.snapshot import Snapshot
+
+
+def to_dataset(snapshot: Snapshot, types: Mapping[str, pa.DataType]) -> Any:
+    """The snapshot's rows as one dataset; see ``DatasetStore.to_dataset``.
+
+    Args:
+        snapshot: The rows.
+        types: The Arrow types of all columns, in their order.
+
+    Raises:
+        ConfigError: There are no rows.
+    """
+    import datasets
+
+    if not snapshot.num_rows:
+        raise ConfigError("to_dataset: expected a store with rows, found an empty one")
+    origins = [segment.origin for segment in snapshot.segments]
+    features = _features(snapshot, types)
+    parts = []
+    for segment, origin in zip(snapshot.segments, origins, strict=True):
+        if origin is not None and origin.features == features:
+            parts.append(origin)
+        else:
+            parts.append(_with_features(segment, features))
+    return parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)
+
+
+def _features(snapshot: Snapshot, types: Mapping[str, pa.DataType]) -> Any:
+    """The features of all columns: as the first dataset that has them declares them, else from the Arrow type."""
+    import datasets
+
+    features = {}
+    for name, data_type in types.items():
+        declared = [
+            segment.origin.features[name]
+            for segment in snapshot.segments
+            if segment.origin is not None
+            and name in segment.origin.features
+            and column_type(segment.types[name]).kind != "null"
+        ]
+        reader = next((reader for reader in snapshot.readers.values() if reader.spec.column == name), None)
+        image_shape = reader.spec.image_shape if reader is not None else None
+        if declared:
+            features[name] = declared[0]
+        elif column_type(data_type).kind == "image" and image_shape is not None:
+            features[name] = datasets.Image()
+        elif image_shape is not None and column_type(data_type).depth in (2, 3):
+            array = datasets.Array2D if column_type(data_type).depth == 2 else datasets.Array3D
+            shape = image_shape[:2] if column_type(data_type).depth == 2 else image_shape
+            features[name] = array(shape=shape, dtype=column_type(data_type).value_type)
+        else:
+            schema = pa.schema([pa.field(name, data_type)])
+            features[name] = datasets.Features.from_arrow_schema(schema)[name]
+    return datasets.Features(features)
+
+
+def _with_features(segment: Segment, features: Any) -> Any:
+    """A segment as a dataset of exactly these features: columns cast chunk by chunk, missing ones null."""
+    import datasets
+    from datasets.table import InMemoryTable, cast_table_to_features
+
+    table = segment.table
+    for name, data_type in zip(features.arrow_schema.names, features.arrow_schema.types, strict=True):
+        if name not in table.schema.names:
+            table = table.append_column(name, pa.nulls(table.num_rows, data_type))
+    table = cast_table_to_features(table.select(list(features)), features)
+    dataset = datasets.Dataset(InMemoryTable(table), info=datasets.DatasetInfo(features=features))
+    if segment.origin is not None and segment.indices is not None:
+        dataset = dataset.select(segment.indices.column(0).to_numpy())
+    return dataset

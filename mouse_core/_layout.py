@@ -1,0 +1,149 @@
+"""Where the values of an Arrow array lie in memory, for arrays regular enough to be read in place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mouse_core.errors import SchemaError
+
+_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+
+
+def is_list(data_type: pa.DataType) -> bool:
+    """Whether ``data_type`` is a list, large list or fixed-size list."""
+    return any(test(data_type) for test in _LISTS)
+
+
+@dataclass(frozen=True)
+class ColumnType:
+    """What a column holds, apart from how Arrow happens to encode it: columns of equal types fit together.
+
+    Args:
+        kind: "scalar", "list", "image" (encoded: a ``{bytes, path}`` struct or binary), "null" or "other".
+        value_type: The Arrow type of the innermost values, as text.
+        depth: Levels of lists.
+    """
+
+    kind: str
+    value_type: str = ""
+    depth: int = 0
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """The NumPy dtype of the innermost values (uint8 for images)."""
+        return np.dtype("uint8") if self.kind == "image" else np.dtype(_NUMPY_NAMES[self.value_type])
+
+    def __str__(self) -> str:
+        return f"{'list of ' * self.depth}{self.value_type or self.kind}"
+
+
+_NUMPY_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64", "bool": "bool"} | {
+    name: name for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+}
+
+
+def column_type(data_type: pa.DataType) -> ColumnType:
+    """The ColumnType of an Arrow type; extension and dictionary types count as what they store."""
+    depth = 0
+    while True:
+        if isinstance(data_type, pa.BaseExtensionType):
+            data_type = data_type.storage_type
+        elif pa.types.is_dictionary(data_type):
+            data_type = data_type.value_type
+        elif is_list(data_type):
+            data_type, depth = data_type.value_type, depth + 1
+        else:
+            break
+    if pa.types.is_null(data_type):
+        return ColumnType("null")
+    if str(data_type) in _NUMPY_NAMES:
+        return ColumnType("list" if depth else "scalar", str(data_type), depth)
+    if not depth and (_is_binary(data_type) or _is_image_struct(data_type)):
+        return ColumnType("image", "image")
+    return ColumnType("other", str(data_type), depth)
+
+
+def _is_binary(data_type: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(data_type) or pa.types.is_large_binary(data_type))
+
+
+def _is_image_struct(data_type: pa.DataType) -> bool:
+    return bool(pa.types.is_struct(data_type) and {field.name for field in data_type} == {"bytes", "path"})
+
+
+def fixed_shape(data_type: pa.DataType) -> tuple[int, ...] | None:
+    """The shape of one row where the type alone says it: ``()`` for scalars, sizes of nested fixed-size lists."""
+    shape: list[int] = []
+    declared = getattr(data_type, "shape", None)  # datasets' Array2D and its kin
+    if isinstance(data_type, pa.BaseExtensionType) and declared is not None and None not in declared:
+        return tuple(int(size) for size in declared)
+    while isinstance(data_type, pa.BaseExtensionType):
+        data_type = data_type.storage_type
+    while pa.types.is_fixed_size_list(data_type):
+        shape.append(data_type.list_size)
+        data_type = data_type.value_type
+    return None if is_list(data_type) else tuple(shape)
+
+
+def locate_values(array: pa.Array) -> tuple[int, tuple[int, ...]] | None:
+    """Where ``array``'s values begin, and the shape of a row, if its rows lie side by side without gaps or nulls.
+
+    Returns:
+        ``(address, shape)``: the address in bytes of the first value (in *bits* for booleans) and the sizes of the
+        list levels; None where rows differ in length, hold nulls, or are encoded.
+    """
+    n = len(array)
+    first = array.offset
+    shape: list[int] = []
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+        first = array.offset
+    if not n or array.null_count:
+        return None
+    while is_list(array.type):
+        if pa.types.is_fixed_size_list(array.type):
+            size = array.type.list_size
+            first *= size
+        else:
+            ends = _offsets(array)[first : first + n + 1]
+            size = int(ends[1] - ends[0])
+            if not (np.diff(ends) == size).all():
+                return None
+            first = int(ends[0])
+        if not size:
+            return None
+        n *= size
+        shape.append(size)
+        array = array.values
+        if array.null_count and array.slice(first, n).null_count:
+            return None
+        first += array.offset
+    return _first_value(array, first, tuple(shape))
+
+
+def _first_value(array: pa.Array, first: int, shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]] | None:
+    name = _NUMPY_NAMES.get(str(array.type))
+    if name is None:
+        return None
+    address = array.buffers()[-1].address
+    if name == "bool":
+        return address * 8 + first, shape
+    return address + first * np.dtype(name).itemsize, shape
+
+
+def _offsets(array: pa.Array) -> npt.NDArray[Any]:
+    wide = pa.types.is_large_list(array.type)
+    return np.frombuffer(array.buffers()[1], np.int64 if wide else np.int32)
+
+
+def check_readable(kind: ColumnType, *, column: str, image: bool) -> None:
+    """Raise SchemaError if a field cannot be read from a column of this type."""
+    readable = ("scalar", "list", "null", "image") if image else ("scalar", "list", "null")
+    if kind.kind not in readable or (image and kind.kind == "list" and kind.depth not in (2, 3)):
+        wanted = "images or lists [H, W] or [H, W, C] of integers" if image else "numbers or lists of numbers"
+        raise SchemaError(f"column {column!r}: expected {wanted}, found {kind}")

@@ -1,0 +1,90 @@
+"""Flat views of memory that Arrow owns, so that NumPy can gather from many buffers in one call.
+
+A table of a thousand record batches has a thousand buffers a column, usually in one mapped file, sometimes in
+several files or on the heap. NumPy gathers fastest from *one* array, with one index a window. So we look at the
+process's address space as one read-only array: an element's index is its address divided by the item size. Making
+the view reads nothing; only elements whose addresses came from a live ``pyarrow.Buffer`` are ever touched, and
+whoever computes such an index keeps that buffer alive (see ``columns.Column``). Bounds come from Arrow's own
+lengths and offsets, checked when a chunk is laid out.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import as_strided
+
+# User addresses end below 2**48 on every 64-bit system that Arrow supports. The first page is never mapped, and
+# starting there keeps the view's own pointer from being null.
+_FIRST = 1 << 12
+_LAST = 1 << 48
+# NumPy refuses arrays of 2**63 bytes and more, and a view's windows count in full although they overlap.
+LONGEST_WINDOW = (1 << 14) - 1
+_BLOCK_BYTES = 96 * 1024
+
+
+class _AddressSpace:
+    def __init__(self, dtype: np.dtype[np.generic]) -> None:
+        self.__array_interface__ = {
+            "version": 3,
+            "shape": ((_LAST - _FIRST) // dtype.itemsize,),
+            "typestr": dtype.str,
+            "data": (_FIRST, True),
+        }
+
+
+def element_of(address: int, itemsize: int) -> int | None:
+    """The index into ``flat_view`` of the item at ``address``, or None where it is not aligned to its size."""
+    index, rest = divmod(address - _FIRST, itemsize)
+    return None if rest or not _FIRST <= address < _LAST else index
+
+
+@lru_cache(maxsize=64)
+def flat_view(dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
+    """The address space as a read-only array of ``dtype``."""
+    return np.asarray(_AddressSpace(dtype))
+
+
+@lru_cache(maxsize=1024)
+def _window_view(dtype: np.dtype[np.generic], length: int) -> npt.NDArray[np.generic]:
+    flat = flat_view(dtype)
+    step = dtype.itemsize
+    return as_strided(flat, (flat.size - length + 1, length), (step, step), writeable=False)
+
+
+def copy_runs(
+    dtype: np.dtype[np.generic],
+    elements: npt.NDArray[np.int64],
+    length: int,
+    out: npt.NDArray[np.generic] | None = None,
+) -> npt.NDArray[np.generic]:
+    """Copy runs of ``length`` items of ``dtype`` that begin at ``elements`` (int64 ``[n]``) to ``[n, length]``.
+
+    Without ``out`` the result is a fresh array of ``dtype``. With it, ``out`` (``[n, length]``, any dtype and
+    strides) is written, converting as ``astype`` does; overflow in a conversion sets NumPy's floating point flags.
+    """
+    n = len(elements)
+    if length > LONGEST_WINDOW:
+        target = np.empty((n, length), dtype) if out is None else out
+        flat = flat_view(dtype)
+        for row, first in enumerate(elements.tolist()):
+            target[row] = flat[first : first + length]
+        return target
+    view = _window_view(dtype, length)
+    if out is None:
+        return view[elements]
+    # A fancy index always makes an array of its own. In blocks that one stays in the cache, and the memory that
+    # the caller keeps is written once.
+    block = max(1, _BLOCK_BYTES // (length * dtype.itemsize))
+    for first in range(0, n, block):
+        out[first : first + block] = view[elements[first : first + block]]
+    return out
+
+
+def copy_bits(positions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """The bits at ``positions`` (8 times the address, plus the bit's number; any shape) as booleans."""
+    octets = flat_view(np.dtype(np.uint8))[(positions >> 3) - _FIRST]
+    bits: npt.NDArray[np.bool_] = (octets >> (positions & 7).astype(np.uint8) & 1).astype(np.bool_)
+    return bits

@@ -1,0 +1,120 @@
+"""Computing items ahead in threads and handing them out in order."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from mouse_core.errors import ClosedError
+
+T = TypeVar("T")
+
+_JOIN_SECONDS = 0.25
+
+
+class OrderedPrefetcher(Generic[T]):
+    """Computes ``make(i)`` for ``i = first, first + 1, ...`` ahead of the caller, who gets them in that order.
+
+    Threads only decide who computes an item. They hold on to ``make``, not to this object, so one that is dropped
+    without ``close()`` is closed by the garbage collector, and one that lives to the interpreter's exit is closed there.
+
+    Args:
+        make: Computes an item; must be thread-safe, and must not refer to this object.
+        first: The first index.
+        workers: Number of threads, at least 1.
+        ahead: How many items may be computed or waiting beyond those handed out, at least 1.
+    """
+
+    def __init__(self, make: Callable[[int], T], first: int, *, workers: int, ahead: int) -> None:
+        self._queue: _Queue[T] = _Queue(first, ahead)
+        self._threads = [
+            threading.Thread(
+                target=_work, args=(self._queue, make), name=f"mouse-prefetch-{number}", daemon=True
+            )
+            for number in range(min(workers, ahead))
+        ]
+        self._close = weakref.finalize(self, _close, self._queue, self._threads)
+        for thread in self._threads:
+            thread.start()
+
+    def get(self) -> T:
+        """The next item, waiting for it if need be.
+
+        Raises:
+            ClosedError: ``close()`` was called.
+            BaseException: What ``make`` raised for this item; raised again on every later call.
+        """
+        return self._queue.get()
+
+    def close(self) -> None:
+        """Stop the threads and drop what is waiting; returns at once but for items being computed (half a second at most)."""
+        self._close()
+
+
+class _Queue(Generic[T]):
+    """What the threads share: which index comes next, and what is ready."""
+
+    def __init__(self, first: int, ahead: int) -> None:
+        self.changed = threading.Condition(threading.Lock())
+        self.ahead = ahead
+        self.next_claimed = first
+        self.next_wanted = first
+        self.ready: dict[int, T] = {}
+        self.errors: dict[int, BaseException] = {}
+        self.closed = False
+
+    def claim(self) -> int | None:
+        """The index to compute next, waiting for room; None when closed. After an error nothing more is claimed."""
+        with self.changed:
+            while not self.closed:
+                if self.next_claimed < self.next_wanted + self.ahead and not self.errors:
+                    self.next_claimed += 1
+                    return self.next_claimed - 1
+                self.changed.wait()
+        return None
+
+    def put(self, index: int, item: T) -> None:
+        with self.changed:
+            if not self.closed:
+                self.ready[index] = item
+                if index == self.next_wanted:
+                    self.changed.notify_all()
+
+    def fail(self, index: int, error: BaseException) -> None:
+        with self.changed:
+            self.errors[index] = error
+            self.changed.notify_all()
+
+    def get(self) -> T:
+        with self.changed:
+            while True:
+                if self.closed:
+                    raise ClosedError("loader: expected an open loader, found it closed")
+                if self.next_wanted in self.ready:
+                    item = self.ready.pop(self.next_wanted)
+                    self.next_wanted += 1
+                    self.changed.notify_all()
+                    return item
+                if self.next_wanted in self.errors:
+                    raise self.errors[self.next_wanted]
+                self.changed.wait()
+
+
+def _work(queue: _Queue[T], make: Callable[[int], T]) -> None:
+    while (index := queue.claim()) is not None:
+        try:
+            queue.put(index, make(index))
+        except BaseException as error:  # whatever it was, the caller must hear of it
+            queue.fail(index, error)
+
+
+def _close(queue: _Queue[T], threads: list[threading.Thread]) -> None:
+    with queue.changed:
+        queue.closed = True
+        queue.ready.clear()
+        queue.changed.notify_all()
+    for thread in threads:
+        if thread is not threading.current_thread() and thread.is_alive():
+            thread.join(_JOIN_SECONDS / len(threads))

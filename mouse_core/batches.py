@@ -1,0 +1,220 @@
+"""BatchSource: a batch is a pure function of (seed, index, snapshot)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core._binding import FieldReader, travel_dtype
+from mouse_core.errors import ConfigError, MissingFieldError
+from mouse_core.randomness import Key, Purpose, check_seed
+from mouse_core.sampling.plan import Plan, Sampler
+from mouse_core.sampling.windows import window_sampler
+from mouse_core.snapshot import Snapshot
+from mouse_core.spec import FieldSpec, Spec, check_dtype
+from mouse_core.store import DatasetStore
+
+Batch = dict[str, npt.NDArray[Any]]
+
+
+class BatchSource:
+    """Batches of windows ``[B, S, ...]`` by index: ``source[i]`` is the same whoever asks, whenever, in any order.
+
+    It works as a ``torch.utils.data.Dataset`` (with ``batch_size=None`` in the DataLoader) and as a source for
+    grain. Pickling it carries paths, not data, for datasets on disk.
+
+    Args:
+        store: A store, of which a snapshot is taken, or a snapshot.
+        sequence_length: Steps in a window, S.
+        batch_size: Windows in a whole batch, B, over all shards.
+        sampling: "random", "last", "sequential", "batch", or a ``Sampler``.
+        seed: In ``[0, 2**64)``.
+        shard: ``(rank, count)``: deliver rows ``[rank * B / count, (rank + 1) * B / count)`` of each batch.
+        dtypes: Delivered dtypes by field, instead of those of the spec.
+        required_fields: Fields whose absence is an error.
+        fields: Names of the fields to deliver; by default all there are.
+        drop_last: For "sequential": whether the rest of an epoch is left out or makes a short batch.
+        epoch_start: The index at which the first epoch over this snapshot begins.
+
+    Raises:
+        ConfigError: An argument out of range, fewer rows than one window, an empty store, an unknown sampling.
+        MissingFieldError: A field that is named and not there (also a KeyError).
+    """
+
+    def __init__(
+        self,
+        store: DatasetStore | Snapshot,
+        sequence_length: int = 64,
+        batch_size: int = 32,
+        sampling: str | Sampler = "random",
+        seed: int = 0,
+        shard: tuple[int, int] = (0, 1),
+        *,
+        dtypes: Mapping[str, npt.DTypeLike] | None = None,
+        required_fields: Sequence[str] = (),
+        fields: Sequence[str] | None = None,
+        drop_last: bool = True,
+        epoch_start: int = 0,
+    ) -> None:
+        if not isinstance(store, DatasetStore | Snapshot):
+            raise ConfigError(f"store: expected a DatasetStore or a Snapshot, found {type(store).__name__}")
+        self.snapshot = store.snapshot() if isinstance(store, DatasetStore) else store
+        if isinstance(sampling, str):
+            sampling = window_sampler(
+                sampling,
+                sequence_length=_check_positive("sequence_length", sequence_length),
+                batch_size=_check_positive("batch_size", batch_size),
+                drop_last=drop_last,
+            )
+        elif not isinstance(sampling, Sampler):
+            raise ConfigError(f"sampling: expected a name or a Sampler, found {sampling!r}")
+        self.sampler = sampling
+        self.seed = check_seed(seed)
+        self.shard = _check_shard(shard, sampling.batch_size)
+        self.epoch_start = epoch_start
+        if not self.snapshot.num_rows:
+            raise ConfigError("store: expected rows, found an empty store")
+        self._batches_per_epoch = sampling.batches_per_epoch(self.snapshot)
+        self._chosen: dict[str, Any] = {
+            "fields": fields,
+            "required_fields": required_fields,
+            "dtypes": dtypes,
+        }
+        self._readers = _choose(self.snapshot.readers, fields, required_fields)
+        self._dtypes = _delivered(self._readers, dtypes or {})
+        self._narrow = {
+            name: travel_dtype(reader, self._dtypes[name]) for name, reader in self._readers.items()
+        }
+
+    @property
+    def spec(self) -> Spec:
+        """The fields of a batch, known before the first is made."""
+        specs: dict[str, FieldSpec] = {}
+        for name, reader in self._readers.items():
+            specs[name] = reader.spec.replace(dtype=self._dtypes[name], stored_dtype=self._narrow[name])
+        return Spec(specs, self.snapshot.alignment)
+
+    @property
+    def sequence_length(self) -> int:
+        """Steps in a window."""
+        return self.sampler.sequence_length
+
+    @property
+    def batch_size(self) -> int:
+        """Windows in a whole batch, over all shards."""
+        return self.sampler.batch_size
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of the data and of everything that decides about a batch, but for the seed."""
+        config = [self.snapshot.fingerprint, repr(self.sampler), list(self._readers)]
+        return hashlib.sha256(json.dumps(config).encode()).hexdigest()[:32]
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return self._batches_per_epoch
+
+    def __iter__(self) -> Iterator[Batch]:
+        """The batches of the first epoch."""
+        return (self[index] for index in range(self.epoch_start, self.epoch_start + len(self)))
+
+    def __getitem__(self, index: int) -> Batch:
+        """Batch ``index``, across epochs without end: ``{field: [b, S, ...]}`` in the dtypes of ``spec``.
+
+        Raises:
+            IndexError: The index lies before the first epoch.
+            DataError: A value that its field does not allow; the message names field and row.
+        """
+        return self.gather(self.plan(index))
+
+    def plan(self, index: int) -> Plan:
+        """Which windows batch ``index`` consists of, cut to this shard."""
+        if index < self.epoch_start:
+            raise IndexError(f"batch index: expected at least {self.epoch_start}, found {index}")
+        index = int(index)
+        starts = self.sampler.starts(self.seed, index, self.snapshot, self.epoch_start)
+        plan = Plan(starts, self.sequence_length, Key(self.seed, Purpose.AUGMENT, index), len(starts))
+        return plan if self.shard == (0, 1) else plan.shard(*self.shard)
+
+    def gather(
+        self, plan: Plan, out: Mapping[str, npt.NDArray[Any]] | None = None, *, widen: bool = True
+    ) -> Batch:
+        """The plan's windows.
+
+        Args:
+            plan: Of this source.
+            out: Arrays ``[b, S, ...]`` by field to write to, C-contiguous; by default fresh ones.
+            widen: Whether they come in the delivered dtypes (``spec[name].dtype``), or in those that they are stored
+                and best moved in (``spec[name].stored_dtype``), for whoever widens them later.
+
+        Raises:
+            DataError: A value that its field does not allow; the message names field and row.
+        """
+        windows = self.snapshot.locate(plan.starts, plan.length)
+        dtypes = self._dtypes if widen else self._narrow
+        out = out or {}
+        return {
+            name: reader.read(windows, plan.starts, dtypes[name], out.get(name))
+            for name, reader in self._readers.items()
+        }
+
+    def with_snapshot(self, snapshot: Snapshot, *, epoch_start: int, seed: int | None = None) -> BatchSource:
+        """The same source over other rows, whose first epoch begins at ``epoch_start``."""
+        options = self._options() | {"epoch_start": epoch_start}
+        if seed is not None:
+            options["seed"] = seed
+        return _restore(snapshot, self.sampler, options)
+
+    def _options(self) -> dict[str, Any]:
+        return {"seed": self.seed, "shard": self.shard, "epoch_start": self.epoch_start, **self._chosen}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restore, (self.snapshot, self.sampler, self._options())
+
+
+def _restore(snapshot: Snapshot, sampler: Sampler, options: dict[str, Any]) -> BatchSource:
+    return BatchSource(snapshot, sampling=sampler, **options)
+
+
+def _choose(
+    readers: Mapping[str, FieldReader], fields: Sequence[str] | None, required: Sequence[str]
+) -> dict[str, FieldReader]:
+    for name in (*required, *(fields or ())):
+        if name not in readers:
+            raise MissingFieldError(f"fields: expected {name!r}, found {list(readers)}")
+    return {name: reader for name, reader in readers.items() if fields is None or name in fields}
+
+
+def _delivered(
+    readers: Mapping[str, FieldReader], dtypes: Mapping[str, npt.DTypeLike]
+) -> dict[str, np.dtype[np.generic]]:
+    for name in dtypes:
+        if name not in readers:
+            raise MissingFieldError(f"dtypes: expected fields among {list(readers)}, found {name!r}")
+    return {
+        name: check_dtype(dtypes[name], where=f"dtypes[{name!r}]") if name in dtypes else reader.spec.dtype
+        for name, reader in readers.items()
+    }
+
+
+def _check_positive(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ConfigError(f"{name}: expected a positive integer, found {value!r}")
+    return int(value)
+
+
+def _check_shard(shard: Any, batch_size: int) -> tuple[int, int]:
+    try:
+        rank, count = (int(part) for part in shard)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"shard: expected (rank, count), found {shard!r}") from error
+    if not 0 <= rank < count:
+        raise ConfigError(f"shard: expected 0 <= rank < count, found {(rank, count)}")
+    if batch_size % count:
+        raise ConfigError(f"shard: expected a count that divides batch_size {batch_size}, found {count}")
+    return rank, count

@@ -1,0 +1,46 @@
+"""The errors of this library: one family, each also the built-in kind a caller would expect.
+
+Every message says what was expected, what was found, and where (field, row, file).
+"""
+
+from __future__ import annotations
+
+
+class MouseError(Exception):
+    """Base class of every error raised on purpose by this library."""
+
+
+class ConfigError(MouseError, ValueError):
+    """An argument that cannot be used: an unknown name, a number out of range, a pair that does not go together."""
+
+
+class SchemaError(MouseError, ValueError):
+    """Columns whose names, types or widths do not fit the store, its fields, or each other."""
+
+
+class MissingFieldError(SchemaError, KeyError):
+    """A column or field that must be there and is not."""
+
+    def __str__(self) -> str:
+        # KeyError shows its argument with repr(), which would put a sentence in quotes.
+        return str(self.args[0]) if self.args else ""
+
+
+class DataError(MouseError, ValueError):
+    """A value in the data that its field does not allow; the message names field, row and value."""
+
+
+class StateError(MouseError, ValueError):
+    """A state dict that belongs to another dataset or another configuration."""
+
+
+class ClosedError(MouseError, RuntimeError):
+    """A loader was used after ``close()``."""
+
+
+class ForkError(MouseError, RuntimeError):
+    """A loader whose threads live in the parent process was used in a forked child."""
+
+
+class WorkerError(MouseError, RuntimeError):
+    """Computing a batch failed; the cause is chained, and the same error is raised on every later call."""

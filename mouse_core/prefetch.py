@@ -1,0 +1,298 @@
+"""PrefetchBatchifier: batches in index order, computed ahead of time."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Generic, Self, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core._ordered import OrderedPrefetcher
+from mouse_core.batches import Batch, BatchSource
+from mouse_core.errors import ClosedError, ConfigError, ForkError, StateError, WorkerError
+from mouse_core.randomness import check_seed
+from mouse_core.sampling.plan import Sampler
+from mouse_core.snapshot import Snapshot
+from mouse_core.spec import Spec
+from mouse_core.store import DatasetStore
+
+T = TypeVar("T")
+
+_STATE_KEYS = {"seed", "next_index", "rows", "epoch_start", "fingerprint"}
+
+
+class Loader(Generic[T]):
+    """What the loaders of all frameworks have in common; see ``PrefetchBatchifier``.
+
+    Args:
+        source: Where batches come from.
+        store: The store to refresh from; None where there is none.
+        maker: Gives, for a source, the function from an index to a batch, or to what ``hand_over`` makes one of. It runs
+            in the worker threads, and must not hold on to the loader.
+        hand_over: Runs in the caller's thread for every batch that is delivered.
+        prefetch: Batches to compute ahead.
+        num_workers: Threads that compute; 0: the caller's.
+    """
+
+    def __init__(
+        self,
+        source: BatchSource,
+        store: DatasetStore | None,
+        *,
+        maker: Callable[[BatchSource], Callable[[int], Any]],
+        hand_over: Callable[[Any], T] | None = None,
+        prefetch: int = 4,
+        num_workers: int = 2,
+    ) -> None:
+        self._source = source
+        self._store = store
+        self._maker = maker
+        self._hand_over = hand_over
+        self._prefetch = _check_count("prefetch", prefetch, lowest=1)
+        self._num_workers = _check_count("num_workers", num_workers, lowest=0)
+        self._next_index = source.epoch_start
+        self._make: Callable[[int], Any] | None = None
+        self._ahead: OrderedPrefetcher[Any] | None = None
+        self._failure: WorkerError | None = None
+        self._closed = False
+        self._process: int | None = None
+
+    # ------------------------------------------------------------------ batches
+
+    def next_batch(self) -> T:
+        """The next batch, in index order.
+
+        Raises:
+            WorkerError: Computing it failed; the cause is chained. The same error is raised on every later call,
+                and the loader's state stays at the index that failed.
+            ClosedError: After ``close()``.
+            ForkError: In a forked child of the process that began to use the loader.
+        """
+        self._check_usable()
+        if self._failure is not None:
+            raise self._failure
+        try:
+            made = self._compute_or_wait()
+        except ClosedError:
+            raise
+        except Exception as error:
+            message = f"batch {self._next_index}: {type(error).__name__}: {error}"
+            self._failure = WorkerError(message)
+            raise self._failure from error
+        batch: T = made if self._hand_over is None else self._hand_over(made)
+        self._next_index += 1
+        return batch
+
+    def _compute_or_wait(self) -> Any:
+        if self._process is None:
+            self._process = os.getpid()
+        if self._make is None:
+            self._make = self._maker(self._source)
+        if not self._num_workers:
+            return self._make(self._next_index)
+        if self._ahead is None:
+            self._ahead = OrderedPrefetcher(
+                self._make, self._next_index, workers=self._num_workers, ahead=self._prefetch
+            )
+        return self._ahead.get()
+
+    def __iter__(self) -> Iterator[T]:
+        """The batches up to the end of the current epoch; the next ``for`` loop runs over the next epoch."""
+        done = (self._next_index - self._source.epoch_start) % len(self)
+        for _ in range(len(self) - done):
+            yield self.next_batch()
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return len(self._source)
+
+    @property
+    def source(self) -> BatchSource:
+        """Where the batches come from."""
+        return self._source
+
+    @property
+    def spec(self) -> Spec:
+        """The fields of a batch."""
+        return self._source.spec
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, int | str]:
+        """Everything needed to go on with the next batch, here or elsewhere: plain integers and a string.
+
+        ``seed``, ``next_index``, ``rows`` (of the snapshot), ``epoch_start`` (the index at which the first epoch over
+        the snapshot began) and ``fingerprint`` (of data and configuration). The same in every framework, for every
+        shard and any number of workers.
+        """
+        return {
+            "seed": self._source.seed,
+            "next_index": self._next_index,
+            "rows": self._source.snapshot.num_rows,
+            "epoch_start": self._source.epoch_start,
+            "fingerprint": self._source.fingerprint,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on exactly where ``state`` was taken, with its seed; the store may have grown since.
+
+        Raises:
+            StateError: The state is of another dataset or configuration, or damaged; nothing has changed then.
+            ClosedError, ForkError: As ``next_batch``.
+        """
+        self._check_usable()
+        if set(state) != _STATE_KEYS:
+            raise StateError(f"state: expected the keys {sorted(_STATE_KEYS)}, found {sorted(state)}")
+        numbers = {}
+        for name in ("seed", "next_index", "rows", "epoch_start"):
+            value = state[name]
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
+                raise StateError(f"state: expected {name} as an integer from 0, found {value!r}")
+            numbers[name] = int(value)
+        if numbers["next_index"] < numbers["epoch_start"]:
+            raise StateError(f"state: expected next_index at or after epoch_start, found {numbers}")
+        try:
+            seed = check_seed(numbers["seed"])
+            source = self._source.with_snapshot(
+                self._snapshot(numbers["rows"]), epoch_start=numbers["epoch_start"], seed=seed
+            )
+        except (ConfigError, KeyError) as error:
+            raise StateError(
+                f"state: expected one of this dataset and configuration, found: {error}"
+            ) from error
+        if source.fingerprint != state["fingerprint"]:
+            raise StateError(
+                f"state: expected the fingerprint {source.fingerprint} of this dataset and configuration, "
+                f"found {state['fingerprint']}"
+            )
+        self._restart(source, numbers["next_index"])
+
+    def refresh(self) -> None:
+        """Take a new snapshot of the store; a new epoch over it starts at the next batch.
+
+        Raises:
+            ConfigError: The loader was made from a snapshot, not from a store.
+            ClosedError, ForkError: As ``next_batch``.
+        """
+        self._check_usable()
+        if self._store is None:
+            raise ConfigError("refresh: expected a loader over a DatasetStore, found one over a snapshot")
+        source = self._source.with_snapshot(self._store.snapshot(), epoch_start=self._next_index)
+        self._restart(source, self._next_index)
+
+    def _snapshot(self, rows: int) -> Snapshot:
+        if self._store is not None:
+            return self._store.snapshot(rows)
+        whole = self._source.snapshot
+        return Snapshot(whole.segments, whole.config, rows)
+
+    def _restart(self, source: BatchSource, next_index: int) -> None:
+        self._stop()
+        self._source, self._next_index = source, next_index
+        self._make, self._failure = None, None
+
+    # ------------------------------------------------------------------ end
+
+    def close(self) -> None:
+        """Stop the threads and drop prefetched batches; ``next_batch`` raises from now on. May be called twice."""
+        self._closed = True
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._ahead is not None and self._process == os.getpid():
+            self._ahead.close()
+        self._ahead = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise ClosedError("loader: expected an open loader, found it closed")
+        if self._process is not None and self._process != os.getpid():
+            raise ForkError(
+                f"loader: expected to be used in process {self._process}, found the forked child {os.getpid()}; "
+                "make a loader of its own there"
+            )
+
+
+class PrefetchBatchifier(Loader[Batch]):
+    """Batches ``{field: ndarray [B, S, ...]}`` of NumPy arrays, computed ahead in threads, in index order.
+
+    ``mouse_torch`` and ``mouse_jax`` have a class of the same name and arguments for their frameworks.
+
+    Args:
+        store: A store, of which a snapshot is taken (see ``refresh``), or a snapshot.
+        sequence_length: Steps in a window, S.
+        batch_size: Windows in a whole batch, B, over all shards.
+        sampling: "random", "last", "sequential", "batch", or a ``Sampler``.
+        prefetch: Batches to compute ahead.
+        num_workers: Threads that compute them; with 0 the calling thread does. The stream is the same.
+        pin_memory: Ignored here.
+        device: None or "cpu".
+        seed, shard, dtypes, required_fields, fields, drop_last: See ``BatchSource``.
+
+    Raises:
+        ConfigError, MissingFieldError: See ``BatchSource``.
+
+    Example:
+        >>> with PrefetchBatchifier(store, sequence_length=64, batch_size=32) as loader:  # doctest: +SKIP
+        ...     batch = loader.next_batch()
+    """
+
+    def __init__(
+        self,
+        store: DatasetStore | Snapshot,
+        sequence_length: int = 64,
+        batch_size: int = 32,
+        sampling: str | Sampler = "random",
+        prefetch: int = 4,
+        num_workers: int = 2,
+        pin_memory: bool | None = None,
+        device: str | None = None,
+        seed: int = 0,
+        shard: tuple[int, int] = (0, 1),
+        *,
+        dtypes: Mapping[str, npt.DTypeLike] | None = None,
+        required_fields: Sequence[str] = (),
+        fields: Sequence[str] | None = None,
+        drop_last: bool = True,
+    ) -> None:
+        if device not in (None, "cpu"):
+            raise ConfigError(f"device: expected None or 'cpu' for NumPy batches, found {device!r}")
+        source = BatchSource(
+            store,
+            sequence_length,
+            batch_size,
+            sampling,
+            seed,
+            shard,
+            dtypes=dtypes,
+            required_fields=required_fields,
+            fields=fields,
+            drop_last=drop_last,
+        )
+        super().__init__(
+            source,
+            store if isinstance(store, DatasetStore) else None,
+            maker=numpy_maker,
+            prefetch=prefetch,
+            num_workers=num_workers,
+        )
+
+
+def numpy_maker(source: BatchSource) -> Callable[[int], Batch]:
+    """The function from an index to a batch of NumPy arrays."""
+    return partial(BatchSource.__getitem__, source)
+
+
+def _check_count(name: str, value: Any, *, lowest: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < lowest:
+        raise ConfigError(f"{name}: expected an integer from {lowest}, found {value!r}")
+    return int(value)

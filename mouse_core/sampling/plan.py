@@ -1,0 +1,63 @@
+"""What a batch consists of, decided before anything is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.randomness import Key
+from mouse_core.snapshot import Snapshot
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The windows of one batch.
+
+    Args:
+        starts: The snapshot's row at which each window begins, int64 ``[b]``.
+        length: Steps in a window.
+        key: Names the random numbers of whatever is done to the batch afterwards; the same for all shards.
+        global_size: Windows in the whole batch, of which these may be a shard.
+        first: Which row of the whole batch the first of these is.
+    """
+
+    starts: npt.NDArray[np.int64]
+    length: int
+    key: Key
+    global_size: int
+    first: int = 0
+
+    def shard(self, rank: int, count: int) -> Plan:
+        """The rows ``[rank * b / count, (rank + 1) * b / count)`` of a whole batch of ``b``."""
+        begin, end = (self.global_size * part // count for part in (rank, rank + 1))
+        return replace(self, starts=self.starts[begin:end], first=begin)
+
+
+@runtime_checkable
+class Sampler(Protocol):
+    """Decides which windows a batch consists of; pure, so that any process can compute any batch.
+
+    ``epoch_start`` is the index of the first batch that was drawn from this snapshot: 0, or where a loader
+    was refreshed.
+    """
+
+    @property
+    def sequence_length(self) -> int:
+        """Steps in a window."""
+        ...
+
+    @property
+    def batch_size(self) -> int:
+        """Windows in a whole batch."""
+        ...
+
+    def batches_per_epoch(self, snapshot: Snapshot) -> int:
+        """Batches in an epoch, at least 1; raises ConfigError if the snapshot has too few rows."""
+        ...
+
+    def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> npt.NDArray[np.int64]:
+        """The rows at which the windows of whole batch ``index`` begin, int64 ``[b]``, ``b <= batch_size``."""
+        ...

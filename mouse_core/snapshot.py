@@ -1,0 +1,172 @@
+"""Snapshots: immutable views of a store, from which windows are read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core._binding import FieldReader, bind_fields
+from mouse_core._layout import ColumnType
+from mouse_core._segments import Segment
+from mouse_core.columns import Windows
+from mouse_core.errors import ConfigError
+from mouse_core.spec import Alignment, Field, Spec
+
+_SAMPLED_ROWS = 8
+
+
+@dataclass(frozen=True)
+class SnapshotConfig:
+    """What a store says about its data.
+
+    Args:
+        fields: The fields by name.
+        types: The columns' types by name.
+        max_action_dim: Number of actions, or None.
+        max_obs_continuous_dim: Width of observations, or None.
+        alignment: "arrived" or "outgoing".
+    """
+
+    fields: Mapping[str, Field]
+    types: Mapping[str, ColumnType]
+    max_action_dim: int | None
+    max_obs_continuous_dim: int | None
+    alignment: Alignment
+
+
+class Snapshot:
+    """The rows a store had at one moment. Nothing that happens to the store later can be seen here.
+
+    Made by ``DatasetStore.snapshot()``. Reading is thread-safe. Pickling it carries paths for datasets on disk and
+    rows for what exists only in memory.
+    """
+
+    def __init__(
+        self, segments: Sequence[Segment], config: SnapshotConfig, num_rows: int | None = None
+    ) -> None:
+        self.segments = tuple(segment for segment in segments if segment.num_rows)
+        self.config = config
+        total = sum(segment.num_rows for segment in self.segments)
+        self.num_rows = total if num_rows is None else num_rows
+        if not 0 <= self.num_rows <= total:
+            raise ConfigError(f"snapshot: expected rows in 0..{total}, found {num_rows}")
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __repr__(self) -> str:
+        return (
+            f"Snapshot(num_rows={self.num_rows}, fields={list(self.readers)}, alignment={self.alignment!r})"
+        )
+
+    @property
+    def alignment(self) -> Alignment:
+        """Which transition a row's action, reward and done belong to."""
+        return self.config.alignment
+
+    @cached_property
+    def readers(self) -> dict[str, FieldReader]:
+        """The fields that the snapshot has, by name."""
+        return bind_fields(
+            self.segments,
+            self.config.fields,
+            self.config.types,
+            max_action_dim=self.config.max_action_dim,
+            max_obs_continuous_dim=self.config.max_obs_continuous_dim,
+            rows=self.num_rows,
+        )
+
+    @cached_property
+    def spec(self) -> Spec:
+        """The fields' dtypes and shapes, and the alignment."""
+        return Spec({name: reader.spec for name, reader in self.readers.items()}, self.alignment)
+
+    def locate(self, starts: npt.NDArray[np.int64], length: int) -> Windows:
+        """Where the windows of ``length`` rows that begin at ``starts`` (int64 ``[n]``) lie.
+
+        The caller sees to ``0 <= start`` and ``start + length <= num_rows``.
+        """
+        if not self._has_indices:
+            return Windows(self._chunk_starts, starts, length)
+        rows = self._physical(starts[:, None] + np.arange(length))
+        return Windows(self._chunk_starts, rows[:, 0], length, rows)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """A digest of schema, length and a few rows: equal for equal data on every host, in constant time."""
+        columns = sorted({reader.spec.column for reader in self.readers.values()})
+        digest = hashlib.sha256()
+        kinds = {name: str(self.config.types[name]) for name in columns}
+        digest.update(json.dumps([self.num_rows, self.alignment, kinds], sort_keys=True).encode())
+        for row in np.unique(
+            np.linspace(0, max(self.num_rows - 1, 0), _SAMPLED_ROWS).astype(np.int64)
+        ).tolist():
+            if row < self.num_rows:
+                values = self.row(row)
+                digest.update(b"".join(_canonical(values.get(name)) for name in columns))
+        return digest.hexdigest()[:32]
+
+    def row(self, number: int) -> dict[str, Any]:
+        """One stored row as Python values by column; columns that its segment lacks are missing."""
+        segment_number = int(np.searchsorted(self._starts, number, side="right")) - 1
+        table = self.segments[segment_number].take(number - int(self._starts[segment_number]))
+        return {name: table.column(name)[0].as_py() for name in table.schema.names}
+
+    @cached_property
+    def _starts(self) -> npt.NDArray[np.int64]:
+        return _cumulative([segment.num_rows for segment in self.segments])
+
+    @cached_property
+    def _physical_starts(self) -> npt.NDArray[np.int64]:
+        return _cumulative([segment.table.num_rows for segment in self.segments])
+
+    @cached_property
+    def _has_indices(self) -> bool:
+        return any(segment.indices is not None for segment in self.segments)
+
+    @cached_property
+    def _chunk_starts(self) -> npt.NDArray[np.int64]:
+        parts = [
+            segment.chunk_starts[:-1] + first
+            for segment, first in zip(self.segments, self._physical_starts[:-1].tolist(), strict=True)
+        ]
+        return np.concatenate([*parts, self._physical_starts[-1:]]).astype(np.int64)
+
+    def _physical(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Rows of the tables behind the snapshot's ``rows``, same shape."""
+        owner = np.searchsorted(self._starts, rows, side="right") - 1
+        physical = rows - self._starts[owner] + self._physical_starts[owner]
+        for number in np.unique(owner).tolist():
+            segment = self.segments[number]
+            if segment.indices is not None:
+                mine = owner == number
+                local = segment.row_numbers(rows[mine] - int(self._starts[number]))
+                physical[mine] = local + int(self._physical_starts[number])
+        return physical
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"segments": self.segments, "config": self.config, "num_rows": self.num_rows}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+
+def _cumulative(lengths: Sequence[int]) -> npt.NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+
+def _canonical(value: Any) -> bytes:
+    """The same bytes for the same value, however Arrow encoded it."""
+    if isinstance(value, dict) and set(value) == {"bytes", "path"}:
+        # Where the pixels are stored, the path they once had says nothing.
+        value = value["path"] if value["bytes"] is None else value["bytes"]
+    if isinstance(value, bytes):
+        value = hashlib.sha256(value).hexdigest()
+    return repr(value).encode() + b"\0"

@@ -1,0 +1,236 @@
+"""DatasetStore: an ordered sequence of steps, from recorded datasets and appended rows."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mouse_core._appender import Appender
+from mouse_core._schema import StoreSchema
+from mouse_core._segments import Segment
+from mouse_core._splits import select_splits
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.snapshot import Snapshot
+from mouse_core.spec import Alignment, Field
+
+
+class DatasetStore:
+    """Steps in the order they were recorded: datasets by reference, then appended rows.
+
+    Datasets stay where they are, on disk or in memory; nothing is copied or scanned. One thread may append while
+    others read snapshots.
+
+    Args:
+        max_action_dim: Number of actions A, or the width of action vectors; by default from the data.
+        max_obs_continuous_dim: Width C of observations; by default from the data.
+        fields: Fields that replace standard ones of the same name, or come after them.
+        alignment: "arrived" (a row's action, reward and done led to its observation) or "outgoing" (they leave it).
+
+    Raises:
+        ConfigError: A dimension below 1, or an unknown alignment.
+    """
+
+    def __init__(
+        self,
+        max_action_dim: int | None = None,
+        max_obs_continuous_dim: int | None = None,
+        *,
+        fields: Iterable[Field] = (),
+        alignment: Alignment = "arrived",
+    ) -> None:
+        self._schema = StoreSchema(fields, max_action_dim, max_obs_continuous_dim, alignment)
+        self._segments: list[Segment] = []
+        self._sealed_rows = 0
+        self._kept: Snapshot | None = None
+        self._appender = Appender(self._schema, self._add_segment, self._spec_before, self.__len__)
+        self._lock = threading.RLock()
+
+    # ------------------------------------------------------------------ what is there
+
+    def __len__(self) -> int:
+        return self._sealed_rows + self._appender.count
+
+    def __repr__(self) -> str:
+        return (
+            f"DatasetStore(num_rows={len(self)}, columns={list(self.columns)}, alignment={self.alignment!r})"
+        )
+
+    @property
+    def alignment(self) -> Alignment:
+        """Which transition a row's action, reward and done belong to."""
+        return self._schema.alignment
+
+    @property
+    def columns(self) -> dict[str, pa.DataType]:
+        """The stored columns' Arrow types by name; where parts of the store differ in encoding, that of the first."""
+        return dict(self._schema.arrow_types)
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        """The fields that the store knows, whether it has their columns or not."""
+        return dict(self._schema.fields)
+
+    def __getitem__(self, row: int) -> dict[str, Any]:
+        """One stored row as Python values by column, null where its part of the store lacks the column.
+
+        Raises:
+            IndexError: ``row`` is not in ``-len(store)..len(store) - 1``.
+        """
+        snapshot = self.snapshot()
+        if not -snapshot.num_rows <= row < snapshot.num_rows:
+            raise IndexError(
+                f"store: expected a row in {-snapshot.num_rows}..{snapshot.num_rows - 1}, found {row}"
+            )
+        values = snapshot.row(row % snapshot.num_rows)
+        return {name: values.get(name) for name in self._schema.arrow_types}
+
+    def snapshot(self, rows: int | None = None) -> Snapshot:
+        """An immutable view of the rows there are now, or of the first ``rows`` of them. Copies no steps.
+
+        Raises:
+            ConfigError: The store has fewer than ``rows`` rows.
+        """
+        with self._lock:
+            if self._kept is None or self._kept.num_rows != len(self):
+                open_segment = self._appender.segment()
+                segments = self._segments if open_segment is None else [*self._segments, open_segment]
+                self._kept = Snapshot(segments, self._schema.config())
+            kept = self._kept
+        return kept if rows is None or rows == kept.num_rows else Snapshot(kept.segments, kept.config, rows)
+
+    # ------------------------------------------------------------------ datasets
+
+    def from_dataset(
+        self,
+        dataset: Any,
+        splits: str | Sequence[str] | None = None,
+        split_pattern: str | Sequence[str] | None = None,
+    ) -> DatasetStore:
+        """Add recorded steps after those there are, by reference, in constant time.
+
+        Args:
+            dataset: A ``datasets.Dataset``, a ``DatasetDict`` (or any dict of datasets: all splits in their order),
+                or a ``pyarrow.Table``.
+            splits: Names of the splits to take, in this order.
+            split_pattern: Shell patterns (``"train_*"``) of the splits to take, pattern by pattern, each split once.
+
+        Returns:
+            The store itself.
+
+        Raises:
+            ConfigError: Not a dataset, an unknown split, or a pattern that matches none.
+            MissingFieldError: A required column is missing.
+            SchemaError: Columns that a field cannot be read from, or that do not fit those there are.
+
+        The store is unchanged after an error.
+        """
+        segments = [_segment(part) for part in select_splits(dataset, splits, split_pattern)]
+        with self._lock:
+            self._schema.merge(segments)
+            self._appender.close()
+            for segment in segments:
+                self._add_segment(segment)
+        return self
+
+    # ------------------------------------------------------------------ appended rows
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Add one step.
+
+        Args:
+            row: A value for every column. The first row of an empty store says which columns there are; later ones
+                must have the same. None is a null, allowed where the field fills it (``episode_step``,
+                ``metadata_q_star``) and in columns that no field reads.
+
+        Raises:
+            MissingFieldError: A column is missing.
+            SchemaError: A column that the store does not have.
+            DataError: A value of the wrong type or shape, out of bounds, or None where nulls are not allowed.
+
+        The store is unchanged after an error.
+        """
+        with self._lock:
+            self._appender.append(row)
+
+    def extend(self, columns: Mapping[str, Any]) -> None:
+        """Add many steps at once, column by column.
+
+        Args:
+            columns: For every column an array or sequence ``[n, ...]``, all of one length; see ``append``.
+
+        Raises:
+            MissingFieldError, SchemaError, DataError: As ``append``, or columns of differing lengths.
+
+        The store is unchanged after an error.
+        """
+        lengths = {name: len(values) for name, values in columns.items()}
+        if len(set(lengths.values())) > 1:
+            raise DataError(f"extend: expected columns of one length, found {lengths}")
+        n = next(iter(lengths.values()), 0)
+        if n:
+            with self._lock:
+                self._appender.extend(columns, n)
+
+    def _add_segment(self, segment: Segment) -> None:
+        self._segments.append(segment)
+        self._sealed_rows += segment.num_rows
+        self._kept = None
+
+    def _spec_before(self) -> Mapping[str, Any]:
+        return self.snapshot().spec if self._segments else {}
+
+    # ------------------------------------------------------------------ back to datasets
+
+    def to_dataset(self) -> Any:
+        """The whole store as a ``datasets.Dataset``, sharing files and memory with it.
+
+        A store of one dataset gives that dataset. Columns that only some parts have are null in the others.
+
+        Raises:
+            ConfigError: The store is empty.
+        """
+        from mouse_core._export import to_dataset
+
+        return to_dataset(self.snapshot(), self._schema.arrow_types)
+
+    def encode_hf_rows(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, npt.NDArray[Any]]:
+        """Turn a dict of lists, as ``datasets`` yields it, into a dict of field arrays.
+
+        Args:
+            batch: Values by column, ``n`` of each.
+
+        Returns:
+            The store's fields by name, ``[n, ...]`` in their documented dtypes.
+
+        Raises:
+            MissingFieldError, SchemaError, DataError: As ``append``.
+        """
+        encoder = DatasetStore(
+            self._schema.max_action_dim,
+            self._schema.max_obs_continuous_dim,
+            fields=self._schema.fields.values(),
+            alignment=self.alignment,
+        )
+        encoder.extend(batch)
+        snapshot = encoder.snapshot()
+        starts = np.arange(len(encoder))
+        windows = snapshot.locate(starts, 1)
+        return {
+            name: reader.read(windows, starts, reader.spec.dtype)[:, 0]
+            for name, reader in snapshot.readers.items()
+        }
+
+
+def _segment(part: Any) -> Segment:
+    if isinstance(part, pa.Table):
+        return Segment(part)
+    if not hasattr(part, "_indices") or not hasattr(getattr(part, "data", None), "table"):
+        raise ConfigError(
+            f"from_dataset: expected a datasets.Dataset, a dict of them or a pyarrow.Table, found {type(part).__name__}"
+        )
+    return Segment.from_dataset(part)
