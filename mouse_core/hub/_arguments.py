@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from mouse_core.errors import ConfigError, SchemaError
@@ -24,9 +24,7 @@ def check_options(
 ) -> ShardOptions:
     max_bytes = _parse_size(max_shard_size)
     if max_bytes is None:
-        raise ConfigError(
-            f"max_shard_size: expected bytes or a text such as '500MB', found {max_shard_size!r}"
-        )
+        raise ConfigError(f"max_shard_size: expected bytes or a text such as '500MB', found {max_shard_size!r}")
     if max_rows is not None and (isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1):
         raise ConfigError(f"max_rows_per_shard: expected a positive integer or None, found {max_rows!r}")
     if compression not in _COMPRESSIONS:
@@ -74,16 +72,31 @@ def collect_parts(
         for index, store in enumerate(stores):
             where = f"split {split!r}" + (f", store {index}" if len(stores) > 1 else "")
             alignments.setdefault(store.alignment, where)
-            if len(store):
-                parts[split].append(Part(where, store.to_dataset()))
+            parts[split].extend(_parts_of(store, where))
         if not parts[split]:
-            raise ConfigError(
-                f"split {split!r}: expected at least one row, found none, which nobody could load"
-            )
+            raise ConfigError(f"split {split!r}: expected at least one row, found none, which nobody could load")
     if len(alignments) > 1:
         found = " and ".join(f"{alignment!r} in {where}" for alignment, where in alignments.items())
         raise SchemaError(f"alignment: expected one for the whole dataset, found {found}")
     return next(iter(alignments)), parts
+
+
+def _parts_of(store: DatasetStore, where: str) -> Iterator[Part]:
+    """The store's rows as the datasets that they lie in, each as it is.
+
+    ``store.to_dataset()`` would bring them to one schema in memory; here that is done while they are written.
+    """
+    from mouse_core.store import DatasetStore
+
+    first_row = 0
+    for segment in store.snapshot().segments:
+        if segment.origin is not None:
+            dataset = segment.origin
+        else:
+            appended = DatasetStore(fields=store.fields.values(), alignment=store.alignment)
+            dataset = appended.from_dataset(segment.table).to_dataset()
+        yield Part(where, dataset, first_row)
+        first_row += segment.num_rows
 
 
 def _parse_size(size: int | str) -> int | None:

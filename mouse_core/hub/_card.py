@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from math import inf
 from typing import TYPE_CHECKING, Any
 
 from mouse_core.errors import ConfigError
@@ -53,9 +54,7 @@ def parse_card(text: str, *, repo_id: str) -> Card:
     try:
         metadata = yaml.safe_load(match.group(1))
     except yaml.YAMLError as error:
-        raise ConfigError(
-            f"README.md of {repo_id}: expected front matter in YAML, found an error: {error}"
-        ) from error
+        raise ConfigError(f"README.md of {repo_id}: expected front matter in YAML, found an error: {error}") from error
     metadata = {} if metadata is None else metadata
     configs = metadata.get("configs", []) if isinstance(metadata, dict) else None
     if not isinstance(configs, list) or not all(isinstance(config, dict) for config in configs):
@@ -75,9 +74,7 @@ def check_extendable(card: Card, *, repo_id: str) -> None:
             )
 
 
-def stale_files(
-    card: Card, files: Iterable[str], *, pushed: Iterable[str], keep_other_splits: bool
-) -> list[str]:
+def stale_files(card: Card, files: Iterable[str], *, pushed: Iterable[str], keep_other_splits: bool) -> list[str]:
     """The Parquet files that the push makes stale, except those that other configurations read.
 
     They are the files directly under ``data/`` and those that the default configuration named until now; with
@@ -120,9 +117,7 @@ def kept_splits(
     entries = [entry for config in _configs(card, default=True) for entry in _patterns(config)]
     if not entries:
         entries = [
-            (match["split"], split_pattern(match["split"]))
-            for path in files
-            if (match := _SHARD.fullmatch(path))
+            (match["split"], split_pattern(match["split"])) for path in files if (match := _SHARD.fullmatch(path))
         ]
     for split, pattern in entries:
         if split is None:
@@ -171,7 +166,7 @@ def render_card(
     if not body.strip():
         metadata.setdefault("task_categories", ["reinforcement-learning"])
         body = _first_body(repo_id, splits, alignment).replace("\n", card.newline)
-    front = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True, line_break=card.newline)
+    front = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True, width=inf, line_break=card.newline)
     return f"---{card.newline}{front}---{card.newline}{body}"
 
 
@@ -179,10 +174,7 @@ def _dataset_info(card: Card, features: Features, splits: Sequence[SplitEntry], 
     from datasets import DatasetInfo
     from datasets.info import DatasetInfosDict
 
-    sizes = [
-        {"name": split.name, "num_bytes": split.data_bytes, "num_examples": split.num_rows}
-        for split in splits
-    ]
+    sizes = [{"name": split.name, "num_bytes": split.data_bytes, "num_examples": split.num_rows} for split in splits]
     info = DatasetInfo(
         features=features,
         splits=sizes,

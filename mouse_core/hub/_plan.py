@@ -66,14 +66,11 @@ class Job:
         if self.keep_other_splits:
             kept, kept_features = kept_splits(card, remote.files, pushed=self.parts, repo_id=repo_id)
             if kept:
-                typed.append(
-                    (f"the kept splits {[split.name for split in kept]} of {repo_id}", kept_features)
-                )
+                typed.append((f"the kept splits {[split.name for split in kept]} of {repo_id}", kept_features))
                 stated = card.metadata.get(ALIGNMENT_KEY, self.alignment)
                 if stated != self.alignment:
                     raise SchemaError(
-                        f"alignment: expected {stated!r} as in the kept splits of {repo_id},"
-                        f" found {self.alignment!r}"
+                        f"alignment: expected {stated!r} as in the kept splits of {repo_id}, found {self.alignment!r}"
                     )
         stale = stale_files(card, remote.files, pushed=self.parts, keep_other_splits=self.keep_other_splits)
         patterns = [pattern for split in kept for pattern in split.patterns]
@@ -101,9 +98,7 @@ class Job:
     def readme(self, plan: Plan, shards: Shards, repo_id: str) -> str:
         """The card that describes the dataset as it will be."""
         pushed = [
-            SplitEntry(
-                split, self.rows[split], sum(shard.data_bytes for shard in found), (split_pattern(split),)
-            )
+            SplitEntry(split, self.rows[split], sum(shard.data_bytes for shard in found), (split_pattern(split),))
             for split, found in shards.items()
         ]
         return render_card(
@@ -111,7 +106,6 @@ class Job:
             repo_id=repo_id,
             features=plan.features,
             splits=[*pushed, *plan.kept],
-            download_bytes=plan.kept_bytes
-            + sum(shard.file_bytes for found in shards.values() for shard in found),
+            download_bytes=plan.kept_bytes + sum(shard.file_bytes for found in shards.values() for shard in found),
             alignment=self.alignment,
         )

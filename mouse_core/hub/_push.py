@@ -7,7 +7,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from mouse_core.errors import StateError
@@ -136,7 +135,8 @@ def push_to_hub(
             repository.
 
     Raises:
-        ConfigError: An argument that cannot be used, a split without rows, or a card that cannot be extended.
+        ConfigError: An argument that cannot be used, a split without rows, no token, or a card that cannot be
+            extended.
         SchemaError: Types or alignments that do not go together; names the column and the splits.
         DataError: An image file that a row refers to cannot be read.
         huggingface_hub.errors.HfHubHTTPError: The Hub refused: wrong token, no right to write, five
@@ -146,9 +146,7 @@ def push_to_hub(
     check_names(repo_id, splits, revision, commit_message)
     alignment, parts = collect_parts(splits)
     rows = {split: sum(len(part.dataset) for part in found) for split, found in parts.items()}
-    message = commit_message or "Push " + ", ".join(
-        f"{split} ({count:,} steps)" for split, count in rows.items()
-    )
+    message = commit_message or "Push " + ", ".join(f"{split} ({count:,} steps)" for split, count in rows.items())
     job = Job(parts, rows, alignment, options, keep_other_splits, progress)
     with tempfile.TemporaryDirectory(prefix="mouse-push-", dir=temp_dir) as folder:
         if dry_run:
@@ -192,6 +190,8 @@ def _send(job: Job, repository: Repository, folder: str, *, private: bool | None
         remote = repository.read()
         repository.check_visibility(remote, private)
         plan = job.plan(remote, repository.repo_id)
+        if remote.oid is None:
+            repository.check_token()
         if plan.features != features:
             # The first time round, or the splits to keep have changed their types since.
             features = plan.features
@@ -209,20 +209,15 @@ def _send(job: Job, repository: Repository, folder: str, *, private: bool | None
         if not deleted and readme == remote.readme and _holds(remote, operations):
             oid = str(remote.oid)
             url = repository.commit_url(oid)
-            return _result(
-                job, repository.repo_id, repository.revision, shards, readme, oid=oid, commit_url=url
-            )
+            return _result(job, repository.repo_id, repository.revision, shards, readme, oid=oid, commit_url=url)
         try:
-            commit = repository.commit(
-                operations, readme=readme, delete=deleted, parent=remote.oid, message=message
-            )
+            commit = repository.commit(operations, readme=readme, delete=deleted, parent=remote.oid, message=message)
         except HfHubHTTPError as error:
             if error.response.status_code not in _CONFLICT:
                 raise
             if attempt == _ATTEMPTS - 1:
                 error.add_note(
-                    f"{repository.repo_id}: others committed during each of {_ATTEMPTS} attempts;"
-                    " nothing was changed"
+                    f"{repository.repo_id}: others committed during each of {_ATTEMPTS} attempts; nothing was changed"
                 )
                 raise
             time.sleep(_FIRST_PAUSE * 2**attempt)
@@ -238,8 +233,7 @@ def _send(job: Job, repository: Repository, folder: str, *, private: bool | None
             deleted=deleted,
         )
     raise StateError(
-        f"{repository.repo_id}: the splits to keep changed during each of {_ATTEMPTS} attempts;"
-        " nothing was changed"
+        f"{repository.repo_id}: the splits to keep changed during each of {_ATTEMPTS} attempts; nothing was changed"
     )
 
 
@@ -268,7 +262,7 @@ def _result(
         revision=revision,
         oid=oid,
         commit_url=commit_url,
-        splits=MappingProxyType(dict(job.rows)),
+        splits=dict(job.rows),
         shards=tuple(shard.path_in_repo for shard in written),
         deleted=tuple(deleted),
         num_bytes=sum(shard.file_bytes for shard in written),

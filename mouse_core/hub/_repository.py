@@ -105,8 +105,17 @@ class Repository:
         if private is not None and remote.private not in (None, private):
             words = {True: "a private", False: "a public"}
             raise ConfigError(
-                f"private: expected {self.repo_id} to be {words[private]} dataset,"
-                f" found {words[not private]} one"
+                f"private: expected {self.repo_id} to be {words[private]} dataset, found {words[not private]} one"
+            )
+
+    def check_token(self) -> None:
+        """Raise ConfigError if there is no token at all, without which no repository can be made."""
+        from huggingface_hub import get_token
+
+        if not isinstance(self.api.token, str) and (self.api.token is False or get_token() is None):
+            raise ConfigError(
+                f"token: expected one with the right to write to {self.repo_id} (token=..., HF_TOKEN,"
+                " or `hf auth login`), found none"
             )
 
     def create(self, remote: Remote, private: bool | None) -> None:
@@ -130,9 +139,7 @@ class Repository:
         )
         for operation in operations:
             if operation._should_ignore:
-                raise ConfigError(
-                    f".gitignore of {self.repo_id}: expected it to admit {operation.path_in_repo!r}"
-                )
+                raise ConfigError(f".gitignore of {self.repo_id}: expected it to admit {operation.path_in_repo!r}")
             # A commit leaves out what the server said, at the time of upload, to have already. By the time of
             # the commit that may be wrong, so every shard is named in it.
             operation._remote_oid = None

@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 def unify_features(parts: Iterable[tuple[str, Mapping[str, Any]]]) -> Features:
     """The columns of all parts under one type each, in the order in which they first appear.
 
-    Where parts store one value type differently (lists of differing or fixed lengths, arrays and nested lists,
-    labels and integers, images and binary), the plainer way is taken; a column that is null throughout one part
-    takes its type from the others. Values are never converted.
+    Where parts store one value type differently (lists of differing or fixed lengths, arrays and nested
+    lists, labels and integers, images and binary), the plainer way is taken; a column that is null throughout
+    one part takes its type from the others. Values are never converted.
 
     Args:
         parts: Pairs of what the part is called in messages and its ``datasets`` features.
@@ -87,8 +87,8 @@ def _plain_feature(feature: Any) -> Any:
 
 def fit_table(table: pa.Table, features: Features, *, where: str, first_row: int) -> pa.Table:
     """The table with every column of the schema, in its type; a column that it lacks is null."""
-    from datasets import Image
-    from datasets.table import table_cast
+    from datasets import Features, Image
+    from datasets.table import cast_table_to_features
 
     columns = []
     for column in features.arrow_schema:
@@ -97,7 +97,8 @@ def fit_table(table: pa.Table, features: Features, *, where: str, first_row: int
             continue
         values = table[column.name]
         if values.type != column.type:
-            values = table_cast(pa.table({column.name: values}), pa.schema([column]))[column.name]
+            wanted = Features({column.name: features[column.name]})
+            values = cast_table_to_features(pa.table({column.name: values}), wanted)[column.name]
         if isinstance(features[column.name], Image):
             values = _embed_images(values, where=f"column {column.name!r} of {where}", first_row=first_row)
         columns.append(values)

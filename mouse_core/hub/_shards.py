@@ -27,10 +27,17 @@ _MOST_ROWS_READ = 2**18
 
 @dataclass(frozen=True)
 class Part:
-    """The rows of one store on their way into a split; ``where`` names it in messages."""
+    """Rows on their way into a split.
+
+    Args:
+        where: What they are called in messages: the split and, of several, the store.
+        dataset: The rows.
+        first_row: Where they begin in their store.
+    """
 
     where: str
     dataset: Dataset
+    first_row: int = 0
 
 
 @dataclass(frozen=True)
@@ -64,7 +71,7 @@ def _blocks(parts: Sequence[Part], features: Features, target: int) -> Iterator[
         rows = part.dataset.with_format("arrow")
         start, step = 0, _FIRST_READ
         while start < len(rows):
-            table = fit_table(rows[start : start + step], features, where=part.where, first_row=start)
+            table = fit_table(rows[start : start + step], features, where=part.where, first_row=part.first_row + start)
             per_row = max(1, table.nbytes // table.num_rows)
             start += table.num_rows
             # Rows can be far larger than those before them: cut what was read to size before it is kept.
@@ -141,8 +148,19 @@ class _OpenShard:
     path: str
     sink: IO[bytes]
     writer: pq.ParquetWriter
+    groups: int = 0
     num_rows: int = 0
     data_bytes: int = 0
+
+
+def _footer_bytes(schema: pa.Schema, groups: int) -> int:
+    """About what a Parquet file has beside its pages: the schema twice, and a note on every column chunk."""
+    return 2 * int(schema.serialize().size) + groups * sum(_leaves(field.type) for field in schema) * 320
+
+
+def _leaves(kind: pa.DataType) -> int:
+    kind = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
+    return sum(_leaves(kind.field(index).type) for index in range(kind.num_fields)) or 1
 
 
 @dataclass
@@ -169,11 +187,13 @@ class _ShardWriter:
             room = block.num_rows if self.options.max_rows is None else self.options.max_rows - shard.num_rows
             # Encoded values are hardly ever larger than they were in memory, so the limit holds ahead of
             # writing.
-            if room <= 0 or (shard.num_rows and shard.sink.tell() + block.nbytes > self.options.max_bytes):
+            size = shard.sink.tell() + block.nbytes + _footer_bytes(self.schema, shard.groups + 1)
+            if room <= 0 or (shard.num_rows and size > self.options.max_bytes):
                 self._close()
                 continue
             piece = block.slice(0, room)
             shard.writer.write_table(piece, row_group_size=piece.num_rows)
+            shard.groups += 1
             shard.num_rows += piece.num_rows
             shard.data_bytes += piece.nbytes
             block = block.slice(piece.num_rows)
