@@ -1,0 +1,252 @@
+"""A push is one commit: nobody ever sees an empty or mixed dataset, and nothing of others is lost."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from huggingface_hub.errors import HfHubHTTPError
+
+from mouse_core import DatasetStore
+from mouse_core.errors import ConfigError, SchemaError
+from mouse_core.hub import push_stores_to_hub
+from mouse_core.hub._repository import Repository
+from tests.core.hub_client import (
+    REPO,
+    card_of,
+    checked_hub,
+    from_columns,
+    head,
+    load,
+    make_store,
+    push,
+    shards,
+    steps,
+    table_of,
+)
+from tests.core.hub_server import WRITE_TOKEN, HubServer
+
+
+@pytest.fixture
+def hub() -> Iterator[HubServer]:
+    yield from checked_hub()
+
+
+def test_stale_files_go_in_the_commit_that_replaces_them(hub: HubServer, tmp_path: Path) -> None:
+    hub.page_size = 2
+    first = push(hub, {"train": make_store(30), "eval": make_store(10)}, max_rows_per_shard=10)
+    assert len(first.shards) == 4
+    others = {"notes/figure.png": b"png", "data/annotations.json": b"{}"}
+    hub.commit(REPO, others)
+
+    second = push(hub, {"train": make_store(12, 500)}, max_rows_per_shard=10)
+
+    assert second.deleted == (
+        "data/eval-00000-of-00001.parquet",
+        "data/train-00000-of-00003.parquet",
+        "data/train-00001-of-00003.parquet",
+        "data/train-00002-of-00003.parquet",
+    )
+    history = hub.repos[REPO].history()
+    assert [commit.message for commit in history] == [
+        "initial commit",
+        "Push train (30 steps), eval (10 steps)",
+        "somebody else",
+        "Push train (12 steps)",
+    ]
+    assert shards(head(hub)) == ["data/train-00000-of-00002.parquet", "data/train-00001-of-00002.parquet"]
+    assert {path: head(hub).files[path].data for path in others} == others
+    assert load(hub, tmp_path)["train"]["episode_step"][:] == steps(12, 500)["episode_step"].tolist()
+    before = load(hub, tmp_path, revision=str(first.oid))
+    assert {split: len(rows) for split, rows in before.items()} == {"train": 30, "eval": 10}
+
+
+def test_what_others_named_and_wrote_is_left_alone(hub: HubServer, tmp_path: Path) -> None:
+    hub.create(REPO)
+    old_card = (
+        "---\r\nlicense: mit\r\nlanguage:\r\n- 'no'\r\ntags: [\u2713]\r\n"
+        "configs:\r\n- config_name: default\r\n  data_files: data/old-*\r\n"
+        "- config_name: raw\r\n  data_files:\r\n  - split: train\r\n    path: data/raw-*.parquet\r\n"
+        "dataset_info:\r\n- config_name: raw\r\n  features:\r\n  - name: x\r\n    dtype: int64\r\n"
+        "---\r\n# Cart pole\r\n\r\nText  with *spaces*. \r\n---\r\nThe end"
+    )
+    raw = io.BytesIO()
+    pq.write_table(pa.table({"x": [1, 2, 3]}), raw)
+    old = {
+        "README.md": old_card.encode(),
+        "data/raw-1.parquet": raw.getvalue(),
+        "data/old-1.parquet": raw.getvalue(),
+        "elsewhere/kept.parquet": raw.getvalue(),
+    }
+    hub.commit(REPO, old)
+
+    result = push(hub, {"train": make_store(4)})
+
+    assert result.deleted == ("data/old-1.parquet",)
+    text = head(hub).files["README.md"].data.decode()
+    assert text == result.readme
+    assert text.endswith("---\r\n# Cart pole\r\n\r\nText  with *spaces*. \r\n---\r\nThe end")
+    assert "\n" not in text.replace("\r\n", "")
+    metadata, _ = card_of(head(hub))
+    assert (metadata["license"], metadata["language"], metadata["tags"]) == ("mit", ["no"], ["\u2713"])
+    raw_config = {"config_name": "raw", "data_files": [{"split": "train", "path": "data/raw-*.parquet"}]}
+    assert metadata["configs"][1] == raw_config
+    assert [info["config_name"] for info in metadata["dataset_info"]] == ["default", "raw"]
+    assert load(hub, tmp_path)["train"]["action"][:] == [0, 1, 2, 3]
+
+
+def test_other_splits_can_be_kept(hub: HubServer, tmp_path: Path) -> None:
+    push(hub, {"train": make_store(30), "eval": make_store(10)}, max_rows_per_shard=10)
+    result = push_stores_to_hub(
+        [make_store(8, 700, metadata_q_star=np.ones((8, 2), dtype=np.float32))],
+        repo_id=REPO,
+        split="train",
+        keep_other_splits=True,
+        token=WRITE_TOKEN,
+        endpoint=hub.endpoint,
+        progress=False,
+    )
+    assert result.splits == {"train": 8}
+    assert result.deleted == tuple(f"data/train-{i:05d}-of-00003.parquet" for i in range(3))
+    loaded = load(hub, tmp_path)
+    assert {split: len(rows) for split, rows in loaded.items()} == {"train": 8, "eval": 10}
+    assert "q_star" not in DatasetStore().from_dataset(loaded["eval"]).snapshot().spec
+    assert loaded["train"].features == loaded["eval"].features
+
+    # The schema stays one, also when the column is now in none of the pushed stores.
+    push(hub, {"eval": make_store(5)}, keep_other_splits=True)
+    assert table_of(head(hub), "eval").column_names == table_of(head(hub), "train").column_names
+    assert table_of(head(hub), "train").num_rows == 8
+
+    requests = len(hub.writes())
+    with pytest.raises(SchemaError, match=r"column 'reward'.*split 'train'.*kept splits \['eval'\]"):
+        push(hub, {"train": from_columns({"action": [0], "reward": [1], "done": [0]})}, keep_other_splits=True)
+    with pytest.raises(SchemaError, match=r"alignment: expected 'arrived'.*kept splits"):
+        push(hub, {"train": make_store(3, alignment="outgoing")}, keep_other_splits=True)
+    hub.commit(REPO, {"README.md": b"no front matter"})
+    with pytest.raises(ConfigError, match=r"expected 'dataset_info' .*keep_other_splits=False"):
+        push(hub, {"train": make_store(3)}, keep_other_splits=True)
+    assert len(hub.writes()) == requests
+
+
+def test_a_commit_in_between_is_seen_and_respected(hub: HubServer) -> None:
+    push(hub, {"train": make_store(30)}, max_rows_per_shard=10)
+
+    def interrupt() -> None:
+        """Somebody replaces the data with fewer shards, and writes something into the card."""
+        card = head(hub).files["README.md"].data + b"\nWritten meanwhile.\n"
+        shard = head(hub).files["data/train-00000-of-00003.parquet"].data
+        new = {
+            "README.md": card,
+            "data/train-00000-of-00001.parquet": shard,
+            "data/test-00000-of-00001.parquet": shard,
+        }
+        hub.commit(REPO, new, delete=tuple(shards(head(hub))))
+
+    hub.before_commit.append(interrupt)
+    result = push(hub, {"train": make_store(20, 300)}, max_rows_per_shard=10)
+
+    commits = [path for method, path in hub.requests if method == "POST" and "/commit/" in path]
+    assert len(commits) == 3
+    assert result.deleted == ("data/test-00000-of-00001.parquet", "data/train-00000-of-00001.parquet")
+    assert shards(head(hub)) == list(result.shards)
+    assert card_of(head(hub))[1].endswith("\nWritten meanwhile.\n")
+    assert table_of(head(hub), "train")["observation"][0].as_py() == [300.0, -300.0, 150.0]
+
+
+def test_splits_to_keep_that_change_meanwhile_are_fitted_again(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    n = 10
+    push(hub, {"eval": make_store(n)})
+    wider = [
+        {"x": np.zeros((n, 2), dtype=np.float32)},
+        {"x": np.zeros((n, 2), dtype=np.float32), "y": np.zeros(n, dtype=np.int64)},
+    ]
+    for index, more in enumerate(wider):
+        push(hub, {"eval": make_store(n, **more)}, repo_id=f"tester/wider{index}")
+
+    def replace_by(index: int) -> None:
+        files = head(hub, f"tester/wider{index}").files
+        hub.commit(REPO, {path: file.data for path, file in files.items()})
+
+    upload = Repository.upload
+
+    def interrupted(self: Repository, shards: Any) -> Any:
+        done = upload(self, shards)
+        if head(hub).message.startswith("Push"):
+            replace_by(0)
+        return done
+
+    monkeypatch.setattr(Repository, "upload", interrupted)
+    hub.before_commit.append(lambda: replace_by(1))
+    push(hub, {"train": make_store(4)}, keep_other_splits=True)
+    assert table_of(head(hub), "train").column_names == table_of(head(hub), "eval").column_names
+    assert table_of(head(hub), "train")["y"].to_pylist() == [None] * 4
+
+
+def test_a_commit_in_between_that_brings_the_same_card_is_no_reason_to_leave_it_out(hub: HubServer) -> None:
+    """The client leaves out what the server has already, as it was at the upload; the commit must not."""
+    store = make_store(30)
+    push(hub, {"train": store}, max_rows_per_shard=10)
+    hub.commit(REPO, {}, delete=("data/train-00002-of-00003.parquet",))
+    hub.before_commit.append(
+        lambda: hub.commit(REPO, {"x.txt": b""}, delete=("data/train-00000-of-00003.parquet", "README.md"))
+    )
+    push(hub, {"train": store}, max_rows_per_shard=10)
+    assert len(shards(head(hub))) == 3
+    assert table_of(head(hub), "train").num_rows == 30
+
+
+@pytest.mark.parametrize("status", [409, 412])
+def test_conflicts_are_retried_so_often_and_no_more(
+    hub: HubServer, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mouse_core.hub._push._FIRST_PAUSE", 0.0)
+    push(hub, {"train": make_store(5)})
+    old = head(hub)
+    hub.fail("POST", "/commit/", status, times=4)
+    push(hub, {"train": make_store(6)})
+    assert head(hub).parent == old.oid
+
+    old = head(hub)
+    hub.fail("POST", "/commit/", status, times=5)
+    with pytest.raises(HfHubHTTPError) as caught:
+        push(hub, {"train": make_store(7)})
+    assert caught.value.response.status_code == status
+    assert caught.value.__notes__ == [f"{REPO}: others committed during each of 5 attempts; nothing was changed"]
+    assert head(hub) is old
+
+
+@pytest.mark.parametrize(("method", "path"), [("PUT", "^/upload/"), ("POST", "/objects/batch$"), ("POST", "/commit/")])
+def test_a_push_that_fails_leaves_the_old_dataset(hub: HubServer, method: str, path: str) -> None:
+    push(hub, {"train": make_store(30)}, max_rows_per_shard=10)
+    old = head(hub)
+    hub.fail(method, path, 400)
+    with pytest.raises((HfHubHTTPError, RuntimeError)):
+        push(hub, {"train": make_store(20, 300)}, max_rows_per_shard=10)
+    assert head(hub) is old
+    result = push(hub, {"train": make_store(20, 300)}, max_rows_per_shard=10)
+    assert head(hub).oid == result.oid
+
+
+def test_the_old_dataset_loads_after_a_push_that_failed(hub: HubServer, tmp_path: Path) -> None:
+    push(hub, {"train": make_store(30)}, max_rows_per_shard=10)
+    hub.fail("PUT", "^/upload/", 400)
+    with pytest.raises(RuntimeError, match="Error while uploading"):
+        push(hub, {"train": make_store(20, 300)}, max_rows_per_shard=10)
+    assert load(hub, tmp_path)["train"]["action"][:] == steps(30)["action"].tolist()
+
+
+def test_pushing_the_same_again_changes_nothing(hub: HubServer) -> None:
+    store = make_store(30)
+    first = push(hub, {"train": store}, max_rows_per_shard=10)
+    second = push(hub, {"train": store}, max_rows_per_shard=10)
+    assert (second.oid, second.commit_url) == (first.oid, first.commit_url)
+    assert len(hub.repos[REPO].history()) == 2
+    third = push(hub, {"train": make_store(30, 1)}, max_rows_per_shard=10)
+    assert third.oid != first.oid
