@@ -71,8 +71,8 @@ def make_policy() -> nn.Module:
 def cloning_loss(policy: nn.Module, batch: TensorDict) -> torch.Tensor:
     """Measure how badly the policy predicts the recorded actions of a batch [B, S] (cross-entropy)."""
     # The alignment. Row t holds the observation at t and the action that *led to* it. The action that the
-    # pilot chose when it saw observation t therefore stands in row t+1. Pairing the two within one
-    # row would teach the policy to name the action that has already happened.
+    # pilot chose when it saw observation t therefore stands in row t+1. Pairing the two within one row
+    # would teach the policy what has already happened: the loss falls nearly as far, and the ship crashes.
     observation = batch["obs_continuous"][:, :-1]  # [B, S-1, 8]
     action = batch["action"][:, 1:]  # [B, S-1]
 
