@@ -77,9 +77,10 @@ class Appender:
             prepared = self._prepare(block, columns)
         except DataError:
             # The first value of a column that was all null so far: keep the column from here on as that value says.
-            block = self._relearnt(block, {name: _first_known(values) for name, values in columns.items()})
-            if block is None:
+            learnt = self._relearnt(block, {name: _first_known(values) for name, values in columns.items()})
+            if learnt is None:
                 raise
+            block = learnt
             prepared = self._prepare(block, columns)
         if block is not self._block:
             self._open(block)
@@ -132,11 +133,7 @@ class Appender:
         return True
 
     def _relearnt(self, block: Block, row: Mapping[str, Any]) -> Block | None:
-        fresh = {
-            name
-            for name, column in block.columns.items()
-            if column.kind.kind == "null" and row[name] is not None
-        }
+        fresh = {name for name, column in block.columns.items() if column.kind.kind == "null" and row[name] is not None}
         if not fresh:
             return None
         columns = self._schema.tail_columns(row, self._spec(), self._rows())

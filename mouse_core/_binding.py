@@ -149,9 +149,7 @@ def _bind(
     first = None if kind.kind == "null" else _first_value(segments, field.column, rows)
     if first is None:
         if field.required:
-            raise DataError(
-                f"{field.name}: expected values, found null in every row (column {field.column!r})"
-            )
+            raise DataError(f"{field.name}: expected values, found null in every row (column {field.column!r})")
         return None
     shape = _shape(segments, field, kind, first, declared)
     vector = bool(shape) and field.vector_dtype is not None

@@ -40,9 +40,7 @@ def convert(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     beyond = array > highest if array.dtype.kind != "f" else array >= float(highest) + (highest < 2**53)
     outside = ~(array >= lowest) | beyond
     if outside.any():
-        raise ValueError(
-            f"expected values {lowest}..{highest} that fit {dtype}, found {_first(array, outside)}"
-        )
+        raise ValueError(f"expected values {lowest}..{highest} that fit {dtype}, found {_first(array, outside)}")
     converted = array.astype(dtype)
     if array.dtype.kind == "f":
         fractions = converted != array

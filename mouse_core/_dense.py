@@ -125,7 +125,7 @@ def _fill_row_by_row(
             found: npt.NDArray[Any] = decode_image(value) if kind.kind == "image" else np.array(value)
         except ValueError as error:
             raise RowError(row, str(error)) from error
-        if found.shape != shape and found.shape + (1,) != shape:
+        if found.shape != shape and (*found.shape, 1) != shape:
             raise RowError(row, f"expected shape {list(shape)}, found {list(found.shape)}")
         if found.dtype.kind not in "biuf":
             raise RowError(row, f"expected numbers, found {found.dtype}")

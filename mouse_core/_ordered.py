@@ -18,7 +18,7 @@ class OrderedPrefetcher(Generic[T]):
     """Computes ``make(i)`` for ``i = first, first + 1, ...`` ahead of the caller, who gets them in that order.
 
     Threads only decide who computes an item. They hold on to ``make``, not to this object, so one that is dropped
-    without ``close()`` is closed by the garbage collector, and one that lives to the interpreter's exit is closed there.
+    without ``close()`` is closed by the garbage collector, and one that lives to the interpreter's exit there.
 
     Args:
         make: Computes an item; must be thread-safe, and must not refer to this object.
@@ -30,9 +30,7 @@ class OrderedPrefetcher(Generic[T]):
     def __init__(self, make: Callable[[int], T], first: int, *, workers: int, ahead: int) -> None:
         self._queue: _Queue[T] = _Queue(first, ahead)
         self._threads = [
-            threading.Thread(
-                target=_work, args=(self._queue, make), name=f"mouse-prefetch-{number}", daemon=True
-            )
+            threading.Thread(target=_work, args=(self._queue, make), name=f"mouse-prefetch-{number}", daemon=True)
             for number in range(min(workers, ahead))
         ]
         self._close = weakref.finalize(self, _close, self._queue, self._threads)
@@ -49,7 +47,7 @@ class OrderedPrefetcher(Generic[T]):
         return self._queue.get()
 
     def close(self) -> None:
-        """Stop the threads and drop what is waiting; returns at once but for items being computed (half a second at most)."""
+        """Stop the threads and drop what is waiting; waits for items being computed, a quarter of a second at most."""
         self._close()
 
 

@@ -106,9 +106,7 @@ class StoreSchema:
         if unknown:
             raise SchemaError(f"append: expected columns {known}, found also {unknown}")
 
-    def tail_columns(
-        self, row: Mapping[str, Any], spec: Mapping[str, FieldSpec], at: int
-    ) -> dict[str, TailColumn]:
+    def tail_columns(self, row: Mapping[str, Any], spec: Mapping[str, FieldSpec], at: int) -> dict[str, TailColumn]:
         """How to keep appended rows of which ``row``, number ``at``, is the first.
 
         Raises:
@@ -151,8 +149,6 @@ class StoreSchema:
 
 
 def _check_dim(name: str, value: int | None) -> int | None:
-    if value is not None and (
-        not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1
-    ):
+    if value is not None and (not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1):
         raise ConfigError(f"{name}: expected a positive integer or None, found {value!r}")
     return None if value is None else int(value)

@@ -34,8 +34,6 @@ def select_splits(
         for pattern in patterns:
             matched = [name for name in dataset if fnmatchcase(str(name), pattern)]
             if not matched:
-                raise ConfigError(
-                    f"from_dataset: expected a pattern matching {list(dataset)}, found {pattern!r}"
-                )
+                raise ConfigError(f"from_dataset: expected a pattern matching {list(dataset)}, found {pattern!r}")
             names.extend(name for name in matched if name not in names)
     return [dataset[name] for name in names]

@@ -84,9 +84,7 @@ class ScalarBlock:
         validity = _validity(self._nulls, rows)
         if values.dtype == np.bool_:
             return pa.array(values, mask=None if self._nulls is None else self._nulls[:rows])
-        return pa.Array.from_buffers(
-            pa.from_numpy_dtype(values.dtype), rows, [validity, pa.py_buffer(values)]
-        )
+        return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), rows, [validity, pa.py_buffer(values)])
 
 
 class VectorBlock:

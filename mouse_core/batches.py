@@ -87,9 +87,7 @@ class BatchSource:
         }
         self._readers = _choose(self.snapshot.readers, fields, required_fields)
         self._dtypes = _delivered(self._readers, dtypes or {})
-        self._narrow = {
-            name: travel_dtype(reader, self._dtypes[name]) for name, reader in self._readers.items()
-        }
+        self._narrow = {name: travel_dtype(reader, self._dtypes[name]) for name, reader in self._readers.items()}
 
     @property
     def spec(self) -> Spec:
@@ -141,9 +139,7 @@ class BatchSource:
         plan = Plan(starts, self.sequence_length, Key(self.seed, Purpose.AUGMENT, index), len(starts))
         return plan if self.shard == (0, 1) else plan.shard(*self.shard)
 
-    def gather(
-        self, plan: Plan, out: Mapping[str, npt.NDArray[Any]] | None = None, *, widen: bool = True
-    ) -> Batch:
+    def gather(self, plan: Plan, out: Mapping[str, npt.NDArray[Any]] | None = None, *, widen: bool = True) -> Batch:
         """The plan's windows.
 
         Args:

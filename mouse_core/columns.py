@@ -7,9 +7,11 @@ search, shared by all columns, and one gather a column.
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
-from typing import Protocol
+from functools import cached_property
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -54,34 +56,80 @@ class Windows:
     ) -> None:
         self.count = len(starts)
         self.length = length
-        self.chunk_starts = chunk_starts
         self.chunk, self.row = _find(chunk_starts, starts)
-        whole = self.row + length <= chunk_starts[self.chunk + 1] - chunk_starts[self.chunk]
+        whole = starts + length <= chunk_starts[self.chunk + 1]
         if scattered is not None:
             whole &= (scattered[:, 1:] - scattered[:, :-1] == 1).all(axis=1)
         self.all_whole = bool(whole.all())
         if not self.all_whole:
             (self.whole,) = np.nonzero(whole)
             (self.broken,) = np.nonzero(~whole)
-            steps = np.arange(length)
-            rows = starts[self.broken, None] + steps if scattered is None else scattered[self.broken]
-            self.step_chunk, self.step_row = _find(chunk_starts, rows.reshape(-1))
-            self.step_target = (self.broken[:, None] * length + steps).reshape(-1)
-            self.pieces = self._join_steps()
+            if scattered is None:
+                self.pieces = _cut_at_chunks(chunk_starts, starts[self.broken], self.broken, length)
+            else:
+                self.pieces = _join_steps(chunk_starts, scattered[self.broken], self.broken)
 
-    def _join_steps(self) -> list[tuple[int, int]] | None:
-        """Begin and end of the stretches of steps that lie side by side, or None if they are short.
+    @cached_property
+    def are_long(self) -> bool:
+        """Whether pieces are best copied one by one: a copy costs about as much as gathering 32 single steps."""
+        return len(self.pieces.length) * 32 <= len(self.broken) * self.length
 
-        Copying a stretch costs about as much as gathering 32 single steps of a few numbers.
-        """
-        joined = (
-            (np.diff(self.step_chunk) == 0) & (np.diff(self.step_row) == 1) & (np.diff(self.step_target) == 1)
+    @cached_property
+    def steps(self) -> Pieces:
+        """The pieces of broken windows, cut into single steps."""
+        pieces = self.pieces
+        total = int(pieces.length.sum())
+        within = np.arange(total) - np.repeat(np.cumsum(pieces.length) - pieces.length, pieces.length)
+        return Pieces(
+            np.repeat(pieces.chunk, pieces.length),
+            np.repeat(pieces.row, pieces.length) + within,
+            np.repeat(pieces.target, pieces.length) + within,
+            np.ones(total, np.int64),
         )
-        (ends,) = np.nonzero(~joined)
-        if len(joined) < 32 * len(ends):
-            return None
-        bounds = [0, *(ends + 1).tolist(), len(joined) + 1]
-        return list(zip(bounds[:-1], bounds[1:], strict=True))
+
+
+class Pieces(NamedTuple):
+    """Stretches of broken windows that each lie side by side in one chunk.
+
+    Args:
+        chunk, row: Where each begins, int64 ``[p]``.
+        target: The step it begins at, counted over all windows: ``window * length + step``, int64 ``[p]``.
+        length: Its steps, int64 ``[p]``.
+    """
+
+    chunk: npt.NDArray[np.int64]
+    row: npt.NDArray[np.int64]
+    target: npt.NDArray[np.int64]
+    length: npt.NDArray[np.int64]
+
+
+def _cut_at_chunks(
+    chunk_starts: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], windows: npt.NDArray[np.int64], length: int
+) -> Pieces:
+    """The pieces of windows of consecutive rows, one for every chunk they touch."""
+    first = np.searchsorted(chunk_starts, starts, side="right") - 1
+    last = np.searchsorted(chunk_starts, starts + (length - 1), side="right") - 1
+    counts = last - first + 1
+    ends = np.cumsum(counts)
+    owner = np.repeat(np.arange(len(starts)), counts)
+    chunk = np.arange(int(ends[-1])) + (first - ends + counts)[owner]
+    begin = np.maximum(starts[owner], chunk_starts[chunk])
+    size = np.minimum(starts[owner] + length, chunk_starts[chunk + 1]) - begin
+    target = windows[owner] * length + begin - starts[owner]
+    return Pieces(chunk, begin - chunk_starts[chunk], target, size)  # empty chunks give empty pieces
+
+
+def _join_steps(
+    chunk_starts: npt.NDArray[np.int64], rows: npt.NDArray[np.int64], windows: npt.NDArray[np.int64]
+) -> Pieces:
+    """The pieces of windows of any rows, ``[n, length]``."""
+    length = rows.shape[1]
+    chunk, row = _find(chunk_starts, rows.reshape(-1))
+    target = (windows[:, None] * length + np.arange(length)).reshape(-1)
+    joined = (np.diff(chunk) == 0) & (np.diff(row) == 1) & (np.diff(target) == 1)
+    begins = np.concatenate([[0], np.nonzero(~joined)[0] + 1])
+    sizes = np.diff(np.concatenate([begins, [len(chunk)]]))
+    return Pieces(chunk[begins], row[begins], target[begins], sizes)
 
 
 def _find(
@@ -138,9 +186,7 @@ class Column:
         self._element = np.concatenate([part.layout.element for part in parts] or [np.zeros(0, np.int64)])
         self._chunk_width = np.concatenate([part.layout.width for part in parts] or [np.zeros(0, np.int64)])
         known = self._element != UNKNOWN
-        self._uniform = bool(
-            (self._chunk_width[known] == self.width).all() and (self._element[known] >= 0).all()
-        )
+        self._uniform = bool((self._chunk_width[known] == self.width).all() and (self._element[known] >= 0).all())
         self._lock = threading.Lock()
 
     def gather(self, windows: Windows, out: npt.NDArray[np.generic] | None = None) -> npt.NDArray[np.generic]:
@@ -159,11 +205,11 @@ class Column:
         """
         shape = (windows.count, windows.length, self.width)
         element = self._elements(windows.chunk)
-        broken_element = None if windows.all_whole else self._elements(windows.step_chunk)
+        pieces = None if windows.all_whole else self._elements(windows.pieces.chunk)
         if self._uniform and self.kind.value_type != "bool" and (windows.all_whole or len(windows.whole)):
             run = windows.length * self.width
             first = element + windows.row * self.width
-            if broken_element is not None:
+            if pieces is not None:
                 # One gather for all: broken windows first get the values of a whole one, then their own.
                 first[windows.broken] = first[windows.whole[0]]
             if out is not None or self._stored != self.dtype:
@@ -171,32 +217,31 @@ class Column:
                 copy_runs(self._stored, first, run, out.reshape(windows.count, run))
             else:
                 out = copy_runs(self._stored, first, run).reshape(shape)
-            if broken_element is not None:
-                self._copy_broken(broken_element + windows.step_row * self.width, windows, out)
+            if pieces is not None:
+                self._copy_pieces(pieces, windows, out)
             return out
         out = np.empty(shape, self.dtype) if out is None else out
         steps = out.reshape(windows.count * windows.length, self.width)
         runs = np.arange(windows.count) if windows.all_whole else windows.whole
-        self._gather_runs(
-            windows.chunk[runs], windows.row[runs], runs * windows.length, windows.length, steps
-        )
+        self._gather_runs(windows.chunk[runs], windows.row[runs], runs * windows.length, windows.length, steps)
         if not windows.all_whole:
-            self._gather_runs(windows.step_chunk, windows.step_row, windows.step_target, 1, steps)
+            self._gather_runs(windows.steps.chunk, windows.steps.row, windows.steps.target, 1, steps)
         return out
 
-    def _copy_broken(
-        self, first: npt.NDArray[np.int64], windows: Windows, out: npt.NDArray[np.generic]
-    ) -> None:
-        """Copy the steps of broken windows, which begin at elements ``first``, to their places."""
+    def _copy_pieces(self, element: npt.NDArray[np.int64], windows: Windows, out: npt.NDArray[np.generic]) -> None:
+        """Copy the pieces of broken windows, whose chunks begin at ``element``, to their places."""
         steps = out.reshape(windows.count * windows.length, self.width)
-        if windows.pieces is None:
-            steps[windows.step_target] = copy_runs(self._stored, first, self.width)
-            return
-        flat = flat_view(self._stored)
-        for begin, end in windows.pieces:
-            element, target = int(first[begin]), int(windows.step_target[begin])
-            values = flat[element : element + (end - begin) * self.width]
-            steps[target : target + end - begin] = values.reshape(end - begin, self.width)
+        pieces = windows.pieces
+        if windows.are_long:
+            flat = flat_view(self._stored)
+            first = (element + pieces.row * self.width).tolist()
+            for begin, target, size in zip(first, pieces.target.tolist(), pieces.length.tolist(), strict=True):
+                values = flat[begin : begin + size * self.width]
+                steps[target : target + size] = values.reshape(size, self.width)
+        else:
+            single = windows.steps
+            first = self._elements(single.chunk) + single.row * self.width
+            steps[single.target] = copy_runs(self._stored, first, self.width)
 
     def _gather_runs(
         self,
@@ -247,7 +292,7 @@ class Column:
         # Rows that follow each other in source and target are converted together.
         joined = (np.diff(chunk) == 0) & (np.diff(row) == length) & (np.diff(target) == length)
         begins = np.concatenate([[0], np.nonzero(~joined)[0] + 1, [len(chunk)]]).tolist()
-        for begin, end in zip(begins[:-1], begins[1:], strict=True):
+        for begin, end in itertools.pairwise(begins):
             n = (end - begin) * length
             first = int(target[begin])
             values = self._chunk_values(int(chunk[begin])).slice(int(row[begin]), n)

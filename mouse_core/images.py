@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -87,7 +87,7 @@ def _check_pixels(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
         )
     if array.dtype != np.uint8 and array.size and (array.min() < 0 or array.max() > 255):
         raise ValueError(f"expected pixels 0..255, found {int(array.min())}..{int(array.max())}")
-    return cast("npt.NDArray[np.uint8]", array.astype(np.uint8).reshape(*array.shape[:2], -1))
+    return array.astype(np.uint8).reshape(*array.shape[:2], -1)
 
 
 def _shown(value: object) -> str:

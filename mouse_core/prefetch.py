@@ -30,8 +30,8 @@ class Loader(Generic[T]):
     Args:
         source: Where batches come from.
         store: The store to refresh from; None where there is none.
-        maker: Gives, for a source, the function from an index to a batch, or to what ``hand_over`` makes one of. It runs
-            in the worker threads, and must not hold on to the loader.
+        maker: Gives, for a source, the function from an index to a batch, or to what ``hand_over`` makes one of. It
+            runs in the worker threads, and must not hold on to the loader.
         hand_over: Runs in the caller's thread for every batch that is delivered.
         prefetch: Batches to compute ahead.
         num_workers: Threads that compute; 0: the caller's.
@@ -160,9 +160,7 @@ class Loader(Generic[T]):
                 self._snapshot(numbers["rows"]), epoch_start=numbers["epoch_start"], seed=seed
             )
         except (ConfigError, KeyError) as error:
-            raise StateError(
-                f"state: expected one of this dataset and configuration, found: {error}"
-            ) from error
+            raise StateError(f"state: expected one of this dataset and configuration, found: {error}") from error
         if source.fingerprint != state["fingerprint"]:
             raise StateError(
                 f"state: expected the fingerprint {source.fingerprint} of this dataset and configuration, "

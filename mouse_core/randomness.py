@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -28,7 +28,10 @@ _scratch = threading.local()
 
 
 class Purpose(IntEnum):
-    """What random numbers are for; different purposes never share bits. Values are part of the stream: add, never change."""
+    """What random numbers are for; different purposes never share bits.
+
+    Values are part of the stream: new ones are added, old ones never change.
+    """
 
     WINDOWS = 1
     EPOCH = 2
@@ -71,7 +74,7 @@ class Key:
         words = state["state"]
         words["key"][:] = (self.seed, int(self.purpose))
         words["counter"][:] = (0, self.call, self.index, 0)
-        generator.state = state
+        generator.state = cast("Any", state)
         drawn: npt.NDArray[np.uint64] = generator.random_raw(n)
         return drawn
 
@@ -97,7 +100,8 @@ def _kept_generator() -> tuple[np.random.Philox, dict[str, Any]]:
         kept: tuple[np.random.Philox, dict[str, Any]] = _scratch.philox
     except AttributeError:
         generator = np.random.Philox(key=0)
-        kept = _scratch.philox = (generator, dict(generator.state))
+        state: dict[str, Any] = dict(cast("dict[str, Any]", generator.state))
+        kept = _scratch.philox = (generator, state)
     return kept
 
 

@@ -48,9 +48,7 @@ class Snapshot:
     rows for what exists only in memory.
     """
 
-    def __init__(
-        self, segments: Sequence[Segment], config: SnapshotConfig, num_rows: int | None = None
-    ) -> None:
+    def __init__(self, segments: Sequence[Segment], config: SnapshotConfig, num_rows: int | None = None) -> None:
         self.segments = tuple(segment for segment in segments if segment.num_rows)
         self.config = config
         total = sum(segment.num_rows for segment in self.segments)
@@ -62,9 +60,7 @@ class Snapshot:
         return self.num_rows
 
     def __repr__(self) -> str:
-        return (
-            f"Snapshot(num_rows={self.num_rows}, fields={list(self.readers)}, alignment={self.alignment!r})"
-        )
+        return f"Snapshot(num_rows={self.num_rows}, fields={list(self.readers)}, alignment={self.alignment!r})"
 
     @property
     def alignment(self) -> Alignment:
@@ -105,9 +101,7 @@ class Snapshot:
         digest = hashlib.sha256()
         kinds = {name: str(self.config.types[name]) for name in columns}
         digest.update(json.dumps([self.num_rows, self.alignment, kinds], sort_keys=True).encode())
-        for row in np.unique(
-            np.linspace(0, max(self.num_rows - 1, 0), _SAMPLED_ROWS).astype(np.int64)
-        ).tolist():
+        for row in np.unique(np.linspace(0, max(self.num_rows - 1, 0), _SAMPLED_ROWS).astype(np.int64)).tolist():
             if row < self.num_rows:
                 values = self.row(row)
                 digest.update(b"".join(_canonical(values.get(name)) for name in columns))

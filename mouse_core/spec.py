@@ -75,9 +75,7 @@ class Field:
         if self.shape is not None:
             shape = tuple(int(size) for size in self.shape)
             if any(size < 1 for size in shape):
-                raise ConfigError(
-                    f"field {self.name!r}: expected a shape of positive sizes, found {self.shape!r}"
-                )
+                raise ConfigError(f"field {self.name!r}: expected a shape of positive sizes, found {self.shape!r}")
             object.__setattr__(self, "shape", shape)
 
 

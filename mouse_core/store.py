@@ -56,9 +56,7 @@ class DatasetStore:
         return self._sealed_rows + self._appender.count
 
     def __repr__(self) -> str:
-        return (
-            f"DatasetStore(num_rows={len(self)}, columns={list(self.columns)}, alignment={self.alignment!r})"
-        )
+        return f"DatasetStore(num_rows={len(self)}, columns={list(self.columns)}, alignment={self.alignment!r})"
 
     @property
     def alignment(self) -> Alignment:
@@ -83,9 +81,7 @@ class DatasetStore:
         """
         snapshot = self.snapshot()
         if not -snapshot.num_rows <= row < snapshot.num_rows:
-            raise IndexError(
-                f"store: expected a row in {-snapshot.num_rows}..{snapshot.num_rows - 1}, found {row}"
-            )
+            raise IndexError(f"store: expected a row in {-snapshot.num_rows}..{snapshot.num_rows - 1}, found {row}")
         values = snapshot.row(row % snapshot.num_rows)
         return {name: values.get(name) for name in self._schema.arrow_types}
 
@@ -221,8 +217,7 @@ class DatasetStore:
         starts = np.arange(len(encoder))
         windows = snapshot.locate(starts, 1)
         return {
-            name: reader.read(windows, starts, reader.spec.dtype)[:, 0]
-            for name, reader in snapshot.readers.items()
+            name: reader.read(windows, starts, reader.spec.dtype)[:, 0] for name, reader in snapshot.readers.items()
         }
 
 

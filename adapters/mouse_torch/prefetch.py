@@ -93,7 +93,5 @@ def _check_device(device: str | torch.device | None) -> torch.device:
 def _check_pin(pin_memory: bool | None) -> bool:
     there = torch.accelerator.is_available()
     if pin_memory and not there:
-        raise ConfigError(
-            "pin_memory: expected an accelerator for pinned memory, found none; use None or False"
-        )
+        raise ConfigError("pin_memory: expected an accelerator for pinned memory, found none; use None or False")
     return there if pin_memory is None else bool(pin_memory)

@@ -105,7 +105,7 @@ def device_maker(source: BatchSource, *, device: torch.device, pin: bool) -> Cal
     Bytes travel in their stored dtypes and are widened on the device. On CUDA copies run on a stream of their own,
     so that they overlap with the training step; ``hand_over`` makes the consumer's stream wait for them.
     """
-    stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+    stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
     return partial(_make_on_device, source, device, pin, stream)
 
 
@@ -120,13 +120,11 @@ def _make_on_device(
     source.gather(plan, layout.arrays(slab), widen=False)
     with torch.cuda.stream(stream):  # no effect for None
         moved = layout.tensors(slab.to(device, non_blocking=pin))
-        wide = {
-            name: tensor.to(torch_dtype(np.dtype(source.spec[name].dtype))) for name, tensor in moved.items()
-        }
+        wide = {name: tensor.to(torch_dtype(np.dtype(source.spec[name].dtype))) for name, tensor in moved.items()}
         batch = TensorDict(wide, batch_size=[len(plan.starts), plan.length], device=device)
         event = None
         if stream is not None:
-            event = torch.cuda.Event()
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(stream)
     return InFlight(batch, event)
 

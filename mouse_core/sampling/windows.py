@@ -124,9 +124,7 @@ class CyclicWindows:
         return np.concatenate(parts) * self.sequence_length
 
 
-def window_sampler(
-    sampling: str, *, sequence_length: int, batch_size: int, drop_last: bool = True
-) -> Sampler:
+def window_sampler(sampling: str, *, sequence_length: int, batch_size: int, drop_last: bool = True) -> Sampler:
     """The sampler of a name: "random", "last", "sequential" or "batch".
 
     Raises:
