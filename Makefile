@@ -43,7 +43,7 @@ types: $(VENV)/.installed-test $(VENV)/.installed-dev  ## check the types of the
 	$(PY) -m mypy $(PACKAGES)
 
 docs: $(VENV)/.installed-docs  ## build the documentation into site/ and check its links
-	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict
 	$(PY) scripts/check_links.py site
 
 docs-serve: $(VENV)/.installed-docs  ## show the documentation in a browser, following edits

@@ -8,6 +8,8 @@ program, and may import from tests.
 
 from __future__ import annotations
 
+import ast
+import inspect
 import os
 import re
 import shlex
@@ -22,11 +24,7 @@ from urllib.parse import urlsplit
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-TOP = [
-    path
-    for path in (ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md"))
-    if path.exists()
-]
+TOP = [path for path in (ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")) if path.exists()]
 PAGES = [*TOP, *sorted((ROOT / "docs").rglob("*.md"))]
 SETUP = ROOT / "tests" / "docs_setup"
 
@@ -132,9 +130,7 @@ def test_blocks_say_what_they_are(page: Path) -> None:
             )
 
 
-MAKE_TARGETS = set(
-    re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
-)
+MAKE_TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE))
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 FOLDERS = {".ci", "adapters", "docs", "examples", "mouse_core", "scripts", "tests"}
 
@@ -205,32 +201,79 @@ def test_the_reference_is_complete() -> None:
                 parts = path.relative_to(root).with_suffix("").parts
                 if not any(part.startswith("_") for part in parts):
                     public.add(".".join(parts))
-    missing = {
-        module for module in public if not any(f"{module}.".startswith(f"{shown}.") for shown in directives)
-    }
+    missing = {module for module in public if not any(f"{module}.".startswith(f"{shown}.") for shown in directives)}
     assert not missing, f"docs/reference/ lacks {sorted(missing)}"
+
+
+ENTRY = re.compile(r"^( +)(\*{0,2}\w+(?:, \*{0,2}\w+)*)(?: \(.*?\))?: ")
+
+
+def described(docstring: str) -> set[str]:
+    """The parameters that the Args section of a docstring describes."""
+    found: set[str] = set()
+    lines = iter(inspect.cleandoc(docstring).splitlines())
+    if "Args:" not in lines:  # consumes the lines up to the section
+        return found
+    depth: str | None = None
+    for line in lines:
+        if line and not line.startswith(" "):
+            break
+        if (match := ENTRY.match(line)) and (depth is None or match[1] == depth):
+            depth = match[1]
+            found |= {name.strip("*") for name in match[2].split(", ")}
+    return found
+
+
+def stale_parameters(tree: ast.Module) -> list[str]:
+    """Parameters that docstrings describe and that are not there."""
+    problems = []
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            continue
+        taken: set[str] = set()
+        functions = [node]
+        if isinstance(node, ast.ClassDef):
+            functions = [item for item in node.body if getattr(item, "name", "") == "__init__"]
+            fields = [item for item in node.body if isinstance(item, ast.AnnAssign)]
+            taken = {item.target.id for item in fields if isinstance(item.target, ast.Name)}
+            if not functions and not fields:
+                continue  # what it takes is said by its base class
+        for function in functions:
+            taken |= {item.arg for item in ast.walk(function.args) if isinstance(item, ast.arg)}
+        stale = described(ast.get_docstring(node, clean=False) or "") - taken
+        problems += [f"line {node.lineno}, {node.name}: {name}" for name in sorted(stale)]
+    return problems
+
+
+MODULES = [path for folder in ("mouse_core", "adapters") for path in sorted((ROOT / folder).rglob("*.py"))]
+
+
+@pytest.mark.parametrize("module", MODULES, ids=named)
+def test_docstrings_describe_parameters_that_exist(module: Path) -> None:
+    assert not stale_parameters(ast.parse(module.read_text(encoding="utf-8")))
 
 
 def test_the_checks_can_fail(tmp_path: Path) -> None:
     """The readers of pages see what they should see."""
-    page = (
-        "Text.\n\n```python\nx = 1\n```\n\n=== Tab\n\n    ```python\n    assert x == 2, 'second'\n    ```\n"
-    )
+    page = "Text.\n\n```python\nx = 1\n```\n\n=== Tab\n\n    ```python\n    assert x == 2, 'second'\n    ```\n"
     assert [block.line for block in blocks(page)] == [4, 10]
     done = run_page(ROOT / "docs" / "nowhere.md", page, tmp_path)
     assert done.returncode == 1
     assert 'File "docs/nowhere.md", line 10' in done.stderr
     assert "AssertionError: second" in done.stderr
 
-    assert not command_problems(
-        "make test  # all of it\npip install 'mouse-data[torch]'\npip install -e '.[test]'"
-    )
+    assert not command_problems("make test  # all of it\npip install 'mouse-data[torch]'\npip install -e '.[test]'")
     assert command_problems("make tset") == ["make tset: no such target"]
     assert command_problems("python examples/no.py") == ["examples/no.py: no such file"]
-    assert command_problems("pip install 'mouse-data[tensorflow]'") == [
-        "mouse-data[tensorflow]: no such extra"
-    ]
+    assert command_problems("pip install 'mouse-data[tensorflow]'") == ["mouse-data[tensorflow]: no such extra"]
     assert headings("# The `one` idea\n```bash\n# not a heading\n```\n## Words, and more") == {
         "the-one-idea",
         "words-and-more",
     }
+
+    text = "Do.\n\n    Args:\n        a, b: Two: of\n            them: 2.\n        *c: More.\n\n    Returns:\n        d: no."
+    assert described(text) == {"a", "b", "c"}
+    assert stale_parameters(ast.parse(f'def f(a, *c):\n    """{text}"""')) == ["line 1, f: b"]
+    assert not stale_parameters(
+        ast.parse(f'class F:\n    """{text}"""\n    a: int\n    def __init__(self, b, *c): ...')
+    )

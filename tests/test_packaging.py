@@ -94,9 +94,7 @@ def at_import(tree: ast.Module) -> ast.Module:
 
 
 CORE = modules(ROOT / "mouse_core")
-ALL = CORE | {
-    name: path for package in ADAPTERS for name, path in modules(ROOT / "adapters" / package).items()
-}
+ALL = CORE | {name: path for package in ADAPTERS for name, path in modules(ROOT / "adapters" / package).items()}
 
 
 def is_private(module: str) -> bool:
@@ -105,9 +103,7 @@ def is_private(module: str) -> bool:
 
 def floor(module: str, seen: tuple[str, ...] = ()) -> int:
     """The floor a module of mouse_core stands on."""
-    assert module != "mouse_core", (
-        f"{' -> '.join(seen)}: import from the module itself, not from the package above it"
-    )
+    assert module != "mouse_core", f"{' -> '.join(seen)}: import from the module itself, not from the package above it"
     assert module not in seen, f"modules import each other in a circle: {' -> '.join((*seen, module))}"
     place = module.split(".")[1]
     for number, names in enumerate(FLOORS):
@@ -167,9 +163,7 @@ print(json.dumps({"cost": cost, "modules": sorted({name.split(".")[0] for name i
 
 def import_report() -> tuple[float, set[str]]:
     """Processor seconds that `import mouse_core` takes in a fresh interpreter, and the packages it loads."""
-    run = subprocess.run(
-        [sys.executable, "-c", IMPORT_REPORT], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    run = subprocess.run([sys.executable, "-c", IMPORT_REPORT], cwd=ROOT, capture_output=True, text=True, check=True)
     report = json.loads(run.stdout)
     return report["cost"], set(report["modules"])
 
