@@ -271,7 +271,9 @@ def test_the_checks_can_fail(tmp_path: Path) -> None:
         "words-and-more",
     }
 
-    text = "Do.\n\n    Args:\n        a, b: Two: of\n            them: 2.\n        *c: More.\n\n    Returns:\n        d: no."
+    text = (
+        "Do.\n\n    Args:\n        a, b: Two: of\n            them: 2.\n        *c: X.\n\n    Returns:\n        d: Y."
+    )
     assert described(text) == {"a", "b", "c"}
     assert stale_parameters(ast.parse(f'def f(a, *c):\n    """{text}"""')) == ["line 1, f: b"]
     assert not stale_parameters(
