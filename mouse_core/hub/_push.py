@@ -139,8 +139,7 @@ def push_to_hub(
             extended.
         SchemaError: Types or alignments that do not go together; names the column and the splits.
         DataError: An image file that a row refers to cannot be read.
-        huggingface_hub.errors.HfHubHTTPError: The Hub refused: wrong token, no right to write, five
-        conflicts.
+        huggingface_hub.errors.HfHubHTTPError: The Hub refused: wrong token, no right to write, five conflicts.
     """
     options = check_options(max_shard_size, max_rows_per_shard, compression, temp_dir)
     check_names(repo_id, splits, revision, commit_message)
