@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._convert import convert
 from mouse_core._dense import RowError
 from mouse_core._layout import ColumnType, check_readable, fixed_shape
 from mouse_core._segments import Segment
-from mouse_core.columns import Column, Windows
+from mouse_core._windows import WindowsPart
+from mouse_core.columns import Column
 from mouse_core.errors import DataError, MissingFieldError, SchemaError
 from mouse_core.images import decode_image
 from mouse_core.spec import Field, FieldSpec
@@ -23,29 +23,40 @@ class FieldReader:
 
     Args:
         field: The field.
-        spec: Its dtype and shape.
+        spec: Its dtypes and shape.
         column: Its column.
         bounds: Lowest and highest value allowed; None: any.
+        widenable: Whether the stored dtype can hold what the field makes of nulls and short rows.
     """
 
-    def __init__(self, field: Field, spec: FieldSpec, column: Column, bounds: tuple[int, int] | None) -> None:
+    def __init__(
+        self, field: Field, spec: FieldSpec, column: Column, bounds: tuple[int, int] | None, *, widenable: bool
+    ) -> None:
         self.field = field
         self.spec = spec
         self._column = column
-        self._bounds = None if _always_within(column.dtype, bounds) else bounds
+        self._bounds = None if _always_within(column.kind.dtype, bounds) else bounds
+        self._widenable = widenable
+
+    @property
+    def identity(self) -> list[Any]:
+        """What decides about the field's values, but for the dtype they are delivered in."""
+        spec = self.spec
+        return [spec.name, spec.column, spec.shape, spec.image_shape, repr(self.field.fill), repr(self.field.pad)]
+
+    def travel_dtype(self, dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
+        """The narrowest dtype to gather in where values are widened to ``dtype`` later, without loss."""
+        stored = self._column.kind.dtype
+        narrow = self._widenable and np.can_cast(stored, dtype, "safe") and stored.itemsize <= dtype.itemsize
+        return stored if narrow else dtype
 
     def read(
-        self,
-        windows: Windows,
-        starts: npt.NDArray[np.int64],
-        dtype: np.dtype[np.generic],
-        out: npt.NDArray[np.generic] | None = None,
+        self, windows: WindowsPart, dtype: np.dtype[np.generic], out: npt.NDArray[np.generic] | None = None
     ) -> npt.NDArray[Any]:
         """The windows' values.
 
         Args:
             windows: Where they lie.
-            starts: The snapshot's rows at which they begin, for messages.
             dtype: What to deliver.
             out: Where to write, ``[n, S, *shape]`` of ``dtype``, C-contiguous; by default a fresh array.
 
@@ -55,22 +66,17 @@ class FieldReader:
         Raises:
             DataError: A value that the field does not allow.
         """
+        n, length = len(windows), windows.block.length
         try:
-            direct = out is not None and out.dtype == self._column.dtype
-            flat = None if not direct or out is None else out.reshape(windows.count, windows.length, -1)
-            values = self._column.gather(windows, flat)
+            values = self._column.gather(windows, dtype, None if out is None else out.reshape(n, length, -1))
             if self._bounds is not None:
                 self._check_bounds(values)
-            converted = convert(values, dtype)
         except RowError as error:
-            raise self._error(str(error), starts, windows.length, error.row) from error
+            row = windows.row_of(error.row)
+            raise DataError(f"{self.spec.name}: {error} at row {row} (column {self.spec.column!r})") from error
         except ValueError as error:
             raise DataError(f"{self.spec.name}: {error} (column {self.spec.column!r})") from error
-        if out is None:
-            return converted.reshape(windows.count, windows.length, *self.spec.shape)
-        if not direct:
-            out[...] = converted.reshape(out.shape)
-        return out
+        return values.reshape(n, length, *self.spec.shape) if out is None else out
 
     def _check_bounds(self, values: npt.NDArray[Any]) -> None:
         low, high = self._bounds or (0, 0)
@@ -84,17 +90,6 @@ class FieldReader:
         row, place = np.argwhere(outside)[0].tolist()
         found = values.reshape(outside.shape)[row, place]
         raise RowError(row, f"expected {_shown_bounds(self.spec.name, low, high)}, found {found}")
-
-    def _error(self, message: str, starts: npt.NDArray[np.int64], length: int, row: int) -> DataError:
-        where = int(starts[row // length]) + row % length
-        return DataError(f"{self.spec.name}: {message} at row {where} (column {self.spec.column!r})")
-
-
-def travel_dtype(reader: FieldReader, dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
-    """The narrowest dtype a field can be gathered in and later be widened to ``dtype`` without loss."""
-    gathered = reader._column.dtype
-    safe = np.can_cast(gathered, dtype, "safe") and gathered.itemsize <= dtype.itemsize
-    return gathered if safe else dtype
 
 
 def bind_fields(
@@ -116,21 +111,12 @@ def bind_fields(
     if not rows:
         return {}
     readers: dict[str, FieldReader] = {}
-    actions = max_action_dim
-    # The number of actions may come from q_star's width, so q_star is bound first.
-    for name in sorted(fields, key=lambda name: name != "q_star"):
-        field = fields[name]
-        declared = {
-            "q_star": actions,
-            "obs_continuous": max_obs_continuous_dim,
-            "action": max_action_dim,
-        }.get(name)
-        reader = _bind(segments, field, types.get(field.column), declared, actions, rows)
+    widths = {"q_star": max_action_dim, "obs_continuous": max_obs_continuous_dim, "action": max_action_dim}
+    for name, field in fields.items():
+        reader = _bind(segments, field, types.get(field.column), widths.get(name), rows)
         if reader is not None:
             readers[name] = reader
-            if name == "q_star" and actions is None:
-                actions = reader.spec.shape[-1]
-    return {name: readers[name] for name in fields if name in readers}
+    return readers
 
 
 def _bind(
@@ -138,14 +124,13 @@ def _bind(
     field: Field,
     kind: ColumnType | None,
     declared: int | None,
-    actions: int | None,
     rows: int,
 ) -> FieldReader | None:
     if kind is None:
         if field.required:
             raise MissingFieldError(f"{field.name}: expected a column {field.column!r}, found none")
         return None
-    check_readable(kind, column=field.column, image=field.image)
+    check_readable(kind, column=field.column, image=field.image, max_ndim=field.max_ndim)
     first = None if kind.kind == "null" else _first_value(segments, field.column, rows)
     if first is None:
         if field.required:
@@ -154,20 +139,17 @@ def _bind(
     shape = _shape(segments, field, kind, first, declared)
     vector = bool(shape) and field.vector_dtype is not None
     dtype = np.dtype(field.vector_dtype if vector else field.dtype if field.dtype is not None else kind.dtype)
-    gathered = kind.dtype
-    for special in (field.fill, field.pad):
-        if special is not None and not _representable(special, gathered):
-            gathered = np.promote_types(gathered, dtype)
-    parts = [segment.part(field.column) for segment in segments]
-    column = Column(kind, shape, parts, dtype=gathered, fill=field.fill, pad=field.pad)
+    specials = [special for special in (field.fill, field.pad) if special is not None]
+    column = Column(kind, shape, [segment.part(field.column) for segment in segments], fill=field.fill, pad=field.pad)
     bounds = field.bounds
-    if field.name == "action" and not shape and actions is not None and bounds is None:
-        bounds = (0, actions - 1)
+    if field.name == "action" and not shape and declared is not None and bounds is None:
+        bounds = (0, declared - 1)
     image_shape = shape if field.image else None
     delivered = (int(np.prod(shape)),) if field.image else shape
     spec = FieldSpec(field.name, dtype, delivered, field.column, image_shape=image_shape)  # type: ignore[arg-type]
-    reader = FieldReader(field, spec, column, bounds)
-    reader.spec = spec.replace(stored_dtype=travel_dtype(reader, dtype))
+    widenable = all(_representable(special, kind.dtype) for special in specials)
+    reader = FieldReader(field, spec, column, bounds, widenable=widenable)
+    reader.spec = spec.replace(stored_dtype=reader.travel_dtype(dtype))
     return reader
 
 

@@ -36,6 +36,8 @@ def convert(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     else:
         limits = np.iinfo(dtype)
         lowest, highest = int(limits.min), int(limits.max)
+    if array.dtype.kind == "f":
+        array = array.astype(np.float64)  # float16 cannot be compared with such limits
     # Written so that NaN counts as outside. Above 2**53 float limits round up, hence the strict comparison.
     beyond = array > highest if array.dtype.kind != "f" else array >= float(highest) + (highest < 2**53)
     outside = ~(array >= lowest) | beyond

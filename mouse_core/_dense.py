@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mouse_core._convert import convert
 from mouse_core._layout import ColumnType, is_list
 from mouse_core.images import decode_image
 
@@ -36,13 +37,14 @@ def dense_rows(
         array: Rows of one column.
         kind: The column's type.
         shape: The shape of one row; images as ``(H, W, C)``.
-        dtype: Of the result; conversions as ``astype`` does them.
+        dtype: Of the result.
         fill: What a null row or value becomes; None: an error.
         pad: What rows shorter than ``shape`` are filled up with; None: an error.
 
     Raises:
         RowError: A null without ``fill``, a row that is wider than ``shape``, or narrower without ``pad``, an image
             that cannot be read or is of another size.
+        ValueError: A value does not fit ``dtype``.
     """
     while isinstance(array, pa.ExtensionArray):
         array = array.storage
@@ -62,9 +64,10 @@ def dense_rows(
     elif width > 1 and pad is None:
         raise RowError(0, f"expected {width} values, found a single one")
     else:
-        out[:, :1] = _numbers(array, fill)[:, None]
+        out[:, :1] = convert(_numbers(array, fill), dtype)[:, None]
         out[:, 1:] = 0 if pad is None else pad
-        out[nulls] = fill
+        if fill is not None:
+            out[nulls] = fill
     return out
 
 
@@ -104,7 +107,8 @@ def _fill_lists(
     row_of_leaf = np.repeat(np.arange(len(array)), lengths)
     if fill is None and inner_nulls.any():
         raise RowError(int(row_of_leaf[inner_nulls.argmax()]), "expected a number, found null inside a list")
-    values = _numbers(leaves, fill).astype(out.dtype)
+    values = convert(_numbers(leaves, fill), out.dtype)
+    values = values.copy() if fill is not None else values
     if fill is not None:
         values[inner_nulls] = fill
     out[:] = 0 if pad is None else pad
@@ -129,4 +133,4 @@ def _fill_row_by_row(
             raise RowError(row, f"expected shape {list(shape)}, found {list(found.shape)}")
         if found.dtype.kind not in "biuf":
             raise RowError(row, f"expected numbers, found {found.dtype}")
-        out[row] = found.reshape(-1)
+        out[row] = convert(found.reshape(-1), out.dtype)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
 
 from mouse_core._layout import column_type
+from mouse_core._schema import StoreSchema
 from mouse_core._segments import Segment
-from mouse_core.errors import ConfigError
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.images import encode_png
 from mouse_core.snapshot import Snapshot
 
 
@@ -81,3 +83,32 @@ def _with_features(segment: Segment, features: Any) -> Any:
     if segment.origin is not None and segment.indices is not None:
         dataset = dataset.select(segment.indices.column(0).to_numpy())
     return dataset
+
+
+def rows_to_table(batch: Mapping[str, Sequence[Any]], schema: StoreSchema) -> pa.Table:
+    """Values by column, as ``datasets`` yields them, as a table of the columns that the schema's fields read.
+
+    Raises:
+        DataError: A column whose values are of no one type, or an image that cannot be read.
+    """
+    columns = {}
+    for name, values in batch.items():
+        field = schema.by_column.get(name)
+        if field is None:
+            continue
+        known = schema.arrow_types.get(name)
+        try:
+            if field.image and (known is None or column_type(known).kind == "image"):
+                encoded = [None if value is None else encode_png(value) for value in values]
+                columns[name] = pa.array(encoded, pa.binary())
+            else:
+                storage = getattr(known, "storage_type", known)
+                columns[name] = pa.array([_plain(value) for value in values], storage)
+        except (ValueError, TypeError, pa.ArrowException) as error:
+            raise DataError(f"{field.name}: {error} (column {name!r})") from error
+    return pa.table(columns)
+
+
+def _plain(value: Any) -> Any:
+    """Arrays of more than one dimension as nested lists, which is how Arrow takes them."""
+    return value.tolist() if getattr(value, "ndim", 0) > 1 else value

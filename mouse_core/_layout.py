@@ -141,8 +141,11 @@ def _offsets(array: pa.Array) -> npt.NDArray[Any]:
     return np.frombuffer(array.buffers()[1], np.int64 if wide else np.int32)
 
 
-def check_readable(kind: ColumnType, *, column: str, image: bool) -> None:
+def check_readable(kind: ColumnType, *, column: str, image: bool, max_ndim: int | None) -> None:
     """Raise SchemaError if a field cannot be read from a column of this type."""
+    if max_ndim is not None and kind.depth > max_ndim:
+        wanted = "numbers" if not max_ndim else f"numbers or lists of {max_ndim} dimension{'s' * (max_ndim > 1)}"
+        raise SchemaError(f"column {column!r}: expected {wanted}, found {kind}")
     readable = ("scalar", "list", "null", "image") if image else ("scalar", "list", "null")
     if kind.kind not in readable or (image and kind.kind == "list" and kind.depth not in (2, 3)):
         wanted = "images or lists [H, W] or [H, W, C] of integers" if image else "numbers or lists of numbers"

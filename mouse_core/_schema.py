@@ -71,7 +71,8 @@ class StoreSchema:
             for name, data_type in segment.types.items():
                 kind = column_type(data_type)
                 if name in self.by_column:
-                    check_readable(kind, column=name, image=self.by_column[name].image)
+                    field = self.by_column[name]
+                    check_readable(kind, column=name, image=field.image, max_ndim=field.max_ndim)
                 known = types.get(name, kind)
                 if known != kind and "null" not in (known.kind, kind.kind):
                     raise SchemaError(
@@ -125,7 +126,10 @@ class StoreSchema:
                     bounds=None if field is None else self._bounds(field),
                 )
                 if field is not None:
-                    check_readable(columns[name].kind, column=name, image=field.image)
+                    kind = columns[name].kind
+                    check_readable(kind, column=name, image=field.image, max_ndim=field.max_ndim)
+            except SchemaError as error:
+                raise DataError(f"{error} at row {at}") from error
             except REFUSALS as error:
                 raise DataError(f"column {name!r}: {error} at row {at}") from error
         return columns

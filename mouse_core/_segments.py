@@ -10,7 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._layout import column_type
-from mouse_core.columns import IRREGULAR, Column, Layout, Windows
+from mouse_core._windows import Windows
+from mouse_core.columns import IRREGULAR, Column, Layout
 
 
 class Segment:
@@ -46,42 +47,42 @@ class Segment:
         """The first row of every chunk, and the end, int64 ``[chunks + 1]``; one for all columns."""
         columns = self.table.columns
         if self._same_chunks:
-            # Tables read from files have record batches, the same for all columns; SegmentColumn checks each.
-            lengths = [len(chunk) for chunk in columns[0].iterchunks()]
-            return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-        ends = [np.cumsum([len(chunk) for chunk in column.iterchunks()]) for column in columns]
-        return np.union1d(np.concatenate(ends), [0]).astype(np.int64)
+            return _chunk_starts(columns[0])
+        return np.unique(np.concatenate([_chunk_starts(column) for column in columns]))
 
     @cached_property
     def _same_chunks(self) -> bool:
-        return len({column.num_chunks for column in self.table.columns}) == 1
+        """Whether all columns are cut at the same rows, so that chunk ``k`` of each holds the same rows."""
+        if self.origin is not None and _is_mapped(self.origin.data):
+            return True  # record batches; looking at each of them would take longer than the first batch
+        first, *others = (_chunk_starts(column) for column in self.table.columns)
+        return all(np.array_equal(first, starts) for starts in others)
 
     def part(self, name: str) -> SegmentColumn:
         """One column; all null if the segment has no such column."""
         if name not in self._parts:
             column = self.table.column(name) if name in self.table.schema.names else None
-            self._parts[name] = SegmentColumn(column, self.chunk_starts)
+            self._parts[name] = SegmentColumn(column, self.chunk_starts, same_chunks=self._same_chunks)
         return self._parts[name]
 
     @cached_property
     def _indices_starts(self) -> npt.NDArray[np.int64]:
-        chunks = [] if self.indices is None else self.indices.column(0).iterchunks()
-        return np.concatenate([[0], np.cumsum([len(chunk) for chunk in chunks])]).astype(np.int64)
+        return np.zeros(1, np.int64) if self.indices is None else _chunk_starts(self.indices.column(0))
 
     @cached_property
     def _indices_column(self) -> Column | None:
         if self.indices is None:
             return None
         numbers = self.indices.column(0)
-        part = SegmentColumn(numbers, self._indices_starts)
-        return Column(column_type(numbers.type), (), [part], dtype=np.dtype(np.uint64), fill=None, pad=None)
+        part = SegmentColumn(numbers, self._indices_starts, same_chunks=True)
+        return Column(column_type(numbers.type), (), [part], fill=None, pad=None)
 
     def row_numbers(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The table's rows behind the segment's ``rows`` (int64 ``[n]``); only where there are row numbers."""
         if self._indices_column is None:
             return rows
-        windows = Windows(self._indices_starts, rows, 1)
-        return self._indices_column.gather(windows).reshape(-1).astype(np.int64)
+        windows = Windows(self._indices_starts, rows, 1).whole()
+        return self._indices_column.gather(windows, np.dtype(np.int64)).reshape(-1)
 
     def first_value(self, name: str, rows: int) -> Any:
         """The first value among the first ``rows`` rows that is not null, as Python; None where all are."""
@@ -120,36 +121,33 @@ class SegmentColumn:
     Args:
         column: The values; None where the segment has no such column, which reads as nulls.
         chunk_starts: See ``Segment.chunk_starts``.
+        same_chunks: Whether the column's own chunks begin there; otherwise each of them lies in one of the column's.
     """
 
-    def __init__(self, column: pa.ChunkedArray | None, chunk_starts: npt.NDArray[np.int64]) -> None:
+    def __init__(
+        self, column: pa.ChunkedArray | None, chunk_starts: npt.NDArray[np.int64], *, same_chunks: bool
+    ) -> None:
         self._column = column
         self._starts = chunk_starts
-        self._kept: dict[int, pa.Array] = {}
+        self._same_chunks = same_chunks
         self.layout = Layout(len(chunk_starts) - 1)
         if column is None:
             self.layout.element[:] = IRREGULAR
 
-    @property
-    def chunks(self) -> int:
-        """Number of chunks."""
-        return len(self._starts) - 1
-
     def chunk(self, number: int) -> pa.Array:
-        """The values of one chunk, without a copy wherever the column's own chunks allow it."""
+        """The values of one chunk, without a copy."""
         first, n = int(self._starts[number]), int(self._starts[number + 1] - self._starts[number])
         if self._column is None:
             return pa.nulls(n)
-        if number in self._kept:
-            return self._kept[number]
-        if self._column.num_chunks == self.chunks:
-            array = self._column.chunk(number)
-            if len(array) == n:
-                return array
-        sliced = self._column.slice(first, n)
-        if sliced.num_chunks == 1:
-            return sliced.chunk(0)
-        # As many chunks as the other columns, of other lengths: no file does that. The copy must outlive the addresses
-        # that were taken from it.
-        self._kept[number] = pa.concat_arrays(sliced.chunks)
-        return self._kept[number]
+        return self._column.chunk(number) if self._same_chunks else self._column.slice(first, n).chunk(0)
+
+
+def _chunk_starts(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    ends = np.cumsum([len(chunk) for chunk in column.iterchunks()])
+    return np.concatenate([[0], ends]).astype(np.int64)
+
+
+def _is_mapped(table: Any) -> bool:
+    """Whether a table of ``datasets`` consists of mapped files below each other."""
+    blocks = getattr(table, "blocks", [[table]])
+    return all(len(row) == 1 and type(row[0]).__name__ == "MemoryMappedTable" for row in blocks)

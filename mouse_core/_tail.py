@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ import pyarrow as pa
 
 from mouse_core._convert import convert
 from mouse_core._layout import ColumnType
-from mouse_core.images import check_header, encode_png
+from mouse_core.images import check_header, decode_image, encode_png
 
 _FIRST_ROWS = 1024
 _MOST_ROWS = 65_536
@@ -35,6 +36,7 @@ class TailColumn:
         nullable: Whether None is allowed.
         widths: Narrowest and widest row allowed, both included, for vectors of one dimension.
         bounds: Lowest and highest value allowed; None: any.
+        image: Whether values are images, kept as arrays of pixels.
     """
 
     kind: ColumnType
@@ -43,6 +45,7 @@ class TailColumn:
     nullable: bool = False
     widths: tuple[int, int] | None = None
     bounds: tuple[int, int] | None = None
+    image: bool = False
 
     @property
     def row_bytes(self) -> int:
@@ -57,6 +60,9 @@ class ScalarBlock:
         self._values = np.empty(rows, column.kind.dtype)
         self._nulls = np.zeros(rows, np.bool_) if column.nullable else None
         self._kinds = _python_types(column.kind.dtype)
+        # Python floats are wider than these dtypes; NumPy would make them infinite.
+        narrow = column.kind.dtype in (np.float16, np.float32)
+        self._largest = float(np.finfo(self._values.dtype.type(0)).max) if narrow else None
         self._column = column
 
     def put(self, row: int, value: Any) -> None:
@@ -67,6 +73,8 @@ class ScalarBlock:
                 value = 0
         if type(value) not in self._kinds:
             value = _scalar(value, self._values.dtype)
+        if self._largest is not None and not -self._largest <= value <= self._largest and isfinite(value):
+            raise ValueError(f"expected a value that fits {self._values.dtype}, found {value}")
         bounds = self._column.bounds
         if bounds is not None and not bounds[0] <= value <= bounds[1]:
             raise ValueError(f"expected {bounds[0]}..{bounds[1]}, found {value}")
@@ -213,6 +221,8 @@ def prepare(values: Any, column: TailColumn) -> npt.NDArray[Any] | list[Any]:
             )
         if len(array):
             check_vector(array[0], column)
+        if column.image and array.size and (array.min() < 0 or array.max() > 255):
+            raise ValueError(f"expected pixels 0..255, found {array.min()}..{array.max()}")
     elif array.ndim != 1:
         raise ValueError(f"expected one number a row, found arrays of shape {list(array.shape[1:])}")
     array = convert(_check_kind(array, column.kind.dtype), column.kind.dtype)
@@ -228,6 +238,9 @@ def prepare(values: Any, column: TailColumn) -> npt.NDArray[Any] | list[Any]:
 
 def check_vector(value: Any, column: TailColumn) -> npt.NDArray[Any]:
     """``value`` as an array whose kind and shape fit the column, or ValueError."""
+    if column.image:
+        pixels = decode_image(value)
+        value = pixels[:, :, 0] if pixels.shape == (*column.shape, 1) else pixels
     array = value if type(value) is np.ndarray else np.asarray(value)
     if column.widths is not None and array.ndim == 1:
         narrowest, widest = column.widths

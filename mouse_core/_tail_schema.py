@@ -51,7 +51,8 @@ def tail_column(
         if len(row) == 1:
             padded = field is not None and field.pad is not None
             widths = (1 if padded else row[0], row[0])
-        return TailColumn(kind, shape=tuple(row), nullable=nullable, widths=widths)
+        image = field is not None and field.image
+        return TailColumn(kind, shape=tuple(row), nullable=nullable, widths=widths, image=image)
     if kind.kind == "image":
         return TailColumn(kind, arrow_type=known or _IMAGE_STRUCT, nullable=nullable)
     return TailColumn(kind, arrow_type=known or _object_type(value), nullable=nullable)
@@ -77,6 +78,8 @@ def _kept_dtype(array: Any, value: Any, field: Field | None) -> np.dtype[Any]:
     The first reward of an episode is often written as a plain 0; the column must still take 0.5.
     """
     dtype: np.dtype[Any] = array.dtype
+    if field is not None and field.image:
+        return np.dtype(np.uint8)
     wanted: npt.DTypeLike | None = None
     if field is not None:
         wanted = field.vector_dtype if array.ndim and field.vector_dtype is not None else field.dtype

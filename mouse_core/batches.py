@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+import operator
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._binding import FieldReader, travel_dtype
+from mouse_core._binding import FieldReader
+from mouse_core._windows import Windows
 from mouse_core.errors import ConfigError, MissingFieldError
 from mouse_core.randomness import Key, Purpose, check_seed
 from mouse_core.sampling.plan import Plan, Sampler
@@ -20,6 +23,19 @@ from mouse_core.spec import FieldSpec, Spec, check_dtype
 from mouse_core.store import DatasetStore
 
 Batch = dict[str, npt.NDArray[Any]]
+
+# Windows of consecutive batches are located together, about so many: the few dozen array operations that it takes
+# cost the same for 32 windows as for 1,024.
+_WINDOWS_PER_BLOCK = 1024
+_BLOCKS_KEPT = 4
+
+
+class _Block(NamedTuple):
+    """Some consecutive batches: their windows, where each batch's begin, and the sizes of the whole batches."""
+
+    windows: Windows
+    bounds: list[int]
+    sizes: list[int]
 
 
 class BatchSource:
@@ -85,9 +101,12 @@ class BatchSource:
             "required_fields": required_fields,
             "dtypes": dtypes,
         }
+        self._batches_per_block = max(1, _WINDOWS_PER_BLOCK * self.shard[1] // sampling.batch_size)
+        self._blocks: dict[int, _Block] = {}
+        self._lock = threading.Lock()
         self._readers = _choose(self.snapshot.readers, fields, required_fields)
         self._dtypes = _delivered(self._readers, dtypes or {})
-        self._narrow = {name: travel_dtype(reader, self._dtypes[name]) for name, reader in self._readers.items()}
+        self._narrow = {name: reader.travel_dtype(self._dtypes[name]) for name, reader in self._readers.items()}
 
     @property
     def spec(self) -> Spec:
@@ -109,8 +128,9 @@ class BatchSource:
 
     @property
     def fingerprint(self) -> str:
-        """A digest of the data and of everything that decides about a batch, but for the seed."""
-        config = [self.snapshot.fingerprint, repr(self.sampler), list(self._readers)]
+        """A digest of the data and of all that decides about a batch, but for the seed and the delivered dtypes."""
+        fields = [reader.identity for reader in self._readers.values()]
+        config = [self.snapshot.fingerprint, repr(self.sampler), fields]
         return hashlib.sha256(json.dumps(config).encode()).hexdigest()[:32]
 
     def __len__(self) -> int:
@@ -132,12 +152,20 @@ class BatchSource:
 
     def plan(self, index: int) -> Plan:
         """Which windows batch ``index`` consists of, cut to this shard."""
+        index = operator.index(index)
         if index < self.epoch_start:
             raise IndexError(f"batch index: expected at least {self.epoch_start}, found {index}")
-        index = int(index)
-        starts = self.sampler.starts(self.seed, index, self.snapshot, self.epoch_start)
-        plan = Plan(starts, self.sequence_length, Key(self.seed, Purpose.AUGMENT, index), len(starts))
-        return plan if self.shard == (0, 1) else plan.shard(*self.shard)
+        number, within = divmod(index - self.epoch_start, self._batches_per_block)
+        block = self._block(number)
+        begin, end = block.bounds[within], block.bounds[within + 1]
+        return Plan(
+            block.windows.rows[begin:end],
+            self.sequence_length,
+            Key(self.seed, Purpose.AUGMENT, index),
+            block.sizes[within],
+            block.sizes[within] * self.shard[0] // self.shard[1],
+            block.windows.part(begin, end),
+        )
 
     def gather(self, plan: Plan, out: Mapping[str, npt.NDArray[Any]] | None = None, *, widen: bool = True) -> Batch:
         """The plan's windows.
@@ -151,13 +179,42 @@ class BatchSource:
         Raises:
             DataError: A value that its field does not allow; the message names field and row.
         """
-        windows = self.snapshot.locate(plan.starts, plan.length)
+        windows = plan.windows
+        if windows is None:
+            windows = self._locate(plan.starts).whole()
         dtypes = self._dtypes if widen else self._narrow
         out = out or {}
-        return {
-            name: reader.read(windows, plan.starts, dtypes[name], out.get(name))
-            for name, reader in self._readers.items()
-        }
+        return {name: reader.read(windows, dtypes[name], out.get(name)) for name, reader in self._readers.items()}
+
+    def _block(self, number: int) -> _Block:
+        """The batches ``number * n .. (number + 1) * n - 1`` of ``n = batches_per_block``, located together."""
+        block = self._blocks.get(number)
+        if block is None:
+            with self._lock:
+                block = self._blocks.get(number)
+                if block is None:
+                    block = self._compute_block(number)
+                    if len(self._blocks) >= _BLOCKS_KEPT:
+                        self._blocks.pop(next(iter(self._blocks)))
+                    self._blocks[number] = block
+        return block
+
+    def _compute_block(self, number: int) -> _Block:
+        first = self.epoch_start + number * self._batches_per_block
+        rank, count = self.shard
+        parts, sizes = [], []
+        for index in range(first, first + self._batches_per_block):
+            starts = self.sampler.starts(self.seed, index, self.snapshot, self.epoch_start)
+            sizes.append(len(starts))
+            parts.append(starts[len(starts) * rank // count : len(starts) * (rank + 1) // count])
+        bounds = [0, *np.cumsum([len(part) for part in parts]).tolist()]
+        return _Block(self._locate(np.concatenate(parts)), bounds, sizes)
+
+    def _locate(self, starts: npt.NDArray[np.int64]) -> Windows:
+        last = self.snapshot.num_rows - self.sequence_length
+        if len(starts) and not (starts.min() >= 0 and starts.max() <= last):
+            raise ConfigError(f"sampler: expected starts in 0..{last}, found {int(starts.min())}..{int(starts.max())}")
+        return self.snapshot.locate(starts, self.sequence_length)
 
     def with_snapshot(self, snapshot: Snapshot, *, epoch_start: int, seed: int | None = None) -> BatchSource:
         """The same source over other rows, whose first epoch begins at ``epoch_start``."""
@@ -206,7 +263,7 @@ def _check_positive(name: str, value: Any) -> int:
 
 def _check_shard(shard: Any, batch_size: int) -> tuple[int, int]:
     try:
-        rank, count = (int(part) for part in shard)
+        rank, count = (operator.index(part) for part in shard)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"shard: expected (rank, count), found {shard!r}") from error
     if not 0 <= rank < count:

@@ -1,25 +1,26 @@
 """Reading windows of steps out of Arrow columns, in place.
 
 A column is a row of chunks (record batches, one after another, over all segments of a store). Where a chunk's
-values begin is looked up the first time a window touches it; from then on a batch of windows costs one binary
-search, shared by all columns, and one gather a column.
+values begin is looked up the first time a window touches it. Windows are located many at a time, for several
+batches at once; from then on a batch costs one gather a column.
 """
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Sequence
-from functools import cached_property
-from typing import NamedTuple, Protocol
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mouse_core._convert import convert
 from mouse_core._dense import RowError, dense_rows
 from mouse_core._layout import ColumnType, locate_values
 from mouse_core._memory import copy_bits, copy_runs, element_of, flat_view
+from mouse_core._windows import Int64s, Windows, WindowsPart
 
 UNKNOWN = -1
 IRREGULAR = -2
@@ -37,109 +38,6 @@ class Layout:
         self.width = np.zeros(chunks, np.int64)
 
 
-class Windows:
-    """Where windows of ``length`` consecutive steps lie: which chunk, and which row in it.
-
-    Args:
-        chunk_starts: The first row of every chunk, and the end, int64 ``[chunks + 1]``.
-        starts: The first physical row of every window, int64 ``[n]``.
-        length: Steps in a window.
-        scattered: Physical rows of the windows, int64 ``[n, length]``, where some are not consecutive; or None.
-    """
-
-    def __init__(
-        self,
-        chunk_starts: npt.NDArray[np.int64],
-        starts: npt.NDArray[np.int64],
-        length: int,
-        scattered: npt.NDArray[np.int64] | None = None,
-    ) -> None:
-        self.count = len(starts)
-        self.length = length
-        self.chunk, self.row = _find(chunk_starts, starts)
-        whole = starts + length <= chunk_starts[self.chunk + 1]
-        if scattered is not None:
-            whole &= (scattered[:, 1:] - scattered[:, :-1] == 1).all(axis=1)
-        self.all_whole = bool(whole.all())
-        if not self.all_whole:
-            (self.whole,) = np.nonzero(whole)
-            (self.broken,) = np.nonzero(~whole)
-            if scattered is None:
-                self.pieces = _cut_at_chunks(chunk_starts, starts[self.broken], self.broken, length)
-            else:
-                self.pieces = _join_steps(chunk_starts, scattered[self.broken], self.broken)
-
-    @cached_property
-    def are_long(self) -> bool:
-        """Whether pieces are best copied one by one: a copy costs about as much as gathering 32 single steps."""
-        return len(self.pieces.length) * 32 <= len(self.broken) * self.length
-
-    @cached_property
-    def steps(self) -> Pieces:
-        """The pieces of broken windows, cut into single steps."""
-        pieces = self.pieces
-        total = int(pieces.length.sum())
-        within = np.arange(total) - np.repeat(np.cumsum(pieces.length) - pieces.length, pieces.length)
-        return Pieces(
-            np.repeat(pieces.chunk, pieces.length),
-            np.repeat(pieces.row, pieces.length) + within,
-            np.repeat(pieces.target, pieces.length) + within,
-            np.ones(total, np.int64),
-        )
-
-
-class Pieces(NamedTuple):
-    """Stretches of broken windows that each lie side by side in one chunk.
-
-    Args:
-        chunk, row: Where each begins, int64 ``[p]``.
-        target: The step it begins at, counted over all windows: ``window * length + step``, int64 ``[p]``.
-        length: Its steps, int64 ``[p]``.
-    """
-
-    chunk: npt.NDArray[np.int64]
-    row: npt.NDArray[np.int64]
-    target: npt.NDArray[np.int64]
-    length: npt.NDArray[np.int64]
-
-
-def _cut_at_chunks(
-    chunk_starts: npt.NDArray[np.int64], starts: npt.NDArray[np.int64], windows: npt.NDArray[np.int64], length: int
-) -> Pieces:
-    """The pieces of windows of consecutive rows, one for every chunk they touch."""
-    first = np.searchsorted(chunk_starts, starts, side="right") - 1
-    last = np.searchsorted(chunk_starts, starts + (length - 1), side="right") - 1
-    counts = last - first + 1
-    ends = np.cumsum(counts)
-    owner = np.repeat(np.arange(len(starts)), counts)
-    chunk = np.arange(int(ends[-1])) + (first - ends + counts)[owner]
-    begin = np.maximum(starts[owner], chunk_starts[chunk])
-    size = np.minimum(starts[owner] + length, chunk_starts[chunk + 1]) - begin
-    target = windows[owner] * length + begin - starts[owner]
-    return Pieces(chunk, begin - chunk_starts[chunk], target, size)  # empty chunks give empty pieces
-
-
-def _join_steps(
-    chunk_starts: npt.NDArray[np.int64], rows: npt.NDArray[np.int64], windows: npt.NDArray[np.int64]
-) -> Pieces:
-    """The pieces of windows of any rows, ``[n, length]``."""
-    length = rows.shape[1]
-    chunk, row = _find(chunk_starts, rows.reshape(-1))
-    target = (windows[:, None] * length + np.arange(length)).reshape(-1)
-    joined = (np.diff(chunk) == 0) & (np.diff(row) == 1) & (np.diff(target) == 1)
-    begins = np.concatenate([[0], np.nonzero(~joined)[0] + 1])
-    sizes = np.diff(np.concatenate([begins, [len(chunk)]]))
-    return Pieces(chunk[begins], row[begins], target[begins], sizes)
-
-
-def _find(
-    chunk_starts: npt.NDArray[np.int64], rows: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    # side="right" steps over empty chunks.
-    chunk = np.searchsorted(chunk_starts, rows, side="right") - 1
-    return chunk, rows - chunk_starts[chunk]
-
-
 class ColumnPart(Protocol):
     """One column of one segment, as ``Column`` needs it."""
 
@@ -153,6 +51,21 @@ class ColumnPart(Protocol):
         ...
 
 
+class _Runs(NamedTuple):
+    """Where a column's values of a block of windows begin, as elements.
+
+    Args:
+        first: Of every window, int64 ``[n]``; windows that are not whole have the place of another.
+        piece_first, piece_target, piece_size: Of every piece of those, in elements: from where, to where in the block's
+            output, how many.
+    """
+
+    first: Int64s
+    piece_first: list[int]
+    piece_target: list[int]
+    piece_size: list[int]
+
+
 class Column:
     """A column over all segments of a snapshot, for gathering windows.
 
@@ -160,7 +73,6 @@ class Column:
         kind: The column's type.
         shape: The shape of one row, images as ``(H, W, C)``.
         parts: The column in every segment.
-        dtype: What windows are gathered as: the stored dtype, or one it is converted to on the way.
         fill, pad: See ``spec.Field``.
     """
 
@@ -170,87 +82,108 @@ class Column:
         shape: tuple[int, ...],
         parts: Sequence[ColumnPart],
         *,
-        dtype: np.dtype[np.generic],
         fill: float | None,
         pad: float | None,
     ) -> None:
         self.kind = kind
         self.shape = shape
         self.width = int(np.prod(shape, dtype=np.int64))
-        self.dtype = dtype
-        self._stored = dtype if kind.kind == "null" else kind.dtype
+        self._stored = kind.dtype
         self._fill, self._pad = fill, pad
         self._parts = parts
         sizes = [len(part.layout.element) for part in parts]
         self._first_chunk = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         self._element = np.concatenate([part.layout.element for part in parts] or [np.zeros(0, np.int64)])
         self._chunk_width = np.concatenate([part.layout.width for part in parts] or [np.zeros(0, np.int64)])
-        known = self._element != UNKNOWN
-        self._uniform = bool((self._chunk_width[known] == self.width).all() and (self._element[known] >= 0).all())
         self._lock = threading.Lock()
 
-    def gather(self, windows: Windows, out: npt.NDArray[np.generic] | None = None) -> npt.NDArray[np.generic]:
+    def gather(
+        self, windows: WindowsPart, dtype: np.dtype[Any], out: npt.NDArray[Any] | None = None
+    ) -> npt.NDArray[Any]:
         """The windows' values.
 
         Args:
             windows: Where they lie.
-            out: Where to write them, C-contiguous ``[n, S, width]``; by default a fresh array.
+            dtype: Of the result.
+            out: Where to write, ``[n, S, width]`` of ``dtype``, C-contiguous; by default a fresh array.
 
         Returns:
             ``[n, S, width]`` of ``dtype``.
 
         Raises:
             RowError: A value is not allowed; its ``row`` is ``window * S + step``.
-            FloatingPointError: A value does not fit ``dtype`` (under ``np.errstate(over="raise", invalid="raise")``).
+            ValueError: A value does not fit ``dtype``.
         """
-        shape = (windows.count, windows.length, self.width)
-        element = self._elements(windows.chunk)
-        pieces = None if windows.all_whole else self._elements(windows.pieces.chunk)
-        if self._uniform and self.kind.value_type != "bool" and (windows.all_whole or len(windows.whole)):
-            run = windows.length * self.width
-            first = element + windows.row * self.width
-            if pieces is not None:
-                # One gather for all: broken windows first get the values of a whole one, then their own.
-                first[windows.broken] = first[windows.whole[0]]
-            if out is not None or self._stored != self.dtype:
-                out = np.empty(shape, self.dtype) if out is None else out
-                copy_runs(self._stored, first, run, out.reshape(windows.count, run))
-            else:
-                out = copy_runs(self._stored, first, run).reshape(shape)
-            if pieces is not None:
-                self._copy_pieces(pieces, windows, out)
+        n, length = len(windows), windows.block.length
+        runs = self._runs(windows.block)
+        if runs is None:
+            out = np.empty((n, length, self.width), dtype) if out is None else out
+            self._gather_pieces(windows, out.reshape(n * length, self.width))
             return out
-        out = np.empty(shape, self.dtype) if out is None else out
-        steps = out.reshape(windows.count * windows.length, self.width)
-        runs = np.arange(windows.count) if windows.all_whole else windows.whole
-        self._gather_runs(windows.chunk[runs], windows.row[runs], runs * windows.length, windows.length, steps)
-        if not windows.all_whole:
-            self._gather_runs(windows.steps.chunk, windows.steps.row, windows.steps.target, 1, steps)
-        return out
-
-    def _copy_pieces(self, element: npt.NDArray[np.int64], windows: Windows, out: npt.NDArray[np.generic]) -> None:
-        """Copy the pieces of broken windows, whose chunks begin at ``element``, to their places."""
-        steps = out.reshape(windows.count * windows.length, self.width)
-        pieces = windows.pieces
-        if windows.are_long:
-            flat = flat_view(self._stored)
-            first = (element + pieces.row * self.width).tolist()
-            for begin, target, size in zip(first, pieces.target.tolist(), pieces.length.tolist(), strict=True):
-                values = flat[begin : begin + size * self.width]
-                steps[target : target + size] = values.reshape(size, self.width)
+        if out is None and self._stored == dtype:
+            flat = self._copy(runs, windows, None)
+        elif np.can_cast(self._stored, dtype, "safe"):
+            out = np.empty((n, length, self.width), dtype) if out is None else out
+            flat = self._copy(runs, windows, out.reshape(n, length * self.width))
         else:
-            single = windows.steps
-            first = self._elements(single.chunk) + single.row * self.width
-            steps[single.target] = copy_runs(self._stored, first, self.width)
+            flat = convert(self._copy(runs, windows, None), dtype)
+            if out is not None:
+                out[...] = flat.reshape(out.shape)
+        return flat.reshape(n, length, self.width) if out is None else out
 
-    def _gather_runs(
-        self,
-        chunk: npt.NDArray[np.int64],
-        row: npt.NDArray[np.int64],
-        target: npt.NDArray[np.int64],
-        length: int,
-        steps: npt.NDArray[np.generic],
-    ) -> None:
+    # ------------------------------------------------------------------ regular chunks: one gather
+
+    def _runs(self, block: Windows) -> _Runs | None:
+        """Where the block's windows begin; None where some chunk is irregular, or all windows are broken."""
+        try:
+            known: _Runs | None = block.known[self]
+        except KeyError:
+            known = block.known[self] = self._find_runs(block)
+        return known
+
+    def _find_runs(self, block: Windows) -> _Runs | None:
+        pieces = block.pieces
+        if pieces is None or len(block.broken) == len(block) or self.kind.value_type == "bool":
+            return None
+        element = self._elements(block.chunk)
+        piece_element = self._elements(pieces.chunk)
+        for elements, chunks in ((element, block.chunk), (piece_element, pieces.chunk)):
+            if (elements < 0).any() or (self._chunk_width[chunks] != self.width).any():
+                return None
+        first = element + block.row * self.width
+        if len(block.broken):
+            # One gather serves all: windows that are not whole get the values of one that is, then their own.
+            first[block.broken] = first[int(block.is_whole.argmax())]
+        return _Runs(
+            first,
+            (piece_element + pieces.row * self.width).tolist(),
+            (pieces.target * self.width).tolist(),
+            (pieces.size * self.width).tolist(),
+        )
+
+    def _copy(self, runs: _Runs, windows: WindowsPart, out: npt.NDArray[Any] | None) -> npt.NDArray[Any]:
+        run = windows.block.length * self.width
+        copied = copy_runs(self._stored, runs.first[windows.begin : windows.end], run, out)
+        numbers = windows.piece_range()
+        if numbers:
+            values, flat, begin = flat_view(self._stored), copied.reshape(-1), windows.begin * run
+            for number in numbers:
+                first, size = runs.piece_first[number], runs.piece_size[number]
+                target = runs.piece_target[number] - begin
+                flat[target : target + size] = values[first : first + size]
+        return copied
+
+    # ------------------------------------------------------------------ any chunks: piece by piece
+
+    def _gather_pieces(self, windows: WindowsPart, steps: npt.NDArray[Any]) -> None:
+        block, whole = windows.block, windows.whole
+        chosen = whole + windows.begin
+        self._gather_rows(block.chunk[chosen], block.row[chosen], whole * block.length, block.length, steps)
+        if len(whole) < len(windows):
+            broken = windows.broken_steps
+            self._gather_rows(broken.chunk, broken.row, broken.target, 1, steps)
+
+    def _gather_rows(self, chunk: Int64s, row: Int64s, target: Int64s, length: int, steps: npt.NDArray[Any]) -> None:
         """Write runs of ``length`` rows to ``steps[target : target + length]``, whatever their chunks look like."""
         if not len(chunk):
             return
@@ -261,7 +194,7 @@ class Column:
             if found > self.width or (found < self.width and self._pad is None):
                 wanted = f"at most {self.width}" if self._pad is not None else str(self.width)
                 raise RowError(int(target[same[0]]), f"expected {wanted} values, found {found}")
-            values = self._regular(element[same], row[same], length, found)
+            values = convert(self._regular(element[same], row[same], length, found), steps.dtype)
             if found < self.width:
                 padded = np.full((len(same), length, self.width), self._pad, steps.dtype)
                 padded[:, :, :found] = values
@@ -272,9 +205,7 @@ class Column:
         if irregular.any():
             self._gather_irregular(chunk[irregular], row[irregular], target[irregular], length, steps)
 
-    def _regular(
-        self, element: npt.NDArray[np.int64], row: npt.NDArray[np.int64], length: int, width: int
-    ) -> npt.NDArray[np.generic]:
+    def _regular(self, element: Int64s, row: Int64s, length: int, width: int) -> npt.NDArray[Any]:
         first = element + row * width
         shape = (len(first), length, width)
         if self.kind.value_type == "bool":
@@ -282,28 +213,25 @@ class Column:
         return copy_runs(self._stored, first, length * width).reshape(shape)
 
     def _gather_irregular(
-        self,
-        chunk: npt.NDArray[np.int64],
-        row: npt.NDArray[np.int64],
-        target: npt.NDArray[np.int64],
-        length: int,
-        steps: npt.NDArray[np.generic],
+        self, chunk: Int64s, row: Int64s, target: Int64s, length: int, steps: npt.NDArray[Any]
     ) -> None:
         # Rows that follow each other in source and target are converted together.
         joined = (np.diff(chunk) == 0) & (np.diff(row) == length) & (np.diff(target) == length)
-        begins = np.concatenate([[0], np.nonzero(~joined)[0] + 1, [len(chunk)]]).tolist()
-        for begin, end in itertools.pairwise(begins):
+        begins = [0, *(np.nonzero(~joined)[0] + 1).tolist(), len(chunk)]
+        for begin, end in pairwise(begins):
             n = (end - begin) * length
             first = int(target[begin])
             values = self._chunk_values(int(chunk[begin])).slice(int(row[begin]), n)
             try:
                 steps[first : first + n] = dense_rows(
-                    values, self.kind, self.shape, self.dtype, fill=self._fill, pad=self._pad
+                    values, self.kind, self.shape, steps.dtype, fill=self._fill, pad=self._pad
                 )
             except RowError as error:
                 raise RowError(first + max(error.row, 0), str(error)) from error
 
-    def _elements(self, chunk: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    # ------------------------------------------------------------------ where chunks lie
+
+    def _elements(self, chunk: Int64s) -> Int64s:
         """The element at which each chunk's values begin, or ``IRREGULAR``; looks up those not seen before."""
         element = self._element[chunk]
         if len(element) and element.min() < 0 and (element == UNKNOWN).any():
@@ -322,8 +250,6 @@ class Column:
                 layout.width[local] = width
                 layout.element[local] = element
             self._chunk_width[number] = layout.width[local]
-            if layout.element[local] < 0 or layout.width[local] != self.width:
-                self._uniform = False
             # Last: whoever sees the element finds the rest in place.
             self._element[number] = layout.element[local]
 

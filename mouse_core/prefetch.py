@@ -76,13 +76,13 @@ class Loader(Generic[T]):
             raise self._failure
         try:
             made = self._compute_or_wait()
+            batch: T = made if self._hand_over is None else self._hand_over(made)
         except ClosedError:
             raise
         except Exception as error:
             message = f"batch {self._next_index}: {type(error).__name__}: {error}"
             self._failure = WorkerError(message)
             raise self._failure from error
-        batch: T = made if self._hand_over is None else self._hand_over(made)
         self._next_index += 1
         return batch
 
@@ -144,8 +144,8 @@ class Loader(Generic[T]):
             ClosedError, ForkError: As ``next_batch``.
         """
         self._check_usable()
-        if set(state) != _STATE_KEYS:
-            raise StateError(f"state: expected the keys {sorted(_STATE_KEYS)}, found {sorted(state)}")
+        if not isinstance(state, Mapping) or set(state) != _STATE_KEYS:
+            raise StateError(f"state: expected a dict with the keys {sorted(_STATE_KEYS)}, found {state!r:.200}")
         numbers = {}
         for name in ("seed", "next_index", "rows", "epoch_start"):
             value = state[name]

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from mouse_core._binding import FieldReader, bind_fields
 from mouse_core._layout import ColumnType
 from mouse_core._segments import Segment
-from mouse_core.columns import Windows
+from mouse_core._windows import Windows
 from mouse_core.errors import ConfigError
 from mouse_core.spec import Alignment, Field, Spec
 
@@ -89,10 +89,8 @@ class Snapshot:
 
         The caller sees to ``0 <= start`` and ``start + length <= num_rows``.
         """
-        if not self._has_indices:
-            return Windows(self._chunk_starts, starts, length)
-        rows = self._physical(starts[:, None] + np.arange(length))
-        return Windows(self._chunk_starts, rows[:, 0], length, rows)
+        physical = self._physical(starts[:, None] + np.arange(length)) if self._has_indices else None
+        return Windows(self._chunk_starts, starts, length, physical)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -103,15 +101,21 @@ class Snapshot:
         digest.update(json.dumps([self.num_rows, self.alignment, kinds], sort_keys=True).encode())
         for row in np.unique(np.linspace(0, max(self.num_rows - 1, 0), _SAMPLED_ROWS).astype(np.int64)).tolist():
             if row < self.num_rows:
-                values = self.row(row)
+                values = self.row(row, columns)
                 digest.update(b"".join(_canonical(values.get(name)) for name in columns))
         return digest.hexdigest()[:32]
 
-    def row(self, number: int) -> dict[str, Any]:
-        """One stored row as Python values by column; columns that its segment lacks are missing."""
+    def row(self, number: int, columns: Sequence[str] | None = None) -> dict[str, Any]:
+        """One stored row as Python values by column; columns that its segment lacks are missing.
+
+        Args:
+            number: In ``0..num_rows - 1``.
+            columns: Names of those to read; by default all.
+        """
         segment_number = int(np.searchsorted(self._starts, number, side="right")) - 1
         table = self.segments[segment_number].take(number - int(self._starts[segment_number]))
-        return {name: table.column(name)[0].as_py() for name in table.schema.names}
+        names = [name for name in table.schema.names if columns is None or name in columns]
+        return {name: table.column(name)[0].as_py() for name in names}
 
     @cached_property
     def _starts(self) -> npt.NDArray[np.int64]:

@@ -49,6 +49,7 @@ class Field:
         pad: What rows shorter than ``shape`` are filled up with; by default a differing width is an error.
         bounds: Lowest and highest value allowed, both included; by default any.
         required: Whether a store without the column is an error; otherwise the field is absent.
+        max_ndim: The most dimensions a row's values may have; by default as many as ``shape`` has, or any.
         image: Whether values are images: encoded (``{bytes, path}``) or raw arrays ``[H, W]`` or ``[H, W, C]`` of
             pixels 0..255. They are delivered flattened, ``[H * W * C]``.
     """
@@ -62,6 +63,7 @@ class Field:
     pad: float | None = None
     bounds: tuple[int, int] | None = None
     required: bool = False
+    max_ndim: int | None = None
     image: bool = False
 
     def __post_init__(self) -> None:
@@ -77,17 +79,19 @@ class Field:
             if any(size < 1 for size in shape):
                 raise ConfigError(f"field {self.name!r}: expected a shape of positive sizes, found {self.shape!r}")
             object.__setattr__(self, "shape", shape)
+            if self.max_ndim is None:
+                object.__setattr__(self, "max_ndim", len(shape))
 
 
 STANDARD_FIELDS: tuple[Field, ...] = (
-    Field("action", dtype="int64", vector_dtype="float32", pad=0, required=True),
-    Field("reward", dtype="float32", required=True),
-    Field("xformed_reward", dtype="float32"),
-    Field("done", dtype="int64", bounds=(0, 2), required=True),
-    Field("time", column="episode_step", dtype="int64", fill=-1),
-    Field("q_star", column="metadata_q_star", dtype="float32", fill=-np.inf, pad=-np.inf),
-    Field("obs_continuous", column="observation", dtype="float64", pad=0),
-    Field("obs_discrete", column="observation_discrete", dtype="int64"),
+    Field("action", dtype="int64", vector_dtype="float32", pad=0, required=True, max_ndim=1),
+    Field("reward", dtype="float32", shape=(), required=True),
+    Field("xformed_reward", dtype="float32", shape=()),
+    Field("done", dtype="int64", shape=(), bounds=(0, 2), required=True),
+    Field("time", column="episode_step", dtype="int64", shape=(), fill=-1),
+    Field("q_star", column="metadata_q_star", dtype="float32", fill=-np.inf, pad=-np.inf, max_ndim=1),
+    Field("obs_continuous", column="observation", dtype="float64", pad=0, max_ndim=1),
+    Field("obs_discrete", column="observation_discrete", dtype="int64", shape=()),
     Field("obs_image", column="observation_image", dtype="int64", bounds=(0, 255), image=True),
 )
 """The fields every store knows; ``DatasetStore(fields=...)`` replaces or extends them."""

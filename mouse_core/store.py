@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._appender import Appender
+from mouse_core._export import rows_to_table
 from mouse_core._schema import StoreSchema
 from mouse_core._segments import Segment
 from mouse_core._splits import select_splits
@@ -97,7 +99,11 @@ class DatasetStore:
                 segments = self._segments if open_segment is None else [*self._segments, open_segment]
                 self._kept = Snapshot(segments, self._schema.config())
             kept = self._kept
-        return kept if rows is None or rows == kept.num_rows else Snapshot(kept.segments, kept.config, rows)
+        if rows is None:
+            return kept
+        if isinstance(rows, bool) or not isinstance(rows, int | np.integer):
+            raise ConfigError(f"snapshot: expected a number of rows, found {rows!r}")
+        return kept if rows == kept.num_rows else Snapshot(kept.segments, kept.config, int(rows))
 
     # ------------------------------------------------------------------ datasets
 
@@ -150,6 +156,8 @@ class DatasetStore:
 
         The store is unchanged after an error.
         """
+        if type(row) is not dict and not isinstance(row, Mapping):
+            raise DataError(f"append: expected a dict, found {row!r:.200}")
         with self._lock:
             self._appender.append(row)
 
@@ -164,7 +172,10 @@ class DatasetStore:
 
         The store is unchanged after an error.
         """
-        lengths = {name: len(values) for name, values in columns.items()}
+        try:
+            lengths = {name: len(values) for name, values in columns.items()}
+        except (TypeError, AttributeError) as error:
+            raise DataError(f"extend: expected a dict of arrays or sequences, found {columns!r:.200}") from error
         if len(set(lengths.values())) > 1:
             raise DataError(f"extend: expected columns of one length, found {lengths}")
         n = next(iter(lengths.values()), 0)
@@ -206,19 +217,18 @@ class DatasetStore:
         Raises:
             MissingFieldError, SchemaError, DataError: As ``append``.
         """
+        shapes = {name: spec.shape for name, spec in self.snapshot().spec.items() if spec.image_shape is None}
+        fields = self._schema.fields.items()
         encoder = DatasetStore(
             self._schema.max_action_dim,
             self._schema.max_obs_continuous_dim,
-            fields=self._schema.fields.values(),
+            fields=[replace(field, shape=shapes.get(name, field.shape)) for name, field in fields],
             alignment=self.alignment,
         )
-        encoder.extend(batch)
-        snapshot = encoder.snapshot()
-        starts = np.arange(len(encoder))
-        windows = snapshot.locate(starts, 1)
-        return {
-            name: reader.read(windows, starts, reader.spec.dtype)[:, 0] for name, reader in snapshot.readers.items()
-        }
+        encoder.from_dataset(rows_to_table(batch, self._schema))
+        encoded = encoder.snapshot()
+        windows = encoded.locate(np.arange(len(encoder)), 1).whole()
+        return {name: reader.read(windows, reader.spec.dtype)[:, 0] for name, reader in encoded.readers.items()}
 
 
 def _segment(part: Any) -> Segment:

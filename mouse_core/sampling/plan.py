@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._windows import WindowsPart
 from mouse_core.randomness import Key
 from mouse_core.snapshot import Snapshot
 
@@ -22,6 +23,7 @@ class Plan:
         key: Names the random numbers of whatever is done to the batch afterwards; the same for all shards.
         global_size: Windows in the whole batch, of which these may be a shard.
         first: Which row of the whole batch the first of these is.
+        windows: Where they lie, if that is known already.
     """
 
     starts: npt.NDArray[np.int64]
@@ -29,11 +31,7 @@ class Plan:
     key: Key
     global_size: int
     first: int = 0
-
-    def shard(self, rank: int, count: int) -> Plan:
-        """The rows ``[rank * b / count, (rank + 1) * b / count)`` of a whole batch of ``b``."""
-        begin, end = (self.global_size * part // count for part in (rank, rank + 1))
-        return replace(self, starts=self.starts[begin:end], first=begin)
+    windows: WindowsPart | None = field(default=None, repr=False, compare=False)
 
 
 @runtime_checkable

@@ -6,8 +6,9 @@ and ``done`` shows where.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +18,10 @@ from mouse_core.randomness import Key, Order, Purpose
 from mouse_core.sampling.plan import Sampler
 from mouse_core.snapshot import Snapshot
 
-# Positions of an epoch's order that are evaluated together: one is 60 us, 4,096 are 300 us.
-_ORDER_BLOCK = 4096
+Int64s = npt.NDArray[np.int64]
+
+# Windows that are drawn together: one of an epoch's order is 60 us, 4,096 are 300 us. Part of the random stream.
+_BLOCK = 4096
 
 
 @dataclass(frozen=True)
@@ -38,10 +41,11 @@ class RandomWindows:
         windows = _whole_windows(snapshot, self.sequence_length, at_least=1)
         return -(-windows // self.batch_size)
 
-    def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> npt.NDArray[np.int64]:
+    def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
         """See ``Sampler.starts``."""
-        key = Key(seed, Purpose.WINDOWS, index)
-        return key.integers(snapshot.num_rows - self.sequence_length + 1, self.batch_size)
+        last_start = snapshot.num_rows - self.sequence_length
+        first = index * self.batch_size
+        return _slice_blocks(partial(_random_block, seed, last_start + 1), first, first + self.batch_size)
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,7 @@ class LastWindows:
         _whole_windows(snapshot, self.sequence_length, at_least=self.batch_size)
         return 1
 
-    def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> npt.NDArray[np.int64]:
+    def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
         """See ``Sampler.starts``."""
         first = snapshot.num_rows - self.batch_size * self.sequence_length
         return first + self.sequence_length * np.arange(self.batch_size)
@@ -87,12 +91,13 @@ class SequentialWindows:
         windows = _whole_windows(snapshot, self.sequence_length, at_least=at_least)
         return windows // self.batch_size if self.drop_last else -(-windows // self.batch_size)
 
-    def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> npt.NDArray[np.int64]:
+    def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
         """See ``Sampler.starts``."""
         windows = snapshot.num_rows // self.sequence_length
         epoch, batch = divmod(index - epoch_start, self.batches_per_epoch(snapshot))
-        positions = np.arange(batch * self.batch_size, min((batch + 1) * self.batch_size, windows))
-        return _in_order(seed, epoch_start, epoch, windows, positions) * self.sequence_length
+        begin, end = batch * self.batch_size, min((batch + 1) * self.batch_size, windows)
+        block = partial(_order_block, seed, epoch_start, epoch, windows)
+        return _slice_blocks(block, begin, end) * self.sequence_length
 
 
 @dataclass(frozen=True)
@@ -112,15 +117,17 @@ class CyclicWindows:
         windows = _whole_windows(snapshot, self.sequence_length, at_least=1)
         return -(-windows // self.batch_size)
 
-    def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> npt.NDArray[np.int64]:
+    def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
         """See ``Sampler.starts``."""
         windows = snapshot.num_rows // self.sequence_length
         first = (index - epoch_start) * self.batch_size
-        epochs, positions = np.divmod(first + np.arange(self.batch_size), windows)
-        parts = [
-            _in_order(seed, epoch_start, epoch, windows, positions[epochs == epoch])
-            for epoch in range(int(epochs[0]), int(epochs[-1]) + 1)
-        ]
+        parts: list[Int64s] = []
+        done = 0
+        while done < self.batch_size:
+            epoch, begin = divmod(first + done, windows)
+            end = min(begin + self.batch_size - done, windows)
+            done += end - begin
+            parts.append(_slice_blocks(partial(_order_block, seed, epoch_start, epoch, windows), begin, end))
         return np.concatenate(parts) * self.sequence_length
 
 
@@ -151,21 +158,34 @@ def _whole_windows(snapshot: Snapshot, length: int, *, at_least: int) -> int:
     return windows
 
 
-def _in_order(
-    seed: int, epoch_start: int, epoch: int, windows: int, positions: npt.NDArray[np.int64]
-) -> npt.NDArray[np.int64]:
-    """The windows at ascending ``positions`` of an epoch's order."""
-    first, last = int(positions[0]) // _ORDER_BLOCK, int(positions[-1]) // _ORDER_BLOCK
-    blocks = [_order_block(seed, epoch_start, epoch, windows, block) for block in range(first, last + 1)]
-    return np.concatenate(blocks)[positions - first * _ORDER_BLOCK]
+def _slice_blocks(block: Callable[[int], Int64s], begin: int, end: int) -> Int64s:
+    """Elements ``begin..end - 1`` of a sequence that is computed in blocks of ``_BLOCK``."""
+    first, last = begin // _BLOCK, (end - 1) // _BLOCK
+    if first == last:
+        return block(first)[begin - first * _BLOCK : end - first * _BLOCK]
+    joined = np.concatenate([block(number) for number in range(first, last + 1)])
+    return joined[begin - first * _BLOCK : end - first * _BLOCK]
+
+
+# Memos of pure functions: a block serves many batches, and costs little more than one of its elements.
 
 
 @lru_cache(maxsize=16)
-def _order_block(seed: int, epoch_start: int, epoch: int, windows: int, block: int) -> npt.NDArray[np.int64]:
+def _random_block(seed: int, high: int, block: int) -> Int64s:
+    return _read_only(Key(seed, Purpose.WINDOWS, block).integers(high, _BLOCK))
+
+
+@lru_cache(maxsize=16)
+def _order_block(seed: int, epoch_start: int, epoch: int, windows: int, block: int) -> Int64s:
     order = _order(seed, epoch_start, epoch, windows)
-    return order(np.arange(block * _ORDER_BLOCK, min((block + 1) * _ORDER_BLOCK, windows)))
+    return _read_only(order(np.arange(block * _BLOCK, min((block + 1) * _BLOCK, windows))))
 
 
 @lru_cache(maxsize=4)
 def _order(seed: int, epoch_start: int, epoch: int, windows: int) -> Order:
     return Order(Key(seed, Purpose.EPOCH, epoch_start, call=epoch), windows)
+
+
+def _read_only(array: Int64s) -> Int64s:
+    array.flags.writeable = False
+    return array

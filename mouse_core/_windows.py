@@ -1,0 +1,159 @@
+"""Where windows of steps lie among the chunks of a table."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Int64s = npt.NDArray[np.int64]
+
+
+class Pieces(NamedTuple):
+    """Stretches of windows that each lie side by side in one chunk.
+
+    Args:
+        chunk, row: Where each begins, int64 ``[p]``.
+        target: The step it begins at, counted over all windows: ``window * length + step``, int64 ``[p]``.
+        size: Its steps, int64 ``[p]``.
+    """
+
+    chunk: Int64s
+    row: Int64s
+    target: Int64s
+    size: Int64s
+
+
+class Windows:
+    """Windows of ``length`` steps, located together; usually those of several batches.
+
+    Args:
+        chunk_starts: The first row of every chunk, and the end, int64 ``[chunks + 1]``.
+        rows: The snapshot's rows at which the windows begin, int64 ``[n]``.
+        length: Steps in a window.
+        physical: The rows of the tables behind, where they are others: int64 ``[n, length]``.
+    """
+
+    def __init__(self, chunk_starts: Int64s, rows: Int64s, length: int, physical: Int64s | None = None) -> None:
+        self.rows = rows
+        self.length = length
+        self._chunk_starts = chunk_starts
+        self._physical = physical
+        self._starts = rows if physical is None else physical[:, 0]
+        self.chunk, self.row = find_rows(chunk_starts, self._starts)
+        whole = self._starts + length <= chunk_starts[self.chunk + 1]
+        if physical is not None:
+            whole &= (physical[:, 1:] - physical[:, :-1] == 1).all(axis=1)
+        self.is_whole = whole
+        (self.broken,) = np.nonzero(~whole)
+        # What columns know about these windows; see columns.Column.
+        self.known: dict[Any, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def part(self, begin: int, end: int) -> WindowsPart:
+        """The windows ``begin..end - 1``."""
+        return WindowsPart(self, begin, end)
+
+    def whole(self) -> WindowsPart:
+        """All of them."""
+        return WindowsPart(self, 0, len(self))
+
+    @cached_property
+    def pieces(self) -> Pieces | None:
+        """The windows that are not whole, cut where one stretch ends; None if stretches are so short that single
+        steps are better.
+        """
+        if not len(self.broken):
+            nothing = np.zeros(0, np.int64)
+            return Pieces(nothing, nothing, nothing, nothing)
+        if self._physical is not None:
+            pieces = _join_steps(self.steps(self.broken))
+        else:
+            pieces = _cut_at_chunks(self._chunk_starts, self._starts[self.broken], self.broken, self.length)
+        # Copying a piece costs about as much as gathering 32 single steps of a few numbers.
+        return pieces if len(pieces.size) * 32 <= len(self.broken) * self.length else None
+
+    @cached_property
+    def piece_owners(self) -> list[int]:
+        """The window that each piece belongs to, in ascending order."""
+        return [] if self.pieces is None else (self.pieces.target // self.length).tolist()
+
+    def steps(self, windows: Int64s) -> Pieces:
+        """All steps of some windows as pieces of one."""
+        within = np.arange(self.length)
+        if self._physical is None:
+            rows = self._starts[windows, None] + within
+        else:
+            rows = self._physical[windows]
+        chunk, row = find_rows(self._chunk_starts, rows.reshape(-1))
+        target = (windows[:, None] * self.length + within).reshape(-1)
+        return Pieces(chunk, row, target, np.ones(len(chunk), np.int64))
+
+
+class WindowsPart:
+    """The windows ``begin..end - 1`` of a block, usually those of one batch."""
+
+    def __init__(self, block: Windows, begin: int, end: int) -> None:
+        self.block = block
+        self.begin = begin
+        self.end = end
+
+    def __len__(self) -> int:
+        return self.end - self.begin
+
+    def row_of(self, step: int) -> int:
+        """The snapshot's row of a step, counted over the part's windows."""
+        window, step = divmod(step, self.block.length)
+        return int(self.block.rows[self.begin + window]) + step
+
+    def piece_range(self) -> range:
+        """Numbers of the pieces of windows in this part."""
+        owners = self.block.piece_owners
+        return range(bisect_left(owners, self.begin), bisect_left(owners, self.end))
+
+    @cached_property
+    def whole(self) -> Int64s:
+        """The windows that lie in one chunk, counted from the part's first."""
+        return np.nonzero(self.block.is_whole[self.begin : self.end])[0]
+
+    @cached_property
+    def broken_steps(self) -> Pieces:
+        """The steps of the other windows; targets are counted from the part's first window."""
+        broken = np.nonzero(~self.block.is_whole[self.begin : self.end])[0] + self.begin
+        steps = self.block.steps(broken)
+        return steps._replace(target=steps.target - self.begin * self.block.length)
+
+
+def find_rows(chunk_starts: Int64s, rows: Int64s) -> tuple[Int64s, Int64s]:
+    """The chunk of each row, and its place in that chunk."""
+    # side="right" steps over empty chunks.
+    chunk = np.searchsorted(chunk_starts, rows, side="right") - 1
+    return chunk, rows - chunk_starts[chunk]
+
+
+def _cut_at_chunks(chunk_starts: Int64s, starts: Int64s, windows: Int64s, length: int) -> Pieces:
+    """The pieces of windows of consecutive rows, one for every chunk they touch."""
+    first = np.searchsorted(chunk_starts, starts, side="right") - 1
+    last = np.searchsorted(chunk_starts, starts + (length - 1), side="right") - 1
+    counts = last - first + 1
+    ends = np.cumsum(counts)
+    owner = np.repeat(np.arange(len(starts)), counts)
+    chunk = np.arange(int(ends[-1])) + (first - ends + counts)[owner]
+    begin = np.maximum(starts[owner], chunk_starts[chunk])
+    size = np.minimum(starts[owner] + length, chunk_starts[chunk + 1]) - begin
+    target = windows[owner] * length + begin - starts[owner]
+    there = size > 0  # not so for empty chunks
+    return Pieces(chunk[there], (begin - chunk_starts[chunk])[there], target[there], size[there])
+
+
+def _join_steps(steps: Pieces) -> Pieces:
+    """Single steps joined to pieces where they lie side by side."""
+    joined = (np.diff(steps.chunk) == 0) & (np.diff(steps.row) == 1) & (np.diff(steps.target) == 1)
+    begins = np.concatenate([[0], np.nonzero(~joined)[0] + 1])
+    sizes = np.diff(np.concatenate([begins, [len(steps.chunk)]]))
+    return Pieces(steps.chunk[begins], steps.row[begins], steps.target[begins], sizes)
