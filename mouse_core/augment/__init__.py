@@ -1,0 +1,30 @@
+"""Augmentation of batches while training: ``draw`` what is random, ``apply`` it, in NumPy, PyTorch and JAX."""
+
+from mouse_core.augment.augmenter import Augmenter, TokenAugmenter
+from mouse_core.augment.config import (
+    AugmentMaskProbConfig,
+    AugmentScalarSpec,
+    AugmentTokensConfig,
+    RandomCrop,
+    RandomShift,
+)
+from mouse_core.augment.draws import Affine, Crop, Draws, cut, draw
+from mouse_core.augment.stream import StreamAugment
+from mouse_core.augment.transform import apply
+
+__all__ = [
+    "Affine",
+    "AugmentMaskProbConfig",
+    "AugmentScalarSpec",
+    "AugmentTokensConfig",
+    "Augmenter",
+    "Crop",
+    "Draws",
+    "RandomCrop",
+    "RandomShift",
+    "StreamAugment",
+    "TokenAugmenter",
+    "apply",
+    "cut",
+    "draw",
+]

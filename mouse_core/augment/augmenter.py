@@ -1,0 +1,211 @@
+"""TokenAugmenter: a small stateful shell around ``draw`` and ``apply``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Generic, TypeVar
+
+import numpy.typing as npt
+
+from mouse_core.augment.config import AugmentTokensConfig
+from mouse_core.augment.draws import Draws, draw_shared, with_masks
+from mouse_core.augment.transform import apply
+from mouse_core.errors import ConfigError, SchemaError, StateError
+from mouse_core.randomness import Key, Purpose, check_seed
+
+T = TypeVar("T")
+
+_STATE_KEYS = {"seed", "updates", "calls"}
+
+
+class Augmenter(Generic[T]):
+    """What the augmenters of all frameworks have in common; see ``TokenAugmenter``.
+
+    An adapter overrides ``_read`` and ``_write``, and ``_place`` where draws belong on a device.
+    """
+
+    def __init__(
+        self,
+        augment: AugmentTokensConfig,
+        max_num_actions: int = 0,
+        max_num_obs_discrete: int = 0,
+        *,
+        seed: int = 0,
+        image_shape: tuple[int, int, int] | None = None,
+        validate: bool | None = None,
+    ) -> None:
+        if not isinstance(augment, AugmentTokensConfig):
+            raise ConfigError(f"augment: expected an AugmentTokensConfig, found {augment!r}")
+        self._config = augment.with_sizes(max_num_actions=max_num_actions, max_num_obs_discrete=max_num_obs_discrete)
+        self._seed = check_seed(seed)
+        self._image_shape = image_shape
+        self._validate = validate
+        self._updates = 0
+        self._calls = 0
+        self._shared: tuple[tuple[int, int], Draws] | None = None
+
+    @property
+    def augment(self) -> AugmentTokensConfig:
+        """The configuration."""
+        return self._config
+
+    def update_augmentations(self, step_stream: T) -> None:
+        """Draw permutations, scalars and crops for this batch; they hold until the next update.
+
+        Raises:
+            ConfigError: A number of actions or states that is needed and not known, or a crop larger than the image.
+            SchemaError: A batch without two leading dimensions.
+        """
+        if self._config.active:
+            self._shared = self._draw(self._read(step_stream), self._updates)
+        self._updates += 1
+        self._calls = 0
+
+    def next_draws(self, step_stream: T) -> Draws:
+        """The draws for the next call, which ``apply`` takes, also inside ``jax.jit``; masks are drawn anew each time.
+
+        Raises:
+            StateError: ``update_augmentations`` has not been called.
+            SchemaError: Another ``(B, S)`` than that of the batch of the last update.
+        """
+        fields = self._read(step_stream)
+        if not self._updates:
+            raise StateError("augmenter: expected update_augmentations(batch) before the first call, found none")
+        if self._shared is None:  # a state was loaded
+            self._shared = self._draw(fields, self._updates - 1)
+        shape, shared = self._shared
+        if _shape(fields) != shape:
+            raise SchemaError(f"augmenter: expected a batch {list(shape)}, as updated, found {list(_shape(fields))}")
+        draws = with_masks(shared, self._config, self._key(self._updates - 1, self._calls), shape, fields=set(fields))
+        self._calls += 1
+        return self._place(draws, fields)
+
+    def __call__(self, step_stream: T) -> T:
+        """The augmented batch; the batch that is given is not modified, and comes back itself if nothing is enabled.
+
+        Raises:
+            StateError, SchemaError: See ``next_draws``.
+            DataError: An action, done code or state out of range, where that is checked.
+        """
+        if not self._config.active:
+            return step_stream
+        fields = self._read(step_stream)
+        augmented = apply(fields, self.next_draws(step_stream), image_shape=self._image_shape, validate=self._validate)
+        if augmented is fields:
+            return step_stream
+        return self._write(
+            step_stream, {name: value for name, value in augmented.items() if value is not fields.get(name)}
+        )
+
+    def state_dict(self) -> dict[str, int]:
+        """Everything needed to go on: plain integers, the same in every framework."""
+        return {"seed": self._seed, "updates": self._updates, "calls": self._calls}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where ``state`` was taken, with its seed.
+
+        Raises:
+            StateError: Not a state of an augmenter; nothing has changed then.
+        """
+        if set(state) != _STATE_KEYS or any(type(value) is not int or value < 0 for value in state.values()):
+            raise StateError(f"state: expected {sorted(_STATE_KEYS)} as integers from 0, found {dict(state)}")
+        try:
+            self._seed = check_seed(state["seed"])
+        except ConfigError as error:
+            raise StateError(f"state: {error}") from error
+        self._updates, self._calls = state["updates"], state["calls"]
+        self._shared = None
+
+    def _draw(self, fields: Mapping[str, Any], update: int) -> tuple[tuple[int, int], Draws]:
+        config = self._config
+        if "q_star" in fields and not config.max_num_actions:
+            config = config.with_sizes(max_num_actions=fields["q_star"].shape[-1])
+        image_shape = self._image_shape
+        if "obs_image" in fields and fields["obs_image"].ndim == 5:
+            image_shape = tuple(fields["obs_image"].shape[2:])
+        shape = _shape(fields)
+        shared = draw_shared(config, self._key(update, 0), shape, fields=set(fields), image_shape=image_shape)
+        return shape, self._place(shared, fields)
+
+    def _key(self, update: int, call: int) -> Key:
+        return Key(self._seed, Purpose.AUGMENT, update, call)
+
+    def _read(self, step_stream: T) -> Mapping[str, Any]:
+        """The arrays of a batch by field."""
+        raise NotImplementedError
+
+    def _write(self, step_stream: T, changed: Mapping[str, Any]) -> T:
+        """A new batch with ``changed`` in place of, or beside, the fields of ``step_stream``."""
+        raise NotImplementedError
+
+    def _place(self, draws: Draws, fields: Mapping[str, Any]) -> Draws:
+        """The draws where ``fields`` are."""
+        return draws
+
+
+class TokenAugmenter(Augmenter[dict[str, npt.NDArray[Any]]]):
+    """Augments batches of NumPy arrays, ``{field: [B, S, ...]}``.
+
+    ``update_augmentations(batch)`` draws permutations and scalars once; every call then augments with these, and with
+    fresh masks. ``mouse_torch`` and ``mouse_jax`` have a class of the same name and arguments; for one seed, all draw
+    the same numbers.
+
+    Args:
+        augment: What is augmented.
+        max_num_actions: Number of actions; 0: as ``augment`` says, or as many as ``q_star`` has columns.
+        max_num_obs_discrete: Number of states of ``obs_discrete``; 0: as ``augment`` says.
+        device: None or "cpu".
+        seed: In ``[0, 2**64)``.
+        image_shape: ``(H, W, C)`` of a flattened ``obs_image`` that is to be cropped.
+        validate: Whether actions, done codes and states out of range are an error; None: yes.
+
+    Raises:
+        ConfigError: Arguments of another kind.
+
+    Example:
+        >>> import numpy as np
+        >>> from mouse_core import AugmentScalarSpec, AugmentTokensConfig, TokenAugmenter
+        >>> batch = {"action": np.array([[0, 2]]), "reward": np.ones((1, 2), np.float32)}
+        >>> augmenter = TokenAugmenter(AugmentTokensConfig(scale_reward=AugmentScalarSpec(mean=2.0)))
+        >>> augmenter.update_augmentations(batch)
+        >>> augmenter(batch)["reward"]
+        array([[2., 2.]], dtype=float32)
+    """
+
+    def __init__(
+        self,
+        augment: AugmentTokensConfig,
+        max_num_actions: int = 0,
+        max_num_obs_discrete: int = 0,
+        device: str | None = None,
+        seed: int = 0,
+        *,
+        image_shape: tuple[int, int, int] | None = None,
+        validate: bool | None = None,
+    ) -> None:
+        if device not in (None, "cpu"):
+            raise ConfigError(f"device: expected None or 'cpu' for NumPy batches, found {device!r}")
+        super().__init__(
+            augment,
+            max_num_actions,
+            max_num_obs_discrete,
+            seed=seed,
+            image_shape=image_shape,
+            validate=validate,
+        )
+
+    def _read(self, step_stream: dict[str, npt.NDArray[Any]]) -> Mapping[str, npt.NDArray[Any]]:
+        return step_stream
+
+    def _write(
+        self, step_stream: dict[str, npt.NDArray[Any]], changed: Mapping[str, Any]
+    ) -> dict[str, npt.NDArray[Any]]:
+        return {**step_stream, **changed}
+
+
+def _shape(fields: Mapping[str, Any]) -> tuple[int, int]:
+    for name, values in fields.items():
+        if values.ndim < 2:
+            raise SchemaError(f"augment: {name}: expected [B, S, ...], found shape {tuple(values.shape)}")
+        return int(values.shape[0]), int(values.shape[1])
+    raise SchemaError("augment: expected a batch with fields, found an empty one")

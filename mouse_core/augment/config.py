@@ -1,0 +1,243 @@
+"""What is augmented and how much: frozen, validated configuration."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Literal, get_args
+
+from mouse_core.augment._checks import check_choice, check_kind, check_number, check_size
+from mouse_core.errors import ConfigError
+from mouse_core.randomness import Key
+
+PermuteAction = Literal[False, "input", "target", "both"]
+"""What is renamed when actions are permuted: nothing, `action`, the columns of `q_star`, or both jointly."""
+
+PerImage = Literal["sequence", "step"]
+"""Whether one random number holds for all images of a sequence row, or each step has its own."""
+
+
+@dataclass(frozen=True)
+class AugmentScalarSpec:
+    """The distribution of one random scalar a batch: uniform on ``[low, high)`` if both are given, else Gaussian.
+
+    Args:
+        mean: Mean of the Gaussian; may be left out where ``low`` and ``high`` are given, and does nothing there.
+        std: Standard deviation of the Gaussian, at least 0; with 0 the scalar is ``mean``.
+        low: Lowest value of the uniform distribution.
+        high: End of the uniform distribution, itself excluded; with ``low == high`` the scalar is that value.
+
+    Raises:
+        ConfigError: Only one bound, ``low > high``, a negative ``std``, a number that is not finite, or neither
+            bounds nor ``mean``.
+    """
+
+    mean: float | None = None
+    std: float = 0.0
+    low: float | None = None
+    high: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("mean", "std", "low", "high"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, check_number(f"AugmentScalarSpec: {name}", value))
+        if (self.low is None) != (self.high is None):
+            raise ConfigError(
+                f"AugmentScalarSpec: expected both low and high or neither, found low={self.low}, high={self.high}"
+            )
+        if self.low is not None and self.high is not None and self.low > self.high:
+            raise ConfigError(f"AugmentScalarSpec: expected low <= high, found low={self.low}, high={self.high}")
+        if self.std < 0:
+            raise ConfigError(f"AugmentScalarSpec: expected std of at least 0, found {self.std}")
+        if self.low is None and self.mean is None:
+            raise ConfigError("AugmentScalarSpec: expected mean, or low and high, found neither")
+
+    def is_always(self, value: float) -> bool:
+        """Whether every draw is ``value``."""
+        if self.low is not None:
+            return self.low == self.high == value
+        return self.std == 0 and self.mean == value
+
+    def draw(self, key: Key) -> float:
+        """The scalar of a key."""
+        if self.low is not None and self.high is not None:
+            if self.low == self.high:
+                return self.low
+            drawn = self.low + (self.high - self.low) * float(key.uniform(1)[0])
+            return min(drawn, math.nextafter(self.high, self.low))
+        mean = self.mean or 0.0
+        return mean if self.std == 0 else mean + self.std * float(key.normal(1)[0])
+
+
+@dataclass(frozen=True)
+class AugmentMaskProbConfig:
+    """With which probability a field is masked at a step, independently of all other fields and steps.
+
+    Masked values become 0, those of ``time`` become -1. Fields that a batch lacks are passed over.
+
+    Args:
+        action, reward, xformed_reward, done, time, q_star, obs_continuous, obs_discrete, obs_image: Probabilities.
+
+    Raises:
+        ConfigError: A probability outside ``[0, 1]``.
+    """
+
+    action: float = 0.0
+    reward: float = 0.0
+    xformed_reward: float = 0.0
+    done: float = 0.0
+    time: float = 0.0
+    q_star: float = 0.0
+    obs_continuous: float = 0.0
+    obs_discrete: float = 0.0
+    obs_image: float = 0.0
+
+    def __post_init__(self) -> None:
+        for option in fields(self):
+            value = check_number(f"AugmentMaskProbConfig: {option.name}", getattr(self, option.name))
+            if not 0 <= value <= 1:
+                raise ConfigError(f"AugmentMaskProbConfig: expected {option.name} in [0, 1], found {value}")
+            object.__setattr__(self, option.name, value)
+
+    def active(self) -> dict[str, float]:
+        """The fields that may be masked, with their probabilities."""
+        return {option.name: p for option in fields(self) if (p := getattr(self, option.name)) > 0}
+
+
+@dataclass(frozen=True)
+class RandomShift:
+    """Images moved by up to ``pad`` pixels each way: padded by repeating the border, then cropped to their old size.
+
+    The augmentation of DrQ (Kostrikov, Yarats and Fergus, "Image Augmentation Is All You Need: Regularizing Deep
+    Reinforcement Learning from Pixels", ICLR 2021), with 4 pixels for images of 84x84.
+
+    Args:
+        pad: Pixels, at least 1.
+        per: "sequence": all images of a row move alike, as one camera would; "step": each for itself.
+
+    Raises:
+        ConfigError: A pad below 1, or another ``per``.
+    """
+
+    pad: int = 4
+    per: PerImage = "sequence"
+
+    def __post_init__(self) -> None:
+        check_size("RandomShift: pad", self.pad, lowest=1)
+        check_choice("RandomShift: per", self.per, get_args(PerImage))
+
+
+@dataclass(frozen=True)
+class RandomCrop:
+    """A window of ``height`` by ``width`` pixels, cut from a random place of the image.
+
+    The augmentation of RAD (Laskin, Lee, Stooke, Pinto, Abbeel and Srinivas, "Reinforcement Learning with Augmented
+    Data", NeurIPS 2020), there from 100x100 to 84x84.
+
+    Args:
+        height: Rows of the window.
+        width: Columns of the window.
+        per: "sequence": all images of a row are cut alike; "step": each for itself.
+
+    Raises:
+        ConfigError: A size below 1, or another ``per``.
+    """
+
+    height: int
+    width: int
+    per: PerImage = "sequence"
+
+    def __post_init__(self) -> None:
+        check_size("RandomCrop: height", self.height, lowest=1)
+        check_size("RandomCrop: width", self.width, lowest=1)
+        check_choice("RandomCrop: per", self.per, get_args(PerImage))
+
+
+@dataclass(frozen=True)
+class AugmentTokensConfig:
+    """Which augmentations are made. By default none.
+
+    Scalars are drawn once a batch; permutations once a sequence row, and hold for all its steps; masks anew for every
+    step and every view. The order is: permute, scale and shift, crop, mask.
+
+    Args:
+        scale_reward, shift_reward: ``reward * scale + shift``. Touches ``reward`` alone: not ``xformed_reward``, and
+            not ``q_star``, whose values keep the scale of the unscaled rewards.
+        scale_xformed_reward: Whether the same scale and shift apply to ``xformed_reward`` too.
+        scale_obs, shift_obs: ``obs_continuous * scale + shift``.
+        scale_obs_image, shift_obs_image: ``obs_image * scale + shift``, rounded half to even, clamped to 0..255.
+        permute_action: Renames actions: "input" (``action``), "target" (the columns of ``q_star``) or "both", which
+            leaves ``q_star[action]`` at every step what it was. False: no renaming.
+        permute_done: Whether the codes 0, 1, 2 of ``done`` are permuted.
+        permute_obs_discrete: Whether the states of ``obs_discrete`` are permuted.
+        crop_obs_image: A ``RandomShift`` or ``RandomCrop`` of ``obs_image``.
+        mask_prob: Probabilities with which fields are masked.
+        deliver_masks: Whether a batch also gets ``<field>_mask``, bool ``[B, S]``, True where masked, for every field
+            that ``mask_prob`` names with a probability above 0.
+        max_num_actions: Number of actions; 0: as the data or the caller say.
+        max_num_obs_discrete: Number of states of ``obs_discrete``; 0: as the caller says.
+        enabled: False switches everything off.
+
+    Raises:
+        ConfigError: A value of another kind than described.
+    """
+
+    scale_reward: AugmentScalarSpec | None = None
+    shift_reward: AugmentScalarSpec | None = None
+    scale_obs: AugmentScalarSpec | None = None
+    shift_obs: AugmentScalarSpec | None = None
+    scale_obs_image: AugmentScalarSpec | None = None
+    shift_obs_image: AugmentScalarSpec | None = None
+    scale_xformed_reward: bool = False
+    permute_action: PermuteAction = False
+    permute_done: bool = False
+    permute_obs_discrete: bool = False
+    crop_obs_image: RandomShift | RandomCrop | None = None
+    mask_prob: AugmentMaskProbConfig = AugmentMaskProbConfig()
+    deliver_masks: bool = False
+    max_num_actions: int = 0
+    max_num_obs_discrete: int = 0
+    enabled: bool = True
+
+    def __post_init__(self) -> None:
+        where = "AugmentTokensConfig"
+        for name in ("scale_reward", "shift_reward", "scale_obs", "shift_obs", "scale_obs_image", "shift_obs_image"):
+            check_kind(f"{where}: {name}", getattr(self, name), AugmentScalarSpec, optional=True)
+        for name in ("scale_xformed_reward", "permute_done", "permute_obs_discrete", "deliver_masks", "enabled"):
+            check_kind(f"{where}: {name}", getattr(self, name), bool)
+        check_choice(f"{where}: permute_action", self.permute_action, get_args(PermuteAction))
+        check_kind(f"{where}: crop_obs_image", self.crop_obs_image, RandomShift | RandomCrop, optional=True)
+        check_kind(f"{where}: mask_prob", self.mask_prob, AugmentMaskProbConfig)
+        for name in ("max_num_actions", "max_num_obs_discrete"):
+            check_size(f"{where}: {name}", getattr(self, name), lowest=0)
+
+    def scalars(self) -> dict[str, AugmentScalarSpec]:
+        """The scalars that are drawn, by option: those that are given and not fixed where they would do nothing."""
+        found = {}
+        for name in ("reward", "obs", "obs_image"):
+            for option, nothing in ((f"scale_{name}", 1.0), (f"shift_{name}", 0.0)):
+                spec: AugmentScalarSpec | None = getattr(self, option)
+                if spec is not None and not spec.is_always(nothing):
+                    found[option] = spec
+        return found
+
+    @property
+    def active(self) -> bool:
+        """Whether anything is augmented."""
+        return self.enabled and bool(
+            self.scalars()
+            or self.permute_action
+            or self.permute_done
+            or self.permute_obs_discrete
+            or self.crop_obs_image is not None
+            or self.mask_prob.active()
+        )
+
+    def with_sizes(self, *, max_num_actions: int = 0, max_num_obs_discrete: int = 0) -> AugmentTokensConfig:
+        """The same with numbers of actions and states, where they are not 0."""
+        return replace(
+            self,
+            max_num_actions=max_num_actions or self.max_num_actions,
+            max_num_obs_discrete=max_num_obs_discrete or self.max_num_obs_discrete,
+        )

@@ -1,0 +1,297 @@
+"""The random numbers of an augmentation, drawn in NumPy as a pure function of ``(seed, index, call)``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.augment.config import AugmentTokensConfig, RandomCrop, RandomShift
+from mouse_core.errors import ConfigError
+from mouse_core.randomness import Key
+
+
+class Affine(NamedTuple):
+    """``x * scale + shift``; None where there is none.
+
+    Args:
+        scale: float64 ``[]``, or None.
+        shift: float64 ``[]``, or None.
+    """
+
+    scale: Any
+    shift: Any
+
+
+class Crop(NamedTuple):
+    """Which pixels of an image are taken: ``out[y, x] = image[rows[y], columns[x]]``.
+
+    Args:
+        rows: int64 ``[B, T, H']``, where T is 1 (one crop a sequence) or S (one a step).
+        columns: int64 ``[B, T, W']``.
+    """
+
+    rows: Any
+    columns: Any
+
+
+class Draws(NamedTuple):
+    """Everything random about one augmentation of one batch; a pytree of arrays.
+
+    Args:
+        affine: By field, the scale and shift of its values.
+        permutations: By field, int64 ``[B, n]``: code ``c`` of row ``b`` becomes ``permutation[b, c]``. For ``q_star``
+            it is the columns that move.
+        pixels: uint8 ``[256]``: what each value of a pixel becomes; None where they stay.
+        crop: Which pixels are taken; None: all.
+        masks: By field, bool ``[B, S]``, True where values are masked; they are not delivered.
+        delivered_masks: The same for masks that are delivered with the batch. (Two places rather than a flag, since
+            under ``jax.jit`` a flag would be a value, and the structure of a pytree is not.)
+    """
+
+    affine: dict[str, Affine]
+    permutations: dict[str, Any]
+    pixels: Any
+    crop: Crop | None
+    masks: dict[str, Any]
+    delivered_masks: dict[str, Any]
+
+    def map(self, function: Callable[[Any], Any]) -> Draws:
+        """The same with ``function`` applied to every array."""
+
+        def over(values: dict[str, Any]) -> dict[str, Any]:
+            return {name: function(value) for name, value in values.items()}
+
+        return Draws(
+            affine={
+                name: Affine(*(None if part is None else function(part) for part in affine))
+                for name, affine in self.affine.items()
+            },
+            permutations=over(self.permutations),
+            pixels=None if self.pixels is None else function(self.pixels),
+            crop=None if self.crop is None else Crop(*map(function, self.crop)),
+            masks=over(self.masks),
+            delivered_masks=over(self.delivered_masks),
+        )
+
+
+NO_DRAWS = Draws({}, {}, None, None, {}, {})
+
+
+class _Stream(IntEnum):
+    """Every choice has a stream of its own, so that switching one on leaves the others as they are.
+
+    Values are part of the stream: new ones are added, old ones never change. Masks follow from ``MASKS`` on.
+    """
+
+    SCALE_REWARD = 0
+    SHIFT_REWARD = 1
+    SCALE_OBS = 2
+    SHIFT_OBS = 3
+    SCALE_OBS_IMAGE = 4
+    SHIFT_OBS_IMAGE = 5
+    ACTION = 6
+    DONE = 7
+    OBS_DISCRETE = 8
+    CROP_ROWS = 9
+    CROP_COLUMNS = 10
+    MASKS = 16
+
+
+_STREAMS = 256
+_MASK_STREAMS = {
+    name: _Stream.MASKS + number
+    for number, name in enumerate(
+        (
+            "action",
+            "reward",
+            "xformed_reward",
+            "done",
+            "time",
+            "q_star",
+            "obs_continuous",
+            "obs_discrete",
+            "obs_image",
+        )
+    )
+}
+
+
+def draw(
+    config: AugmentTokensConfig,
+    key: Key,
+    shape: tuple[int, int],
+    *,
+    fields: Collection[str] | None = None,
+    image_shape: tuple[int, int, int] | None = None,
+) -> Draws:
+    """The draws for one batch.
+
+    Scalars, permutations and crops depend on ``key.seed`` and ``key.index``, masks on ``key.call`` too: keys that
+    differ in ``call`` (``key.with_call(1)``) give views of one batch that share all but the masks.
+
+    Args:
+        config: What is augmented.
+        key: Names the random numbers.
+        shape: ``(B, S)`` of the whole batch, over all shards; ``cut`` takes a shard's rows from what is drawn.
+        fields: The fields of the batch; nothing is drawn for others. By default all.
+        image_shape: ``(H, W, C)`` of its images, needed to crop.
+
+    Raises:
+        ConfigError: A number of actions or states that is needed and not given, or a crop larger than the image.
+    """
+    if not config.enabled:
+        return NO_DRAWS
+    shared = draw_shared(config, key, shape, fields=fields, image_shape=image_shape)
+    return with_masks(shared, config, key, shape, fields=fields)
+
+
+def draw_shared(
+    config: AugmentTokensConfig,
+    key: Key,
+    shape: tuple[int, int],
+    *,
+    fields: Collection[str] | None = None,
+    image_shape: tuple[int, int, int] | None = None,
+) -> Draws:
+    """The draws that all views of a batch share: all but the masks. See ``draw``."""
+    if not config.enabled:
+        return NO_DRAWS
+
+    def there(field: str) -> bool:
+        return fields is None or field in fields
+
+    scalars = {option: spec.draw(_stream(key, _Stream[option.upper()])) for option, spec in config.scalars().items()}
+    affine = {}
+    for field, name in (("reward", "reward"), ("xformed_reward", "reward"), ("obs_continuous", "obs")):
+        scale, shift = scalars.get(f"scale_{name}"), scalars.get(f"shift_{name}")
+        wanted = there(field) and (field != "xformed_reward" or config.scale_xformed_reward)
+        if wanted and (scale is not None or shift is not None):
+            affine[field] = Affine(*(None if part is None else np.float64(part) for part in (scale, shift)))
+    pixels = None
+    if there("obs_image") and ("scale_obs_image" in scalars or "shift_obs_image" in scalars):
+        values = np.arange(256) * scalars.get("scale_obs_image", 1.0) + scalars.get("shift_obs_image", 0.0)
+        pixels = np.clip(np.round(values), 0, 255).astype(np.uint8)
+    crop = None
+    if there("obs_image") and config.crop_obs_image is not None:
+        crop = _draw_crop(config.crop_obs_image, key, shape, image_shape)
+    return NO_DRAWS._replace(
+        affine=affine, permutations=_draw_permutations(config, key, shape[0], there), pixels=pixels, crop=crop
+    )
+
+
+def with_masks(
+    shared: Draws,
+    config: AugmentTokensConfig,
+    key: Key,
+    shape: tuple[int, int],
+    *,
+    fields: Collection[str] | None = None,
+) -> Draws:
+    """``shared`` with the masks of ``key.call``. See ``draw``."""
+    if not config.enabled:
+        return shared
+    masks = {}
+    for field, probability in config.mask_prob.active().items():
+        if fields is None or field in fields:
+            drawn = _bernoulli(_stream(key, _MASK_STREAMS[field], call=key.call), probability, shape[0] * shape[1])
+            masks[field] = drawn.reshape(shape)
+    return shared._replace(delivered_masks=masks) if config.deliver_masks else shared._replace(masks=masks)
+
+
+def cut(draws: Draws, first: int, count: int) -> Draws:
+    """The draws for rows ``[first, first + count)`` of the batch."""
+    rows = slice(first, first + count)
+
+    def per_row(values: dict[str, Any]) -> dict[str, Any]:
+        return {name: value[rows] for name, value in values.items()}
+
+    return draws._replace(
+        permutations=per_row(draws.permutations),
+        crop=None if draws.crop is None else Crop(draws.crop.rows[rows], draws.crop.columns[rows]),
+        masks=per_row(draws.masks),
+        delivered_masks=per_row(draws.delivered_masks),
+    )
+
+
+def crop_size(config: RandomShift | RandomCrop, image_shape: tuple[int, int, int] | None) -> tuple[int, int]:
+    """Height and width after the crop of images ``(H, W, C)``.
+
+    Raises:
+        ConfigError: Images of unknown size, or smaller than the crop.
+    """
+    if image_shape is None:
+        raise ConfigError("crop_obs_image: expected the image_shape (H, W, C) of obs_image, found None")
+    height, width, _ = image_shape
+    if isinstance(config, RandomShift):
+        return height, width
+    if config.height > height or config.width > width:
+        raise ConfigError(
+            f"crop_obs_image: expected a crop of at most {height}x{width}, found {config.height}x{config.width}"
+        )
+    return config.height, config.width
+
+
+def _stream(key: Key, stream: int, *, call: int = 0) -> Key:
+    return key.with_call(call * _STREAMS + stream)
+
+
+def _draw_permutations(
+    config: AugmentTokensConfig, key: Key, rows: int, there: Callable[[str], bool]
+) -> dict[str, npt.NDArray[np.int64]]:
+    drawn = {}
+    renamed = {False: (), "input": ("action",), "target": ("q_star",), "both": ("action", "q_star")}
+    actions = [field for field in renamed[config.permute_action] if there(field)]
+    if actions:
+        size = _needed("max_num_actions", config.max_num_actions, "permute_action")
+        drawn.update(dict.fromkeys(actions, permutations(_stream(key, _Stream.ACTION), rows, size)))
+    if config.permute_done and there("done"):
+        drawn["done"] = permutations(_stream(key, _Stream.DONE), rows, 3)
+    if config.permute_obs_discrete and there("obs_discrete"):
+        size = _needed("max_num_obs_discrete", config.max_num_obs_discrete, "permute_obs_discrete")
+        drawn["obs_discrete"] = permutations(_stream(key, _Stream.OBS_DISCRETE), rows, size)
+    return drawn
+
+
+def _needed(option: str, size: int, wanted_by: str) -> int:
+    if not size:
+        raise ConfigError(f"{wanted_by}: expected {option} of at least 1, found 0")
+    return size
+
+
+def permutations(key: Key, rows: int, size: int) -> npt.NDArray[np.int64]:
+    """Independent uniform permutations of ``range(size)``, int64 ``[rows, size]``."""
+    # Random numbers that carry their place in the low bits, sorted: several times faster than an argsort.
+    low = np.uint64((1 << max(size - 1, 1).bit_length()) - 1)
+    numbered = (key.bits(rows * size).reshape(rows, size) & ~low) | np.arange(size, dtype=np.uint64)
+    numbered.sort(axis=1)
+    return (numbered & low).astype(np.int64)
+
+
+def _bernoulli(key: Key, probability: float, count: int) -> npt.NDArray[np.bool_]:
+    """bool ``[count]``, True with ``probability`` to within ``2**-33``."""
+    # Two 32-bit numbers a word, in the same order on every machine.
+    words = key.bits(-(-count // 2)).astype("<u8", copy=False).view("<u4")[:count]
+    threshold = round(probability * 2**32)
+    return np.ones(count, np.bool_) if threshold == 2**32 else words < np.uint32(threshold)
+
+
+def _draw_crop(
+    config: RandomShift | RandomCrop,
+    key: Key,
+    shape: tuple[int, int],
+    image_shape: tuple[int, int, int] | None,
+) -> Crop:
+    batch, length = shape
+    times = length if config.per == "step" else 1
+    size = crop_size(config, image_shape)
+    parts = []
+    for extent, kept, stream in zip(image_shape or (), size, (_Stream.CROP_ROWS, _Stream.CROP_COLUMNS), strict=False):
+        pad = config.pad if isinstance(config, RandomShift) else 0
+        first = _stream(key, stream).integers(extent + 2 * pad - kept + 1, batch * times) - pad
+        places = first.reshape(batch, times, 1) + np.arange(kept)
+        parts.append(np.clip(places, 0, extent - 1))
+    return Crop(*parts)
