@@ -5,13 +5,25 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from mouse_core.errors import ClosedError
 
 T = TypeVar("T")
 
 _JOIN_SECONDS = 0.25
+
+
+class Prefetcher(Protocol):
+    """What a loader asks of whatever computes ahead for it: ``OrderedPrefetcher``, or a framework's own pipeline."""
+
+    def get(self) -> Any:
+        """The next item in order; an error stays at the item where it happened."""
+        ...
+
+    def close(self) -> None:
+        """Stop, and drop what is waiting."""
+        ...
 
 
 class OrderedPrefetcher(Generic[T]):

@@ -52,6 +52,8 @@ class BatchSource:
         seed: In ``[0, 2**64)``.
         shard: ``(rank, count)``: deliver rows ``[rank * B / count, (rank + 1) * B / count)`` of each batch.
         dtypes: Delivered dtypes by field, instead of those of the spec.
+        narrow: Dtypes that a framework cannot hold, and what is delivered instead, after ``dtypes``; a value that
+            does not fit is a DataError.
         required_fields: Fields whose absence is an error.
         fields: Names of the fields to deliver; by default all there are.
         drop_last: For "sequential": whether the rest of an epoch is left out or makes a short batch.
@@ -72,6 +74,7 @@ class BatchSource:
         shard: tuple[int, int] = (0, 1),
         *,
         dtypes: Mapping[str, npt.DTypeLike] | None = None,
+        narrow: Mapping[npt.DTypeLike, npt.DTypeLike] | None = None,
         required_fields: Sequence[str] = (),
         fields: Sequence[str] | None = None,
         drop_last: bool = True,
@@ -100,12 +103,13 @@ class BatchSource:
             "fields": fields,
             "required_fields": required_fields,
             "dtypes": dtypes,
+            "narrow": narrow,
         }
         self._batches_per_block = max(1, _WINDOWS_PER_BLOCK * self.shard[1] // sampling.batch_size)
         self._blocks: dict[int, _Block] = {}
         self._lock = threading.Lock()
         self._readers = _choose(self.snapshot.readers, fields, required_fields)
-        self._dtypes = _delivered(self._readers, dtypes or {})
+        self._dtypes = _delivered(self._readers, dtypes or {}, narrow or {})
         self._narrow = {name: reader.travel_dtype(self._dtypes[name]) for name, reader in self._readers.items()}
 
     @property
@@ -244,15 +248,19 @@ def _choose(
 
 
 def _delivered(
-    readers: Mapping[str, FieldReader], dtypes: Mapping[str, npt.DTypeLike]
+    readers: Mapping[str, FieldReader],
+    dtypes: Mapping[str, npt.DTypeLike],
+    narrow: Mapping[npt.DTypeLike, npt.DTypeLike],
 ) -> dict[str, np.dtype[np.generic]]:
     for name in dtypes:
         if name not in readers:
             raise MissingFieldError(f"dtypes: expected fields among {list(readers)}, found {name!r}")
-    return {
+    table = {check_dtype(wide, where="narrow"): check_dtype(less, where="narrow") for wide, less in narrow.items()}
+    chosen = {
         name: check_dtype(dtypes[name], where=f"dtypes[{name!r}]") if name in dtypes else reader.spec.dtype
         for name, reader in readers.items()
     }
+    return {name: table.get(dtype, dtype) for name, dtype in chosen.items()}
 
 
 def _check_positive(name: str, value: Any) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Generic, Self, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._ordered import OrderedPrefetcher
+from mouse_core._ordered import OrderedPrefetcher, Prefetcher
 from mouse_core.batches import Batch, BatchSource
 from mouse_core.errors import ClosedError, ConfigError, ForkError, StateError, WorkerError
 from mouse_core.randomness import check_seed
@@ -33,6 +33,7 @@ class Loader(Generic[T]):
         maker: Gives, for a source, the function from an index to a batch, or to what ``hand_over`` makes one of. It
             runs in the worker threads, and must not hold on to the loader.
         hand_over: Runs in the caller's thread for every batch that is delivered.
+        prefetcher: What computes ahead, called as ``OrderedPrefetcher`` is.
         prefetch: Batches to compute ahead.
         num_workers: Threads that compute; 0: the caller's.
     """
@@ -44,6 +45,7 @@ class Loader(Generic[T]):
         *,
         maker: Callable[[BatchSource], Callable[[int], Any]],
         hand_over: Callable[[Any], T] | None = None,
+        prefetcher: Callable[..., Prefetcher] = OrderedPrefetcher,
         prefetch: int = 4,
         num_workers: int = 2,
     ) -> None:
@@ -51,11 +53,12 @@ class Loader(Generic[T]):
         self._store = store
         self._maker = maker
         self._hand_over = hand_over
+        self._prefetcher = prefetcher
         self._prefetch = _check_count("prefetch", prefetch, lowest=1)
         self._num_workers = _check_count("num_workers", num_workers, lowest=0)
         self._next_index = source.epoch_start
         self._make: Callable[[int], Any] | None = None
-        self._ahead: OrderedPrefetcher[Any] | None = None
+        self._ahead: Prefetcher | None = None
         self._failure: WorkerError | None = None
         self._closed = False
         self._process: int | None = None
@@ -94,7 +97,7 @@ class Loader(Generic[T]):
         if not self._num_workers:
             return self._make(self._next_index)
         if self._ahead is None:
-            self._ahead = OrderedPrefetcher(
+            self._ahead = self._prefetcher(
                 self._make, self._next_index, workers=self._num_workers, ahead=self._prefetch
             )
         return self._ahead.get()
