@@ -160,33 +160,31 @@ def test_a_commit_in_between_is_seen_and_respected(hub: HubServer) -> None:
     assert table_of(head(hub), "train")["observation"][0].as_py() == [300.0, -300.0, 150.0]
 
 
-def test_splits_to_keep_that_change_meanwhile_are_fitted_again(hub: HubServer, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("when", ["after the upload", "before the commit"])
+def test_splits_to_keep_that_change_meanwhile_are_fitted_again(
+    hub: HubServer, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
     n = 10
     push(hub, {"eval": make_store(n)})
-    wider = [
-        {"x": np.zeros((n, 2), dtype=np.float32)},
-        {"x": np.zeros((n, 2), dtype=np.float32), "y": np.zeros(n, dtype=np.int64)},
-    ]
-    for index, more in enumerate(wider):
-        push(hub, {"eval": make_store(n, **more)}, repo_id=f"tester/wider{index}")
-
-    def replace_by(index: int) -> None:
-        files = head(hub, f"tester/wider{index}").files
-        hub.commit(REPO, {path: file.data for path, file in files.items()})
-
+    push(hub, {"eval": make_store(n, x=np.zeros((n, 2), dtype=np.float32))}, repo_id="tester/wider")
     upload = Repository.upload
 
-    def interrupted(self: Repository, shards: Any) -> Any:
+    def widen() -> None:
+        hub.commit(REPO, {path: file.data for path, file in head(hub, "tester/wider").files.items()})
+
+    def widen_after_upload(self: Repository, shards: Any) -> Any:
         done = upload(self, shards)
         if head(hub).message.startswith("Push"):
-            replace_by(0)
+            widen()
         return done
 
-    monkeypatch.setattr(Repository, "upload", interrupted)
-    hub.before_commit.append(lambda: replace_by(1))
+    if when == "after the upload":
+        monkeypatch.setattr(Repository, "upload", widen_after_upload)
+    else:
+        hub.before_commit.append(widen)
     push(hub, {"train": make_store(4)}, keep_other_splits=True)
     assert table_of(head(hub), "train").column_names == table_of(head(hub), "eval").column_names
-    assert table_of(head(hub), "train")["y"].to_pylist() == [None] * 4
+    assert table_of(head(hub), "train")["x"].to_pylist() == [None] * 4
 
 
 def test_a_commit_in_between_that_brings_the_same_card_is_no_reason_to_leave_it_out(hub: HubServer) -> None:
@@ -248,5 +246,9 @@ def test_pushing_the_same_again_changes_nothing(hub: HubServer) -> None:
     second = push(hub, {"train": store}, max_rows_per_shard=10)
     assert (second.oid, second.commit_url) == (first.oid, first.commit_url)
     assert len(hub.repos[REPO].history()) == 2
-    third = push(hub, {"train": make_store(30, 1)}, max_rows_per_shard=10)
-    assert third.oid != first.oid
+    hub.commit(REPO, {"README.md": b"# Cart pole"})
+    third = push(hub, {"train": store}, max_rows_per_shard=10)
+    assert third.oid == head(hub).oid != first.oid
+    assert card_of(head(hub))[1] == "# Cart pole"
+    fourth = push(hub, {"train": make_store(30, 1)}, max_rows_per_shard=10)
+    assert fourth.oid == head(hub).oid != third.oid
