@@ -7,12 +7,14 @@ import json
 import operator
 import threading
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from mouse_core._binding import FieldReader
+from mouse_core._pool import BatchLayout, MemoryPool
 from mouse_core._windows import Windows
 from mouse_core.errors import ConfigError, MissingFieldError
 from mouse_core.randomness import Key, Purpose, check_seed
@@ -28,6 +30,8 @@ Batch = dict[str, npt.NDArray[Any]]
 # cost the same for 32 windows as for 1,024.
 _WINDOWS_PER_BLOCK = 1024
 _BLOCKS_KEPT = 4
+# Smaller batches are as fast in memory of their own.
+_POOL_FROM = 1 << 20
 
 
 class _Block(NamedTuple):
@@ -110,9 +114,12 @@ class BatchSource:
         self._lock = threading.Lock()
         self._readers = _choose(self.snapshot.readers, fields, required_fields)
         self._dtypes = _delivered(self._readers, dtypes or {}, narrow or {})
+        self._local_size = sampling.batch_size // self.shard[1]
+        self._layout = self.layout(self._local_size)
+        self._pool = MemoryPool(self._layout.nbytes) if self._layout.nbytes >= _POOL_FROM else None
         self._narrow = {name: reader.travel_dtype(self._dtypes[name]) for name, reader in self._readers.items()}
 
-    @property
+    @cached_property
     def spec(self) -> Spec:
         """The fields of a batch, known before the first is made."""
         specs: dict[str, FieldSpec] = {}
@@ -187,7 +194,9 @@ class BatchSource:
         if windows is None:
             windows = self._locate(plan.starts).whole()
         dtypes = self._dtypes if widen else self._narrow
-        out = out or {}
+        if out is None:
+            pooled = widen and self._pool is not None and len(windows) == self._local_size
+            out = self._layout.arrays(self._pool.take()) if pooled and self._pool is not None else {}
         return {name: reader.read(windows, dtypes[name], out.get(name)) for name, reader in self._readers.items()}
 
     def _block(self, number: int) -> _Block:
@@ -219,6 +228,14 @@ class BatchSource:
         if len(starts) and not (starts.min() >= 0 and starts.max() <= last):
             raise ConfigError(f"sampler: expected starts in 0..{last}, found {int(starts.min())}..{int(starts.max())}")
         return self.snapshot.locate(starts, self.sequence_length)
+
+    def layout(self, batch_size: int, *, widen: bool = True) -> BatchLayout:
+        """Where the fields of ``batch_size`` windows lie in one stretch of memory; ``widen`` as in ``gather``."""
+        dtypes = self._dtypes if widen else self._narrow
+        shapes = {
+            name: (batch_size, self.sequence_length, *reader.spec.shape) for name, reader in self._readers.items()
+        }
+        return BatchLayout({name: (shape, dtypes[name]) for name, shape in shapes.items()})
 
     def with_snapshot(self, snapshot: Snapshot, *, epoch_start: int, seed: int | None = None) -> BatchSource:
         """The same source over other rows, whose first epoch begins at ``epoch_start``."""

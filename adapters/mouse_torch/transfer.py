@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from tensordict import TensorDict
 
 from mouse_core import BatchSource
-
-# Where each field begins in a slab: a multiple of every item size, and of what vectorised copies like.
-_ALIGNMENT = 256
+from mouse_core.batches import BatchLayout
 
 
 def host_maker(source: BatchSource, *, pin: bool) -> Callable[[int], TensorDict]:
@@ -31,54 +29,19 @@ def _make_host(source: BatchSource, index: int) -> TensorDict:
 
 def _make_pinned(source: BatchSource, index: int) -> TensorDict:
     plan = source.plan(index)
-    layout = slab_layout(source, len(plan.starts), widen=True)
+    layout = source.layout(len(plan.starts))
     slab = torch.empty(layout.nbytes, dtype=torch.uint8, pin_memory=True)
-    source.gather(plan, layout.arrays(slab))
-    return TensorDict(layout.tensors(slab), batch_size=[len(plan.starts), plan.length])
+    source.gather(plan, layout.arrays(slab.numpy()))
+    return TensorDict(slab_tensors(layout, slab), batch_size=[len(plan.starts), plan.length])
 
 
-@dataclass(frozen=True)
-class SlabLayout:
-    """Where the fields of a batch lie in one stretch of bytes.
-
-    Args:
-        fields: ``(offset, shape, dtype)`` by name; offsets in bytes.
-        nbytes: Bytes of the whole.
-    """
-
-    fields: dict[str, tuple[int, tuple[int, ...], np.dtype[Any]]]
-    nbytes: int
-
-    def arrays(self, slab: torch.Tensor) -> dict[str, npt.NDArray[Any]]:
-        """The fields as NumPy arrays in a slab on the host (uint8 ``[nbytes]``)."""
-        memory = slab.numpy()
-        return {
-            name: memory[offset : offset + _nbytes(shape, dtype)].view(dtype).reshape(shape)
-            for name, (offset, shape, dtype) in self.fields.items()
-        }
-
-    def tensors(self, slab: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The fields as tensors in a slab (uint8 ``[nbytes]``) on any device."""
-        return {
-            name: slab[offset : offset + _nbytes(shape, dtype)].view(torch_dtype(dtype)).reshape(shape)
-            for name, (offset, shape, dtype) in self.fields.items()
-        }
-
-
-def slab_layout(source: BatchSource, batch_size: int, *, widen: bool) -> SlabLayout:
-    """The layout of a batch of ``batch_size`` windows, in delivered dtypes or in the narrower stored ones."""
-    fields = {}
-    offset = 0
-    for name, spec in source.spec.items():
-        dtype = np.dtype(spec.dtype if widen or spec.stored_dtype is None else spec.stored_dtype)
-        shape = (batch_size, source.sequence_length, *spec.shape)
-        fields[name] = (offset, shape, dtype)
-        offset += -(-_nbytes(shape, dtype) // _ALIGNMENT) * _ALIGNMENT
-    return SlabLayout(fields, offset)
-
-
-def _nbytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
-    return int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+def slab_tensors(layout: BatchLayout, slab: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The fields of a batch as tensors in a slab (uint8 ``[layout.nbytes]``) on any device."""
+    tensors = {}
+    for name, (offset, shape, dtype) in layout.fields.items():
+        nbytes = prod(shape) * dtype.itemsize
+        tensors[name] = slab[offset : offset + nbytes].view(torch_dtype(dtype)).reshape(shape)
+    return tensors
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
@@ -113,13 +76,13 @@ def _make_on_device(
     source: BatchSource, device: torch.device, pin: bool, stream: torch.cuda.Stream | None, index: int
 ) -> InFlight:
     plan = source.plan(index)
-    layout = slab_layout(source, len(plan.starts), widen=False)
+    layout = source.layout(len(plan.starts), widen=False)
     # Pinned memory comes from torch's caching host allocator, which takes a slab back only once the copies out of it
     # are done.
     slab = torch.empty(layout.nbytes, dtype=torch.uint8, pin_memory=pin)
-    source.gather(plan, layout.arrays(slab), widen=False)
+    source.gather(plan, layout.arrays(slab.numpy()), widen=False)
     with torch.cuda.stream(stream):  # no effect for None
-        moved = layout.tensors(slab.to(device, non_blocking=pin))
+        moved = slab_tensors(layout, slab.to(device, non_blocking=pin))
         wide = {name: tensor.to(torch_dtype(np.dtype(source.spec[name].dtype))) for name, tensor in moved.items()}
         batch = TensorDict(wide, batch_size=[len(plan.starts), plan.length], device=device)
         event = None
