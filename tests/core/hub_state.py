@@ -66,7 +66,8 @@ class Repo:
 
     def add(self, branch: str, message: str, files: Mapping[str, File]) -> Commit:
         parent = self.branches.get(branch)
-        oid = hashlib.sha1(f"{parent}{message}{len(self.commits)}".encode()).hexdigest()
+        tree = sorted((path, file.git_oid) for path, file in files.items())
+        oid = hashlib.sha1(f"{parent}{message}{tree}{len(self.commits)}".encode()).hexdigest()
         commit = Commit(oid, parent, message, dict(files))
         self.commits[oid] = commit
         self.branches[branch] = oid
