@@ -24,6 +24,8 @@ from mouse_core.snapshot import Snapshot
 from mouse_core.spec import FieldSpec, Spec, check_dtype
 from mouse_core.store import DatasetStore
 
+__all__ = ["Batch", "BatchLayout", "BatchSource"]
+
 Batch = dict[str, npt.NDArray[Any]]
 
 # Windows of consecutive batches are located together, about so many: the few dozen array operations that it takes
@@ -232,10 +234,10 @@ class BatchSource:
     def layout(self, batch_size: int, *, widen: bool = True) -> BatchLayout:
         """Where the fields of ``batch_size`` windows lie in one stretch of memory; ``widen`` as in ``gather``."""
         dtypes = self._dtypes if widen else self._narrow
-        shapes = {
-            name: (batch_size, self.sequence_length, *reader.spec.shape) for name, reader in self._readers.items()
-        }
-        return BatchLayout({name: (shape, dtypes[name]) for name, shape in shapes.items()})
+        size = (batch_size, self.sequence_length)
+        return BatchLayout(
+            {name: ((*size, *reader.spec.shape), dtypes[name]) for name, reader in self._readers.items()}
+        )
 
     def with_snapshot(self, snapshot: Snapshot, *, epoch_start: int, seed: int | None = None) -> BatchSource:
         """The same source over other rows, whose first epoch begins at ``epoch_start``."""
