@@ -1,0 +1,364 @@
+"""Draw the pictures of README and docs as SVG: `python scripts/draw_pictures.py` writes them to docs/assets/.
+
+The windows in the pictures are those that `BatchSource` plans, so what is drawn is what happens. A test holds the
+files to what this script draws.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from mouse_core import BatchSource, DatasetStore
+
+ASSETS = Path(__file__).resolve().parent.parent / "docs" / "assets"
+
+INK, SOFT, LINE, PAPER = "#1f2937", "#6b7280", "#9ca3af", "#ffffff"
+# One (fill, edge) a meaning, the same in all pictures.
+GREY = ("#f3f4f6", "#9ca3af")
+BLUE = ("#dbeafe", "#2563eb")
+GREEN = ("#dcfce7", "#15803d")
+AMBER = ("#fef3c7", "#b45309")
+VIOLET = ("#ede9fe", "#6d28d9")
+SANS = "ui-sans-serif, system-ui, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans-serif"
+MONO = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
+
+
+class Picture:
+    """An SVG under construction; coordinates in pixels from the top left.
+
+    Args:
+        width, height: Of the whole.
+        title: Says what is to be seen, for readers who cannot.
+    """
+
+    def __init__(self, width: int, height: int, title: str) -> None:
+        self.parts = [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+            f'height="{height}" role="img" font-family="{SANS}" font-size="14">',
+            f"<title>{escape(title)}</title>",
+            '<defs><marker id="head" viewBox="0 0 10 10" refX="9" refY="5" markerWidth="7" markerHeight="7" '
+            f'orient="auto-start-reverse"><path d="M0,0 L10,5 L0,10 z" fill="{INK}"/></marker></defs>',
+            f'<rect width="{width}" height="{height}" rx="10" fill="{PAPER}"/>',
+        ]
+
+    def box(
+        self, x: float, y: float, width: float, height: float, colour: tuple[str, str] = GREY, *, radius: float = 6
+    ) -> None:
+        """A rectangle."""
+        self.parts.append(
+            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{radius:g}" '
+            f'fill="{colour[0]}" stroke="{colour[1]}"/>'
+        )
+
+    def text(
+        self,
+        x: float,
+        y: float,
+        words: str,
+        *,
+        size: float = 14,
+        colour: str = INK,
+        anchor: str = "middle",
+        mono: bool = False,
+        bold: bool = False,
+    ) -> None:
+        """A line of text on the baseline `y`."""
+        family = f' font-family="{MONO}"' if mono else ""
+        weight = ' font-weight="600"' if bold else ""
+        self.parts.append(
+            f'<text x="{x:g}" y="{y:g}" font-size="{size:g}" fill="{colour}" text-anchor="{anchor}"{family}{weight}>'
+            f"{escape(words)}</text>"
+        )
+
+    def path(
+        self, points: str, *, arrow: bool = False, colour: str = INK, dashed: bool = False, width: float = 1.5
+    ) -> None:
+        """A line along an SVG path."""
+        extra = (' marker-end="url(#head)"' if arrow else "") + (' stroke-dasharray="4 4"' if dashed else "")
+        self.parts.append(f'<path d="{points}" fill="none" stroke="{colour}" stroke-width="1.5"{extra}/>')
+
+    def arrow(self, x1: float, y1: float, x2: float, y2: float) -> None:
+        """A straight arrow."""
+        self.path(f"M{x1:g},{y1:g} L{x2:g},{y2:g}", arrow=True)
+
+    def svg(self) -> str:
+        """The whole file."""
+        return "\n".join([*self.parts, "</svg>"]) + "\n"
+
+
+def overview() -> Picture:
+    """From a store to a batch in a framework."""
+    picture = Picture(
+        960,
+        306,
+        "A store of datasets and appended rows gives a snapshot; seed, index and snapshot give a plan, the starts of "
+        "windows; the plan's windows are gathered into a batch, which becomes a TensorDict or a dict of NumPy arrays.",
+    )
+    picture.text(480, 40, "batch(i) = f(seed, i, snapshot)", size=20, mono=True, bold=True)
+
+    top, height = 96, 150
+    picture.box(24, top, 186, height)
+    picture.text(117, top - 12, "DatasetStore", bold=True, mono=True)
+    for row, (label, colour) in enumerate(
+        [("dataset on disk", BLUE), ("another dataset", BLUE), ("appended rows", GREEN)]
+    ):
+        picture.box(38, top + 14 + 42 * row, 158, 36, colour, radius=3)
+        picture.text(117, top + 37 + 42 * row, label)
+    picture.text(117, top + height + 24, "steps in order, in Arrow,", colour=SOFT, size=13)
+    picture.text(117, top + height + 42, "read where they lie", colour=SOFT, size=13)
+
+    picture.arrow(214, 171, 252, 171)
+    picture.box(256, top + 40, 132, 70, VIOLET)
+    picture.text(322, 168, "snapshot", bold=True)
+    picture.text(322, 188, "rows 0 .. N-1", size=13)
+    picture.text(322, top + height + 24, "does not change", colour=SOFT, size=13)
+    picture.text(322, top + height + 42, "when the store grows", colour=SOFT, size=13)
+
+    picture.arrow(392, 171, 430, 171)
+    picture.text(500, top - 12, "seed, i", mono=True, bold=True)
+    picture.arrow(500, top - 4, 500, top + 34)
+    picture.box(434, top + 40, 132, 70, AMBER)
+    picture.text(500, 168, "plan", bold=True)
+    picture.text(500, 188, "starts [B]", size=13)
+    picture.text(500, top + height + 24, "computed, so any", colour=SOFT, size=13)
+    picture.text(500, top + height + 42, "worker can make any i", colour=SOFT, size=13)
+
+    picture.arrow(570, 171, 608, 171)
+    rows, columns, cell = 4, 7, 16
+    left, above = 616, 139
+    for row in range(rows):
+        for column in range(columns):
+            picture.box(left + cell * column, above + cell * row, cell, cell, BLUE if row % 2 else GREEN, radius=0)
+    picture.text(left + cell * columns / 2, top - 12, "batch", bold=True)
+    picture.text(left + cell * columns / 2, above - 9, "S steps", size=12, colour=SOFT)
+    picture.text(left + cell * columns / 2, above + cell * rows + 19, "B windows", size=12, colour=SOFT)
+    picture.text(left + cell * columns / 2, top + height + 24, "every field", colour=SOFT, size=13)
+    picture.text(left + cell * columns / 2, top + height + 42, "[B, S, ...]", colour=SOFT, size=13, mono=True)
+
+    ends = [
+        ("mouse_torch", "TensorDict[B, S]"),
+        ("mouse_core", "dict of NumPy arrays"),
+    ]
+    for number, (package, what) in enumerate(ends):
+        y = 112 + 72 * number
+        picture.arrow(736, 171, 758, y + 28)
+        picture.box(762, y, 180, 54)
+        picture.text(852, y + 23, package, bold=True, mono=True)
+        picture.text(852, y + 42, what, size=12.5)
+    picture.text(852, top + height + 24, "the same numbers", colour=SOFT, size=13)
+    picture.text(852, top + height + 42, "in the same order", colour=SOFT, size=13)
+    return picture
+
+
+def alignment() -> Picture:
+    """Two episodes as rows, and which action belongs to which observation."""
+    picture = Picture(
+        960,
+        452,
+        "An episode of three transitions is four rows. Row t holds the observation at t and the action, reward and "
+        "done that led to it. The action chosen on seeing the observation of row t stands in row t+1. The first row "
+        "of an episode holds a placeholder action, reward 0 and done 0.",
+    )
+    columns = [("row", 52), ("episode_step", 118), ("observation", 124), ("action", 156), ("reward", 70), ("done", 62)]
+    rows = [
+        ("0", "o₀", "placeholder", "0", "0"),
+        ("1", "o₁", "a₀", "r₁", "0"),
+        ("2", "o₂", "a₁", "r₂", "0"),
+        ("3", "o₃", "a₂", "r₃", "1"),
+        ("0", "o₀′", "placeholder", "0", "0"),
+        ("1", "o₁′", "a₀′", "r₁′", "0"),
+    ]
+    left, top, height = 30, 66, 54
+    edges = [left]
+    for _, width in columns:
+        edges.append(edges[-1] + width)
+    middles = [(first + second) / 2 for first, second in pairwise(edges)]
+    picture.text((edges[3] + edges[6]) / 2, 28, "what led to the observation of this row", size=13, colour=SOFT)
+    picture.path(f"M{edges[3] + 8},34 L{edges[6] - 8},34", colour=LINE)
+    for (name, _), middle in zip(columns, middles, strict=True):
+        picture.text(middle, 54, name, mono=True, size=13, bold=True)
+    for number, (step, observation, action, reward, done) in enumerate(rows):
+        y = top + height * number
+        first = step == "0"
+        picture.box(left, y, edges[-1] - left, height, (("#eff6ff", "#f0fdf4")[number >= 4], LINE), radius=0)
+        line = y + height / 2 + 5
+        picture.text(middles[0], line, str(number), colour=SOFT)
+        picture.text(middles[1], line, step)
+        picture.box(middles[2] - 30, y + 11, 60, height - 22, BLUE)
+        picture.text(middles[2], line, observation, bold=True)
+        picture.box(middles[3] - 54, y + 11, 108, height - 22, GREY if first else AMBER)
+        picture.text(middles[3], line, action, bold=not first, colour=SOFT if first else INK)
+        picture.text(middles[4], line, reward, colour=SOFT if first else INK)
+        picture.text(middles[5], line, done, colour=SOFT if first else INK, bold=done == "1")
+        if not first:
+            # Seen there, chosen here, led to this.
+            picture.arrow(middles[2] + 31, y - height / 2 + 8, middles[3] - 56, y + height / 2 - 6)
+            picture.arrow(middles[3] - 56, y + height / 2 + 6, middles[2] + 33, y + height / 2 + 6)
+
+    note = edges[-1] + 20
+    notes = [
+        (0, ("The first row: nothing led here. Action", "is a placeholder, reward and done are 0.")),
+        (
+            1,
+            (
+                "a₀ was chosen on seeing o₀ and led to",
+                "o₁. A policy learns from (o₀, a₀): row t",
+                "and the action of row t+1.",
+            ),
+        ),
+        (3, ("The last observation is a row too.", "T transitions are T+1 rows: 3 are 4.")),
+        (4, ("No action leaves o₃. A pair whose row t+1", "has episode_step 0 is to be left out.")),
+    ]
+    for number, lines in notes:
+        y = top + height * number + height / 2 + 5 - 9 * (len(lines) - 1)
+        for line_number, line in enumerate(lines):
+            picture.text(note, y + 18 * line_number, line, anchor="start", size=13)
+    y = top + height * len(rows)
+    legend = [
+        (left, left + 22, "to the right and down: seen in row t, chosen, written into row t+1"),
+        (left + 22, left, "to the left: led to the observation of its own row"),
+    ]
+    for number, (start, end, words) in enumerate(legend):
+        picture.arrow(start, y + 16 + 22 * number, end, y + 16 + 22 * number)
+        picture.text(left + 32, y + 21 + 22 * number, words, anchor="start", size=13)
+    return picture
+
+
+# What the picture of sampling shows; docs/guides/sampling.md runs the same.
+EPISODES = (9, 6, 11)
+SEQUENCE_LENGTH = 5
+BATCH_SIZE = 2
+SEED = 2
+
+
+def episodes_store() -> DatasetStore:
+    """26 rows of three episodes, as the pictures of windows show them."""
+    store = DatasetStore()
+    for rows in EPISODES:
+        done = np.zeros(rows, np.int64)
+        done[-1] = 1
+        store.extend(
+            {
+                "action": np.zeros(rows, np.int64),
+                "reward": np.zeros(rows, np.float32),
+                "done": done,
+                "episode_step": np.arange(rows),
+            }
+        )
+    return store
+
+
+def _stream(picture: Picture, left: float, y: float, cell: float, height: float) -> None:
+    """The rows of the episodes side by side, each with its episode_step; some with their number beneath."""
+    row = 0
+    for number, rows in enumerate(EPISODES):
+        colour = (BLUE, GREEN, VIOLET)[number]
+        for step in range(rows):
+            picture.box(left + cell * row, y, cell, height, colour, radius=0)
+            if row % SEQUENCE_LENGTH == 0:
+                picture.text(left + cell * (row + 0.5), y + height + 15, str(row), size=11, bold=True)
+            picture.text(left + cell * (row + 0.5), y + height / 2 + 4, str(step), size=11, colour=SOFT)
+            row += 1
+        middle = left + cell * (row - rows / 2)
+        picture.text(middle, y - 8, f"episode {'ABC'[number]}", size=12, colour=colour[1], bold=True)
+
+
+def sampling() -> Picture:
+    """The first batches of all four modes over the same rows."""
+    store = episodes_store()
+    left, cell, bar = 150, 29, 17
+    modes = [
+        ("random", 3, "anywhere, each draw by itself"),
+        ("last", 1, "the end of the snapshot; every batch is the same"),
+        ("sequential", 3, "batch 2 begins epoch 1; the window that was left of epoch 0 is dropped"),
+        ("batch", 3, "batch 2 takes the last window of epoch 0 and the first of epoch 1"),
+    ]
+    lane = BATCH_SIZE * bar + 8
+    height = 96 + sum(lane * batches + 40 for _, batches, _ in modes) + 34
+    picture = Picture(
+        960,
+        height,
+        "The windows of the first batches of each sampling mode over 26 rows of three episodes. Windows of random "
+        "begin anywhere; last takes the windows at the end; sequential and batch take each of the windows side by "
+        "side once in an epoch. Windows cross the ends of episodes.",
+    )
+    _stream(picture, left, 34, cell, 26)
+    picture.text(left - 12, 52, "episode_step", anchor="end", size=13)
+    picture.text(left - 12, 75, "row", anchor="end", size=13)
+    y = 90
+    for mode, batches, remark in modes:
+        source = BatchSource(store, SEQUENCE_LENGTH, BATCH_SIZE, sampling=mode, seed=SEED)
+        picture.text(left - 12, y + 20, f'"{mode}"', anchor="end", mono=True, bold=True)
+        picture.text(left, y + 20, remark, anchor="start", size=13, colour=SOFT)
+        y += 30
+        for index in range(batches):
+            picture.text(left - 12, y + lane / 2, f"batch {index}", anchor="end", size=13)
+            picture.box(left, y, cell * len(store), lane - 5, ("#fafafa", "#e5e7eb"), radius=3)
+            for number, start in enumerate(source.plan(index).starts.tolist()):
+                windows = len(store) // SEQUENCE_LENGTH
+                later = {"sequential": index >= len(source), "batch": index * BATCH_SIZE + number >= windows}
+                colour = (PAPER, AMBER[1]) if later.get(mode) else AMBER
+                x, above = left + cell * start, y + 2 + bar * number
+                picture.box(x, above, cell * SEQUENCE_LENGTH, bar - 2, colour, radius=3)
+                picture.text(x + 14, above + 11.5, str(start), size=11, bold=True)
+            y += lane
+        y += 10
+    picture.box(left, y + 4, 40, bar - 2, AMBER, radius=3)
+    picture.text(left + 50, y + 16, "a window of S = 5 rows, with the row it starts at", anchor="start", size=13)
+    picture.box(left + 440, y + 4, 40, bar - 2, (PAPER, AMBER[1]), radius=3)
+    picture.text(left + 490, y + 16, "the same, of epoch 1", anchor="start", size=13)
+    return picture
+
+
+def snapshots() -> Picture:
+    """A store that grows, and a loader that sees it only at refresh()."""
+    picture = Picture(
+        960,
+        232,
+        "A loader reads a snapshot of 300 rows. Rows appended later are not in its batches until refresh(), which "
+        "takes a snapshot of 400 rows and begins a new epoch at the next index.",
+    )
+    left, scale = 130, 1.98
+    bars = [
+        ("store", [(0, 300, BLUE, "300 rows"), (300, 100, GREEN, "100 appended later")]),
+        ("snapshot", [(0, 300, VIOLET, "rows 0 .. 299")]),
+        ("refreshed", [(0, 400, VIOLET, "rows 0 .. 399")]),
+    ]
+    for number, (name, stretches) in enumerate(bars):
+        y = 18 + 44 * number
+        picture.text(left - 16, y + 21, name, anchor="end", bold=True)
+        for first, rows, colour, label in stretches:
+            picture.box(left + scale * first, y, scale * rows, 32, colour, radius=3)
+            picture.text(left + scale * (first + rows / 2), y + 21, label)
+    y = 168
+    picture.text(left - 16, y + 21, "batches", anchor="end", bold=True)
+    for index in range(9):
+        x = left + 80 * index + (80 if index >= 4 else 0)
+        picture.box(x, y, 68, 32, AMBER, radius=3)
+        picture.text(x + 34, y + 21, f"i = {index}", size=13)
+    x = left + 80 * 4 + 34
+    picture.path(f"M{x},{y - 8} L{x},{y + 38}", dashed=True)
+    picture.text(x, y + 54, "refresh(): a new epoch begins at i = 4", size=12, colour=SOFT)
+    return picture
+
+
+def pictures() -> dict[str, str]:
+    """Every picture's SVG by file name."""
+    drawn = {"overview": overview, "alignment": alignment, "sampling": sampling, "snapshots": snapshots}
+    return {f"{name}.svg": draw().svg() for name, draw in drawn.items()}
+
+
+def main() -> None:
+    """Write the pictures."""
+    ASSETS.mkdir(exist_ok=True)
+    for name, svg in pictures().items():
+        (ASSETS / name).write_text(svg, encoding="utf-8")
+        print(ASSETS / name)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""The pictures of README and docs are what scripts/draw_pictures.py draws, from the windows that sources plan."""
+
+from __future__ import annotations
+
+from xml.etree import ElementTree
+
+import pytest
+
+from scripts.draw_pictures import ASSETS, pictures
+
+DRAWN = pictures()
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_pictures_are_up_to_date(name: str) -> None:
+    found = (ASSETS / name).read_text(encoding="utf-8")
+    assert found == DRAWN[name], f"{name} is out of date: run python scripts/draw_pictures.py"
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_pictures_are_whole(name: str) -> None:
+    root = ElementTree.fromstring(DRAWN[name])
+    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    for element in root.iter():
+        assert 0 <= float(element.get("x", 0)) <= width
+        assert 0 <= float(element.get("y", 0)) <= height
+    assert root.findtext("{http://www.w3.org/2000/svg}title")
