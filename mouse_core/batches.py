@@ -116,10 +116,10 @@ class BatchSource:
         self._lock = threading.Lock()
         self._readers = _choose(self.snapshot.readers, fields, required_fields)
         self._dtypes = _delivered(self._readers, dtypes or {}, narrow or {})
+        self._narrow = {name: reader.travel_dtype(self._dtypes[name]) for name, reader in self._readers.items()}
         self._local_size = sampling.batch_size // self.shard[1]
         self._layout = self.layout(self._local_size)
         self._pool = MemoryPool(self._layout.nbytes) if self._layout.nbytes >= _POOL_FROM else None
-        self._narrow = {name: reader.travel_dtype(self._dtypes[name]) for name, reader in self._readers.items()}
 
     @cached_property
     def spec(self) -> Spec:
