@@ -47,6 +47,11 @@ def tail_column(
     ragged = field is None and not isinstance(value, np.ndarray)
     if kind.kind == "list" and not ragged:
         row = shape if shape is not None and len(shape) == kind.depth else np.shape(value)
+        if value is None and len(row) != kind.depth:
+            # Nothing says how wide it is yet; the first value will.
+            return TailColumn(ColumnType("null"), arrow_type=pa.null(), nullable=nullable)
+        if 0 in row or len(row) != kind.depth:
+            raise ValueError(f"expected a first value of {kind}, found {value!r:.80}")
         widths = None
         if len(row) == 1:
             padded = field is not None and field.pad is not None
