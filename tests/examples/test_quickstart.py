@@ -90,8 +90,7 @@ def test_a_seed_decides_everything_but_the_speed(printed: dict[str, str], tmp_pa
 def test_another_seed_records_another_episode(example: ModuleType) -> None:
     environment = gym.make(example.ENVIRONMENT)
     actions = [
-        [row["action"] for row in example.record_episode(environment, noise=1.0, seed=seed)]
-        for seed in (3, 3, 4)
+        [row["action"] for row in example.record_episode(environment, noise=1.0, seed=seed)] for seed in (3, 3, 4)
     ]
     assert actions[0] == actions[1]
     assert actions[0] != actions[2]
