@@ -246,6 +246,10 @@ class BatchSource:
             options["seed"] = seed
         return _restore(snapshot, self.sampler, options)
 
+    def with_shard(self, shard: tuple[int, int]) -> BatchSource:
+        """Another shard of the same batches."""
+        return _restore(self.snapshot, self.sampler, self._options() | {"shard": shard})
+
     def _options(self) -> dict[str, Any]:
         return {"seed": self.seed, "shard": self.shard, "epoch_start": self.epoch_start, **self._chosen}
 

@@ -1,0 +1,13 @@
+"""JAX adapter: the batches of ``mouse_core`` as dicts of ``jax.Array``, through a grain pipeline."""
+
+try:
+    import grain as _grain  # noqa: F401
+    import jax as _jax  # noqa: F401
+except ImportError as error:
+    raise ImportError("mouse_jax needs JAX and grain: pip install 'mouse-data[jax]'") from error
+
+from mouse_jax.dtypes import NARROWED, narrowing
+from mouse_jax.map_dataset import to_grain
+from mouse_jax.prefetch import PrefetchBatchifier
+
+__all__ = ["NARROWED", "PrefetchBatchifier", "narrowing", "to_grain"]

@@ -1,0 +1,138 @@
+"""Where batches go in JAX: one device, or a sharding over several, also of several processes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy.typing as npt
+from jax.sharding import Sharding
+
+from mouse_core import BatchSource, ConfigError
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where batches go.
+
+    Args:
+        target: A device or a sharding; None: JAX's default device, to which arrays are not committed.
+        parts: Which rows of a whole batch this process needs, as shards ``(rank, count)`` in ascending order, all of
+            one count. None: those of the source.
+    """
+
+    target: jax.Device | Sharding | None = None
+    parts: tuple[tuple[int, int], ...] | None = None
+
+    @property
+    def on_host(self) -> bool:
+        """Whether batches stay in the host's memory."""
+        if isinstance(self.target, Sharding):
+            return all(device.platform == "cpu" for device in self.target.device_set)
+        return (jax.default_backend() if self.target is None else self.target.platform) == "cpu"
+
+    def sources(self, source: BatchSource) -> tuple[BatchSource, ...]:
+        """The sources of this process's rows.
+
+        Raises:
+            ConfigError: As ``check_layout``.
+        """
+        check_layout(self.target, source)
+        if self.parts is None:
+            return (source,)
+        return tuple(source if part == source.shard else source.with_shard(part) for part in self.parts)
+
+    def put(self, arrays: Sequence[npt.NDArray[Any]]) -> list[jax.Array]:
+        """This process's rows of some arrays ``[b, ...]`` in their place; nobody may write to them any more."""
+        if self.parts is not None and not self._fully_addressable:
+            own, count = len(self.parts), self.parts[0][1]
+            return [
+                jax.make_array_from_process_local_data(
+                    self.target, values, (values.shape[0] * count // own, *values.shape[1:])
+                )
+                for values in arrays
+            ]
+        # On a host JAX may keep the very memory, which is given away. Saying so halves the time that this takes.
+        placed: list[jax.Array] = jax.device_put(list(arrays), self.target, may_alias=True)
+        return placed
+
+    @property
+    def _fully_addressable(self) -> bool:
+        return not isinstance(self.target, Sharding) or self.target.is_fully_addressable
+
+
+def find_placement(device: jax.Device | str | None, sharding: Sharding | None, source: BatchSource) -> Placement:
+    """The placement that a loader's arguments name.
+
+    Args:
+        device: A device of this process, its platform ("cpu", "gpu"), or both ("gpu:1"); None: JAX's default.
+        sharding: How whole batches are laid out; None: on ``device``.
+        source: Where batches come from.
+
+    Raises:
+        ConfigError: A device that is not there; both arguments; a sharding beside a shard, without devices of this
+            process, or as in ``check_layout``.
+    """
+    if sharding is None:
+        return Placement(_find_device(device))
+    if not isinstance(sharding, Sharding):
+        raise ConfigError(f"sharding: expected a jax.sharding.Sharding, found {sharding!r}")
+    if device is not None:
+        raise ConfigError(f"device: expected None beside a sharding, found {device!r}")
+    if source.shard != (0, 1):
+        raise ConfigError(f"shard: expected (0, 1) beside a sharding, which says who needs what, found {source.shard}")
+    check_layout(sharding, source)
+    return Placement(sharding, _own_parts(sharding, source))
+
+
+def check_layout(target: object, source: BatchSource) -> None:
+    """See that every batch of an epoch, also a short last one, can be laid out.
+
+    Raises:
+        ConfigError: A sharding that does not divide the shape of a field, which the message names.
+    """
+    if not isinstance(target, Sharding):
+        return
+    last = source.plan(source.epoch_start + len(source) - 1).global_size
+    for rows in sorted({source.batch_size, last}, reverse=True):
+        for name, spec in source.spec.items():
+            shape = (rows, source.sequence_length, *spec.shape)
+            try:
+                target.shard_shape(shape)
+            except (ValueError, IndexError) as error:
+                raise ConfigError(
+                    f"sharding: expected one that divides {name} of shape {list(shape)} evenly, found {target}"
+                ) from error
+
+
+def _own_parts(sharding: Sharding, source: BatchSource) -> tuple[tuple[int, int], ...]:
+    """The rows that this process's devices hold: one shard where they are one stretch, else one for each device's."""
+    size = source.batch_size
+    indices = sharding.addressable_devices_indices_map((size, source.sequence_length)).values()
+    stretches = sorted({rows.indices(size)[:2] for rows, *_ in indices if rows is not None})
+    if not stretches:
+        raise ConfigError(f"sharding: expected devices of process {jax.process_index()} among its own, found none")
+    begin, end, length = stretches[0][0], stretches[-1][1], stretches[0][1] - stretches[0][0]
+    whole = end - begin
+    if whole == length * len(stretches) and begin % whole == 0 and size % whole == 0:
+        return ((begin // whole, size // whole),)
+    return tuple((first // length, size // length) for first, _ in stretches)
+
+
+def _find_device(device: jax.Device | str | None) -> jax.Device | None:
+    if device is None:
+        return None
+    if isinstance(device, jax.Device):
+        if device.process_index != jax.process_index():
+            raise ConfigError(f"device: expected one of process {jax.process_index()}, found {device}")
+        return device
+    if not isinstance(device, str):
+        raise ConfigError(f"device: expected a jax.Device, its platform or None, found {device!r}")
+    platform, _, number = device.partition(":")
+    try:
+        return jax.local_devices(backend=platform)[int(number or 0)]
+    except (RuntimeError, ValueError, IndexError) as error:
+        there = [str(found) for found in jax.local_devices()]
+        raise ConfigError(f"device: expected one of this machine, which has {there}, found {device!r}") from error

@@ -1,0 +1,91 @@
+"""PrefetchBatchifier for JAX."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import jax
+import numpy.typing as npt
+from jax.sharding import Sharding
+
+from mouse_core import BatchSource, DatasetStore, Snapshot
+from mouse_core.prefetch import Loader
+from mouse_core.sampling import Sampler
+from mouse_jax.dtypes import narrowing
+from mouse_jax.pipeline import GrainPrefetcher
+from mouse_jax.placement import find_placement
+from mouse_jax.transfer import batch_stages, thread_settings
+
+
+class PrefetchBatchifier(Loader[dict[str, jax.Array]]):
+    """Batches as dicts of ``jax.Array`` ``[B, S, ...]``, made ahead in a grain pipeline, in index order.
+
+    Without x64 (``jax_enable_x64``) 64-bit fields are delivered as ``NARROWED`` says, and ``spec`` says so beforehand;
+    a value that does not fit is an error. What holds is whether x64 is enabled where the loader is made.
+
+    At most ``prefetch + 1`` batches exist in the pipeline at a time, and a batch once delivered never changes.
+
+    Args:
+        store: A store, of which a snapshot is taken (see ``refresh``), or a snapshot.
+        sequence_length: Steps in a window, S.
+        batch_size: Windows in a whole batch, B, over all shards and devices.
+        sampling: "random", "last", "sequential", "batch", or a ``Sampler``.
+        prefetch: Batches to make ahead.
+        num_workers: Threads that gather them, and one more puts them on the device; with 0 the calling thread does
+            both. The stream is the same.
+        pin_memory: Ignored here.
+        device: Where batches arrive: a ``jax.Device``, a platform ("cpu", "gpu"), or both with a number ("gpu:1");
+            None: JAX's default device.
+        seed, shard, dtypes, required_fields, fields, drop_last: See ``mouse_core.BatchSource``.
+        sharding: How a whole batch is laid out over the devices of this process or of several, instead of on one
+            device; say, ``NamedSharding(mesh, P("data"))``. Each process gathers only the rows that its devices hold,
+            and ``source`` is that of the whole batch.
+
+    Raises:
+        ConfigError: A device that is not there; a sharding that does not divide a batch evenly or goes with a device
+            or a shard; else see ``BatchSource``.
+        MissingFieldError: See ``BatchSource``.
+    """
+
+    def __init__(
+        self,
+        store: DatasetStore | Snapshot,
+        sequence_length: int = 64,
+        batch_size: int = 32,
+        sampling: str | Sampler = "random",
+        prefetch: int = 4,
+        num_workers: int = 2,
+        pin_memory: bool | None = None,
+        device: jax.Device | str | None = None,
+        seed: int = 0,
+        shard: tuple[int, int] = (0, 1),
+        *,
+        dtypes: Mapping[str, npt.DTypeLike] | None = None,
+        required_fields: Sequence[str] = (),
+        fields: Sequence[str] | None = None,
+        drop_last: bool = True,
+        sharding: Sharding | None = None,
+    ) -> None:
+        source = BatchSource(
+            store,
+            sequence_length,
+            batch_size,
+            sampling,
+            seed,
+            shard,
+            dtypes=dtypes,
+            narrow=narrowing(),
+            required_fields=required_fields,
+            fields=fields,
+            drop_last=drop_last,
+        )
+        placement = find_placement(device, sharding, source)
+        super().__init__(
+            source,
+            store if isinstance(store, DatasetStore) else None,
+            maker=partial(batch_stages, placement=placement, **thread_settings()),
+            prefetcher=GrainPrefetcher,
+            prefetch=prefetch,
+            num_workers=num_workers,
+        )

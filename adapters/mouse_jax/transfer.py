@@ -1,0 +1,86 @@
+"""The two stages of a batch for JAX: gathered into NumPy arrays, then put where they belong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core import BatchSource, Spec
+from mouse_jax.dtypes import x64_enabled
+from mouse_jax.placement import Placement
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class BatchStages:
+    """Makes a batch in two stages, of which each may run in another thread.
+
+    Settings of JAX that hold for one thread only are those of the thread that made this.
+
+    Args:
+        sources: Of the shards that this process needs.
+        placement: Where batches go.
+        spec: Of the batches delivered.
+        x64: Whether JAX holds 64-bit numbers.
+        default_device: JAX's default device, if there is a setting.
+    """
+
+    sources: tuple[BatchSource, ...]
+    placement: Placement
+    spec: Spec
+    x64: bool
+    default_device: Any
+
+    def gather(self, index: int) -> Any:
+        """This process's rows of batch ``index``, in memory that is given away.
+
+        For a host they have the dtypes to deliver; for anything else those they are stored in, so that few bytes travel.
+        """
+        parts = [source.gather(source.plan(index), widen=self.placement.on_host) for source in self.sources]
+        return parts[0] if len(parts) == 1 else _joined(parts)
+
+    def transfer(self, gathered: Any) -> Any:
+        """What was gathered, as JAX's arrays in their place and in the dtypes to deliver."""
+        views: tuple[Arrays, ...] = gathered if isinstance(gathered, tuple) else (gathered,)
+        # Views of one batch share the fields in which they do not differ.
+        arrays = {id(values): values for view in views for values in view.values()}
+        with jax.enable_x64(self.x64), jax.default_device(self.default_device):
+            placed = dict(zip(arrays, self.placement.put(list(arrays.values())), strict=True))
+            made = tuple(self._widened({name: placed[id(values)] for name, values in view.items()}) for view in views)
+        return made if isinstance(gathered, tuple) else made[0]
+
+    def __call__(self, index: int) -> Any:
+        """Both stages at once."""
+        return self.transfer(self.gather(index))
+
+    def _widened(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+        return {
+            name: values if values.dtype == self.spec[name].dtype else values.astype(self.spec[name].dtype)
+            for name, values in batch.items()
+        }
+
+
+def batch_stages(source: BatchSource, *, placement: Placement, x64: bool, default_device: Any) -> BatchStages:
+    """The stages for a source.
+
+    Raises:
+        ConfigError: A batch that the placement's sharding does not divide.
+    """
+    return BatchStages(placement.sources(source), placement, source.spec, x64, default_device)
+
+
+def thread_settings() -> dict[str, Any]:
+    """JAX's settings here and now that other threads would not see."""
+    return {"x64": x64_enabled(), "default_device": jax.config.jax_default_device}
+
+
+def _joined(parts: list[Any]) -> Any:
+    if isinstance(parts[0], tuple):
+        return tuple(_joined(list(views)) for views in zip(*parts, strict=True))
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
