@@ -99,8 +99,10 @@ def fit_table(table: pa.Table, features: Features, *, where: str, first_row: int
         if values.type != column.type:
             wanted = Features({column.name: features[column.name]})
             values = cast_table_to_features(pa.table({column.name: values}), wanted)[column.name]
-        if isinstance(features[column.name], Image):
-            values = _embed_images(values, where=f"column {column.name!r} of {where}", first_row=first_row)
+        if pa.types.is_struct(column.type) and {child.name for child in column.type} == {"bytes", "path"}:
+            image = isinstance(features[column.name], Image | dict)
+            label = f"column {column.name!r} of {where}"
+            values = _embed_files(values, image=image, where=label, first_row=first_row)
         columns.append(values)
     return pa.Table.from_arrays(columns, schema=features.arrow_schema)
 
@@ -111,26 +113,30 @@ def _nulls(length: int, kind: pa.DataType) -> pa.Array:
     return pa.nulls(length, kind)
 
 
-def _embed_images(column: pa.ChunkedArray, *, where: str, first_row: int) -> pa.Array:
-    """Images with their bytes inside, and of a path only the file's name.
+def _embed_files(column: pa.ChunkedArray, *, image: bool, where: str, first_row: int) -> pa.Array:
+    """Files with their bytes inside, and of a path only the file's name.
 
     A path means nothing on another machine, and the folders above it are nobody's business. What a path leads
     to is embedded only if it decodes as an image: data that somebody else wrote may name any file of this
     machine.
     """
-    images = pa.concat_arrays(column.chunks) if column.num_chunks != 1 else column.chunk(0)
-    encoded, path = pc.struct_field(images, "bytes"), pc.struct_field(images, "path")
+    files = pa.concat_arrays(column.chunks) if column.num_chunks != 1 else column.chunk(0)
+    encoded, path = pc.struct_field(files, "bytes"), pc.struct_field(files, "path")
     by_path = pc.and_(pc.is_null(encoded), pc.is_valid(path))
     if pc.any(by_path).as_py():
         values = encoded.to_pylist()
         for row in pc.indices_nonzero(by_path).to_pylist():
-            values[row] = _read_image(path[row].as_py(), where=f"{where}, row {first_row + row}")
+            values[row] = _read_image(path[row].as_py(), image=image, where=f"{where}, row {first_row + row}")
         encoded = pa.array(values, type=encoded.type)
     name = pc.replace_substring_regex(path, pattern=r"^.*[/\\]", replacement="")
-    return pa.StructArray.from_arrays([encoded, name], fields=list(images.type), mask=pc.is_null(images))
+    parts = {"bytes": encoded, "path": name}
+    kinds = list(files.type)
+    return pa.StructArray.from_arrays([parts[kind.name] for kind in kinds], fields=kinds, mask=pc.is_null(files))
 
 
-def _read_image(path: str, *, where: str) -> bytes:
+def _read_image(path: str, *, image: bool, where: str) -> bytes:
+    if not image:
+        raise DataError(f"{where}: expected bytes, found only a path, {path!r}; only images are embedded")
     try:
         with open(path, "rb") as file:
             encoded = file.read()

@@ -22,7 +22,7 @@ ALIGNMENT_KEY = "mouse_alignment"
 # A row group is what a reader must hold at least; below a few megabytes their overhead begins to show.
 _ROW_GROUP_BYTES = 32 * 2**20
 _FIRST_READ = 16
-_MOST_ROWS_READ = 2**18
+_MOST_ROWS_READ = 2**13
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,9 @@ def _blocks(parts: Sequence[Part], features: Features, target: int) -> Iterator[
         rows = part.dataset.with_format("arrow")
         start, step = 0, _FIRST_READ
         while start < len(rows):
-            table = fit_table(rows[start : start + step], features, where=part.where, first_row=part.first_row + start)
+            # A shuffled dataset gives one chunk a row, which makes everything after this slow.
+            table = rows[start : start + step].combine_chunks()
+            table = fit_table(table, features, where=part.where, first_row=part.first_row + start)
             per_row = max(1, table.nbytes // table.num_rows)
             start += table.num_rows
             # Rows can be far larger than those before them: cut what was read to size before it is kept.

@@ -12,15 +12,13 @@ from typing import Any
 
 import datasets
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from huggingface_hub.errors import HfHubHTTPError
-from PIL import Image
 
 from mouse_core import DatasetStore
 from mouse_core.errors import DataError, SchemaError
-from mouse_core.hub import _shards, read_alignment
+from mouse_core.hub import read_alignment
 from tests.core.hub_client import (
     REPO,
     assert_whole,
@@ -226,6 +224,15 @@ def test_a_file_that_is_no_image_is_not_published(hub: HubServer, tmp_path: Path
     assert not hub.writes()
 
 
+def test_files_that_are_no_images_must_bring_their_bytes(hub: HubServer) -> None:
+    columns = {"action": [0] * 2, "reward": [0.0] * 2, "done": [0] * 2, "sound": [None, "/recordings/1.wav"]}
+    store = DatasetStore().from_dataset(datasets.Dataset.from_dict(columns).cast_column("sound", datasets.Audio()))
+    where = r"column 'sound' of split 'train', row 1: expected bytes, found only a path, '/recordings/1\.wav'"
+    with pytest.raises(DataError, match=where):
+        push(hub, {"train": store})
+    assert not hub.writes()
+
+
 def test_a_shard_is_no_larger_than_asked_for(hub: HubServer) -> None:
     noise = np.random.default_rng(0).normal(size=(4000, 8))
     store = make_store(4000, observation=noise)
@@ -251,39 +258,6 @@ def test_damage_is_noticed_by_a_reader_that_looks(hub: HubServer) -> None:
         damaged[first + column.total_compressed_size - 1] ^= 1
         with pytest.raises(OSError, match="CRC checksum verification failed"):
             pq.read_table(io.BytesIO(bytes(damaged)), page_checksum_verification=True)
-
-
-def test_memory_does_not_grow_with_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    noise = np.random.default_rng(0).integers(0, 256, (100, 100), dtype=np.uint8)
-    picture = tmp_path / "noise.png"
-    Image.fromarray(noise).save(picture)
-    size = picture.stat().st_size
-    monkeypatch.setattr(_shards, "_ROW_GROUP_BYTES", 16 * size)
-
-    def peak(n: int) -> int:
-        columns = {"action": [0] * n, "reward": [0.0] * n, "done": [0] * n, "picture": [str(picture)] * n}
-        dataset = datasets.Dataset.from_dict(columns).cast_column("picture", datasets.Image()).shuffle(seed=0)
-        before, most, rows = pa.total_allocated_bytes(), 0, 0
-
-        def advance(count: int) -> None:
-            nonlocal most, rows
-            most, rows = max(most, pa.total_allocated_bytes() - before), rows + count
-
-        written = _shards.write_shards(
-            [_shards.Part("split 'train'", dataset)],
-            split=f"train{n}",
-            features=dataset.features,
-            alignment="arrived",
-            folder=str(tmp_path),
-            options=_shards.ShardOptions(64 * size, None, "snappy"),
-            advance=advance,
-        )
-        assert rows == n
-        assert sum(shard.data_bytes for shard in written) > n * size
-        assert sum(shard.file_bytes for shard in written) > n * size / 100  # equal pictures are stored once a page
-        return most
-
-    assert peak(1000) < peak(100) + 50 * size
 
 
 def test_the_alignment_is_told(hub: HubServer) -> None:

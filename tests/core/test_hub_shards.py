@@ -1,0 +1,120 @@
+"""Shards hold the rows they were given, in one schema, and are written in bounded memory."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+
+from mouse_core.hub import _shards
+from mouse_core.hub._schema import unify_features
+
+V = datasets.Value
+# Columns that fit together, each with ways to store it; the values suit every way.
+WAYS: dict[str, Sequence[Any]] = {
+    "vector": [datasets.List(V("float32")), datasets.List(V("float32"), length=2), datasets.LargeList(V("float32"))],
+    "frame": [datasets.List(datasets.List(V("uint8"))), datasets.Array2D((1, 2), "uint8")],
+    "text": [V("string"), V("null")],
+    "label": [V("int64"), datasets.ClassLabel(num_classes=100)],
+    "struct": [{"a": datasets.List(V("int16"))}, {"a": datasets.List(V("int16"), length=1)}],
+    "empty": [datasets.List(V("null")), datasets.List(V("int8"))],
+}
+
+
+def value(name: str, feature: Any, row: int) -> Any:
+    made = {
+        "vector": [row, -row],
+        "frame": [[row, 1]],
+        "text": str(row),
+        "label": row,
+        "struct": {"a": [row]},
+        "empty": [],
+    }
+    return None if feature == V("null") else made[name]
+
+
+@st.composite
+def recorded(draw: st.DrawFn) -> datasets.Dataset:
+    """Some of the columns, each stored in one of its ways, with nulls; whole, in pieces or in another order."""
+    names = draw(st.lists(st.sampled_from(sorted(WAYS)), min_size=1, unique=True))
+    features = {name: draw(st.sampled_from(WAYS[name])) for name in names}
+    n = draw(st.integers(1, 12))
+    null = draw(st.sets(st.tuples(st.sampled_from(names), st.integers(0, n - 1))))
+    columns = {
+        name: [None if (name, row) in null else value(name, feature, row) for row in range(n)]
+        for name, feature in features.items()
+    }
+    dataset = datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+    first = draw(st.integers(0, n - 1))
+    how = draw(st.sampled_from(["whole", "slice", "pieces", "shuffled"]))
+    if how == "slice":
+        return dataset.select(range(first, n))
+    if how == "pieces":
+        return datasets.concatenate_datasets([dataset.select(range(first, n)), dataset])
+    return dataset.shuffle(seed=first) if how == "shuffled" else dataset
+
+
+@given(parts=st.lists(recorded(), min_size=1, max_size=3), max_bytes=st.sampled_from([1, 2000, 10**6]))
+def test_shards_hold_the_rows_in_order_under_one_schema(parts: list[datasets.Dataset], max_bytes: int) -> None:
+    named = [_shards.Part(f"part {index}", part) for index, part in enumerate(parts)]
+    features = unify_features([(part.where, part.dataset.features) for part in named])
+    with tempfile.TemporaryDirectory() as folder:
+        shards = _shards.write_shards(
+            named,
+            split="train",
+            features=features,
+            alignment="arrived",
+            folder=folder,
+            options=_shards.ShardOptions(max_bytes, None, "zstd"),
+            advance=lambda count: None,
+        )
+        tables = [pq.read_table(shard.path) for shard in shards]
+    assert [table.num_rows for table in tables] == [shard.num_rows for shard in shards]
+    assert all(datasets.Features.from_arrow_schema(table.schema) == features for table in tables)
+    rows = [row for part in parts for row in part.with_format("arrow")[:].to_pylist()]
+    assert pa.concat_tables(tables).to_pylist() == [{name: row.get(name) for name in features} for row in rows]
+    if max_bytes == 1:
+        assert len(shards) == len(rows)
+
+
+def test_memory_does_not_grow_with_the_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (100, 100), dtype=np.uint8)
+    picture = tmp_path / "noise.png"
+    Image.fromarray(noise).save(picture)
+    size = picture.stat().st_size
+    monkeypatch.setattr(_shards, "_ROW_GROUP_BYTES", 16 * size)
+
+    def peak(n: int) -> int:
+        columns = {"action": [0] * n, "reward": [0.0] * n, "done": [0] * n, "picture": [str(picture)] * n}
+        dataset = datasets.Dataset.from_dict(columns).cast_column("picture", datasets.Image()).shuffle(seed=0)
+        before, most, rows = pa.total_allocated_bytes(), 0, 0
+
+        def advance(count: int) -> None:
+            nonlocal most, rows
+            most, rows = max(most, pa.total_allocated_bytes() - before), rows + count
+
+        written = _shards.write_shards(
+            [_shards.Part("split 'train'", dataset)],
+            split=f"train{n}",
+            features=dataset.features,
+            alignment="arrived",
+            folder=str(tmp_path),
+            options=_shards.ShardOptions(64 * size, None, "snappy"),
+            advance=advance,
+        )
+        assert rows == n
+        assert sum(shard.data_bytes for shard in written) > n * size
+        assert sum(shard.file_bytes for shard in written) > n * size / 100  # equal pictures are stored once a page
+        return most
+
+    assert peak(1000) < peak(100) + 50 * size
