@@ -1,0 +1,448 @@
+"""Laws of augmentation in NumPy: what draws and their application must hold, whatever the configuration."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from itertools import permutations as all_permutations
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mouse_core import DataError, MouseError, SchemaError
+from mouse_core.augment import (
+    AugmentMaskProbConfig,
+    AugmentScalarSpec,
+    AugmentTokensConfig,
+    Draws,
+    apply,
+    cut,
+    draw,
+)
+from mouse_core.randomness import Key, Purpose
+from tests.core.augment_cases import (
+    ACTIONS,
+    FIELDS,
+    IMAGE,
+    STATES,
+    UNIFORM,
+    Batch,
+    assert_same,
+    chi_square,
+    chi_square_limit,
+    configs,
+    full_config,
+    make_batch,
+    oracle,
+)
+
+SEEDS = st.integers(0, 2**64 - 1)
+
+
+def key(seed: int = 0, index: int = 0, call: int = 0) -> Key:
+    return Key(seed, Purpose.AUGMENT, index, call)
+
+
+def draw_for(config: AugmentTokensConfig, batch: Batch, where: Key | None = None) -> Draws:
+    return draw(config, where or key(), batch["reward"].shape, fields=set(batch), image_shape=IMAGE)  # type: ignore[arg-type]
+
+
+def leaves(draws: Draws) -> list[Any]:
+    found: list[Any] = []
+    draws.map(found.append)
+    return found
+
+
+# ---------------------------------------------------------------------- application
+
+
+@given(config=configs(), seed=SEEDS, size=st.integers(1, 3), length=st.integers(1, 4))
+def test_apply_is_what_the_oracle_says(config: AugmentTokensConfig, seed: int, size: int, length: int) -> None:
+    batch = make_batch(seed % 1000, size, length)
+    draws = draw_for(config, batch, key(seed))
+    assert_same(apply(batch, draws), oracle(batch, draws))
+
+
+@given(config=configs(), seed=SEEDS)
+def test_the_input_is_never_modified(config: AugmentTokensConfig, seed: int) -> None:
+    batch = make_batch()
+    copies = {name: values.copy() for name, values in batch.items()}
+    draws = draw_for(config, batch, key(seed))
+    kept = [np.copy(values) for values in leaves(draws)]
+    for values in batch.values():
+        values.flags.writeable = False
+    augmented = apply(batch, draws)
+    assert set(batch) == set(copies)
+    assert_same(batch, copies)
+    for before, after in zip(kept, leaves(draws), strict=True):
+        np.testing.assert_array_equal(before, after)
+    if augmented is not batch:
+        for name, values in augmented.items():
+            assert values is batch.get(name) or not any(np.shares_memory(values, v) for v in batch.values())
+
+
+def test_what_is_not_augmented_is_passed_on_as_it_is() -> None:
+    batch: dict[str, Any] = {**make_batch(), "log_prob": np.zeros((3, 4)), "note": "anything"}
+    config = AugmentTokensConfig(scale_reward=UNIFORM)
+    augmented = apply(batch, draw(config, key(), (3, 4)))
+    assert augmented is not batch
+    assert set(augmented) == set(batch)
+    assert all(augmented[name] is batch[name] for name in batch if name != "reward")
+
+
+IDENTITIES = [
+    AugmentTokensConfig(),
+    full_config(enabled=False),
+    AugmentTokensConfig(
+        scale_reward=AugmentScalarSpec(mean=1.0),
+        shift_reward=AugmentScalarSpec(mean=0.0),
+        scale_obs=AugmentScalarSpec(low=1.0, high=1.0),
+        shift_obs=AugmentScalarSpec(low=0.0, high=0.0),
+        scale_obs_image=AugmentScalarSpec(1.0, 0.0),
+        shift_obs_image=AugmentScalarSpec(0.0, 0.0),
+        mask_prob=AugmentMaskProbConfig(),
+        deliver_masks=True,
+    ),
+]
+
+
+@pytest.mark.parametrize("config", IDENTITIES)
+def test_the_identity_returns_the_very_same_object(config: AugmentTokensConfig) -> None:
+    batch = make_batch()
+    assert not config.active
+    assert leaves(draw_for(config, batch)) == []
+    assert apply(batch, draw_for(config, batch)) is batch
+
+
+def test_fields_that_are_missing_are_passed_over() -> None:
+    batch = {"reward": np.ones((3, 4), np.float32)}
+    augmented = apply(batch, draw(full_config(), key(), (3, 4), image_shape=IMAGE))
+    assert set(augmented) == {"reward", "reward_mask"}
+
+
+# ---------------------------------------------------------------------- permutations
+
+
+@given(seed=SEEDS, size=st.integers(1, 200), rows=st.integers(1, 5))
+def test_permutations_are_bijections(seed: int, size: int, rows: int) -> None:
+    config = AugmentTokensConfig(
+        permute_action="both",
+        permute_done=True,
+        permute_obs_discrete=True,
+        max_num_actions=size,
+        max_num_obs_discrete=size,
+    )
+    drawn = draw(config, key(seed), (rows, 2)).permutations
+    assert set(drawn) == {"action", "q_star", "done", "obs_discrete"}
+    for name, permutation in drawn.items():
+        expected = np.arange(3 if name == "done" else size)
+        np.testing.assert_array_equal(np.sort(permutation, axis=1), np.tile(expected, (rows, 1)))
+
+
+@given(seed=SEEDS)
+def test_permutations_can_be_inverted(seed: int) -> None:
+    batch = make_batch(seed % 1000)
+    config = full_config(
+        **dict.fromkeys(
+            ("scale_reward", "shift_reward", "scale_obs", "shift_obs", "scale_obs_image", "shift_obs_image")
+        ),
+        mask_prob=AugmentMaskProbConfig(),
+        crop_obs_image=None,
+    )
+    draws = draw_for(config, batch, key(seed))
+    inverse = draws._replace(permutations={name: np.argsort(p, axis=1) for name, p in draws.permutations.items()})
+    assert_same(apply(apply(batch, draws), inverse), batch)
+
+
+@given(seed=SEEDS, size=st.integers(1, 4), length=st.integers(1, 6))
+def test_permuting_both_preserves_the_value_of_actions(seed: int, size: int, length: int) -> None:
+    batch = make_batch(seed % 1000, size, length)
+    config = AugmentTokensConfig(permute_action="both", max_num_actions=ACTIONS)
+    augmented = apply(batch, draw_for(config, batch, key(seed)))
+
+    def chosen(values: Any) -> np.ndarray:
+        return np.take_along_axis(values["q_star"], values["action"][..., None], axis=2)
+
+    np.testing.assert_array_equal(chosen(augmented), chosen(batch))
+    np.testing.assert_array_equal(
+        np.isneginf(augmented["q_star"]).sum(axis=2), np.isneginf(batch["q_star"]).sum(axis=2)
+    )
+
+
+@pytest.mark.parametrize(("option", "changed"), [("input", {"action"}), ("target", {"q_star"}), (False, set())])
+def test_permuting_one_side_leaves_the_other(option: Any, changed: set[str]) -> None:
+    batch = make_batch(batch=40)
+    config = AugmentTokensConfig(permute_action=option, max_num_actions=ACTIONS)
+    augmented = apply(batch, draw_for(config, batch))
+    assert {name for name in batch if augmented[name] is not batch[name]} == changed
+
+
+def test_rows_differ_and_steps_do_not() -> None:
+    batch = {"obs_discrete": np.tile(np.arange(STATES), (50, 1))}
+    config = AugmentTokensConfig(permute_obs_discrete=True, max_num_obs_discrete=STATES)
+    renamed = apply(batch, draw(config, key(), batch["obs_discrete"].shape))["obs_discrete"]
+    assert len(np.unique(renamed, axis=0)) > 40
+    twice = {"obs_discrete": np.tile(np.arange(STATES), (50, 2))}
+    renamed = apply(twice, draw(config, key(), twice["obs_discrete"].shape))["obs_discrete"]
+    np.testing.assert_array_equal(renamed[:, :STATES], renamed[:, STATES:])
+
+
+@pytest.mark.parametrize("field", ["action", "done", "obs_discrete"])
+def test_permutations_are_uniform(field: str) -> None:
+    """Every permutation of three codes as often as any other, and every code in every place."""
+    config = AugmentTokensConfig(
+        permute_action="input", permute_done=True, permute_obs_discrete=True, max_num_actions=3, max_num_obs_discrete=3
+    )
+    drawn = np.concatenate([draw(config, key(11, i), (500, 1)).permutations[field] for i in range(40)])
+    counts = [int((drawn == order).all(axis=1).sum()) for order in all_permutations(range(3))]
+    assert sum(counts) == len(drawn)
+    assert chi_square(counts, len(drawn) / 6) < chi_square_limit(5)
+
+
+def test_permutations_of_many_codes_are_uniform() -> None:
+    config = AugmentTokensConfig(permute_action="input", max_num_actions=18)
+    drawn = draw(config, key(5), (20_000, 1)).permutations["action"]
+    for place in range(18):
+        counts = np.bincount(drawn[:, place], minlength=18)
+        assert chi_square(counts, len(drawn) / 18) < chi_square_limit(17)
+
+
+# ---------------------------------------------------------------------- numbers
+
+
+def test_a_scalar_is_drawn_once_a_batch() -> None:
+    batch = {"reward": np.ones((5, 7), np.float32), "obs_continuous": np.ones((5, 7, 2))}
+    config = AugmentTokensConfig(scale_reward=UNIFORM, scale_obs=UNIFORM)
+    seen = set()
+    for index in range(20):
+        augmented = apply(batch, draw(config, key(index=index), (5, 7)))
+        for values in augmented.values():
+            assert np.unique(values).size == 1
+            assert 0.5 <= values.flat[0] < 2
+            seen.add(float(values.flat[0]))
+    assert len(seen) == 40
+
+
+def test_reward_alone_is_scaled_unless_asked() -> None:
+    batch = make_batch()
+    spec = AugmentScalarSpec(mean=2.0)
+    augmented = apply(batch, draw_for(AugmentTokensConfig(scale_reward=spec), batch))
+    assert {name for name in batch if augmented[name] is not batch[name]} == {"reward"}
+    np.testing.assert_array_equal(augmented["reward"], batch["reward"] * 2)
+
+    config = AugmentTokensConfig(scale_reward=UNIFORM, shift_reward=UNIFORM, scale_xformed_reward=True)
+    same = {"reward": batch["reward"], "xformed_reward": batch["reward"]}
+    augmented = apply(same, draw(config, key(), (3, 4)))
+    np.testing.assert_array_equal(augmented["reward"], augmented["xformed_reward"])
+
+
+def test_gaussian_and_uniform_scalars_have_their_distribution() -> None:
+    config = AugmentTokensConfig(
+        scale_reward=AugmentScalarSpec(mean=3.0, std=2.0), shift_reward=AugmentScalarSpec(low=-1.0, high=3.0)
+    )
+    drawn = [draw(config, key(3, i), (1, 1)).affine["reward"] for i in range(4000)]
+    uniform = np.array([shift for _, shift in drawn])
+    assert (uniform >= -1).all()
+    assert (uniform < 3).all()
+    counts = np.histogram(uniform, bins=20, range=(-1, 3))[0]
+    assert chi_square(counts, 200) < chi_square_limit(19)
+    # The quartiles of the normal distribution, and twice its deviation.
+    edges = np.array([-np.inf, -2, -0.6744897501960817, 0, 0.6744897501960817, 2, np.inf]) * 2 + 3
+    gaussian = np.array([scale for scale, _ in drawn])
+    counts = np.diff([(gaussian < edge).sum() for edge in edges])
+    shares = np.array([0.02275013, 0.22724987, 0.25, 0.25, 0.22724987, 0.02275013])
+    assert chi_square(counts, 4000 * shares) < chi_square_limit(5)
+
+
+@given(
+    scale=st.floats(-10, 10, width=32), shift=st.floats(-300, 300, width=32), dtype=st.sampled_from(["i8", "u1", "f4"])
+)
+def test_image_values_stay_in_range_and_are_rounded(scale: float, shift: float, dtype: str) -> None:
+    pixels = np.arange(256).astype(dtype).reshape(1, 1, 256)
+    config = AugmentTokensConfig(
+        scale_obs_image=AugmentScalarSpec(mean=scale), shift_obs_image=AugmentScalarSpec(mean=shift)
+    )
+    augmented = apply({"obs_image": pixels}, draw(config, key(), (1, 1)))["obs_image"]
+    assert augmented.dtype == pixels.dtype
+    expected = np.clip(np.round(np.arange(256) * scale + shift), 0, 255)
+    np.testing.assert_array_equal(augmented.ravel(), expected)
+
+
+def test_nan_stays_where_it_was() -> None:
+    batch = make_batch(batch=20)
+    batch["obs_image"] = batch["obs_image"].astype(np.float32)
+    batch["obs_image"][0, 0, 0] = np.nan
+    config = full_config(mask_prob=AugmentMaskProbConfig(), permute_action=False, crop_obs_image=None)
+    augmented = apply(batch, draw_for(config, batch))
+    for name in ("reward", "obs_continuous", "obs_image"):
+        assert np.isnan(batch[name]).any()
+        np.testing.assert_array_equal(np.isnan(augmented[name]), np.isnan(batch[name]))
+
+
+# ---------------------------------------------------------------------- masks
+
+
+@given(seed=SEEDS, delivered=st.booleans())
+def test_masks_say_what_is_masked(seed: int, delivered: bool) -> None:
+    batch = {name: values + 5 if name != "q_star" else values for name, values in make_batch().items()}
+    config = AugmentTokensConfig(mask_prob=AugmentMaskProbConfig(**dict.fromkeys(FIELDS, 0.4)), deliver_masks=delivered)
+    draws = draw_for(config, batch, key(seed))
+    augmented = apply(batch, draws)
+    assert set(augmented) == set(batch) | ({f"{name}_mask" for name in FIELDS} if delivered else set())
+    for name, hidden in {**draws.masks, **draws.delivered_masks}.items():
+        assert hidden.dtype == bool
+        assert hidden.shape == (3, 4)
+        if delivered:
+            np.testing.assert_array_equal(augmented[f"{name}_mask"], hidden)
+        assert (augmented[name][hidden] == (-1 if name == "time" else 0)).all()
+        np.testing.assert_array_equal(augmented[name][~hidden], batch[name][~hidden])
+
+
+@pytest.mark.parametrize("probability", [0.001, 0.1, 0.15, 0.5, 0.97])
+def test_masks_have_their_frequency(probability: float) -> None:
+    config = AugmentTokensConfig(mask_prob=AugmentMaskProbConfig(reward=probability, action=probability))
+    draws = [draw(config, key(2, i), (64, 64)) for i in range(20)]
+    hidden = np.stack([d.masks["reward"] for d in draws])
+    for axes in ((1, 2), (0, 2), (0, 1)):  # no batch, row or step is masked more than another
+        total = hidden.size // hidden.shape[({0, 1, 2} - set(axes)).pop()]
+        counts = hidden.sum(axis=axes)
+        variance = total * probability * (1 - probability)
+        assert ((counts - total * probability) ** 2).sum() / variance < chi_square_limit(counts.size)
+    # Fields are masked independently of each other.
+    other = np.stack([d.masks["action"] for d in draws])
+    both, expected = (hidden & other).sum(), hidden.size * probability**2
+    assert (both - expected) ** 2 / expected < chi_square_limit(1)
+
+
+def test_certain_masks() -> None:
+    config = AugmentTokensConfig(mask_prob=AugmentMaskProbConfig(reward=1.0, time=1.0))
+    batch = make_batch()
+    augmented = apply(batch, draw_for(config, batch))
+    assert (augmented["reward"] == 0).all()
+    assert (augmented["time"] == -1).all()
+
+
+# ---------------------------------------------------------------------- randomness
+
+
+def test_draws_are_a_function_of_seed_index_and_call() -> None:
+    batch = make_batch()
+    config = full_config()
+    first = leaves(draw_for(config, batch, key(1, 2, 3)))
+    again = leaves(draw_for(config, batch, key(1, 2, 3)))
+    assert len(first) > 15
+    for one, other in zip(first, again, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("other", [key(2, 5), key(1, 6)], ids=["seed", "index"])
+def test_another_seed_or_index_changes_every_draw(other: Key) -> None:
+    batch = make_batch(batch=64)
+    config = full_config()
+    mine, theirs = draw_for(config, batch, key(1, 5)), draw_for(config, batch, other)
+    for one, another in zip(leaves(mine), leaves(theirs), strict=True):
+        assert not np.array_equal(one, another)
+
+
+def test_another_call_changes_masks_alone() -> None:
+    batch = make_batch(batch=64)
+    config = full_config()
+    mine, theirs = draw_for(config, batch, key(1, 5)), draw_for(config, batch, key(1, 5, 1))
+    for one, another in zip(
+        leaves(mine._replace(delivered_masks={})), leaves(theirs._replace(delivered_masks={})), strict=True
+    ):
+        np.testing.assert_array_equal(one, another)
+    for name, hidden in mine.delivered_masks.items():
+        assert not np.array_equal(hidden, theirs.delivered_masks[name])
+
+
+@given(config=configs(), seed=SEEDS)
+def test_switching_one_thing_on_leaves_the_others_as_they_are(config: AugmentTokensConfig, seed: int) -> None:
+    batch = make_batch()
+    some, everything = draw_for(config, batch, key(seed)), draw_for(full_config(), batch, key(seed))
+    for name, permutation in some.permutations.items():
+        np.testing.assert_array_equal(permutation, everything.permutations[name])
+
+
+@given(seed=SEEDS, cuts=st.lists(st.integers(0, 6), max_size=3))
+def test_shards_put_together_are_the_whole(seed: int, cuts: list[int]) -> None:
+    batch = make_batch(batch=6)
+    draws = draw_for(full_config(), batch, key(seed))
+    bounds = [0, *sorted(cuts), 6]
+    parts = []
+    for first, end in pairwise(bounds):
+        if first < end:
+            rows = {name: values[first:end] for name, values in batch.items()}
+            parts.append(apply(rows, cut(draws, first, end - first)))
+    whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    assert_same(whole, dict(apply(batch, draws)))
+
+
+def test_the_numbers_are_pinned() -> None:
+    """A stream that changes between versions breaks every run that is resumed."""
+    draws = draw(full_config(), key(7, 8, 9), (2, 3), image_shape=IMAGE)
+    assert draws.permutations["action"].tolist() == PINNED["action"]
+    assert draws.permutations["done"].tolist() == PINNED["done"]
+    assert [float(part) for part in draws.affine["reward"]] == pytest.approx(PINNED["reward"], rel=1e-12)
+    assert draws.delivered_masks["obs_continuous"].astype(int).tolist() == PINNED["mask"]
+    assert draws.crop is not None
+    assert draws.crop.rows[0, :, 0].tolist() == PINNED["rows"]
+
+
+PINNED: dict[str, Any] = {
+    "action": [[1, 4, 0, 3, 2], [4, 0, 1, 3, 2]],
+    "done": [[2, 1, 0], [2, 1, 0]],
+    "reward": [1.881029915975929, -0.018934040372872885],
+    "mask": [[0, 1, 0], [0, 0, 0]],
+    "rows": [1, 0, 0],
+}
+
+
+# ---------------------------------------------------------------------- errors
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "size"), [("action", 5, 5), ("action", -1, 5), ("done", 3, 3), ("obs_discrete", 7, 7)]
+)
+def test_codes_out_of_range_are_an_error(field: str, value: int, size: int) -> None:
+    batch = make_batch()
+    draws = draw_for(full_config(), batch)
+    batch[field][1, 2] = value
+    with pytest.raises(DataError, match=rf"{field}: expected 0..{size - 1}, found {value} at row 1, step 2"):
+        apply(batch, draws)
+    renamed = apply(batch, draws._replace(delivered_masks={}), validate=False)
+    assert renamed[field][1, 2] == value
+    keep = np.ones((3, 4), bool)
+    keep[1, 2] = False
+    batch[field][1, 2] = 0
+    np.testing.assert_array_equal(renamed[field][keep], apply(batch, draws._replace(delivered_masks={}))[field][keep])
+
+
+BAD_BATCHES: list[tuple[str, dict[str, Any], str]] = [
+    ("vector actions", {"action": np.zeros((3, 4, 2), np.float32)}, "action: expected integer codes"),
+    ("float actions", {"action": np.zeros((3, 4), np.float32)}, "action: expected integer codes"),
+    ("narrow codes", {"obs_discrete": np.zeros((3, 4), np.int8)}, "obs_discrete: expected a dtype that holds 0..999"),
+    ("whole rewards", {"reward": np.zeros((3, 4), np.int64)}, "reward: expected floating numbers"),
+    ("other actions", {"q_star": np.zeros((3, 4, 4), np.float32)}, r"q_star: expected \[B, S, 5\]"),
+    ("other rows", {"done": np.zeros((2, 4), np.int64)}, r"done: expected \[3, ...\]"),
+    ("other steps", {"time": np.zeros((3, 5), np.int64)}, r"time: expected \[3, 4, ...\]"),
+    ("no negative time", {"time": np.zeros((3, 4), np.uint8)}, "time: expected a signed dtype"),
+    ("flat images", {"obs_image": np.zeros((3, 4, 7), np.uint8)}, "obs_image: expected 60 pixels"),
+    ("grey images", {"obs_image": np.zeros((3, 4, 6, 5), np.uint8)}, r"obs_image: expected \[B, S, H, W, C\]"),
+]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"), [case[1:] for case in BAD_BATCHES], ids=[case[0] for case in BAD_BATCHES]
+)
+def test_fields_that_do_not_suit(change: dict[str, Any], message: str) -> None:
+    draws = draw_for(full_config(max_num_obs_discrete=1000), make_batch())
+    with pytest.raises(SchemaError, match=message):
+        apply({**make_batch(), **change}, draws, image_shape=IMAGE)
+
+
+def test_errors_are_of_one_family() -> None:
+    assert issubclass(SchemaError, MouseError)
+    assert issubclass(SchemaError, ValueError)
