@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._convert import convert
 from mouse_core.augment.config import AugmentTokensConfig
 from mouse_core.augment.draws import Draws, crop_size, cut, draw_shared, with_masks
 from mouse_core.augment.transform import mask, transform
-from mouse_core.errors import ConfigError, SchemaError
+from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.randomness import Key, Purpose
 from mouse_core.spec import FieldSpec
 
 Batch = dict[str, npt.NDArray[Any]]
+DTypes = Mapping[str, np.dtype[np.generic]]
 
 
 @dataclass(frozen=True)
@@ -26,33 +28,56 @@ class StreamAugment:
     Args:
         config: What is augmented, with the numbers of actions and states that it needs.
         views: How many views of a batch are made.
-        fields: The fields of a batch that arrives.
-        image_shape: ``(H, W, C)`` of its images, if it has any.
+        arriving: The fields of a batch before it is augmented.
+        computed: The dtypes that numbers are scaled and shifted in, by field: those of ``arriving``, but where a
+            framework cannot hold them. So every framework gets the same numbers, rounded to what it can hold.
     """
 
     config: AugmentTokensConfig
     views: int
-    fields: frozenset[str]
-    image_shape: tuple[int, int, int] | None
+    arriving: Mapping[str, FieldSpec]
+    computed: DTypes
 
-    def widens(self, field: str) -> bool:
-        """Whether a field must come in its delivered dtype, since a narrower one may not hold its new values."""
-        config = self.config
-        scalars = config.scalars()
-        scaled = {"reward": "reward", "obs_continuous": "obs"}
-        if config.scale_xformed_reward:
-            scaled["xformed_reward"] = "reward"
-        if field in scaled:
-            return any(f"{part}_{scaled[field]}" in scalars for part in ("scale", "shift"))
-        return (
-            (field == "action" and config.permute_action in ("input", "both"))
-            or (field == "obs_discrete" and config.permute_obs_discrete)
-            or (field == "time" and config.mask_prob.time > 0)
-        )
+    def intake(self, dtypes: DTypes) -> dict[str, np.dtype[np.generic]]:
+        """The dtypes to gather in, where ``dtypes`` are those without augmentation."""
+        return {
+            name: self.computed[name]
+            if name in self._scaled
+            else self.arriving[name].dtype
+            if name in self._recoded
+            else dtype
+            for name, dtype in dtypes.items()
+        }
 
-    def spec(self, fields: Mapping[str, FieldSpec]) -> dict[str, FieldSpec]:
-        """The fields of a view: those of a batch, its images' size changed, and the masks that are delivered."""
-        found = dict(fields)
+    @property
+    def _scaled(self) -> set[str]:
+        scalars = self.config.scalars()
+        rewards = {"reward", "xformed_reward"} if self.config.scale_xformed_reward else {"reward"}
+        return {
+            field
+            for group, name in ((rewards, "reward"), ({"obs_continuous"}, "obs"))
+            for field in group
+            if f"scale_{name}" in scalars or f"shift_{name}" in scalars
+        }
+
+    @property
+    def _recoded(self) -> set[str]:
+        """Fields whose new values a narrower dtype, which holds the stored ones, may not hold."""
+        options = {
+            "action": self.config.permute_action in ("input", "both"),
+            "obs_discrete": self.config.permute_obs_discrete,
+            "time": self.config.mask_prob.time > 0,
+        }
+        return {name for name, recoded in options.items() if recoded}
+
+    @property
+    def spec(self) -> dict[str, FieldSpec]:
+        """The fields of a view: those that arrive, their images' size changed, and the masks that are delivered."""
+        found = dict(self.arriving)
+        if not self.config.enabled:
+            return found
+        for name in (self._scaled | self._recoded) & found.keys():
+            found[name] = found[name].replace(stored_dtype=found[name].dtype)
         image = found.get("obs_image")
         if image is not None and image.image_shape is not None and self.config.crop_obs_image is not None:
             height, width = crop_size(self.config.crop_obs_image, image.image_shape)
@@ -60,73 +85,97 @@ class StreamAugment:
             found["obs_image"] = image.replace(shape=(height * width * size[2],), image_shape=size)
         if self.config.deliver_masks:
             for name in self.config.mask_prob.active():
-                if name in fields:
+                if name in self.arriving:
                     found[f"{name}_mask"] = FieldSpec(f"{name}_mask", np.dtype(bool), (), "", np.dtype(bool))
         return found
+
+    @property
+    def identity(self) -> list[Any]:
+        """What decides about the draws: the number of views, and all options that are not left as they were."""
+        config = self.config
+        chosen = {
+            option.name: repr(getattr(config, option.name))
+            for option in fields(config)
+            if getattr(config, option.name) != option.default
+        }
+        return [self.views, chosen]
 
     def __call__(self, batch: Batch, key: Key, *, shape: tuple[int, int], first: int) -> tuple[Batch, ...]:
         """The views of a batch.
 
         Args:
-            batch: ``[b, S, ...]`` by field, which nobody else holds; it may be written to.
+            batch: ``[b, S, ...]`` by field, in the dtypes of ``intake``; it may be written to.
             key: Names the random numbers; see ``Plan.key``.
             shape: ``(B, S)`` of the whole batch, of which these may be the rows of a shard.
             first: Which row of the whole batch the first of these is.
 
         Returns:
             ``views`` batches; fields that no mask changes are the same arrays in all of them.
+
+        Raises:
+            DataError: A code out of range, or a number that its dtype cannot hold.
         """
         rows = next(iter(batch.values())).shape[0]
+        there = set(batch)
+        image = self.arriving.get("obs_image")
+        image_shape = None if image is None else image.image_shape
 
         def here(draws: Draws) -> Draws:
             return draws if (first, rows) == (0, shape[0]) else cut(draws, first, rows)
 
-        shared = draw_shared(self.config, key, shape, fields=self.fields, image_shape=self.image_shape)
-        batch = {**batch, **transform(batch, here(shared), image_shape=self.image_shape, validate=True)}
+        shared = draw_shared(self.config, key, shape, fields=there, image_shape=image_shape)
+        batch = {**batch, **transform(batch, here(shared), image_shape=image_shape, validate=True)}
+        for name in self._scaled & there:
+            try:
+                batch[name] = convert(batch[name], self.arriving[name].dtype)
+            except ValueError as error:
+                raise DataError(f"augment: {name}: {error}") from error
         views = []
         for view in range(self.views):
-            draws = here(with_masks(shared, self.config, key.with_call(view), shape, fields=self.fields))
-            last = view == self.views - 1
-            views.append({**batch, **mask(batch, draws, own=batch if last else ())})
+            draws = here(with_masks(shared, self.config, key.with_call(view), shape, fields=there))
+            # The last view may write to what the others have copied by then.
+            views.append({**batch, **mask(batch, draws, own=batch if view == self.views - 1 else ())})
         return tuple(views)
 
 
 def stream_augment(
-    config: AugmentTokensConfig | None, views: int, spec: Mapping[str, FieldSpec], *, max_num_actions: int = 0
+    config: AugmentTokensConfig | None,
+    views: int,
+    arriving: Mapping[str, FieldSpec],
+    computed: DTypes,
+    *,
+    max_num_actions: int = 0,
 ) -> StreamAugment | None:
-    """How a source whose batches are ``spec`` augments them; None if it leaves them as they are.
+    """How a source augments its batches; None if it leaves them as they are.
 
     Args:
         config: What is augmented.
         views: How many views of a batch are made, at least 1.
-        spec: The fields of a batch.
+        arriving, computed: See ``StreamAugment``.
         max_num_actions: Number of actions that the data say, or 0.
 
     Raises:
-        ConfigError: Something that cannot be done to these fields: a number of actions or states that is needed and not
-            known, a dtype that does not suit, a crop larger than the images.
+        ConfigError: Something that cannot be done to these fields: a number of actions or states that is needed and
+            not known, a dtype that does not suit, a crop larger than the images.
     """
     if isinstance(views, bool) or not isinstance(views, int | np.integer) or views < 1:
         raise ConfigError(f"views: expected a positive integer, found {views!r}")
-    if config is None:
-        config = AugmentTokensConfig(enabled=False)
+    config = AugmentTokensConfig(enabled=False) if config is None else config
     if not isinstance(config, AugmentTokensConfig):
         raise ConfigError(f"augment: expected an AugmentTokensConfig or None, found {config!r}")
-    if views == 1 and not config.active:
-        return None
-    if not config.max_num_actions:
-        known = max_num_actions or (spec["q_star"].shape[-1] if "q_star" in spec else 0)
+    if not config.active:
+        if views == 1:
+            return None
+        config = AugmentTokensConfig(enabled=False)
+    elif config.permute_action and not config.max_num_actions:
+        known = max_num_actions or (arriving["q_star"].shape[-1] if "q_star" in arriving else 0)
         config = config.with_sizes(max_num_actions=known)
-    image = spec.get("obs_image")
-    augment = StreamAugment(config, int(views), frozenset(spec), image.image_shape if image else None)
-    # What cannot work is found now, by augmenting an empty batch, not in a worker at the first batch.
-    key = Key(0, Purpose.AUGMENT)
-    nothing = {
-        name: np.zeros((1, 1, *field.shape), field.dtype if augment.widens(name) else field.stored_dtype or field.dtype)
-        for name, field in spec.items()
-    }
+    augment = StreamAugment(config, int(views), arriving, computed)
+    # What cannot work is found now, on a batch of one step, not in a worker at the first batch.
+    stored = augment.intake({name: field.stored_dtype or field.dtype for name, field in arriving.items()})
+    step = {name: np.zeros((1, 1, *field.shape), stored[name]) for name, field in arriving.items()}
     try:
-        augment(nothing, key, shape=(1, 1), first=0)
+        augment(step, Key(0, Purpose.AUGMENT), shape=(1, 1), first=0)
     except SchemaError as error:
         raise ConfigError(str(error)) from error
     return augment
