@@ -1,0 +1,207 @@
+"""Batches are, to the byte, what a plain-Python oracle says, however the steps came to the store."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from mouse_core import BatchSource, PrefetchBatchifier
+from tests.core.oracle import assert_same, field_arrays, last_starts, windows
+from tests.core.worlds import CUSTOM_RULES, Built, Part, World, build, parts, worlds
+
+SAMPLINGS = ("random", "last", "sequential", "batch")
+NARROWER = {"obs_continuous": "float32", "obs_image": "uint8", "time": "float64", "done": "int8"}
+
+
+def expected_arrays(world: World, rows: list[dict[str, Any]], dtypes: dict[str, str] | None = None) -> dict[str, Any]:
+    return field_arrays(rows, widths=world.widths, custom=CUSTOM_RULES, dtypes=dtypes)
+
+
+@st.composite
+def configurations(draw: st.DrawFn, rows: int) -> dict[str, Any]:
+    length = draw(st.one_of(st.integers(1, min(rows, 12)), st.integers(1, min(rows, 200))))
+    sampling = draw(st.sampled_from(SAMPLINGS))
+    most = 7 if sampling in ("random", "batch") else min(7, rows // length)
+    return {
+        "sequence_length": length,
+        "batch_size": draw(st.integers(1, most)),
+        "sampling": sampling,
+        "seed": draw(st.integers(0, 2**64 - 1)),
+        "drop_last": draw(st.booleans()),
+    }
+
+
+def assert_starts(source: BatchSource, index: int, rows: int, drop_last: bool, sampling: str) -> np.ndarray:
+    """The starts of a batch obey the law of the mode; where it says them outright they are these."""
+    starts = source.plan(index).starts
+    length, batch_size = source.sequence_length, source.batch_size
+    assert starts.dtype == np.int64
+    assert starts.ndim == 1
+    short = sampling == "sequential" and not drop_last
+    assert len(starts) == batch_size or (short and 0 < len(starts) < batch_size)
+    assert (starts >= 0).all()
+    assert (starts <= rows - length).all()
+    if sampling == "last":
+        assert starts.tolist() == last_starts(rows, length, batch_size)
+    if sampling in ("sequential", "batch"):
+        assert (starts % length == 0).all()
+    return starts
+
+
+@settings(max_examples=150)
+@given(data=st.data(), world=worlds(), wanted=parts())
+def test_any_store_gives_what_the_oracle_says(data: st.DataObject, world: World, wanted: list[Part]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        built = build(world, wanted, Path(folder))
+        rows = built.rows
+        assert len(built.store) == len(rows)
+        assume(rows)
+        configuration = data.draw(configurations(len(rows)))
+        dtypes = data.draw(st.sampled_from([None, NARROWER]))
+        arrays = expected_arrays(world, rows, dtypes)
+        dtypes = {name: dtype for name, dtype in (dtypes or {}).items() if name in arrays}
+        source = BatchSource(built.store, dtypes=dtypes, **configuration)
+        assert list(source.spec) == list(arrays)
+        for name, array in arrays.items():
+            assert source.spec[name].dtype == array.dtype
+            assert source.spec[name].shape == array.shape[1:]
+        for index in {0, 1, len(source) - 1, len(source), 3 * len(source) + 1}:
+            starts = assert_starts(source, index, len(rows), configuration["drop_last"], configuration["sampling"])
+            assert_same(source[index], windows(arrays, starts, source.sequence_length), (index, starts))
+
+
+@settings(max_examples=25)
+@given(data=st.data(), world=worlds(), wanted=parts(max_parts=3), workers=st.sampled_from([0, 1, 4]))
+def test_any_number_of_workers_gives_the_same_stream(
+    data: st.DataObject, world: World, wanted: list[Part], workers: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        built = build(world, wanted, Path(folder))
+        assume(built.rows)
+        configuration = data.draw(configurations(len(built.rows)))
+        arrays = expected_arrays(world, built.rows)
+        source = BatchSource(built.store, **configuration)
+        prefetch = data.draw(st.integers(1, 5))
+        with PrefetchBatchifier(built.store, num_workers=workers, prefetch=prefetch, **configuration) as loader:
+            assert loader.spec == source.spec
+            for index in range(2 * len(source) + 2):
+                batch = loader.next_batch()
+                assert_same(batch, windows(arrays, source.plan(index).starts, source.sequence_length), index)
+                if index > 12:
+                    break
+
+
+@settings(max_examples=25)
+@given(data=st.data(), world=worlds(), wanted=parts(max_parts=2), count=st.sampled_from([1, 2, 4]))
+def test_shards_put_together_are_the_whole_batch(
+    data: st.DataObject, world: World, wanted: list[Part], count: int
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        built = build(world, wanted, Path(folder))
+        assume(len(built.rows) >= count)
+        configuration = data.draw(configurations(len(built.rows) // count))
+        configuration["batch_size"] *= count
+        whole = BatchSource(built.store, **configuration)
+        shards = [BatchSource(built.store, shard=(rank, count), **configuration) for rank in range(count)]
+        for index in range(min(2 * len(whole) + 1, 6)):
+            batch = whole[index]
+            pieces = [shard[index] for shard in shards]
+            together = {name: np.concatenate([piece[name] for piece in pieces]) for name in batch}
+            assert_same(together, batch, index)
+            full = len(whole.plan(index).starts)
+            for rank, shard in enumerate(shards):
+                plan = shard.plan(index)
+                begin, end = rank * full // count, (rank + 1) * full // count
+                assert plan.starts.tolist() == whole.plan(index).starts[begin:end].tolist()
+                assert plan.key == whole.plan(index).key
+                assert plan.first == begin
+                assert plan.global_size == full
+
+
+@settings(max_examples=40)
+@given(data=st.data(), world=worlds(), wanted=parts(max_parts=2))
+def test_gathering_into_given_memory_and_in_stored_dtypes(
+    data: st.DataObject, world: World, wanted: list[Part]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        built = build(world, wanted, Path(folder))
+        assume(built.rows)
+        source = BatchSource(built.store, **data.draw(configurations(len(built.rows))))
+        plan = source.plan(0)
+        batch = source.gather(plan)
+        shape = (len(plan.starts), source.sequence_length)
+        out = {name: np.zeros((*shape, *spec.shape), spec.dtype) for name, spec in source.spec.items()}
+        written = source.gather(plan, out)
+        for name, array in out.items():
+            assert np.shares_memory(written[name], array)
+        assert_same(out, batch)
+        narrow = {name: np.zeros((*shape, *spec.shape), spec.stored_dtype) for name, spec in source.spec.items()}
+        source.gather(plan, narrow, widen=False)
+        fresh = source.gather(plan, widen=False)
+        assert_same(narrow, fresh)
+        assert_same({name: array.astype(source.spec[name].dtype) for name, array in fresh.items()}, batch)
+        for name, spec in source.spec.items():
+            assert spec.stored_dtype is not None
+            assert spec.stored_dtype.itemsize <= spec.dtype.itemsize, name
+
+
+@settings(max_examples=25)
+@given(world=worlds(), wanted=parts(max_parts=3), seed=st.integers(0, 100))
+def test_a_batch_is_a_value(world: World, wanted: list[Part], seed: int) -> None:
+    """Asking twice, in another order, or for fresh sources of the same store gives the same bytes and fresh memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        built = build(world, wanted, Path(folder))
+        assume(built.rows)
+        length = max(1, len(built.rows) // 3)
+        source = BatchSource(built.store, length, 3, seed=seed)
+        other = BatchSource(built.store.snapshot(), length, 3, seed=seed)
+        forward = [source[index] for index in range(4)]
+        backward = [other[index] for index in reversed(range(4))][::-1]
+        for index, batch in enumerate(forward):
+            kept = {name: array.copy() for name, array in batch.items()}
+            assert_same(backward[index], batch, index)
+            for array in batch.values():
+                assert array.flags.writeable
+                array[...] = 0
+            assert_same(source[index], kept, index)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_the_smallest_store(sampling: str) -> None:
+    world = World(_columns_of_one(), 2, None, None)
+    built = build(world, [Part("append", 1, 0)], Path("unused"))
+    source = BatchSource(built.store, 1, 1, sampling=sampling)
+    arrays = expected_arrays(world, built.rows)
+    for index in range(5):
+        assert source.plan(index).starts.tolist() == [0]
+        assert_same(source[index], windows(arrays, [0], 1))
+    assert len(source) == 1
+
+
+def _columns_of_one() -> Any:
+    import pyarrow as pa
+
+    from tests.core.worlds import Column
+
+    return (
+        Column("row_id", pa.int64()),
+        Column("action", pa.int64()),
+        Column("reward", pa.float64()),
+        Column("done", pa.int64()),
+    )
+
+
+def test_built_is_what_the_tests_think_it_is() -> None:
+    """The helpers hold rows and store together; were they to lose rows, the properties would say nothing."""
+    world = World(_columns_of_one(), 3, None, None)
+    with tempfile.TemporaryDirectory() as folder:
+        wanted = [Part(kind, 9, seed) for seed, kind in enumerate(sorted(["file", "table", "append", "extend"]))]
+        built: Built = build(world, wanted, Path(folder))
+    assert len(built.rows) == 36
+    assert built.store[20]["row_id"] == built.rows[20]["row_id"]
