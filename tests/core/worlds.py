@@ -6,6 +6,7 @@ way of being stored (`KINDS`); `build` makes them and returns the rows as plain 
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -297,7 +298,7 @@ def chunked(array: pa.Array, rng: random.Random) -> pa.ChunkedArray:
     """The same values in chunks of any lengths, some of them empty."""
     cuts = sorted(rng.randint(0, len(array)) for _ in range(rng.randint(0, 6)))
     edges = [0, *cuts, len(array)]
-    chunks = [array.slice(a, b - a) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+    chunks = [array.slice(a, b - a) for a, b in itertools.pairwise(edges)]
     if rng.random() < 0.3:
         # Buffers of their own, like batches that were read one by one.
         chunks = [_copied(chunk) for chunk in chunks]

@@ -1,0 +1,136 @@
+"""Random numbers as a function of their key: the same everywhere, for ever, and unlike under any other key."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mouse_core import ConfigError
+from mouse_core.randomness import Key, Purpose, check_seed
+
+GOLDEN_BITS = [728270853895265413, 3368791684434327545, 17632913842018588667]
+GOLDEN_UNIFORM = [0.039479642097555945, 0.18262256314573988]
+GOLDEN_INTEGERS = [39, 182, 955, 61, 974, 138]
+GOLDEN_INTEGERS_OF_CALL_3 = [406, 110, 101, 371, 639, 966]
+
+words = st.integers(0, 2**64 - 1)
+keys = st.builds(Key, words, st.sampled_from(list(Purpose)), words, words)
+
+
+def reference_bits(key: Key, n: int) -> np.ndarray:
+    """The same words from a generator made for the purpose."""
+    generator = np.random.Philox(
+        key=np.array([key.seed, int(key.purpose)], np.uint64),
+        counter=np.array([0, key.call, key.index, 0], np.uint64),
+    )
+    return np.array([generator.random_raw() for _ in range(n)], np.uint64)
+
+
+@given(key=keys, n=st.integers(0, 12))
+def test_bits_are_philox_at_the_key(key: Key, n: int) -> None:
+    bits = key.bits(n)
+    assert bits.dtype == np.uint64
+    assert bits.tolist() == reference_bits(key, n).tolist()
+
+
+@given(key=keys, other=keys, n=st.integers(1, 9))
+def test_drawing_has_no_memory(key: Key, other: Key, n: int) -> None:
+    first = key.bits(n)
+    other.bits(5)
+    other.uniform(3)
+    assert np.array_equal(key.bits(n), first)
+    assert np.array_equal(key.bits(n + 3)[:n], first)
+    assert key == other or not np.array_equal(other.bits(4), key.bits(4))
+
+
+def test_golden_numbers() -> None:
+    """Values that must be the same on every machine and in every version."""
+    key = Key(12345, Purpose.AUGMENT, 7, 2)
+    assert key.bits(3).tolist() == GOLDEN_BITS
+    assert key.uniform(2).tolist() == GOLDEN_UNIFORM
+    assert key.integers(1000, 6).tolist() == GOLDEN_INTEGERS
+    assert key.with_call(3).integers(1000, 6).tolist() == GOLDEN_INTEGERS_OF_CALL_3
+    assert [purpose.value for purpose in (Purpose.WINDOWS, Purpose.EPOCH, Purpose.AUGMENT)] == [1, 2, 3]
+
+
+@given(key=keys, high=st.integers(1, 2**40), n=st.integers(1, 50))
+def test_integers_lie_below(key: Key, high: int, n: int) -> None:
+    drawn = key.integers(high, n)
+    assert drawn.dtype == np.int64
+    assert drawn.shape == (n,)
+    assert drawn.min() >= 0
+    assert drawn.max() < high
+    uniform = key.uniform(n)
+    assert uniform.dtype == np.float64
+    assert uniform.min() >= 0
+    assert uniform.max() < 1
+
+
+def test_distributions() -> None:
+    n = 40_000
+    key = Key(99, Purpose.AUGMENT, 1)
+    uniform, normal = key.uniform(n), key.normal(n)
+    assert abs(uniform.mean() - 0.5) < 5 * (1 / 12 / n) ** 0.5
+    counts = np.histogram(uniform, 100, (0, 1))[0]
+    assert ((counts - n / 100) ** 2 / (n / 100)).sum() < 148.2  # 99 degrees of freedom, 0.999
+    assert abs(normal.mean()) < 5 / n**0.5
+    assert abs(normal.var() - 1) < 5 * (2 / n) ** 0.5
+    assert abs((normal**4).mean() - 3) < 0.3
+    assert np.isfinite(normal).all()
+
+
+def test_threads_do_not_disturb_each_other() -> None:
+    wanted = {index: Key(5, Purpose.WINDOWS, index).bits(64).tolist() for index in range(40)}
+    wrong: list[int] = []
+
+    def draw() -> None:
+        for _ in range(20):
+            wrong.extend(i for i in wanted if Key(5, Purpose.WINDOWS, i).bits(64).tolist() != wanted[i])
+
+    threads = [threading.Thread(target=draw) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_the_global_generators_are_left_alone() -> None:
+    np.random.seed(0)  # noqa: NPY002
+    before = np.random.get_state()[1].tolist()  # type: ignore[index, union-attr] # noqa: NPY002
+    Key(0, Purpose.WINDOWS).normal(100)
+    assert np.random.get_state()[1].tolist() == before  # type: ignore[index, union-attr] # noqa: NPY002
+
+
+def test_hash_randomisation_has_no_say() -> None:
+    program = (
+        "from mouse_core.randomness import Key, Order, Purpose; import numpy as np;"
+        "print(Key(3, Purpose.EPOCH, 1).bits(2).tolist(),"
+        " Order(Key(3, Purpose.EPOCH, 1), 20_000)(np.arange(4)).tolist())"
+    )
+    outputs = {
+        subprocess.run(
+            [sys.executable, "-c", program], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert len(outputs) == 1
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**64 - 1, np.int64(3), np.uint64(2**64 - 1)])
+def test_seeds(seed: int) -> None:
+    checked = check_seed(seed)
+    assert type(checked) is int
+    assert checked == seed
+
+
+@pytest.mark.parametrize("seed", [-1, 2**64, 1.0, "1", None, True, np.bool_(True), [1]])
+def test_what_is_no_seed(seed: object) -> None:
+    with pytest.raises(ConfigError, match=r"seed: expected an integer in \[0, 2\*\*64\), found"):
+        check_seed(seed)
