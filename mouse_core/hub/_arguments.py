@@ -94,7 +94,10 @@ def _parts_of(store: DatasetStore, where: str) -> Iterator[Part]:
             dataset = segment.origin
         else:
             appended = DatasetStore(fields=store.fields.values(), alignment=store.alignment)
-            dataset = appended.from_dataset(segment.table).to_dataset()
+            try:
+                dataset = appended.from_dataset(segment.table).to_dataset()
+            except (ValueError, NotImplementedError) as error:
+                raise SchemaError(f"{where}: expected columns that datasets has types for: {error}") from error
         yield Part(where, dataset, first_row)
         first_row += segment.num_rows
 

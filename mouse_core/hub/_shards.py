@@ -210,8 +210,8 @@ class _ShardWriter:
                 compression=self.options.compression,
                 write_page_checksum=True,
                 write_page_index=True,
-                # Pages end where the content says so: rows appended since the last push leave the others'
-                # bytes as they were, and storage that deduplicates sends only what is new.
+                # Pages end where the content says so. Storage that deduplicates then finds the pages of the
+                # last push again, and takes only what is new.
                 use_content_defined_chunking=True,
             )
         except BaseException:

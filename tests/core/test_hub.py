@@ -97,7 +97,7 @@ def test_every_value_survives(hub: HubServer, tmp_path: Path, streaming: bool) -
     assert loaded["train"].features == features
     expected = plain(datasets.concatenate_datasets(parts))
     if streaming:
-        # The helper's copy encodes the decoded images anew, which gives the same bytes and no name.
+        # Reading decodes the images and storing encodes them anew, with the same bytes and without a name.
         for row in expected:
             row["observation_image"]["path"] = None
     assert plain(loaded["train"]) == expected

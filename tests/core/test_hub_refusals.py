@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from huggingface_hub.errors import HfHubHTTPError
 
@@ -186,6 +187,14 @@ def test_bad_input_is_refused_before_anything_is_sent(
         push(hub, splits, **options)
     assert not hub.requests or not hub.writes()
     assert not hub.repos
+
+
+def test_types_that_datasets_does_not_have_are_refused(hub: HubServer) -> None:
+    columns = {"action": [0], "reward": [0.0], "done": [0], "info": pa.array([[("a", 1)]], pa.map_("string", "int64"))}
+    store = DatasetStore().from_dataset(pa.table(columns))
+    with pytest.raises(SchemaError, match=r"split 'train': expected columns that datasets has types for: .*map<"):
+        push(hub, {"train": store})
+    assert not hub.requests
 
 
 def test_an_empty_store_beside_others_is_no_error(hub: HubServer) -> None:
