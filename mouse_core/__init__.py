@@ -1,5 +1,13 @@
 """One data layer for reinforcement learning on recorded experience; pure NumPy, on Arrow."""
 
+from mouse_core.augment import (
+    AugmentMaskProbConfig,
+    AugmentScalarSpec,
+    AugmentTokensConfig,
+    RandomCrop,
+    RandomShift,
+    TokenAugmenter,
+)
 from mouse_core.batches import BatchSource
 from mouse_core.errors import (
     ClosedError,
@@ -18,6 +26,9 @@ from mouse_core.spec import Field, FieldSpec, Spec
 from mouse_core.store import DatasetStore
 
 __all__ = [
+    "AugmentMaskProbConfig",
+    "AugmentScalarSpec",
+    "AugmentTokensConfig",
     "BatchSource",
     "ClosedError",
     "ConfigError",
@@ -29,9 +40,12 @@ __all__ = [
     "MissingFieldError",
     "MouseError",
     "PrefetchBatchifier",
+    "RandomCrop",
+    "RandomShift",
     "SchemaError",
     "Snapshot",
     "Spec",
     "StateError",
+    "TokenAugmenter",
     "WorkerError",
 ]

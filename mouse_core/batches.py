@@ -8,7 +8,7 @@ import operator
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +16,14 @@ import numpy.typing as npt
 from mouse_core._binding import FieldReader
 from mouse_core._pool import BatchLayout, MemoryPool
 from mouse_core._windows import Windows
+from mouse_core.augment.config import AugmentTokensConfig
+from mouse_core.augment.stream import stream_augment
 from mouse_core.errors import ConfigError, MissingFieldError
 from mouse_core.randomness import Key, Purpose, check_seed
 from mouse_core.sampling.plan import Plan, Sampler
 from mouse_core.sampling.windows import window_sampler
 from mouse_core.snapshot import Snapshot
-from mouse_core.spec import FieldSpec, Spec, check_dtype
+from mouse_core.spec import Spec, check_dtype
 from mouse_core.store import DatasetStore
 
 __all__ = ["Batch", "BatchLayout", "BatchSource"]
@@ -64,6 +66,9 @@ class BatchSource:
         fields: Names of the fields to deliver; by default all there are.
         drop_last: For "sequential": whether the rest of an epoch is left out or makes a short batch.
         epoch_start: The index at which the first epoch over this snapshot begins.
+        augment: How batches are augmented, with random numbers that depend on seed and index alone.
+        views: How many views of each batch to deliver. With more than one, a batch is a tuple of so many: they share
+            permutations and scalars and differ in masks, and arrays that no mask changes are the same in all of them.
 
     Raises:
         ConfigError: An argument out of range, fewer rows than one window, an empty store, an unknown sampling.
@@ -80,11 +85,13 @@ class BatchSource:
         shard: tuple[int, int] = (0, 1),
         *,
         dtypes: Mapping[str, npt.DTypeLike] | None = None,
-        narrow: Mapping[npt.DTypeLike, npt.DTypeLike] | None = None,
+        narrow: Mapping[Any, npt.DTypeLike] | None = None,
         required_fields: Sequence[str] = (),
         fields: Sequence[str] | None = None,
         drop_last: bool = True,
         epoch_start: int = 0,
+        augment: AugmentTokensConfig | None = None,
+        views: int = 1,
     ) -> None:
         if not isinstance(store, DatasetStore | Snapshot):
             raise ConfigError(f"store: expected a DatasetStore or a Snapshot, found {type(store).__name__}")
@@ -110,6 +117,8 @@ class BatchSource:
             "required_fields": required_fields,
             "dtypes": dtypes,
             "narrow": narrow,
+            "augment": augment,
+            "views": views,
         }
         self._batches_per_block = max(1, _WINDOWS_PER_BLOCK * self.shard[1] // sampling.batch_size)
         self._blocks: dict[int, _Block] = {}
@@ -117,17 +126,33 @@ class BatchSource:
         self._readers = _choose(self.snapshot.readers, fields, required_fields)
         self._dtypes = _delivered(self._readers, dtypes or {}, narrow or {})
         self._narrow = {name: reader.travel_dtype(self._dtypes[name]) for name, reader in self._readers.items()}
+        self._fields = {
+            name: reader.spec.replace(dtype=self._dtypes[name], stored_dtype=self._narrow[name])
+            for name, reader in self._readers.items()
+        }
+        self.views = views
+        self._augment = stream_augment(
+            augment,
+            views,
+            self._fields,
+            _delivered(self._readers, dtypes or {}, {}),
+            max_num_actions=self.snapshot.config.max_action_dim or 0,
+        )
         self._local_size = sampling.batch_size // self.shard[1]
-        self._layout = self.layout(self._local_size)
+        if self._augment is not None:
+            self._dtypes, self._narrow = self._augment.intake(self._dtypes), self._augment.intake(self._narrow)
+        size = (self._local_size, sampling.sequence_length)
+        self._layout = BatchLayout(
+            {name: ((*size, *spec.shape), self._dtypes[name]) for name, spec in self._fields.items()}
+        )
+        if self._augment is not None:
+            self._fields = self._augment.spec
         self._pool = MemoryPool(self._layout.nbytes) if self._layout.nbytes >= _POOL_FROM else None
 
     @cached_property
     def spec(self) -> Spec:
         """The fields of a batch, known before the first is made."""
-        specs: dict[str, FieldSpec] = {}
-        for name, reader in self._readers.items():
-            specs[name] = reader.spec.replace(dtype=self._dtypes[name], stored_dtype=self._narrow[name])
-        return Spec(specs, self.snapshot.alignment)
+        return Spec(self._fields, self.snapshot.alignment)
 
     @property
     def sequence_length(self) -> int:
@@ -144,6 +169,8 @@ class BatchSource:
         """A digest of the data and of all that decides about a batch, but for the seed and the delivered dtypes."""
         fields = [reader.identity for reader in self._readers.values()]
         config = [self.snapshot.fingerprint, repr(self.sampler), fields]
+        if self._augment is not None:
+            config.append(self._augment.identity)
         return hashlib.sha256(json.dumps(config).encode()).hexdigest()[:32]
 
     def __len__(self) -> int:
@@ -157,6 +184,8 @@ class BatchSource:
     def __getitem__(self, index: int) -> Batch:
         """Batch ``index``, across epochs without end: ``{field: [b, S, ...]}`` in the dtypes of ``spec``.
 
+        With ``views=`` of 2 and more it is a tuple of so many.
+
         Raises:
             IndexError: The index lies before the first epoch.
             DataError: A value that its field does not allow; the message names field and row.
@@ -169,7 +198,11 @@ class BatchSource:
         if index < self.epoch_start:
             raise IndexError(f"batch index: expected at least {self.epoch_start}, found {index}")
         number, within = divmod(index - self.epoch_start, self._batches_per_block)
-        block = self._block(number)
+        try:
+            block = self._block(number)
+        except Exception:
+            # Some batch of the block cannot be planned. If it is this one, the error comes again.
+            block, within = self._compute_block(index, 1), 0
         begin, end = block.bounds[within], block.bounds[within + 1]
         return Plan(
             block.windows.rows[begin:end],
@@ -180,12 +213,13 @@ class BatchSource:
             block.windows.part(begin, end),
         )
 
-    def gather(self, plan: Plan, out: Mapping[str, npt.NDArray[Any]] | None = None, *, widen: bool = True) -> Batch:
-        """The plan's windows.
+    def gather(self, plan: Plan, out: Any = None, *, widen: bool = True) -> Batch:
+        """The plan's windows, augmented; with several views a tuple of them.
 
         Args:
             plan: Of this source.
-            out: Arrays ``[b, S, ...]`` by field to write to, C-contiguous; by default fresh ones.
+            out: Arrays ``[b, S, ...]`` by field to write to, C-contiguous, or a sequence of so many for each view; by
+                default fresh ones.
             widen: Whether they come in the delivered dtypes (``spec[name].dtype``), or in those that they are stored
                 and best moved in (``spec[name].stored_dtype``), for whoever widens them later.
 
@@ -196,10 +230,15 @@ class BatchSource:
         if windows is None:
             windows = self._locate(plan.starts).whole()
         dtypes = self._dtypes if widen else self._narrow
-        if out is None:
-            pooled = widen and self._pool is not None and len(windows) == self._local_size
-            out = self._layout.arrays(self._pool.take()) if pooled and self._pool is not None else {}
-        return {name: reader.read(windows, dtypes[name], out.get(name)) for name, reader in self._readers.items()}
+        targets: Mapping[str, npt.NDArray[Any]] = out if self._augment is None and out is not None else {}
+        if not targets and widen and self._pool is not None and len(windows) == self._local_size:
+            targets = self._layout.arrays(self._pool.take())
+        batch = {name: reader.read(windows, dtypes[name], targets.get(name)) for name, reader in self._readers.items()}
+        if self._augment is None:
+            return batch
+        size = (plan.global_size, plan.length)
+        views = self._augment(batch, plan.key, shape=size, first=plan.first, out=out)
+        return views[0] if self.views == 1 else cast(Batch, views)
 
     def _block(self, number: int) -> _Block:
         """The batches ``number * n .. (number + 1) * n - 1`` of ``n = batches_per_block``, located together."""
@@ -208,17 +247,18 @@ class BatchSource:
             with self._lock:
                 block = self._blocks.get(number)
                 if block is None:
-                    block = self._compute_block(number)
+                    first = self.epoch_start + number * self._batches_per_block
+                    block = self._compute_block(first, self._batches_per_block)
                     if len(self._blocks) >= _BLOCKS_KEPT:
                         self._blocks.pop(next(iter(self._blocks)))
                     self._blocks[number] = block
         return block
 
-    def _compute_block(self, number: int) -> _Block:
-        first = self.epoch_start + number * self._batches_per_block
+    def _compute_block(self, first: int, batches: int) -> _Block:
+        """The batches ``first .. first + batches - 1``, located together."""
         rank, count = self.shard
         parts, sizes = [], []
-        for index in range(first, first + self._batches_per_block):
+        for index in range(first, first + batches):
             starts = self.sampler.starts(self.seed, index, self.snapshot, self.epoch_start)
             sizes.append(len(starts))
             parts.append(starts[len(starts) * rank // count : len(starts) * (rank + 1) // count])
@@ -233,10 +273,11 @@ class BatchSource:
 
     def layout(self, batch_size: int, *, widen: bool = True) -> BatchLayout:
         """Where the fields of ``batch_size`` windows lie in one stretch of memory; ``widen`` as in ``gather``."""
-        dtypes = self._dtypes if widen else self._narrow
-        size = (batch_size, self.sequence_length)
         return BatchLayout(
-            {name: ((*size, *reader.spec.shape), dtypes[name]) for name, reader in self._readers.items()}
+            {
+                name: ((batch_size, self.sequence_length, *spec.shape), spec.dtype if widen else spec.moved_dtype)
+                for name, spec in self._fields.items()
+            }
         )
 
     def with_snapshot(self, snapshot: Snapshot, *, epoch_start: int, seed: int | None = None) -> BatchSource:
@@ -273,7 +314,7 @@ def _choose(
 def _delivered(
     readers: Mapping[str, FieldReader],
     dtypes: Mapping[str, npt.DTypeLike],
-    narrow: Mapping[npt.DTypeLike, npt.DTypeLike],
+    narrow: Mapping[Any, npt.DTypeLike],
 ) -> dict[str, np.dtype[np.generic]]:
     for name in dtypes:
         if name not in readers:

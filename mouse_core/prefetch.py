@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._ordered import OrderedPrefetcher, Prefetcher
+from mouse_core.augment.config import AugmentTokensConfig
 from mouse_core.batches import Batch, BatchSource
 from mouse_core.errors import ClosedError, ConfigError, ForkError, StateError, WorkerError
 from mouse_core.randomness import check_seed
@@ -238,6 +239,8 @@ class PrefetchBatchifier(Loader[Batch]):
         pin_memory: Ignored here.
         device: None or "cpu".
         seed, shard, dtypes, required_fields, fields, drop_last: See ``BatchSource``.
+        augment: How batches are augmented, in the workers; see ``BatchSource``.
+        views: With more than one, a batch is a tuple of so many; see ``BatchSource``.
 
     Raises:
         ConfigError, MissingFieldError: See ``BatchSource``.
@@ -264,6 +267,8 @@ class PrefetchBatchifier(Loader[Batch]):
         required_fields: Sequence[str] = (),
         fields: Sequence[str] | None = None,
         drop_last: bool = True,
+        augment: AugmentTokensConfig | None = None,
+        views: int = 1,
     ) -> None:
         if device not in (None, "cpu"):
             raise ConfigError(f"device: expected None or 'cpu' for NumPy batches, found {device!r}")
@@ -278,6 +283,8 @@ class PrefetchBatchifier(Loader[Batch]):
             required_fields=required_fields,
             fields=fields,
             drop_last=drop_last,
+            augment=augment,
+            views=views,
         )
         super().__init__(
             source,

@@ -127,6 +127,11 @@ class FieldSpec:
     stored_dtype: np.dtype[np.generic] | None = None
     image_shape: tuple[int, int, int] | None = None
 
+    @property
+    def moved_dtype(self) -> np.dtype[np.generic]:
+        """The dtype it is moved in: ``stored_dtype``, where there is one."""
+        return self.dtype if self.stored_dtype is None else self.stored_dtype
+
     def replace(self, **changes: Any) -> FieldSpec:
         """The same field with other dtypes or another shape."""
         return replace(self, **changes)

@@ -6,6 +6,7 @@ try:
 except ImportError as error:
     raise ImportError("mouse_torch needs PyTorch and tensordict: pip install 'mouse-data[torch]'") from error
 
+from mouse_torch.augment import TokenAugmenter
 from mouse_torch.prefetch import PrefetchBatchifier
 
-__all__ = ["PrefetchBatchifier"]
+__all__ = ["PrefetchBatchifier", "TokenAugmenter"]

@@ -9,7 +9,7 @@ import numpy.typing as npt
 import torch
 from tensordict import TensorDict
 
-from mouse_core import BatchSource, ConfigError, DatasetStore, Snapshot
+from mouse_core import AugmentTokensConfig, BatchSource, ConfigError, DatasetStore, Snapshot
 from mouse_core.prefetch import Loader
 from mouse_core.sampling import Sampler
 from mouse_torch.transfer import device_maker, hand_over, host_maker
@@ -31,6 +31,8 @@ class PrefetchBatchifier(Loader[TensorDict]):
         pin_memory: Whether host memory is pinned; None: where there is an accelerator.
         device: Where batches arrive; None: on the host.
         seed, shard, dtypes, required_fields, fields, drop_last: See ``mouse_core.BatchSource``.
+        augment: How batches are augmented, on the host, in the workers; see ``mouse_core.BatchSource``.
+        views: With more than one, a batch is a tuple of so many; see ``mouse_core.BatchSource``.
 
     Raises:
         ConfigError: ``pin_memory=True`` or a device that is not there; else see ``BatchSource``.
@@ -54,6 +56,8 @@ class PrefetchBatchifier(Loader[TensorDict]):
         required_fields: Sequence[str] = (),
         fields: Sequence[str] | None = None,
         drop_last: bool = True,
+        augment: AugmentTokensConfig | None = None,
+        views: int = 1,
     ) -> None:
         target = _check_device(device)
         pin = _check_pin(pin_memory)
@@ -68,6 +72,8 @@ class PrefetchBatchifier(Loader[TensorDict]):
             required_fields=required_fields,
             fields=fields,
             drop_last=drop_last,
+            augment=augment,
+            views=views,
         )
         on_host = target.type == "cpu"
         super().__init__(

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from tensordict import TensorDict
 
 from mouse_core import BatchSource
 from mouse_core.batches import BatchLayout
+from mouse_core.sampling import Plan
 
 
 def host_maker(source: BatchSource, *, pin: bool) -> Callable[[int], TensorDict]:
@@ -23,16 +24,40 @@ def host_maker(source: BatchSource, *, pin: bool) -> Callable[[int], TensorDict]
 
 def _make_host(source: BatchSource, index: int) -> TensorDict:
     plan = source.plan(index)
-    tensors = {name: torch.from_numpy(values) for name, values in source.gather(plan).items()}
-    return TensorDict(tensors, batch_size=[len(plan.starts), plan.length])
+    gathered: Any = source.gather(plan)
+    views = [
+        TensorDict(
+            {name: torch.from_numpy(values) for name, values in view.items()},
+            batch_size=[len(plan.starts), plan.length],
+        )
+        for view in (gathered if isinstance(gathered, tuple) else (gathered,))
+    ]
+    return _delivered(views)
 
 
 def _make_pinned(source: BatchSource, index: int) -> TensorDict:
     plan = source.plan(index)
     layout = source.layout(len(plan.starts))
-    slab = torch.empty(layout.nbytes, dtype=torch.uint8, pin_memory=True)
-    source.gather(plan, layout.arrays(slab.numpy()))
-    return TensorDict(slab_tensors(layout, slab), batch_size=[len(plan.starts), plan.length])
+    slabs = _gather_slabs(source, plan, layout, pin=True, widen=True)
+    size = [len(plan.starts), plan.length]
+    return _delivered([TensorDict(slab_tensors(layout, slab), batch_size=size) for slab in slabs])
+
+
+def _gather_slabs(
+    source: BatchSource, plan: Plan, layout: BatchLayout, *, pin: bool, widen: bool
+) -> list[torch.Tensor]:
+    """A batch in one slab, or each of its views in one of its own."""
+    # Pinned memory comes from torch's caching host allocator, which takes a slab back only once the copies out of it
+    # are done.
+    slabs = [torch.empty(layout.nbytes, dtype=torch.uint8, pin_memory=pin) for _ in range(source.views)]
+    out = [layout.arrays(slab.numpy()) for slab in slabs]
+    source.gather(plan, out[0] if source.views == 1 else out, widen=widen)
+    return slabs
+
+
+def _delivered(views: list[TensorDict]) -> TensorDict:
+    """A batch as a loader delivers it: itself, or a tuple of its views (for which the type makes no exception)."""
+    return views[0] if len(views) == 1 else cast(TensorDict, tuple(views))
 
 
 def slab_tensors(layout: BatchLayout, slab: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -54,11 +79,11 @@ class InFlight:
     """A batch on its way to a device.
 
     Args:
-        batch: Its tensors, which are not ready before ``event``.
+        views: The batch, or its views, whose tensors are not ready before ``event``.
         event: Recorded on the copying stream after the last of them; None where they are ready.
     """
 
-    batch: TensorDict
+    views: tuple[TensorDict, ...]
     event: torch.cuda.Event | None
 
 
@@ -77,27 +102,27 @@ def _make_on_device(
 ) -> InFlight:
     plan = source.plan(index)
     layout = source.layout(len(plan.starts), widen=False)
-    # Pinned memory comes from torch's caching host allocator, which takes a slab back only once the copies out of it
-    # are done.
-    slab = torch.empty(layout.nbytes, dtype=torch.uint8, pin_memory=pin)
-    source.gather(plan, layout.arrays(slab.numpy()), widen=False)
+    slabs = _gather_slabs(source, plan, layout, pin=pin, widen=False)
+    views = []
     with torch.cuda.stream(stream):  # no effect for None
-        moved = slab_tensors(layout, slab.to(device, non_blocking=pin))
-        wide = {name: tensor.to(torch_dtype(np.dtype(source.spec[name].dtype))) for name, tensor in moved.items()}
-        batch = TensorDict(wide, batch_size=[len(plan.starts), plan.length], device=device)
+        for slab in slabs:
+            moved = slab_tensors(layout, slab.to(device, non_blocking=pin))
+            wide = {name: tensor.to(torch_dtype(np.dtype(source.spec[name].dtype))) for name, tensor in moved.items()}
+            views.append(TensorDict(wide, batch_size=[len(plan.starts), plan.length], device=device))
         event = None
         if stream is not None:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record(stream)
-    return InFlight(batch, event)
+    return InFlight(tuple(views), event)
 
 
 def hand_over(made: InFlight) -> TensorDict:
     """Give a batch to the caller, whose current stream waits for its copies; the host does not."""
     if made.event is not None:
-        stream = torch.cuda.current_stream(made.batch.device)
+        stream = torch.cuda.current_stream(made.views[0].device)
         stream.wait_event(made.event)
-        for tensor in made.batch.values():
-            # The allocator must not reuse the memory before the caller's stream is done with it.
-            tensor.record_stream(stream)
-    return made.batch
+        for view in made.views:
+            for tensor in view.values():
+                # The allocator must not reuse the memory before the caller's stream is done with it.
+                tensor.record_stream(stream)
+    return _delivered(list(made.views))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -100,7 +100,15 @@ class StreamAugment:
         }
         return [self.views, chosen]
 
-    def __call__(self, batch: Batch, key: Key, *, shape: tuple[int, int], first: int) -> tuple[Batch, ...]:
+    def __call__(
+        self,
+        batch: Batch,
+        key: Key,
+        *,
+        shape: tuple[int, int],
+        first: int,
+        out: Mapping[str, npt.NDArray[Any]] | Sequence[Mapping[str, npt.NDArray[Any]]] | None = None,
+    ) -> tuple[Batch, ...]:
         """The views of a batch.
 
         Args:
@@ -108,9 +116,10 @@ class StreamAugment:
             key: Names the random numbers; see ``Plan.key``.
             shape: ``(B, S)`` of the whole batch, of which these may be the rows of a shard.
             first: Which row of the whole batch the first of these is.
+            out: Arrays by field to write the views to: a mapping for each, or one mapping for a single view.
 
         Returns:
-            ``views`` batches; fields that no mask changes are the same arrays in all of them.
+            ``views`` batches; without ``out``, fields that no mask changes are the same arrays in all of them.
 
         Raises:
             DataError: A code out of range, or a number that its dtype cannot hold.
@@ -124,18 +133,25 @@ class StreamAugment:
             return draws if (first, rows) == (0, shape[0]) else cut(draws, first, rows)
 
         shared = draw_shared(self.config, key, shape, fields=there, image_shape=image_shape)
-        batch = {**batch, **transform(batch, here(shared), image_shape=image_shape, validate=True)}
+        batch = {**batch, **transform(batch, here(shared), image_shape=image_shape, validate=True, own=batch)}
         for name in self._scaled & there:
             try:
                 batch[name] = convert(batch[name], self.arriving[name].dtype)
             except ValueError as error:
                 raise DataError(f"augment: {name}: {error}") from error
         views = []
-        for view in range(self.views):
-            draws = here(with_masks(shared, self.config, key.with_call(view), shape, fields=there))
+        for number in range(self.views):
+            draws = here(with_masks(shared, self.config, key.with_call(number), shape, fields=there))
             # The last view may write to what the others have copied by then.
-            views.append({**batch, **mask(batch, draws, own=batch if view == self.views - 1 else ())})
-        return tuple(views)
+            own = batch if number == self.views - 1 else ()
+            views.append({**batch, **mask(batch, draws, own=own)})
+        if out is None:
+            return tuple(views)
+        targets = (out,) if isinstance(out, Mapping) else out
+        for view, target in zip(views, targets, strict=True):
+            for name, values in view.items():
+                np.copyto(target[name], values, casting="no")
+        return tuple(dict(target) for target in targets)
 
 
 def stream_augment(
@@ -172,7 +188,7 @@ def stream_augment(
         config = config.with_sizes(max_num_actions=known)
     augment = StreamAugment(config, int(views), arriving, computed)
     # What cannot work is found now, on a batch of one step, not in a worker at the first batch.
-    stored = augment.intake({name: field.stored_dtype or field.dtype for name, field in arriving.items()})
+    stored = augment.intake({name: field.moved_dtype for name, field in arriving.items()})
     step = {name: np.zeros((1, 1, *field.shape), stored[name]) for name, field in arriving.items()}
     try:
         augment(step, Key(0, Purpose.AUGMENT), shape=(1, 1), first=0)

@@ -55,8 +55,9 @@ def transform(
     *,
     image_shape: tuple[int, int, int] | None = None,
     validate: bool | None = None,
+    own: Collection[str] = (),
 ) -> dict[str, Array]:
-    """The fields that all but the masks change, as new arrays. See ``apply``."""
+    """The fields that all but the masks change; see ``apply``. Arrays of the fields ``own`` may be written to."""
     changed = {}
     for field, permutation in draws.permutations.items():
         if field in batch:
@@ -67,7 +68,7 @@ def transform(
                 changed[field] = _rename(field, batch[field], permutation, validate)
     for field, affine in draws.affine.items():
         if field in batch:
-            changed[field] = _scale_and_shift(field, batch[field], affine)
+            changed[field] = _scale_and_shift(field, batch[field], affine, own=field in own)
     if "obs_image" in batch and (draws.crop is not None or draws.pixels is not None):
         changed["obs_image"] = _change_images(batch["obs_image"], draws.crop, draws.pixels, image_shape)
     return changed
@@ -196,17 +197,22 @@ def _permute_columns(values: Array, permutation: Array) -> Array:
 # ---------------------------------------------------------------------- numbers and pixels
 
 
-def _scale_and_shift(field: str, values: Array, affine: Affine) -> Array:
+def _scale_and_shift(field: str, values: Array, affine: Affine, *, own: bool) -> Array:
     xp = array_namespace(values)
     if not xp.isdtype(values.dtype, "real floating"):
         raise SchemaError(f"augment: {field}: expected floating numbers to scale or shift, found {values.dtype}")
     scale, shift = (None if part is None else _scalar(xp, values, part) for part in affine)
-    if scale is None:
+    fresh = own and is_numpy_array(values)
+    if scale is not None:
+        # Memory that is written to already costs no page faults.
+        values = np.multiply(values, scale, out=values) if fresh else values * scale
+        fresh = True
+    if shift is None:
+        return values
+    if not fresh:
         return values + shift
-    result = values * scale
-    if shift is not None:
-        result += shift  # of a fresh array
-    return result
+    values += shift
+    return values
 
 
 def _scalar(xp: Any, values: Array, scalar: Array) -> Array:

@@ -1,0 +1,285 @@
+"""Augmentation inside sources and loaders: what they deliver, declare and remember."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, PrefetchBatchifier, StateError
+from mouse_core.augment import (
+    AugmentMaskProbConfig,
+    AugmentScalarSpec,
+    AugmentTokensConfig,
+    RandomCrop,
+    RandomShift,
+    apply,
+    cut,
+    draw,
+)
+from mouse_core.randomness import Key, Purpose
+from tests.core.augment_cases import (
+    ACTIONS,
+    FIELDS,
+    IMAGE,
+    STATES,
+    UNIFORM,
+    assert_same,
+    configs,
+    full_config,
+    make_batch,
+)
+
+COLUMNS = {
+    "time": "episode_step",
+    "q_star": "metadata_q_star",
+    "obs_continuous": "observation",
+    "obs_discrete": "observation_discrete",
+    "obs_image": "observation_image",
+}
+
+
+def make_store(rows: int = 60) -> DatasetStore:
+    steps = {COLUMNS.get(name, name): values[0] for name, values in make_batch(5, 1, rows).items()}
+    steps["observation_image"] = steps["observation_image"].astype(np.uint8)
+    store = DatasetStore(max_action_dim=ACTIONS)
+    store.extend(steps)
+    return store
+
+
+STORE = make_store()
+
+
+def source(config: AugmentTokensConfig | None, *, length: int = 5, size: int = 4, **options: Any) -> BatchSource:
+    return BatchSource(STORE, length, size, augment=config, **options)
+
+
+@given(config=configs(), seed=st.integers(0, 2**64 - 1), index=st.integers(0, 1000))
+def test_a_source_delivers_the_batch_augmented(config: AugmentTokensConfig, seed: int, index: int) -> None:
+    plain = source(None, seed=seed)[index]
+    draws = draw(config, Key(seed, Purpose.AUGMENT, index), (4, 5), fields=set(plain), image_shape=IMAGE)
+    mine = source(config, seed=seed)
+    assert_same(mine[index], dict(apply(plain, draws, image_shape=IMAGE)))
+    for name, spec in mine.spec.items():
+        values = mine[index][name]
+        assert values.dtype == spec.dtype
+        assert values.shape == (4, 5, *spec.shape)
+    assert set(mine.spec) == set(mine[index])
+
+
+def test_views_share_all_but_masks() -> None:
+    config = full_config()
+    views: Any = source(config, views=3)[7]
+    assert isinstance(views, tuple)
+    assert len(views) == 3
+    plain = source(None)[7]
+    for call, view in enumerate(views):
+        draws = draw(config, Key(0, Purpose.AUGMENT, 7, call), (4, 5), fields=set(plain), image_shape=IMAGE)
+        assert_same(view, dict(apply(plain, draws, image_shape=IMAGE)))
+    assert_same(source(config)[7], views[0])
+    for name in FIELDS:
+        assert not np.array_equal(views[0][f"{name}_mask"], views[1][f"{name}_mask"])
+
+
+def test_views_of_a_batch_that_is_not_augmented() -> None:
+    views: Any = source(None, views=2)[3]
+    plain = source(None)[3]
+    for view in views:
+        assert_same(view, plain)
+
+
+def test_nothing_enabled_is_no_augmentation() -> None:
+    plain = source(None)
+    for config in (AugmentTokensConfig(), full_config(enabled=False)):
+        mine = source(config)
+        assert_same(mine[3], plain[3])
+        assert mine.fingerprint == plain.fingerprint
+        assert mine.spec == plain.spec
+
+
+@given(count=st.sampled_from([1, 2, 4]), index=st.integers(0, 50), views=st.integers(1, 2))
+def test_shards_put_together_are_the_whole(count: int, index: int, views: int) -> None:
+    whole: Any = source(full_config(), views=views)[index]
+    parts: list[Any] = [source(full_config(), views=views, shard=(rank, count))[index] for rank in range(count)]
+    for view in range(views):
+        pick = (lambda batch, view=view: batch[view]) if views > 1 else (lambda batch: batch)
+        joined = {name: np.concatenate([pick(part)[name] for part in parts]) for name in pick(whole)}
+        assert_same(joined, pick(whole))
+
+
+def test_a_short_batch_is_drawn_for_its_size() -> None:
+    config = full_config()
+    options: dict[str, Any] = {"sampling": "sequential", "drop_last": False, "size": 5}
+    mine, plain = source(config, **options), source(None, **options)
+    assert len(plain[2]["reward"]) == 2
+    draws = draw(config, Key(0, Purpose.AUGMENT, 2), (2, 5), fields=set(plain[2]), image_shape=IMAGE)
+    assert_same(mine[2], dict(apply(plain[2], draws, image_shape=IMAGE)))
+
+
+def test_the_spec_says_what_comes() -> None:
+    plain = source(None).spec
+    spec = source(full_config(crop_obs_image=RandomCrop(4, 3))).spec
+    assert spec["obs_image"].image_shape == (4, 3, 2)
+    assert spec["obs_image"].shape == (24,)
+    assert spec["obs_image"].stored_dtype == np.uint8
+    for name in FIELDS:
+        assert spec[name].dtype == plain[name].dtype
+        assert spec[f"{name}_mask"].dtype == bool
+        assert spec[f"{name}_mask"].shape == ()
+    hidden = source(full_config(deliver_masks=False)).spec
+    assert set(hidden) == set(plain)
+    assert spec.alignment == plain.alignment
+
+
+def test_stored_dtypes_carry_the_same_values() -> None:
+    for views in (1, 2):
+        mine = source(full_config(), views=views, dtypes={"obs_image": "float32"})
+        plan = mine.plan(3)
+        wide: Any = mine.gather(plan)
+        narrow: Any = mine.gather(plan, widen=False)
+        layouts = [mine.layout(4, widen=False), mine.layout(4)]
+        for expected, widen, layout in ((narrow, False, layouts[0]), (wide, True, layouts[1])):
+            memory = [np.zeros(layout.nbytes, np.uint8) for _ in range(views)]
+            out = [layout.arrays(block) for block in memory]
+            found: Any = mine.gather(plan, out if views > 1 else out[0], widen=widen)
+            for view in range(views):
+                mine_view, other = (found[view], expected[view]) if views > 1 else (found, expected)
+                assert_same(mine_view, other)
+                assert_same(out[view], other)
+        for view in range(views):
+            one, other = (wide[view], narrow[view]) if views > 1 else (wide, narrow)
+            for name, spec in mine.spec.items():
+                assert other[name].dtype == spec.stored_dtype
+                np.testing.assert_array_equal(other[name].astype(spec.dtype), one[name])
+        assert (wide[0] if views > 1 else wide)["obs_image"].dtype == np.float32
+
+
+def test_a_framework_without_doubles_gets_the_same_numbers_rounded() -> None:
+    config = AugmentTokensConfig(scale_obs=UNIFORM, shift_obs=UNIFORM, permute_action="both")
+    wide = source(config)[2]
+    narrow = source(config, narrow={"int64": "int32", "float64": "float32"})
+    batch = narrow[2]
+    assert narrow.spec["obs_continuous"].dtype == batch["obs_continuous"].dtype == np.float32
+    assert batch["action"].dtype == np.int32
+    for name, values in wide.items():
+        np.testing.assert_array_equal(batch[name], values.astype(batch[name].dtype))
+
+    huge = AugmentTokensConfig(scale_obs=AugmentScalarSpec(mean=1e300))
+    with pytest.raises(DataError, match="augment: obs_continuous: expected values that fit float32"):
+        source(huge, narrow={"float64": "float32"})[0]
+
+
+def test_batches_do_not_change_later() -> None:
+    mine = source(full_config(), views=2)
+    first: Any = mine[0]
+    kept = [{name: values.copy() for name, values in view.items()} for view in first]
+    for index in range(1, 8):
+        mine[index]
+    for view, copy in zip(first, kept, strict=True):
+        assert_same(view, copy)
+
+
+def test_large_batches_in_kept_memory() -> None:
+    """A batch of more than a megabyte lies in memory that is used again; augmented fields must not be lost in it."""
+    mine, plain = source(full_config(), size=1000), source(None, size=1000)
+    draws_of = [draw(full_config(), Key(0, Purpose.AUGMENT, i), (1000, 5), image_shape=IMAGE) for i in range(4)]
+    held = [mine[index] for index in range(4)]
+    for index, batch in enumerate(held):
+        assert_same(batch, dict(apply(plain[index], draws_of[index], image_shape=IMAGE)))
+
+
+# ---------------------------------------------------------------------- loaders
+
+
+@pytest.mark.parametrize("workers", [0, 1, 4])
+@pytest.mark.parametrize("views", [1, 2])
+def test_any_number_of_workers_gives_the_stream(workers: int, views: int) -> None:
+    expected: Any = source(full_config(), views=views, seed=3)
+    with PrefetchBatchifier(STORE, 5, 4, seed=3, num_workers=workers, augment=full_config(), views=views) as loader:
+        assert loader.spec == expected.spec
+        for index in range(6):
+            batch: Any = loader.next_batch()
+            for one, other in zip(batch, expected[index], strict=True) if views > 1 else [(batch, expected[index])]:
+                assert_same(one, other)
+
+
+def test_a_loader_resumes_its_augmented_stream() -> None:
+    config = full_config()
+    with PrefetchBatchifier(STORE, 5, 4, seed=3, augment=config) as loader:
+        for _ in range(5):
+            loader.next_batch()
+        state = loader.state_dict()
+        expected = [loader.next_batch() for _ in range(3)]
+    with PrefetchBatchifier(STORE, 5, 4, augment=config) as other:
+        other.load_state_dict(state)
+        for batch in expected:
+            assert_same(other.next_batch(), batch)
+    for changed in (
+        None,
+        full_config(permute_done=False),
+        full_config(scale_reward=AugmentScalarSpec(low=0.5, high=2.1)),
+    ):
+        with PrefetchBatchifier(STORE, 5, 4, augment=changed) as other, pytest.raises(StateError, match="fingerprint"):
+            other.load_state_dict(state)
+    with PrefetchBatchifier(STORE, 5, 4, augment=config, views=2) as other, pytest.raises(StateError):
+        other.load_state_dict(state)
+
+
+def test_an_augmented_source_can_be_pickled_and_moved() -> None:
+    mine = source(full_config(), views=2)
+    for other in (pickle.loads(pickle.dumps(mine)), mine.with_snapshot(STORE.snapshot(), epoch_start=0)):
+        assert other.fingerprint == mine.fingerprint
+        for one, another in zip(other[2], mine[2], strict=True):
+            assert_same(one, another)
+
+
+# ---------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("config", "options", "message"),
+    [
+        (AugmentTokensConfig(permute_obs_discrete=True), {}, "expected max_num_obs_discrete of at least 1"),
+        (full_config(crop_obs_image=RandomCrop(7, 5)), {}, "expected a crop of at most 6x5, found 7x5"),
+        (full_config(), {"dtypes": {"reward": "int64"}}, "reward: expected floating numbers to scale or shift"),
+        (full_config(), {"dtypes": {"time": "uint16"}}, "time: expected a signed dtype"),
+        (full_config(max_num_actions=4), {}, r"q_star: expected \[B, S, 4\]"),
+        ("scale everything", {}, "augment: expected an AugmentTokensConfig or None"),
+        (full_config(), {"views": 0}, "views: expected a positive integer, found 0"),
+        (None, {"views": True}, "views: expected a positive integer, found True"),
+    ],
+)
+def test_what_cannot_be_done_is_found_at_once(config: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        source(config, **options)
+
+
+def test_vector_actions_cannot_be_permuted() -> None:
+    store = DatasetStore()
+    store.extend({"action": np.zeros((9, 2), np.float32), "reward": np.zeros(9), "done": np.zeros(9, np.int64)})
+    config = AugmentTokensConfig(permute_action="input", max_num_actions=2)
+    with pytest.raises(ConfigError, match="action: expected integer codes"):
+        BatchSource(store, 2, 2, augment=config)
+    BatchSource(store, 2, 2, augment=AugmentTokensConfig(mask_prob=AugmentMaskProbConfig(action=0.5)))[0]
+
+
+def test_a_state_out_of_range_names_itself() -> None:
+    with pytest.raises(DataError, match=rf"obs_discrete: expected 0..2, found [3-{STATES}] at row"):
+        source(full_config(max_num_obs_discrete=3))[0]
+
+
+def test_fields_left_out_need_nothing() -> None:
+    config = AugmentTokensConfig(permute_obs_discrete=True, crop_obs_image=RandomShift(), scale_reward=UNIFORM)
+    batch = source(config, fields=["reward"])[0]
+    assert set(batch) == {"reward"}
+
+
+def test_cut_takes_rows() -> None:
+    draws = draw(full_config(), Key(0, Purpose.AUGMENT), (6, 2), image_shape=IMAGE)
+    part = cut(draws, 2, 3)
+    np.testing.assert_array_equal(part.permutations["action"], draws.permutations["action"][2:5])
+    assert part.affine is draws.affine
