@@ -67,7 +67,10 @@ class _Queue(Generic[T]):
     """What the threads share: which index comes next, and what is ready."""
 
     def __init__(self, first: int, ahead: int) -> None:
-        self.changed = threading.Condition(threading.Lock())
+        # One lock, two reasons to wait for it, so that an item handed out wakes one worker and no more.
+        lock = threading.Lock()
+        self.room = threading.Condition(lock)
+        self.arrived = threading.Condition(lock)
         self.ahead = ahead
         self.next_claimed = first
         self.next_wanted = first
@@ -77,39 +80,38 @@ class _Queue(Generic[T]):
 
     def claim(self) -> int | None:
         """The index to compute next, waiting for room; None when closed. After an error nothing more is claimed."""
-        with self.changed:
+        with self.room:
             while not self.closed:
                 if self.next_claimed < self.next_wanted + self.ahead and not self.errors:
                     self.next_claimed += 1
                     return self.next_claimed - 1
-                self.changed.wait()
+                self.room.wait()
         return None
 
     def put(self, index: int, item: T) -> None:
-        with self.changed:
+        with self.arrived:
             if not self.closed:
                 self.ready[index] = item
-                if index == self.next_wanted:
-                    self.changed.notify_all()
+                self.arrived.notify_all()
 
     def fail(self, index: int, error: BaseException) -> None:
-        with self.changed:
+        with self.arrived:
             self.errors[index] = error
-            self.changed.notify_all()
+            self.arrived.notify_all()
 
     def get(self) -> T:
-        with self.changed:
+        with self.arrived:
             while True:
                 if self.closed:
                     raise ClosedError("loader: expected an open loader, found it closed")
                 if self.next_wanted in self.ready:
                     item = self.ready.pop(self.next_wanted)
                     self.next_wanted += 1
-                    self.changed.notify_all()
+                    self.room.notify()
                     return item
                 if self.next_wanted in self.errors:
                     raise self.errors[self.next_wanted]
-                self.changed.wait()
+                self.arrived.wait()
 
 
 def _work(queue: _Queue[T], make: Callable[[int], T]) -> None:
@@ -121,10 +123,11 @@ def _work(queue: _Queue[T], make: Callable[[int], T]) -> None:
 
 
 def _close(queue: _Queue[T], threads: list[threading.Thread]) -> None:
-    with queue.changed:
+    with queue.room:
         queue.closed = True
         queue.ready.clear()
-        queue.changed.notify_all()
+        queue.room.notify_all()
+        queue.arrived.notify_all()
     for thread in threads:
         if thread is not threading.current_thread() and thread.is_alive():
             thread.join(_JOIN_SECONDS / len(threads))

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
-from typing import Any
+from math import inf, isfinite
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -59,26 +59,34 @@ class ScalarBlock:
     def __init__(self, column: TailColumn, rows: int) -> None:
         self._values = np.empty(rows, column.kind.dtype)
         self._nulls = np.zeros(rows, np.bool_) if column.nullable else None
-        self._kinds = _python_types(column.kind.dtype)
-        # Python floats are wider than these dtypes; NumPy would make them infinite.
-        narrow = column.kind.dtype in (np.float16, np.float32)
-        self._largest = float(np.finfo(self._values.dtype.type(0)).max) if narrow else None
-        self._column = column
+        # Writing through a memoryview, which knows no float16, is three times as fast as through NumPy.
+        self._cells: Any = self._values
+        if column.kind.dtype != np.float16:
+            self._cells = memoryview(cast("Any", self._values))
+        self._plain = _plain_types(column.kind.dtype)
+        self._bounds = column.bounds
+        if column.bounds is None and column.kind.dtype in (np.float16, np.float32):
+            # Python floats are wider than these dtypes; they would become infinite.
+            self._largest = float(np.finfo(self._values.dtype.type(0)).max)
+        else:
+            self._largest = inf
 
     def put(self, row: int, value: Any) -> None:
         """Write one value; raises ValueError, TypeError or OverflowError where it does not fit."""
         if self._nulls is not None:
             self._nulls[row] = value is None
             if value is None:
-                value = 0
-        if type(value) not in self._kinds:
+                return
+        if type(value) not in self._plain:
             value = _scalar(value, self._values.dtype)
-        if self._largest is not None and not -self._largest <= value <= self._largest and isfinite(value):
+        if self._bounds is not None and not self._bounds[0] <= value <= self._bounds[1]:
+            raise ValueError(f"expected {self._bounds[0]}..{self._bounds[1]}, found {value}")
+        if self._largest is not inf and not -self._largest <= value <= self._largest and isfinite(value):
             raise ValueError(f"expected a value that fits {self._values.dtype}, found {value}")
-        bounds = self._column.bounds
-        if bounds is not None and not bounds[0] <= value <= bounds[1]:
-            raise ValueError(f"expected {bounds[0]}..{bounds[1]}, found {value}")
-        self._values[row] = value
+        try:
+            self._cells[row] = value
+        except ValueError as error:
+            raise ValueError(f"expected a value that fits {self._values.dtype}, found {value}") from error
 
     def put_many(self, row: int, values: npt.NDArray[Any]) -> None:
         """Write values that ``prepare`` has checked."""
@@ -102,22 +110,29 @@ class VectorBlock:
         self._column = column
         # Row n ends where row n + 1 begins.
         self._ends = np.zeros(rows + 1, np.int32)
+        self._end_cells = memoryview(cast("Any", self._ends))
+        # Arrays of this shape need no check; images always do.
+        self._plain_shape = None if column.image else column.shape
         widest = column.widths[1] if column.widths else int(np.prod(column.shape))
         self._values = np.empty(rows * widest, column.kind.dtype)
         self._nulls = np.zeros(rows, np.bool_) if column.nullable else None
 
     def put(self, row: int, value: Any) -> None:
         """Write one array; raises ValueError or TypeError where it does not fit."""
-        begin = int(self._ends[row])
+        begin = self._end_cells[row]
         if self._nulls is not None:
             self._nulls[row] = value is None
             if value is None:
-                self._ends[row + 1] = begin
+                self._end_cells[row + 1] = begin
                 return
-        array = convert(check_vector(value, self._column), self._values.dtype)
-        end = begin + array.size
-        self._values[begin:end] = array.reshape(-1)
-        self._ends[row + 1] = end
+        values = self._values
+        if type(value) is not np.ndarray or value.dtype != values.dtype or value.shape != self._plain_shape:
+            value = convert(check_vector(value, self._column), values.dtype)
+        if value.ndim > 1:
+            value = value.reshape(-1)
+        end = begin + value.size
+        values[begin:end] = value
+        self._end_cells[row + 1] = end
 
     def put_many(self, row: int, values: npt.NDArray[Any]) -> None:
         """Write arrays ``[n, *shape]`` that ``prepare`` has checked."""
@@ -288,9 +303,10 @@ def _scalar(value: Any, dtype: np.dtype[Any]) -> Any:
     return convert(_check_kind(array, dtype), dtype)[()]
 
 
-def _python_types(dtype: np.dtype[Any]) -> tuple[type, ...]:
-    """Python types that assign to ``dtype`` as they are (NumPy refuses integers out of range itself)."""
-    return {"b": (bool,), "i": (int, bool), "u": (int, bool), "f": (float, int, bool)}[dtype.kind]
+def _plain_types(dtype: np.dtype[Any]) -> frozenset[type]:
+    """Types whose values a memoryview of ``dtype`` takes as they are, or refuses."""
+    types: list[type] = [bool] if dtype.kind == "b" else [bool, int, np.int32, np.int64]
+    return frozenset([*types, float, np.float32, np.float64] if dtype.kind == "f" else types)
 
 
 def _validity(nulls: npt.NDArray[np.bool_] | None, rows: int) -> pa.Buffer | None:

@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from mouse_core._layout import ColumnType, column_type
 from mouse_core._tail import TailColumn
+from mouse_core.images import decode_image
 from mouse_core.spec import Field
 
 _IMAGE_STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -84,6 +85,7 @@ def _kept_dtype(array: Any, value: Any, field: Field | None) -> np.dtype[Any]:
     """
     dtype: np.dtype[Any] = array.dtype
     if field is not None and field.image:
+        decode_image(value)  # refuses what is none
         return np.dtype(np.uint8)
     wanted: npt.DTypeLike | None = None
     if field is not None:
