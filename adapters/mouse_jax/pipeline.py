@@ -112,7 +112,7 @@ class _Work:
         # buffers, keep the gathering threads at work while one is moved.
         moved = 1 if ahead < 4 else 2
         reading = ahead - moved
-        threads = min(workers, reading + 1) if reading else 0
+        threads = min(workers, reading)
         self._iterator: Any = iter(
             ThreadPrefetchIterDataset(
                 grain.MapDataset.source(_Gathering(self))

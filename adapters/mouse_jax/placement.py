@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,9 +29,10 @@ class Placement:
     @property
     def on_host(self) -> bool:
         """Whether batches stay in the host's memory."""
-        if isinstance(self.target, Sharding):
-            return all(device.platform == "cpu" for device in self.target.device_set)
-        return (jax.default_backend() if self.target is None else self.target.platform) == "cpu"
+        if self.target is None:
+            return jax.default_backend() == "cpu"
+        devices: set[Any] = self.target.device_set if isinstance(self.target, Sharding) else {self.target}
+        return all(device.platform == "cpu" for device in devices)
 
     def sources(self, source: BatchSource) -> tuple[BatchSource, ...]:
         """The sources of this process's rows.
@@ -48,12 +49,9 @@ class Placement:
         """This process's rows of some arrays ``[b, ...]`` in their place; nobody may write to them any more."""
         if self.parts is not None and not self._fully_addressable:
             own, count = len(self.parts), self.parts[0][1]
-            return [
-                jax.make_array_from_process_local_data(
-                    self.target, values, (values.shape[0] * count // own, *values.shape[1:])
-                )
-                for values in arrays
-            ]
+            shapes = [(values.shape[0] * count // own, *values.shape[1:]) for values in arrays]
+            assemble: Callable[..., jax.Array] = jax.make_array_from_process_local_data
+            return [assemble(self.target, values, shape) for values, shape in zip(arrays, shapes, strict=True)]
         # On a host JAX may keep the very memory, which is given away. Saying so halves the time that this takes.
         placed: list[jax.Array] = jax.device_put(list(arrays), self.target, may_alias=True)
         return placed
@@ -111,7 +109,7 @@ def _own_parts(sharding: Sharding, source: BatchSource) -> tuple[tuple[int, int]
     """The rows that this process's devices hold: one shard where they are one stretch, else one for each device's."""
     size = source.batch_size
     indices = sharding.addressable_devices_indices_map((size, source.sequence_length)).values()
-    stretches = sorted({rows.indices(size)[:2] for rows, *_ in indices if rows is not None})
+    stretches = sorted({index[0].indices(size)[:2] for index in indices if index is not None})
     if not stretches:
         raise ConfigError(f"sharding: expected devices of process {jax.process_index()} among its own, found none")
     begin, end, length = stretches[0][0], stretches[-1][1], stretches[0][1] - stretches[0][0]

@@ -10,6 +10,7 @@ import numpy.typing as npt
 from jax.sharding import Sharding
 
 from mouse_core import BatchSource, DatasetStore, Snapshot
+from mouse_core.augment import AugmentTokensConfig
 from mouse_core.prefetch import Loader
 from mouse_core.sampling import Sampler
 from mouse_jax.dtypes import narrowing
@@ -37,7 +38,7 @@ class PrefetchBatchifier(Loader[dict[str, jax.Array]]):
         pin_memory: Ignored here.
         device: Where batches arrive: a ``jax.Device``, a platform ("cpu", "gpu"), or both with a number ("gpu:1");
             None: JAX's default device.
-        seed, shard, dtypes, required_fields, fields, drop_last: See ``mouse_core.BatchSource``.
+        seed, shard, dtypes, required_fields, fields, drop_last, augment, views: See ``mouse_core.BatchSource``.
         sharding: How a whole batch is laid out over the devices of this process or of several, instead of on one
             device; say, ``NamedSharding(mesh, P("data"))``. Each process gathers only the rows that its devices hold,
             and ``source`` is that of the whole batch.
@@ -65,6 +66,8 @@ class PrefetchBatchifier(Loader[dict[str, jax.Array]]):
         required_fields: Sequence[str] = (),
         fields: Sequence[str] | None = None,
         drop_last: bool = True,
+        augment: AugmentTokensConfig | None = None,
+        views: int = 1,
         sharding: Sharding | None = None,
     ) -> None:
         source = BatchSource(
@@ -79,6 +82,8 @@ class PrefetchBatchifier(Loader[dict[str, jax.Array]]):
             required_fields=required_fields,
             fields=fields,
             drop_last=drop_last,
+            augment=augment,
+            views=views,
         )
         placement = find_placement(device, sharding, source)
         super().__init__(

@@ -40,7 +40,7 @@ class BatchStages:
     def gather(self, index: int) -> Any:
         """This process's rows of batch ``index``, in memory that is given away.
 
-        For a host they have the dtypes to deliver; for anything else those they are stored in, so that few bytes travel.
+        On a host they have the dtypes to deliver; else those they are stored in, so that few bytes travel.
         """
         parts = [source.gather(source.plan(index), widen=self.placement.on_host) for source in self.sources]
         return parts[0] if len(parts) == 1 else _joined(parts)
@@ -77,7 +77,8 @@ def batch_stages(source: BatchSource, *, placement: Placement, x64: bool, defaul
 
 def thread_settings() -> dict[str, Any]:
     """JAX's settings here and now that other threads would not see."""
-    return {"x64": x64_enabled(), "default_device": jax.config.jax_default_device}
+    config: Any = jax.config
+    return {"x64": x64_enabled(), "default_device": config.jax_default_device}
 
 
 def _joined(parts: list[Any]) -> Any:
