@@ -17,6 +17,8 @@ from mouse_core import BatchSource, DatasetStore
 ASSETS = Path(__file__).resolve().parent.parent / "docs" / "assets"
 
 INK, SOFT, LINE, PAPER = "#1f2937", "#6b7280", "#9ca3af", "#ffffff"
+# As wide as the text of a page.
+WIDTH = 760
 # One (fill, edge) a meaning, the same in all pictures.
 GREY = ("#f3f4f6", "#9ca3af")
 BLUE = ("#dbeafe", "#2563eb")
@@ -93,77 +95,80 @@ class Picture:
 def overview() -> Picture:
     """From a store to a batch in a framework."""
     picture = Picture(
-        960,
-        306,
+        WIDTH,
+        282,
         "A store of datasets and appended rows gives a snapshot; seed, index and snapshot give a plan, the starts of "
-        "windows; the plan's windows are gathered into a batch, which becomes a TensorDict or a dict of NumPy arrays.",
+        "windows; the plan's windows are gathered into a batch, which becomes a TensorDict, a dict of JAX arrays or a "
+        "dict of NumPy arrays.",
     )
-    picture.text(480, 40, "batch(i) = f(seed, i, snapshot)", size=20, mono=True, bold=True)
+    picture.text(WIDTH / 2, 34, "batch(i) = f(seed, i, snapshot)", size=20, mono=True, bold=True)
+    head, top, line, below = 70, 82, 150, 244
 
-    top, height = 96, 150
-    picture.box(24, top, 186, height)
-    picture.text(117, top - 12, "DatasetStore", bold=True, mono=True)
+    picture.box(14, top, 152, 136)
+    picture.text(90, head, "DatasetStore", bold=True, mono=True)
     for row, (label, colour) in enumerate(
         [("dataset on disk", BLUE), ("another dataset", BLUE), ("appended rows", GREEN)]
     ):
-        picture.box(38, top + 14 + 42 * row, 158, 36, colour, radius=3)
-        picture.text(117, top + 37 + 42 * row, label)
-    picture.text(117, top + height + 24, "steps in order, in Arrow,", colour=SOFT, size=13)
-    picture.text(117, top + height + 42, "read where they lie", colour=SOFT, size=13)
+        picture.box(24, top + 11 + 39 * row, 132, 35, colour, radius=3)
+        picture.text(90, top + 33 + 39 * row, label)
+    _caption(picture, 90, below, "steps in order,", "read where they lie")
 
-    picture.arrow(214, 171, 252, 171)
-    picture.box(256, top + 40, 132, 70, VIOLET)
-    picture.text(322, 168, "snapshot", bold=True)
-    picture.text(322, 188, "rows 0 .. N-1", size=13)
-    picture.text(322, top + height + 24, "does not change", colour=SOFT, size=13)
-    picture.text(322, top + height + 42, "when the store grows", colour=SOFT, size=13)
+    picture.arrow(170, line, 198, line)
+    picture.box(202, line - 33, 102, 66, VIOLET)
+    picture.text(253, line - 3, "snapshot", bold=True)
+    picture.text(253, line + 17, "rows 0..N-1", size=13)
+    _caption(picture, 253, below, "fixed while", "the store grows")
 
-    picture.arrow(392, 171, 430, 171)
-    picture.text(500, top - 12, "seed, i", mono=True, bold=True)
-    picture.arrow(500, top - 4, 500, top + 34)
-    picture.box(434, top + 40, 132, 70, AMBER)
-    picture.text(500, 168, "plan", bold=True)
-    picture.text(500, 188, "starts [B]", size=13)
-    picture.text(500, top + height + 24, "computed, so any", colour=SOFT, size=13)
-    picture.text(500, top + height + 42, "worker can make any i", colour=SOFT, size=13)
+    picture.arrow(308, line, 336, line)
+    picture.text(386, head, "seed, i", mono=True, bold=True)
+    picture.arrow(386, head + 10, 386, line - 37)
+    picture.box(340, line - 33, 92, 66, AMBER)
+    picture.text(386, line - 3, "plan", bold=True)
+    picture.text(386, line + 17, "starts [B]", size=13)
+    _caption(picture, 386, below, "made before", "anything is read")
 
-    picture.arrow(570, 171, 608, 171)
-    rows, columns, cell = 4, 7, 16
-    left, above = 616, 139
+    picture.arrow(436, line, 464, line)
+    rows, columns, cell = 4, 7, 15
+    left, above = 470, line - 30
+    middle = left + cell * columns / 2
     for row in range(rows):
         for column in range(columns):
             picture.box(left + cell * column, above + cell * row, cell, cell, BLUE if row % 2 else GREEN, radius=0)
-    picture.text(left + cell * columns / 2, top - 12, "batch", bold=True)
-    picture.text(left + cell * columns / 2, above - 9, "S steps", size=12, colour=SOFT)
-    picture.text(left + cell * columns / 2, above + cell * rows + 19, "B windows", size=12, colour=SOFT)
-    picture.text(left + cell * columns / 2, top + height + 24, "every field", colour=SOFT, size=13)
-    picture.text(left + cell * columns / 2, top + height + 42, "[B, S, ...]", colour=SOFT, size=13, mono=True)
+    picture.text(middle, head, "batch(i)", bold=True, mono=True)
+    picture.text(middle, above - 9, "S steps", size=13, colour=SOFT)
+    picture.text(middle, above + cell * rows + 18, "B windows", size=13, colour=SOFT)
+    _caption(picture, middle, below, "every field", "[B, S, ...]")
 
     ends = [
         ("mouse_torch", "TensorDict[B, S]"),
+        ("mouse_jax", "dict of jax.Array"),
         ("mouse_core", "dict of NumPy arrays"),
     ]
     for number, (package, what) in enumerate(ends):
-        y = 112 + 72 * number
-        picture.arrow(736, 171, 758, y + 28)
-        picture.box(762, y, 180, 54)
-        picture.text(852, y + 23, package, bold=True, mono=True)
-        picture.text(852, y + 42, what, size=12.5)
-    picture.text(852, top + height + 24, "the same numbers", colour=SOFT, size=13)
-    picture.text(852, top + height + 42, "in the same order", colour=SOFT, size=13)
+        y = line - 68 + 46 * number
+        picture.arrow(580, line, 598, y + 22)
+        picture.box(602, y, 148, 42)
+        picture.text(676, y + 18, package, bold=True, mono=True, size=13)
+        picture.text(676, y + 34, what, size=12)
+    _caption(picture, 676, below, "the same numbers", "in the same order")
     return picture
+
+
+def _caption(picture: Picture, x: float, y: float, *lines: str) -> None:
+    for number, line in enumerate(lines):
+        picture.text(x, y + 18 * number, line, colour=SOFT, size=13)
 
 
 def alignment() -> Picture:
     """Two episodes as rows, and which action belongs to which observation."""
     picture = Picture(
-        960,
-        452,
+        WIDTH,
+        476,
         "An episode of three transitions is four rows. Row t holds the observation at t and the action, reward and "
         "done that led to it. The action chosen on seeing the observation of row t stands in row t+1. The first row "
         "of an episode holds a placeholder action, reward 0 and done 0.",
     )
-    columns = [("row", 52), ("episode_step", 118), ("observation", 124), ("action", 156), ("reward", 70), ("done", 62)]
+    columns = [("row", 44), ("episode_step", 112), ("observation", 106), ("action", 122), ("reward", 62), ("done", 50)]
     rows = [
         ("0", "o₀", "placeholder", "0", "0"),
         ("1", "o₁", "a₀", "r₁", "0"),
@@ -172,13 +177,13 @@ def alignment() -> Picture:
         ("0", "o₀′", "placeholder", "0", "0"),
         ("1", "o₁′", "a₀′", "r₁′", "0"),
     ]
-    left, top, height = 30, 66, 54
+    left, top, height = 14, 66, 58
     edges = [left]
     for _, width in columns:
         edges.append(edges[-1] + width)
     middles = [(first + second) / 2 for first, second in pairwise(edges)]
-    picture.text((edges[3] + edges[6]) / 2, 28, "what led to the observation of this row", size=13, colour=SOFT)
-    picture.path(f"M{edges[3] + 8},34 L{edges[6] - 8},34", colour=LINE)
+    picture.text((edges[3] + edges[6]) / 2, 24, "what led to this observation", size=13, colour=SOFT)
+    picture.path(f"M{edges[3] + 8},32 L{edges[6]},32", colour=LINE)
     for (name, _), middle in zip(columns, middles, strict=True):
         picture.text(middle, 54, name, mono=True, size=13, bold=True)
     for number, (step, observation, action, reward, done) in enumerate(rows):
@@ -188,43 +193,35 @@ def alignment() -> Picture:
         line = y + height / 2 + 5
         picture.text(middles[0], line, str(number), colour=SOFT)
         picture.text(middles[1], line, step)
-        picture.box(middles[2] - 30, y + 11, 60, height - 22, BLUE)
+        picture.box(middles[2] - 27, y + 13, 54, height - 26, BLUE)
         picture.text(middles[2], line, observation, bold=True)
-        picture.box(middles[3] - 54, y + 11, 108, height - 22, GREY if first else AMBER)
+        picture.box(middles[3] - 50, y + 13, 100, height - 26, GREY if first else AMBER)
         picture.text(middles[3], line, action, bold=not first, colour=SOFT if first else INK)
         picture.text(middles[4], line, reward, colour=SOFT if first else INK)
         picture.text(middles[5], line, done, colour=SOFT if first else INK, bold=done == "1")
         if not first:
             # Seen there, chosen here, led to this.
-            picture.arrow(middles[2] + 31, y - height / 2 + 8, middles[3] - 56, y + height / 2 - 6)
-            picture.arrow(middles[3] - 56, y + height / 2 + 6, middles[2] + 33, y + height / 2 + 6)
+            picture.arrow(middles[2] + 28, y - height / 2 + 8, middles[3] - 52, y + height / 2 - 7)
+            picture.arrow(middles[3] - 52, y + height / 2 + 6, middles[2] + 30, y + height / 2 + 6)
 
-    note = edges[-1] + 20
-    notes = [
-        (0, ("The first row: nothing led here. Action", "is a placeholder, reward and done are 0.")),
-        (
-            1,
-            (
-                "a₀ was chosen on seeing o₀ and led to",
-                "o₁. A policy learns from (o₀, a₀): row t",
-                "and the action of row t+1.",
-            ),
-        ),
-        (3, ("The last observation is a row too.", "T transitions are T+1 rows: 3 are 4.")),
-        (4, ("No action leaves o₃. A pair whose row t+1", "has episode_step 0 is to be left out.")),
-    ]
-    for number, lines in notes:
+    notes = {
+        0: ("The first row: nothing led to it.", "The action is a placeholder,", "reward and done are 0."),
+        1: ("a₀ was chosen on seeing o₀,", "and led to o₁. Learn from", "(o₀, a₀): rows t and t+1."),
+        3: ("The last observation is a row:", "T transitions are T+1 rows."),
+        4: ("No action leaves o₃: leave out", "a pair whose row t+1 has", "episode_step 0."),
+    }
+    for number, lines in notes.items():
         y = top + height * number + height / 2 + 5 - 9 * (len(lines) - 1)
-        for line_number, line in enumerate(lines):
-            picture.text(note, y + 18 * line_number, line, anchor="start", size=13)
+        for line_number, words in enumerate(lines):
+            picture.text(edges[-1] + 16, y + 18 * line_number, words, anchor="start", size=13)
     y = top + height * len(rows)
     legend = [
         (left, left + 22, "to the right and down: seen in row t, chosen, written into row t+1"),
         (left + 22, left, "to the left: led to the observation of its own row"),
     ]
     for number, (start, end, words) in enumerate(legend):
-        picture.arrow(start, y + 16 + 22 * number, end, y + 16 + 22 * number)
-        picture.text(left + 32, y + 21 + 22 * number, words, anchor="start", size=13)
+        picture.arrow(start, y + 20 + 22 * number, end, y + 20 + 22 * number)
+        picture.text(left + 32, y + 25 + 22 * number, words, anchor="start", size=13)
     return picture
 
 
@@ -270,17 +267,17 @@ def _stream(picture: Picture, left: float, y: float, cell: float, height: float)
 def sampling() -> Picture:
     """The first batches of all four modes over the same rows."""
     store = episodes_store()
-    left, cell, bar = 150, 29, 17
+    left, cell, bar = 124, 24, 18
     modes = [
         ("random", 3, "anywhere, each draw by itself"),
         ("last", 1, "the end of the snapshot; every batch is the same"),
-        ("sequential", 3, "batch 2 begins epoch 1; the window that was left of epoch 0 is dropped"),
+        ("sequential", 3, "batch 2 begins epoch 1; the window left of epoch 0 is dropped"),
         ("batch", 3, "batch 2 takes the last window of epoch 0 and the first of epoch 1"),
     ]
     lane = BATCH_SIZE * bar + 8
     height = 96 + sum(lane * batches + 40 for _, batches, _ in modes) + 34
     picture = Picture(
-        960,
+        WIDTH,
         height,
         "The windows of the first batches of each sampling mode over 26 rows of three episodes. Windows of random "
         "begin anywhere; last takes the windows at the end; sequential and batch take each of the windows side by "
@@ -304,25 +301,25 @@ def sampling() -> Picture:
                 colour = (PAPER, AMBER[1]) if later.get(mode) else AMBER
                 x, above = left + cell * start, y + 2 + bar * number
                 picture.box(x, above, cell * SEQUENCE_LENGTH, bar - 2, colour, radius=3)
-                picture.text(x + 14, above + 11.5, str(start), size=11, bold=True)
+                picture.text(x + 14, above + 12.5, str(start), size=12, bold=True)
             y += lane
         y += 10
     picture.box(left, y + 4, 40, bar - 2, AMBER, radius=3)
-    picture.text(left + 50, y + 16, "a window of S = 5 rows, with the row it starts at", anchor="start", size=13)
-    picture.box(left + 440, y + 4, 40, bar - 2, (PAPER, AMBER[1]), radius=3)
-    picture.text(left + 490, y + 16, "the same, of epoch 1", anchor="start", size=13)
+    picture.text(left + 50, y + 16, "a window of S = 5 rows, and its start", anchor="start", size=13)
+    picture.box(left + 356, y + 4, 40, bar - 2, (PAPER, AMBER[1]), radius=3)
+    picture.text(left + 406, y + 16, "the same, of epoch 1", anchor="start", size=13)
     return picture
 
 
 def snapshots() -> Picture:
     """A store that grows, and a loader that sees it only at refresh()."""
     picture = Picture(
-        960,
+        WIDTH,
         232,
         "A loader reads a snapshot of 300 rows. Rows appended later are not in its batches until refresh(), which "
         "takes a snapshot of 400 rows and begins a new epoch at the next index.",
     )
-    left, scale = 130, 1.98
+    left, scale = 104, 1.6
     bars = [
         ("store", [(0, 300, BLUE, "300 rows"), (300, 100, GREEN, "100 appended later")]),
         ("snapshot", [(0, 300, VIOLET, "rows 0 .. 299")]),
@@ -337,12 +334,12 @@ def snapshots() -> Picture:
     y = 168
     picture.text(left - 16, y + 21, "batches", anchor="end", bold=True)
     for index in range(9):
-        x = left + 80 * index + (80 if index >= 4 else 0)
-        picture.box(x, y, 68, 32, AMBER, radius=3)
-        picture.text(x + 34, y + 21, f"i = {index}", size=13)
-    x = left + 80 * 4 + 34
+        x = left + 64 * index + (64 if index >= 4 else 0)
+        picture.box(x, y, 56, 32, AMBER, radius=3)
+        picture.text(x + 28, y + 21, f"i = {index}", size=13)
+    x = left + 64 * 4 + 28
     picture.path(f"M{x},{y - 8} L{x},{y + 38}", dashed=True)
-    picture.text(x, y + 54, "refresh(): a new epoch begins at i = 4", size=12, colour=SOFT)
+    picture.text(x, y + 54, "refresh(): a new epoch begins at i = 4", size=13, colour=SOFT)
     return picture
 
 
