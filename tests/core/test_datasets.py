@@ -1,0 +1,570 @@
+"""Datasets as people have them: saved, sharded, mapped, filtered, split, copied; and back to datasets again."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mouse_core import BatchSource, DatasetStore, Field, MissingFieldError, SchemaError
+from tests.core.oracle import assert_same, field_arrays, last_starts, windows
+
+ROWS = 60
+
+
+def recorded(count: int = ROWS, seed: int = 0) -> list[dict[str, Any]]:
+    """Rows with every column of the table but images."""
+    rng = np.random.default_rng(seed)
+    return [
+        {
+            "action": int(rng.integers(4)),
+            "reward": float(rng.normal()),
+            "xformed_reward": float(rng.normal()),
+            "done": int(rng.choice([0, 0, 0, 1, 2])),
+            "episode_step": row,
+            "metadata_q_star": [float(value) for value in rng.normal(size=4)],
+            "observation": [float(value) for value in rng.normal(size=3)],
+            "observation_discrete": int(rng.integers(9)),
+            "note": f"row {row}",
+        }
+        for row in range(count)
+    ]
+
+
+def assert_holds(store: DatasetStore, rows: list[dict[str, Any]], **options: Any) -> None:
+    """The store's windows, at several lengths, are those of the rows."""
+    assert len(store) == len(rows)
+    arrays = field_arrays(rows, **options)
+    for length in {1, min(7, len(rows)), len(rows)}:
+        count = len(rows) // length
+        source = BatchSource(store, length, count, sampling="last")
+        assert_same(source[0], windows(arrays, last_starts(len(rows), length, count), length), length)
+        source = BatchSource(store, length, 5, seed=length)
+        for index in range(3):
+            assert_same(source[index], windows(arrays, source.plan(index).starts, length), (length, index))
+
+
+@pytest.fixture(scope="module")
+def rows() -> list[dict[str, Any]]:
+    return recorded()
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, Any]]) -> Path:
+    """The rows as `save_to_disk` leaves them, in three files of record batches of 7."""
+    folder = tmp_path_factory.mktemp("saved")
+    small = datasets.Dataset.from_list(rows).map(
+        lambda row: row, writer_batch_size=7, cache_file_name=str(folder / "small.arrow")
+    )
+    small.save_to_disk(str(folder / "data"), num_shards=3)
+    return folder / "data"
+
+
+WAYS: dict[str, Callable[[datasets.Dataset], datasets.Dataset]] = {
+    "as it is": lambda ds: ds,
+    "range": lambda ds: ds.select(range(11, 53)),
+    "list": lambda ds: ds.select([5, 4, 4, 59, 0, 17, 18, 19, 20, 21, 22]),
+    "shuffled": lambda ds: ds.shuffle(seed=3),
+    "filtered": lambda ds: ds.filter(lambda row: row["action"] != 2),
+    "sorted": lambda ds: ds.sort("reward"),
+    "shard": lambda ds: ds.shard(num_shards=3, index=1),
+    "scattered shard": lambda ds: ds.shard(num_shards=3, index=1, contiguous=False),
+    "chained": lambda ds: (
+        ds.shuffle(seed=1).select(range(5, 50)).filter(lambda row: row["done"] == 0).select(range(3, 20))
+    ),
+    "range of a range": lambda ds: ds.select(range(11, 53)).select(range(4, 30)),
+    "flattened": lambda ds: ds.shuffle(seed=3).flatten_indices(),
+    "twice": lambda ds: datasets.concatenate_datasets([ds, ds.shuffle(seed=2), ds.select(range(3))]),
+    "mapped": lambda ds: ds.map(lambda row: {"reward": -row["reward"]}),
+    "columns chosen": lambda ds: ds.remove_columns(["xformed_reward", "note"]),
+    "columns joined": lambda ds: datasets.concatenate_datasets(
+        [ds.remove_columns(["observation"]), ds.select_columns(["observation"])], axis=1
+    ),
+    "formatted": lambda ds: ds.with_format("numpy"),
+    "formatted columns": lambda ds: ds.with_format("numpy", columns=["action"]),
+    "renamed": lambda ds: ds.rename_column("observation_discrete", "observation_2").rename_column(
+        "observation_2", "observation_discrete"
+    ),
+}
+
+
+@pytest.mark.parametrize("where", ["memory", "disk"])
+@pytest.mark.parametrize("way", WAYS)
+def test_what_datasets_makes_of_a_dataset(rows: list[dict[str, Any]], saved: Path, where: str, way: str) -> None:
+    whole = datasets.Dataset.from_list(rows) if where == "memory" else datasets.load_from_disk(str(saved))
+    dataset = WAYS[way](whole)
+    # What `datasets` itself says the rows are, in its plain format.
+    wanted = [dataset.with_format(None)[number] for number in range(len(dataset))]
+    assert wanted
+    assert_holds(DatasetStore().from_dataset(dataset), wanted)
+
+
+def test_a_dataset_on_disk_is_mapped_in_many_record_batches(saved: Path) -> None:
+    """What the other tests take for granted of the files."""
+    dataset = datasets.load_from_disk(str(saved))
+    assert len(list(saved.glob("data-*.arrow"))) == 3
+    assert dataset.data.column("action").num_chunks >= 9
+    assert dataset.cache_files
+
+
+@pytest.mark.parametrize(
+    ("feature", "fits"),
+    [
+        (datasets.Sequence(datasets.Value("float32")), True),
+        (datasets.Sequence(datasets.Value("float32"), length=3), True),
+        (datasets.LargeList(datasets.Value("float32")), True),
+        (datasets.Sequence(datasets.Value("float64")), False),
+        (datasets.Sequence(datasets.Value("int32")), False),
+        (datasets.Value("float32"), False),
+    ],
+    ids=str,
+)
+def test_encodings_of_one_value_type_fit_together(feature: Any, fits: bool) -> None:
+    rows = [{"action": n, "reward": 0.5, "done": 0, "observation": [1.0 * n, 2.0, 3.0]} for n in range(8)]
+    first = datasets.Dataset.from_list(rows).cast_column("observation", datasets.Sequence(datasets.Value("float32")))
+    other_rows = rows if not isinstance(feature, datasets.Value) else [row | {"observation": 1.5} for row in rows]
+    second = datasets.Dataset.from_list(other_rows).cast_column("observation", feature)
+    store = DatasetStore().from_dataset(first)
+    if fits:
+        assert_holds(store.from_dataset(second).from_dataset(first), rows * 3)
+        return
+    with pytest.raises(SchemaError, match=r"'observation'.*expected list of float.*found"):
+        store.from_dataset(second)
+    assert_holds(store, rows)
+
+
+def test_other_fixed_width_is_padded_or_refused() -> None:
+    rows = [{"action": n, "reward": 0.5, "done": 0, "observation": [1.0 * n, 2.0]} for n in range(4)]
+    wide = [row | {"observation": [*row["observation"], 3.0]} for row in rows]
+    narrow = datasets.Dataset.from_list(rows).cast_column(
+        "observation", datasets.Sequence(datasets.Value("float64"), length=2)
+    )
+    wider = datasets.Dataset.from_list(wide).cast_column(
+        "observation", datasets.Sequence(datasets.Value("float64"), length=3)
+    )
+    store = DatasetStore(max_obs_continuous_dim=4).from_dataset(narrow).from_dataset(wider)
+    assert_holds(store, rows + wide, widths={"obs_continuous": 4})
+
+
+# ---------------------------------------------------------------------- splits
+
+
+@pytest.fixture
+def splits() -> datasets.DatasetDict:
+    names = ["train_b", "test", "eval_1", "train_a", "eval_2"]
+    return datasets.DatasetDict(
+        {name: datasets.Dataset.from_list(recorded(6, seed)) for seed, name in enumerate(names)}
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "taken"),
+    [
+        ({}, ["train_b", "test", "eval_1", "train_a", "eval_2"]),
+        ({"splits": ["test", "train_b"]}, ["test", "train_b"]),
+        ({"splits": "eval_2"}, ["eval_2"]),
+        ({"splits": ["test", "test"]}, ["test", "test"]),
+        ({"split_pattern": "train_*"}, ["train_b", "train_a"]),
+        ({"split_pattern": ["eval_*", "train_*"]}, ["eval_1", "eval_2", "train_b", "train_a"]),
+        ({"split_pattern": ["*_1", "e*"]}, ["eval_1", "eval_2"]),
+    ],
+    ids=str,
+)
+def test_splits(splits: datasets.DatasetDict, options: dict[str, Any], taken: list[str]) -> None:
+    wanted = [row for name in taken for row in splits[name]]
+    assert_holds(DatasetStore().from_dataset(splits, **options), wanted)
+    assert_holds(DatasetStore().from_dataset(dict(splits), **options), wanted)
+
+
+def test_from_dataset_chains_and_keeps_order(splits: datasets.DatasetDict) -> None:
+    store = DatasetStore()
+    assert store.from_dataset(splits["test"]) is store
+    store.from_dataset(splits["eval_1"]).from_dataset(splits, splits=["train_a"])
+    assert_holds(store, [row for name in ("test", "eval_1", "train_a") for row in splits[name]])
+
+
+def test_positional_arguments(splits: datasets.DatasetDict) -> None:
+    assert len(DatasetStore(4, 3).from_dataset(splits, ["test"])) == 6
+
+
+def test_a_refused_dict_adds_no_split(splits: datasets.DatasetDict) -> None:
+    bad = dict(splits) | {"eval_2": splits["eval_2"].remove_columns(["reward"])}
+    store = DatasetStore().from_dataset(splits["test"])
+    with pytest.raises(MissingFieldError, match="'reward'"):
+        store.from_dataset(bad)
+    assert_holds(store, list(splits["test"]))
+    store.from_dataset(splits["eval_1"])
+    assert_holds(store, [*splits["test"], *splits["eval_1"]])
+
+
+# ---------------------------------------------------------------------- columns that only some parts have
+
+
+def test_optional_columns_that_only_some_parts_have() -> None:
+    """`episode_step` and `metadata_q_star` are filled in the others; where a field has no fill a null is an error."""
+    full = recorded(5)
+    bare = [{"action": 1, "reward": 0.0, "done": 0} for _ in range(4)]
+    for first, second in ((full, bare), (bare, full)):
+        kept = ("action", "reward", "done", "episode_step", "metadata_q_star")
+        partial = [{name: row[name] for name in row if name in kept} for row in first + second]
+        cut = len(first)
+        store = DatasetStore().from_dataset(datasets.Dataset.from_list(partial[:cut]))
+        store.from_dataset(datasets.Dataset.from_list(partial[cut:]))
+        assert_holds(store, partial)
+        held = store.to_dataset()
+        assert held["episode_step"][:] == [row.get("episode_step") for row in partial]
+        assert held["metadata_q_star"][:] == [row.get("metadata_q_star") for row in partial]
+
+
+@pytest.mark.parametrize(
+    ("value", "absent"),
+    [(pa.nulls(4), True), (pa.nulls(4, pa.float64()), True), (pa.array([None, 0.5, None, 1.0]), False)],
+    ids=["null type", "typed nulls", "some nulls"],
+)
+def test_a_column_that_is_null_throughout_is_absent(value: pa.Array, absent: bool) -> None:
+    table = pa.table({"action": [0] * 4, "reward": [0.0] * 4, "done": [0] * 4, "episode_step": value})
+    source = BatchSource(DatasetStore().from_dataset(table), 2, 1)
+    assert ("time" in source.spec) is not absent
+    assert ("time" in source[0]) is not absent
+
+
+def test_presence_is_decided_by_the_rows_of_the_snapshot() -> None:
+    table = pa.table({"action": [0] * 6, "reward": [0.0] * 6, "done": [0] * 6, "episode_step": [None] * 4 + [4, 5]})
+    store = DatasetStore().from_dataset(table)
+    assert "time" not in store.snapshot(4).spec
+    assert "time" in store.snapshot(5).spec
+    assert BatchSource(store.snapshot(5), 5, 1, sampling="last")[0]["time"].tolist() == [[-1, -1, -1, -1, 4]]
+
+
+@pytest.mark.parametrize("name", ["xformed_reward", "metadata_q_star", "observation", "episode_step"])
+def test_required_fields_must_be_there(name: str) -> None:
+    field = {"metadata_q_star": "q_star", "observation": "obs_continuous", "episode_step": "time"}.get(name, name)
+    rows = recorded(8)
+    there = DatasetStore().from_dataset(datasets.Dataset.from_list(rows))
+    assert field in BatchSource(there, 2, 2, required_fields=[field])[0]
+    for missing in (
+        [{key: row[key] for key in row if key != name} for row in rows],
+        [row | {name: None} for row in rows],
+    ):
+        store = DatasetStore().from_dataset(datasets.Dataset.from_list(missing))
+        assert field not in BatchSource(store, 2, 2)[0]
+        with pytest.raises(KeyError) as caught:
+            BatchSource(store, 2, 2, required_fields=[field])
+        assert isinstance(caught.value, MissingFieldError)
+        assert field in str(caught.value)
+
+
+# ---------------------------------------------------------------------- widths from the data
+
+
+def test_width_of_observations_from_the_type_or_the_first_row() -> None:
+    columns = {"action": [0, 0], "reward": [0.0, 0.0], "done": [0, 0]}
+    fixed = pa.table(columns | {"observation": pa.array([[1.0, 2.0]] * 2, pa.list_(pa.float64(), 2))})
+    assert BatchSource(DatasetStore().from_dataset(fixed), 1, 1).spec["obs_continuous"].shape == (2,)
+    ragged = pa.table(columns | {"observation": [[1.0, 2.0, 3.0], [4.0]]})
+    source = BatchSource(DatasetStore().from_dataset(ragged), 2, 1, sampling="last")
+    assert source[0]["obs_continuous"].tolist() == [[[1.0, 2.0, 3.0], [4.0, 0.0, 0.0]]]
+    declared = BatchSource(DatasetStore(max_obs_continuous_dim=5).from_dataset(ragged), 2, 1, sampling="last")
+    assert declared[0]["obs_continuous"].tolist() == [[[1.0, 2.0, 3.0, 0.0, 0.0], [4.0, 0.0, 0.0, 0.0, 0.0]]]
+    numbers = pa.table(columns | {"observation": [1.0, 2.0]})
+    source = BatchSource(DatasetStore(max_obs_continuous_dim=2).from_dataset(numbers), 2, 1, sampling="last")
+    assert source[0]["obs_continuous"].tolist() == [[[1.0, 0.0], [2.0, 0.0]]]
+
+
+def test_number_of_actions_from_q_star() -> None:
+    columns = {"action": [0, 0, 2], "reward": [0.0] * 3, "done": [0] * 3}
+    table = pa.table(columns | {"metadata_q_star": [None, [1.0, 2.0, 3.0], [4.0]]})
+    source = BatchSource(DatasetStore().from_dataset(table), 3, 1, sampling="last")
+    inf = np.inf
+    assert source[0]["q_star"].tolist() == [[[-inf] * 3, [1.0, 2.0, 3.0], [4.0, -inf, -inf]]]
+    source = BatchSource(DatasetStore(max_action_dim=4).from_dataset(table), 3, 1, sampling="last")
+    assert source[0]["q_star"].tolist() == [[[-inf] * 4, [1.0, 2.0, 3.0, -inf], [4.0, -inf, -inf, -inf]]]
+
+
+@pytest.mark.parametrize("value_type", [pa.float32(), pa.float64(), pa.int64()], ids=str)
+def test_vector_actions(value_type: pa.DataType) -> None:
+    table = pa.table({"action": pa.array([[1, 2], [3, 4]], pa.list_(value_type)), "reward": [0.0, 0.0], "done": [0, 0]})
+    batch = BatchSource(DatasetStore().from_dataset(table), 2, 1, sampling="last")[0]
+    assert batch["action"].dtype == np.float32
+    assert batch["action"].tolist() == [[[1.0, 2.0], [3.0, 4.0]]]
+
+
+# ---------------------------------------------------------------------- fields of one's own
+
+
+def test_fields_replace_and_extend_the_table() -> None:
+    rows = [
+        {
+            "action": n,
+            "reward": 0.25 * n,
+            "done": 0,
+            "log_prob": -0.5 * n,
+            "observation.state": [1.0 * n, 2.0],
+            "return_to_go": None if n == 2 else n,
+            "grid": [[n, 1], [2, 3]],
+        }
+        for n in range(5)
+    ]
+    fields = [
+        Field("log_prob"),
+        Field("state", column="observation.state", dtype="float32", shape=(3,), pad=-1),
+        Field("return_to_go", dtype="int32", fill=99),
+        Field("reward", dtype="float64", required=True),
+        Field("grid", dtype="uint8"),
+        Field("unknown"),
+    ]
+    store = DatasetStore(fields=fields).from_dataset(datasets.Dataset.from_list(rows))
+    source = BatchSource(store, 5, 1, sampling="last")
+    batch = source[0]
+    assert list(batch) == ["action", "reward", "done", "log_prob", "state", "return_to_go", "grid"]
+    assert {name: array.dtype.name for name, array in batch.items()} == {
+        "action": "int64",
+        "reward": "float64",
+        "done": "int64",
+        "log_prob": "float64",
+        "state": "float32",
+        "return_to_go": "int32",
+        "grid": "uint8",
+    }
+    assert batch["reward"].tolist() == [[0.0, 0.25, 0.5, 0.75, 1.0]]
+    assert batch["log_prob"].tolist() == [[0.0, -0.5, -1.0, -1.5, -2.0]]
+    assert batch["state"].tolist() == [[[1.0 * n, 2.0, -1.0] for n in range(5)]]
+    assert batch["return_to_go"].tolist() == [[0, 1, 99, 3, 4]]
+    assert batch["grid"].tolist() == [[row["grid"] for row in rows]]
+    assert batch["grid"].shape == (1, 5, 2, 2)
+
+
+def test_chosen_fields_and_dtypes() -> None:
+    store = DatasetStore().from_dataset(datasets.Dataset.from_list(recorded(8)))
+    source = BatchSource(store, 2, 2, fields=["reward", "action"], dtypes={"reward": "float64", "action": np.int16})
+    batch = source[0]
+    assert sorted(batch) == ["action", "reward"]
+    assert batch["reward"].dtype == np.float64
+    assert batch["action"].dtype == np.int16
+    assert source.spec["action"].dtype == np.int16
+    whole = BatchSource(store, 2, 2)[0]
+    assert batch["reward"].astype(np.float32).tolist() == whole["reward"].tolist()
+
+
+# ---------------------------------------------------------------------- fingerprints and copies
+
+
+def test_a_copied_folder_is_the_same_dataset(saved: Path, tmp_path: Path) -> None:
+    shutil.copytree(saved, tmp_path / "copy")
+    one, other = (
+        DatasetStore().from_dataset(datasets.load_from_disk(str(path))) for path in (saved, tmp_path / "copy")
+    )
+    assert one.snapshot().fingerprint == other.snapshot().fingerprint
+    assert BatchSource(one, 4, 2).fingerprint == BatchSource(other, 4, 2).fingerprint
+
+
+def test_the_fingerprint_is_of_content_not_of_encoding(rows: list[dict[str, Any]], saved: Path, tmp_path: Path) -> None:
+    on_disk = datasets.load_from_disk(str(saved))
+    in_memory = datasets.Dataset.from_list(rows)
+    parquet = tmp_path / "rows.parquet"
+    pq.write_table(in_memory.data.table, parquet)
+    appended = DatasetStore()
+    for row in rows:
+        appended.append(row)
+    in_parts = DatasetStore().from_dataset(on_disk.select(range(20)))
+    for row in rows[20:31]:
+        in_parts.append(row)
+    in_parts.extend({name: [row[name] for row in rows[31:40]] for name in rows[0]})
+    in_parts.from_dataset(in_memory.select(list(range(40, ROWS))))
+    stores = [
+        DatasetStore().from_dataset(on_disk),
+        DatasetStore().from_dataset(in_memory),
+        DatasetStore().from_dataset(pq.read_table(parquet)),
+        DatasetStore().from_dataset(on_disk.select(range(0, 31))).from_dataset(on_disk.select(range(31, ROWS))),
+        appended,
+        in_parts,
+    ]
+    for store in stores:
+        assert_holds(store, rows)
+    assert len({store.snapshot().fingerprint for store in stores}) == 1
+    assert len({store.snapshot(17).fingerprint for store in stores}) == 1
+
+
+def test_other_data_has_another_fingerprint(rows: list[dict[str, Any]]) -> None:
+    def fingerprint(rows: list[dict[str, Any]], **options: Any) -> str:
+        return DatasetStore(**options).from_dataset(datasets.Dataset.from_list(rows)).snapshot().fingerprint
+
+    changed = [dict(row) for row in rows]
+    changed[0]["reward"] += 1e-12
+    ended = [dict(row) for row in rows]
+    ended[-1]["observation"] = [*ended[-1]["observation"][:2], 0.5]
+    found = [
+        fingerprint(rows),
+        fingerprint(rows[:-1]),
+        fingerprint(rows[::-1]),
+        fingerprint(changed),
+        fingerprint(ended),
+        fingerprint(rows, alignment="outgoing"),
+        fingerprint([{key: row[key] for key in row if key != "episode_step"} for row in rows]),
+        fingerprint([row | {"action": float(row["action"])} for row in rows]),
+    ]
+    assert len(set(found)) == len(found)
+    assert all(isinstance(text, str) and text for text in found)
+
+
+# ---------------------------------------------------------------------- pickles
+
+
+def test_a_pickled_source_gives_the_same_batches(rows: list[dict[str, Any]], saved: Path) -> None:
+    disk = datasets.load_from_disk(str(saved))
+    memory = datasets.Dataset.from_list(rows)
+    store = DatasetStore().from_dataset(disk.shuffle(seed=0)).from_dataset(memory)
+    for row in rows[:9]:
+        store.append(row)
+    source = BatchSource(store, 11, 4, sampling="sequential", seed=5, shard=(1, 2), dtypes={"reward": "float64"})
+    source[0]
+    again = pickle.loads(pickle.dumps(source))
+    assert again.fingerprint == source.fingerprint
+    assert again.spec == source.spec
+    for index in range(5):
+        assert_same(again[index], source[index], index)
+
+
+def test_a_pickle_carries_paths_not_data(tmp_path: Path) -> None:
+    """The source of a dataset on disk is as small for 200,000 rows as for 200, used or not."""
+    sizes = []
+    for count in (200, 200_000):
+        table = pa.table(
+            {
+                "action": np.zeros(count, np.int64),
+                "reward": np.zeros(count),
+                "done": np.zeros(count, np.int64),
+                "observation": pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(count * 4)), 4),
+            }
+        )
+        folder = tmp_path / str(count)
+        datasets.Dataset(table).save_to_disk(str(folder), num_shards=1)
+        source = BatchSource(DatasetStore().from_dataset(datasets.load_from_disk(str(folder))), 64, 2)
+        sizes.append(len(pickle.dumps(source)))
+        source[0]
+        used = pickle.dumps(source)
+        sizes.append(len(used))
+        assert_same(pickle.loads(used)[3], source[3])
+    assert max(sizes) < 20_000
+    assert max(sizes) - min(sizes) < 500
+
+
+# ---------------------------------------------------------------------- back to a dataset
+
+
+def plain(dataset: datasets.Dataset) -> list[dict[str, Any]]:
+    return [dict(row) for row in dataset]
+
+
+def test_to_dataset_of_one_dataset_is_that_dataset(rows: list[dict[str, Any]], saved: Path) -> None:
+    for dataset in (datasets.Dataset.from_list(rows), datasets.load_from_disk(str(saved)).shuffle(seed=4)):
+        back = DatasetStore().from_dataset(dataset).to_dataset()
+        assert plain(back) == plain(dataset)
+        assert back.features == dataset.features
+        assert back.cache_files == dataset.cache_files
+
+
+def test_to_dataset_of_everything_together(rows: list[dict[str, Any]], saved: Path, tmp_path: Path) -> None:
+    disk = datasets.load_from_disk(str(saved))
+    store = DatasetStore().from_dataset(disk).from_dataset(datasets.Dataset.from_list(rows).shuffle(seed=1))
+    wanted = plain(disk) + plain(datasets.Dataset.from_list(rows).shuffle(seed=1))
+    for row in rows[:5]:
+        store.append(row)
+    store.extend({name: [row[name] for row in rows[5:9]] for name in rows[0]})
+    wanted += rows[:9]
+    back = store.to_dataset()
+    assert plain(back) == wanted
+    assert back.features == disk.features
+    assert_holds(store, wanted)
+    back.save_to_disk(str(tmp_path / "again"))
+    again = DatasetStore().from_dataset(datasets.load_from_disk(str(tmp_path / "again")))
+    assert_holds(again, wanted)
+    assert again.snapshot().fingerprint == store.snapshot().fingerprint
+
+
+def test_to_dataset_of_appended_rows_only() -> None:
+    rows = recorded(2500)  # more than one block of memory
+    store = DatasetStore()
+    for row in rows:
+        store.append(row)
+    back = store.to_dataset()
+    assert plain(back) == rows
+    assert_holds(DatasetStore().from_dataset(back), rows)
+    store.append(rows[0])
+    assert len(back) == len(rows)
+
+
+def test_reading_rows_of_a_store() -> None:
+    rows = recorded(10)
+    store = DatasetStore().from_dataset(datasets.Dataset.from_list(rows[:6]).select([1, 0, 5]))
+    for row in rows[6:]:
+        store.append(row)
+    wanted = [rows[1], rows[0], rows[5], *rows[6:]]
+    assert [store[number] for number in range(len(store))] == wanted
+    assert [store[-number] for number in range(1, len(store) + 1)] == wanted[::-1]
+    for beyond in (len(store), -len(store) - 1):
+        with pytest.raises(IndexError, match=f"found {beyond}"):
+            store[beyond]
+
+
+# ---------------------------------------------------------------------- sizes that take other paths
+
+
+def test_rows_wider_than_one_gather_takes() -> None:
+    """84x84 frames: a window of a few steps is longer than the longest run that is gathered at once."""
+    frames = np.random.default_rng(0).integers(0, 256, (40, 84 * 84), np.uint8)
+    table = pa.table(
+        {
+            "action": np.arange(40),
+            "reward": np.zeros(40),
+            "done": np.zeros(40, np.int64),
+            "frame": pa.FixedSizeListArray.from_arrays(pa.array(frames.reshape(-1)), 84 * 84),
+        }
+    )
+    cuts = [table.slice(0, 13), table.slice(13, 2), table.slice(15)]
+    store = DatasetStore(fields=[Field("frame")]).from_dataset(pa.concat_tables(cuts))
+    source = BatchSource(store, 6, 5)
+    for index in range(4):
+        plan = source.plan(index)
+        wanted = np.stack([frames[start : start + 6] for start in plan.starts])
+        assert np.array_equal(source[index]["frame"], wanted)
+        wide = BatchSource(store, 6, 5, dtypes={"frame": "int64"})[index]["frame"]
+        assert wide.dtype == np.int64
+        assert np.array_equal(wide, wanted)
+
+
+def test_large_batches_are_never_written_to_again() -> None:
+    """Large batches come from memory that is used again; only once every array over it is gone."""
+    count = 4000
+    values = np.random.default_rng(1).normal(size=(count, 64))
+    table = pa.table(
+        {
+            "action": np.arange(count),
+            "reward": np.arange(count) * 0.5,
+            "done": np.zeros(count, np.int64),
+            "observation": pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), 64),
+        }
+    )
+    source = BatchSource(DatasetStore().from_dataset(table), 64, 64)  # 2 MB of observations
+    kept: list[tuple[int, Any]] = []
+    for index in range(24):
+        batch = source[index]
+        view = batch["obs_continuous"][3:5, ::2]
+        kept.append((index, (view, memoryview(batch["reward"]), batch["action"].T[:1])))
+        del batch, view
+        if index % 3 == 2:
+            kept.pop(0)  # whose memory may be taken now
+    for index, (observations, rewards, actions) in kept:
+        starts = source.plan(index).starts
+        at = starts[:, None] + np.arange(64)
+        assert np.array_equal(observations, values[at][3:5, ::2])
+        assert np.array_equal(np.asarray(rewards), at * np.float32(0.5))
+        assert np.array_equal(actions, at.T[:1])
