@@ -5,21 +5,20 @@ from __future__ import annotations
 import hashlib
 import json
 import operator
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from mouse_core._binding import FieldReader
+from mouse_core._planner import Planner
 from mouse_core._pool import BatchLayout, MemoryPool
-from mouse_core._windows import Windows
 from mouse_core.augment.config import AugmentTokensConfig
 from mouse_core.augment.stream import stream_augment
 from mouse_core.errors import ConfigError, MissingFieldError
-from mouse_core.randomness import Key, Purpose, check_seed
+from mouse_core.randomness import check_seed
 from mouse_core.sampling.plan import Plan, Sampler
 from mouse_core.sampling.windows import window_sampler
 from mouse_core.snapshot import Snapshot
@@ -30,20 +29,8 @@ __all__ = ["Batch", "BatchLayout", "BatchSource"]
 
 Batch = dict[str, npt.NDArray[Any]]
 
-# Windows of consecutive batches are located together, about so many: the few dozen array operations that it takes
-# cost the same for 32 windows as for 1,024.
-_WINDOWS_PER_BLOCK = 1024
-_BLOCKS_KEPT = 4
 # Smaller batches are as fast in memory of their own.
 _POOL_FROM = 1 << 20
-
-
-class _Block(NamedTuple):
-    """Some consecutive batches: their windows, where each batch's begin, and the sizes of the whole batches."""
-
-    windows: Windows
-    bounds: list[int]
-    sizes: list[int]
 
 
 class BatchSource:
@@ -120,9 +107,7 @@ class BatchSource:
             "augment": augment,
             "views": views,
         }
-        self._batches_per_block = max(1, _WINDOWS_PER_BLOCK * self.shard[1] // sampling.batch_size)
-        self._blocks: dict[int, _Block] = {}
-        self._lock = threading.Lock()
+        self._planner = Planner(sampling, self.snapshot, seed=self.seed, shard=self.shard, epoch_start=self.epoch_start)
         self._readers = _choose(self.snapshot.readers, fields, required_fields)
         self._dtypes = _delivered(self._readers, dtypes or {}, narrow or {})
         self._narrow = {name: reader.travel_dtype(self._dtypes[name]) for name, reader in self._readers.items()}
@@ -194,24 +179,7 @@ class BatchSource:
 
     def plan(self, index: int) -> Plan:
         """Which windows batch ``index`` consists of, cut to this shard."""
-        index = operator.index(index)
-        if index < self.epoch_start:
-            raise IndexError(f"batch index: expected at least {self.epoch_start}, found {index}")
-        number, within = divmod(index - self.epoch_start, self._batches_per_block)
-        try:
-            block = self._block(number)
-        except Exception:
-            # Some batch of the block cannot be planned. If it is this one, the error comes again.
-            block, within = self._compute_block(index, 1), 0
-        begin, end = block.bounds[within], block.bounds[within + 1]
-        return Plan(
-            block.windows.rows[begin:end],
-            self.sequence_length,
-            Key(self.seed, Purpose.AUGMENT, index),
-            block.sizes[within],
-            block.sizes[within] * self.shard[0] // self.shard[1],
-            block.windows.part(begin, end),
-        )
+        return self._planner.plan(index)
 
     def gather(self, plan: Plan, out: Any = None, *, widen: bool = True) -> Batch:
         """The plan's windows, augmented; with several views a tuple of them.
@@ -228,7 +196,7 @@ class BatchSource:
         """
         windows = plan.windows
         if windows is None:
-            windows = self._locate(plan.starts).whole()
+            windows = self._planner.locate(plan.starts).whole()
         dtypes = self._dtypes if widen else self._narrow
         targets: Mapping[str, npt.NDArray[Any]] = out if self._augment is None and out is not None else {}
         if not targets and widen and self._pool is not None and len(windows) == self._local_size:
@@ -237,39 +205,8 @@ class BatchSource:
         if self._augment is None:
             return batch
         size = (plan.global_size, plan.length)
-        views = self._augment(batch, plan.key, shape=size, first=plan.first, out=out)
+        views = self._augment(batch, plan.key, shape=size, first=plan.first, widen=widen, out=out)
         return views[0] if self.views == 1 else cast(Batch, views)
-
-    def _block(self, number: int) -> _Block:
-        """The batches ``number * n .. (number + 1) * n - 1`` of ``n = batches_per_block``, located together."""
-        block = self._blocks.get(number)
-        if block is None:
-            with self._lock:
-                block = self._blocks.get(number)
-                if block is None:
-                    first = self.epoch_start + number * self._batches_per_block
-                    block = self._compute_block(first, self._batches_per_block)
-                    if len(self._blocks) >= _BLOCKS_KEPT:
-                        self._blocks.pop(next(iter(self._blocks)))
-                    self._blocks[number] = block
-        return block
-
-    def _compute_block(self, first: int, batches: int) -> _Block:
-        """The batches ``first .. first + batches - 1``, located together."""
-        rank, count = self.shard
-        parts, sizes = [], []
-        for index in range(first, first + batches):
-            starts = self.sampler.starts(self.seed, index, self.snapshot, self.epoch_start)
-            sizes.append(len(starts))
-            parts.append(starts[len(starts) * rank // count : len(starts) * (rank + 1) // count])
-        bounds = [0, *np.cumsum([len(part) for part in parts]).tolist()]
-        return _Block(self._locate(np.concatenate(parts)), bounds, sizes)
-
-    def _locate(self, starts: npt.NDArray[np.int64]) -> Windows:
-        last = self.snapshot.num_rows - self.sequence_length
-        if len(starts) and not (starts.min() >= 0 and starts.max() <= last):
-            raise ConfigError(f"sampler: expected starts in 0..{last}, found {int(starts.min())}..{int(starts.max())}")
-        return self.snapshot.locate(starts, self.sequence_length)
 
     def layout(self, batch_size: int, *, widen: bool = True) -> BatchLayout:
         """Where the fields of ``batch_size`` windows lie in one stretch of memory; ``widen`` as in ``gather``."""
