@@ -41,11 +41,19 @@ def _copy_parts(images: npt.NDArray[Any], crop: Crop) -> npt.NDArray[Any]:
     # All images of one crop together: [B * T, S / T, H, W, C].
     sources = images.reshape(batch * times, -1, height, width, channels)
     targets = cropped.reshape(batch * times, -1, height_out, width_out, channels)
+    pixels = height * width * channels
     tops, lefts = _first(crop.rows), _first(crop.columns)
     for source, target, top, left in zip(sources, targets, tops, lefts, strict=True):
         y, x = max(0, -top), max(0, -left)
         y_end, x_end = min(height_out, height - top), min(width_out, width - left)
-        target[:, y:y_end, x:x_end] = source[:, top + y : top + y_end, left + x : left + x_end]
+        if width == width_out and height == height_out:
+            # One run of pixels for each image is several times faster than one for each of its rows. What it brings
+            # from the other side of the image is overwritten below.
+            moved = (top * width + left) * channels
+            begin, end = max(0, -moved), min(pixels, pixels - moved)
+            target.reshape(-1, pixels)[:, begin:end] = source.reshape(-1, pixels)[:, begin + moved : end + moved]
+        else:
+            target[:, y:y_end, x:x_end] = source[:, top + y : top + y_end, left + x : left + x_end]
         # Beyond the border of the image, its outermost pixels are repeated.
         if x:
             target[:, y:y_end, :x] = target[:, y:y_end, x : x + 1]

@@ -40,14 +40,15 @@ class StreamAugment:
 
     def intake(self, dtypes: DTypes) -> dict[str, np.dtype[np.generic]]:
         """The dtypes to gather in, where ``dtypes`` are those without augmentation."""
-        return {
-            name: self.computed[name]
-            if name in self._scaled
-            else self.arriving[name].dtype
-            if name in self._recoded
-            else dtype
-            for name, dtype in dtypes.items()
-        }
+        found = dict(dtypes)
+        for name in found:
+            if name in self._scaled:
+                found[name] = self.computed[name]
+            elif name in self._recoded:
+                found[name] = self.arriving[name].dtype
+            elif name == "obs_image" and self._redraws:
+                found[name] = self.arriving[name].moved_dtype
+        return found
 
     @property
     def _scaled(self) -> set[str]:
@@ -69,6 +70,13 @@ class StreamAugment:
             "time": self.config.mask_prob.time > 0,
         }
         return {name for name, recoded in options.items() if recoded}
+
+    @property
+    def _redraws(self) -> bool:
+        """Whether images are changed otherwise than by masks; that is done before they are widened."""
+        scalars = self.config.scalars()
+        pixels = "scale_obs_image" in scalars or "shift_obs_image" in scalars
+        return pixels or (self.config.enabled and self.config.crop_obs_image is not None)
 
     @property
     def spec(self) -> dict[str, FieldSpec]:
@@ -107,6 +115,7 @@ class StreamAugment:
         *,
         shape: tuple[int, int],
         first: int,
+        widen: bool = True,
         out: Mapping[str, npt.NDArray[Any]] | Sequence[Mapping[str, npt.NDArray[Any]]] | None = None,
     ) -> tuple[Batch, ...]:
         """The views of a batch.
@@ -116,6 +125,7 @@ class StreamAugment:
             key: Names the random numbers; see ``Plan.key``.
             shape: ``(B, S)`` of the whole batch, of which these may be the rows of a shard.
             first: Which row of the whole batch the first of these is.
+            widen: Whether fields are delivered in the dtypes of ``spec``, or in those they are moved in.
             out: Arrays by field to write the views to: a mapping for each, or one mapping for a single view.
 
         Returns:
@@ -139,6 +149,8 @@ class StreamAugment:
                 batch[name] = convert(batch[name], self.arriving[name].dtype)
             except ValueError as error:
                 raise DataError(f"augment: {name}: {error}") from error
+        if widen and self._redraws and "obs_image" in there:
+            batch["obs_image"] = batch["obs_image"].astype(self.arriving["obs_image"].dtype, copy=False)
         views = []
         for number in range(self.views):
             draws = here(with_masks(shared, self.config, key.with_call(number), shape, fields=there))
