@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from mouse_core import DatasetStore
 from mouse_core.augment import (
     AugmentMaskProbConfig,
     AugmentScalarSpec,
@@ -80,6 +81,24 @@ def make_batch(seed: int = 0, batch: int = 3, length: int = 4, *, flat_images: b
     if flat_images:
         values["obs_image"] = values["obs_image"].reshape(*shape, -1)
     return values
+
+
+COLUMNS = {
+    "time": "episode_step",
+    "q_star": "metadata_q_star",
+    "obs_continuous": "observation",
+    "obs_discrete": "observation_discrete",
+    "obs_image": "observation_image",
+}
+
+
+def make_store(rows: int = 60) -> DatasetStore:
+    """A store with every field."""
+    steps = {COLUMNS.get(name, name): values[0] for name, values in make_batch(5, 1, rows).items()}
+    steps["observation_image"] = steps["observation_image"].astype(np.uint8)
+    store = DatasetStore(max_action_dim=ACTIONS)
+    store.extend(steps)
+    return store
 
 
 @st.composite

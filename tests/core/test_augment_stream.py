@@ -23,7 +23,6 @@ from mouse_core.augment import (
 )
 from mouse_core.randomness import Key, Purpose
 from tests.core.augment_cases import (
-    ACTIONS,
     FIELDS,
     IMAGE,
     STATES,
@@ -31,25 +30,8 @@ from tests.core.augment_cases import (
     assert_same,
     configs,
     full_config,
-    make_batch,
+    make_store,
 )
-
-COLUMNS = {
-    "time": "episode_step",
-    "q_star": "metadata_q_star",
-    "obs_continuous": "observation",
-    "obs_discrete": "observation_discrete",
-    "obs_image": "observation_image",
-}
-
-
-def make_store(rows: int = 60) -> DatasetStore:
-    steps = {COLUMNS.get(name, name): values[0] for name, values in make_batch(5, 1, rows).items()}
-    steps["observation_image"] = steps["observation_image"].astype(np.uint8)
-    store = DatasetStore(max_action_dim=ACTIONS)
-    store.extend(steps)
-    return store
-
 
 STORE = make_store()
 
