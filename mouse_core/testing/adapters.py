@@ -1,0 +1,284 @@
+"""What an adapter must do, as tests that its author runs with pytest."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import inspect
+import json
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.batches import BatchSource
+from mouse_core.errors import ClosedError, ConfigError, DataError, MissingFieldError, StateError, WorkerError
+from mouse_core.prefetch import PrefetchBatchifier
+from mouse_core.testing.digest import as_numpy, stream_digest
+from mouse_core.testing.examples import example_columns, example_store
+
+SMALL: Mapping[str, Any] = {"sequence_length": 8, "batch_size": 4, "seed": 11}
+
+
+class AdapterConformance:
+    """Tests that a ``PrefetchBatchifier`` for some framework delivers the batches of ``mouse_core``, and nothing else.
+
+    Subclass it in a test file, under a name that begins with ``Test``, and name the class to test:
+
+        class TestMine(AdapterConformance):
+            loader_class = my_adapter.PrefetchBatchifier
+
+    Attributes:
+        loader_class: The adapter's loader.
+        narrow: Dtypes that the framework cannot hold, and what the adapter delivers instead.
+        options: Further arguments for every loader.
+    """
+
+    loader_class: Any = PrefetchBatchifier
+    narrow: Mapping[Any, npt.DTypeLike] = {}
+    options: Mapping[str, Any] = {}
+
+    def to_numpy(self, values: Any) -> npt.NDArray[Any]:
+        """A delivered array as a NumPy array; override it for a framework that ``as_numpy`` does not know."""
+        return as_numpy(values)
+
+    # ------------------------------------------------------------------ batches
+
+    def test_it_takes_the_arguments_of_the_core(self) -> None:
+        """A study that changes the import must not need to change the call."""
+        expected = inspect.signature(PrefetchBatchifier).parameters.values()
+        found = list(inspect.signature(self.loader_class).parameters.values())
+        names = [parameter.name for parameter in found]
+        for place, parameter in enumerate(expected):
+            assert parameter.name in names, f"the argument {parameter.name} is missing"
+            if parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
+                assert names[place] == parameter.name, (
+                    f"argument {place}: expected {parameter.name}, found {names[place]}"
+                )
+            mine = found[names.index(parameter.name)]
+            assert mine.default == parameter.default, f"{parameter.name}: expected the default {parameter.default!r}"
+        extra = [parameter.name for parameter in found if parameter.kind is not parameter.KEYWORD_ONLY]
+        known = [parameter.name for parameter in expected if parameter.kind is not parameter.KEYWORD_ONLY]
+        assert extra == known, "what the core does not have is given by keyword"
+
+    def test_batches_are_those_of_the_core(self) -> None:
+        """Every sampling mode, computed by the caller and by threads."""
+        store = example_store()
+        for sampling in ("random", "last", "sequential", "batch"):
+            for workers in (0, 1, 2, 8):
+                with self._loader(store, sampling=sampling, num_workers=workers) as loader:
+                    self._same(loader, self._source(store, sampling=sampling), 12)
+
+    def test_the_spec_says_what_comes(self) -> None:
+        """Names in their order, dtypes and shapes, before the first batch."""
+        for dtypes in ({}, {"obs_image": "uint8", "obs_continuous": "float32", "reward": "float16"}):
+            with self._loader(example_store(), dtypes=dtypes) as loader:
+                spec = loader.spec
+                assert spec == self._source(example_store(), dtypes=dtypes).spec
+                batch = loader.next_batch()
+                assert list(batch.keys()) == list(spec)
+                for name, field in spec.items():
+                    values = self.to_numpy(batch[name])
+                    assert values.dtype == field.dtype, f"{name}: expected {field.dtype}, found {values.dtype}"
+                    assert values.shape == (4, 8, *field.shape), f"{name}: found shape {values.shape}"
+
+    def test_absent_fields_are_absent(self) -> None:
+        """An optional column that is not there is not in the batch, unless the caller needs it."""
+        store = _store_of("action", "reward", "done")
+        with self._loader(store) as loader:
+            assert set(loader.next_batch().keys()) == {"action", "reward", "done"}
+        self._refused(MissingFieldError, "q_star", lambda: self._loader(store, required_fields=("q_star",)))
+        with self._loader(example_store(), fields=["reward", "done"]) as loader:
+            assert set(loader.next_batch().keys()) == {"reward", "done"}
+
+    def test_bad_arguments_are_refused(self) -> None:
+        """By the errors of the core, when the loader is made."""
+        store = example_store()
+        for options in ({"sampling": "all"}, {"sequence_length": 301}, {"shard": (0, 3)}, {"prefetch": 0}):
+            self._refused(ConfigError, "expected", lambda options=options: self._loader(store, **options))
+
+    def test_shards_put_together_are_the_whole(self) -> None:
+        """For every count that divides the batch."""
+        store = example_store()
+        whole = [self._source(store)[index] for index in range(5)]
+        for count in (1, 2, 4):
+            loaders = [self._loader(store, shard=(rank, count)) for rank in range(count)]
+            for expected in whole:
+                parts = [self._arrays(loader.next_batch()) for loader in loaders]
+                for name, values in expected.items():
+                    np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), values, name)
+            for loader in loaders:
+                loader.close()
+
+    def test_views_come_as_a_tuple(self) -> None:
+        """Views of one batch are batches of their own."""
+        with self._loader(example_store(), views=2, num_workers=1) as loader:
+            self._same(loader, self._source(example_store(), views=2), 3)
+            assert isinstance(loader.next_batch(), tuple)
+
+    def test_a_batch_never_changes(self) -> None:
+        """Hundreds of batches are held while others are made; small ones, and ones of more than a megabyte."""
+        for options, count in (({}, 300), ({"batch_size": 128, "sequence_length": 64}, 20)):
+            source = self._source(example_store(), **options)
+            with self._loader(example_store(), **options) as loader:
+                held = [loader.next_batch() for _ in range(count)]
+            for index, batch in enumerate(held):
+                for name, values in self._arrays(batch).items():
+                    np.testing.assert_array_equal(values, source[index][name], f"{name} of batch {index}")
+
+    # ------------------------------------------------------------------ epochs and rows
+
+    def test_a_loop_is_an_epoch(self) -> None:
+        """And the next loop the next one, also after a few batches taken by hand."""
+        with self._loader(example_store(), sampling="sequential") as loader:
+            loader.next_batch()
+            batches = [*loader, *loader]
+            assert len(batches) == 2 * len(loader) - 1
+            assert loader.state_dict()["next_index"] == 2 * len(loader)
+
+    def test_new_rows_wait_for_refresh(self) -> None:
+        """Rows appended to the store are seen from the first batch after ``refresh()``, which begins an epoch."""
+        store = example_store(40)
+        before = self._source(store, sampling="batch")
+        with self._loader(store, sampling="batch") as loader:
+            loader.next_batch()
+            store.extend(example_columns(60, first=40))
+            self._same([loader.next_batch()], [before[1]], 1)
+            loader.refresh()
+            after = before.with_snapshot(store.snapshot(), epoch_start=2)
+            self._same(loader, after, 6)
+
+    # ------------------------------------------------------------------ state
+
+    def test_the_state_is_that_of_the_core(self) -> None:
+        """Plain numbers and strings that say what was delivered, whatever was made ahead."""
+        store = example_store()
+        with self._loader(store) as loader, PrefetchBatchifier(store, **SMALL) as core:
+            for _ in range(3):
+                loader.next_batch()
+                core.next_batch()
+            state = loader.state_dict()
+            assert state == core.state_dict()
+            assert json.loads(json.dumps(state)) == state
+
+    def test_it_resumes_where_it_stopped(self) -> None:
+        """Its seed included; and in a loader of the core, and from a state that the core saved."""
+        store = example_store()
+        for sampling in ("random", "batch"):
+            with self._loader(store, sampling=sampling) as first:
+                for _ in range(7):
+                    first.next_batch()
+                state = copy.deepcopy(first.state_dict())
+                options = {**SMALL, "sampling": sampling, "seed": 0}
+                with (
+                    self._loader(store, sampling=sampling, seed=0) as loader,
+                    PrefetchBatchifier(store, **options) as core,
+                ):
+                    core.next_batch()
+                    core.load_state_dict(state)
+                    assert core.state_dict() == state
+                    loader.next_batch()
+                    loader.load_state_dict(core.state_dict())
+                    self._same(loader, (first.next_batch() for _ in range(5)), 5)
+
+    def test_a_state_of_something_else_is_refused(self) -> None:
+        """And the loader goes on as if nothing had been asked."""
+        store, others = example_store(), example_store(0)
+        others.extend(example_columns(300, first=1))
+        with self._loader(store) as loader:
+            loader.next_batch()
+            for other in (
+                PrefetchBatchifier(others, **SMALL),
+                PrefetchBatchifier(store, **{**SMALL, "sequence_length": 9}),
+            ):
+                self._refused(StateError, "expected", lambda other=other: loader.load_state_dict(other.state_dict()))
+            source = self._source(store)
+            self._same(loader, (source[index] for index in range(1, 5)), 4)
+
+    # ------------------------------------------------------------------ failure and end
+
+    def test_a_failure_comes_at_its_index_and_stays(self) -> None:
+        """What came before is delivered, nothing is skipped, and the state stays where it failed."""
+        columns = example_columns(120)
+        columns["observation_discrete"] = columns["observation_discrete"].astype(np.float64)
+        columns["observation_discrete"][100] = 0.5  # no whole number
+        store = example_store(0)
+        store.extend(columns)
+        source = self._source(store, sampling="sequential")
+        failing = next(index for index in range(len(source)) if _covers(source, index, 100))
+        for workers in (0, 1, 2, 8):
+            with self._loader(store, sampling="sequential", num_workers=workers) as loader:
+                self._same(loader, source, failing)
+                for _ in range(3):
+                    error = self._refused(WorkerError, "obs_discrete", loader.next_batch)
+                    assert isinstance(error.__cause__, DataError), (
+                        f"expected a DataError as cause, found {error.__cause__!r}"
+                    )
+                    assert loader.state_dict()["next_index"] == failing
+
+    def test_closed_is_closed(self) -> None:
+        """Closing may be repeated, also with a full queue, and nothing is delivered after."""
+        for workers in (0, 2):
+            with self._loader(example_store(), num_workers=workers) as loader:
+                loader.next_batch()
+            loader.close()
+            self._refused(ClosedError, "closed", loader.next_batch)
+
+    def test_threads_end(self) -> None:
+        """After ``close()``, after a new start, and when a loader is dropped in the middle."""
+        before = set(threading.enumerate())
+        loader = self._loader(example_store(), num_workers=4)
+        loader.next_batch()
+        loader.load_state_dict(loader.state_dict())
+        loader.next_batch()
+        loader.close()
+        dropped = self._loader(example_store(), num_workers=4)
+        dropped.next_batch()
+        del dropped, loader
+        gc.collect()
+        deadline = time.monotonic() + 10
+        while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not left, f"threads still running: {left}"
+
+    # ------------------------------------------------------------------ helpers
+
+    def _loader(self, store: Any, **options: Any) -> Any:
+        return self.loader_class(store, **{**SMALL, **self.options, **options})
+
+    def _source(self, store: Any, **options: Any) -> BatchSource:
+        return BatchSource(store, narrow=self.narrow, **{**SMALL, **options})
+
+    def _arrays(self, batch: Any) -> dict[str, npt.NDArray[Any]]:
+        return {name: self.to_numpy(batch[name]) for name in batch.keys()}  # noqa: SIM118  as in as_arrays
+
+    def _same(self, loader: Any, expected: Any, n: int) -> None:
+        batches = [loader.next_batch() for _ in range(n)] if hasattr(loader, "next_batch") else list(loader)
+        views = [batch if isinstance(batch, tuple) else (batch,) for batch in batches]
+        found = [tuple(self._arrays(view) for view in batch) for batch in views]
+        assert stream_digest(found, n) == stream_digest(expected, n), "these are not the batches of the core"
+
+    def _refused(self, kind: type[Exception], says: str, call: Any) -> Exception:
+        raised: Exception | None = None
+        try:
+            call()
+        except kind as error:
+            raised = error
+        assert raised is not None, f"expected {kind.__name__}, and nothing was raised"
+        assert says in str(raised), f"expected a message with {says!r}, found {raised}"
+        return raised
+
+
+def _store_of(*names: str) -> Any:
+    store = example_store(0)
+    columns = example_columns(100)
+    store.extend({name: columns[name] for name in names})
+    return store
+
+
+def _covers(source: BatchSource, index: int, row: int) -> bool:
+    starts = source.plan(index).starts
+    return bool(((starts <= row) & (row < starts + source.sequence_length)).any())

@@ -1,0 +1,106 @@
+"""A digest of a stream of batches that is the same in every framework."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.errors import ConfigError
+
+
+def stream_digest(loader: Any, n: int) -> str:
+    """A digest of the next ``n`` batches of a loader: names, kinds, shapes, and every value to the last bit.
+
+    Batches of NumPy, PyTorch and JAX have the same digest if and only if they have the same fields with the same
+    values. How wide a number is stored is not a difference: an integer counts as int32 where all values of its array
+    fit and as int64 otherwise, a float as float32 where that loses nothing and as float64 otherwise. So a
+    stream that JAX without x64 holds in 32 bits has the digest of the 64-bit stream, unless narrowing changed
+    a value. All NaNs are one value; -0.0 and 0.0 are two.
+
+    Args:
+        loader: A loader, which goes on by ``n`` batches; a ``BatchSource``, of which the first are taken; or any
+            iterable of batches. A batch is a mapping of names to arrays, or a tuple of such views.
+        n: How many batches.
+
+    Returns:
+        32 hexadecimal digits.
+
+    Raises:
+        ConfigError: There are fewer than ``n`` batches.
+
+    Example:
+        >>> stream_digest([{"reward": np.zeros((2, 3))}], 1) == stream_digest([{"reward": np.zeros((2, 3), "f4")}], 1)
+        True
+    """
+    digest = hashlib.sha256()
+    taken = 0
+    for batch in islice(_batches(loader), n):
+        for view in batch if isinstance(batch, tuple) else (batch,):
+            for name, values in sorted(as_arrays(view).items()):
+                canonical = _canonical(values)
+                digest.update(f"{name!r} {canonical.dtype.str} {canonical.shape};".encode())
+                digest.update(canonical.tobytes())
+            digest.update(b"end of view;")
+        digest.update(b"end of batch;")
+        taken += 1
+    if taken < n:
+        raise ConfigError(f"stream_digest: expected {n} batches, found {taken}")
+    return digest.hexdigest()[:32]
+
+
+def as_arrays(batch: Any) -> dict[str, npt.NDArray[Any]]:
+    """A batch of any framework (a dict, a TensorDict, or another mapping) as NumPy arrays by name."""
+    return {name: as_numpy(batch[name]) for name in batch.keys()}  # noqa: SIM118  a TensorDict iterates over its rows
+
+
+def as_numpy(values: Any) -> npt.NDArray[Any]:
+    """An array or tensor of any framework as a NumPy array, copied from its device if need be.
+
+    Raises:
+        TypeError: It knows none of ``__array__``, ``__dlpack__`` and torch's ``detach().cpu()``.
+    """
+    if hasattr(values, "detach"):
+        values = values.detach().cpu()
+    if not hasattr(values, "__array__") and hasattr(values, "__dlpack__"):
+        return np.from_dlpack(values)
+    array = np.asarray(values)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"expected an array of numbers, found {type(values).__name__} ({array.dtype})")
+    return array
+
+
+def _batches(loader: Any) -> Iterator[Any]:
+    if hasattr(loader, "next_batch"):
+        while True:
+            yield loader.next_batch()
+    elif hasattr(loader, "plan"):
+        index = loader.epoch_start
+        while True:
+            yield loader[index]
+            index += 1
+    elif isinstance(loader, Iterable):
+        yield from loader
+    else:
+        raise ConfigError(f"stream_digest: expected a loader or batches, found {type(loader).__name__}")
+
+
+def _canonical(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """The same values in the narrowest of the dtypes that count, little-endian."""
+    if values.dtype.kind == "b":
+        return values.astype("|b1")
+    if values.dtype.kind in "iu":
+        for dtype in ("<i4", "<i8"):
+            limits = np.iinfo(dtype)
+            if not values.size or (values.min() >= limits.min and values.max() <= limits.max):
+                return values.astype(dtype)
+        return values.astype("<u8")
+    with np.errstate(over="ignore", invalid="ignore"):
+        narrow = values.astype("<f4")
+    known = ~np.isnan(values)
+    canonical = narrow if np.array_equal(narrow[known].astype(values.dtype), values[known]) else values.astype("<f8")
+    return np.where(known, canonical, np.array(np.nan, canonical.dtype))

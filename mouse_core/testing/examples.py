@@ -1,0 +1,55 @@
+"""Steps to test with: small, complete, and the same on every machine."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.store import DatasetStore
+
+ACTIONS = 4
+IMAGE_SHAPE = (3, 4, 3)
+
+
+def example_columns(rows: int, *, first: int = 0) -> dict[str, npt.NDArray[Any]]:
+    """Columns for every field that a store knows, ``rows`` steps from step ``first`` on.
+
+    Episodes have 1 to 13 rows, and end terminal and truncated in turn. Observations are float64 that float32 cannot
+    hold. No two steps are alike.
+
+    Args:
+        rows: How many steps.
+        first: The number of the first; the steps of ``example_columns(50)`` and of ``example_columns(30, first=20)``
+            agree where they overlap.
+
+    Returns:
+        Arrays ``[rows, ...]`` by column.
+    """
+    number = np.arange(first, first + rows)
+    lengths = np.arange(first + rows) * 5 % 13 + 1
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    episode = np.searchsorted(starts, number, side="right") - 1
+    step = number - starts[episode]
+    last = step == lengths[episode] - 1
+    pixels = number[:, None] + 3 * np.arange(math.prod(IMAGE_SHAPE))
+    return {
+        "action": np.where(step == 0, 0, number * 7 % ACTIONS),
+        "reward": np.where(step == 0, 0, np.sin(number)).astype(np.float32),
+        "xformed_reward": np.cos(number).astype(np.float32),
+        "done": np.where(last & (step > 0), 1 + episode % 2, 0),
+        "episode_step": step,
+        "metadata_q_star": np.sin(number[:, None] + 0.5 * np.arange(ACTIONS)).astype(np.float32),
+        "observation": np.sin(number[:, None] * (1.0 + np.arange(5))),
+        "observation_discrete": number * 11 % 64,
+        "observation_image": (pixels % 256).astype(np.uint8).reshape(rows, *IMAGE_SHAPE),
+    }
+
+
+def example_store(rows: int = 300) -> DatasetStore:
+    """A store of ``example_columns(rows)``."""
+    store = DatasetStore()
+    store.extend(example_columns(rows))
+    return store

@@ -1,0 +1,207 @@
+"""Augmentation in JAX: eager the bits of NumPy; compiled the same integers, and numbers within one rounding."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mouse_core
+import mouse_jax
+from mouse_core import BatchSource, ConfigError, DataError
+from mouse_core.augment import AugmentTokensConfig, Draws, RandomCrop, RandomShift, apply, draw
+from mouse_core.randomness import Key, Purpose
+from tests.core.augment_cases import (
+    ACTIONS,
+    IMAGE,
+    STATES,
+    UNIFORM,
+    Batch,
+    assert_same,
+    configs,
+    full_config,
+    make_batch,
+    make_store,
+)
+
+WIDE = {"int64": "int32", "float64": "float32"}
+
+
+@pytest.fixture(params=[False, True], ids=["x32", "x64"])
+def x64(request: pytest.FixtureRequest) -> Iterator[bool]:
+    with jax.enable_x64(request.param):
+        yield request.param
+
+
+def narrowed(batch: Batch, *, x64: bool = False) -> Batch:
+    """The batch in dtypes that JAX can hold."""
+    return {
+        name: values if x64 else values.astype(WIDE.get(values.dtype.name, values.dtype))
+        for name, values in batch.items()
+    }
+
+
+def on_jax(batch: Batch) -> dict[str, jax.Array]:
+    # Copies: JAX may keep the memory of arrays that it is given.
+    return {name: jnp.asarray(values.copy()) for name, values in batch.items()}
+
+
+def draw_for(config: AugmentTokensConfig, seed: int = 0) -> Draws:
+    return draw(config, Key(seed, Purpose.AUGMENT), (3, 4), image_shape=IMAGE)
+
+
+@settings(max_examples=30)
+@given(config=configs(), seed=st.integers(0, 2**64 - 1), wide=st.booleans())
+def test_eager_jax_gives_the_bits_of_numpy(config: AugmentTokensConfig, seed: int, wide: bool) -> None:
+    with jax.enable_x64(wide):
+        batch = narrowed(make_batch(seed % 1000), x64=wide)
+        draws = draw_for(config, seed)
+        expected = apply(batch, draws)
+        for validate in (None, True):
+            given_batch = on_jax(batch)
+            found = apply(given_batch, draws, validate=validate)
+            assert_same(found, dict(expected))
+            assert_same(given_batch, batch)
+            assert (found is given_batch) == (expected is batch)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision(dtype: str, x64: bool) -> None:
+    values = jnp.asarray(make_batch(batch=20, length=20)["reward"]).astype(dtype)
+    config = AugmentTokensConfig(scale_reward=UNIFORM, shift_reward=UNIFORM)
+    draws = draw(config, Key(0, Purpose.AUGMENT), (20, 20))
+    found = apply({"reward": values}, draws)["reward"]
+    assert found.dtype == dtype
+    if dtype == "float16":
+        assert_same({"reward": found}, dict(apply({"reward": np.asarray(values)}, draws)))
+
+
+def assert_within_one_rounding(found: Any, batch: Batch, expected: Batch, draws: Draws) -> None:
+    """Integers and booleans equal; numbers within one ulp of the larger of ``|x * scale|`` and ``|shift|``."""
+    assert set(found) == set(expected)
+    for name, values in expected.items():
+        other = np.asarray(found[name])
+        assert other.dtype == values.dtype
+        assert other.shape == values.shape
+        if name not in draws.affine:
+            np.testing.assert_array_equal(other, values, err_msg=name)
+            continue
+        scale, shift = (None if part is None else values.dtype.type(part) for part in draws.affine[name])
+        product = np.abs(batch[name] if scale is None else batch[name] * scale)
+        largest = np.maximum(product, 0 if shift is None else np.abs(shift)).astype(values.dtype)
+        np.testing.assert_array_equal(np.isnan(other), np.isnan(values))
+        close = (np.abs(other.astype(np.float64) - values) <= np.spacing(largest)) | np.isnan(values)
+        assert close.all(), name
+
+
+@pytest.mark.parametrize("crop", [RandomShift(2, "step"), RandomCrop(4, 3)])
+def test_compiled_once_and_within_one_rounding(crop: Any, x64: bool) -> None:
+    config = full_config(crop_obs_image=crop)
+    traced = []
+
+    @jax.jit
+    def augment(batch: Any, draws: Draws) -> Any:
+        traced.append(batch["reward"].shape)
+        return apply(batch, draws)
+
+    differing = 0
+    for seed in range(8):
+        batch = narrowed(make_batch(seed), x64=x64)
+        draws = draw_for(config, seed)
+        found = augment(on_jax(batch), draws)
+        expected = dict(apply(batch, draws))
+        assert_within_one_rounding(found, batch, expected, draws)
+        differing += int((np.asarray(found["obs_continuous"]) != expected["obs_continuous"]).sum())
+    assert len(traced) == 1
+    assert augment._cache_size() == 1
+    # Another shape compiles anew, so counting can tell.
+    augment(on_jax(make_batch(batch=2)), draw(config, Key(0, Purpose.AUGMENT), (2, 4), image_shape=IMAGE))
+    assert len(traced) == 2
+
+
+@settings(max_examples=15)
+@given(config=configs(), seed=st.integers(0, 2**64 - 1))
+def test_compiled_for_any_configuration(config: AugmentTokensConfig, seed: int) -> None:
+    batch = narrowed(make_batch(seed % 1000))
+    draws = draw_for(config, seed)
+    assert_within_one_rounding(jax.jit(apply)(on_jax(batch), draws), batch, dict(apply(batch, draws)), draws)
+
+
+def test_draws_are_a_pytree() -> None:
+    draws = draw_for(full_config())
+    leaves, structure = jax.tree.flatten(draws)
+    assert len(leaves) > 15
+    assert isinstance(jax.tree.unflatten(structure, leaves), Draws)
+    hidden = draw_for(full_config(deliver_masks=False))
+    assert jax.tree.structure(hidden) != structure  # what is delivered is known when it is compiled
+
+
+def test_flat_images_under_jit() -> None:
+    config = full_config(crop_obs_image=RandomCrop(4, 3))
+    batch = narrowed(make_batch(flat_images=True))
+    draws = draw_for(config)
+    compiled = jax.jit(lambda batch, draws: apply(batch, draws, image_shape=IMAGE))
+    expected = apply(batch, draws, image_shape=IMAGE)["obs_image"]
+    assert expected.shape == (3, 4, 24)
+    np.testing.assert_array_equal(compiled(on_jax(batch), draws)["obs_image"], expected)
+
+
+def test_the_augmenter_gives_what_numpy_gives(x64: bool) -> None:
+    batch = narrowed(make_batch(), x64=x64)
+    config = full_config(max_num_actions=0, max_num_obs_discrete=0)
+    options: dict[str, Any] = {"max_num_actions": ACTIONS, "max_num_obs_discrete": STATES, "seed": 4, "device": "cpu"}
+    ours, core = mouse_jax.TokenAugmenter(config, **options), mouse_core.TokenAugmenter(config, **options)
+    steps = on_jax(batch)
+    compiled = jax.jit(apply)
+    for _ in range(2):
+        ours.update_augmentations(steps)
+        core.update_augmentations(batch)
+        for _ in range(2):
+            assert_same(ours(steps), core(batch))
+        draws = core.next_draws(batch)
+        found = compiled(steps, ours.next_draws(steps))
+        assert_within_one_rounding(found, batch, dict(apply(batch, draws)), draws)
+    assert ours.state_dict() == core.state_dict()
+
+
+def test_nothing_enabled_gives_the_very_same_object() -> None:
+    steps = on_jax(narrowed(make_batch()))
+    augmenter = mouse_jax.TokenAugmenter(full_config(enabled=False))
+    augmenter.update_augmentations(steps)
+    assert augmenter(steps) is steps
+
+
+def test_mistakes() -> None:
+    batch = narrowed(make_batch())
+    batch["action"][1, 2] = 9
+    steps = on_jax(batch)
+    augmenter = mouse_jax.TokenAugmenter(AugmentTokensConfig(permute_action="both"))
+    augmenter.update_augmentations(steps)
+    with pytest.raises(DataError, match=r"action: expected 0..4, found 9 at row 1, step 2"):
+        augmenter(steps)
+    trusting = mouse_jax.TokenAugmenter(AugmentTokensConfig(permute_action="both"), validate=False)
+    trusting.update_augmentations(steps)
+    assert int(trusting(steps)["action"][1, 2]) == 9
+    with pytest.raises(ConfigError, match=r"found traced ones.*next_draws"):
+        jax.jit(trusting)(steps)
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_a_loader_delivers_the_values_of_the_core(views: int, x64: bool) -> None:
+    store, config = make_store(), full_config()
+    expected: Any = BatchSource(store, 5, 4, seed=3, augment=config, views=views)
+    with mouse_jax.PrefetchBatchifier(store, 5, 4, seed=3, augment=config, views=views) as loader:
+        for index in range(4):
+            batch: Any = loader.next_batch()
+            for view, other in zip(batch, expected[index], strict=True) if views > 1 else [(batch, expected[index])]:
+                assert_same(view, narrowed(other, x64=x64))
+        state = loader.state_dict()
+    with mouse_core.PrefetchBatchifier(store, 5, 4, augment=config, views=views) as core:
+        core.load_state_dict(state)
+        assert core.state_dict() == state
