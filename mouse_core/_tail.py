@@ -37,6 +37,7 @@ class TailColumn:
         widths: Narrowest and widest row allowed, both included, for vectors of one dimension.
         bounds: Lowest and highest value allowed; None: any.
         image: Whether values are images, kept as arrays of pixels.
+        whole: Whether single numbers must be whole, although the column holds floats.
     """
 
     kind: ColumnType
@@ -46,6 +47,7 @@ class TailColumn:
     widths: tuple[int, int] | None = None
     bounds: tuple[int, int] | None = None
     image: bool = False
+    whole: bool = False
 
     @property
     def row_bytes(self) -> int:
@@ -65,6 +67,7 @@ class ScalarBlock:
             self._cells = memoryview(cast("Any", self._values))
         self._plain = _plain_types(column.kind.dtype)
         self._bounds = column.bounds
+        self._whole = column.whole
         if column.bounds is None and column.kind.dtype in (np.float16, np.float32):
             # Python floats are wider than these dtypes; they would become infinite.
             self._largest = float(np.finfo(self._values.dtype.type(0)).max)
@@ -81,6 +84,8 @@ class ScalarBlock:
             value = _scalar(value, self._values.dtype)
         if self._bounds is not None and not self._bounds[0] <= value <= self._bounds[1]:
             raise ValueError(f"expected {self._bounds[0]}..{self._bounds[1]}, found {value}")
+        if self._whole and value != int(value):
+            raise ValueError(f"expected a whole number, found {value}")
         if self._largest is not inf and not -self._largest <= value <= self._largest and isfinite(value):
             raise ValueError(f"expected a value that fits {self._values.dtype}, found {value}")
         try:
@@ -241,6 +246,8 @@ def prepare(values: Any, column: TailColumn) -> npt.NDArray[Any] | list[Any]:
     elif array.ndim != 1:
         raise ValueError(f"expected one number a row, found arrays of shape {list(array.shape[1:])}")
     array = convert(_check_kind(array, column.kind.dtype), column.kind.dtype)
+    if column.whole:
+        convert(array, np.dtype(np.int64))
     if (
         column.bounds is not None
         and array.size

@@ -44,7 +44,8 @@ def tail_column(
             return TailColumn(ColumnType("null"), arrow_type=pa.null(), nullable=nullable)
         known, kind = None, _infer(value, field)
     if kind.kind == "scalar":
-        return TailColumn(kind, nullable=nullable, bounds=bounds)
+        coded = field is not None and field.dtype is not None and np.dtype(field.dtype).kind in "iu"
+        return TailColumn(kind, nullable=nullable, bounds=bounds, whole=coded and kind.dtype.kind == "f")
     ragged = field is None and not isinstance(value, np.ndarray)
     if kind.kind == "list" and not ragged:
         row = shape if shape is not None and len(shape) == kind.depth else np.shape(value)
