@@ -6,8 +6,9 @@ try:
 except ImportError as error:
     raise ImportError("mouse_jax needs JAX and grain: pip install 'mouse-data[jax]'") from error
 
+from mouse_jax.augment import TokenAugmenter
 from mouse_jax.dtypes import NARROWED, narrowing
 from mouse_jax.map_dataset import to_grain
 from mouse_jax.prefetch import PrefetchBatchifier
 
-__all__ = ["NARROWED", "PrefetchBatchifier", "narrowing", "to_grain"]
+__all__ = ["NARROWED", "PrefetchBatchifier", "TokenAugmenter", "narrowing", "to_grain"]

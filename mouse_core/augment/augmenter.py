@@ -21,7 +21,7 @@ _STATE_KEYS = {"seed", "updates", "calls"}
 class Augmenter(Generic[T]):
     """What the augmenters of all frameworks have in common; see ``TokenAugmenter``.
 
-    An adapter overrides ``_read`` and ``_write``, and ``_place`` where draws belong on a device.
+    An adapter overrides ``_read`` and ``_write``, and where draws belong on a device ``_place`` and ``_checks``.
     """
 
     def __init__(
@@ -90,7 +90,9 @@ class Augmenter(Generic[T]):
         if not self._config.active:
             return step_stream
         fields = self._read(step_stream)
-        augmented = apply(fields, self.next_draws(step_stream), image_shape=self._image_shape, validate=self._validate)
+        augmented = apply(
+            fields, self.next_draws(step_stream), image_shape=self._image_shape, validate=self._checks(fields)
+        )
         if augmented is fields:
             return step_stream
         return self._write(
@@ -137,6 +139,10 @@ class Augmenter(Generic[T]):
     def _write(self, step_stream: T, changed: Mapping[str, Any]) -> T:
         """A new batch with ``changed`` in place of, or beside, the fields of ``step_stream``."""
         raise NotImplementedError
+
+    def _checks(self, fields: Mapping[str, Any]) -> bool | None:
+        """Whether ``apply`` looks for codes out of range; None: as it sees fit."""
+        return self._validate
 
     def _place(self, draws: Draws, fields: Mapping[str, Any]) -> Draws:
         """The draws where ``fields`` are."""

@@ -1,4 +1,4 @@
-"""Augmentation in JAX: eager the bits of NumPy; compiled the same integers, and numbers within one rounding."""
+"""Augmentation in JAX, eager and compiled: the bits of NumPy."""
 
 from __future__ import annotations
 
@@ -82,26 +82,8 @@ def test_half_precision(dtype: str, x64: bool) -> None:
         assert_same({"reward": found}, dict(apply({"reward": np.asarray(values)}, draws)))
 
 
-def assert_within_one_rounding(found: Any, batch: Batch, expected: Batch, draws: Draws) -> None:
-    """Integers and booleans equal; numbers within one ulp of the larger of ``|x * scale|`` and ``|shift|``."""
-    assert set(found) == set(expected)
-    for name, values in expected.items():
-        other = np.asarray(found[name])
-        assert other.dtype == values.dtype
-        assert other.shape == values.shape
-        if name not in draws.affine:
-            np.testing.assert_array_equal(other, values, err_msg=name)
-            continue
-        scale, shift = (None if part is None else values.dtype.type(part) for part in draws.affine[name])
-        product = np.abs(batch[name] if scale is None else batch[name] * scale)
-        largest = np.maximum(product, 0 if shift is None else np.abs(shift)).astype(values.dtype)
-        np.testing.assert_array_equal(np.isnan(other), np.isnan(values))
-        close = (np.abs(other.astype(np.float64) - values) <= np.spacing(largest)) | np.isnan(values)
-        assert close.all(), name
-
-
 @pytest.mark.parametrize("crop", [RandomShift(2, "step"), RandomCrop(4, 3)])
-def test_compiled_once_and_within_one_rounding(crop: Any, x64: bool) -> None:
+def test_compiled_once_it_gives_the_bits_of_numpy(crop: Any, x64: bool) -> None:
     config = full_config(crop_obs_image=crop)
     traced = []
 
@@ -110,14 +92,10 @@ def test_compiled_once_and_within_one_rounding(crop: Any, x64: bool) -> None:
         traced.append(batch["reward"].shape)
         return apply(batch, draws)
 
-    differing = 0
     for seed in range(8):
         batch = narrowed(make_batch(seed), x64=x64)
         draws = draw_for(config, seed)
-        found = augment(on_jax(batch), draws)
-        expected = dict(apply(batch, draws))
-        assert_within_one_rounding(found, batch, expected, draws)
-        differing += int((np.asarray(found["obs_continuous"]) != expected["obs_continuous"]).sum())
+        assert_same(augment(on_jax(batch), draws), dict(apply(batch, draws)))
     assert len(traced) == 1
     assert augment._cache_size() == 1
     # Another shape compiles anew, so counting can tell.
@@ -130,7 +108,15 @@ def test_compiled_once_and_within_one_rounding(crop: Any, x64: bool) -> None:
 def test_compiled_for_any_configuration(config: AugmentTokensConfig, seed: int) -> None:
     batch = narrowed(make_batch(seed % 1000))
     draws = draw_for(config, seed)
-    assert_within_one_rounding(jax.jit(apply)(on_jax(batch), draws), batch, dict(apply(batch, draws)), draws)
+    assert_same(jax.jit(apply)(on_jax(batch), draws), dict(apply(batch, draws)))
+
+
+def test_compiled_it_rounds_twice(x64: bool) -> None:
+    """Many numbers: compiled as one operation, a third of them would differ."""
+    rng = np.random.default_rng(0)
+    batch = narrowed({"obs_continuous": rng.normal(size=(64, 64, 17))}, x64=x64)
+    draws = draw(AugmentTokensConfig(scale_obs=UNIFORM, shift_obs=UNIFORM), Key(0, Purpose.AUGMENT), (64, 64))
+    assert_same(jax.jit(apply)(on_jax(batch), draws), dict(apply(batch, draws)))
 
 
 def test_draws_are_a_pytree() -> None:
@@ -166,7 +152,7 @@ def test_the_augmenter_gives_what_numpy_gives(x64: bool) -> None:
             assert_same(ours(steps), core(batch))
         draws = core.next_draws(batch)
         found = compiled(steps, ours.next_draws(steps))
-        assert_within_one_rounding(found, batch, dict(apply(batch, draws)), draws)
+        assert_same(found, dict(apply(batch, draws)))
     assert ours.state_dict() == core.state_dict()
 
 
