@@ -1,0 +1,937 @@
+"""Bad input, item by item: the type of the error, what its message says, and that the store is as it was."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mouse_core import (
+    BatchSource,
+    ClosedError,
+    ConfigError,
+    DataError,
+    DatasetStore,
+    Field,
+    ForkError,
+    MissingFieldError,
+    MouseError,
+    PrefetchBatchifier,
+    SchemaError,
+    StateError,
+    WorkerError,
+)
+
+GOOD = {
+    "action": 1,
+    "reward": 0.5,
+    "done": 0,
+    "episode_step": 4,
+    "metadata_q_star": [1.0, 2.0, 3.0],
+    "observation": [0.25, 0.5],
+    "observation_discrete": 3,
+    "xformed_reward": 1.5,
+}
+
+
+def table(rows: int = 8, **columns: Any) -> pa.Table:
+    """A small table; columns replace those of the same name, None takes one away."""
+    whole = {name: [value] * rows for name, value in GOOD.items()} | columns
+    return pa.table({name: values for name, values in whole.items() if values is not None})
+
+
+def at_row(bad: int, value: Any, name: str, rows: int = 8) -> list[Any]:
+    values: list[Any] = [GOOD[name]] * rows
+    values[bad] = value
+    return values
+
+
+def contents(store: DatasetStore) -> Any:
+    return len(store), store.columns, [store[row] for row in range(len(store))], store.snapshot().fingerprint
+
+
+def refused(store: DatasetStore, error: type[Exception], pattern: str, act: Callable[[], Any]) -> None:
+    """The act is refused with a message, leaves no trace, and good rows are taken afterwards."""
+    before = contents(store)
+    with pytest.raises(error, match=pattern) as caught:
+        act()
+    assert isinstance(caught.value, MouseError)
+    assert contents(store) == before
+    store.append(dict(GOOD))
+    store.extend({name: [value] * 2 for name, value in GOOD.items()})
+    assert len(store) == before[0] + 3
+    assert store[-1] == GOOD
+    assert BatchSource(store, len(store), 1, sampling="last")[0]["reward"].shape == (1, len(store))
+
+
+def reads_until(bad_row: int, store: DatasetStore, field: str, pattern: str) -> None:
+    """Windows that touch the bad row are errors that name field and row; the others are delivered."""
+    rows = len(store)
+    for length in (1, 3, rows):
+        source = BatchSource(store, length, 1, sampling="sequential", drop_last=False)
+        for index in range(len(source)):
+            (start,) = source.plan(index).starts.tolist()
+            if start <= bad_row < start + length:
+                with pytest.raises(DataError, match=pattern) as caught:
+                    source[index]
+                assert str(caught.value).startswith(f"{field}: expected")
+                assert f"at row {bad_row} " in str(caught.value)
+                with pytest.raises(DataError, match=pattern):  # and again
+                    source[index]
+            else:
+                source[index]
+
+
+# ---------------------------------------------------------------------- columns
+
+
+@pytest.mark.parametrize("name", ["action", "reward", "done"])
+def test_a_column_missing(name: str) -> None:
+    store = DatasetStore()
+    with pytest.raises(KeyError) as caught:
+        store.from_dataset(table(**{name: None}))
+    assert isinstance(caught.value, MissingFieldError)
+    assert isinstance(caught.value, SchemaError)
+    assert f"expected a column {name!r}" in str(caught.value)
+    assert "xformed_reward" in str(caught.value)  # what there is instead
+    assert len(store) == 0
+    assert store.columns == {}
+    store.from_dataset(table())
+    refused(store, MissingFieldError, f"'{name}'", lambda: store.from_dataset(table(**{name: None})))
+
+
+@pytest.mark.parametrize("name", ["action", "reward", "done"])
+def test_a_required_column_null_throughout(name: str) -> None:
+    store = DatasetStore().from_dataset(table(**{name: pa.nulls(8, pa.int64())}))
+    with pytest.raises(DataError, match=rf"{name}: expected values, found null in every row.*'{name}'"):
+        BatchSource(store, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "found"),
+    [
+        ("action", ["left"] * 8, "string"),
+        ("reward", [{"a": 1.0}] * 8, "struct"),
+        ("observation", ["text"] * 8, "string"),
+        ("observation", [["a"]] * 8, "string"),
+        ("observation_image", ["text"] * 8, "string"),
+        ("done", [b"x"] * 8, "image"),
+        ("metadata_q_star", [[{"a": 1.0}]] * 8, "struct"),
+    ],
+)
+def test_a_column_of_a_type_that_its_field_cannot_be_read_from(name: str, values: list[Any], found: str) -> None:
+    store = DatasetStore().from_dataset(table())
+    refused(
+        store,
+        SchemaError,
+        rf"column '{name}': expected .*found .*{found}",
+        lambda: store.from_dataset(table(**{name: values})),
+    )
+
+
+@pytest.mark.parametrize("name", ["reward", "done", "xformed_reward", "episode_step", "observation_discrete"])
+@pytest.mark.parametrize("value", [[0], [[0]]], ids=["list", "list of lists"])
+def test_lists_where_a_number_belongs(name: str, value: Any) -> None:
+    with pytest.raises(SchemaError, match=rf"column '{name}': expected"):
+        DatasetStore().from_dataset(table(**{name: [value] * 8}))
+    with pytest.raises(DataError, match=name):
+        DatasetStore().append(GOOD | {name: value})
+    with pytest.raises(DataError, match=name):
+        DatasetStore().extend({key: [item] * 2 for key, item in (GOOD | {name: value}).items()})
+
+
+@pytest.mark.parametrize("name", ["action", "observation", "metadata_q_star"])
+def test_lists_of_lists_where_a_vector_belongs(name: str) -> None:
+    nested = [[0.0, 1.0], [2.0, 3.0]]
+    with pytest.raises(SchemaError, match=rf"column '{name}': expected"):
+        DatasetStore(8, 8).from_dataset(table(**{name: [nested] * 8}))
+    with pytest.raises(DataError, match=name):
+        DatasetStore(8, 8).append(GOOD | {name: nested})
+    store = DatasetStore(8, 8).from_dataset(table())
+    refused(store, DataError, name, lambda: store.append(GOOD | {name: nested}))
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "expected", "found"),
+    [
+        ("reward", [1] * 8, "double", "int64"),
+        ("action", [1.0] * 8, "int64", "double"),
+        ("observation", [1.0] * 8, "list of double", "double"),
+        ("observation", pa.array([[1.0]] * 8, pa.list_(pa.float32())), "list of double", "list of float"),
+    ],
+)
+def test_columns_that_do_not_fit_those_before(name: str, values: Any, expected: str, found: str) -> None:
+    store = DatasetStore().from_dataset(table())
+    pattern = rf"column '{name}': expected {expected} as in the rows before, found {found}"
+    refused(store, SchemaError, pattern, lambda: store.from_dataset(table(**{name: values})))
+    recorded = DatasetStore()
+    recorded.append(dict(GOOD))
+    refused(recorded, SchemaError, pattern, lambda: recorded.from_dataset(table(**{name: values})))
+
+
+def test_columns_that_do_not_fit_within_one_dict() -> None:
+    store = DatasetStore()
+    with pytest.raises(SchemaError, match="'reward'"):
+        store.from_dataset({"a": table(), "b": table(reward=[1] * 8)})
+    assert len(store) == 0
+    assert store.columns == {}
+
+
+@pytest.mark.parametrize(
+    "thing",
+    [None, 5, "path/to/dataset", [GOOD], datasets.Dataset.from_list([GOOD]).to_iterable_dataset(), {"train": [GOOD]}],
+    ids=lambda thing: type(thing).__name__,
+)
+def test_what_is_no_dataset(thing: Any) -> None:
+    store = DatasetStore().from_dataset(table())
+    refused(store, ConfigError, "from_dataset: expected a datasets.Dataset.*found ", lambda: store.from_dataset(thing))
+
+
+# ---------------------------------------------------------------------- values
+
+
+@pytest.mark.parametrize("bad", [0, 3, 7])
+@pytest.mark.parametrize("code", [7, 3, -1, 2**40])
+def test_done_codes(code: int, bad: int) -> None:
+    store = DatasetStore().from_dataset(table(done=at_row(bad, code, "done")))
+    reads_until(
+        bad, store, "done", rf"expected one of 0 \(alive\), 1 \(terminal\), 2 \(truncated\), found {code} at row"
+    )
+
+
+def test_done_codes_of_other_types() -> None:
+    for data_type in (pa.uint8(), pa.int8(), pa.float32(), pa.uint64(), pa.float16()):
+        values = pa.array([0, 0, 0, 5, 0, 0, 0, 0]).cast(data_type)
+        reads_until(3, DatasetStore().from_dataset(table(done=values)), "done", "found 5")
+    for value in (math.nan, 0.5, math.inf):
+        values = pa.array([0.0, 0.0, value, 0.0])
+        source = BatchSource(DatasetStore().from_dataset(table(4, done=values)), 4, 1)
+        with pytest.raises(DataError, match="done: expected"):
+            source[0]
+
+
+@pytest.mark.parametrize("action", [3, -1, 100])
+def test_action_beyond_max_action_dim(action: int) -> None:
+    values = at_row(5, action, "action")
+    reads_until(
+        5,
+        DatasetStore(max_action_dim=3).from_dataset(table(action=values)),
+        "action",
+        rf"expected 0\.\.2, found {action}",
+    )
+    store = DatasetStore(max_action_dim=3)
+    store.append(dict(GOOD))
+    refused(
+        store,
+        DataError,
+        rf"column 'action': expected 0\.\.2, found {action} at row 1",
+        lambda: store.append(GOOD | {"action": action}),
+    )
+
+
+def test_without_max_action_dim_any_action_is_taken() -> None:
+    """The width of q_star says how wide q_star is; appending and reading agree that it binds no action."""
+    store = DatasetStore().from_dataset(table(action=at_row(5, 100, "action")))
+    store.append(GOOD | {"action": -5})
+    assert BatchSource(store, 9, 1, sampling="last")[0]["action"].tolist() == [[1, 1, 1, 1, 1, 100, 1, 1, -5]]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("action", 0.5),
+        ("done", 1.5),
+        ("episode_step", math.nan),
+        ("episode_step", 2.5),
+        ("observation_discrete", math.inf),
+    ],
+)
+def test_fractions_where_a_whole_number_belongs(name: str, value: float) -> None:
+    for store in (DatasetStore(), DatasetStore().from_dataset(table(**{name: [1.0] * 8}))):
+        refused(store, DataError, f"column '{name}'", lambda store=store: store.append(GOOD | {name: value}))
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("action", "action"),
+        ("reward", "reward"),
+        ("xformed_reward", "xformed_reward"),
+        ("done", "done"),
+        ("observation", "obs_continuous"),
+        ("observation_discrete", "obs_discrete"),
+    ],
+)
+@pytest.mark.parametrize("bad", [0, 4, 7])
+def test_nulls_where_not_allowed(name: str, field: str, bad: int) -> None:
+    reads_until(
+        bad,
+        DatasetStore().from_dataset(table(**{name: at_row(bad, None, name)})),
+        field,
+        "expected a value, found null",
+    )
+    for first in (True, False):
+        store = DatasetStore()
+        if not first:
+            store.append(dict(GOOD))
+        at = len(store)
+        refused(
+            store, DataError, rf"column '{name}': .* at row {at}", lambda store=store: store.append(GOOD | {name: None})
+        )
+
+
+def test_nulls_inside_lists_where_not_allowed() -> None:
+    values = at_row(6, [0.5, None], "observation")
+    reads_until(6, DatasetStore().from_dataset(table(observation=values)), "obs_continuous", "found null inside a list")
+    fixed = pa.array(values, pa.list_(pa.float64(), 2))
+    reads_until(6, DatasetStore().from_dataset(table(observation=fixed)), "obs_continuous", "found null inside a list")
+
+
+def test_a_column_that_only_one_part_has_and_whose_nulls_are_errors() -> None:
+    store = DatasetStore().from_dataset(table(4)).from_dataset(table(4, xformed_reward=None))
+    source = BatchSource(store, 4, 2, sampling="last")
+    with pytest.raises(DataError, match="xformed_reward: expected a value, found null at row 4"):
+        source[0]
+    assert "xformed_reward" not in BatchSource(store, 4, 2, sampling="last", fields=["reward"])[0]
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize("bad", [1, 7])
+def test_observations_too_wide(bad: int, fixed: bool) -> None:
+    values: Any = at_row(bad, [1.0, 2.0, 3.0], "observation")
+    store = DatasetStore(max_obs_continuous_dim=2).from_dataset(table(observation=values))
+    reads_until(bad, store, "obs_continuous", "expected at most 2 values, found 3")
+    # Without a width from the caller that of the first row counts.
+    reads_until(
+        bad,
+        DatasetStore().from_dataset(table(observation=values)),
+        "obs_continuous",
+        "expected at most 2 values, found 3",
+    )
+    if fixed:
+        wide = pa.array([[1.0, 2.0, 3.0]] * 8, pa.list_(pa.float64(), 3))
+        with pytest.raises((SchemaError, DataError), match="expected at most 2 values, found 3"):
+            BatchSource(DatasetStore(max_obs_continuous_dim=2).from_dataset(table(observation=wide)), 2, 2)[0]
+
+
+def test_ragged_rows_of_a_field_that_does_not_pad() -> None:
+    fields = [Field("features")]
+    store = DatasetStore(fields=fields).from_dataset(table(features=[[1.0, 2.0]] * 5 + [[1.0]] + [[1.0, 2.0]] * 2))
+    reads_until(5, store, "features", "expected 2 values, found 1")
+
+
+def test_q_star_wider_than_max_action_dim() -> None:
+    store = DatasetStore(max_action_dim=3).from_dataset(table(metadata_q_star=at_row(2, [1.0] * 4, "metadata_q_star")))
+    reads_until(2, store, "q_star", "expected at most 3 values, found 4")
+
+
+def test_numbers_that_do_not_fit_their_dtype() -> None:
+    store = DatasetStore().from_dataset(table(reward=at_row(3, 1e300, "reward")))
+    source = BatchSource(store, 8, 1, sampling="last")
+    with pytest.raises(DataError, match=r"reward: expected .*float32, found 1e\+300"):
+        source[0]
+    store = DatasetStore().from_dataset(table(episode_step=pa.array([2**63] * 8, pa.uint64())))
+    with pytest.raises(DataError, match=r"time: expected .*int64, found 9223372036854775808"):
+        BatchSource(store, 2, 1)[0]
+    store = DatasetStore().from_dataset(table(episode_step=pa.array([1.5] * 8)))
+    with pytest.raises(DataError, match=r"time: expected whole numbers for int64, found 1\.5"):
+        BatchSource(store, 2, 1)[0]
+    store = DatasetStore().from_dataset(table(episode_step=at_row(3, 300, "episode_step")))
+    assert BatchSource(store, 8, 1, dtypes={"time": "int16"})[0]["time"].max() == 300
+    with pytest.raises(DataError, match=r"time: expected values -128\.\.127 that fit int8, found 300"):
+        BatchSource(store, 8, 1, dtypes={"time": "int8"})[0]
+
+
+def test_large_whole_numbers_arrive_as_they_are() -> None:
+    for data_type in (pa.int64(), pa.uint64()):
+        for null in (False, True):
+            steps = [2**53 + 1, 2**62 + 3, 7, None if null else 1]
+            store = DatasetStore().from_dataset(table(4, episode_step=pa.array(steps, data_type)))
+            found = BatchSource(store, 4, 1, sampling="last")[0]["time"]
+            assert found.tolist() == [[-1 if step is None else step for step in steps]]
+
+
+@settings(max_examples=25)
+@given(
+    cuts=st.lists(st.integers(0, 40), max_size=5),
+    bad=st.integers(0, 39),
+    kind=st.sampled_from(["done", "null", "wide", "inner null"]),
+    shuffled=st.booleans(),
+)
+def test_a_bad_value_is_found_wherever_it_is(cuts: list[int], bad: int, kind: str, shuffled: bool) -> None:
+    columns: dict[str, list[Any]] = {name: [GOOD[name]] * 40 for name in ("action", "reward", "done", "observation")}
+    name, value, field = {
+        "done": ("done", 9, "done"),
+        "null": ("reward", None, "reward"),
+        "wide": ("observation", [1.0] * 3, "obs_continuous"),
+        "inner null": ("observation", [None, 1.0], "obs_continuous"),
+    }[kind]
+    columns[name][bad] = value
+    whole = pa.table(columns)
+    edges = sorted({0, 40, *cuts})
+    whole = pa.concat_tables([whole.slice(a, b - a) for a, b in itertools.pairwise(edges)])
+    store = DatasetStore(max_obs_continuous_dim=2)
+    if shuffled:
+        dataset = datasets.Dataset(whole.append_column("at", pa.array(range(40)))).shuffle(
+            seed=bad, keep_in_memory=True
+        )
+        store.from_dataset(dataset)
+        bad = dataset["at"][:].index(bad)
+    else:
+        store.from_dataset(whole)
+    reads_until(bad, store, field, "expected")
+
+
+# ---------------------------------------------------------------------- append
+
+
+@pytest.mark.parametrize("empty", [True, False], ids=["first row", "later row"])
+@pytest.mark.parametrize(
+    ("name", "value", "pattern"),
+    [
+        ("done", 7, r"column 'done': expected .*found 7"),
+        ("done", "yes", "column 'done': expected"),
+        ("action", "left", "column 'action': expected"),
+        ("action", 2**70, "column 'action': "),
+        ("action", {"a": 1}, "column 'action': expected"),
+        ("reward", "0.5", "column 'reward': expected"),
+        ("reward", 1j, "column 'reward': expected"),
+        ("reward", object(), "column 'reward': expected"),
+        ("observation", "abc", "column 'observation': expected"),
+        ("observation", [[1.0], [1.0, 2.0]], "column 'observation': "),
+        ("observation", ["a", "b"], "column 'observation': expected"),
+        ("observation", [], "column 'observation': expected"),
+        ("observation", [1.0, 2.0, 3.0], r"column 'observation': expected .*2.* found 3"),
+        ("metadata_q_star", [1.0] * 4, r"column 'metadata_q_star': expected .*3.* found 4"),
+        ("episode_step", "now", "column 'episode_step': expected"),
+        ("observation_discrete", None, "column 'observation_discrete': expected"),
+    ],
+    ids=lambda value: repr(value)[:20],
+)
+def test_append_of_a_bad_value(name: str, value: Any, pattern: str, empty: bool) -> None:
+    store = DatasetStore(max_action_dim=3, max_obs_continuous_dim=2)
+    if not empty:
+        store.append(dict(GOOD))
+    at = len(store)
+    refused(store, DataError, f"{pattern}.* at row {at}", lambda: store.append(GOOD | {name: value}))
+    again = len(store)
+    bad = {key: [item] * 3 for key, item in GOOD.items()} | {name: [GOOD[name], GOOD[name], value]}
+    refused(store, DataError, f"column '{name}'", lambda: store.extend(bad))
+    assert len(store) == again + 3
+
+
+def test_append_with_new_or_missing_keys() -> None:
+    store = DatasetStore()
+    store.append(dict(GOOD))
+    refused(
+        store,
+        SchemaError,
+        r"expected columns .*'action'.*found also \['novel', 'other'\]",
+        lambda: store.append(GOOD | {"novel": 1, "other": 2}),
+    )
+    for name in GOOD:
+        less = {key: value for key, value in GOOD.items() if key != name}
+        refused(store, MissingFieldError, rf"\['{name}'\] missing", lambda less=less: store.append(less))
+        refused(
+            store,
+            MissingFieldError,
+            rf"\['{name}'\] missing",
+            lambda less=less: store.extend({key: [value] for key, value in less.items()}),
+        )
+    with pytest.raises(KeyError):
+        store.append({})
+
+
+@pytest.mark.parametrize("name", ["action", "reward", "done"])
+def test_append_to_an_empty_store_without_a_required_column(name: str) -> None:
+    store = DatasetStore()
+    with pytest.raises(MissingFieldError, match=rf"'{name}'\] missing"):
+        store.append({key: value for key, value in GOOD.items() if key != name})
+    assert len(store) == 0
+    assert store.columns == {}
+
+
+def test_append_to_a_store_of_a_dataset() -> None:
+    """The dataset's types bind appended rows."""
+    fixed = pa.array([[0.25, 0.5]] * 8, pa.list_(pa.float32(), 2))
+    store = DatasetStore().from_dataset(table(action=pa.array([1] * 8, pa.int8()), observation=fixed))
+    for name, value, pattern in [
+        ("action", 300, "column 'action'"),
+        ("observation", [1.0] * 3, "found 3 at row"),
+        ("observation", [1e300, 0.0], "column 'observation': .*float32"),
+        ("reward", None, "column 'reward'"),
+    ]:
+        refused(store, DataError, pattern, lambda name=name, value=value: store.append(GOOD | {name: value}))
+
+
+def test_append_does_not_turn_numbers_into_infinities() -> None:
+    store = DatasetStore()
+    store.append(GOOD | {"reward": np.float32(0.5)})
+    refused(store, DataError, r"column 'reward': .*float32.*1e\+300", lambda: store.append(GOOD | {"reward": 1e300}))
+
+
+def test_what_is_no_row() -> None:
+    store = DatasetStore()
+    store.append(dict(GOOD))
+    for act in (
+        lambda: store.append(5),
+        lambda: store.append(None),
+        lambda: store.append([1, 2]),
+        lambda: store.extend(5),
+        lambda: store.extend(GOOD | {"action": [1]}),
+        lambda: store.snapshot("3"),
+    ):
+        refused(store, MouseError, "expected", act)
+
+
+def test_extend_with_columns_of_differing_lengths() -> None:
+    store = DatasetStore()
+    store.append(dict(GOOD))
+    ragged = {name: [value] * 2 for name, value in GOOD.items()} | {"reward": [0.5] * 3}
+    refused(store, DataError, r"columns of one length, found .*'reward': 3", lambda: store.extend(ragged))
+
+
+def test_extend_with_arrays_of_the_wrong_shape() -> None:
+    store = DatasetStore(max_action_dim=3, max_obs_continuous_dim=2)
+    store.append(dict(GOOD))
+    good = {name: np.array([value] * 4) for name, value in GOOD.items()}
+    for name, value in [
+        ("observation", np.zeros((4, 3))),
+        ("observation", np.zeros((4, 2, 1))),
+        ("observation", np.zeros(4)),
+        ("reward", np.zeros((4, 1))),
+        ("action", np.array([0, 1, 2, 3])),
+        ("action", np.zeros(4)),
+        ("done", np.array([0, 0, 0, 7])),
+        ("reward", np.array(["a"] * 4)),
+        ("reward", np.zeros(4, complex)),
+        ("episode_step", np.array([0, 1, 2, 2**63], np.uint64)),
+    ]:
+        refused(store, DataError, f"column '{name}'", lambda name=name, value=value: store.extend(good | {name: value}))
+
+
+# ---------------------------------------------------------------------- windows and loaders
+
+
+@pytest.fixture
+def store() -> DatasetStore:
+    return DatasetStore().from_dataset(table(20))
+
+
+@pytest.mark.parametrize("make", [BatchSource, PrefetchBatchifier])
+@pytest.mark.parametrize("sampling", ["random", "last", "sequential", "batch"])
+def test_fewer_steps_than_one_window(make: Any, sampling: str, store: DatasetStore) -> None:
+    with pytest.raises(ConfigError, match=r"at least 1 windows? of 21 steps \(21 rows\), found 20 rows"):
+        make(store, 21, 1, sampling=sampling)
+    make(store, 20, 1, sampling=sampling)
+
+
+@pytest.mark.parametrize("make", [BatchSource, PrefetchBatchifier])
+def test_a_batch_larger_than_the_windows_that_last_needs(make: Any, store: DatasetStore) -> None:
+    with pytest.raises(ConfigError, match=r"at least 6 windows of 4 steps \(24 rows\), found 20 rows"):
+        make(store, 4, 6, sampling="last")
+    make(store, 4, 5, sampling="last")
+    with pytest.raises(ConfigError, match="at least 6 windows"):
+        make(store, 4, 6, sampling="sequential")
+    make(store, 4, 6, sampling="sequential", drop_last=False)
+    make(store, 4, 6, sampling="batch")
+    make(store, 4, 6, sampling="random")
+
+
+@pytest.mark.parametrize("make", [BatchSource, PrefetchBatchifier])
+def test_an_empty_store(make: Any) -> None:
+    for empty in (
+        DatasetStore(),
+        DatasetStore().from_dataset(table(0)),
+        DatasetStore().snapshot(),
+        DatasetStore().from_dataset(table()).snapshot(0),
+    ):
+        with pytest.raises(ConfigError, match="expected rows, found an empty"):
+            make(empty, 1, 1)
+    with pytest.raises(ConfigError, match="to_dataset: expected a store with rows"):
+        DatasetStore().to_dataset()
+    with pytest.raises(IndexError):
+        DatasetStore()[0]
+
+
+@pytest.mark.parametrize("make", [BatchSource, PrefetchBatchifier])
+@pytest.mark.parametrize(
+    ("options", "pattern"),
+    [
+        ({"sampling": "lats"}, r"sampling: expected one of \['random', 'last', 'sequential', 'batch'\].*found 'lats'"),
+        ({"sampling": None}, "sampling: expected .*found None"),
+        ({"sampling": 3}, "sampling: expected .*found 3"),
+        ({"sequence_length": 0}, "sequence_length: expected a positive integer, found 0"),
+        ({"sequence_length": 2.0}, r"sequence_length: expected a positive integer, found 2\.0"),
+        ({"sequence_length": True}, "sequence_length: expected a positive integer, found True"),
+        ({"batch_size": -1}, "batch_size: expected a positive integer, found -1"),
+        ({"batch_size": None}, "batch_size: expected a positive integer, found None"),
+        ({"seed": -1}, r"seed: expected an integer in \[0, 2\*\*64\), found -1"),
+        ({"seed": None}, "seed: expected"),
+        ({"shard": (0, 3)}, "shard: expected a count that divides batch_size 4, found 3"),
+        ({"shard": (4, 4)}, r"shard: expected 0 <= rank < count, found \(4, 4\)"),
+        ({"shard": (-1, 2)}, "shard: expected 0 <= rank < count"),
+        ({"shard": 2}, r"shard: expected \(rank, count\), found 2"),
+        ({"shard": (0, 1, 2)}, r"shard: expected \(rank, count\)"),
+        ({"shard": (0.5, 2)}, r"shard: expected \(rank, count\)"),
+        ({"dtypes": {"reward": "complex64"}}, r"dtypes\['reward'\]: expected .*found complex64"),
+        ({"dtypes": {"reward": "words"}}, r"dtypes\['reward'\]: expected a NumPy dtype, found 'words'"),
+    ],
+    ids=str,
+)
+def test_arguments(make: Any, options: dict[str, Any], pattern: str, store: DatasetStore) -> None:
+    with pytest.raises(ConfigError, match=pattern):
+        make(store, **({"sequence_length": 2, "batch_size": 4} | options))
+
+
+@pytest.mark.parametrize("make", [BatchSource, PrefetchBatchifier])
+@pytest.mark.parametrize(
+    "options", [{"required_fields": ["obs_image"]}, {"fields": ["obs_image"]}, {"dtypes": {"obs_image": "uint8"}}]
+)
+def test_fields_that_are_not_there(make: Any, options: dict[str, Any], store: DatasetStore) -> None:
+    with pytest.raises(MissingFieldError, match="obs_image") as caught:
+        make(store, 2, 4, **options)
+    assert "obs_continuous" in str(caught.value)  # what there is
+    assert isinstance(caught.value, KeyError)
+
+
+@pytest.mark.parametrize(
+    ("options", "pattern"),
+    [
+        ({"prefetch": 0}, "prefetch: expected an integer from 1, found 0"),
+        ({"prefetch": 1.5}, "prefetch: expected"),
+        ({"num_workers": -1}, "num_workers: expected an integer from 0, found -1"),
+        ({"num_workers": None}, "num_workers: expected"),
+        ({"device": "cuda"}, "device: expected None or 'cpu'"),
+    ],
+    ids=str,
+)
+def test_arguments_of_the_loader(options: dict[str, Any], pattern: str, store: DatasetStore) -> None:
+    with pytest.raises(ConfigError, match=pattern):
+        PrefetchBatchifier(store, 2, 4, **options)
+
+
+def test_pin_memory_is_ignored_without_a_framework(store: DatasetStore) -> None:
+    with PrefetchBatchifier(store, 2, 4, pin_memory=True, device="cpu") as loader:
+        assert loader.next_batch()["reward"].shape == (4, 2)
+
+
+@pytest.mark.parametrize("make", [BatchSource, PrefetchBatchifier])
+def test_what_is_no_store(make: Any) -> None:
+    for thing in (None, table(), [GOOD]):
+        with pytest.raises(ConfigError, match="store: expected a DatasetStore or a Snapshot, found"):
+            make(thing, 2, 4)
+
+
+@pytest.mark.parametrize("index", [-1, -(2**40)])
+def test_batch_indices_before_the_first(index: int, store: DatasetStore) -> None:
+    with pytest.raises(IndexError, match=f"found {index}"):
+        BatchSource(store, 2, 4)[index]
+
+
+@pytest.mark.parametrize("index", [1.5, "1", None])
+def test_what_is_no_batch_index(index: Any, store: DatasetStore) -> None:
+    with pytest.raises((TypeError, MouseError)):
+        BatchSource(store, 2, 4)[index]
+
+
+@pytest.mark.parametrize(
+    ("options", "pattern"),
+    [
+        ({"max_action_dim": 0}, "max_action_dim: expected a positive integer or None, found 0"),
+        ({"max_action_dim": 2.5}, "max_action_dim: expected"),
+        ({"max_obs_continuous_dim": -3}, "max_obs_continuous_dim: expected a positive integer or None, found -3"),
+        ({"alignment": "departing"}, r"alignment: expected one of \['arrived', 'outgoing'\], found 'departing'"),
+        ({"fields": ["log_prob"]}, "fields: expected mouse_core.Field objects, found 'log_prob'"),
+    ],
+    ids=str,
+)
+def test_arguments_of_the_store(options: dict[str, Any], pattern: str) -> None:
+    with pytest.raises(ConfigError, match=pattern):
+        DatasetStore(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"name": ""},
+        {"name": "x", "dtype": "str"},
+        {"name": "x", "dtype": "nonsense"},
+        {"name": "x", "shape": (0,)},
+        {"name": 3},
+    ],
+    ids=str,
+)
+def test_arguments_of_a_field(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="expected"):
+        Field(**options)
+
+
+# ---------------------------------------------------------------------- splits
+
+
+@pytest.mark.parametrize(
+    ("options", "pattern"),
+    [
+        ({"splits": ["train", "valid"]}, r"expected splits among \['train', 'test'\], found 'valid'"),
+        ({"splits": "valid"}, "found 'valid'"),
+        ({"split_pattern": "eval_*"}, r"expected a pattern matching \['train', 'test'\], found 'eval_\*'"),
+        ({"split_pattern": ["tr*", "x"]}, "found 'x'"),
+        ({"splits": "train", "split_pattern": "t*"}, "expected splits or split_pattern, found both"),
+    ],
+    ids=str,
+)
+def test_splits_and_patterns(options: dict[str, Any], pattern: str) -> None:
+    store = DatasetStore().from_dataset(table())
+    splits = {"train": table(), "test": table()}
+    refused(store, ConfigError, pattern, lambda: store.from_dataset(splits, **options))
+
+
+@pytest.mark.parametrize("options", [{"splits": "train"}, {"split_pattern": "*"}], ids=str)
+def test_splits_of_a_single_dataset(options: dict[str, Any]) -> None:
+    store = DatasetStore().from_dataset(table())
+    refused(
+        store,
+        ConfigError,
+        "expected a dict of splits, found Dataset",
+        lambda: store.from_dataset(datasets.Dataset.from_list([GOOD]), **options),
+    )
+
+
+# ---------------------------------------------------------------------- state
+
+
+def test_a_state_of_another_dataset_or_configuration() -> None:
+    def loader(source: Any = None, store_options: Any = None, **options: Any) -> PrefetchBatchifier:
+        made = DatasetStore(**(store_options or {})).from_dataset(source if source is not None else table(40))
+        return PrefetchBatchifier(made, **({"sequence_length": 4, "batch_size": 2, "num_workers": 0} | options))
+
+    mine = loader()
+    mine.next_batch()
+    state = mine.state_dict()
+    wanted = mine.source[1]
+    others = {
+        "rows": loader(table(44, reward=[0.25] * 44)),
+        "values": loader(table(40, reward=[0.25] * 40)),
+        "columns": loader(table(40, xformed_reward=None)),
+        "alignment": loader(store_options={"alignment": "outgoing"}),
+        "sequence length": loader(sequence_length=5),
+        "batch size": loader(batch_size=4),
+        "sampling": loader(sampling="batch"),
+        "last": loader(sampling="last"),
+        "fields": loader(fields=["reward"]),
+        "width of observations": loader(store_options={"max_obs_continuous_dim": 5}),
+        "number of actions": loader(store_options={"max_action_dim": 5}),
+        "field": loader(store_options={"fields": [Field("obs_discrete", column="episode_step")]}),
+    }
+    for name, other in others.items():
+        other.next_batch()
+        before = other.state_dict()
+        following = other.source[1]
+        with pytest.raises(StateError, match="expected") as caught:
+            other.load_state_dict(state)
+        assert "fingerprint" in str(caught.value) or "rows" in str(caught.value), name
+        assert other.state_dict() == before, name
+        found = other.next_batch()
+        assert all(np.array_equal(found[field], following[field]) for field in following), name
+    mine.load_state_dict(state)
+    assert np.array_equal(mine.next_batch()["reward"], wanted["reward"])
+
+
+def test_drop_last_belongs_to_the_configuration() -> None:
+    store = DatasetStore().from_dataset(table(20))
+    one = PrefetchBatchifier(store, 2, 4, sampling="sequential", num_workers=0)
+    other = PrefetchBatchifier(store, 2, 4, sampling="sequential", drop_last=False, num_workers=0)
+    with pytest.raises(StateError, match="fingerprint"):
+        one.load_state_dict(other.state_dict())
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": -1},
+        {"seed": 2**64},
+        {"seed": 1.5},
+        {"seed": "0"},
+        {"next_index": -1},
+        {"next_index": None},
+        {"next_index": True},
+        {"rows": 41},
+        {"rows": 0},
+        {"rows": 3},
+        {"rows": 39},
+        {"epoch_start": 7},
+        {"epoch_start": -1},
+        {"fingerprint": "0" * 32},
+        {"fingerprint": None},
+        {"more": 1},
+        {"rows": ...},
+        {"seed": ...},
+        {"next_index": ...},
+        {"epoch_start": ...},
+        {"fingerprint": ...},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_damaged_state(change: dict[str, Any], workers: int) -> None:
+    store = DatasetStore().from_dataset(table(40))
+    with PrefetchBatchifier(store, 4, 2, num_workers=workers) as loader:
+        for _ in range(3):
+            loader.next_batch()
+        state = loader.state_dict()
+        bad = {name: value for name, value in (state | change).items() if value is not ...}
+        with pytest.raises(StateError, match=r"state: expected .*found"):
+            loader.load_state_dict(bad)
+        assert loader.state_dict() == state
+        assert np.array_equal(loader.next_batch()["reward"], loader.source[3]["reward"])
+
+
+@pytest.mark.parametrize("state", [None, 5, [], {}, {1: 2, "a": 3}, "seed"], ids=repr)
+def test_what_is_no_state(state: Any) -> None:
+    loader = PrefetchBatchifier(DatasetStore().from_dataset(table(40)), 4, 2, num_workers=0)
+    with pytest.raises(StateError, match="state: expected"):
+        loader.load_state_dict(state)
+    loader.next_batch()
+
+
+def test_refresh_without_a_store() -> None:
+    loader = PrefetchBatchifier(DatasetStore().from_dataset(table(40)).snapshot(), 4, 2, num_workers=0)
+    with pytest.raises(ConfigError, match="refresh: expected a loader over a DatasetStore"):
+        loader.refresh()
+    loader.next_batch()
+
+
+# ---------------------------------------------------------------------- after the end
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("used", [False, True])
+def test_use_after_close(workers: int, used: bool) -> None:
+    loader = PrefetchBatchifier(DatasetStore().from_dataset(table(40)), 4, 2, num_workers=workers)
+    if used:
+        loader.next_batch()
+    state = loader.state_dict()
+    loader.close()
+    loader.close()
+    uses: list[Callable[[], Any]] = [
+        loader.next_batch,
+        loader.next_batch,
+        lambda: next(iter(loader)),
+        loader.refresh,
+        lambda: loader.load_state_dict(state),
+    ]
+    for use in uses:
+        with pytest.raises(ClosedError, match="expected an open loader, found it closed") as caught:
+            use()
+        assert isinstance(caught.value, RuntimeError)
+    assert loader.state_dict() == state
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_use_after_fork(workers: int) -> None:
+    """In a process of its own, since forking a process with threads (pytest's) is what this is about."""
+    program = f"""
+import os, sys, warnings
+import numpy as np, pyarrow as pa
+warnings.simplefilter("ignore", DeprecationWarning)  # Python's own, about forking with threads
+from mouse_core import DatasetStore, ForkError, PrefetchBatchifier
+n = 40
+store = DatasetStore().from_dataset(pa.table({{"action": [0]*n, "reward": [1.0]*n, "done": [0]*n}}))
+used, unused = (PrefetchBatchifier(store, 4, 2, num_workers={workers}) for _ in range(2))
+used.next_batch()
+read, write = os.pipe()
+child = os.fork()
+if not child:
+    said = []
+    for use in (used.next_batch, used.next_batch, used.refresh, lambda: used.load_state_dict(used.state_dict())):
+        try:
+            use()
+        except RuntimeError as error:
+            said.append(f"{{type(error).__name__}}: {{error}}")
+    used.close()
+    unused.next_batch()  # never used before: it may start here
+    unused.close()
+    os.write(write, "\\n".join(said).encode())
+    os._exit(0)
+os.close(write)
+_, status = os.waitpid(child, 0)
+print(os.read(read, 10_000).decode())
+print(status)
+used.next_batch()  # the parent's goes on
+used.close()
+unused.next_batch()
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert ran.stderr == ""
+    assert ran.returncode == 0
+    *said, status = ran.stdout.split("\n")[:-1]
+    assert status == "0"
+    assert len(said) == 4
+    for line in said:
+        assert line.startswith(f"{ForkError.__name__}: loader: expected to be used in process ")
+        assert "forked child" in line
+
+
+# ---------------------------------------------------------------------- workers
+
+
+@pytest.mark.parametrize("workers", [0, 1, 2, 4])
+@pytest.mark.parametrize("prefetch", [1, 5])
+def test_an_error_in_a_worker_surfaces_at_its_index_and_stays(workers: int, prefetch: int) -> None:
+    """Windows side by side, one of them with a bad code: the batches before are delivered, that one never is."""
+    done = [0] * 60
+    done[33] = 7
+    store = DatasetStore().from_dataset(table(60, done=done))
+    source = BatchSource(store, 2, 3, sampling="sequential", seed=4)
+    failing = next(index for index in range(len(source)) if 32 in source.plan(index).starts)
+    assert failing >= 2
+    with PrefetchBatchifier(
+        store, 2, 3, sampling="sequential", seed=4, num_workers=workers, prefetch=prefetch
+    ) as loader:
+        for index in range(failing):
+            assert np.array_equal(loader.next_batch()["done"], source[index]["done"])
+        state = loader.state_dict()
+        assert state["next_index"] == failing
+        errors = []
+        for _ in range(3):
+            with pytest.raises(WorkerError, match=rf"batch {failing}: DataError: done: .*found 7 at row 33") as caught:
+                loader.next_batch()
+            errors.append(caught.value)
+            assert loader.state_dict() == state
+        assert errors[0] is errors[1] is errors[2]
+        assert isinstance(errors[0], RuntimeError)
+        assert isinstance(errors[0].__cause__, DataError)
+        with pytest.raises(WorkerError):
+            list(loader)
+        # Somebody who knows better may go on elsewhere.
+        loader.load_state_dict(state | {"next_index": failing + 1})
+        assert np.array_equal(loader.next_batch()["reward"], source[failing + 1]["reward"])
+
+
+def test_errors_are_of_one_family() -> None:
+    for error, builtin in [
+        (ConfigError, ValueError),
+        (SchemaError, ValueError),
+        (DataError, ValueError),
+        (StateError, ValueError),
+        (MissingFieldError, KeyError),
+        (ClosedError, RuntimeError),
+        (ForkError, RuntimeError),
+        (WorkerError, RuntimeError),
+    ]:
+        assert issubclass(error, MouseError)
+        assert issubclass(error, builtin)
+    assert str(MissingFieldError("a sentence, not in quotes")) == "a sentence, not in quotes"

@@ -1,0 +1,585 @@
+"""Appending to a store, what its snapshots see, and that nothing half-happens."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, Field, MouseError, Snapshot
+from tests.core.oracle import Rule, assert_same, field_arrays, last_starts, windows
+from tests.core.worlds import CUSTOM_RULES, Part, World, add_part, build, parts, worlds
+
+FULL = {
+    "action": 1,
+    "reward": 0.25,
+    "done": 0,
+    "episode_step": 3,
+    "metadata_q_star": [0.5, 1.5],
+    "observation": [1.0, 2.0, 3.0],
+    "note": "a",
+}
+
+
+def row(**changes: Any) -> dict[str, Any]:
+    return {"action": 0, "reward": 0.5, "done": 0} | changes
+
+
+def everything(store: DatasetStore | Snapshot) -> dict[str, np.ndarray]:
+    """All rows, ``[N, ...]``."""
+    rows = len(store)
+    return {name: array[0] for name, array in BatchSource(store, rows, 1, sampling="last")[0].items()}
+
+
+# ---------------------------------------------------------------------- appending
+
+
+def test_append_keeps_what_was_appended() -> None:
+    store = DatasetStore()
+    rows = []
+    for step in range(3000):  # more than a block of memory
+        one = FULL | {"reward": step * 0.5, "episode_step": None if step % 5 == 0 else step, "note": f"row {step}"}
+        store.append(one)
+        rows.append(one)
+        assert len(store) == step + 1
+    assert_same(everything(store), field_arrays(rows))
+    assert store[1234] == rows[1234]
+    assert store.columns == {
+        "action": pa.int64(),
+        "reward": pa.float64(),
+        "done": pa.int64(),
+        "episode_step": pa.int64(),
+        "metadata_q_star": pa.list_(pa.float64()),
+        "observation": pa.list_(pa.float64()),
+        "note": pa.string(),
+    }
+
+
+def test_the_order_of_keys_does_not_matter() -> None:
+    store = DatasetStore()
+    store.append(FULL)
+    store.append(dict(reversed(FULL.items())))
+    assert store[0] == store[1] == FULL
+
+
+def test_the_appended_row_is_copied() -> None:
+    observation = np.array([1.0, 2.0, 3.0])
+    one = row(observation=observation)
+    store = DatasetStore()
+    store.append(one)
+    observation[:] = 9
+    one["reward"] = 9.0
+    many = {
+        "action": np.zeros(2, np.int64),
+        "reward": np.ones(2),
+        "done": np.zeros(2, int),
+        "observation": np.ones((2, 3)),
+    }
+    store.extend(many)
+    many["observation"][:] = 9
+    many["reward"][:] = 9
+    assert everything(store)["obs_continuous"].tolist() == [[1.0, 2.0, 3.0], [1.0, 1.0, 1.0], [1.0, 1.0, 1.0]]
+    assert everything(store)["reward"].tolist() == [0.5, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("first", [0, False, np.int32(0)])
+def test_the_first_reward_may_be_a_whole_number(first: Any) -> None:
+    """Environments write 0 at first and 0.5 later."""
+    store = DatasetStore()
+    store.append(row(reward=first, observation=[0, 0]))
+    store.append(row(reward=0.5, observation=[0.5, 1]))
+    assert everything(store)["reward"].tolist() == [0.0, 0.5]
+    assert everything(store)["obs_continuous"].tolist() == [[0.0, 0.0], [0.5, 1.0]]
+
+
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [
+        (np.bool_(True), 1),
+        (True, 1),
+        (np.int8(2), 2),
+        (np.uint64(2), 2),
+        (np.array(2), 2),
+        (2, 2),
+    ],
+    ids=repr,
+)
+def test_numbers_of_any_kind_for_a_code(value: Any, read: int) -> None:
+    for first in (row(done=value), row()):
+        store = DatasetStore()
+        store.append(first)
+        store.append(row(done=value))
+        assert everything(store)["done"].tolist()[1] == read
+
+
+def test_numbers_of_any_kind_for_observations() -> None:
+    values: list[Any] = [
+        [1, 2],
+        [1.0, 2.0],
+        (1.0, 2.0),
+        np.array([1, 2], np.uint8),
+        np.array([1.0, 2.0], np.float32),
+        np.array([1.0, 2.0], np.float16),
+        [np.float32(1.0), np.float64(2.0)],
+        np.array([9.0, 1.0, 9.0, 2.0])[1::2],
+    ]
+    for first in values:
+        store = DatasetStore()
+        for value in [first, *values]:
+            store.append(row(observation=value))
+        assert everything(store)["obs_continuous"].tolist() == [[1.0, 2.0]] * (len(values) + 1)
+
+
+def test_a_store_can_be_recorded_before_anything_is_known_of_a_column() -> None:
+    """Columns that were null at first take their type from the first value."""
+    store = DatasetStore(fields=[Field("grid", fill=0.0)])
+    rows = []
+    for step in range(8):
+        one = row(
+            episode_step=step if step > 2 else None,
+            metadata_q_star=[1.0 * step, 2.0] if step > 4 else None,
+            grid=[[1.0, 2.0], [3.0, step]] if step == 6 else None,
+            note="text" if step == 7 else None,
+        )
+        store.append(one)
+        rows.append(one)
+    assert_same(everything(store), field_arrays(rows, custom=[Rule("grid", "grid", "float64", fill=0)]))
+    assert [store[number] for number in range(8)] == rows
+    assert store.columns["note"] == pa.string()
+    assert store.to_dataset()["note"][:] == [None] * 7 + ["text"]
+
+
+@given(
+    sizes=st.lists(st.integers(0, 700), min_size=1, max_size=6),
+    widths=st.lists(st.integers(1, 4), min_size=1, max_size=4),
+)
+@settings(max_examples=15)
+def test_append_and_extend_are_the_same(sizes: list[int], widths: list[int]) -> None:
+    rng = np.random.default_rng(0)
+    appended, extended = DatasetStore(max_obs_continuous_dim=4), DatasetStore(max_obs_continuous_dim=4)
+    for number, size in enumerate(sizes):
+        rows = [
+            row(
+                action=int(rng.integers(3)),
+                reward=float(rng.normal()),
+                episode_step=None if rng.random() < 0.3 else int(rng.integers(100)),
+                observation=[float(x) for x in rng.normal(size=widths[int(rng.integers(len(widths)))])],
+                note=f"{number}",
+            )
+            for _ in range(size)
+        ]
+        for one in rows:
+            appended.append(one)
+        if rows:
+            extended.extend({name: [one[name] for one in rows] for name in rows[0]})
+    assert len(appended) == len(extended) == sum(sizes)
+    if sum(sizes):
+        assert_same(everything(appended), everything(extended))
+        assert appended.columns == extended.columns
+        assert appended.snapshot().fingerprint == extended.snapshot().fingerprint
+
+
+def test_extend_takes_arrays_lists_and_arrow() -> None:
+    wanted = [row(reward=0.5 * n, observation=[1.0 * n, 2.0]) for n in range(5)]
+    columns: dict[str, Any] = {name: [one[name] for one in wanted] for name in wanted[0]}
+    ways: list[dict[str, Any]] = [
+        columns,
+        {name: np.array(values) for name, values in columns.items()},
+        {name: pa.array(values) for name, values in columns.items()},
+        {name: pa.chunked_array([values[:2], values[2:]]) for name, values in columns.items()},
+        {name: tuple(values) for name, values in columns.items()},
+        {**columns, "observation": [np.array(value) for value in columns["observation"]]},
+        datasets.Dataset.from_list(wanted)[:],
+        datasets.Dataset.from_list(wanted).with_format("numpy")[:],
+    ]
+    for way in ways:
+        store = DatasetStore()
+        store.extend(way)
+        assert_same(everything(store), field_arrays(wanted))
+        store.extend(way)
+        assert_same(everything(store), field_arrays(wanted * 2))
+
+
+def test_extending_by_nothing() -> None:
+    store = DatasetStore()
+    store.extend({})
+    store.extend({"action": [], "reward": [], "done": []})
+    assert len(store) == 0
+    store.append(row())
+    store.extend({"action": [], "reward": [], "done": []})
+    assert len(store) == 1
+
+
+# ---------------------------------------------------------------------- null and NaN
+
+
+def test_nulls_are_filled_as_documented() -> None:
+    store = DatasetStore()
+    rows = [
+        row(episode_step=1, metadata_q_star=[1.0, 2.0]),
+        row(episode_step=None, metadata_q_star=None),
+        row(episode_step=0, metadata_q_star=[3.0]),
+    ]
+    for one in rows:
+        store.append(one)
+    found = everything(store)
+    assert found["time"].tolist() == [1, -1, 0]
+    assert found["q_star"].tolist() == [[1.0, 2.0], [-np.inf, -np.inf], [3.0, -np.inf]]
+    table = pa.table({name: [one[name] for one in rows] for name in rows[0]})
+    assert_same(everything(DatasetStore().from_dataset(table)), found)
+
+
+def test_nan_is_data() -> None:
+    nan = float("nan")
+    store = DatasetStore()
+    store.append(row(reward=nan, observation=[nan, 1.0], metadata_q_star=[nan, 2.0]))
+    store.extend(
+        {name: [value] for name, value in row(reward=nan, observation=[nan, 1.0], metadata_q_star=[nan, 2.0]).items()}
+    )
+    store.from_dataset(store.to_dataset())
+    found = everything(store)
+    assert len(store) == 4
+    assert np.isnan(found["reward"]).all()
+    assert np.isnan(found["obs_continuous"][:, 0]).all()
+    assert np.isnan(found["q_star"][:, 0]).all()
+    assert found["obs_continuous"][:, 1].tolist() == [1.0] * 4
+
+
+def test_infinities_and_signed_zero_are_data() -> None:
+    store = DatasetStore()
+    for value in (np.inf, -np.inf, -0.0):
+        store.append(row(reward=value, observation=[value]))
+    assert everything(store)["reward"].tobytes() == np.array([np.inf, -np.inf, -0.0], np.float32).tobytes()
+    assert everything(store)["obs_continuous"].tobytes() == np.array([np.inf, -np.inf, -0.0]).tobytes()
+
+
+# ---------------------------------------------------------------------- snapshots
+
+
+@settings(max_examples=30)
+@given(world=worlds(), wanted=parts(max_parts=2), more=parts(max_parts=2))
+def test_what_comes_later_never_changes_a_batch(world: World, wanted: list[Part], more: list[Part]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        built = build(world, wanted, Path(folder) / "first")
+        rows = len(built.rows)
+        if not rows:
+            return
+        source = BatchSource(built.store, max(1, rows // 2), 3, seed=1)
+        snapshot, fingerprint = built.store.snapshot(), source.fingerprint
+        before = [source[index] for index in range(3)]
+        for number, part in enumerate(more):
+            add_part(world, built, part, Path(folder) / f"more-{number}")
+        assert len(snapshot) == source.snapshot.num_rows == rows
+        for index, batch in enumerate(before):
+            assert_same(source[index], batch, index)
+        fresh = BatchSource(snapshot, max(1, rows // 2), 3, seed=1)
+        assert fresh.fingerprint == fingerprint
+        # The same rows as the store saw them then, taken from the store as it is now.
+        cut = built.store.snapshot(rows)
+        assert len(cut) == rows
+        again = BatchSource(cut, max(1, rows // 2), 3, seed=1)
+        for index, batch in enumerate(before):
+            assert_same(fresh[index], batch, index)
+            assert_same(again[index], batch, index)
+        assert built.store.snapshot().num_rows == len(built.store) == len(built.rows)
+
+
+def test_snapshots_of_every_length() -> None:
+    store = DatasetStore()
+    rows = [row(reward=float(n), observation=[float(n)]) for n in range(30)]
+    snapshots = []
+    for one in rows:
+        store.append(one)
+        snapshots.append(store.snapshot())
+    store.extend({name: [one[name] for one in rows] for name in rows[0]})
+    for count, snapshot in enumerate(snapshots, start=1):
+        assert len(snapshot) == snapshot.num_rows == count
+        wanted = field_arrays(rows[:count])
+        assert_same(everything(snapshot), wanted)
+        assert_same(everything(store.snapshot(count)), wanted)
+        assert store.snapshot(count).fingerprint == snapshot.fingerprint
+    assert len({snapshot.fingerprint for snapshot in snapshots}) == len(snapshots)
+
+
+def test_a_snapshot_has_not_more_rows_than_the_store() -> None:
+    store = DatasetStore()
+    store.append(row())
+    assert store.snapshot(0).num_rows == 0
+    for rows in (2, -1):
+        with pytest.raises(ConfigError, match=rf"rows in 0\.\.1, found {rows}"):
+            store.snapshot(rows)
+
+
+def test_one_thread_appends_while_others_read() -> None:
+    """Every row says its own number three times; no batch may ever show a row half written."""
+    store = DatasetStore()
+    store.append(row(reward=0.0, observation=[0.0] * 5, episode_step=0))
+    failures: list[str] = []
+    done = threading.Event()
+
+    def read() -> None:
+        while not done.is_set():
+            snapshot = store.snapshot()
+            found = everything(snapshot)
+            numbers = np.arange(len(snapshot))
+            if not (
+                np.array_equal(found["time"], numbers)
+                and np.array_equal(found["reward"], numbers)
+                and (found["obs_continuous"] == numbers[:, None]).all()
+            ):
+                failures.append(f"wrong rows in a snapshot of {len(snapshot)}")
+
+    threads = [threading.Thread(target=read) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for number in range(1, 2500):
+        store.append(row(reward=float(number), observation=[float(number)] * 5, episode_step=number))
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert len(store) == 2500
+
+
+# ---------------------------------------------------------------------- a model of the store
+
+
+class StoreMachine(RuleBasedStateMachine):
+    """Any sequence of good and bad input: the store is always what the model says, and refusals leave no trace."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.store = DatasetStore(max_action_dim=3, max_obs_continuous_dim=4)
+        self.rows: list[dict[str, Any]] = []
+        self.snapshots: list[tuple[Snapshot, int]] = []
+        self.number = 0
+
+    def make(self, count: int) -> list[dict[str, Any]]:
+        made = []
+        for _ in range(count):
+            self.number += 1
+            n = self.number
+            made.append(
+                {
+                    "action": n % 3,
+                    "reward": n * 0.5,
+                    "done": n % 3,
+                    "episode_step": None if n % 4 == 0 else n,
+                    "metadata_q_star": None if n % 5 == 0 else [n * 0.25, 1.0, 2.0][: 1 + n % 3],
+                    "observation": [float(n)] * (1 + n % 4),
+                    "note": str(n),
+                }
+            )
+        return made
+
+    @initialize(begin=st.sampled_from(["nothing", "dataset", "row"]))
+    def begin(self, begin: str) -> None:
+        if begin == "dataset":
+            self.add_dataset(5, False)
+        elif begin == "row":
+            self.append()
+
+    @rule()
+    def append(self) -> None:
+        (one,) = self.make(1)
+        self.store.append(one)
+        self.rows.append(one)
+
+    @rule(count=st.integers(1, 40))
+    def extend(self, count: int) -> None:
+        made = self.make(count)
+        self.store.extend({name: [one[name] for one in made] for name in made[0]})
+        self.rows += made
+
+    @rule(count=st.integers(1, 9), shuffled=st.booleans())
+    def add_dataset(self, count: int, shuffled: bool) -> None:
+        made = self.make(count)
+        schema = pa.schema(
+            {
+                "action": pa.int64(),
+                "reward": pa.float64(),
+                "done": pa.int64(),
+                "episode_step": pa.int64(),
+                "metadata_q_star": pa.list_(pa.float64()),
+                "observation": pa.list_(pa.float64()),
+                "note": pa.string(),
+            }
+        )
+        dataset = datasets.Dataset(pa.Table.from_pylist(made, schema=schema))
+        if shuffled:
+            dataset = dataset.shuffle(seed=count, keep_in_memory=True)
+        self.store.from_dataset(dataset)
+        self.rows += [dict(one) for one in dataset]
+
+    @rule(
+        change=st.sampled_from(
+            [
+                ("done", 7),
+                ("done", None),
+                ("done", 0.5),
+                ("action", 3),
+                ("action", -1),
+                ("action", None),
+                ("reward", None),
+                ("reward", "much"),
+                ("reward", [1.0]),
+                ("observation", None),
+                ("observation", [1.0] * 5),
+                ("observation", [[1.0]]),
+                ("observation", "text"),
+                ("observation", [1.0, None]),
+                ("metadata_q_star", [1.0] * 4),
+                ("metadata_q_star", 1j),
+                ("episode_step", 2**63),
+                ("episode_step", 1.5),
+                ("note", 5),
+            ]
+        ),
+        many=st.booleans(),
+    )
+    @precondition(lambda self: self.rows)
+    def refuse_a_value(self, change: tuple[str, Any], many: bool) -> None:
+        name, value = change
+        made = self.make(3 if many else 1)
+        made[-1][name] = value
+        columns = {name: [one[name] for one in made] for name in made[0]}
+        with pytest.raises(DataError, match=name):
+            self.store.extend(columns) if many else self.store.append(made[0])
+
+    @rule(name=st.sampled_from(["action", "note", "episode_step"]))
+    @precondition(lambda self: self.rows)
+    def refuse_keys(self, name: str) -> None:
+        (one,) = self.make(1)
+        with pytest.raises(MouseError, match="novel"):
+            self.store.append(one | {"novel": 1})
+        del one[name]
+        with pytest.raises(KeyError, match=name):
+            self.store.append(one)
+        with pytest.raises(KeyError, match=name):
+            self.store.extend({key: [value] for key, value in one.items()})
+
+    @rule()
+    def refuse_a_dataset(self) -> None:
+        with pytest.raises(MouseError, match="reward"):
+            self.store.from_dataset(pa.table({"action": [0], "done": [0]}))
+        if self.rows:
+            with pytest.raises(MouseError, match="reward"):
+                self.store.from_dataset(pa.table({"action": [0], "done": [0], "reward": [1]}))
+
+    @rule()
+    def take_a_snapshot(self) -> None:
+        self.snapshots = [*self.snapshots[-3:], (self.store.snapshot(), len(self.rows))]
+
+    @invariant()
+    def holds_its_rows(self) -> None:
+        assert len(self.store) == len(self.rows)
+        if not self.rows:
+            return
+        assert self.store[len(self.rows) - 1] == self.rows[-1]
+        length = min(len(self.rows), 7)
+        arrays = field_arrays(self.rows[-length:], widths={"q_star": 3, "obs_continuous": 4})
+        found = BatchSource(self.store, length, 1, sampling="last")[0]
+        wanted = windows(arrays, [0], length)
+        for name, array in found.items():
+            if name in wanted:
+                assert_same({name: array}, {name: wanted[name]})
+
+    def teardown(self) -> None:
+        for snapshot, count in [*self.snapshots, (self.store.snapshot(), len(self.rows))]:
+            assert snapshot.num_rows == count
+            if count:
+                arrays = field_arrays(self.rows[:count], widths={"q_star": 3, "obs_continuous": 4})
+                source = BatchSource(snapshot, count, 1, sampling="last")
+                assert_same(source[0], windows(arrays, last_starts(count, count, 1), count))
+        if self.rows:
+            assert [dict(one) for one in self.store.to_dataset()] == self.rows
+
+
+TestStoreMachine = StoreMachine.TestCase
+TestStoreMachine.settings = settings(max_examples=30, stateful_step_count=20)
+
+
+# ---------------------------------------------------------------------- encode_hf_rows
+
+
+@settings(max_examples=40)
+@given(world=worlds(), wanted=parts(max_parts=1), begin=st.integers(0, 5))
+def test_encoded_rows_are_rows_of_batches(world: World, wanted: list[Part], begin: int) -> None:
+    """What a dataset yields, encoded, is what the fields of a batch hold for these rows."""
+    with tempfile.TemporaryDirectory() as folder:
+        kind = "memory" if wanted[0].kind in ("append", "extend", "table", "dict") else wanted[0].kind
+        built = build(world, [Part(kind, wanted[0].count, wanted[0].seed)], Path(folder))
+        rows = built.rows[begin:]
+        if not rows:
+            return
+        encoded = built.store.encode_hf_rows({name: [one[name] for one in rows] for name in rows[0]})
+        wanted_arrays = field_arrays(rows, widths=world.widths, custom=CUSTOM_RULES)
+        assert_same(encoded, wanted_arrays)
+        assert len(built.store) == len(built.rows)
+
+
+def test_encode_hf_rows_of_a_store_without_rows() -> None:
+    store = DatasetStore(max_action_dim=3, max_obs_continuous_dim=2)
+    encoded = store.encode_hf_rows(
+        {
+            "action": [1, 2],
+            "reward": [0.5, 1],
+            "done": [0, 2],
+            "observation": [[1.0], [2.0, 3.0]],
+            "metadata_q_star": [[1.0], None],
+        }
+    )
+    inf = np.inf
+    assert_same(
+        encoded,
+        {
+            "action": np.array([1, 2]),
+            "reward": np.array([0.5, 1.0], np.float32),
+            "done": np.array([0, 2]),
+            "q_star": np.array([[1.0, -inf, -inf], [-inf] * 3], np.float32),
+            "obs_continuous": np.array([[1.0, 0.0], [2.0, 3.0]]),
+        },
+    )
+    assert len(store) == 0
+    with pytest.raises(DataError, match="done"):
+        store.encode_hf_rows({"action": [1], "reward": [0.5], "done": [7]})
+    with pytest.raises(KeyError, match="reward"):
+        store.encode_hf_rows({"action": [1], "done": [0]})
+
+
+def test_encode_hf_rows_knows_the_widths_of_the_store() -> None:
+    columns = {"action": [0, 1], "reward": [0.1, 0.2], "done": [0, 0]}
+    store = DatasetStore().from_dataset(pa.table(columns | {"observation": [[1.0, 2.0, 3.0], [4.0]]}))
+    encoded = store.encode_hf_rows(columns | {"observation": [[4.0], [1.0, 2.0, 3.0]]})
+    assert encoded["obs_continuous"].tolist() == [[4.0, 0.0, 0.0], [1.0, 2.0, 3.0]]
+
+
+# ---------------------------------------------------------------------- what a store says about itself
+
+
+def test_properties_and_repr() -> None:
+    store = DatasetStore(alignment="outgoing", fields=[Field("log_prob")])
+    assert store.alignment == "outgoing"
+    assert store.columns == {}
+    assert len(store) == 0
+    assert "log_prob" in store.fields
+    store.append(row(log_prob=-1.0))
+    assert "1" in repr(store)
+    assert "outgoing" in repr(store)
+    assert "log_prob" in repr(store)
+    assert "log_prob" in repr(store.snapshot())
+    assert store.snapshot().alignment == "outgoing"
+    assert BatchSource(store, 1, 1).spec.alignment == "outgoing"
+    store.columns["x"] = pa.int8()
+    store.fields.clear()
+    assert list(store.columns) == ["action", "reward", "done", "log_prob"]
+    assert "action" in store.fields
