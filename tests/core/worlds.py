@@ -243,8 +243,6 @@ def _appends_as_it_is(world: World, store: DatasetStore) -> bool:
     for column in world.columns:
         known = store.columns.get(column.name)
         if known is not None and not pa.types.is_null(known):
-            if column.null_rows and column.shape:
-                return False
             continue
         flag = column.numpy.kind == "b" and column.name in ("action", "done", "observation_discrete")
         floating = column.name in ("reward", "xformed_reward", "metadata_q_star", "observation")
