@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._layout import column_type
-from mouse_core._windows import Windows
+from mouse_core._windows import Chunks, Windows
 from mouse_core.columns import IRREGULAR, Column, Layout
 
 
@@ -81,7 +81,7 @@ class Segment:
         """The table's rows behind the segment's ``rows`` (int64 ``[n]``); only where there are row numbers."""
         if self._indices_column is None:
             return rows
-        windows = Windows(self._indices_starts, rows, 1).whole()
+        windows = Windows(Chunks(self._indices_starts), rows, 1).whole()
         return self._indices_column.gather(windows, np.dtype(np.int64)).reshape(-1)
 
     def first_value(self, name: str, rows: int) -> Any:

@@ -27,24 +27,46 @@ class Pieces(NamedTuple):
     size: Int64s
 
 
+class Chunks:
+    """Where the chunks of a table begin.
+
+    Args:
+        starts: The first row of every chunk, and the end, int64 ``[chunks + 1]``.
+    """
+
+    def __init__(self, starts: Int64s) -> None:
+        self.starts = starts
+        sizes = np.diff(starts)
+        equal = len(sizes) > 0 and sizes[0] > 0 and (sizes[:-1] == sizes[0]).all() and sizes[-1] <= sizes[0]
+        self._size = int(sizes[0]) if equal else 0
+
+    def find(self, rows: Int64s) -> Int64s:
+        """The chunk of each row."""
+        if self._size:
+            return rows // self._size  # eight times as fast as a search; files have chunks of one size
+        # side="right" steps over empty chunks.
+        return np.searchsorted(self.starts, rows, side="right") - 1
+
+
 class Windows:
     """Windows of ``length`` steps, located together; usually those of several batches.
 
     Args:
-        chunk_starts: The first row of every chunk, and the end, int64 ``[chunks + 1]``.
+        chunks: Where chunks begin.
         rows: The snapshot's rows at which the windows begin, int64 ``[n]``.
         length: Steps in a window.
         physical: The rows of the tables behind, where they are others: int64 ``[n, length]``.
     """
 
-    def __init__(self, chunk_starts: Int64s, rows: Int64s, length: int, physical: Int64s | None = None) -> None:
+    def __init__(self, chunks: Chunks, rows: Int64s, length: int, physical: Int64s | None = None) -> None:
         self.rows = rows
         self.length = length
-        self._chunk_starts = chunk_starts
+        self._chunks = chunks
         self._physical = physical
         self._starts = rows if physical is None else physical[:, 0]
-        self.chunk, self.row = find_rows(chunk_starts, self._starts)
-        whole = self._starts + length <= chunk_starts[self.chunk + 1]
+        self.chunk = chunks.find(self._starts)
+        self.row = self._starts - chunks.starts[self.chunk]
+        whole = self._starts + length <= chunks.starts[self.chunk + 1]
         if physical is not None:
             whole &= (physical[:, 1:] - physical[:, :-1] == 1).all(axis=1)
         self.is_whole = whole
@@ -74,7 +96,7 @@ class Windows:
         if self._physical is not None:
             pieces = _join_steps(self.steps(self.broken))
         else:
-            pieces = _cut_at_chunks(self._chunk_starts, self._starts[self.broken], self.broken, self.length)
+            pieces = _cut_at_chunks(self._chunks, self._starts[self.broken], self.broken, self.length)
         # Copying a piece costs about as much as gathering 32 single steps of a few numbers.
         return pieces if len(pieces.size) * 32 <= len(self.broken) * self.length else None
 
@@ -90,7 +112,9 @@ class Windows:
             rows = self._starts[windows, None] + within
         else:
             rows = self._physical[windows]
-        chunk, row = find_rows(self._chunk_starts, rows.reshape(-1))
+        rows = rows.reshape(-1)
+        chunk = self._chunks.find(rows)
+        row = rows - self._chunks.starts[chunk]
         target = (windows[:, None] * self.length + within).reshape(-1)
         return Pieces(chunk, row, target, np.ones(len(chunk), np.int64))
 
@@ -111,10 +135,10 @@ class WindowsPart:
         window, step = divmod(step, self.block.length)
         return int(self.block.rows[self.begin + window]) + step
 
-    def piece_range(self) -> range:
-        """Numbers of the pieces of windows in this part."""
+    def pieces(self) -> slice:
+        """Which of the block's pieces belong to windows in this part."""
         owners = self.block.piece_owners
-        return range(bisect_left(owners, self.begin), bisect_left(owners, self.end))
+        return slice(bisect_left(owners, self.begin), bisect_left(owners, self.end))
 
     @cached_property
     def whole(self) -> Int64s:
@@ -129,26 +153,18 @@ class WindowsPart:
         return steps._replace(target=steps.target - self.begin * self.block.length)
 
 
-def find_rows(chunk_starts: Int64s, rows: Int64s) -> tuple[Int64s, Int64s]:
-    """The chunk of each row, and its place in that chunk."""
-    # side="right" steps over empty chunks.
-    chunk = np.searchsorted(chunk_starts, rows, side="right") - 1
-    return chunk, rows - chunk_starts[chunk]
-
-
-def _cut_at_chunks(chunk_starts: Int64s, starts: Int64s, windows: Int64s, length: int) -> Pieces:
+def _cut_at_chunks(chunks: Chunks, starts: Int64s, windows: Int64s, length: int) -> Pieces:
     """The pieces of windows of consecutive rows, one for every chunk they touch."""
-    first = np.searchsorted(chunk_starts, starts, side="right") - 1
-    last = np.searchsorted(chunk_starts, starts + (length - 1), side="right") - 1
+    first, last = chunks.find(starts), chunks.find(starts + (length - 1))
     counts = last - first + 1
     ends = np.cumsum(counts)
     owner = np.repeat(np.arange(len(starts)), counts)
     chunk = np.arange(int(ends[-1])) + (first - ends + counts)[owner]
-    begin = np.maximum(starts[owner], chunk_starts[chunk])
-    size = np.minimum(starts[owner] + length, chunk_starts[chunk + 1]) - begin
+    begin = np.maximum(starts[owner], chunks.starts[chunk])
+    size = np.minimum(starts[owner] + length, chunks.starts[chunk + 1]) - begin
     target = windows[owner] * length + begin - starts[owner]
     there = size > 0  # not so for empty chunks
-    return Pieces(chunk[there], (begin - chunk_starts[chunk])[there], target[there], size[there])
+    return Pieces(chunk[there], (begin - chunks.starts[chunk])[there], target[there], size[there])
 
 
 def _join_steps(steps: Pieces) -> Pieces:

@@ -95,6 +95,9 @@ class Column:
         self._first_chunk = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
         self._element = np.concatenate([part.layout.element for part in parts] or [np.zeros(0, np.int64)])
         self._chunk_width = np.concatenate([part.layout.width for part in parts] or [np.zeros(0, np.int64)])
+        # The same for chunks as wide as the column; others count as irregular here.
+        known = self._element != UNKNOWN
+        self._begin = np.where(known & (self._chunk_width != self.width), IRREGULAR, self._element)
         self._lock = threading.Lock()
 
     def gather(
@@ -145,18 +148,16 @@ class Column:
         pieces = block.pieces
         if pieces is None or len(block.broken) == len(block) or self.kind.value_type == "bool":
             return None
-        element = self._elements(block.chunk)
-        piece_element = self._elements(pieces.chunk)
-        for elements, chunks in ((element, block.chunk), (piece_element, pieces.chunk)):
-            if (elements < 0).any() or (self._chunk_width[chunks] != self.width).any():
-                return None
-        first = element + block.row * self.width
+        first, piece_first = self._begins(block.chunk), self._begins(pieces.chunk)
+        if first is None or piece_first is None:
+            return None
+        first += block.row * self.width
         if len(block.broken):
             # One gather serves all: windows that are not whole get the values of one that is, then their own.
             first[block.broken] = first[int(block.is_whole.argmax())]
         return _Runs(
             first,
-            (piece_element + pieces.row * self.width).tolist(),
+            (piece_first + pieces.row * self.width).tolist(),
             (pieces.target * self.width).tolist(),
             (pieces.size * self.width).tolist(),
         )
@@ -164,13 +165,12 @@ class Column:
     def _copy(self, runs: _Runs, windows: WindowsPart, out: npt.NDArray[Any] | None) -> npt.NDArray[Any]:
         run = windows.block.length * self.width
         copied = copy_runs(self._stored, runs.first[windows.begin : windows.end], run, out)
-        numbers = windows.piece_range()
-        if numbers:
+        numbers = windows.pieces()
+        if numbers.start < numbers.stop:
             values, flat, begin = flat_view(self._stored), copied.reshape(-1), windows.begin * run
-            for number in numbers:
-                first, size = runs.piece_first[number], runs.piece_size[number]
-                target = runs.piece_target[number] - begin
-                flat[target : target + size] = values[first : first + size]
+            sizes, targets = runs.piece_size[numbers], runs.piece_target[numbers]
+            for first, size, target in zip(runs.piece_first[numbers], sizes, targets, strict=True):
+                flat[target - begin : target - begin + size] = values[first : first + size]
         return copied
 
     # ------------------------------------------------------------------ any chunks: piece by piece
@@ -234,11 +234,24 @@ class Column:
     def _elements(self, chunk: Int64s) -> Int64s:
         """The element at which each chunk's values begin, or ``IRREGULAR``; looks up those not seen before."""
         element = self._element[chunk]
-        if len(element) and element.min() < 0 and (element == UNKNOWN).any():
-            for number in np.unique(chunk[element == UNKNOWN]).tolist():
-                self._look_up(number)
+        if len(element) and element.min() < 0:
+            self._look_up_new(chunk)
             element = self._element[chunk]
         return element
+
+    def _begins(self, chunk: Int64s) -> Int64s | None:
+        """The same, but None if some chunk is irregular or not as wide as the column."""
+        begin = self._begin[chunk]
+        if len(begin) and begin.min() < 0:
+            self._look_up_new(chunk)
+            begin = self._begin[chunk]
+            if begin.min() < 0:
+                return None
+        return begin
+
+    def _look_up_new(self, chunk: Int64s) -> None:
+        for number in np.unique(chunk[self._element[chunk] == UNKNOWN]).tolist():
+            self._look_up(number)
 
     def _look_up(self, number: int) -> None:
         part_number = int(np.searchsorted(self._first_chunk, number, side="right")) - 1
@@ -246,24 +259,25 @@ class Column:
         local = number - int(self._first_chunk[part_number])
         with self._lock:
             if layout.element[local] == UNKNOWN:
-                element, width = self._locate(self._chunk_values(number))
-                layout.width[local] = width
-                layout.element[local] = element
-            self._chunk_width[number] = layout.width[local]
+                layout.width[local], layout.element[local] = self._locate(self._chunk_values(number))
+            element, width = layout.element[local], layout.width[local]
+            self._chunk_width[number] = width
             # Last: whoever sees the element finds the rest in place.
-            self._element[number] = layout.element[local]
+            self._element[number] = element
+            self._begin[number] = element if width == self.width else IRREGULAR
 
     def _locate(self, values: pa.Array) -> tuple[int, int]:
+        """The values in a row of a chunk and the element they begin at, ``IRREGULAR`` if rows do not lie in order."""
         located = locate_values(values)
         if located is None:
-            return IRREGULAR, 0
+            return 0, IRREGULAR
         address, shape = located
         # Rows of nested lists must have the declared shape, not only as many values.
         if len(shape) > 1 and shape != self.shape and (*shape, 1) != self.shape:
-            return IRREGULAR, 0
+            return 0, IRREGULAR
         width = int(np.prod(shape, dtype=np.int64))
         element = address if self.kind.value_type == "bool" else element_of(address, self._stored.itemsize)
-        return (IRREGULAR, 0) if element is None else (element, width)
+        return (0, IRREGULAR) if element is None else (width, element)
 
     def _chunk_values(self, number: int) -> pa.Array:
         part_number = int(np.searchsorted(self._first_chunk, number, side="right")) - 1

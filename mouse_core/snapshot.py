@@ -15,7 +15,7 @@ import numpy.typing as npt
 from mouse_core._binding import FieldReader, bind_fields
 from mouse_core._layout import ColumnType
 from mouse_core._segments import Segment
-from mouse_core._windows import Windows
+from mouse_core._windows import Chunks, Windows
 from mouse_core.errors import ConfigError
 from mouse_core.spec import Alignment, Field, Spec
 
@@ -90,7 +90,7 @@ class Snapshot:
         The caller sees to ``0 <= start`` and ``start + length <= num_rows``.
         """
         physical = self._physical(starts[:, None] + np.arange(length)) if self._has_indices else None
-        return Windows(self._chunk_starts, starts, length, physical)
+        return Windows(self._chunks, starts, length, physical)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -130,12 +130,12 @@ class Snapshot:
         return any(segment.indices is not None for segment in self.segments)
 
     @cached_property
-    def _chunk_starts(self) -> npt.NDArray[np.int64]:
+    def _chunks(self) -> Chunks:
         parts = [
             segment.chunk_starts[:-1] + first
             for segment, first in zip(self.segments, self._physical_starts[:-1].tolist(), strict=True)
         ]
-        return np.concatenate([*parts, self._physical_starts[-1:]]).astype(np.int64)
+        return Chunks(np.concatenate([*parts, self._physical_starts[-1:]]).astype(np.int64))
 
     def _physical(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Rows of the tables behind the snapshot's ``rows``, same shape."""
