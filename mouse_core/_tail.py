@@ -84,7 +84,7 @@ class ScalarBlock:
             value = _scalar(value, self._values.dtype)
         if self._bounds is not None and not self._bounds[0] <= value <= self._bounds[1]:
             raise ValueError(f"expected {self._bounds[0]}..{self._bounds[1]}, found {value}")
-        if self._whole and value != int(value):
+        if self._whole and not (isfinite(value) and value == int(value)):
             raise ValueError(f"expected a whole number, found {value}")
         if self._largest is not inf and not -self._largest <= value <= self._largest and isfinite(value):
             raise ValueError(f"expected a value that fits {self._values.dtype}, found {value}")

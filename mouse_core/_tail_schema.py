@@ -103,7 +103,7 @@ def _kept_dtype(array: Any, value: Any, field: Field | None) -> np.dtype[Any]:
 def _object_type(value: Any) -> pa.DataType:
     try:
         return pa.array([value]).type
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OverflowError) as error:
         raise ValueError(
             f"expected a number, an array, an image, or a value Arrow can hold, found {value!r}"
         ) from error
