@@ -1,0 +1,187 @@
+"""Measuring calls against each other on a machine that may be busy: interleaved, in equal slices of time.
+
+Contenders take turns within one run, in a new order every round, and are compared round by round: whatever slows the
+machine down for a while slows all of them down. A contender that works on the calling thread is charged its processor
+time where that is less than the wall clock, so that other processes do not count; one that has threads or processes
+of its own is charged the wall clock.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_SETTLE_SECONDS = 0.01
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Something to measure.
+
+    Args:
+        name: Its name.
+        call: Does the work of one batch; is given consecutive numbers.
+        kind: "floor", "ours" or "peer".
+        parallel: Whether it has threads or processes of its own.
+        multiple: Batches that are only measured together, because work is shared among them.
+        before: Called before each slice, unmeasured.
+        after: Called after each slice, unmeasured.
+    """
+
+    name: str
+    call: Callable[[int], Any]
+    kind: str = "peer"
+    parallel: bool = False
+    multiple: int = 1
+    before: Callable[[], Any] | None = None
+    after: Callable[[], Any] | None = None
+
+
+@dataclass(frozen=True)
+class Timing:
+    """What was measured of one contender.
+
+    Args:
+        contender: Which.
+        seconds: A batch, float64 ``[rounds]``, NaN in rounds in which it did not take part.
+        wall: The same by the wall clock alone.
+    """
+
+    contender: Contender
+    seconds: npt.NDArray[np.float64]
+    wall: npt.NDArray[np.float64]
+
+    @property
+    def quartiles(self) -> tuple[float, float, float]:
+        """Lower quartile, median and upper quartile of the seconds a batch."""
+        return _quartiles(self.seconds)
+
+    @property
+    def median(self) -> float:
+        """Median of the seconds a batch."""
+        return self.quartiles[1]
+
+    def ratio(self, other: Timing) -> tuple[float, float, float]:
+        """Quartiles of how many times the other's time this one takes, round by round."""
+        return _quartiles(self.seconds / other.seconds)
+
+
+@dataclass
+class _Turn:
+    contender: Contender
+    calls: int
+    every: int
+    next_index: int = 0
+    seconds: list[float] = field(default_factory=list)
+    wall: list[float] = field(default_factory=list)
+
+
+def interleave(
+    contenders: Sequence[Contender],
+    *,
+    rounds: int,
+    slice_seconds: float = 0.008,
+    budget_seconds: float = 2.0,
+    seed: int = 0,
+    advance: Callable[[int], None] = lambda count: None,
+) -> list[Timing]:
+    """Measure contenders in turns.
+
+    Args:
+        contenders: What to measure.
+        rounds: How many turns a fast one has; at least 3.
+        slice_seconds: How long a turn lasts, about.
+        budget_seconds: About how long a contender may take in all; slow ones have fewer turns, but at least 3.
+        seed: Of the order.
+        advance: Called with 1 after each round.
+    """
+    order = random.Random(seed)
+    turns = [_prepare(contender, rounds, slice_seconds, budget_seconds) for contender in contenders]
+    for number in range(rounds):
+        # Slow ones are spread over the rounds, not all in the same.
+        present = [turn for place, turn in enumerate(turns) if (number + place) % turn.every == 0]
+        order.shuffle(present)
+        for turn in present:
+            seconds, wall = _take(turn)
+            missing = number - len(turn.seconds)
+            turn.seconds += [math.nan] * missing + [seconds]
+            turn.wall += [math.nan] * missing + [wall]
+        advance(1)
+    return [Timing(turn.contender, _padded(turn.seconds, rounds), _padded(turn.wall, rounds)) for turn in turns]
+
+
+def _prepare(contender: Contender, rounds: int, slice_seconds: float, budget_seconds: float) -> _Turn:
+    turn = _Turn(contender, contender.multiple, 1)
+    _take(turn)  # compiles, opens, touches
+    once = max(_take(turn)[1], 1e-9)
+    turn.calls = max(1, round(slice_seconds / once / contender.multiple)) * contender.multiple
+    turns = min(rounds, max(3, int(budget_seconds / (once * turn.calls))))
+    turn.every = rounds // turns
+    return turn
+
+
+def _take(turn: _Turn) -> tuple[float, float]:
+    contender, first = turn.contender, turn.next_index
+    if contender.before is not None:
+        contender.before()
+    call, numbers = contender.call, range(first, first + turn.calls)
+    cpu, wall = time.process_time(), time.perf_counter()
+    for number in numbers:
+        call(number)
+    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+    turn.next_index += turn.calls
+    if contender.after is not None:
+        contender.after()
+    if contender.parallel:
+        time.sleep(_SETTLE_SECONDS)  # what it still does must not be charged to the next
+    return (wall if contender.parallel else min(wall, cpu)) / turn.calls, wall / turn.calls
+
+
+def _padded(values: list[float], rounds: int) -> npt.NDArray[np.float64]:
+    return np.array(values + [math.nan] * (rounds - len(values)))
+
+
+def _quartiles(values: npt.NDArray[np.float64]) -> tuple[float, float, float]:
+    known = values[~np.isnan(values)]
+    if not len(known):
+        return math.nan, math.nan, math.nan
+    low, middle, high = np.percentile(known, [25, 50, 75]).tolist()
+    return low, middle, high
+
+
+def private_memory() -> int | None:
+    """Bytes of anonymous memory that this process holds (RssAnon); None where the system does not say."""
+    try:
+        lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("RssAnon:")), None)
+
+
+def machine() -> dict[str, str]:
+    """The machine in words: system, processor, cores this process may use, memory, load."""
+    import platform
+
+    found = {"system": f"{platform.system()} {platform.release()}", "processor": platform.machine()}
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
+        found["processor"] = model or found["processor"]
+    except OSError:
+        pass
+    found["cores"] = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
+    try:
+        found["memory"] = f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB"
+        found["load average"] = " ".join(f"{load:.1f}" for load in os.getloadavg())
+    except (OSError, ValueError, AttributeError):
+        pass
+    return found

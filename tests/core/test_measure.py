@@ -1,0 +1,83 @@
+"""Measuring by turns: who takes part when, what is charged, and what is compared with what."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+from mouse_core._measure import Contender, Timing, interleave, machine, private_memory
+
+
+def busy(seconds: float) -> None:
+    end = time.process_time() + seconds
+    while time.process_time() < end:
+        pass
+
+
+def test_every_contender_gets_consecutive_numbers() -> None:
+    seen: dict[str, list[int]] = {"a": [], "b": []}
+    interleave([Contender(name, seen[name].append, multiple=4) for name in seen], rounds=3, slice_seconds=1e-12)
+    for numbers in seen.values():
+        assert numbers == list(range(len(numbers)))
+        assert len(numbers) == (2 + 3) * 4
+
+
+def test_slow_contenders_take_part_in_few_rounds_and_are_compared_in_those() -> None:
+    calls: list[int] = []
+
+    def slow(number: int) -> None:
+        calls.append(number)
+        busy(0.004)
+
+    fast, late = interleave(
+        [Contender("fast", lambda number: busy(0.0005)), Contender("slow", slow)],
+        rounds=30,
+        slice_seconds=0.001,
+        budget_seconds=0.02,
+    )
+    assert np.isfinite(fast.seconds).all()
+    assert 3 <= np.isfinite(late.seconds).sum() <= 10
+    assert np.isfinite(late.ratio(fast)).all()
+
+
+def test_waiting_counts_only_for_those_with_threads_of_their_own() -> None:
+    def sleep(number: int) -> None:
+        time.sleep(0.002)
+
+    alone, parallel = interleave(
+        [Contender("alone", sleep), Contender("parallel", sleep, parallel=True)], rounds=3, slice_seconds=0.002
+    )
+    assert alone.median < 0.002 <= parallel.median
+    assert alone.wall.min() >= 0.002
+
+
+def test_before_and_after_stand_around_every_slice() -> None:
+    log: list[str] = []
+    contender = Contender(
+        "c", lambda number: log.append("call"), before=lambda: log.append("in"), after=lambda: log.append("out")
+    )
+    interleave([contender], rounds=3, slice_seconds=1e-9)
+    assert log == ["in", "call", "out"] * 5
+
+
+def test_ratios_are_taken_round_by_round() -> None:
+    contender = Contender("c", lambda number: None)
+    # The machine was ten times slower in every other round, for both.
+    slow = np.array([1.0, 10.0] * 5)
+    ours = Timing(contender, 2 * slow, 2 * slow)
+    theirs = Timing(contender, slow, slow)
+    assert ours.ratio(theirs) == (2.0, 2.0, 2.0)
+
+
+def test_what_the_machine_says() -> None:
+    assert {"system", "processor", "cores"} <= machine().keys()
+    before = private_memory()
+    if before is None:
+        pytest.skip("this system does not tell private memory")
+    kept = np.ones(64 << 20, np.uint8)
+    after = private_memory()
+    assert after is not None
+    assert after - before > 32 << 20
+    assert kept[-1] == 1
