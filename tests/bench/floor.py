@@ -1,0 +1,112 @@
+"""The floor: a loop of memcpy over the very same windows that a batch consists of.
+
+The loop is a few lines of C, compiled where a compiler is at hand; elsewhere Arrow and NumPy copy the same pieces,
+which comes within some 20 per cent of it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+
+from mouse_core import BatchSource
+from mouse_core._floor import ColumnAddresses, Pieces, joined, plain_copies
+
+_C = r"""
+#include <stdint.h>
+#include <string.h>
+void copy_pieces(int64_t n, const uint64_t *from, const uint64_t *to, const int64_t *size)
+{
+    for (int64_t i = 0; i < n; i++)
+        memcpy((void *)to[i], (const void *)from[i], (size_t)size[i]);
+}
+"""
+
+
+@cache
+def c_loop() -> Callable[..., None] | None:
+    """The compiled loop, or None where there is no compiler."""
+    compiler = next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
+    if compiler is None:
+        return None
+    folder = Path(tempfile.mkdtemp(prefix="mouse-bench-"))
+    try:
+        (folder / "floor.c").write_text(_C, encoding="utf-8")
+        library = folder / f"floor{sysconfig.get_config_var('SHLIB_SUFFIX') or '.so'}"
+        command = [compiler, "-O2", "-shared", "-fPIC", str(folder / "floor.c"), "-o", str(library)]
+        if subprocess.run(command, capture_output=True, check=False).returncode:
+            return None
+        function = ctypes.CDLL(str(library)).copy_pieces
+        function.argtypes = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+        function.restype = None
+        copy: Callable[..., None] = function
+        return copy
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)  # the mapped library stays
+
+
+def floor_name() -> str:
+    """What the floor is on this machine."""
+    return "memcpy loop in C" if c_loop() is not None else "Arrow and NumPy copying the same bytes"
+
+
+class Addresses:
+    """Where the columns of a dataset lie.
+
+    Args:
+        dataset: A `datasets.Dataset` without an indices mapping.
+    """
+
+    def __init__(self, dataset: object) -> None:
+        self._table = dataset.data.table  # type: ignore[attr-defined]
+        self._columns: dict[str, ColumnAddresses] = {}
+
+    def pieces(self, source: BatchSource, index: int) -> Pieces:
+        """What batch `index` consists of, column by column."""
+        plan = source.plan(index)
+        parts = []
+        for spec in source.spec.values():
+            if spec.column not in self._columns:
+                self._columns[spec.column] = ColumnAddresses(self._table.column(spec.column).chunks)
+            found = self._columns[spec.column].pieces(plan.starts, plan.length)
+            assert found is not None, f"{spec.column} has no fixed width"
+            parts.append(found)
+        return joined(parts)
+
+
+def floor(batches: Sequence[Pieces]) -> Callable[[int], None]:
+    """Copies the pieces of batch `number` (modulo how many there are) into memory that is kept."""
+    loop = c_loop()
+    if loop is None:
+        return plain_copies(batches)
+    memory = np.zeros(max(batch.nbytes for batch in batches) + 64, np.uint8)
+    first = memory.ctypes.data + (-memory.ctypes.data % 64)
+    arrays = []
+    for batch in batches:
+        target = np.uint64(first) + np.concatenate([[0], np.cumsum(batch.size)[:-1]]).astype(np.uint64)
+        arrays.append((batch.source, target, batch.size))
+    calls = [(len(size), *(array.ctypes.data for array in (source, to, size))) for source, to, size in arrays]
+
+    def copy(number: int) -> None:
+        loop(*calls[number % len(calls)])
+
+    copy.kept = (memory, arrays)  # type: ignore[attr-defined]
+    return copy
+
+
+def check_floor(source: BatchSource, pieces: Pieces, index: int) -> None:
+    """See that the pieces are the batch: otherwise the comparison would be with other work."""
+    copied = b"".join(
+        ctypes.string_at(address, size)
+        for address, size in zip(pieces.source.tolist(), pieces.size.tolist(), strict=True)
+    )
+    batch = b"".join(values.tobytes() for values in source[index].values())
+    assert copied == batch, "the floor copies other bytes than the batch consists of"
