@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -29,7 +30,7 @@ def column(kind: str) -> pa.Array:
 def test_pieces_hold_the_rows(kind: str, cuts: tuple[int, ...]) -> None:
     array = pa.concat_arrays([column(kind)[:2], column(kind)])[2:]
     edges = [0, *cuts, 30]
-    addresses = ColumnAddresses([array[a:b] for a, b in zip(edges[:-1], edges[1:], strict=True)])
+    addresses = ColumnAddresses([array[a:b] for a, b in pairwise(edges)])
     starts = np.array([0, 3, 5, 20])
     found = addresses.pieces(starts, 10)
     assert found is not None
