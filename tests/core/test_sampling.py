@@ -273,7 +273,6 @@ def test_a_sampler_that_leaves_the_snapshot_is_an_error() -> None:
             BatchSource(store_of(50), sampling=Beyond(at=at))[0]
 
 
-@pytest.mark.xfail(strict=True, reason="B17: batches are planned in blocks, and fail together")
 def test_a_sampler_that_fails_at_one_index_fails_there() -> None:
     @dataclasses.dataclass(frozen=True)
     class Fails:

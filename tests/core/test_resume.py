@@ -1,0 +1,289 @@
+"""Going on where a state was taken: anywhere, later, elsewhere, in other processes and with other shards."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mouse_core import BatchSource, DatasetStore, PrefetchBatchifier
+from tests.core.oracle import assert_same, digest
+
+SAMPLINGS = ("random", "last", "sequential", "batch")
+
+
+def table(rows: int, first: int = 0) -> pa.Table:
+    numbers = np.arange(first, first + rows)
+    return pa.table({"action": numbers % 3, "reward": numbers * 0.5, "done": numbers % 2, "episode_step": numbers})
+
+
+def store_of(rows: int = 120) -> DatasetStore:
+    return DatasetStore().from_dataset(table(rows))
+
+
+def take(loader: PrefetchBatchifier, count: int) -> list[dict[str, np.ndarray]]:
+    return [loader.next_batch() for _ in range(count)]
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_the_state_is_small_and_plain(sampling: str) -> None:
+    with PrefetchBatchifier(store_of(), 5, 4, sampling=sampling, seed=9) as loader:
+        take(loader, 7)
+        state = loader.state_dict()
+    assert set(state) == {"seed", "next_index", "rows", "epoch_start", "fingerprint"}
+    assert {name: type(value) for name, value in state.items()} == {
+        "seed": int,
+        "next_index": int,
+        "rows": int,
+        "epoch_start": int,
+        "fingerprint": str,
+    }
+    assert (state["seed"], state["next_index"], state["rows"], state["epoch_start"]) == (9, 7, 120, 0)
+    assert json.loads(json.dumps(state)) == state
+    assert len(json.dumps(state)) < 200
+
+
+@settings(max_examples=40)
+@given(
+    sampling=st.sampled_from(SAMPLINGS),
+    drop_last=st.booleans(),
+    at=st.integers(0, 40),
+    first=st.sampled_from([0, 1, 3]),
+    second=st.sampled_from([0, 2]),
+    seed=st.integers(0, 2**64 - 1),
+    grown=st.integers(0, 30),
+)
+def test_resuming_at_any_index(
+    sampling: str, drop_last: bool, at: int, first: int, second: int, seed: int, grown: int
+) -> None:
+    """Under another number of workers, another look-ahead, another seed, and after the store has grown."""
+    options: dict[str, Any] = {"sequence_length": 5, "batch_size": 4, "sampling": sampling, "drop_last": drop_last}
+    store = store_of(97)
+    source = BatchSource(store, seed=seed, **options)
+    with PrefetchBatchifier(store, num_workers=first, seed=seed, **options) as loader:
+        take(loader, at)
+        state = loader.state_dict()
+        following = take(loader, 9)
+    for number in range(grown):
+        store.append({"action": 0, "reward": 0.0, "done": 0, "episode_step": number})
+    with PrefetchBatchifier(store, num_workers=second, prefetch=2, seed=1, **options) as other:
+        take(other, 2)
+        other.load_state_dict(state)
+        assert other.state_dict() == state
+        for number, batch in enumerate(following):
+            found = other.next_batch()
+            assert_same(found, batch, number)
+            assert_same(found, source[at + number], number)
+        assert other.state_dict() == state | {"next_index": at + 9}
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_the_state_belongs_to_the_batches_that_were_taken(sampling: str) -> None:
+    """What was computed ahead does not count."""
+    with PrefetchBatchifier(store_of(), 5, 4, sampling=sampling, num_workers=3, prefetch=9) as loader:
+        for index in range(20):
+            assert loader.state_dict()["next_index"] == index
+            loader.next_batch()
+
+
+def test_going_back() -> None:
+    with PrefetchBatchifier(store_of(), 5, 4, num_workers=2) as loader:
+        state = loader.state_dict()
+        first = take(loader, 6)
+        loader.load_state_dict(state)
+        for one, again in zip(first, take(loader, 6), strict=True):
+            assert_same(again, one)
+
+
+@pytest.mark.parametrize("sampling", ["random", "sequential", "batch"])
+def test_states_pass_between_shards(sampling: str) -> None:
+    """One process's state moves four processes on, and theirs one process."""
+    options: dict[str, Any] = {"sequence_length": 5, "batch_size": 8, "sampling": sampling, "seed": 3, "num_workers": 0}
+    store = store_of()
+    whole = BatchSource(store, 5, 8, sampling=sampling, seed=3)
+    one = PrefetchBatchifier(store, **options)
+    take(one, 5)
+    four = [PrefetchBatchifier(store, shard=(rank, 4), **options) for rank in range(4)]
+    for loader in four:
+        loader.load_state_dict(one.state_dict())
+    for index in range(5, 9):
+        pieces = [loader.next_batch() for loader in four]
+        together = {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
+        assert_same(together, whole[index], index)
+    states = [loader.state_dict() for loader in four]
+    assert all(state == states[0] for state in states)
+    two = PrefetchBatchifier(store, shard=(1, 2), **options)
+    two.load_state_dict(states[2])
+    half = {name: array[4:] for name, array in whole[9].items()}
+    assert_same(two.next_batch(), half)
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_refresh_begins_an_epoch_over_what_there_is_now(sampling: str, workers: int) -> None:
+    store = store_of(100)
+    options: dict[str, Any] = {"sequence_length": 5, "batch_size": 4, "sampling": sampling, "seed": 2}
+    old = BatchSource(store, **options)
+    with PrefetchBatchifier(store, num_workers=workers, **options) as loader:
+        for index in range(7):
+            assert_same(loader.next_batch(), old[index], index)
+        store.from_dataset(table(50, first=100))
+        # The loader does not see it by itself.
+        assert_same(loader.next_batch(), old[7])
+        assert loader.state_dict()["rows"] == 100
+        loader.refresh()
+        state = loader.state_dict()
+        assert (state["rows"], state["next_index"], state["epoch_start"]) == (150, 8, 8)
+        assert len(loader) == len(BatchSource(store, **options))
+        batches = [batch for epoch in range(2) for batch in loader]
+        assert len(batches) == 2 * len(loader)
+        new = BatchSource(store, epoch_start=8, **options)
+        for index, batch in enumerate(batches, start=8):
+            assert_same(batch, new[index], index)
+        if sampling in ("sequential", "batch"):
+            count = len(loader) * 4 if sampling == "sequential" else 30
+            seen = np.concatenate([batch["time"][:, 0] for batch in batches[: len(loader)]])[:count]
+            assert len(set(seen.tolist())) == count
+            assert max(seen) >= 100
+        if sampling == "last":
+            assert batches[0]["time"][-1, -1] == 149
+        # The state of the old epoch still leads back to it.
+        loader.load_state_dict(state | {"rows": 100, "epoch_start": 0, "next_index": 3, "fingerprint": old.fingerprint})
+        assert_same(loader.next_batch(), old[3])
+
+
+def test_refresh_without_news_is_a_new_epoch_all_the_same() -> None:
+    store = store_of(100)
+    with PrefetchBatchifier(store, 5, 4, sampling="sequential", num_workers=0) as loader:
+        first = [batch["time"][:, 0].tolist() for batch in loader]
+        loader.next_batch()
+        loader.refresh()
+        assert loader.state_dict()["epoch_start"] == len(loader) + 1
+        again = [batch["time"][:, 0].tolist() for batch in loader]
+        assert len(again) == len(first)
+        assert again != first
+        assert sorted(sum(again, [])) == sorted(sum(first, []))
+
+
+def test_resuming_a_refreshed_loader() -> None:
+    store = store_of(100)
+    with PrefetchBatchifier(store, 5, 4, sampling="sequential") as loader:
+        take(loader, 7)
+        store.from_dataset(table(50, first=100))
+        loader.refresh()
+        take(loader, 2)
+        state = loader.state_dict()
+        following = take(loader, 12)
+    store.from_dataset(table(10, first=150))
+    with PrefetchBatchifier(store, 5, 4, sampling="sequential") as other:
+        other.load_state_dict(state)
+        for batch in following:
+            assert_same(other.next_batch(), batch)
+
+
+def test_refresh_brings_fields_that_were_not_there() -> None:
+    store = DatasetStore()
+    store.append({"action": 0, "reward": 0.0, "done": 0, "episode_step": None})
+    with PrefetchBatchifier(store, 1, 1, num_workers=1) as loader:
+        assert "time" not in loader.next_batch()
+        store.append({"action": 0, "reward": 0.0, "done": 0, "episode_step": 5})
+        loader.refresh()
+        assert "time" in loader.spec
+        assert loader.next_batch()["time"].shape == (1, 1)
+
+
+RESUME = """
+import json, sys
+import datasets
+from mouse_core import DatasetStore, PrefetchBatchifier
+from tests.core.oracle import digest
+folder, workers, state = sys.argv[1], int(sys.argv[2]), json.loads(sys.argv[3])
+store = DatasetStore().from_dataset(datasets.load_from_disk(folder))
+with PrefetchBatchifier(store, 5, 4, sampling="sequential", num_workers=workers) as loader:
+    loader.load_state_dict(state)
+    print(digest(loader.next_batch() for _ in range(40)))
+"""
+
+
+def test_resuming_in_another_process_on_a_copy_of_the_files(tmp_path: Path) -> None:
+    datasets.Dataset(table(120)).save_to_disk(str(tmp_path / "data"), num_shards=2)
+    shutil.copytree(tmp_path / "data", tmp_path / "elsewhere")
+    store = DatasetStore().from_dataset(datasets.load_from_disk(str(tmp_path / "data")))
+    with PrefetchBatchifier(store, 5, 4, sampling="sequential", num_workers=2, seed=77) as loader:
+        take(loader, 9)
+        state = loader.state_dict()
+        wanted = digest(take(loader, 40))
+    root = Path(__file__).resolve().parents[2]
+    for workers in ("0", "3"):
+        ran = subprocess.run(
+            [sys.executable, "-c", RESUME, str(tmp_path / "elsewhere"), workers, json.dumps(state)],
+            capture_output=True,
+            text=True,
+            cwd=root,
+            timeout=120,
+        )
+        assert ran.stdout.strip() == wanted, ran.stderr
+
+
+def test_a_state_of_before_the_rows_were_saved(tmp_path: Path) -> None:
+    """Rows that were appended and later written to disk are the same dataset."""
+    store = DatasetStore()
+    for number in range(60):
+        store.append({"action": 1, "reward": number * 0.5, "done": 0, "observation": [1.0 * number, 2.0]})
+    loader = PrefetchBatchifier(store, 5, 4, num_workers=0)
+    take(loader, 3)
+    store.to_dataset().save_to_disk(str(tmp_path / "data"))
+    reopened = DatasetStore().from_dataset(datasets.load_from_disk(str(tmp_path / "data")))
+    other = PrefetchBatchifier(reopened, 5, 4, num_workers=0)
+    other.load_state_dict(loader.state_dict())
+    assert_same(other.next_batch(), loader.next_batch())
+
+
+def test_loading_from_numpy_integers_and_after_pickling() -> None:
+    loader = PrefetchBatchifier(store_of(), 5, 4, num_workers=0)
+    take(loader, 3)
+    state: dict[str, Any] = dict(loader.state_dict())
+    wanted = loader.next_batch()
+    for form in (
+        pickle.loads(pickle.dumps(state)),
+        {name: value if isinstance(value, str) else np.int64(value) for name, value in state.items()},
+    ):
+        other = PrefetchBatchifier(store_of(), 5, 4, num_workers=0)
+        other.load_state_dict(form)
+        assert other.state_dict() == state
+        assert {type(value) for value in other.state_dict().values()} == {int, str}
+        assert_same(other.next_batch(), wanted)
+
+
+def test_a_loader_over_a_snapshot_resumes_too() -> None:
+    store = store_of(100)
+    with PrefetchBatchifier(store, 5, 4) as loader:
+        take(loader, 3)
+        state = loader.state_dict()
+        wanted = loader.next_batch()
+    store.from_dataset(table(20, first=100))
+    with PrefetchBatchifier(store.snapshot(), 5, 4) as other:
+        other.load_state_dict(state)
+        assert_same(other.next_batch(), wanted)
+        assert other.state_dict()["rows"] == 100
+
+
+def test_delivered_dtypes_are_no_part_of_the_state() -> None:
+    """One dataset, two precisions: the windows are the same, so a state serves both."""
+    store = store_of()
+    one = PrefetchBatchifier(store, 5, 4, num_workers=0)
+    take(one, 3)
+    other = PrefetchBatchifier(store, 5, 4, num_workers=0, dtypes={"reward": "float64"})
+    other.load_state_dict(one.state_dict())
+    assert np.array_equal(other.next_batch()["time"], one.next_batch()["time"])
