@@ -126,7 +126,7 @@ def _find_device(device: jax.Device | str | None) -> jax.Device | None:
         if device.process_index != jax.process_index():
             raise ConfigError(f"device: expected one of process {jax.process_index()}, found {device}")
         return device
-    if not isinstance(device, str):
+    if not isinstance(device, str) or not device:
         raise ConfigError(f"device: expected a jax.Device, its platform or None, found {device!r}")
     platform, _, number = device.partition(":")
     try:

@@ -13,10 +13,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from mouse_core.batches import BatchSource
 from mouse_core.errors import ClosedError, ConfigError, DataError, MissingFieldError, StateError, WorkerError
 from mouse_core.prefetch import PrefetchBatchifier
+from mouse_core.store import DatasetStore
 from mouse_core.testing.digest import as_numpy, stream_digest
 from mouse_core.testing.examples import example_columns, example_store
 
@@ -35,11 +37,13 @@ class AdapterConformance:
         loader_class: The adapter's loader.
         narrow: Dtypes that the framework cannot hold, and what the adapter delivers instead.
         options: Further arguments for every loader.
+        patience: Seconds that threads may take to end.
     """
 
     loader_class: Any = PrefetchBatchifier
     narrow: Mapping[Any, npt.DTypeLike] = {}
     options: Mapping[str, Any] = {}
+    patience: float = 10.0
 
     def to_numpy(self, values: Any) -> npt.NDArray[Any]:
         """A delivered array as a NumPy array; override it for a framework that ``as_numpy`` does not know."""
@@ -202,18 +206,16 @@ class AdapterConformance:
 
     def test_a_failure_comes_at_its_index_and_stays(self) -> None:
         """What came before is delivered, nothing is skipped, and the state stays where it failed."""
-        columns = example_columns(120)
-        columns["observation_discrete"] = columns["observation_discrete"].astype(np.float64)
-        columns["observation_discrete"][100] = 0.5  # no whole number
-        store = example_store(0)
-        store.extend(columns)
+        columns = {name: example_columns(120)[name] for name in ("action", "reward", "done")}
+        columns["done"][100] = 7  # is no code; Arrow tables are read as they are, when they are
+        store = DatasetStore().from_dataset(pa.table(columns))
         source = self._source(store, sampling="sequential")
         failing = next(index for index in range(len(source)) if _covers(source, index, 100))
         for workers in (0, 1, 2, 8):
             with self._loader(store, sampling="sequential", num_workers=workers) as loader:
                 self._same(loader, source, failing)
                 for _ in range(3):
-                    error = self._refused(WorkerError, "obs_discrete", loader.next_batch)
+                    error = self._refused(WorkerError, "done", loader.next_batch)
                     assert isinstance(error.__cause__, DataError), (
                         f"expected a DataError as cause, found {error.__cause__!r}"
                     )
@@ -239,7 +241,7 @@ class AdapterConformance:
         dropped.next_batch()
         del dropped, loader
         gc.collect()
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + self.patience
         while (left := set(threading.enumerate()) - before) and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not left, f"threads still running: {left}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
-from itertools import islice
+from itertools import count, islice
 from typing import Any
 
 import numpy as np
@@ -76,17 +76,12 @@ def as_numpy(values: Any) -> npt.NDArray[Any]:
 
 def _batches(loader: Any) -> Iterator[Any]:
     if hasattr(loader, "next_batch"):
-        while True:
-            yield loader.next_batch()
-    elif hasattr(loader, "plan"):
-        index = loader.epoch_start
-        while True:
-            yield loader[index]
-            index += 1
-    elif isinstance(loader, Iterable):
-        yield from loader
-    else:
-        raise ConfigError(f"stream_digest: expected a loader or batches, found {type(loader).__name__}")
+        return (loader.next_batch() for _ in count())
+    if hasattr(loader, "plan"):
+        return (loader[index] for index in count(loader.epoch_start))
+    if isinstance(loader, Iterable):
+        return iter(loader)
+    raise ConfigError(f"stream_digest: expected a loader or batches, found {type(loader).__name__}")
 
 
 def _canonical(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -1,0 +1,143 @@
+"""The digest of a stream: what it sees, and what it does not."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from mouse_core import BatchSource, ConfigError, PrefetchBatchifier
+from mouse_core.testing import as_arrays, as_numpy, example_columns, example_store, stream_digest
+
+SHAPES = hnp.array_shapes(max_dims=3, max_side=3)
+ARRAYS = st.sampled_from(["i1", "i4", "i8", "u1", "u8", "f2", "f4", "f8", "?"]).flatmap(
+    lambda dtype: hnp.arrays(np.dtype(dtype), SHAPES)
+)
+
+
+def one(values: Any) -> str:
+    return stream_digest([{"x": values}], 1)
+
+
+def equal(left: np.ndarray, right: np.ndarray) -> bool:
+    """The same values, in Python's arithmetic, with NaN equal to itself and -0.0 not to 0.0."""
+    if left.shape != right.shape or (left.dtype.kind == "i" or left.dtype.kind == "u") != (right.dtype.kind in "iu"):
+        return False
+    if (left.dtype.kind == "b") != (right.dtype.kind == "b"):
+        return False
+    return [repr(value) for value in left.reshape(-1).tolist()] == [repr(value) for value in right.reshape(-1).tolist()]
+
+
+@given(ARRAYS, ARRAYS)
+def test_the_same_digest_means_the_same_values(left: np.ndarray, right: np.ndarray) -> None:
+    assert (one(left) == one(right)) == equal(left, right)
+
+
+@given(ARRAYS, st.data())
+def test_the_width_of_a_number_is_not_a_difference(values: np.ndarray, data: st.DataObject) -> None:
+    wide = {"i": "i8", "u": "u8", "f": "f8", "b": "?"}[values.dtype.kind]
+    assert one(values) == one(values.astype(wide)) == one(values.astype(values.dtype.newbyteorder(">")))
+    if values.dtype.kind in "iuf":
+        place = data.draw(st.integers(0, values.size - 1))
+        changed = values.copy()
+        changed.reshape(-1).view(np.uint8)[place * values.dtype.itemsize] ^= 1
+        assert (one(changed) == one(values)) == equal(changed, values)
+
+
+def test_names_shapes_order_and_views_are_differences() -> None:
+    batch = {"a": np.zeros((2, 3)), "b": np.ones(4)}
+    others: list[list[Any]] = [
+        [{"a": batch["a"], "c": batch["b"]}],
+        [{"a": batch["a"]}],
+        [{"a": batch["a"].T, "b": batch["b"]}],
+        [{"a": batch["a"].reshape(6), "b": batch["b"]}],
+        [(batch,) * 2],
+        [{"a": batch["a"].astype(int), "b": batch["b"]}],
+        [{"a": batch["a"].astype(bool), "b": batch["b"]}],
+    ]
+    digests = [stream_digest(batches, 1) for batches in [[batch], *others]]
+    assert len(set(digests)) == len(digests)
+    assert stream_digest([dict(reversed(batch.items()))], 1) == digests[0]
+    assert stream_digest([batch, others[0][0]], 2) != stream_digest([others[0][0], batch], 2)
+
+
+def test_loaders_sources_and_iterables() -> None:
+    store = example_store()
+    source = BatchSource(store, 8, 4)
+    batches = [source[index] for index in range(100)]
+    expected = stream_digest(batches, 100)
+    assert stream_digest(source, 100) == expected
+    assert stream_digest((batch for batch in batches), 100) == expected
+    with PrefetchBatchifier(store, 8, 4) as loader:
+        assert stream_digest(loader, 100) == expected
+        assert loader.state_dict()["next_index"] == 100
+    later = source.with_snapshot(store.snapshot(), epoch_start=7)
+    assert stream_digest(later, 2) == stream_digest([later[7], later[8]], 2)
+
+
+def test_too_few_batches_and_things_without_any() -> None:
+    with pytest.raises(ConfigError, match="expected 3 batches, found 1"):
+        stream_digest([{"x": np.zeros(1)}], 3)
+    with pytest.raises(ConfigError, match="expected a loader or batches, found int"):
+        stream_digest(5, 1)
+
+
+def test_what_is_no_array_of_numbers_is_refused() -> None:
+    for values in ("text", np.array(["text"]), np.array([None]), np.array([1j])):
+        with pytest.raises(TypeError, match="expected an array of numbers"):
+            as_numpy(values)
+
+
+class Exported:
+    """An array of a framework that speaks DLPack and nothing else."""
+
+    def __init__(self, values: np.ndarray) -> None:
+        self.values = values
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.values.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return (1, 0)
+
+
+class Tensor:
+    """A tensor as torch's are on a device: NumPy gets it only from the host, and only without its gradient."""
+
+    def __init__(self, values: np.ndarray, steps: tuple[str, ...] = ()) -> None:
+        self.values, self.steps = values, steps
+
+    def detach(self) -> Tensor:
+        return Tensor(self.values, (*self.steps, "detach"))
+
+    def cpu(self) -> Tensor:
+        return Tensor(self.values, (*self.steps, "cpu"))
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> np.ndarray:
+        assert self.steps == ("detach", "cpu")
+        return self.values
+
+
+def test_arrays_of_other_frameworks() -> None:
+    values = np.arange(6.0).reshape(2, 3)
+    for other in (Exported(values), Tensor(values), values.tolist()):
+        np.testing.assert_array_equal(as_arrays({"x": other})["x"], values)
+
+
+def test_example_steps_are_whole_and_agree() -> None:
+    columns = example_columns(200)
+    for name, values in example_columns(150, first=50).items():
+        np.testing.assert_array_equal(values, columns[name][50:])
+    step, done = columns["episode_step"], columns["done"]
+    assert set(done.tolist()) == {0, 1, 2}
+    begins = np.flatnonzero(step == 0)
+    assert (columns["action"][begins] == 0).all()
+    assert (columns["reward"][begins] == 0).all()
+    ends = np.flatnonzero(done)
+    assert set(ends.tolist()) <= set((begins - 1).tolist()) | {199}
+    longer = begins[:-1][np.diff(begins) > 1]
+    assert (done[begins[np.searchsorted(begins, longer) + 1] - 1] > 0).all()

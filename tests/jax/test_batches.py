@@ -1,0 +1,306 @@
+"""What the JAX loader delivers: dtypes, places, and memory that nobody touches again."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, WorkerError
+from mouse_core.testing import as_arrays, example_columns, example_store, stream_digest
+from mouse_jax import NARROWED, PrefetchBatchifier, narrowing
+from mouse_jax.placement import Placement
+from mouse_jax.transfer import batch_stages
+
+OPTIONS: dict[str, Any] = {"sequence_length": 8, "batch_size": 8, "seed": 5}
+
+
+def store_of(**columns: Any) -> DatasetStore:
+    store = DatasetStore()
+    store.extend({**example_columns(64), **columns})
+    return store
+
+
+# ---------------------------------------------------------------------- dtypes
+
+
+def test_the_spec_narrows_by_the_table_alone() -> None:
+    wide = BatchSource(example_store(), **OPTIONS).spec
+    for workers in (0, 2):
+        with PrefetchBatchifier(example_store(), **OPTIONS, num_workers=workers) as loader:
+            for name, spec in loader.spec.items():
+                assert spec.dtype == NARROWED.get(wide[name].dtype, wide[name].dtype)
+            batch = loader.next_batch()
+            assert {name: values.dtype for name, values in batch.items()} == {
+                name: spec.dtype for name, spec in loader.spec.items()
+            }
+            assert all(isinstance(values, jax.Array) for values in batch.values())
+
+
+def test_what_is_asked_for_is_narrowed_too() -> None:
+    dtypes = {"time": "int64", "reward": "float64", "done": "uint64", "action": "int8", "obs_image": "uint8"}
+    with PrefetchBatchifier(example_store(), **OPTIONS, dtypes=dtypes) as loader:
+        found = {name: str(loader.spec[name].dtype) for name in dtypes}
+        assert found == {"time": "int32", "reward": "float32", "done": "uint32", "action": "int8", "obs_image": "uint8"}
+        assert {name: str(loader.next_batch()[name].dtype) for name in dtypes} == found
+
+
+@pytest.mark.parametrize(
+    ("column", "field", "value"),
+    [
+        ("observation_discrete", "obs_discrete", 2**31),
+        ("observation_discrete", "obs_discrete", -(2**31) - 1),
+        ("observation_discrete", "obs_discrete", 2**40 + 5),  # JAX by itself would make it 5
+        ("episode_step", "time", 2**63 - 1),
+        ("observation", "obs_continuous", 1e300),  # and this one infinite
+    ],
+)
+def test_a_value_that_does_not_fit_is_an_error(column: str, field: str, value: float) -> None:
+    values = example_columns(64)[column]
+    values[20] = value
+    store = store_of(**{column: values})
+    with PrefetchBatchifier(store, **OPTIONS, sampling="last") as loader:
+        with pytest.raises(WorkerError, match=f"DataError: {field}: .*fit .*32") as raised:
+            loader.next_batch()
+        assert isinstance(raised.value.__cause__, DataError)
+    with jax.enable_x64(True), PrefetchBatchifier(store, **OPTIONS, sampling="last") as loader:
+        batch = as_arrays(loader.next_batch())
+        assert value in batch[field]
+
+
+def test_the_last_values_that_fit() -> None:
+    values = example_columns(64)["observation_discrete"]
+    values[:2] = 2**31 - 1, -(2**31)
+    observations = example_columns(64)["observation"]
+    observations[0] = [np.nan, np.inf, -np.inf, np.finfo(np.float32).max, 1e-300]
+    store = store_of(observation_discrete=values, observation=observations)
+    with PrefetchBatchifier(store, **OPTIONS, sampling="last") as loader:
+        batch = as_arrays(loader.next_batch())
+    assert batch["obs_discrete"].min() == -(2**31)
+    assert batch["obs_discrete"].max() == 2**31 - 1
+    np.testing.assert_array_equal(batch["obs_continuous"][0, 0], observations[0].astype(np.float32))
+
+
+def test_x64_holds_where_the_loader_was_made() -> None:
+    """``jax.enable_x64`` as a context is a setting of one thread, and batches are made in others."""
+    for workers in (0, 2):
+        with jax.enable_x64(True):
+            wide = PrefetchBatchifier(example_store(), **OPTIONS, num_workers=workers)
+        narrow = PrefetchBatchifier(example_store(), **OPTIONS, num_workers=workers)
+        assert narrowing() == NARROWED
+        with jax.enable_x64(True):
+            assert narrowing() == {}
+            found = narrow.next_batch()
+        assert found["time"].dtype == narrow.spec["time"].dtype == np.int32
+        batch = wide.next_batch()
+        assert batch["time"].dtype == wide.spec["time"].dtype == np.int64
+        assert batch["obs_continuous"].dtype == np.float64
+        np.testing.assert_array_equal(
+            as_arrays(batch)["obs_continuous"], BatchSource(example_store(), **OPTIONS)[0]["obs_continuous"]
+        )
+        wide.close()
+        narrow.close()
+
+
+def test_fields_that_appear_later_are_narrowed_too() -> None:
+    store = DatasetStore()
+    columns = example_columns(200)
+    plain = {name: columns[name] for name in ("action", "reward", "done")}
+    store.extend({**{name: values[:40] for name, values in plain.items()}, "episode_step": [None] * 40})
+    with PrefetchBatchifier(store, **OPTIONS) as loader:
+        assert "time" not in loader.spec
+        store.extend({name: columns[name][40:] for name in (*plain, "episode_step")})
+        loader.refresh()
+        assert loader.spec["time"].dtype == np.int32
+        assert loader.next_batch()["time"].dtype == np.int32
+
+
+def test_narrowing_survives_a_resume() -> None:
+    with PrefetchBatchifier(example_store(), **OPTIONS) as loader:
+        loader.load_state_dict(loader.state_dict())
+        assert loader.next_batch()["time"].dtype == loader.spec["time"].dtype == np.int32
+
+
+# ---------------------------------------------------------------------- places
+
+
+def test_devices() -> None:
+    fourth = jax.devices()[3]
+    for device in (fourth, "cpu:3"):
+        with PrefetchBatchifier(example_store(), **OPTIONS, device=device) as loader:
+            assert loader.next_batch()["reward"].devices() == {fourth}
+    for device in (None, "cpu", "cpu:0"):
+        with PrefetchBatchifier(example_store(), **OPTIONS, device=device) as loader:
+            assert loader.next_batch()["reward"].devices() == {jax.devices()[0]}
+            assert loader.next_batch()["reward"].committed == (device is not None)
+    with jax.default_device(fourth):
+        loader = PrefetchBatchifier(example_store(), **OPTIONS)
+    with loader:
+        assert loader.next_batch()["reward"].devices() == {fourth}, "a setting of the thread that made the loader"
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu:9", "cpu:x", "", 3])
+def test_a_device_that_is_not_there_is_refused(device: Any) -> None:
+    with pytest.raises(ConfigError, match="device: expected"):
+        PrefetchBatchifier(example_store(), **OPTIONS, device=device)
+
+
+def mesh(*shape: int, names: tuple[str, ...] = ("data", "time")) -> Mesh:
+    return Mesh(np.array(jax.devices()[: int(np.prod(shape))]).reshape(shape), names[: len(shape)])
+
+
+SHARDINGS = {
+    "rows": ((4,), P("data")),
+    "rows and steps": ((2, 2), P("data", "time")),
+    "steps": ((4,), P(None, "data")),
+    "both axes over rows": ((2, 2), P(("data", "time"))),
+    "everywhere": ((4,), P()),
+}
+
+
+@pytest.mark.parametrize("name", SHARDINGS)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_shardings(name: str, workers: int) -> None:
+    shape, spec = SHARDINGS[name]
+    sharding = NamedSharding(mesh(*shape), spec)
+    with PrefetchBatchifier(example_store(), **OPTIONS, sharding=sharding, num_workers=workers) as loader:
+        assert loader.source.shard == (0, 1)
+        assert stream_digest(loader, 4) == stream_digest(BatchSource(example_store(), narrow=NARROWED, **OPTIONS), 4)
+        for values in loader.next_batch().values():
+            assert values.sharding.is_equivalent_to(sharding, values.ndim)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"batch_size": 6}, r"expected one that divides action of shape \[6, 8\] evenly"),
+        ({"sampling": "sequential", "drop_last": False}, r"divides action of shape \[5, 8\] evenly"),
+        ({"device": "cpu"}, "device: expected None beside a sharding, found 'cpu'"),
+        ({"shard": (0, 2)}, r"shard: expected \(0, 1\) beside a sharding"),
+        ({"sharding": "data"}, "expected a jax.sharding.Sharding, found 'data'"),
+    ],
+)
+def test_what_does_not_go_with_a_sharding_is_refused(options: dict[str, Any], message: str) -> None:
+    sharding = NamedSharding(mesh(4), P("data"))
+    with pytest.raises(ConfigError, match=message):
+        PrefetchBatchifier(example_store(), **{**OPTIONS, "sharding": sharding, **options})
+
+
+def test_a_sharding_of_too_many_axes_is_refused() -> None:
+    sharding = NamedSharding(mesh(2, 2), P("data", None, "time"))
+    with pytest.raises(ConfigError, match="action"):
+        PrefetchBatchifier(example_store(), **OPTIONS, sharding=sharding)
+
+
+def test_rows_that_a_refresh_makes_uneven() -> None:
+    store = example_store(128)
+    sharding = NamedSharding(mesh(4), P("data"))
+    options = {**OPTIONS, "sampling": "sequential", "drop_last": False}
+    with PrefetchBatchifier(store, **options, sharding=sharding) as loader:
+        assert [len(batch["reward"]) for batch in loader] == [8, 8]
+        store.extend(example_columns(32, first=128))
+        loader.refresh()
+        assert [len(batch["reward"]) for batch in loader] == [8, 8, 4]
+        store.extend(example_columns(8, first=160))
+        loader.refresh()
+        with pytest.raises(WorkerError, match=r"divides action of shape \[5, 8\] evenly"):
+            loader.next_batch()
+
+
+def test_narrow_bytes_travel_to_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is none here, so a CPU device is passed off as one: the stages are the same."""
+    monkeypatch.setattr(Placement, "on_host", property(lambda self: False))
+    for x64 in (False, True):
+        with jax.enable_x64(x64):
+            source = BatchSource(example_store(), narrow=narrowing(), **OPTIONS)
+        stages = batch_stages(source, placement=Placement(jax.devices()[1]), x64=x64, default_device=None)
+        gathered = stages.gather(3)
+        assert gathered["obs_image"].dtype == np.uint8
+        batch = stages.transfer(gathered)
+        assert {name: values.dtype for name, values in batch.items()} == {
+            name: spec.dtype for name, spec in source.spec.items()
+        }
+        assert batch["obs_image"].devices() == {jax.devices()[1]}
+        assert stream_digest([batch], 1) == stream_digest([source[3]], 1)
+
+
+def test_views_share_the_arrays_in_which_they_do_not_differ() -> None:
+    with PrefetchBatchifier(example_store(), **OPTIONS, views=3) as loader:
+        views = loader.next_batch()
+        assert isinstance(views, tuple)
+        assert all(view["obs_image"] is views[0]["obs_image"] for view in views)
+
+
+# ---------------------------------------------------------------------- memory
+
+
+@pytest.mark.parametrize("batch_size", [8, 160])
+def test_nothing_is_written_to_after_delivery(batch_size: int) -> None:
+    """Every array that the pipeline got from the source and does not share with JAX is scribbled over.
+
+    Batches of more than a megabyte lie in memory that is used again once it is free; small ones do not.
+    """
+    options = {**OPTIONS, "batch_size": batch_size, "sequence_length": 32}
+    source = BatchSource(example_store(), narrow=NARROWED, **options)
+    with PrefetchBatchifier(example_store(), **options, prefetch=3) as loader:
+        held = []
+        for index in range(300 if batch_size == 8 else 40):
+            held.append(loader.next_batch())
+            scribble = loader.source[index]  # memory that the source took again
+            for values in scribble.values():
+                values.fill(99)
+            del scribble
+        for index, batch in enumerate(held):
+            for name, values in batch.items():
+                np.testing.assert_array_equal(np.asarray(values), source[index][name], f"{name} of batch {index}")
+
+
+def test_work_that_is_still_running_reads_the_right_memory() -> None:
+    """JAX computes later than it is asked to; what it reads must not be used again before."""
+    options = {**OPTIONS, "batch_size": 160, "sequence_length": 32}
+    source = BatchSource(example_store(), narrow=NARROWED, **options)
+    slow = jax.jit(lambda image, noise: image.astype(jnp.float32).sum() + 0 * jnp.linalg.matrix_power(noise, 20).sum())
+    noise = jnp.eye(200)
+    with PrefetchBatchifier(example_store(), **options, prefetch=2) as loader:
+        sums = [slow(loader.next_batch()["obs_image"], noise) for _ in range(30)]
+    for index, found in enumerate(sums):
+        assert float(found) == pytest.approx(float(source[index]["obs_image"].sum(dtype=np.float64)), rel=1e-5)
+
+
+def test_donating_one_view_leaves_the_others() -> None:
+    add = jax.jit(lambda values: values + 1, donate_argnums=0)
+    with PrefetchBatchifier(example_store(), **OPTIONS, views=2) as loader:
+        source = BatchSource(example_store(), narrow=NARROWED, **OPTIONS)
+        for index in range(10):
+            batch, _ = loader.next_batch()
+            add(batch["reward"]).block_until_ready()
+            np.testing.assert_array_equal(np.asarray(batch["obs_image"]), source[index]["obs_image"])
+
+
+def test_batches_are_pytrees_of_arrays_and_nothing_else() -> None:
+    with PrefetchBatchifier(example_store(), **OPTIONS) as loader:
+        batch = loader.next_batch()
+        leaves = jax.tree.leaves(batch)
+        assert len(leaves) == len(batch)
+        assert all(isinstance(leaf, jax.Array) for leaf in leaves)
+        mean = jax.jit(lambda tree: jax.tree.map(lambda values: values.mean(), tree))(batch)
+        assert set(mean) == set(loader.spec)
+
+
+def test_a_loader_used_from_a_thread_of_its_own() -> None:
+    found: list[str] = []
+
+    def use() -> None:
+        with PrefetchBatchifier(example_store(), **OPTIONS) as loader:
+            found.append(stream_digest(loader, 5))
+
+    thread = threading.Thread(target=use)
+    thread.start()
+    thread.join()
+    assert found == [stream_digest(BatchSource(example_store(), narrow=NARROWED, **OPTIONS), 5)]

@@ -1,0 +1,403 @@
+"""The pipeline under the JAX loader: failure that stays, closing, ends without noise, and how much it holds."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from mouse_core import BatchSource, ClosedError, ForkError, WorkerError
+from mouse_core.testing import example_columns, example_store, stream_digest
+from mouse_jax import PrefetchBatchifier
+from mouse_jax.pipeline import GrainPrefetcher
+
+OPTIONS: dict[str, Any] = {"sequence_length": 8, "batch_size": 4, "seed": 5}
+AHEAD = (1, 2, 3, 4, 9)
+
+
+class Stages:
+    """Stages that count, and do as they are told."""
+
+    def __init__(
+        self,
+        gather: Callable[[int], Any] = lambda index: index,
+        transfer: Callable[[Any], Any] = lambda gathered: gathered,
+    ) -> None:
+        self._gather, self._transfer = gather, transfer
+        self.gathered: list[int] = []
+
+    def gather(self, index: int) -> Any:
+        self.gathered.append(index)
+        return self._gather(index)
+
+    def transfer(self, gathered: Any) -> Any:
+        return self._transfer(gathered)
+
+
+def until(holds: Callable[[], bool], seconds: float = 10.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while not holds() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return holds()
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Any:
+    before = set(threading.enumerate())
+    yield
+    if not until(lambda: set(threading.enumerate()) <= before, 0.5):
+        gc.collect()
+    assert until(lambda: set(threading.enumerate()) <= before), set(threading.enumerate()) - before
+
+
+# ---------------------------------------------------------------------- order and failure
+
+
+@pytest.mark.parametrize("workers", [1, 2, 8])
+@pytest.mark.parametrize("ahead", AHEAD)
+def test_items_come_in_order_whoever_is_first(workers: int, ahead: int) -> None:
+    def gather(index: int) -> int:
+        time.sleep(0.003 * (index % 3 == 0))
+        return index
+
+    prefetcher = GrainPrefetcher(Stages(gather), 5, workers=workers, ahead=ahead)
+    assert [prefetcher.get() for _ in range(30)] == list(range(5, 35))
+    prefetcher.close()
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), StopIteration("ends grain's stream"), SystemExit(3)])
+@pytest.mark.parametrize("stage", ["gather", "transfer"])
+@pytest.mark.parametrize("ahead", [1, 4])
+def test_an_error_comes_at_its_place_and_stays(error: BaseException, stage: str, ahead: int) -> None:
+    def fail(index: int) -> int:
+        if index >= 12:
+            raise error
+        return index
+
+    prefetcher = GrainPrefetcher(Stages(**{stage: fail}), 10, workers=2, ahead=ahead)
+    assert [prefetcher.get(), prefetcher.get()] == [10, 11]
+    for _ in range(3):
+        with pytest.raises(type(error)) as raised:
+            prefetcher.get()
+        assert raised.value is error
+    prefetcher.close()
+    with pytest.raises(type(error)):
+        prefetcher.get()
+
+
+def test_after_an_error_nothing_more_is_gathered() -> None:
+    def fail(index: int) -> int:
+        raise ValueError(index)
+
+    stages = Stages(fail)
+    prefetcher = GrainPrefetcher(stages, 0, workers=1, ahead=9)
+    with pytest.raises(ValueError, match="0"):
+        prefetcher.get()
+    prefetcher.close()
+    assert stages.gathered == [0]
+
+
+def test_none_is_an_item() -> None:
+    """grain drops elements that are None."""
+    prefetcher = GrainPrefetcher(Stages(lambda index: None), 0, workers=2, ahead=4)
+    assert [prefetcher.get() for _ in range(3)] == [None] * 3
+    prefetcher.close()
+
+
+def test_a_failing_batch_leaves_the_state_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """grain alone would lose the batch and be off by one."""
+    broken = True
+    gather = BatchSource.gather
+
+    def sometimes(self: BatchSource, plan: Any, *arguments: Any, **options: Any) -> Any:
+        if broken and plan.key.index == 5:
+            raise OSError("the disk is gone")
+        return gather(self, plan, *arguments, **options)
+
+    monkeypatch.setattr(BatchSource, "gather", sometimes)
+    store = example_store()
+    expected = [BatchSource(store, **OPTIONS)[index] for index in (0, 1, 2, 3, 4)]
+    for workers in (0, 1, 2, 8):
+        broken = True
+        with PrefetchBatchifier(store, **OPTIONS, num_workers=workers, dtypes={"obs_continuous": "float32"}) as loader:
+            source = loader.source
+            assert stream_digest(loader, 5) == stream_digest([source[index] for index in range(len(expected))], 5)
+            for _ in range(2):
+                with pytest.raises(WorkerError, match=r"batch 5: OSError: the disk is gone") as raised:
+                    loader.next_batch()
+                assert isinstance(raised.value.__cause__, OSError)
+                assert loader.state_dict()["next_index"] == 5
+            broken = False
+            with pytest.raises(WorkerError):
+                loader.next_batch()
+            loader.load_state_dict(loader.state_dict())  # on purpose, a new start
+            assert stream_digest(loader, 3) == stream_digest([source[index] for index in (5, 6, 7)], 3)
+
+
+# ---------------------------------------------------------------------- how much it holds
+
+
+class Item:
+    """Something whose life can be watched."""
+
+
+@pytest.mark.parametrize("ahead", AHEAD)
+@pytest.mark.parametrize("workers", [1, 2, 8])
+def test_so_many_items_are_alive_and_no_more(workers: int, ahead: int) -> None:
+    alive: weakref.WeakSet[Item] = weakref.WeakSet()
+    most = 0
+    lock = threading.Lock()
+
+    def gather(index: int) -> Item:
+        nonlocal most
+        item = Item()
+        with lock:
+            alive.add(item)
+            most = max(most, len(alive))
+        return item
+
+    prefetcher = GrainPrefetcher(Stages(gather), 0, workers=workers, ahead=ahead)
+    for number in range(40):
+        delivered = prefetcher.get()
+        if number % 8 == 0:
+            time.sleep(0.02)  # the pipeline fills up
+        assert delivered in alive
+    assert until(lambda: len(alive) >= ahead + 1), "it does not compute ahead as far as it should"
+    assert most <= ahead + 2, "the pipeline's ahead + 1 and the one delivered"
+    prefetcher.close()
+    del delivered
+    gc.collect()
+    assert until(lambda: not alive)
+
+
+@pytest.mark.parametrize("prefetch", [1, 4])
+def test_so_many_batches_are_alive_and_no_more(prefetch: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted in host memory, from gathering to the last array of a batch that JAX lets go."""
+    alive = 0
+    most = 0
+    lock = threading.Lock()
+    gather = BatchSource.gather
+
+    def gone() -> None:
+        nonlocal alive
+        with lock:
+            alive -= 1
+
+    def counted(self: BatchSource, *arguments: Any, **options: Any) -> Any:
+        nonlocal alive, most
+        batch = gather(self, *arguments, **options)
+        memory = np.empty(batch["reward"].nbytes + 64, np.uint8)
+        start = -memory.ctypes.data % 64  # so aligned, JAX keeps the memory itself
+        reward = memory[start : start + batch["reward"].nbytes].view(np.float32).reshape(batch["reward"].shape)
+        reward[...] = batch["reward"]
+        with lock:
+            alive += 1
+            most = max(most, alive)
+        weakref.finalize(memory, gone)
+        return {**batch, "reward": reward}
+
+    monkeypatch.setattr(BatchSource, "gather", counted)
+    with PrefetchBatchifier(example_store(), **OPTIONS, prefetch=prefetch, num_workers=8) as loader:
+        for number in range(40):
+            batch = loader.next_batch()
+            if number % 8 == 0:
+                time.sleep(0.02)
+            jax.block_until_ready(batch)
+            del batch
+        time.sleep(0.05)
+        assert 0 < most <= prefetch + 2
+
+
+# ---------------------------------------------------------------------- the end
+
+
+def test_closing_with_a_full_queue_and_twice() -> None:
+    prefetcher = GrainPrefetcher(Stages(), 0, workers=4, ahead=9)
+    prefetcher.get()
+    time.sleep(0.05)
+    prefetcher.close()
+    prefetcher.close()
+    with pytest.raises(ClosedError):
+        prefetcher.get()
+
+
+@pytest.mark.parametrize("ahead", [1, 4])
+@pytest.mark.parametrize("stage", ["gather", "transfer"])
+def test_closing_does_not_wait_for_what_takes_long(stage: str, ahead: int) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(index: int) -> int:
+        begun.set()
+        go_on.wait(20)
+        return index
+
+    prefetcher = GrainPrefetcher(Stages(**{stage: slow}), 0, workers=2, ahead=ahead)
+    heard: list[str] = []
+
+    def ask() -> None:
+        try:
+            heard.append(f"item {prefetcher.get()}")
+        except ClosedError:
+            heard.append("closed")
+
+    caller = threading.Thread(target=ask, daemon=True)
+    caller.start()
+    begun.wait(10)
+    began = time.monotonic()
+    prefetcher.close()
+    took = time.monotonic() - began
+    go_on.set()
+    caller.join(10)
+    assert heard in (["closed"], ["item 0"]), "who waits while another thread closes must not wait for ever"
+    assert took < 10, "it waited for the batch"
+
+
+def test_dropped_in_the_middle_while_a_batch_is_made() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(index: int) -> int:
+        if index == 3:
+            begun.set()
+            go_on.wait(20)
+        return index
+
+    prefetcher = GrainPrefetcher(Stages(slow), 0, workers=2, ahead=4)
+    prefetcher.get()
+    begun.wait(10)
+    watched = weakref.ref(prefetcher)
+    del prefetcher
+    assert watched() is None, "its threads hold on to it"
+    go_on.set()
+
+
+def test_a_loader_in_a_circle_is_collected() -> None:
+    loader = PrefetchBatchifier(example_store(), **OPTIONS)
+    loader.next_batch()
+    circle: dict[str, Any] = {"loader": loader}
+    circle["self"] = circle
+    watched = weakref.ref(loader)
+    del circle, loader
+    gc.collect()
+    assert watched() is None
+
+
+SCRIPT = """
+import threading, time
+from mouse_core.testing import example_store
+from mouse_jax import PrefetchBatchifier
+store = example_store()
+kept = []
+for prefetch, workers in ((4, 2), (1, 1)):
+    def begun():
+        loader = PrefetchBatchifier(store, sequence_length=8, batch_size=4, prefetch=prefetch, num_workers=workers)
+        kept.append(loader.next_batch())
+        return loader
+{ending}
+print("end", flush=True)
+"""
+
+LEFT_OPEN = """
+    left = globals()[f"left_{workers}"] = begun()
+    begun().close()
+    dropped = begun()
+    del dropped
+    circle = begun()
+    circle.me = circle
+    del circle
+    thread = threading.Thread(target=begun().next_batch)
+    thread.start()
+    thread.join()
+    untouched = begun()
+time.sleep(0.2)  # queues fill up
+"""
+IN_THE_MAKING = """
+    left = globals()[f"left_{workers}"] = begun()
+    gather = type(left.source).gather
+    def slow(*arguments, **options):
+        time.sleep(0.3)
+        return gather(*arguments, **options)
+    type(left.source).gather = slow
+    left.next_batch()
+    type(left.source).gather = gather
+"""
+ERROR = """
+    left = globals()[f"left_{workers}"] = begun()
+print("end", flush=True)
+raise SystemExit(0)
+"""
+
+
+def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run a script and see that it ended within 3 s of saying so, in silence."""
+    path = folder / "script.py"
+    path.write_text(script)
+    process = subprocess.Popen(
+        [sys.executable, "-X", "dev", "-W", "ignore", str(path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    ended = time.monotonic()
+    output, errors = process.communicate(timeout=60)
+    took = time.monotonic() - ended
+    done = subprocess.CompletedProcess(path, process.returncode, output, errors)
+    assert process.returncode == 0, errors
+    assert not errors
+    assert took < 3.0, f"the interpreter's exit took {took:.1f} s"
+    return done
+
+
+@pytest.mark.parametrize("ending", [LEFT_OPEN, IN_THE_MAKING, ERROR], ids=["left open", "in the making", "error"])
+def test_the_interpreter_ends_at_once_and_in_silence(ending: str, tmp_path: Path) -> None:
+    run(SCRIPT.format(ending=ending), tmp_path)
+
+
+FORK = """
+import os, sys
+from mouse_core import ForkError
+from mouse_core.testing import example_store
+from mouse_jax import PrefetchBatchifier
+loader = PrefetchBatchifier(example_store(), sequence_length=8, batch_size=4)
+loader.next_batch()
+child = os.fork()
+if child == 0:
+    try:
+        loader.next_batch()
+    except ForkError:
+        del loader
+        os._exit(7)
+    os._exit(1)
+status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+loader.next_batch()
+print(status, flush=True)
+sys.exit(status != 7)
+"""
+
+
+@pytest.mark.skipif(not hasattr(__import__("os"), "fork"), reason="no fork on this system")
+def test_a_forked_child_is_told(tmp_path: Path) -> None:
+    assert issubclass(ForkError, RuntimeError)
+    run(FORK, tmp_path)
+
+
+def test_refresh_ends_the_old_threads() -> None:
+    store = example_store(60)
+    with PrefetchBatchifier(store, **OPTIONS) as loader:
+        for round_ in range(5):
+            loader.next_batch()
+            store.extend(example_columns(10, first=60 + 10 * round_))
+            loader.refresh()
+        loader.next_batch()
+        assert until(lambda: sum("grain" in thread.name for thread in threading.enumerate()) <= 3)

@@ -1,0 +1,222 @@
+"""NumPy, PyTorch and JAX deliver the same batches, to the bit: one digest for one configuration.
+
+Only here both frameworks are in one process. What JAX cannot hold without x64 is compared with NumPy batches that are
+narrowed by the same table, and with x64 nothing is narrowed at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from typing import Any
+
+import datasets
+import jax
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import mouse_core
+import mouse_jax
+import mouse_torch
+from mouse_core import BatchSource, DatasetStore
+from mouse_core.augment import AugmentMaskProbConfig, AugmentScalarSpec, AugmentTokensConfig
+from mouse_core.testing import as_arrays, example_columns, example_store, stream_digest
+
+PACKAGES = {"numpy": mouse_core, "torch": mouse_torch, "jax": mouse_jax}
+SAMPLINGS = ("random", "last", "sequential", "batch")
+WORKERS = (0, 1, 2, 8)
+N = 10
+OPTIONS = {"sequence_length": 8, "batch_size": 8, "seed": 5}
+#: float64 that float32 cannot hold is the only thing that narrowing changes in these data.
+SINGLE = {"dtypes": {"obs_continuous": "float32"}}
+
+AUGMENT = AugmentTokensConfig(
+    scale_reward=AugmentScalarSpec(mean=1.0, low=0.5, high=2.0),
+    shift_obs=AugmentScalarSpec(mean=0.0, std=1.0),
+    permute_action="both",
+    permute_done=True,
+    mask_prob=AugmentMaskProbConfig(reward=0.1, obs_continuous=0.15),
+)
+
+
+def loader(package: str, store: DatasetStore, **options: Any) -> Any:
+    return PACKAGES[package].PrefetchBatchifier(store, **{**OPTIONS, **options})
+
+
+def digest(package: str, store: DatasetStore, n: int = N, **options: Any) -> str:
+    with loader(package, store, **options) as opened:
+        return stream_digest(opened, n)
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> DatasetStore:
+    """Two files with images in them, rows in memory, and appended rows."""
+    folder = tmp_path_factory.mktemp("mixed")
+    store = DatasetStore()
+    for number, (first, rows) in enumerate([(0, 130), (130, 41)]):
+        part = example_store(0)
+        part.extend(example_columns(rows, first=first))
+        part.to_dataset().save_to_disk(folder / str(number))
+        store.from_dataset(datasets.load_from_disk(folder / str(number)))
+    store.extend(example_columns(77, first=171))
+    for row in range(3):
+        store.append({name: values[row] for name, values in example_columns(3, first=248).items()})
+    return store
+
+
+@pytest.fixture(params=[False, True], ids=["x32", "x64"])
+def x64(request: pytest.FixtureRequest) -> Iterator[bool]:
+    with jax.enable_x64(True) if request.param else nullcontext():
+        yield request.param
+
+
+# ---------------------------------------------------------------------- the matrix
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("package", PACKAGES)
+def test_one_digest_for_a_sampling_mode(package: str, sampling: str, mixed: DatasetStore, x64: bool) -> None:
+    narrow = {} if x64 or package != "jax" else mouse_jax.NARROWED
+    expected = stream_digest(BatchSource(mixed, sampling=sampling, narrow=narrow, **OPTIONS), N)
+    for workers in WORKERS:
+        assert digest(package, mixed, sampling=sampling, num_workers=workers) == expected
+
+
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_one_digest_for_all_packages(sampling: str, mixed: DatasetStore, x64: bool) -> None:
+    """Also without x64, where what is left of the values is the same: 32 bits hold them."""
+    options = {} if x64 else SINGLE
+    assert len({digest(package, mixed, sampling=sampling, **options) for package in PACKAGES}) == 1
+
+
+def test_without_x64_the_values_differ_by_rule_alone(mixed: DatasetStore) -> None:
+    with loader("numpy", mixed) as wide, loader("jax", mixed) as narrow:
+        assert {name: spec.dtype for name, spec in narrow.spec.items()} == {
+            name: mouse_jax.NARROWED.get(spec.dtype, spec.dtype) for name, spec in wide.spec.items()
+        }
+        for _ in range(N):
+            expected, found = as_arrays(wide.next_batch()), as_arrays(narrow.next_batch())
+            assert expected["obs_continuous"].dtype == np.float64
+            for name, values in expected.items():
+                np.testing.assert_array_equal(found[name], values.astype(found[name].dtype), strict=True)
+
+
+def test_with_x64_the_dtypes_are_the_documented_ones(mixed: DatasetStore) -> None:
+    with jax.enable_x64(True), loader("numpy", mixed) as expected, loader("jax", mixed) as found:
+        assert found.spec == expected.spec
+        for name, values in as_arrays(expected.next_batch()).items():
+            assert values.dtype == expected.spec[name].dtype
+        for name, values in found.next_batch().items():
+            assert values.dtype == expected.spec[name].dtype
+
+
+@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.parametrize("package", PACKAGES)
+def test_shards_put_together(package: str, count: int, mixed: DatasetStore) -> None:
+    shards = [loader(package, mixed, shard=(rank, count), **SINGLE) for rank in range(count)]
+
+    def whole() -> Iterator[dict[str, np.ndarray]]:
+        while True:
+            parts = [as_arrays(shard.next_batch()) for shard in shards]
+            yield {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+    assert stream_digest(whole(), N) == digest("numpy", mixed, **SINGLE)
+    for shard in shards:
+        shard.close()
+
+
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_resume_at_a_random_index_in_another_package(data: st.DataObject, mixed: DatasetStore) -> None:
+    sampling = data.draw(st.sampled_from(SAMPLINGS))
+    begin, finish = data.draw(st.permutations(list(PACKAGES)))[:2]
+    stop = data.draw(st.integers(0, 40))
+    seed = data.draw(st.integers(0, 2**64 - 1))
+    workers = [data.draw(st.sampled_from(WORKERS)) for _ in range(2)]
+    options = {"sampling": sampling, **SINGLE}
+    with loader(begin, mixed, seed=seed, num_workers=workers[0], **options) as first:
+        for _ in range(stop):
+            first.next_batch()
+        state = first.state_dict()
+        rest = stream_digest(first, 3)
+    with loader(finish, mixed, num_workers=workers[1], **options) as second:
+        second.load_state_dict(state)
+        assert second.state_dict() == state
+        assert stream_digest(second, 3) == rest
+
+
+@pytest.mark.parametrize("views", [1, 2])
+def test_augmented_streams(views: int, mixed: DatasetStore) -> None:
+    options = {"augment": AUGMENT, "views": views, **SINGLE}
+    digests = {
+        (package, workers): digest(package, mixed, num_workers=workers, **options)
+        for package in PACKAGES
+        for workers in (0, 2)
+    }
+    assert len(set(digests.values())) == 1
+    assert digests["numpy", 0] != digest("numpy", mixed, **SINGLE)
+
+
+def test_appended_rows_after_a_refresh() -> None:
+    found = set()
+    for package in PACKAGES:
+        store = example_store(60)
+        with loader(package, store, sampling="batch", **SINGLE) as opened:
+            parts = [stream_digest(opened, 3)]
+            store.extend(example_columns(55, first=60))
+            parts.append(stream_digest(opened, 3))
+            opened.refresh()
+            parts.append(stream_digest(opened, 20))
+            found.add((*parts, tuple(opened.state_dict().values())))
+    assert len(found) == 1
+
+
+# ---------------------------------------------------------------------- proof that it can fail
+
+
+def perturbed(kind: str, field: str, byte: int) -> Callable[..., Any]:
+    """A loader class of which one byte of one value of batch 7 is another than in the core."""
+    base = PACKAGES[kind].PrefetchBatchifier
+
+    class Perturbed(base):  # type: ignore[misc,valid-type]
+        def next_batch(self) -> Any:
+            index = self.state_dict()["next_index"]
+            batch = super().next_batch()
+            if index == 7:
+                values = as_arrays(batch)[field].copy()
+                values.reshape(-1).view(np.uint8)[byte] ^= 1
+                batch[field] = torch.from_numpy(values) if kind == "torch" else jax.numpy.asarray(values)
+            return batch
+
+    return Perturbed
+
+
+@pytest.mark.parametrize("package", ["torch", "jax"])
+@pytest.mark.parametrize("field", ["action", "reward", "done", "time", "q_star", "obs_continuous", "obs_image"])
+@pytest.mark.parametrize("byte", [0, -1])
+def test_one_byte_makes_another_digest(
+    package: str, field: str, byte: int, mixed: DatasetStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with jax.enable_x64(True):
+        right = digest(package, mixed)
+        assert right == digest("numpy", mixed)
+        monkeypatch.setattr(PACKAGES[package], "PrefetchBatchifier", perturbed(package, field, byte))
+        assert digest(package, mixed) != right
+        assert digest(package, mixed, n=7) == digest("numpy", mixed, n=7)
+
+
+@pytest.mark.parametrize("package", ["torch", "jax"])
+def test_the_matrix_fails_for_a_perturbed_adapter(
+    package: str, mixed: DatasetStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PACKAGES[package], "PrefetchBatchifier", perturbed(package, "reward", 3))
+    for sampling in SAMPLINGS:
+        with pytest.raises(AssertionError):
+            test_one_digest_for_a_sampling_mode(package, sampling, mixed, False)
+        with pytest.raises(AssertionError):
+            test_one_digest_for_all_packages(sampling, mixed, False)
+    with pytest.raises(AssertionError):
+        test_shards_put_together(package, 1, mixed)
