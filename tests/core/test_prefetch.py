@@ -317,9 +317,14 @@ def test_close_wakes_whoever_waits() -> None:
 
 def test_with_closes_also_after_an_error() -> None:
     loader = PrefetchBatchifier(store_of(), 5, 4)
-    with pytest.raises(KeyError, match="mine"), loader:
-        loader.next_batch()
-        raise KeyError("mine")
+
+    def use() -> None:
+        with loader:
+            loader.next_batch()
+            raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        use()
     with pytest.raises(ClosedError):
         loader.next_batch()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pickle
 import shutil
@@ -173,7 +174,7 @@ def test_refresh_without_news_is_a_new_epoch_all_the_same() -> None:
         again = [batch["time"][:, 0].tolist() for batch in loader]
         assert len(again) == len(first)
         assert again != first
-        assert sorted(sum(again, [])) == sorted(sum(first, []))
+        assert sorted(itertools.chain(*again)) == sorted(itertools.chain(*first))
 
 
 def test_resuming_a_refreshed_loader() -> None:
