@@ -44,6 +44,10 @@ class FieldReader:
         spec = self.spec
         return [spec.name, spec.column, spec.shape, spec.image_shape, repr(self.field.fill), repr(self.field.pad)]
 
+    def as_stored(self, dtype: np.dtype[Any]) -> Column | None:
+        """The column, if ``dtype`` is how its values are stored."""
+        return self._column if self._column.kind.kind != "image" and self._column.kind.dtype == dtype else None
+
     def travel_dtype(self, dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
         """The narrowest dtype to gather in where values are widened to ``dtype`` later, without loss."""
         stored = self._column.kind.dtype
@@ -69,14 +73,22 @@ class FieldReader:
         n, length = len(windows), windows.block.length
         try:
             values = self._column.gather(windows, dtype, None if out is None else out.reshape(n, length, -1))
-            if self._bounds is not None:
-                self._check_bounds(values)
         except RowError as error:
             row = windows.row_of(error.row)
             raise DataError(f"{self.spec.name}: {error} at row {row} (column {self.spec.column!r})") from error
         except ValueError as error:
             raise DataError(f"{self.spec.name}: {error} (column {self.spec.column!r})") from error
+        self.check(values, windows)
         return values.reshape(n, length, *self.spec.shape) if out is None else out
+
+    def check(self, values: npt.NDArray[Any], windows: WindowsPart) -> None:
+        """Raise DataError if some of the windows' values, ``[n, S, ...]``, are out of bounds."""
+        if self._bounds is not None:
+            try:
+                self._check_bounds(values)
+            except RowError as error:
+                row = windows.row_of(error.row)
+                raise DataError(f"{self.spec.name}: {error} at row {row} (column {self.spec.column!r})") from error
 
     def _check_bounds(self, values: npt.NDArray[Any]) -> None:
         low, high = self._bounds or (0, 0)

@@ -11,6 +11,7 @@ lengths and offsets, checked when a chunk is laid out.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +40,18 @@ def element_of(address: int, itemsize: int) -> int | None:
     """The index into ``flat_view`` of the item at ``address``, or None where it is not aligned to its size."""
     index, rest = divmod(address - _FIRST, itemsize)
     return None if rest or not _FIRST <= address < _LAST else index
+
+
+def octets_at(addresses: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.uint8]:
+    """``size`` bytes from each address, uint8 ``[n, size]``."""
+    octets: npt.NDArray[Any] = flat_view(np.dtype(np.uint8))
+    found: npt.NDArray[np.uint8] = octets[(addresses - _FIRST)[:, None] + np.arange(size)]
+    return found
+
+
+def address_of(elements: npt.NDArray[np.int64], itemsize: int) -> npt.NDArray[np.int64]:
+    """The addresses of items of ``flat_view``."""
+    return elements * itemsize + _FIRST
 
 
 @lru_cache(maxsize=64)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import threading
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,10 +23,9 @@ _BLOCKS_KEPT = 4
 
 
 class _Block(NamedTuple):
-    """Some consecutive batches: their windows, where each batch's begin, and the sizes of the whole batches."""
+    """Some consecutive batches: their windows, and the sizes of the whole batches."""
 
     windows: Windows
-    bounds: list[int]
     sizes: list[int]
 
 
@@ -63,23 +63,23 @@ class Planner:
         except Exception:
             # Some batch of the block cannot be planned. If it is this one, the error comes again.
             block, within = self._compute(index, 1), 0
-        begin, end = block.bounds[within], block.bounds[within + 1]
+        part = block.windows.part(within)
         rank, count = self._shard
         return Plan(
-            block.windows.rows[begin:end],
+            block.windows.rows[part.begin : part.end],
             self._sampler.sequence_length,
             Key(self._seed, Purpose.AUGMENT, index),
             block.sizes[within],
             block.sizes[within] * rank // count,
-            block.windows.part(begin, end),
+            part,
         )
 
-    def locate(self, starts: npt.NDArray[np.int64]) -> Windows:
-        """Where the windows that begin at ``starts`` lie; raises ConfigError if some are not in the snapshot."""
+    def locate(self, starts: npt.NDArray[np.int64], bounds: Sequence[int] | None = None) -> Windows:
+        """See ``Snapshot.locate``; raises ConfigError if some windows are not in the snapshot."""
         last = self._snapshot.num_rows - self._sampler.sequence_length
         if len(starts) and not (starts.min() >= 0 and starts.max() <= last):
             raise ConfigError(f"sampler: expected starts in 0..{last}, found {int(starts.min())}..{int(starts.max())}")
-        return self._snapshot.locate(starts, self._sampler.sequence_length)
+        return self._snapshot.locate(starts, self._sampler.sequence_length, bounds)
 
     def _block(self, number: int) -> _Block:
         block = self._blocks.get(number)
@@ -102,4 +102,4 @@ class Planner:
             sizes.append(len(starts))
             parts.append(starts[len(starts) * rank // count : len(starts) * (rank + 1) // count])
         bounds = [0, *np.cumsum([len(part) for part in parts]).tolist()]
-        return _Block(self.locate(np.concatenate(parts)), bounds, sizes)
+        return _Block(self.locate(np.concatenate(parts), bounds), sizes)

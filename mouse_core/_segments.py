@@ -81,7 +81,7 @@ class Segment:
         """The table's rows behind the segment's ``rows`` (int64 ``[n]``); only where there are row numbers."""
         if self._indices_column is None:
             return rows
-        windows = Windows(Chunks(self._indices_starts), rows, 1).whole()
+        windows = Windows(Chunks(self._indices_starts), rows, 1).part(0)
         return self._indices_column.gather(windows, np.dtype(np.int64)).reshape(-1)
 
     def first_value(self, name: str, rows: int) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -55,11 +56,20 @@ class Windows:
         chunks: Where chunks begin.
         rows: The snapshot's rows at which the windows begin, int64 ``[n]``.
         length: Steps in a window.
+        bounds: The first window of each batch, and the end; by default all are one batch.
         physical: The rows of the tables behind, where they are others: int64 ``[n, length]``.
     """
 
-    def __init__(self, chunks: Chunks, rows: Int64s, length: int, physical: Int64s | None = None) -> None:
+    def __init__(
+        self,
+        chunks: Chunks,
+        rows: Int64s,
+        length: int,
+        bounds: Sequence[int] | None = None,
+        physical: Int64s | None = None,
+    ) -> None:
         self.rows = rows
+        self.bounds = (0, len(rows)) if bounds is None else bounds
         self.length = length
         self._chunks = chunks
         self._physical = physical
@@ -77,13 +87,9 @@ class Windows:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def part(self, begin: int, end: int) -> WindowsPart:
-        """The windows ``begin..end - 1``."""
-        return WindowsPart(self, begin, end)
-
-    def whole(self) -> WindowsPart:
-        """All of them."""
-        return WindowsPart(self, 0, len(self))
+    def part(self, number: int) -> WindowsPart:
+        """The windows of one of the batches."""
+        return WindowsPart(self, number)
 
     @cached_property
     def pieces(self) -> Pieces | None:
@@ -99,6 +105,20 @@ class Windows:
             pieces = _cut_at_chunks(self._chunks, self._starts[self.broken], self.broken, self.length)
         # Copying a piece costs about as much as gathering 32 single steps of a few numbers.
         return pieces if len(pieces.size) * 32 <= len(self.broken) * self.length else None
+
+    @cached_property
+    def all_pieces(self) -> Pieces | None:
+        """Those of all windows in the order of their targets, whole windows as one; None as in ``pieces``."""
+        if self.pieces is None:
+            return None
+        if self._physical is None:
+            return _cut_at_chunks(self._chunks, self._starts, np.arange(len(self)), self.length)
+        (whole,) = np.nonzero(self.is_whole)
+        size = np.full(len(whole), self.length)
+        parts = Pieces(self.chunk[whole], self.row[whole], whole * self.length, size)
+        joined = Pieces(*(np.concatenate(both) for both in zip(parts, self.pieces, strict=True)))
+        order = np.argsort(joined.target)
+        return Pieces(*(values[order] for values in joined))
 
     @cached_property
     def piece_owners(self) -> list[int]:
@@ -120,12 +140,12 @@ class Windows:
 
 
 class WindowsPart:
-    """The windows ``begin..end - 1`` of a block, usually those of one batch."""
+    """The windows of one batch of a block."""
 
-    def __init__(self, block: Windows, begin: int, end: int) -> None:
+    def __init__(self, block: Windows, number: int) -> None:
         self.block = block
-        self.begin = begin
-        self.end = end
+        self.number = number
+        self.begin, self.end = block.bounds[number], block.bounds[number + 1]
 
     def __len__(self) -> int:
         return self.end - self.begin

@@ -13,8 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._binding import FieldReader
+from mouse_core._copying import CopyPlan
 from mouse_core._planner import Planner
 from mouse_core._pool import BatchLayout, MemoryPool
+from mouse_core._windows import Windows
 from mouse_core.augment.config import AugmentTokensConfig
 from mouse_core.augment.stream import stream_augment
 from mouse_core.errors import ConfigError, MissingFieldError
@@ -31,6 +33,7 @@ Batch = dict[str, npt.NDArray[Any]]
 
 # Smaller batches are as fast in memory of their own.
 _POOL_FROM = 1 << 20
+_POOLS_KEPT = 2
 
 
 class BatchSource:
@@ -123,16 +126,12 @@ class BatchSource:
             _delivered(self._readers, dtypes or {}, {}),
             max_num_actions=self.snapshot.config.max_action_dim or 0,
         )
-        self._local_size = sampling.batch_size // self.shard[1]
         if self._augment is not None:
             self._dtypes, self._narrow = self._augment.intake(self._dtypes), self._augment.intake(self._narrow)
-        size = (self._local_size, sampling.sequence_length)
-        self._layout = BatchLayout(
-            {name: ((*size, *spec.shape), self._dtypes[name]) for name, spec in self._fields.items()}
-        )
+        self._shapes = {name: spec.shape for name, spec in self._fields.items()}
         if self._augment is not None:
             self._fields = self._augment.spec
-        self._pool = MemoryPool(self._layout.nbytes) if self._layout.nbytes >= _POOL_FROM else None
+        self._pools: dict[int, MemoryPool] = {}
 
     @cached_property
     def spec(self) -> Spec:
@@ -196,17 +195,48 @@ class BatchSource:
         """
         windows = plan.windows
         if windows is None:
-            windows = self._planner.locate(plan.starts).whole()
+            windows = self._planner.locate(plan.starts).part(0)
         dtypes = self._dtypes if widen else self._narrow
-        targets: Mapping[str, npt.NDArray[Any]] = out if self._augment is None and out is not None else {}
-        if not targets and widen and self._pool is not None and len(windows) == self._local_size:
-            targets = self._layout.arrays(self._pool.take())
-        batch = {name: reader.read(windows, dtypes[name], targets.get(name)) for name, reader in self._readers.items()}
+        if out is not None and self._augment is None:
+            return {name: reader.read(windows, dtypes[name], out[name]) for name, reader in self._readers.items()}
+        copied = self._copy_plan(windows.block, widen).copy(windows.number)
+        for name, values in copied.items():
+            self._readers[name].check(values, windows)
+        rest = {name: dtype for name, dtype in dtypes.items() if name not in copied}
+        memory = self._memory_for(rest, len(windows)) if rest else {}
+        batch = {
+            name: copied[name] if name in copied else reader.read(windows, rest[name], memory.get(name))
+            for name, reader in self._readers.items()
+        }
         if self._augment is None:
             return batch
         size = (plan.global_size, plan.length)
         views = self._augment(batch, plan.key, shape=size, first=plan.first, widen=widen, out=out)
         return views[0] if self.views == 1 else cast(Batch, views)
+
+    def _copy_plan(self, block: Windows, widen: bool) -> CopyPlan:
+        """How the fields that are delivered as they are stored are copied."""
+        plan: CopyPlan | None = block.known.get(widen)
+        if plan is None:
+            dtypes = self._dtypes if widen else self._narrow
+            stored = {name: reader.as_stored(dtypes[name]) for name, reader in self._readers.items()}
+            columns = {name: (column, self._shapes[name]) for name, column in stored.items() if column is not None}
+            plan = block.known[widen] = CopyPlan(block, columns)
+        return plan
+
+    def _memory_for(self, dtypes: Mapping[str, np.dtype[Any]], n: int) -> dict[str, npt.NDArray[Any]]:
+        """Memory for fields of ``n`` windows that are converted, kept from batch to batch where it is large."""
+        layout = BatchLayout(
+            {name: ((n, self.sequence_length, *self._shapes[name]), dtype) for name, dtype in dtypes.items()}
+        )
+        if layout.nbytes < _POOL_FROM:
+            return {}
+        pool = self._pools.get(layout.nbytes)
+        if pool is None:
+            if len(self._pools) >= _POOLS_KEPT:
+                self._pools.clear()
+            pool = self._pools[layout.nbytes] = MemoryPool(layout.nbytes)
+        return layout.arrays(pool.take())
 
     def layout(self, batch_size: int, *, widen: bool = True) -> BatchLayout:
         """Where the fields of ``batch_size`` windows lie in one stretch of memory; ``widen`` as in ``gather``."""

@@ -20,7 +20,7 @@ from mouse_core._convert import convert
 from mouse_core._dense import RowError, dense_rows
 from mouse_core._layout import ColumnType, locate_values
 from mouse_core._memory import copy_bits, copy_runs, element_of, flat_view
-from mouse_core._windows import Int64s, Windows, WindowsPart
+from mouse_core._windows import Int64s, Pieces, Windows, WindowsPart
 
 UNKNOWN = -1
 IRREGULAR = -2
@@ -133,6 +133,11 @@ class Column:
             if out is not None:
                 out[...] = flat.reshape(out.shape)
         return flat.reshape(n, length, self.width) if out is None else out
+
+    def elements(self, pieces: Pieces) -> Int64s | None:
+        """The elements at which pieces begin; None if some lie in chunks that are irregular."""
+        first = None if self.kind.value_type == "bool" else self._begins(pieces.chunk)
+        return None if first is None else first + pieces.row * self.width
 
     # ------------------------------------------------------------------ regular chunks: one gather
 

@@ -84,13 +84,14 @@ class Snapshot:
         """The fields' dtypes and shapes, and the alignment."""
         return Spec({name: reader.spec for name, reader in self.readers.items()}, self.alignment)
 
-    def locate(self, starts: npt.NDArray[np.int64], length: int) -> Windows:
+    def locate(self, starts: npt.NDArray[np.int64], length: int, bounds: Sequence[int] | None = None) -> Windows:
         """Where the windows of ``length`` rows that begin at ``starts`` (int64 ``[n]``) lie.
 
-        The caller sees to ``0 <= start`` and ``start + length <= num_rows``.
+        ``bounds`` are the first window of each batch, and the end; by default all are one batch. The caller sees to
+        ``0 <= start`` and ``start + length <= num_rows``.
         """
         physical = self._physical(starts[:, None] + np.arange(length)) if self._has_indices else None
-        return Windows(self._chunks, starts, length, physical)
+        return Windows(self._chunks, starts, length, bounds, physical)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -227,7 +227,7 @@ class DatasetStore:
         )
         encoder.from_dataset(rows_to_table(batch, self._schema))
         encoded = encoder.snapshot()
-        windows = encoded.locate(np.arange(len(encoder)), 1).whole()
+        windows = encoded.locate(np.arange(len(encoder)), 1).part(0)
         return {name: reader.read(windows, reader.spec.dtype)[:, 0] for name, reader in encoded.readers.items()}
 
 

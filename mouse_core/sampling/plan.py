@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -13,8 +12,7 @@ from mouse_core.randomness import Key
 from mouse_core.snapshot import Snapshot
 
 
-@dataclass(frozen=True)
-class Plan:
+class Plan(NamedTuple):
     """The windows of one batch.
 
     Args:
@@ -31,7 +29,7 @@ class Plan:
     key: Key
     global_size: int
     first: int = 0
-    windows: WindowsPart | None = field(default=None, repr=False, compare=False)
+    windows: WindowsPart | None = None
 
 
 @runtime_checkable
