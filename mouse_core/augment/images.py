@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,19 +11,23 @@ from array_api_compat import array_namespace, is_numpy_array
 
 from mouse_core.augment.draws import Crop
 
+Empty = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
+"""Gives memory for a new array of a shape and dtype, as ``np.empty`` does."""
 
-def crop_images(images: Any, crop: Crop) -> Any:
+
+def crop_images(images: Any, crop: Crop, empty: Empty = np.empty) -> Any:
     """``out[b, s, y, x] = images[b, s, rows[b, t, y], columns[b, t, x]]``, t being s, or 0 for one crop a row.
 
     Args:
         images: ``[B, S, H, W, C]``, of any dtype; NumPy, torch or JAX.
         crop: Arrays of the same kind; see ``Crop``.
+        empty: Gives memory for a new NumPy array.
 
     Returns:
         ``[B, S, H', W', C]``, a new array.
     """
     if is_numpy_array(images):
-        return _copy_parts(images, crop)
+        return _copy_parts(images, crop, empty)
     xp = array_namespace(images)
     batch, length, _, width, channels = images.shape
     height_out, width_out = crop.rows.shape[2], crop.columns.shape[2]
@@ -32,12 +37,12 @@ def crop_images(images: Any, crop: Crop) -> Any:
     return xp.take_along_axis(taken, columns, axis=3)
 
 
-def _copy_parts(images: npt.NDArray[Any], crop: Crop) -> npt.NDArray[Any]:
+def _copy_parts(images: npt.NDArray[Any], crop: Crop, empty: Empty) -> npt.NDArray[Any]:
     """The same by copying rectangles, since rows and columns are ranges, cut off at the borders of the image."""
     batch, length, height, width, channels = images.shape
     times = crop.rows.shape[1]
     height_out, width_out = crop.rows.shape[2], crop.columns.shape[2]
-    cropped = np.empty((batch, length, height_out, width_out, channels), images.dtype)
+    cropped = empty((batch, length, height_out, width_out, channels), images.dtype)
     # All images of one crop together: [B * T, S / T, H, W, C].
     sources = images.reshape(batch * times, -1, height, width, channels)
     targets = cropped.reshape(batch * times, -1, height_out, width_out, channels)

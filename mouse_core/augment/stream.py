@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mouse_core._convert import convert
+from mouse_core._pool import MemoryPool
 from mouse_core.augment.config import AugmentTokensConfig
 from mouse_core.augment.draws import Draws, crop_size, cut, draw_shared, with_masks
+from mouse_core.augment.images import Empty
 from mouse_core.augment.transform import mask, transform
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.randomness import Key, Purpose
@@ -19,6 +22,25 @@ from mouse_core.spec import FieldSpec
 
 Batch = dict[str, npt.NDArray[Any]]
 DTypes = Mapping[str, np.dtype[np.generic]]
+
+
+# Smaller arrays are as fast in memory of their own.
+_POOL_FROM = 1 << 20
+
+
+class Memory:
+    """Memory for large arrays, which is taken up again once nobody refers to it."""
+
+    def __init__(self) -> None:
+        self._pools: dict[int, MemoryPool] = {}
+
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """An array as ``np.empty`` gives one."""
+        nbytes = math.prod(shape) * dtype.itemsize
+        if nbytes < _POOL_FROM:
+            return np.empty(shape, dtype)
+        pool = self._pools.get(nbytes) or self._pools.setdefault(nbytes, MemoryPool(nbytes))
+        return np.ndarray(shape, dtype, pool.take())
 
 
 @dataclass(frozen=True)
@@ -31,12 +53,14 @@ class StreamAugment:
         arriving: The fields of a batch before it is augmented.
         computed: The dtypes that numbers are scaled and shifted in, by field: those of ``arriving``, but where a
             framework cannot hold them. So every framework gets the same numbers, rounded to what it can hold.
+        memory: For large new arrays.
     """
 
     config: AugmentTokensConfig
     views: int
     arriving: Mapping[str, FieldSpec]
     computed: DTypes
+    memory: Memory = field(default_factory=lambda: Memory(), compare=False, repr=False)
 
     def intake(self, dtypes: DTypes) -> dict[str, np.dtype[np.generic]]:
         """The dtypes to gather in, where ``dtypes`` are those without augmentation."""
@@ -136,6 +160,7 @@ class StreamAugment:
         """
         rows = next(iter(batch.values())).shape[0]
         there = set(batch)
+        empty = self.memory.empty
         image = self.arriving.get("obs_image")
         image_shape = None if image is None else image.image_shape
 
@@ -143,20 +168,23 @@ class StreamAugment:
             return draws if (first, rows) == (0, shape[0]) else cut(draws, first, rows)
 
         shared = draw_shared(self.config, key, shape, fields=there, image_shape=image_shape)
-        batch = {**batch, **transform(batch, here(shared), image_shape=image_shape, validate=True, own=batch)}
+        batch = {
+            **batch,
+            **transform(batch, here(shared), image_shape=image_shape, validate=True, own=batch, empty=empty),
+        }
         for name in self._scaled & there:
             try:
                 batch[name] = convert(batch[name], self.arriving[name].dtype)
             except ValueError as error:
                 raise DataError(f"augment: {name}: {error}") from error
         if widen and self._redraws and "obs_image" in there:
-            batch["obs_image"] = batch["obs_image"].astype(self.arriving["obs_image"].dtype, copy=False)
+            batch["obs_image"] = _widened(batch["obs_image"], self.arriving["obs_image"].dtype, empty)
         views = []
         for number in range(self.views):
             draws = here(with_masks(shared, self.config, key.with_call(number), shape, fields=there))
             # The last view may write to what the others have copied by then.
             own = batch if number == self.views - 1 else ()
-            views.append({**batch, **mask(batch, draws, own=own)})
+            views.append({**batch, **mask(batch, draws, own=own, empty=empty)})
         if out is None:
             return tuple(views)
         targets = (out,) if isinstance(out, Mapping) else out
@@ -207,3 +235,11 @@ def stream_augment(
     except SchemaError as error:
         raise ConfigError(str(error)) from error
     return augment
+
+
+def _widened(values: npt.NDArray[Any], dtype: np.dtype[Any], empty: Empty) -> npt.NDArray[Any]:
+    if values.dtype == dtype:
+        return values
+    widened = empty(values.shape, dtype)
+    np.copyto(widened, values)
+    return widened

@@ -12,7 +12,7 @@ import numpy as np
 from array_api_compat import array_namespace, is_jax_array, is_numpy_array, is_torch_array
 
 from mouse_core.augment.draws import Affine, Crop, Draws
-from mouse_core.augment.images import crop_images
+from mouse_core.augment.images import Empty, crop_images
 from mouse_core.errors import ConfigError, DataError, SchemaError
 
 Array = Any
@@ -55,31 +55,40 @@ def transform(
     image_shape: tuple[int, int, int] | None = None,
     validate: bool | None = None,
     own: Collection[str] = (),
+    empty: Empty = np.empty,
 ) -> dict[str, Array]:
-    """The fields that all but the masks change; see ``apply``. Arrays of the fields ``own`` may be written to."""
+    """The fields that all but the masks change; see ``apply``.
+
+    Args:
+        batch, draws, image_shape, validate: See ``apply``.
+        own: Fields whose arrays nobody else holds: they may be written to.
+        empty: Gives memory for new NumPy arrays.
+    """
     changed = {}
     for field, permutation in draws.permutations.items():
         if field in batch:
             _check_rows(field, batch[field], len(permutation))
             if field == "q_star":
-                changed[field] = _permute_columns(batch[field], permutation)
+                changed[field] = _permute_columns(batch[field], permutation, empty)
             else:
                 changed[field] = _rename(field, batch[field], permutation, validate)
     for field, affine in draws.affine.items():
         if field in batch:
             changed[field] = _scale_and_shift(field, batch[field], affine, own=field in own)
     if "obs_image" in batch and (draws.crop is not None or draws.pixels is not None):
-        changed["obs_image"] = _change_images(batch["obs_image"], draws.crop, draws.pixels, image_shape)
+        changed["obs_image"] = _change_images(batch["obs_image"], draws.crop, draws.pixels, image_shape, empty)
     return changed
 
 
-def mask(batch: Mapping[str, Array], draws: Draws, *, own: Collection[str] = ()) -> dict[str, Array]:
+def mask(
+    batch: Mapping[str, Array], draws: Draws, *, own: Collection[str] = (), empty: Empty = np.empty
+) -> dict[str, Array]:
     """The fields that masks change, and the masks that are delivered.
 
     Args:
         batch: Arrays by field.
         draws: The draws.
-        own: Fields whose arrays nobody else holds: they may be written to.
+        own, empty: See ``transform``.
     """
     changed = {}
     for field, hidden in {**draws.masks, **draws.delivered_masks}.items():
@@ -91,7 +100,7 @@ def mask(batch: Mapping[str, Array], draws: Draws, *, own: Collection[str] = ())
                 values.dtype, ("signed integer", "real floating")
             ):
                 raise SchemaError(f"augment: time: expected a signed dtype, for -1 where masked, found {values.dtype}")
-            changed[field] = _fill(values, hidden, -1 if field == "time" else 0, own=field in own)
+            changed[field] = _fill(values, hidden, -1 if field == "time" else 0, None if field in own else empty)
             if field in draws.delivered_masks:
                 changed[f"{field}_mask"] = hidden
     return changed
@@ -114,10 +123,18 @@ def _beside(array: Array, values: Array) -> Array:
     return array_namespace(values).asarray(array)
 
 
-def _fill(values: Array, hidden: Array, fill: int, *, own: bool) -> Array:
+def _fill(values: Array, hidden: Array, fill: int, empty: Empty | None) -> Array:
+    """``values`` with ``fill`` where ``hidden``; without ``empty`` they may be written to themselves."""
     if is_numpy_array(values):
-        filled = values if own and values.flags.writeable else values.copy()
-        filled[hidden] = fill
+        filled = values
+        if empty is not None or not values.flags.writeable:
+            filled = (empty or np.empty)(values.shape, values.dtype)
+            filled[...] = values
+        if filled.flags.c_contiguous and filled.size:
+            # By number of the step: twice as fast as by the mask itself where a step holds many values.
+            filled.reshape(hidden.size, -1)[np.flatnonzero(hidden)] = fill
+        else:
+            filled[hidden] = fill
         return filled
     xp = array_namespace(values)
     hidden = xp.reshape(hidden, (*hidden.shape, *(1,) * (values.ndim - 2)))
@@ -175,7 +192,7 @@ def _to_host(values: Array) -> Array:
     return values.cpu() if is_torch_array(values) else values
 
 
-def _permute_columns(values: Array, permutation: Array) -> Array:
+def _permute_columns(values: Array, permutation: Array, empty: Empty) -> Array:
     """``out[b, s, permutation[b, a]] = values[b, s, a]``."""
     rows, size = permutation.shape
     if values.ndim != 3 or values.shape[2] != size:
@@ -184,7 +201,7 @@ def _permute_columns(values: Array, permutation: Array) -> Array:
         )
     if is_numpy_array(values):
         # One index a column of a row, each naming S values: 5 times faster than one index a value.
-        moved = np.empty(values.shape, values.dtype)
+        moved = empty(values.shape, values.dtype)
         places = np.arange(rows)[:, None], np.asarray(permutation)
         moved.transpose(0, 2, 1)[places] = values.transpose(0, 2, 1)
         return moved
@@ -228,7 +245,11 @@ def _scalar(xp: Any, values: Array, scalar: Array) -> Array:
 
 
 def _change_images(
-    images: Array, crop: Crop | None, pixels: Array | None, image_shape: tuple[int, int, int] | None
+    images: Array,
+    crop: Crop | None,
+    pixels: Array | None,
+    image_shape: tuple[int, int, int] | None,
+    empty: Empty,
 ) -> Array:
     if crop is not None:
         _check_rows("obs_image", images, len(crop.rows))
@@ -239,10 +260,10 @@ def _change_images(
             raise SchemaError(
                 f"augment: obs_image: expected [B, S, H, W, C] as it was drawn for, found shape {tuple(images.shape)}"
             )
-        images = crop_images(images, Crop(_beside(crop.rows, images), _beside(crop.columns, images)))
+        images = crop_images(images, Crop(_beside(crop.rows, images), _beside(crop.columns, images)), empty)
         if flat:
             images = images.reshape((*images.shape[:2], -1))
-    return images if pixels is None else _look_up(images, _beside(pixels, images))
+    return images if pixels is None else _look_up(images, _beside(pixels, images), empty)
 
 
 def _image_shape(images: Array, image_shape: tuple[int, int, int] | None) -> tuple[int, int, int]:
@@ -256,7 +277,7 @@ def _image_shape(images: Array, image_shape: tuple[int, int, int] | None) -> tup
     return image_shape
 
 
-def _look_up(images: Array, table: Array) -> Array:
+def _look_up(images: Array, table: Array, empty: Empty) -> Array:
     """``table[pixel]`` for every pixel; those outside 0..255 count as the nearest inside, NaN stays.
 
     A table, rather than arithmetic, is exact everywhere; also under ``jax.jit``, which may round otherwise.
@@ -265,7 +286,7 @@ def _look_up(images: Array, table: Array) -> Array:
     floating = xp.isdtype(images.dtype, "real floating")
     table = xp.astype(table, images.dtype)
     if is_numpy_array(images) and not floating:
-        looked_up = np.empty(images.shape, images.dtype)
+        looked_up = empty(images.shape, images.dtype)
         # NumPy widens indices to 64 bits: row by row, that takes little memory.
         for source, target in zip(images, looked_up, strict=True):
             np.take(table, source, out=target, mode="clip")
