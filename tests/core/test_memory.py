@@ -1,0 +1,232 @@
+"""Memory: a dataset on disk stays there, and private memory does not grow with what was read."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+
+STATUS = Path("/proc/self/status")
+ROWS = 120_000
+
+pytestmark = pytest.mark.skipif(
+    not STATUS.exists() or "RssAnon" not in STATUS.read_text(), reason="the system does not say what memory is private"
+)
+
+PREAMBLE = """
+import sys
+import datasets, numpy as np
+from mouse_core import BatchSource, DatasetStore, PrefetchBatchifier
+datasets.disable_progress_bars()
+
+def resident(*kinds):
+    with open("/proc/self/status") as status:
+        return sum(int(line.split()[1]) for line in status if line.startswith(kinds)) / 1024
+
+# Mapped files; those in a file system that lives in memory count as shared.
+FILES = ("RssFile", "RssShmem")
+
+def opened(folder):
+    return DatasetStore().from_dataset(datasets.load_from_disk(folder))
+
+large, small = sys.argv[1:]
+BatchSource(opened(small), 64, 4)[0]  # libraries are loaded, and their memory is taken
+"""
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """A large dataset, most of whose 95 MB are in a column that no field reads, and a small one."""
+    made = []
+    for rows in (ROWS, 2000):
+        numbers = np.arange(rows)
+        table = pa.table(
+            {
+                "action": numbers % 4,
+                "reward": numbers * 0.5,
+                "done": np.zeros(rows, np.int64),
+                "observation": pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(numbers * 1.0, 16)), 16),
+                "video": pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(rows * 640, np.uint8)), 640),
+            }
+        )
+        folder = str(tmp_path_factory.mktemp("memory") / str(rows))
+        datasets.Dataset(table).save_to_disk(folder, num_shards=1)
+        made.append(folder)
+    return made
+
+
+def measure(folders: list[str], program: str) -> list[float]:
+    """What a program of its own prints: megabytes."""
+    ran = subprocess.run(
+        [sys.executable, "-c", PREAMBLE + program, *folders], capture_output=True, text=True, timeout=120
+    )
+    assert ran.returncode == 0, ran.stderr
+    return [float(word) for word in ran.stdout.split()]
+
+
+def test_the_measure_measures(folders: list[str]) -> None:
+    """Reading everything shows in the resident pages of the file, a copy of it in private memory."""
+    program = """
+files, private = resident(*FILES), resident("RssAnon")
+chunks = datasets.load_from_disk(large).data.column("video").chunks
+copy = np.concatenate([chunk.values.to_numpy() for chunk in chunks])
+print(resident(*FILES) - files, resident("RssAnon") - private)
+"""
+    files, private = measure(folders, program)
+    assert files > 60
+    assert private > 60
+
+
+@pytest.mark.parametrize("batch_size", [8, 128], ids=["small batches", "batches of a megabyte"])
+@pytest.mark.parametrize("sampling", ["random", "sequential"])
+def test_private_memory_stays_flat(folders: list[str], batch_size: int, sampling: str) -> None:
+    program = f"""
+source = BatchSource(opened(large), 64, {batch_size}, sampling={sampling!r})
+count = 2000 * 8 // {batch_size}
+for index in range(count // 4):
+    source[index]
+before = resident("RssAnon")
+for index in range(count // 4, count + count // 4):
+    source[index]
+print(resident("RssAnon") - before, {batch_size} * 64 * 19 * 8 / 2**20)
+"""
+    grown, batch = measure(folders, program)
+    assert grown < 4 + 4 * batch
+
+
+@pytest.mark.parametrize("held", [0, 6])
+def test_a_loader_takes_what_its_look_ahead_needs(folders: list[str], held: int) -> None:
+    program = f"""
+loader = PrefetchBatchifier(opened(large), 64, 256, prefetch=3, num_workers=2)
+before = resident("RssAnon")
+kept = []
+for _ in range(120):
+    kept = [*kept, loader.next_batch()][-{held}:] if {held} else []
+    if not {held}:
+        loader.next_batch()
+print(resident("RssAnon") - before, sum(array.nbytes for array in loader.next_batch().values()) / 2**20)
+loader.close()
+"""
+    grown, batch = measure(folders, program)
+    assert batch > 2
+    # Three ready ones, two being made, the one in hand, those that are kept, and four whose memory is used again.
+    assert grown < 12 + (3 + 2 + 1 + held + 4) * batch
+
+
+def test_opening_and_the_first_batch_read_little(folders: list[str]) -> None:
+    """Neither the columns that nothing reads, nor the rows that are not in the batch."""
+    program = """
+files, private = resident(*FILES), resident("RssAnon")
+source = BatchSource(opened(large), 64, 4)
+after_opening = resident(*FILES)
+source[0]
+print(after_opening - files, resident(*FILES) - after_opening, resident("RssAnon") - private)
+"""
+    opening, first, private = measure(folders, program)
+    # Of 95 MB.
+    assert opening < 20
+    assert first < 20
+    assert private < 25
+
+
+GUARDED = """
+import ctypes, mmap, os
+import pyarrow as pa
+libc = ctypes.CDLL(None, use_errno=True)
+page = mmap.PAGESIZE
+
+def forbid(buffer, keep_first=0, keep_last=0):
+    # The pages that lie wholly in the buffer, but for some bytes at its ends.
+    begin = -(-(buffer.address + keep_first) // page) * page
+    end = (buffer.address + buffer.size - keep_last) // page * page
+    if end > begin and libc.mprotect(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), 0):
+        raise OSError(ctypes.get_errno(), "mprotect")
+    return max(0, end - begin)
+
+path = sys.argv[1] + "/guarded.arrow"
+numbers = np.arange(120_000)
+table = pa.table({
+    "action": numbers % 4,
+    "reward": numbers * 0.5,
+    "done": numbers * 0,
+    "observation": pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(numbers * 1.0, 4)), 4),
+    "log_prob": numbers * -1.0,
+})
+with pa.ipc.new_stream(path, table.schema) as writer:
+    for batch in table.to_batches(max_chunksize=30_000):
+        writer.write_batch(batch)
+dataset = datasets.Dataset.from_file(path)
+def buffers(column):
+    return [chunk.buffers()[-1] for chunk in dataset.data.table.column(column).chunks]
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="written for Linux")
+@pytest.mark.parametrize(
+    ("program", "survives"),
+    [
+        # A whole epoch, while the pages of columns that no chosen field reads must not be touched.
+        (
+            """
+guarded = sum(forbid(buffer) for name in ("observation", "log_prob") for buffer in buffers(name))
+source = BatchSource(DatasetStore().from_dataset(dataset), 64, 32, "sequential", fields=["action", "reward", "done"])
+for index in range(len(source)):
+    source[index]
+""",
+            True,
+        ),
+        # Making a source, while only the first page of every column may be touched.
+        (
+            """
+names = dataset.column_names
+guarded = sum(forbid(buffer, keep_first=page * (not n)) for name in names for n, buffer in enumerate(buffers(name)))
+source = BatchSource(DatasetStore().from_dataset(dataset), 64, 32)
+source.spec, source.plan(0)
+""",
+            True,
+        ),
+        # A batch of the last rows, while only they and the first page may be touched.
+        (
+            """
+last = len(buffers("action")) - 1
+guarded = sum(
+    forbid(buffer, page * (not n), (4 * 64 * 4 * 8 + page) * (n == last))
+    for name in dataset.column_names for n, buffer in enumerate(buffers(name))
+)
+source = BatchSource(DatasetStore().from_dataset(dataset), 64, 4, "last")
+assert source[0]["reward"][-1, -1] == 119_999 * 0.5
+""",
+            True,
+        ),
+        # The guard guards: touching what was forbidden ends the process.
+        (
+            """
+guarded = sum(forbid(buffer) for buffer in buffers("reward"))
+source = BatchSource(DatasetStore().from_dataset(dataset), 64, 32, "sequential", fields=["reward"])
+for index in range(len(source)):
+    source[index]
+""",
+            False,
+        ),
+    ],
+    ids=["columns", "opening", "last rows", "guard"],
+)
+def test_only_what_is_needed_is_read(program: str, survives: bool, tmp_path: Path) -> None:
+    preamble = PREAMBLE.split("large, small")[0] + GUARDED
+    ran = subprocess.run(
+        [sys.executable, "-c", preamble + program + "print(guarded)", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    if survives:
+        assert ran.returncode == 0, ran.stderr
+        assert int(ran.stdout) > 900_000
+    else:
+        assert ran.returncode == -signal.SIGSEGV
