@@ -240,7 +240,7 @@ def test_views_share_the_arrays_in_which_they_do_not_differ() -> None:
 # ---------------------------------------------------------------------- memory
 
 
-@pytest.mark.parametrize("batch_size", [8, 160])
+@pytest.mark.parametrize("batch_size", [8, 256])
 def test_nothing_is_written_to_after_delivery(batch_size: int) -> None:
     """Every array that the pipeline got from the source and does not share with JAX is scribbled over.
 
@@ -263,7 +263,7 @@ def test_nothing_is_written_to_after_delivery(batch_size: int) -> None:
 
 def test_work_that_is_still_running_reads_the_right_memory() -> None:
     """JAX computes later than it is asked to; what it reads must not be used again before."""
-    options = {**OPTIONS, "batch_size": 160, "sequence_length": 32}
+    options = {**OPTIONS, "batch_size": 256, "sequence_length": 32}
     source = BatchSource(example_store(), narrow=NARROWED, **options)
     slow = jax.jit(lambda image, noise: image.astype(jnp.float32).sum() + 0 * jnp.linalg.matrix_power(noise, 20).sum())
     noise = jnp.eye(200)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -17,7 +16,6 @@ import mouse_core
 from mouse_core.testing import example_store, stream_digest
 from mouse_jax import NARROWED, PrefetchBatchifier
 
-ROOT = Path(__file__).parents[2]
 OPTIONS: dict[str, Any] = {"sequence_length": 8, "batch_size": 8, "seed": 5}
 
 
@@ -33,11 +31,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "default"}
     processes = [
         subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("one_of_two.py")), str(rank), str(port), str(folder)],
-            env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
