@@ -1,0 +1,312 @@
+"""TensorDict batches are the NumPy batches, and nothing else."""
+
+from __future__ import annotations
+
+import pickle
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tensordict import TensorDict
+
+from mouse_core import BatchSource, ConfigError, DatasetStore, Field, WorkerError
+from mouse_core import PrefetchBatchifier as NumpyBatchifier
+from mouse_torch import PrefetchBatchifier
+from tests.core.oracle import assert_same, digest
+from tests.core.worlds import Part, World, build, parts, worlds
+
+
+def table(rows: int = 100) -> pa.Table:
+    numbers = np.arange(rows)
+    return pa.table(
+        {
+            "action": numbers % 3,
+            "reward": numbers * 0.5,
+            "done": np.zeros(rows, np.int8),
+            "episode_step": pa.array([None if n % 7 == 0 else n for n in range(rows)], pa.int32()),
+            "metadata_q_star": pa.array([[n, 0.5, 1.0] for n in range(rows)], pa.list_(pa.float32())),
+            "observation": pa.FixedSizeListArray.from_arrays(pa.array(np.repeat(numbers * 1.0, 4)), 4),
+            "observation_image": pa.FixedSizeListArray.from_arrays(
+                pa.FixedSizeListArray.from_arrays(pa.array(np.arange(rows * 6).astype(np.uint8)), 3), 2
+            ),
+        }
+    )
+
+
+def store_of(rows: int = 100, **options: Any) -> DatasetStore:
+    return DatasetStore(**options).from_dataset(table(rows))
+
+
+def as_numpy(batch: TensorDict) -> dict[str, np.ndarray]:
+    return {name: tensor.cpu().numpy() for name, tensor in batch.items()}
+
+
+TORCH_DTYPES = {
+    "action": torch.int64,
+    "reward": torch.float32,
+    "done": torch.int64,
+    "time": torch.int64,
+    "q_star": torch.float32,
+    "obs_continuous": torch.float64,
+    "obs_image": torch.int64,
+}
+SHAPES = {"q_star": (3,), "obs_continuous": (4,), "obs_image": (6,)}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_batch_is_a_tensordict_of_the_documented_fields(workers: int) -> None:
+    with PrefetchBatchifier(store_of(), 5, 4, num_workers=workers) as loader:
+        batch = loader.next_batch()
+    assert isinstance(batch, TensorDict)
+    assert batch.batch_size == torch.Size([4, 5])
+    assert {name: tensor.dtype for name, tensor in batch.items()} == TORCH_DTYPES
+    assert list(batch.keys()) == list(TORCH_DTYPES)
+    for name, tensor in batch.items():
+        assert tensor.shape == (4, 5, *SHAPES.get(name, ()))
+        assert tensor.device.type == "cpu"
+        assert tensor.is_contiguous()
+        assert not tensor.requires_grad
+    # Ready for what people do with batches.
+    assert batch[1:, :3].batch_size == torch.Size([3, 3])
+    assert batch.reshape(-1).batch_size == torch.Size([20])
+    batch["reward"] += 1
+
+
+@settings(max_examples=25)
+@given(
+    world=worlds(),
+    wanted=parts(max_parts=2),
+    sampling=st.sampled_from(["random", "last", "sequential", "batch"]),
+    workers=st.sampled_from([0, 2]),
+    seed=st.integers(0, 2**64 - 1),
+)
+def test_batches_equal_those_of_numpy(world: World, wanted: list[Part], sampling: str, workers: int, seed: int) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        built = build(world, wanted, Path(folder))
+        if not built.rows:
+            return
+        options: dict[str, Any] = {
+            "sequence_length": max(1, len(built.rows) // 4),
+            "batch_size": 1 if sampling == "last" else 3,
+            "sampling": sampling,
+            "seed": seed,
+            "drop_last": False,
+        }
+        source = BatchSource(built.store, **options)
+        with PrefetchBatchifier(built.store, num_workers=workers, **options) as loader:
+            assert loader.spec == source.spec
+            for index in range(len(source) + 2):
+                batch = loader.next_batch()
+                assert_same(as_numpy(batch), source[index], index)
+                assert list(batch.batch_size) == [len(source.plan(index).starts), source.sequence_length]
+
+
+def test_the_stream_is_that_of_numpy_for_workers_and_shards() -> None:
+    store = store_of()
+    options: dict[str, Any] = {"sequence_length": 5, "batch_size": 8, "sampling": "batch", "seed": 4}
+    source = BatchSource(store, **options)
+    wanted = digest(source[index] for index in range(30))
+    for workers in (0, 1, 4):
+        with PrefetchBatchifier(store, num_workers=workers, **options) as loader:
+            assert digest(as_numpy(loader.next_batch()) for _ in range(30)) == wanted
+    loaders = [PrefetchBatchifier(store, shard=(rank, 4), num_workers=1, **options) for rank in range(4)]
+    for index in range(8):
+        together = torch.cat([loader.next_batch() for loader in loaders])
+        assert_same(as_numpy(together), source[index], index)
+    for loader in loaders:
+        loader.close()
+
+
+def test_states_pass_between_frameworks() -> None:
+    store = store_of()
+    with NumpyBatchifier(store, 5, 4, seed=8) as numpy_loader, PrefetchBatchifier(store, 5, 4) as loader:
+        for _ in range(7):
+            numpy_loader.next_batch()
+        loader.load_state_dict(numpy_loader.state_dict())
+        assert loader.state_dict() == numpy_loader.state_dict()
+        for _ in range(3):
+            assert_same(as_numpy(loader.next_batch()), numpy_loader.next_batch())
+        numpy_loader.load_state_dict(loader.state_dict())
+        assert_same(as_numpy(loader.next_batch()), numpy_loader.next_batch())
+
+
+def test_delivered_dtypes() -> None:
+    dtypes = {"obs_image": "uint8", "obs_continuous": "float32", "time": "int16", "reward": "float16"}
+    store = store_of()
+    with PrefetchBatchifier(store, 5, 4, dtypes=dtypes) as loader:
+        batch = loader.next_batch()
+    assert {name: batch[name].dtype for name in dtypes} == {
+        "obs_image": torch.uint8,
+        "obs_continuous": torch.float32,
+        "time": torch.int16,
+        "reward": torch.float16,
+    }
+    assert_same(as_numpy(batch), BatchSource(store, 5, 4, dtypes=dtypes)[0])
+
+
+def test_batches_do_not_share_memory() -> None:
+    """Writing to a batch changes no other, whether large or small."""
+    for length, batch_size in ((5, 4), (50, 400)):
+        source = BatchSource(store_of(), length, batch_size)
+        with PrefetchBatchifier(store_of(), length, batch_size, prefetch=2) as loader:
+            kept = []
+            for index in range(8):
+                batch = loader.next_batch()
+                view = batch["obs_continuous"][1:, ::2]
+                kept.append((index, view, view.clone()))
+                batch["reward"].fill_(-1)
+                batch["action"].zero_()
+                del batch
+            for index, view, copy in kept:
+                assert torch.equal(view, copy), index
+                assert np.array_equal(view.numpy(), source[index]["obs_continuous"][1:, ::2])
+
+
+def test_the_arguments_are_those_of_the_core() -> None:
+    with PrefetchBatchifier(store_of(), 5, 4, "sequential", 3, 1, None, None, 9, (1, 2)) as loader:
+        source = BatchSource(store_of(), 5, 4, "sequential", 9, (1, 2))
+        assert_same(as_numpy(loader.next_batch()), source[0])
+    with PrefetchBatchifier(store_of().snapshot(), 5, 4, device=torch.device("cpu"), pin_memory=False) as loader:
+        assert_same(as_numpy(loader.next_batch()), BatchSource(store_of(), 5, 4)[0])
+
+
+def test_refresh() -> None:
+    store = store_of()
+    with PrefetchBatchifier(store, 5, 4, sampling="last") as loader:
+        before = loader.next_batch()
+        store.from_dataset(table(10))
+        assert torch.equal(loader.next_batch()["reward"], before["reward"])
+        loader.refresh()
+        assert loader.next_batch()["reward"][-1, -1] == 9 * 0.5
+
+
+def test_an_error_in_a_worker_stays() -> None:
+    store = DatasetStore().from_dataset(table(40).set_column(2, "done", pa.array([0] * 30 + [7] + [0] * 9)))
+    with PrefetchBatchifier(store, 4, 2, sampling="last") as loader:
+        loader.next_batch()
+    with PrefetchBatchifier(store, 4, 3, sampling="last") as loader:
+        for _ in range(2):
+            with pytest.raises(WorkerError, match=r"batch 0: DataError: done: .*found 7 at row 30"):
+                loader.next_batch()
+        assert loader.state_dict()["next_index"] == 0
+
+
+# ---------------------------------------------------------------------- devices and pinned memory
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="there is an accelerator")
+def test_pinned_memory_without_an_accelerator() -> None:
+    with pytest.raises(ConfigError, match="pin_memory: expected an accelerator for pinned memory, found none"):
+        PrefetchBatchifier(store_of(), 5, 4, pin_memory=True)
+    for pin_memory in (None, False):
+        with PrefetchBatchifier(store_of(), 5, 4, pin_memory=pin_memory) as loader:
+            assert not loader.next_batch()["reward"].is_pinned()
+
+
+B24 = pytest.mark.xfail(strict=True, reason="B24: found by a worker only")
+
+
+@pytest.mark.parametrize(
+    "device",
+    ["cuda:99", pytest.param("mps", marks=B24), pytest.param("xpu", marks=B24), pytest.param("hpu", marks=B24)],
+)
+def test_devices_that_are_not_there(device: str) -> None:
+    there = torch.accelerator.current_accelerator()
+    if there is not None and there.type == device:
+        pytest.skip(f"there is {device}")
+    with pytest.raises(ConfigError, match=f"device: expected a device of this machine, found '{device}'"):
+        PrefetchBatchifier(store_of(), 5, 4, device=device)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA")
+@pytest.mark.parametrize("device", ["cuda", "cuda:0", torch.device("cuda")])
+def test_cuda_where_there_is_none(device: Any) -> None:
+    with pytest.raises(ConfigError, match=r"device: expected a device of this machine, found .* and no CUDA"):
+        PrefetchBatchifier(store_of(), 5, 4, device=device)
+
+
+@pytest.mark.parametrize("device", ["gpu", "no device", 1.5, ["cpu"]])
+def test_what_is_no_device(device: Any) -> None:
+    with pytest.raises(ConfigError, match="device: expected a torch device, found"):
+        PrefetchBatchifier(store_of(), 5, 4, device=device)
+
+
+# ---------------------------------------------------------------------- what torch's own tools do with a source
+
+
+class AsTensors:
+    """What a user writes to get tensors out of workers: a collate function at the top of a module."""
+
+    def __call__(self, batch: dict[str, np.ndarray]) -> TensorDict:
+        size = batch["reward"].shape
+        return TensorDict({name: torch.from_numpy(array) for name, array in batch.items()}, batch_size=size)
+
+
+@pytest.mark.parametrize(("workers", "context"), [(0, None), (2, "fork"), (2, "spawn"), (1, "forkserver")])
+@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
+def test_a_source_in_torchs_data_loader(workers: int, context: str | None, tmp_path: Path) -> None:
+    import datasets
+
+    datasets.Dataset(table(90)).save_to_disk(str(tmp_path / "data"))
+    store = DatasetStore().from_dataset(datasets.load_from_disk(str(tmp_path / "data")))
+    store.append(
+        {
+            "action": 1,
+            "reward": 2.0,
+            "done": 0,
+            "episode_step": None,
+            "metadata_q_star": [1.0, 2.0, 3.0],
+            "observation": [1.0] * 4,
+            "observation_image": np.zeros((2, 3), np.uint8),
+        }
+    )
+    source = BatchSource(store, 7, 3, sampling="sequential", seed=2, drop_last=False)
+    source[0]  # used already, which must not matter
+    loader = torch.utils.data.DataLoader(
+        source,
+        batch_size=None,
+        num_workers=workers,
+        multiprocessing_context=context,
+        collate_fn=AsTensors(),
+    )
+    assert len(loader) == len(source) == 5
+    batches = list(loader)
+    assert len(batches) == 5
+    for index, batch in enumerate(batches):
+        assert isinstance(batch, TensorDict)
+        assert_same(as_numpy(batch), source[index], index)
+
+
+def test_the_default_conversion_of_torchs_data_loader() -> None:
+    source = BatchSource(store_of(), 7, 3)
+    for index, batch in enumerate(torch.utils.data.DataLoader(source, batch_size=None)):
+        assert_same({name: tensor.numpy() for name, tensor in batch.items()}, source[index], index)
+    sampler = [5, 3, 100]
+    chosen = list(torch.utils.data.DataLoader(source, batch_size=None, sampler=sampler))
+    for index, batch in zip(sampler, chosen, strict=True):
+        assert_same({name: tensor.numpy() for name, tensor in batch.items()}, source[index], index)
+
+
+def test_a_source_pickles_without_torch() -> None:
+    source = BatchSource(store_of(), 7, 3)
+    assert b"torch" not in pickle.dumps(source)
+
+
+# ---------------------------------------------------------------------- dtypes that are stored
+
+
+@pytest.mark.parametrize("name", ["uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "bool"])
+def test_columns_of_any_dtype(name: str) -> None:
+    values = np.arange(40).astype(name)
+    store = DatasetStore(fields=[Field("extra")]).from_dataset(table(40).append_column("extra", pa.array(values)))
+    with PrefetchBatchifier(store, 5, 4) as loader:
+        found = loader.next_batch()["extra"]
+    assert found.dtype == getattr(torch, name)
+    starts = loader.source.plan(0).starts
+    assert np.array_equal(found.numpy(), values[starts[:, None] + np.arange(5)])
