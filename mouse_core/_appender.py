@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mouse_core._convert import RowError
 from mouse_core._schema import REFUSALS, StoreSchema
 from mouse_core._segments import Segment
 from mouse_core._tail import Block, prepare
@@ -105,8 +106,10 @@ class Appender:
         for name, column in block.columns.items():
             try:
                 prepared[name] = prepare(columns[name], column)
+            except RowError as error:
+                raise self._refused(name, error, error.row) from error
             except REFUSALS as error:
-                raise self._refused(name, error) from error
+                raise DataError(f"column {name!r}: {error}") from error
         return prepared
 
     def _block_for(self, row: Mapping[str, Any]) -> Block:
@@ -146,8 +149,8 @@ class Appender:
         for name, column in block.columns.items():
             self._schema.learn(name, column.kind, block.blocks[name].to_arrow(0).type)
 
-    def _refused(self, name: str, error: Exception) -> DataError:
-        return DataError(f"column {name!r}: {error} at row {self._rows()}")
+    def _refused(self, name: str, error: Exception, row: int = 0) -> DataError:
+        return DataError(f"column {name!r}: {error} at row {self._rows() + row}")
 
 
 def _first_known(values: Any) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._dense import RowError
+from mouse_core._convert import RowError
 from mouse_core._layout import ColumnType, check_readable, fixed_shape
 from mouse_core._segments import Segment
 from mouse_core._windows import WindowsPart
@@ -152,7 +152,9 @@ def _bind(
     vector = bool(shape) and field.vector_dtype is not None
     dtype = np.dtype(field.vector_dtype if vector else field.dtype if field.dtype is not None else kind.dtype)
     specials = [special for special in (field.fill, field.pad) if special is not None]
-    column = Column(kind, shape, [segment.part(field.column) for segment in segments], fill=field.fill, pad=field.pad)
+    column = Column(
+        field.column, kind, shape, [segment.part(field.column) for segment in segments], fill=field.fill, pad=field.pad
+    )
     bounds = field.bounds
     if field.name == "action" and not shape and declared is not None and bounds is None:
         bounds = (0, declared - 1)
@@ -166,15 +168,16 @@ def _bind(
 
 
 def _shape(
-    segments: Sequence[Segment], field: Field, kind: ColumnType, first: Any, declared: int | None
+    segments: Sequence[Segment], field: Field, kind: ColumnType, found: tuple[int, Any], declared: int | None
 ) -> tuple[int, ...]:
     """The shape of one row: declared, or that of the column's type, or that of its first value."""
-    where = f"{field.name}: column {field.column!r}"
+    row, first = found
+    where = f"at row {row} (column {field.column!r})"
     if field.image:
         try:
             return decode_image(first).shape
         except ValueError as error:
-            raise DataError(f"{where}: {error}") from error
+            raise DataError(f"{field.name}: {error} {where}") from error
     if field.shape is not None:
         return field.shape
     if declared is not None and (kind.depth or field.name != "action"):
@@ -188,19 +191,18 @@ def _shape(
                 return known
     shape = np.array(first).shape
     if len(shape) != kind.depth or 0 in shape:
-        raise SchemaError(f"{where}: expected a first row of regular lists, found {first!r:.80}")
+        raise SchemaError(f"{field.name}: expected a first row of regular lists, found {first!r:.80} {where}")
     return shape
 
 
-def _first_value(segments: Sequence[Segment], name: str, rows: int) -> Any:
-    """The first value of a column that is not null, or None. Looks no further than it must."""
+def _first_value(segments: Sequence[Segment], name: str, rows: int) -> tuple[int, Any] | None:
+    """The first value of a column that is not null, and its row; None where all are. Looks no further than it must."""
+    begin = 0
     for segment in segments:
-        if rows <= 0:
-            return None
-        value = segment.first_value(name, rows)
-        if value is not None:
-            return value
-        rows -= segment.num_rows
+        found = segment.first_value(name, rows - begin)
+        if found is not None:
+            return begin + found[0], found[1]
+        begin += segment.num_rows
     return None
 
 

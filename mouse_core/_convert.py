@@ -8,13 +8,21 @@ import numpy as np
 import numpy.typing as npt
 
 
+class RowError(ValueError):
+    """A value that its field does not allow; ``row`` counts along the first axis of what was looked at."""
+
+    def __init__(self, row: int, message: str) -> None:
+        super().__init__(message)
+        self.row = row
+
+
 def convert(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """``array`` in ``dtype``, the same object where nothing changes.
 
     Floats may be rounded to a narrower float. Everything else must arrive as the value it was.
 
     Raises:
-        ValueError: A value does not fit: an integer out of range, a fraction or NaN for an integer dtype, a finite
+        RowError: A value does not fit: an integer out of range, a fraction or NaN for an integer dtype, a finite
             float that would become infinite, or anything but 0 and 1 for a boolean.
     """
     if array.dtype == dtype:
@@ -22,14 +30,13 @@ def convert(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     if np.can_cast(array.dtype, dtype, "safe") or not array.size:
         return array.astype(dtype)
     if array.dtype.kind not in "biuf":
-        raise ValueError(f"expected numbers, found {array.dtype}")
+        raise RowError(0, f"expected numbers, found {array.dtype}")
     if dtype.kind == "f":
         with np.errstate(over="ignore"):
             converted = array.astype(dtype)
         if array.dtype.kind == "f":
             lost = np.isinf(converted) & np.isfinite(array)
-            if lost.any():
-                raise ValueError(f"expected values that fit {dtype}, found {_first(array, lost)}")
+            _refuse(array, lost, f"values that fit {dtype}")
         return converted
     if dtype.kind == "b":
         lowest, highest = 0, 1
@@ -41,15 +48,14 @@ def convert(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     # Written so that NaN counts as outside. Above 2**53 float limits round up, hence the strict comparison.
     beyond = array > highest if array.dtype.kind != "f" else array >= float(highest) + (highest < 2**53)
     outside = ~(array >= lowest) | beyond
-    if outside.any():
-        raise ValueError(f"expected values {lowest}..{highest} that fit {dtype}, found {_first(array, outside)}")
+    _refuse(array, outside, f"values {lowest}..{highest} that fit {dtype}")
     converted = array.astype(dtype)
     if array.dtype.kind == "f":
-        fractions = converted != array
-        if fractions.any():
-            raise ValueError(f"expected whole numbers for {dtype}, found {_first(array, fractions)}")
+        _refuse(array, converted != array, f"whole numbers for {dtype}")
     return converted
 
 
-def _first(array: npt.NDArray[Any], where: npt.NDArray[np.bool_]) -> Any:
-    return array[where].flat[0].item()
+def _refuse(array: npt.NDArray[Any], where: npt.NDArray[np.bool_], wanted: str) -> None:
+    if where.any():
+        place = int(where.argmax())
+        raise RowError(place * len(array) // array.size, f"expected {wanted}, found {array.flat[place].item()}")

@@ -9,17 +9,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mouse_core._convert import convert
+from mouse_core._convert import RowError, convert
 from mouse_core._layout import ColumnType, is_list
 from mouse_core.images import decode_image
-
-
-class RowError(ValueError):
-    """A value that its field does not allow; ``row`` counts from the start of the array, -1 where it is unknown."""
-
-    def __init__(self, row: int, message: str) -> None:
-        super().__init__(message)
-        self.row = row
 
 
 def dense_rows(
@@ -43,8 +35,7 @@ def dense_rows(
 
     Raises:
         RowError: A null without ``fill``, a row that is wider than ``shape``, or narrower without ``pad``, an image
-            that cannot be read or is of another size.
-        ValueError: A value does not fit ``dtype``.
+            that cannot be read or is of another size, a value that does not fit ``dtype``.
     """
     while isinstance(array, pa.ExtensionArray):
         array = array.storage
@@ -75,7 +66,7 @@ def _numbers(array: pa.Array, fill: float | None) -> npt.NDArray[Any]:
     """A primitive array as NumPy; nulls become 0 where the caller has a fill of its own to put there."""
     if array.null_count:
         if fill is None:
-            raise RowError(-1, "expected a number, found null inside a list")
+            raise RowError(0, "expected a number, found null inside a list")
         array = array.fill_null(pa.scalar(0, array.type) if not pa.types.is_boolean(array.type) else False)
     values: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
     return values
@@ -107,7 +98,10 @@ def _fill_lists(
     row_of_leaf = np.repeat(np.arange(len(array)), lengths)
     if fill is None and inner_nulls.any():
         raise RowError(int(row_of_leaf[inner_nulls.argmax()]), "expected a number, found null inside a list")
-    values = convert(_numbers(leaves, fill), out.dtype)
+    try:
+        values = convert(_numbers(leaves, fill), out.dtype)
+    except RowError as error:
+        raise RowError(int(row_of_leaf[error.row]), str(error)) from error
     values = values.copy() if fill is not None else values
     if fill is not None:
         values[inner_nulls] = fill
@@ -133,4 +127,7 @@ def _fill_row_by_row(
             raise RowError(row, f"expected shape {list(shape)}, found {list(found.shape)}")
         if found.dtype.kind not in "biuf":
             raise RowError(row, f"expected numbers, found {found.dtype}")
-        out[row] = convert(found.reshape(-1), out.dtype)
+        try:
+            out[row] = convert(found.reshape(-1), out.dtype)
+        except RowError as error:
+            raise RowError(row, str(error)) from error

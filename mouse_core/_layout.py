@@ -96,6 +96,9 @@ def locate_values(array: pa.Array) -> tuple[int, tuple[int, ...]] | None:
     Returns:
         ``(address, shape)``: the address in bytes of the first value (in *bits* for booleans) and the sizes of the
         list levels; None where rows differ in length, hold nulls, or are encoded.
+
+    Raises:
+        ValueError: The array is damaged: its lists or values lie outside of its memory.
     """
     n = len(array)
     first = array.offset
@@ -113,6 +116,8 @@ def locate_values(array: pa.Array) -> tuple[int, tuple[int, ...]] | None:
             ends = _offsets(array)[first : first + n + 1]
             size = int(ends[1] - ends[0])
             if not (np.diff(ends) == size).all():
+                # Whoever reads it must be able to trust its offsets.
+                array.validate(full=True)
                 return None
             first = int(ends[0])
         if not size:
@@ -120,17 +125,25 @@ def locate_values(array: pa.Array) -> tuple[int, tuple[int, ...]] | None:
         n *= size
         shape.append(size)
         array = array.values
+        if first < 0 or first + n > len(array) + array.offset:
+            raise ValueError(
+                f"expected lists of {len(array)} values, found some that end at {first + n}; it is damaged"
+            )
         if array.null_count and array.slice(first, n).null_count:
             return None
         first += array.offset
-    return _first_value(array, first, tuple(shape))
+    return _first_value(array, first, n, tuple(shape))
 
 
-def _first_value(array: pa.Array, first: int, shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]] | None:
+def _first_value(array: pa.Array, first: int, n: int, shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]] | None:
     name = _NUMPY_NAMES.get(str(array.type))
     if name is None:
         return None
-    address = array.buffers()[-1].address
+    buffer = array.buffers()[-1]
+    bits = 1 if name == "bool" else 8 * np.dtype(name).itemsize
+    if (first + n) * bits > 8 * buffer.size:
+        raise ValueError(f"expected {(first + n) * bits // 8} bytes of values, found {buffer.size}; damaged")
+    address = buffer.address
     if name == "bool":
         return address * 8 + first, shape
     return address + first * np.dtype(name).itemsize, shape
@@ -146,7 +159,7 @@ def check_readable(kind: ColumnType, *, column: str, image: bool, max_ndim: int 
     if max_ndim is not None and kind.depth > max_ndim:
         wanted = "numbers" if not max_ndim else f"numbers or lists of {max_ndim} dimension{'s' * (max_ndim > 1)}"
         raise SchemaError(f"column {column!r}: expected {wanted}, found {kind}")
-    readable = ("scalar", "list", "null", "image") if image else ("scalar", "list", "null")
+    readable = ("list", "null", "image") if image else ("scalar", "list", "null")
     if kind.kind not in readable or (image and kind.kind == "list" and kind.depth not in (2, 3)):
         wanted = "images or lists [H, W] or [H, W, C] of integers" if image else "numbers or lists of numbers"
         raise SchemaError(f"column {column!r}: expected {wanted}, found {kind}")

@@ -13,7 +13,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,21 @@ class Contender:
     multiple: int = 1
     before: Callable[[], Any] | None = None
     after: Callable[[], Any] | None = None
+
+
+def steady(contender: Contender, waiting: int) -> Contender:
+    """A contender that works ahead, as one whose slices begin with nothing ready, and are charged what they take.
+
+    Args:
+        contender: What works ahead.
+        waiting: How many batches it may have ready.
+    """
+
+    def drain() -> None:
+        for _ in range(waiting + 1):
+            contender.call(0)
+
+    return replace(contender, parallel=True, before=drain)
 
 
 @dataclass(frozen=True)
@@ -97,7 +112,7 @@ def interleave(
     """Measure contenders in turns.
 
     Args:
-        contenders: What to measure.
+        contenders: What to measure; the first takes part in every round, so that all others can be compared with it.
         rounds: How many turns a fast one has; at least 3.
         slice_seconds: How long a turn lasts, about.
         budget_seconds: About how long a contender may take in all; slow ones have fewer turns, but at least 3.
@@ -106,6 +121,7 @@ def interleave(
     """
     order = random.Random(seed)
     turns = [_prepare(contender, rounds, slice_seconds, budget_seconds) for contender in contenders]
+    turns[0].every = 1
     for number in range(rounds):
         # Slow ones are spread over the rounds, not all in the same.
         present = [turn for place, turn in enumerate(turns) if (number + place) % turn.every == 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections.abc import Callable
@@ -72,6 +73,7 @@ class _Queue(Generic[T]):
         self.room = threading.Condition(lock)
         self.arrived = threading.Condition(lock)
         self.ahead = ahead
+        self.process = os.getpid()
         self.next_claimed = first
         self.next_wanted = first
         self.ready: dict[int, T] = {}
@@ -79,10 +81,11 @@ class _Queue(Generic[T]):
         self.closed = False
 
     def claim(self) -> int | None:
-        """The index to compute next, waiting for room; None when closed. After an error nothing more is claimed."""
+        """The index to compute next, waiting for room; None when closed, or when one has failed."""
         with self.room:
-            while not self.closed:
-                if self.next_claimed < self.next_wanted + self.ahead and not self.errors:
+            # After an error nobody asks for more.
+            while not self.closed and not self.errors:
+                if self.next_claimed < self.next_wanted + self.ahead:
                     self.next_claimed += 1
                     return self.next_claimed - 1
                 self.room.wait()
@@ -98,6 +101,7 @@ class _Queue(Generic[T]):
         with self.arrived:
             self.errors[index] = error
             self.arrived.notify_all()
+            self.room.notify_all()
 
     def get(self) -> T:
         with self.arrived:
@@ -123,6 +127,8 @@ def _work(queue: _Queue[T], make: Callable[[int], T]) -> None:
 
 
 def _close(queue: _Queue[T], threads: list[threading.Thread]) -> None:
+    if os.getpid() != queue.process:
+        return  # a forked child has neither the threads nor a use for their locks
     with queue.room:
         queue.closed = True
         queue.ready.clear()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import operator
-import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._locks import ProcessLock
 from mouse_core._windows import Windows
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key, Purpose
@@ -19,6 +19,7 @@ from mouse_core.snapshot import Snapshot
 # Windows of consecutive batches are located together, about so many: the few dozen array operations that it takes
 # cost the same for 32 windows as for 1,024.
 _WINDOWS_PER_BLOCK = 1024
+_STEPS_PER_BLOCK = 1 << 17
 _BLOCKS_KEPT = 4
 
 
@@ -48,9 +49,10 @@ class Planner:
         self._seed = seed
         self._shard = shard
         self._epoch_start = epoch_start
-        self._batches_per_block = max(1, _WINDOWS_PER_BLOCK * shard[1] // sampler.batch_size)
+        windows = min(_WINDOWS_PER_BLOCK, _STEPS_PER_BLOCK // sampler.sequence_length)
+        self._batches_per_block = max(1, windows * shard[1] // sampler.batch_size)
         self._blocks: dict[int, _Block] = {}
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
 
     def plan(self, index: int) -> Plan:
         """The plan of batch ``index``; raises IndexError before the first, and whatever the sampler raises for it."""
@@ -98,8 +100,19 @@ class Planner:
         rank, count = self._shard
         parts, sizes = [], []
         for index in range(first, first + batches):
-            starts = self._sampler.starts(self._seed, index, self._snapshot, self._epoch_start)
+            starts = self._starts(index)
             sizes.append(len(starts))
             parts.append(starts[len(starts) * rank // count : len(starts) * (rank + 1) // count])
         bounds = [0, *np.cumsum([len(part) for part in parts]).tolist()]
-        return _Block(self.locate(np.concatenate(parts), bounds), sizes)
+        rows = np.concatenate(parts)
+        rows.flags.writeable = False
+        return _Block(self.locate(rows, bounds), sizes)
+
+    def _starts(self, index: int) -> npt.NDArray[np.int64]:
+        starts = np.asarray(self._sampler.starts(self._seed, index, self._snapshot, self._epoch_start))
+        if starts.ndim != 1 or starts.dtype.kind not in "iu" or not 1 <= len(starts) <= self._sampler.batch_size:
+            raise ConfigError(
+                f"sampler: expected 1..{self._sampler.batch_size} starts as integers [b] for batch {index}, "
+                f"found {starts.dtype} {list(starts.shape)}"
+            )
+        return starts.astype(np.int64, copy=False)

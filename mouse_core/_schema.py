@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from mouse_core._layout import ColumnType, check_readable, column_type
+from mouse_core._layout import ColumnType, check_readable, column_type, fixed_shape
 from mouse_core._segments import Segment
 from mouse_core._tail import TailColumn
 from mouse_core._tail_schema import tail_column
@@ -35,12 +36,13 @@ class StoreSchema:
         alignment: str,
     ) -> None:
         self.fields = merge_fields(fields)
-        self.by_column = {field.column: field for field in self.fields.values()}
+        self.by_column = {field.column: self._combined(field.column) for field in self.fields.values()}
         self.max_action_dim = _check_dim("max_action_dim", max_action_dim)
         self.max_obs_continuous_dim = _check_dim("max_obs_continuous_dim", max_obs_continuous_dim)
         self.alignment: Alignment = check_alignment(alignment)
         self.types: dict[str, ColumnType] = {}
         self.arrow_types: dict[str, pa.DataType] = {}
+        self.widths: dict[str, tuple[int, ...]] = {}
 
     def config(self) -> SnapshotConfig:
         """What a snapshot needs, as it is now."""
@@ -61,7 +63,7 @@ class StoreSchema:
 
         Nothing changes after an error.
         """
-        types, arrow_types = dict(self.types), dict(self.arrow_types)
+        types, arrow_types, widths = dict(self.types), dict(self.arrow_types), dict(self.widths)
         for segment in segments:
             for field in self.fields.values():
                 if field.required and field.column not in segment.types:
@@ -73,6 +75,7 @@ class StoreSchema:
                 if name in self.by_column:
                     field = self.by_column[name]
                     check_readable(kind, column=name, image=field.image, max_ndim=field.max_ndim)
+                self._check_width(name, data_type, widths)
                 known = types.get(name, kind)
                 if known != kind and "null" not in (known.kind, kind.kind):
                     raise SchemaError(
@@ -81,7 +84,7 @@ class StoreSchema:
                     )
                 if name not in types or known.kind == "null":
                     types[name], arrow_types[name] = kind, data_type
-        self.types, self.arrow_types = types, arrow_types
+        self.types, self.arrow_types, self.widths = types, arrow_types, widths
 
     def learn(self, name: str, kind: ColumnType, data_type: pa.DataType) -> None:
         """Take over a column of appended rows, unless its type is known already."""
@@ -133,6 +136,29 @@ class StoreSchema:
             except REFUSALS as error:
                 raise DataError(f"column {name!r}: {error} at row {at}") from error
         return columns
+
+    def _combined(self, column: str) -> Field:
+        """What all fields that read a column ask of its values."""
+        first, *others = (field for field in self.fields.values() if field.column == column)
+        bounds = [field.bounds for field in (first, *others) if field.bounds is not None]
+        return replace(
+            first,
+            fill=first.fill if all(field.fill is not None for field in others) else None,
+            pad=first.pad if all(field.pad is not None for field in others) else None,
+            bounds=(max(low for low, _ in bounds), min(high for _, high in bounds)) if bounds else None,
+            image=first.image or any(field.image for field in others),
+        )
+
+    def _check_width(self, name: str, data_type: pa.DataType, widths: dict[str, tuple[int, ...]]) -> None:
+        """Raise SchemaError if the type alone says that rows do not fit those before, or the declared width."""
+        found = fixed_shape(data_type)
+        field = self.by_column.get(name)
+        if not found or field is None or field.image:
+            return
+        wanted = self._row_shape(field, {}) or widths.setdefault(name, found)
+        fits = found == wanted or (field.pad is not None and len(found) == len(wanted) == 1 and found < wanted)
+        if not fits:
+            raise SchemaError(f"column {name!r}: expected rows of shape {list(wanted)}, found {list(found)}")
 
     def _row_shape(self, field: Field, spec: Mapping[str, FieldSpec]) -> tuple[int, ...] | None:
         if field.name in spec:

@@ -8,10 +8,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mouse_core._layout import column_type
 from mouse_core._windows import Chunks, Windows
 from mouse_core.columns import IRREGULAR, Column, Layout
+from mouse_core.errors import DataError
+
+_LOOKED_AT = 1 << 16
 
 
 class Segment:
@@ -30,6 +34,7 @@ class Segment:
         self.origin = origin
         self.num_rows: int = table.num_rows if indices is None else indices.num_rows
         self._parts: dict[str, SegmentColumn] = {}
+        self._first_rows: dict[str, int | None] = {}
 
     @classmethod
     def from_dataset(cls, dataset: Any) -> Segment:
@@ -75,28 +80,49 @@ class Segment:
             return None
         numbers = self.indices.column(0)
         part = SegmentColumn(numbers, self._indices_starts, same_chunks=True)
-        return Column(column_type(numbers.type), (), [part], fill=None, pad=None)
+        return Column("indices", column_type(numbers.type), (), [part], fill=None, pad=None)
 
     def row_numbers(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The table's rows behind the segment's ``rows`` (int64 ``[n]``); only where there are row numbers."""
         if self._indices_column is None:
             return rows
         windows = Windows(Chunks(self._indices_starts), rows, 1).part(0)
-        return self._indices_column.gather(windows, np.dtype(np.int64)).reshape(-1)
+        numbers = self._indices_column.gather(windows, np.dtype(np.int64)).reshape(-1)
+        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < self.table.num_rows:
+            raise DataError(
+                f"dataset: expected row numbers 0..{self.table.num_rows - 1} among its indices, "
+                f"found {int(numbers.min())}..{int(numbers.max())}; it is damaged"
+            )
+        return numbers
 
-    def first_value(self, name: str, rows: int) -> Any:
-        """The first value among the first ``rows`` rows that is not null, as Python; None where all are."""
+    def first_value(self, name: str, rows: int) -> tuple[int, Any] | None:
+        """The first value among the first ``rows`` rows that is not null, and its row; None where all are."""
         if name not in self.table.schema.names:
             return None
-        column = self.table.column(name)
-        if column.null_count == len(column):
+        if name not in self._first_rows:
+            self._first_rows[name] = self._find_first(self.table.column(name))
+        row = self._first_rows[name]
+        return None if row is None or row >= rows else (row, self.take(row).column(name)[0].as_py())
+
+    def _find_first(self, column: pa.ChunkedArray) -> int | None:
+        """The first row whose value is not null."""
+        if not self.num_rows or column.null_count == len(column):
             return None
-        if self.indices is not None:
-            numbers = self.indices.column(0).slice(0, rows)
-            return next((value for n in numbers if (value := column[n.as_py()].as_py()) is not None), None)
-        for chunk in column.slice(0, rows).iterchunks():
-            if chunk.null_count < len(chunk):
-                return chunk[int(np.argmin(chunk.is_null()))].as_py()
+        if self.indices is None:
+            row = 0
+            for chunk in column.iterchunks():
+                if chunk.null_count < len(chunk):
+                    return row + int(np.argmin(chunk.is_null()))
+                row += len(chunk)
+            return None
+        if not column.null_count:
+            return 0
+        there = np.asarray(pc.is_valid(column))
+        numbers = self.indices.column(0)
+        for first in range(0, self.num_rows, _LOOKED_AT):
+            (found,) = np.nonzero(there[numbers.slice(first, _LOOKED_AT).to_numpy()])
+            if len(found):
+                return first + int(found[0])
         return None
 
     def take(self, row: int) -> pa.Table:

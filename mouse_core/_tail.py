@@ -15,9 +15,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core._convert import convert
+from mouse_core._convert import RowError, convert
 from mouse_core._layout import ColumnType
-from mouse_core.images import check_header, decode_image, encode_png
+from mouse_core.images import decode_image, encode_png, encoded_shape
 
 _FIRST_ROWS = 1024
 _MOST_ROWS = 65_536
@@ -38,6 +38,7 @@ class TailColumn:
         bounds: Lowest and highest value allowed; None: any.
         image: Whether values are images, kept as arrays of pixels.
         whole: Whether single numbers must be whole, although the column holds floats.
+        object_bytes: About how many bytes a Python object takes; snapshots copy those of the open block.
     """
 
     kind: ColumnType
@@ -48,11 +49,12 @@ class TailColumn:
     bounds: tuple[int, int] | None = None
     image: bool = False
     whole: bool = False
+    object_bytes: int = 64
 
     @property
     def row_bytes(self) -> int:
         """About how many bytes a row takes."""
-        return 64 if self.arrow_type is not None else int(np.prod(self.shape)) * self.kind.dtype.itemsize
+        return self.object_bytes if self.arrow_type is not None else int(np.prod(self.shape)) * self.kind.dtype.itemsize
 
 
 class ScalarBlock:
@@ -154,7 +156,7 @@ class VectorBlock:
         if self._values.dtype == np.bool_:
             leaves = pa.array(self._values[:used])
         else:
-            leaves = pa.Array.from_buffers(data_type, used, [None, pa.py_buffer(self._values)])
+            leaves = pa.Array.from_buffers(data_type, used, [None, pa.py_buffer(self._values[:used])])
         for size in reversed(self._column.shape[1:]):
             leaves = pa.FixedSizeListArray.from_arrays(leaves, size)
         per_item = int(np.prod(self._column.shape[1:]))
@@ -219,10 +221,11 @@ def prepare(values: Any, column: TailColumn) -> npt.NDArray[Any] | list[Any]:
     """Check many values at once; the result goes to ``put_many``, or is a list for ``put`` where rows differ.
 
     Raises:
-        ValueError: A value does not fit the column (or TypeError, OverflowError, a pyarrow error).
+        RowError: A value does not fit the column.
+        ValueError, TypeError: None of them does.
     """
     if column.arrow_type is not None:
-        return [check_object(value, column) for value in values]
+        return [_at_row(row, check_object, value, column) for row, value in enumerate(values)]
     if isinstance(values, pa.Array | pa.ChunkedArray):
         values = values.to_pylist() if values.null_count or column.shape else values.to_numpy()
     try:
@@ -230,32 +233,34 @@ def prepare(values: Any, column: TailColumn) -> npt.NDArray[Any] | list[Any]:
     except ValueError:  # rows of differing lengths
         array = np.empty(0, object)
     if array.dtype == object:
-        checked = Block({"": column})
-        for value in values:
-            checked.blocks[""].put(0, value)
+        block = Block({"": column}).blocks[""]
+        for row, value in enumerate(values):
+            _at_row(row, block.put, 0, value)
         return list(values)
     if column.shape:
         if array.ndim < 2:
-            raise ValueError(
-                f"expected arrays of shape {list(column.shape)}, found {array.dtype} {list(array.shape[1:])}"
-            )
-        if len(array):
-            check_vector(array[0], column)
-        if column.image and array.size and (array.min() < 0 or array.max() > 255):
-            raise ValueError(f"expected pixels 0..255, found {array.min()}..{array.max()}")
+            found = f"{array.dtype} {list(array.shape[1:])}"
+            raise ValueError(f"expected arrays of shape {list(column.shape)}, found {found}")
+        check_vector(array[0], column)
     elif array.ndim != 1:
         raise ValueError(f"expected one number a row, found arrays of shape {list(array.shape[1:])}")
     array = convert(_check_kind(array, column.kind.dtype), column.kind.dtype)
     if column.whole:
         convert(array, np.dtype(np.int64))
-    if (
-        column.bounds is not None
-        and array.size
-        and not (array.min() >= column.bounds[0] and array.max() <= column.bounds[1])
-    ):
-        outside = (array < column.bounds[0]) | (array > column.bounds[1])
-        raise ValueError(f"expected {column.bounds[0]}..{column.bounds[1]}, found {array[outside][0]}")
+    bounds = (0, 255) if column.image else column.bounds
+    if bounds is not None and not (array.min() >= bounds[0] and array.max() <= bounds[1]):
+        outside = ~((array >= bounds[0]) & (array <= bounds[1]))
+        place = int(outside.argmax())
+        row = place * len(array) // array.size
+        raise RowError(row, f"expected {bounds[0]}..{bounds[1]}, found {array.flat[place].item()}")
     return array
+
+
+def _at_row(row: int, check: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return check(*arguments)
+    except (ValueError, TypeError, OverflowError, pa.ArrowException) as error:
+        raise RowError(row, str(error)) from error
 
 
 def check_vector(value: Any, column: TailColumn) -> npt.NDArray[Any]:
@@ -281,11 +286,11 @@ def check_object(value: Any, column: TailColumn) -> Any:
             raise ValueError("expected a value, found None")
         return None
     if column.kind.kind == "image":
-        encoded = isinstance(value, bytes | Mapping)
-        item = value if encoded else encode_png(value)
+        item = value if isinstance(value, bytes | Mapping) else encode_png(value)
         item = item if isinstance(item, Mapping) else {"bytes": item, "path": None}
-        if encoded:
-            check_header(item)
+        found = encoded_shape(item)
+        if column.shape and found != column.shape:
+            raise ValueError(f"expected an image of shape {list(column.shape)}, found {list(found)}")
         return item if pa.types.is_struct(column.arrow_type) else item["bytes"]
     if column.kind.kind == "null":
         raise ValueError(f"expected None, found {value!r}")

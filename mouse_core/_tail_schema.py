@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._layout import ColumnType, column_type
-from mouse_core._tail import TailColumn
-from mouse_core.images import decode_image
+from mouse_core._tail import TailColumn, check_object
+from mouse_core.images import decode_image, encoded_shape
 from mouse_core.spec import Field
 
 _IMAGE_STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -60,9 +60,16 @@ def tail_column(
             widths = (1 if padded else row[0], row[0])
         image = field is not None and field.image
         return TailColumn(kind, shape=tuple(row), nullable=nullable, widths=widths, image=image)
+    size = len(value) if isinstance(value, str | bytes) else 64
     if kind.kind == "image":
-        return TailColumn(kind, arrow_type=known or _IMAGE_STRUCT, nullable=nullable)
-    return TailColumn(kind, arrow_type=known or _object_type(value), nullable=nullable)
+        item = check_object(value, TailColumn(kind, arrow_type=_IMAGE_STRUCT, nullable=True))
+        if item is not None:
+            size = len(item["bytes"] or b"")
+            shape = encoded_shape(item)
+        return TailColumn(
+            kind, shape=shape or (), arrow_type=known or _IMAGE_STRUCT, nullable=nullable, object_bytes=max(size, 64)
+        )
+    return TailColumn(kind, arrow_type=known or _object_type(value), nullable=nullable, object_bytes=max(size, 64))
 
 
 def _infer(value: Any, field: Field | None) -> ColumnType:

@@ -71,7 +71,7 @@ class Windows:
         self.rows = rows
         self.bounds = (0, len(rows)) if bounds is None else bounds
         self.length = length
-        self._chunks = chunks
+        self.chunks = chunks
         self._physical = physical
         self._starts = rows if physical is None else physical[:, 0]
         self.chunk = chunks.find(self._starts)
@@ -91,28 +91,34 @@ class Windows:
         """The windows of one of the batches."""
         return WindowsPart(self, number)
 
+    @property
+    def gathers_whole(self) -> bool:
+        """Whether whole windows are gathered together, and only the others in pieces."""
+        return 2 * len(self.broken) <= len(self)
+
     @cached_property
     def pieces(self) -> Pieces | None:
-        """The windows that are not whole, cut where one stretch ends; None if stretches are so short that single
-        steps are better.
+        """The windows that are not whole, or all if those are the most, cut where one stretch ends; None if stretches
+        are so short that single steps are better.
         """
-        if not len(self.broken):
+        windows = self.broken if self.gathers_whole else np.arange(len(self))
+        if not len(windows):
             nothing = np.zeros(0, np.int64)
             return Pieces(nothing, nothing, nothing, nothing)
         if self._physical is not None:
-            pieces = _join_steps(self.steps(self.broken))
+            pieces = _join_steps(self.steps(windows))
         else:
-            pieces = _cut_at_chunks(self._chunks, self._starts[self.broken], self.broken, self.length)
+            pieces = _cut_at_chunks(self.chunks, self._starts[windows], windows, self.length)
         # Copying a piece costs about as much as gathering 32 single steps of a few numbers.
-        return pieces if len(pieces.size) * 32 <= len(self.broken) * self.length else None
+        return pieces if len(pieces.size) * 32 <= len(windows) * self.length else None
 
     @cached_property
     def all_pieces(self) -> Pieces | None:
         """Those of all windows in the order of their targets, whole windows as one; None as in ``pieces``."""
-        if self.pieces is None:
-            return None
+        if self.pieces is None or not self.gathers_whole:
+            return self.pieces
         if self._physical is None:
-            return _cut_at_chunks(self._chunks, self._starts, np.arange(len(self)), self.length)
+            return _cut_at_chunks(self.chunks, self._starts, np.arange(len(self)), self.length)
         (whole,) = np.nonzero(self.is_whole)
         size = np.full(len(whole), self.length)
         parts = Pieces(self.chunk[whole], self.row[whole], whole * self.length, size)
@@ -133,8 +139,8 @@ class Windows:
         else:
             rows = self._physical[windows]
         rows = rows.reshape(-1)
-        chunk = self._chunks.find(rows)
-        row = rows - self._chunks.starts[chunk]
+        chunk = self.chunks.find(rows)
+        row = rows - self.chunks.starts[chunk]
         target = (windows[:, None] * self.length + within).reshape(-1)
         return Pieces(chunk, row, target, np.ones(len(chunk), np.int64))
 

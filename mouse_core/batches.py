@@ -89,8 +89,8 @@ class BatchSource:
         if isinstance(sampling, str):
             sampling = window_sampler(
                 sampling,
-                sequence_length=_check_positive("sequence_length", sequence_length),
-                batch_size=_check_positive("batch_size", batch_size),
+                sequence_length=_check_integer("sequence_length", sequence_length, lowest=1),
+                batch_size=_check_integer("batch_size", batch_size, lowest=1),
                 drop_last=drop_last,
             )
         elif not isinstance(sampling, Sampler):
@@ -98,10 +98,13 @@ class BatchSource:
         self.sampler = sampling
         self.seed = check_seed(seed)
         self.shard = _check_shard(shard, sampling.batch_size)
-        self.epoch_start = epoch_start
+        self.epoch_start = _check_integer("epoch_start", epoch_start, lowest=0)
         if not self.snapshot.num_rows:
             raise ConfigError("store: expected rows, found an empty store")
         self._batches_per_epoch = sampling.batches_per_epoch(self.snapshot)
+        fields = None if fields is None else _names(fields)
+        required_fields = _names(required_fields)
+        dtypes, narrow = dict(dtypes or {}), dict(narrow or {})
         self._chosen: dict[str, Any] = {
             "fields": fields,
             "required_fields": required_fields,
@@ -111,7 +114,7 @@ class BatchSource:
             "views": views,
         }
         self._planner = Planner(sampling, self.snapshot, seed=self.seed, shard=self.shard, epoch_start=self.epoch_start)
-        self._readers = _choose(self.snapshot.readers, fields, required_fields)
+        self._readers = _choose(self.snapshot, fields, required_fields)
         self._dtypes = _delivered(self._readers, dtypes or {}, narrow or {})
         self._narrow = {name: reader.travel_dtype(self._dtypes[name]) for name, reader in self._readers.items()}
         self._fields = {
@@ -132,6 +135,13 @@ class BatchSource:
         if self._augment is not None:
             self._fields = self._augment.spec
         self._pools: dict[int, MemoryPool] = {}
+        self._key = object()
+
+    def __repr__(self) -> str:
+        size = f"sequence_length={self.sequence_length}, batch_size={self.batch_size}, shard={self.shard}"
+        return (
+            f"{type(self).__name__}(rows={self.snapshot.num_rows}, {size}, seed={self.seed}, fields={list(self.spec)})"
+        )
 
     @cached_property
     def spec(self) -> Spec:
@@ -194,7 +204,9 @@ class BatchSource:
             DataError: A value that its field does not allow; the message names field and row.
         """
         windows = plan.windows
-        if windows is None:
+        if plan.length != self.sequence_length:
+            raise ConfigError(f"plan: expected windows of {self.sequence_length} steps, found {plan.length}")
+        if windows is None or windows.block.chunks is not self.snapshot.chunks:  # a plan from elsewhere
             windows = self._planner.locate(plan.starts).part(0)
         dtypes = self._dtypes if widen else self._narrow
         if out is not None and self._augment is None:
@@ -216,12 +228,12 @@ class BatchSource:
 
     def _copy_plan(self, block: Windows, widen: bool) -> CopyPlan:
         """How the fields that are delivered as they are stored are copied."""
-        plan: CopyPlan | None = block.known.get(widen)
+        plan: CopyPlan | None = block.known.get((self._key, widen))
         if plan is None:
             dtypes = self._dtypes if widen else self._narrow
             stored = {name: reader.as_stored(dtypes[name]) for name, reader in self._readers.items()}
             columns = {name: (column, self._shapes[name]) for name, column in stored.items() if column is not None}
-            plan = block.known[widen] = CopyPlan(block, columns)
+            plan = block.known[self._key, widen] = CopyPlan(block, columns)
         return plan
 
     def _memory_for(self, dtypes: Mapping[str, np.dtype[Any]], n: int) -> dict[str, npt.NDArray[Any]]:
@@ -269,12 +281,18 @@ def _restore(snapshot: Snapshot, sampler: Sampler, options: dict[str, Any]) -> B
     return BatchSource(snapshot, sampling=sampler, **options)
 
 
-def _choose(
-    readers: Mapping[str, FieldReader], fields: Sequence[str] | None, required: Sequence[str]
-) -> dict[str, FieldReader]:
-    for name in (*required, *(fields or ())):
-        if name not in readers:
-            raise MissingFieldError(f"fields: expected {name!r}, found {list(readers)}")
+def _names(names: Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def _choose(snapshot: Snapshot, fields: tuple[str, ...] | None, required: tuple[str, ...]) -> dict[str, FieldReader]:
+    readers = snapshot.readers
+    for option, names in (("required_fields", required), ("fields", fields or ())):
+        for name in names:
+            if name not in readers:
+                known = snapshot.config.fields.get(name)
+                column = "" if known is None else f" (from a column {known.column!r} that is not null throughout)"
+                raise MissingFieldError(f"{option}: expected {name!r}{column}, found {list(readers)}")
     return {name: reader for name, reader in readers.items() if fields is None or name in fields}
 
 
@@ -294,9 +312,10 @@ def _delivered(
     return {name: table.get(dtype, dtype) for name, dtype in chosen.items()}
 
 
-def _check_positive(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ConfigError(f"{name}: expected a positive integer, found {value!r}")
+def _check_integer(name: str, value: Any, *, lowest: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < lowest:
+        wanted = "a positive integer" if lowest == 1 else f"an integer from {lowest}"
+        raise ConfigError(f"{name}: expected {wanted}, found {value!r}")
     return int(value)
 
 

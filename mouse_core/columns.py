@@ -7,7 +7,6 @@ batches at once; from then on a batch costs one gather a column.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
@@ -16,11 +15,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core._convert import convert
-from mouse_core._dense import RowError, dense_rows
+from mouse_core._convert import RowError, convert
+from mouse_core._dense import dense_rows
 from mouse_core._layout import ColumnType, locate_values
+from mouse_core._locks import ProcessLock
 from mouse_core._memory import copy_bits, copy_runs, element_of, flat_view
 from mouse_core._windows import Int64s, Pieces, Windows, WindowsPart
+from mouse_core.errors import DataError
 
 UNKNOWN = -1
 IRREGULAR = -2
@@ -36,6 +37,12 @@ class Layout:
     def __init__(self, chunks: int) -> None:
         self.element = np.full(chunks, UNKNOWN, np.int64)
         self.width = np.zeros(chunks, np.int64)
+        self.lock = ProcessLock()
+
+    def known(self) -> tuple[Int64s, Int64s]:
+        """Element and width of every chunk, as they are now."""
+        with self.lock:
+            return self.element.copy(), self.width.copy()
 
 
 class ColumnPart(Protocol):
@@ -55,12 +62,13 @@ class _Runs(NamedTuple):
     """Where a column's values of a block of windows begin, as elements.
 
     Args:
-        first: Of every window, int64 ``[n]``; windows that are not whole have the place of another.
-        piece_first, piece_target, piece_size: Of every piece of those, in elements: from where, to where in the block's
-            output, how many.
+        first: Of every window, int64 ``[n]``; windows that are not whole have the place of another. None where all
+            windows are copied in pieces.
+        piece_first, piece_target, piece_size: Of every piece of the others, in elements: from where, to where in the
+            block's output, how many.
     """
 
-    first: Int64s
+    first: Int64s | None
     piece_first: list[int]
     piece_target: list[int]
     piece_size: list[int]
@@ -70,7 +78,8 @@ class Column:
     """A column over all segments of a snapshot, for gathering windows.
 
     Args:
-        kind: The column's type.
+        name: The column's name, for messages.
+        kind: Its type.
         shape: The shape of one row, images as ``(H, W, C)``.
         parts: The column in every segment.
         fill, pad: See ``spec.Field``.
@@ -78,6 +87,7 @@ class Column:
 
     def __init__(
         self,
+        name: str,
         kind: ColumnType,
         shape: tuple[int, ...],
         parts: Sequence[ColumnPart],
@@ -85,20 +95,23 @@ class Column:
         fill: float | None,
         pad: float | None,
     ) -> None:
+        self.name = name
         self.kind = kind
         self.shape = shape
         self.width = int(np.prod(shape, dtype=np.int64))
         self._stored = kind.dtype
         self._fill, self._pad = fill, pad
         self._parts = parts
-        sizes = [len(part.layout.element) for part in parts]
-        self._first_chunk = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-        self._element = np.concatenate([part.layout.element for part in parts] or [np.zeros(0, np.int64)])
-        self._chunk_width = np.concatenate([part.layout.width for part in parts] or [np.zeros(0, np.int64)])
+        known_parts = [part.layout.known() for part in parts]
+        self._first_chunk = np.concatenate([[0], np.cumsum([len(element) for element, _ in known_parts])]).astype(
+            np.int64
+        )
+        self._element = np.concatenate([element for element, _ in known_parts])
+        self._chunk_width = np.concatenate([width for _, width in known_parts])
         # The same for chunks as wide as the column; others count as irregular here.
         known = self._element != UNKNOWN
         self._begin = np.where(known & (self._chunk_width != self.width), IRREGULAR, self._element)
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
 
     def gather(
         self, windows: WindowsPart, dtype: np.dtype[Any], out: npt.NDArray[Any] | None = None
@@ -114,8 +127,8 @@ class Column:
             ``[n, S, width]`` of ``dtype``.
 
         Raises:
-            RowError: A value is not allowed; its ``row`` is ``window * S + step``.
-            ValueError: A value does not fit ``dtype``.
+            RowError: A value is not allowed or does not fit ``dtype``; its ``row`` is ``window * S + step``.
+            DataError: The Arrow data is damaged.
         """
         n, length = len(windows), windows.block.length
         runs = self._runs(windows.block)
@@ -129,7 +142,7 @@ class Column:
             out = np.empty((n, length, self.width), dtype) if out is None else out
             flat = self._copy(runs, windows, out.reshape(n, length * self.width))
         else:
-            flat = convert(self._copy(runs, windows, None), dtype)
+            flat = convert(self._copy(runs, windows, None).reshape(n * length, self.width), dtype)
             if out is not None:
                 out[...] = flat.reshape(out.shape)
         return flat.reshape(n, length, self.width) if out is None else out
@@ -151,15 +164,17 @@ class Column:
 
     def _find_runs(self, block: Windows) -> _Runs | None:
         pieces = block.pieces
-        if pieces is None or len(block.broken) == len(block) or self.kind.value_type == "bool":
+        if pieces is None or self.kind.value_type == "bool":
             return None
-        first, piece_first = self._begins(block.chunk), self._begins(pieces.chunk)
-        if first is None or piece_first is None:
+        piece_first = self._begins(pieces.chunk)
+        first = self._begins(block.chunk) if block.gathers_whole else None
+        if piece_first is None or (block.gathers_whole and first is None):
             return None
-        first += block.row * self.width
-        if len(block.broken):
-            # One gather serves all: windows that are not whole get the values of one that is, then their own.
-            first[block.broken] = first[int(block.is_whole.argmax())]
+        if first is not None:
+            first += block.row * self.width
+            if len(block.broken):
+                # One gather serves all: windows that are not whole get the values of one that is, then their own.
+                first[block.broken] = first[int(block.is_whole.argmax())]
         return _Runs(
             first,
             (piece_first + pieces.row * self.width).tolist(),
@@ -169,7 +184,10 @@ class Column:
 
     def _copy(self, runs: _Runs, windows: WindowsPart, out: npt.NDArray[Any] | None) -> npt.NDArray[Any]:
         run = windows.block.length * self.width
-        copied = copy_runs(self._stored, runs.first[windows.begin : windows.end], run, out)
+        if runs.first is not None:
+            copied = copy_runs(self._stored, runs.first[windows.begin : windows.end], run, out)
+        else:
+            copied = np.empty((len(windows), run), self._stored) if out is None else out
         numbers = windows.pieces()
         if numbers.start < numbers.stop:
             values, flat, begin = flat_view(self._stored), copied.reshape(-1), windows.begin * run
@@ -192,14 +210,18 @@ class Column:
         """Write runs of ``length`` rows to ``steps[target : target + length]``, whatever their chunks look like."""
         if not len(chunk):
             return
-        element = self._elements(chunk)
-        width = self._chunk_width[chunk]
+        element, width = self._places(chunk)
         for found in np.unique(width[element >= 0]).tolist():
             (same,) = np.nonzero((element >= 0) & (width == found))
             if found > self.width or (found < self.width and self._pad is None):
                 wanted = f"at most {self.width}" if self._pad is not None else str(self.width)
                 raise RowError(int(target[same[0]]), f"expected {wanted} values, found {found}")
-            values = convert(self._regular(element[same], row[same], length, found), steps.dtype)
+            values = self._regular(element[same], row[same], length, found)
+            try:
+                values = convert(values.reshape(len(same) * length, found), steps.dtype).reshape(values.shape)
+            except RowError as error:
+                run, step = divmod(error.row, length)
+                raise RowError(int(target[same[run]]) + step, str(error)) from error
             if found < self.width:
                 padded = np.full((len(same), length, self.width), self._pad, steps.dtype)
                 padded[:, :, :found] = values
@@ -232,20 +254,18 @@ class Column:
                     values, self.kind, self.shape, steps.dtype, fill=self._fill, pad=self._pad
                 )
             except RowError as error:
-                raise RowError(first + max(error.row, 0), str(error)) from error
+                raise RowError(first + error.row, str(error)) from error
 
     # ------------------------------------------------------------------ where chunks lie
 
-    def _elements(self, chunk: Int64s) -> Int64s:
-        """The element at which each chunk's values begin, or ``IRREGULAR``; looks up those not seen before."""
-        element = self._element[chunk]
-        if len(element) and element.min() < 0:
-            self._look_up_new(chunk)
-            element = self._element[chunk]
-        return element
+    def _places(self, chunk: Int64s) -> tuple[Int64s, Int64s]:
+        """The element at which each chunk's values begin, or ``IRREGULAR``, and the values in a row."""
+        self._look_up_new(chunk)
+        with self._lock:
+            return self._element[chunk], self._chunk_width[chunk]
 
     def _begins(self, chunk: Int64s) -> Int64s | None:
-        """The same, but None if some chunk is irregular or not as wide as the column."""
+        """The same, or None if some chunk is irregular or not as wide as the column."""
         begin = self._begin[chunk]
         if len(begin) and begin.min() < 0:
             self._look_up_new(chunk)
@@ -262,18 +282,20 @@ class Column:
         part_number = int(np.searchsorted(self._first_chunk, number, side="right")) - 1
         layout = self._parts[part_number].layout
         local = number - int(self._first_chunk[part_number])
-        with self._lock:
+        with layout.lock:
             if layout.element[local] == UNKNOWN:
                 layout.width[local], layout.element[local] = self._locate(self._chunk_values(number))
             element, width = layout.element[local], layout.width[local]
-            self._chunk_width[number] = width
-            # Last: whoever sees the element finds the rest in place.
-            self._element[number] = element
+        with self._lock:
+            self._chunk_width[number], self._element[number] = width, element
             self._begin[number] = element if width == self.width else IRREGULAR
 
     def _locate(self, values: pa.Array) -> tuple[int, int]:
         """The values in a row of a chunk and the element they begin at, ``IRREGULAR`` if rows do not lie in order."""
-        located = locate_values(values)
+        try:
+            located = locate_values(values)
+        except ValueError as error:
+            raise DataError(f"column {self.name!r}: {error}") from error
         if located is None:
             return 0, IRREGULAR
         address, shape = located

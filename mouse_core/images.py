@@ -40,16 +40,19 @@ def encode_png(value: object) -> bytes:
     return stream.getvalue()
 
 
-def check_header(value: Mapping[str, Any]) -> None:
-    """Raise ValueError if a ``{bytes, path}`` mapping does not begin like an image; pixels are not decoded."""
-    source = io.BytesIO(value["bytes"]) if value.get("bytes") is not None else value.get("path")
+def encoded_shape(value: Mapping[str, Any]) -> tuple[int, int, int]:
+    """The shape ``(H, W, C)`` of the image in a ``{bytes, path}`` mapping, from its header; no pixels are decoded.
+
+    Raises:
+        ValueError: It does not begin like an image, or has a mode of other than 8 bits a channel.
+    """
+    encoded: Any = value["bytes"] if value.get("bytes") is not None else value.get("path")
     try:
-        with _pillow().open(source):
-            pass
-    except (OSError, ValueError, AttributeError) as error:
-        raise ValueError(
-            f"expected a readable image, found {_shown(value.get('bytes') or value.get('path'))}"
-        ) from error
+        with _pillow().open(encoded if isinstance(encoded, str) else io.BytesIO(encoded)) as image:
+            mode, (width, height) = _delivered_mode(image), image.size
+    except (OSError, TypeError, AttributeError) as error:
+        raise ValueError(f"expected a readable image, found {_shown(encoded)}") from error
+    return height, width, _channels(mode)
 
 
 def _pillow() -> Any:
@@ -67,17 +70,29 @@ def _from_pillow(value: Any) -> npt.NDArray[np.uint8]:
             image = value
         else:
             image = image_module.open(value if isinstance(value, str) else io.BytesIO(value))
-        if image.mode == "1":
-            image = image.convert("L")
-        elif image.mode in ("P", "PA"):
-            image = image.convert("RGBA" if image.mode == "PA" or "transparency" in image.info else "RGB")
-        mode = image.mode
-        pixels = np.asarray(image) if mode in _PLAIN_MODES else None
-    except (OSError, ValueError, SyntaxError, EOFError) as error:
-        raise ValueError(f"expected a readable image, found {_shown(value)}: {error}") from error
-    if pixels is None:
+        mode = _delivered_mode(image)
+        channels = _channels(mode)
+        pixels = np.asarray(image if image.mode == mode else image.convert(mode))
+    except (OSError, SyntaxError, EOFError) as error:
+        # The first line of Pillow's own message may hold a memory address.
+        reason = "" if isinstance(error, image_module.UnidentifiedImageError) else f": {error}"
+        raise ValueError(f"expected a readable image, found {_shown(value)}{reason}") from error
+    return pixels.reshape(*pixels.shape[:2], channels)
+
+
+def _delivered_mode(image: Any) -> str:
+    """The mode an image is delivered in: bilevel as grey, palettes as the colours they stand for."""
+    if image.mode == "1":
+        return "L"
+    if image.mode in ("P", "PA"):
+        return "RGBA" if image.mode == "PA" or "transparency" in image.info else "RGB"
+    return str(image.mode)
+
+
+def _channels(mode: str) -> int:
+    if mode not in _PLAIN_MODES:
         raise ValueError(f"expected an image of mode {list(_PLAIN_MODES)}, found mode {mode!r}")
-    return pixels.reshape(*pixels.shape[:2], _PLAIN_MODES[mode])
+    return _PLAIN_MODES[mode]
 
 
 def _check_pixels(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
@@ -92,5 +107,5 @@ def _check_pixels(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 def _shown(value: object) -> str:
     if isinstance(value, bytes | bytearray | memoryview):
-        return f"{len(value)} bytes that are none"
+        return f"{len(value)} bytes that are no image"
     return repr(value) if isinstance(value, str) else type(value).__name__

@@ -113,6 +113,11 @@ class Loader(Generic[T]):
         """Batches in an epoch."""
         return len(self._source)
 
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__module__.partition('.')[0]}.{type(self).__name__}({self._source!r}, at={self._next_index})"
+        )
+
     @property
     def source(self) -> BatchSource:
         """Where the batches come from."""
@@ -167,8 +172,8 @@ class Loader(Generic[T]):
             raise StateError(f"state: expected one of this dataset and configuration, found: {error}") from error
         if source.fingerprint != state["fingerprint"]:
             raise StateError(
-                f"state: expected the fingerprint {source.fingerprint} of this dataset and configuration, "
-                f"found {state['fingerprint']}"
+                f"state: expected the fingerprint {source.fingerprint} of this dataset and configuration (rows, "
+                f"fields, sampling, sequence_length, batch_size, augmentation), found {state['fingerprint']}"
             )
         self._restart(source, numbers["next_index"])
 

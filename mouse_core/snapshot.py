@@ -49,12 +49,18 @@ class Snapshot:
     """
 
     def __init__(self, segments: Sequence[Segment], config: SnapshotConfig, num_rows: int | None = None) -> None:
-        self.segments = tuple(segment for segment in segments if segment.num_rows)
-        self.config = config
-        total = sum(segment.num_rows for segment in self.segments)
+        total = sum(segment.num_rows for segment in segments)
         self.num_rows = total if num_rows is None else num_rows
         if not 0 <= self.num_rows <= total:
             raise ConfigError(f"snapshot: expected rows in 0..{total}, found {num_rows}")
+        # What comes after these rows must not show, not even in a shape.
+        ends = np.cumsum([segment.num_rows for segment in segments]).tolist()
+        self.segments = tuple(
+            segment
+            for segment, end in zip(segments, ends, strict=True)
+            if segment.num_rows and end - segment.num_rows < self.num_rows
+        )
+        self.config = config
 
     def __len__(self) -> int:
         return self.num_rows
@@ -91,7 +97,7 @@ class Snapshot:
         ``0 <= start`` and ``start + length <= num_rows``.
         """
         physical = self._physical(starts[:, None] + np.arange(length)) if self._has_indices else None
-        return Windows(self._chunks, starts, length, bounds, physical)
+        return Windows(self.chunks, starts, length, bounds, physical)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -131,7 +137,8 @@ class Snapshot:
         return any(segment.indices is not None for segment in self.segments)
 
     @cached_property
-    def _chunks(self) -> Chunks:
+    def chunks(self) -> Chunks:
+        """Where the chunks of its tables begin."""
         parts = [
             segment.chunk_starts[:-1] + first
             for segment, first in zip(self.segments, self._physical_starts[:-1].tolist(), strict=True)

@@ -168,5 +168,15 @@ class Spec(Mapping[str, FieldSpec]):
     def __hash__(self) -> int:
         return hash((tuple(self.fields.values()), self.alignment))
 
+    def __str__(self) -> str:
+        """A line for the alignment, and one for every field."""
+        lines = [f"alignment: {self.alignment}"]
+        for name, spec in self.fields.items():
+            shape = ", ".join(["B", "S", *map(str, spec.shape)])
+            image = f", images {list(spec.image_shape)}" if spec.image_shape else ""
+            column = f" from column {spec.column!r}" if spec.column and spec.column != name else ""
+            lines.append(f"{name}: {spec.dtype} [{shape}]{image}{column}")
+        return "\n".join(lines)
+
     def __reduce__(self) -> tuple[type[Spec], tuple[dict[str, FieldSpec], str]]:
         return Spec, (dict(self.fields), self.alignment)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,7 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._appender import Appender
-from mouse_core._export import rows_to_table
+from mouse_core._export import rows_to_table, to_dataset
+from mouse_core._locks import ProcessLock
 from mouse_core._schema import StoreSchema
 from mouse_core._segments import Segment
 from mouse_core._splits import select_splits
@@ -47,15 +47,15 @@ class DatasetStore:
     ) -> None:
         self._schema = StoreSchema(fields, max_action_dim, max_obs_continuous_dim, alignment)
         self._segments: list[Segment] = []
-        self._sealed_rows = 0
+        self._num_rows = 0
         self._kept: Snapshot | None = None
         self._appender = Appender(self._schema, self._add_segment, self._spec_before, self.__len__)
-        self._lock = threading.RLock()
+        self._lock = ProcessLock()
 
     # ------------------------------------------------------------------ what is there
 
     def __len__(self) -> int:
-        return self._sealed_rows + self._appender.count
+        return self._num_rows
 
     def __repr__(self) -> str:
         return f"DatasetStore(num_rows={len(self)}, columns={list(self.columns)}, alignment={self.alignment!r})"
@@ -137,6 +137,7 @@ class DatasetStore:
             self._appender.close()
             for segment in segments:
                 self._add_segment(segment)
+            self._num_rows += sum(segment.num_rows for segment in segments)
         return self
 
     # ------------------------------------------------------------------ appended rows
@@ -160,6 +161,7 @@ class DatasetStore:
             raise DataError(f"append: expected a dict, found {row!r:.200}")
         with self._lock:
             self._appender.append(row)
+            self._num_rows += 1
 
     def extend(self, columns: Mapping[str, Any]) -> None:
         """Add many steps at once, column by column.
@@ -182,10 +184,10 @@ class DatasetStore:
         if n:
             with self._lock:
                 self._appender.extend(columns, n)
+                self._num_rows += n
 
     def _add_segment(self, segment: Segment) -> None:
         self._segments.append(segment)
-        self._sealed_rows += segment.num_rows
         self._kept = None
 
     def _spec_before(self) -> Mapping[str, Any]:
@@ -201,8 +203,6 @@ class DatasetStore:
         Raises:
             ConfigError: The store is empty.
         """
-        from mouse_core._export import to_dataset
-
         return to_dataset(self.snapshot(), self._schema.arrow_types)
 
     def encode_hf_rows(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, npt.NDArray[Any]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol, runtime_checkable
+from dataclasses import dataclass, field
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +13,9 @@ from mouse_core.randomness import Key
 from mouse_core.snapshot import Snapshot
 
 
-class Plan(NamedTuple):
-    """The windows of one batch.
+@dataclass(eq=False, slots=True)
+class Plan:
+    """The windows of one batch; a value to be read, and small to send.
 
     Args:
         starts: The snapshot's row at which each window begins, int64 ``[b]``.
@@ -29,7 +31,10 @@ class Plan(NamedTuple):
     key: Key
     global_size: int
     first: int = 0
-    windows: WindowsPart | None = None
+    windows: WindowsPart | None = field(default=None, repr=False)
+
+    def __reduce__(self) -> tuple[type[Plan], tuple[Any, ...]]:
+        return Plan, (self.starts, self.length, self.key, self.global_size, self.first)
 
 
 @runtime_checkable

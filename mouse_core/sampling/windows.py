@@ -151,10 +151,8 @@ def window_sampler(sampling: str, *, sequence_length: int, batch_size: int, drop
 def _whole_windows(snapshot: Snapshot, length: int, *, at_least: int) -> int:
     windows = snapshot.num_rows // length
     if windows < at_least:
-        raise ConfigError(
-            f"sampling: expected at least {at_least} windows of {length} steps ({at_least * length} rows), "
-            f"found {snapshot.num_rows} rows"
-        )
+        wanted = f"{at_least} window{'s' * (at_least > 1)} of {length} steps ({at_least * length} rows)"
+        raise ConfigError(f"sampling: expected at least {wanted}, found {snapshot.num_rows} rows")
     return windows
 
 
