@@ -222,7 +222,7 @@ def test_plans_cannot_be_changed_through_their_arrays(sampling: str) -> None:
         pass  # read-only is fine as well
     again = source_of(100, 5, 4, sampling).plan(0)
     assert again.starts.tolist() == before
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(AttributeError):
         plan.length = 3  # type: ignore[misc]
 
 
