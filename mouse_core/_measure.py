@@ -1,9 +1,9 @@
 """Measuring calls against each other on a machine that may be busy: interleaved, in equal slices of time.
 
 Contenders take turns within one run, in a new order every round, and are compared round by round: whatever slows the
-machine down for a while slows all of them down. A contender that works on the calling thread is charged its processor
-time where that is less than the wall clock, so that other processes do not count; one that has threads or processes
-of its own is charged the wall clock.
+machine down for a while slows all of them down. A contender is charged the processor time of this process where that
+is less than the wall clock, so that other work on the machine does not count; one that has processes of its own, or is
+measured for how it waits, is charged the wall clock.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ class Contender:
         name: Its name.
         call: Does the work of one batch; is given consecutive numbers.
         kind: "floor", "ours" or "peer".
-        parallel: Whether it has threads or processes of its own.
+        wall: Whether it is charged the wall clock in any case.
+        ahead: Whether threads of its own work ahead, which must be done before another is measured.
         multiple: Batches that are only measured together, because work is shared among them.
         before: Called before each slice, unmeasured.
         after: Called after each slice, unmeasured.
@@ -40,7 +41,8 @@ class Contender:
     name: str
     call: Callable[[int], Any]
     kind: str = "peer"
-    parallel: bool = False
+    wall: bool = False
+    ahead: bool = False
     multiple: int = 1
     before: Callable[[], Any] | None = None
     after: Callable[[], Any] | None = None
@@ -58,7 +60,7 @@ def steady(contender: Contender, waiting: int) -> Contender:
         for _ in range(waiting + 1):
             contender.call(0)
 
-    return replace(contender, parallel=True, before=drain)
+    return replace(contender, ahead=True, before=drain)
 
 
 @dataclass(frozen=True)
@@ -157,9 +159,9 @@ def _take(turn: _Turn) -> tuple[float, float]:
     turn.next_index += turn.calls
     if contender.after is not None:
         contender.after()
-    if contender.parallel:
+    if contender.ahead:
         time.sleep(_SETTLE_SECONDS)  # what it still does must not be charged to the next
-    return (wall if contender.parallel else min(wall, cpu)) / turn.calls, wall / turn.calls
+    return (wall if contender.wall else min(wall, cpu)) / turn.calls, wall / turn.calls
 
 
 def _padded(values: list[float], rounds: int) -> npt.NDArray[np.float64]:

@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from mouse_core._measure import Contender, Timing, interleave, machine, private_memory
+from mouse_core._measure import Contender, Timing, interleave, machine, private_memory, steady
 
 
 def busy(seconds: float) -> None:
@@ -42,15 +42,25 @@ def test_slow_contenders_take_part_in_few_rounds_and_are_compared_in_those() -> 
     assert np.isfinite(late.ratio(fast)).all()
 
 
-def test_waiting_counts_only_for_those_with_threads_of_their_own() -> None:
+def test_two_slow_contenders_can_be_compared() -> None:
+    timings = interleave(
+        [Contender(name, lambda number: busy(0.003)) for name in "ab"],
+        rounds=30,
+        slice_seconds=0.001,
+        budget_seconds=0.02,
+    )
+    assert np.isfinite(timings[1].ratio(timings[0])).all()
+
+
+def test_waiting_counts_for_those_charged_the_wall_clock() -> None:
     def sleep(number: int) -> None:
         time.sleep(0.002)
 
-    alone, parallel = interleave(
-        [Contender("alone", sleep), Contender("parallel", sleep, parallel=True)], rounds=3, slice_seconds=0.002
+    busy_alone, by_wall = interleave(
+        [Contender("processor", sleep), Contender("wall", sleep, wall=True)], rounds=3, slice_seconds=0.002
     )
-    assert alone.median < 0.002 <= parallel.median
-    assert alone.wall.min() >= 0.002
+    assert busy_alone.median < 0.002 <= by_wall.median
+    assert busy_alone.wall.min() >= 0.002
 
 
 def test_before_and_after_stand_around_every_slice() -> None:
@@ -81,3 +91,10 @@ def test_what_the_machine_says() -> None:
     assert after is not None
     assert after - before > 32 << 20
     assert kept[-1] == 1
+
+
+def test_what_works_ahead_begins_each_slice_with_nothing_ready() -> None:
+    calls: list[int] = []
+    contender = steady(Contender("c", calls.append), waiting=2)
+    interleave([contender], rounds=3, slice_seconds=1e-12)
+    assert len(calls) == (2 + 3) * (3 + 1)

@@ -1,0 +1,154 @@
+"""The goals, each a ratio in one run, and whether a run meets them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+from tests.bench.results import Results
+
+OURS = "mouse source[i]"
+
+
+@dataclass(frozen=True)
+class Goal:
+    """One line of the table of goals.
+
+    Args:
+        work: What is measured.
+        goal: What is wanted, in words.
+        value: What a run found; None where it did not measure it.
+        limit: The bound.
+        at_most: Whether the bound is an upper one.
+        unit: What follows the number.
+    """
+
+    work: str
+    goal: str
+    value: Callable[[Results], float | None]
+    limit: float
+    at_most: bool = True
+    unit: str = ""
+
+    def met(self, value: float) -> bool:
+        """Whether a value is on the right side of the limit."""
+        return value <= self.limit if self.at_most else value >= self.limit
+
+
+def goals(cores: int) -> Iterator[Goal]:
+    """All goals, in the order in which they are shown."""
+    for size in (32, 256, 1024):
+        key, work = f"state-{size}-64", f"state windows, B={size}, S=64"
+        yield _over_floor(key, work, 1.3)
+        yield _faster(key, work, "TorchRL SliceSampler, LazyMemmap", 6)
+        yield _faster(key, work, "datasets, python lists", 50)
+        yield _faster(key, work, "flashbax", 2)
+    yield _faster("state-256-1", "single transitions, B=256, S=1", "TorchRL RandomSampler, LazyMemmap", 5)
+    yield Goal(
+        "raw images 84x84, B=32, S=64",
+        "at least 0.9 of memcpy bandwidth, in the stored dtype",
+        lambda results: _inverse(_ratio(results, "images")),
+        0.9,
+        at_most=False,
+    )
+    for size in ("84x84", "210x160"):
+        yield Goal(
+            f"PNG images {size}",
+            f"at least 0.9 x {cores} cores x Pillow's rate on one core",
+            partial(_decoding_share, size=size, cores=cores),
+            0.9,
+            at_most=False,
+        )
+    for name, limit in (("NumPy", 40), ("torch", 80), ("JAX", 300)):
+        for workers in (0, 1):
+            yield _figure(
+                f"{name.lower()}-loader-{workers}",
+                f"{name} loader, num_workers={workers}",
+                f"adds at most {limit} us a batch to source[i]",
+                limit,
+                " us",
+            )
+    for key, work in SCALES.items():
+        yield _over_floor(key, work, 1.3)
+    yield _figure("scale-first", "first batch after from_dataset, 100 million steps", "under 0.3 s", 0.3, " s")
+    for name in ("NumPy", "torch", "JAX"):
+        yield Goal(
+            f"private memory, {name} loader",
+            "flat, and at most prefetch x batch x 1.5 + 50 MB",
+            partial(_memory_share, key=name.lower()),
+            1.0,
+            unit=" of what is allowed",
+        )
+    yield _figure("append", "append", "at least 300,000 rows/s of six columns", 3e5, " rows/s", at_most=False)
+    yield _figure("extend-share", "extend", "at least half of memcpy bandwidth", 0.5, at_most=False)
+    for key, work in (
+        ("between 32 appends, not seen", "alternating with append on one thread"),
+        ("between 32 appends, seen every 1000", "the same, appended rows seen every 1,000"),
+        ("while a process appends", "while another process appends"),
+    ):
+        yield Goal(
+            f"sampling, {work}",
+            "slows at most 2 times",
+            partial(_slowed, name=key),
+            2.0,
+            unit=" times",
+        )
+
+
+SCALES = {
+    "scale-one-file": "10 million steps, 10,000 record batches in one file",
+    "scale-files": "100 million steps, 64 files, 1,000-row record batches",
+}
+
+
+def _figure(key: str, work: str, goal: str, limit: float, unit: str = "", *, at_most: bool = True) -> Goal:
+    return Goal(work, goal, lambda results: results.figure(key), limit, at_most, unit)
+
+
+def _ratio(results: Results, key: str, name: str = OURS) -> float | None:
+    table = results.table(key)
+    row = table and table.row(name)
+    return row.ratio[1] if row else None
+
+
+def _inverse(value: float | None) -> float | None:
+    return None if value is None else 1 / value
+
+
+def _over_floor(key: str, work: str, limit: float) -> Goal:
+    return Goal(work, f"at most {limit} times the floor", lambda results: _ratio(results, key), limit, unit=" times")
+
+
+def _faster(key: str, work: str, peer: str, limit: float) -> Goal:
+    def value(results: Results) -> float | None:
+        table = results.table(key)
+        return table.times(peer, OURS) if table else None
+
+    return Goal(work, f"at least {limit} times as fast as {peer}", value, limit, at_most=False, unit=" times")
+
+
+def _decoding_share(results: Results, size: str, cores: int) -> float | None:
+    """The best of our ways to decode, over all cores decoding with Pillow without any loss."""
+    table = results.table(f"png-{size}")
+    if table is None:
+        return None
+    return max(1 / row.ratio[1] for row in table.rows if row.kind == "ours") / cores
+
+
+def _memory_share(results: Results, key: str) -> float | None:
+    added, growth, allowed = (results.figure(f"{name}-{key}") for name in ("memory", "growth", "allowed"))
+    if added is None or growth is None or allowed is None:
+        return None
+    return (added + growth) / allowed
+
+
+def _slowed(results: Results, name: str) -> float | None:
+    """How many times as long a batch takes; where appends are in the measurement, without them."""
+    for key in ("appends", "appends-beside"):
+        table = results.table(key)
+        row = table and table.row(name)
+        if table and row:
+            alone = table.row("32 appends alone")
+            return row.ratio[1] - (alone.ratio[1] if alone else 0.0)
+    return None

@@ -1,0 +1,35 @@
+"""cpprb's replay buffer: rows in memory, drawn one by one in C++. It has no windows, so it takes part for S=1 alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from mouse_core._measure import Contender
+from tests.bench.task import Task
+
+PACKAGE = "cpprb"
+
+
+def contenders(task: Task) -> Iterator[Contender]:
+    """Single transitions."""
+    if task.sequence_length == 1:
+        yield Contender("cpprb ReplayBuffer", _Sample(task))
+
+
+class _Sample:
+    def __init__(self, task: Task) -> None:
+        import cpprb
+
+        arrays = task.arrays()
+        env = {name: {"shape": values.shape[1:] or 1, "dtype": values.dtype} for name, values in arrays.items()}
+        # It keeps episodes apart by a key that it must know.
+        self._buffer = cpprb.ReplayBuffer(task.rows, env)
+        for first in range(0, task.rows, 100_000):
+            self._buffer.add(**{name: np.array(values[first : first + 100_000]) for name, values in arrays.items()})
+        self._batch_size = task.batch_size
+
+    def __call__(self, number: int) -> Any:
+        return self._buffer.sample(self._batch_size)

@@ -1,0 +1,130 @@
+"""TorchRL's replay buffers, and torch's DataLoader over a map-style dataset."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mouse_core._measure import Contender, steady
+from tests.bench.task import Task
+
+PACKAGE = "torchrl"
+
+
+def contenders(task: Task) -> Iterator[Contender]:
+    """Slices (or single transitions) from both storages; the DataLoader alone and with two processes."""
+    yield from _torchrl(task)
+    yield from _data_loaders(task)
+
+
+# ---------------------------------------------------------------------- TorchRL
+
+
+def _torchrl(task: Task) -> Iterator[Contender]:
+    try:
+        logging.getLogger("torchrl").setLevel(logging.WARNING)
+        from tensordict import TensorDict
+        from torchrl.data import LazyMemmapStorage, LazyTensorStorage, ReplayBuffer
+        from torchrl.data.replay_buffers.samplers import RandomSampler, SliceSampler
+    except ImportError:
+        return
+    steps = task.batch_size * task.sequence_length
+    for storage_type in (LazyMemmapStorage, LazyTensorStorage):
+        options = {}
+        if storage_type is LazyMemmapStorage:
+            scratch = task.scratch / "torchrl"
+            shutil.rmtree(scratch, ignore_errors=True)
+            options["scratch_dir"] = str(scratch)
+        storage = storage_type(task.rows, **options)
+        if task.sequence_length == 1:
+            sampler, name = RandomSampler(), "RandomSampler"
+        else:
+            # One trajectory, whose bounds are looked for once: the cheapest way to windows over the whole stream.
+            sampler = SliceSampler(
+                slice_len=task.sequence_length, traj_key="trajectory", cache_values=True, strict_length=True
+            )
+            name = "SliceSampler"
+        buffer = ReplayBuffer(storage=storage, sampler=sampler, batch_size=steps)
+        arrays = {key: torch.from_numpy(np.array(values)) for key, values in task.arrays().items()}
+        rows = TensorDict(arrays, [task.rows])
+        if task.sequence_length > 1:
+            rows["trajectory"] = torch.zeros(task.rows, dtype=torch.int64)
+        buffer.extend(rows)
+        yield Contender(f"TorchRL {name}, {storage_type.__name__}", _Sample(buffer))
+
+
+class _Sample:
+    def __init__(self, buffer: Any) -> None:
+        self._buffer = buffer
+
+    def __call__(self, number: int) -> Any:
+        return self._buffer.sample()
+
+
+# ---------------------------------------------------------------------- DataLoader
+
+
+class _Windows(torch.utils.data.Dataset[dict[str, torch.Tensor]]):
+    """A window an item, sliced from mapped arrays."""
+
+    def __init__(self, files: Mapping[str, Path], rows: int, length: int) -> None:
+        self._files, self._rows, self._length = files, rows, length
+        self._arrays: dict[str, Any] = {}
+
+    def __len__(self) -> int:
+        return self._rows - self._length + 1
+
+    def __getitem__(self, start: int) -> dict[str, torch.Tensor]:
+        if not self._arrays:
+            self._arrays = {name: np.load(path, mmap_mode="r") for name, path in self._files.items()}
+        return {
+            name: torch.from_numpy(values[start : start + self._length].copy()) for name, values in self._arrays.items()
+        }
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_arrays": {}}
+
+
+def _data_loaders(task: Task) -> Iterator[Contender]:
+    windows = _Windows(task.array_files, task.rows, task.sequence_length)
+    for workers in (0, 2):
+        loader = torch.utils.data.DataLoader(
+            windows,
+            batch_size=task.batch_size,
+            sampler=_Starts(len(windows)),
+            num_workers=workers,
+            # A forked child of a process that runs JAX hangs.
+            multiprocessing_context="spawn" if workers else None,
+        )
+        call = _Next(loader)
+        name = f"torch DataLoader, {workers} workers" if workers else "torch DataLoader, no workers"
+        contender = Contender(name, call, wall=workers > 0)
+        yield steady(contender, 2 * workers) if workers else contender
+
+
+class _Starts(torch.utils.data.Sampler[int]):
+    """Random starts without end."""
+
+    def __init__(self, high: int) -> None:
+        self._high = high
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            yield from torch.randint(self._high, (4096,)).tolist()
+
+
+class _Next:
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+        self._iterator: Any = None
+
+    def __call__(self, number: int) -> Any:
+        if self._iterator is None:
+            self._iterator = iter(self._loader)
+        return next(self._iterator)

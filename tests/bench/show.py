@@ -1,0 +1,174 @@
+"""Showing results: on the terminal, as a page of the documentation, and as a picture."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.bench.goals import goals
+from tests.bench.results import Quartiles, Results, Row, Table
+
+_GOAL_HEAD = ("work", "goal", "found", "met")
+
+
+def goal_rows(results: Results) -> list[tuple[str, str, str, str]]:
+    """The table of goals as text."""
+    rows = []
+    for goal in goals(int(results.machine.get("cores", "1"))):
+        value = goal.value(results)
+        shown = "not measured" if value is None else f"{number(value)}{goal.unit}"
+        met = "" if value is None else "yes" if goal.met(value) else "**no**"
+        rows.append((goal.work, goal.goal, shown, met))
+    return rows
+
+
+def number(value: float) -> str:
+    """Three digits, thousands separated."""
+    if abs(value) >= 100:
+        return f"{float(f'{value:.3g}'):,.0f}"
+    return f"{value:.3g}"
+
+
+def _spread(values: Quartiles, scale: float = 1.0) -> str:
+    low, middle, high = (number(value * scale) for value in values)
+    return f"{middle} ({low} to {high})"
+
+
+def _head(table: Table) -> tuple[str, ...]:
+    counted = f"{table.unit}/s" if table.unit else "batches/s"
+    return ("", "times the first", "us a batch", counted, *(("GB/s",) if table.nbytes else ()))
+
+
+def _cells(table: Table, row: Row) -> tuple[str, ...]:
+    median = row.seconds[1]
+    cells = [row.name, _spread(row.ratio), _spread(row.seconds, 1e6), number(max(table.units, 1) / median)]
+    if table.nbytes:
+        cells.append(number(table.nbytes / median / 1e9))
+    return tuple(cells)
+
+
+# ---------------------------------------------------------------------- terminal
+
+
+def show_table(console: Any, table: Table) -> None:
+    """Print one table."""
+    from rich.table import Table as RichTable
+
+    shown = RichTable(*_head(table), title=table.title, title_justify="left", title_style="bold")
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    for row in table.rows:
+        shown.add_row(*_cells(table, row), style={"ours": "bold green", "floor": "cyan"}.get(row.kind, ""))
+    console.print(shown)
+    for note in table.notes:
+        console.print(f"  {note}", style="dim")
+
+
+def show_figures(console: Any, results: Results) -> None:
+    """Print the single figures and the goals."""
+    from rich.table import Table as RichTable
+
+    shown = RichTable("", "", "", title="Single figures", title_justify="left", title_style="bold", show_header=False)
+    for figure in results.figures:
+        spread = f"({number(figure.quartiles[0])} to {number(figure.quartiles[1])})" if figure.quartiles else ""
+        shown.add_row(figure.name, f"{number(figure.value)} {figure.unit}", spread)
+    console.print(shown)
+    shown = RichTable(*_GOAL_HEAD, title="Goals", title_justify="left", title_style="bold")
+    for row in goal_rows(results):
+        style = {"yes": "green", "": "dim"}.get(row[3], "bold red")
+        shown.add_row(*(cell.replace("**", "") for cell in row), style=style)
+    console.print(shown)
+
+
+# ---------------------------------------------------------------------- page
+
+_INTRODUCTION = """\
+# Benchmarks
+
+Written by `make bench` (and `make bench-scale` for the largest data); run it yourself, and look at the ratios: times
+are those of the machine below, which is small and was shared.
+
+{machine}
+
+![How many times the floor a batch takes](assets/benchmarks.svg)
+
+## How to read this
+
+- The **floor** is a loop of `memcpy` in C over the very same windows, into memory that is kept: no reader of this data
+  can be faster on one core. The first row of a table is what the others are compared with.
+- Contenders take turns of a few milliseconds in one process. A ratio is taken turn by turn, so what slows the machine
+  down for a while slows all of them down. Shown are medians, and quartiles in brackets.
+- A contender is charged its processor time where that is less than the wall clock, so that other work on the machine
+  does not count. Where processes take part, or decoding is spread over cores, it is the wall clock.
+- Every contender runs on one core, but for those whose threads or processes are the point: torch is told to use one
+  thread, which is the fastest for TorchRL here.
+- Peers get what suits them: arrays in memory or mapped flat files instead of record batches, cached trajectory bounds,
+  jitted functions with the compilation left out.
+- `mouse source[i]` delivers the dtypes that are stored, as the peers do (`dtypes={{"obs_continuous": "float32"}}`).
+"""
+
+
+def page(results: Results) -> str:
+    """docs/benchmarks.md."""
+    facts = {**results.machine, **results.versions}
+    machine = _markdown(("", ""), list(facts.items()))
+    parts = [_INTRODUCTION.format(machine=machine)]
+    parts += ["## Goals\n", _markdown(_GOAL_HEAD, goal_rows(results))]
+    for table in results.tables:
+        parts += [f"## {table.title}\n", _markdown(_head(table), [_cells(table, row) for row in table.rows])]
+        parts += [f"- {note}" for note in table.notes] + ([""] if table.notes else [])
+    figures = [
+        (
+            figure.name,
+            f"{number(figure.value)} {figure.unit}",
+            f"{number(figure.quartiles[0])} to {number(figure.quartiles[1])}" if figure.quartiles else "",
+        )
+        for figure in results.figures
+    ]
+    parts += ["## Single figures\n", _markdown(("", "", "quartiles"), figures)]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join(lines) + "\n"
+
+
+# ---------------------------------------------------------------------- picture
+
+
+def picture(results: Results, path: Path) -> None:
+    """Bars of the ratios to the floor, a panel for each of the tables that have a floor and peers."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    matplotlib.rcParams["svg.hashsalt"] = "benchmarks"
+    from matplotlib import pyplot
+
+    tables = [table for table in results.tables if table.nbytes and any(row.kind == "peer" for row in table.rows)]
+    if not tables:
+        return
+    heights = [len(table.rows) for table in tables]
+    figure, panels = pyplot.subplots(
+        len(tables), 1, figsize=(9, 0.26 * sum(heights) + 0.75 * len(tables)), height_ratios=heights, squeeze=False
+    )
+    colours = {"floor": "#7a8a99", "ours": "#2a9d5c", "peer": "#c9a26b"}
+    for panel, table in zip(panels[:, 0], tables, strict=True):
+        rows = list(reversed(table.rows))
+        ratios = [row.ratio[1] for row in rows]
+        panel.barh([row.name for row in rows], ratios, color=[colours[row.kind] for row in rows])
+        panel.set_xscale("log")
+        panel.set_xlim(0.5, max(ratios) * 3)
+        panel.set_title(table.title, loc="left", fontsize=9)
+        panel.tick_params(labelsize=7)
+        for place, ratio in enumerate(ratios):
+            panel.text(ratio * 1.08, place, number(ratio), va="center", fontsize=7)
+        for side in ("top", "right"):
+            panel.spines[side].set_visible(False)
+    panels[-1, 0].set_xlabel("times the floor (logarithmic)", fontsize=8)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, metadata={"Date": None})
+    pyplot.close(figure)
