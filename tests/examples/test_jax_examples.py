@@ -1,0 +1,174 @@
+"""The examples that use JAX, run as a user runs them, on little data; and what could go wrong in them unseen."""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+
+from mouse_core.testing import example_store
+from mouse_jax import PrefetchBatchifier
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def run(script: str, output: Path, *options: str) -> dict[str, str]:
+    """Run a script and return the printed values by name, in their order."""
+    command = [sys.executable, str(EXAMPLES / script), "--output", str(output), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, done.stderr
+    assert "Exception ignored" not in done.stderr
+    return dict(line.split(": ", 1) for line in done.stdout.splitlines())
+
+
+@pytest.fixture
+def example(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The example module that the test names, imported as the script imports it."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    return importlib.import_module(request.param)
+
+
+# ---------------------------------------------------------------------- compare_frameworks
+
+
+def test_the_study_compares_frameworks_and_nothing_else(tmp_path: Path) -> None:
+    printed = run("compare_frameworks.py", tmp_path / "new", "--episodes", "3", "--steps", "100", "--seed", "3")
+    assert printed["digests agree"] == "yes"
+    assert printed["digest PyTorch"] == printed["digest JAX"]
+    assert float(printed["difference of the first loss"]) < 1e-6
+    assert float(printed["largest difference of the first 100 losses"]) < 1e-4
+    assert printed["losses agree to 1e-04"] == "for 100 steps"
+    for framework in ("PyTorch", "JAX"):
+        assert float(printed[f"steps per second, {framework}"]) > 0
+        assert 0 <= float(printed[f"waiting for data, {framework}"].removesuffix(" %")) <= 100
+    assert Path(printed["plot"]).read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("example", ["compare_frameworks"], indirect=True)
+def test_another_stream_has_another_digest(example: ModuleType) -> None:
+    store = example_store()
+    options = {"sequence_length": 8, "batch_size": 4, "dtypes": {"obs_continuous": "float32"}}
+    digests = [example.stream_digests(store, batches=5, seed=seed, **options) for seed in (0, 0, 1)]
+    assert [len(set(pair.values())) for pair in digests] == [1, 1, 1]
+    assert digests[0] == digests[1]
+    assert digests[0]["JAX"] != digests[2]["JAX"]
+
+
+def lander_batch(random: np.random.Generator) -> dict[str, np.ndarray]:
+    """A made-up batch [3, 6] with two ends in it."""
+    done = np.zeros((3, 6), np.int64)
+    done[0, 2], done[1, 3] = 1, 2
+    time = np.tile(np.arange(6), (3, 1))
+    time[0, 3:], time[1, 4:] = range(3), range(2)
+    return {
+        "obs_continuous": random.normal(size=(3, 6, 8)).astype(np.float32),
+        "action": random.integers(0, 4, (3, 6)),
+        "reward": random.normal(size=(3, 6)).astype(np.float32),
+        "done": done,
+        "time": time,
+    }
+
+
+@pytest.mark.parametrize("example", ["compare_frameworks"], indirect=True)
+def test_both_networks_and_losses_are_the_same_functions(example: ModuleType) -> None:
+    batch = lander_batch(np.random.default_rng(0))
+    flax_networks = [example.FlaxQNetwork(nnx.Rngs(seed)) for seed in (0, 1)]
+    torch_networks = [example.TorchQNetwork() for _ in range(2)]
+    for mine, other in zip(flax_networks, torch_networks, strict=True):
+        example.copy_weights(mine, other)
+    rows = np.random.default_rng(1).normal(size=(2, 9, example.ROW)).astype(np.float32)
+    np.testing.assert_allclose(
+        flax_networks[0](jnp.asarray(rows)), torch_networks[0](torch.from_numpy(rows)).detach(), rtol=1e-4, atol=1e-6
+    )
+    mine = example.jax_loss(*flax_networks, {name: jnp.asarray(values) for name, values in batch.items()})
+    other = example.torch_loss(*torch_networks, {name: torch.from_numpy(values) for name, values in batch.items()})
+    assert float(mine) == pytest.approx(other.item(), rel=1e-6)
+
+
+@pytest.mark.parametrize("example", ["compare_frameworks"], indirect=True)
+def test_the_loss_is_that_of_transitions_one_by_one(example: ModuleType) -> None:
+    """An oracle in plain Python that knows the alignment, and that episodes end."""
+    batch = lander_batch(np.random.default_rng(2))
+    values = np.random.default_rng(3).normal(size=(3, 6, 4)).astype(np.float32)
+    targets = np.random.default_rng(4).normal(size=(3, 6, 4)).astype(np.float32)
+
+    errors = []
+    for row in range(3):
+        for step in range(5):
+            if batch["time"][row, step + 1] == 0:
+                continue
+            action, done = batch["action"][row, step + 1], batch["done"][row, step + 1]
+            goal = 0.1 * batch["reward"][row, step + 1] + (done != 1) * 0.99 * targets[row, step + 1].max()
+            q = values[row, step].astype(np.float64)
+            errors.append((q[action] - goal) ** 2 + 0.5 * (np.log(np.exp(q).sum()) - q[action]))
+    assert len(errors) == 13
+
+    def constant(array: np.ndarray) -> Any:
+        return lambda rows: jnp.asarray(array)
+
+    arrays = {name: jnp.asarray(values) for name, values in batch.items()}
+    assert float(example.jax_loss(constant(values), constant(targets), arrays)) == pytest.approx(
+        np.mean(errors), rel=1e-5
+    )
+
+
+@pytest.mark.parametrize("example", ["compare_frameworks"], indirect=True)
+def test_where_curves_part(example: ModuleType) -> None:
+    difference = example.relative_difference([1.0, 2.0, -4.0, 1.0], [1.0, 2.0, -3.0, 0.0])
+    np.testing.assert_allclose(difference, [0.0, 0.0, 0.25, 1.0])
+    assert [example.parting(difference, tolerance) for tolerance in (0.1, 0.3, 1.0)] == [2, 3, 4]
+
+
+# ---------------------------------------------------------------------- flax_offline
+
+
+def test_the_training_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    little = ("--episodes", "3", "--seed", "5")
+    first = run("flax_offline.py", tmp_path, *little, "--steps", "4")
+    assert list(first) == [
+        "steps recorded",
+        "return untrained",
+        "training steps",
+        "final loss",
+        "batches per second",
+        "waiting for data",
+        "return trained",
+        "checkpoint",
+    ]
+    assert first["training steps"] == "4"
+    again = run("flax_offline.py", tmp_path, *little, "--steps", "6")
+    assert again["training steps"] == "2"
+    assert again["return untrained"] == first["return untrained"]
+
+
+@pytest.mark.parametrize("example", ["flax_offline"], indirect=True)
+def test_the_policy_is_cloned_from_the_actions_that_left(example: ModuleType) -> None:
+    """A policy that knows the right action of each row has no loss; one row off, it has."""
+    batch = {name: jnp.asarray(values) for name, values in lander_batch(np.random.default_rng(0)).items()}
+    right = jnp.roll(batch["action"], -1, axis=1)[:, :-1]
+
+    def knowing(shift: int) -> Any:
+        return lambda observation: 50.0 * nnx.one_hot(jnp.roll(right, shift, axis=1), 4)
+
+    assert float(example.cloning_loss(knowing(0), batch)) == pytest.approx(0.0, abs=1e-6)
+    assert float(example.cloning_loss(knowing(1), batch)) > 1.0
+    placeholders = {**batch, "action": jnp.where(batch["time"] == 0, 3 - batch["action"], batch["action"])}
+    assert float(example.cloning_loss(knowing(0), placeholders)) == pytest.approx(0.0, abs=1e-6)
+
+
+@pytest.mark.parametrize("example", ["flax_offline"], indirect=True)
+def test_a_saved_dataset_opens(example: ModuleType, tmp_path: Path) -> None:
+    example_store(100).to_dataset().save_to_disk(tmp_path / "saved")
+    store = example.open_dataset(tmp_path / "saved")
+    assert len(store) == 100
+    with PrefetchBatchifier(store, sequence_length=8, batch_size=2) as loader:
+        assert loader.next_batch()["obs_continuous"].shape == (2, 8, 5)
