@@ -1,0 +1,146 @@
+"""One store, many readers: threads that share a source, processes that inherit one, columns of gigabytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from mouse_core import BatchSource, DatasetStore, Field
+from tests.core.oracle import assert_same
+
+
+def many_chunks(rows: int = 3000, chunk: int = 7) -> pa.Table:
+    numbers = np.arange(rows)
+    table = pa.table(
+        {
+            "action": numbers % 3,
+            "reward": numbers * 0.5,
+            "done": np.zeros(rows, np.int64),
+            "observation": pa.array([[n * 1.0] * (1 + n // 500 % 3) for n in range(rows)]),
+            "episode_step": pa.array([None if n % 50 == 3 else n for n in range(rows)]),
+        }
+    )
+    return pa.Table.from_batches(table.to_batches(max_chunksize=chunk))
+
+
+@pytest.mark.parametrize("attempt", range(4))
+def test_many_threads_share_a_fresh_source(attempt: int) -> None:
+    """What a source learns about its columns on first use, it learns from several threads at once."""
+    table = many_chunks()
+    reference = BatchSource(DatasetStore(max_obs_continuous_dim=3).from_dataset(table), 20, 16, seed=attempt)
+    wanted = [reference[index] for index in range(48)]
+    source = BatchSource(DatasetStore(max_obs_continuous_dim=3).from_dataset(table), 20, 16, seed=attempt)
+    begin = threading.Barrier(8)
+    failures: list[Any] = []
+
+    def read(first: int) -> None:
+        begin.wait()
+        try:
+            for index in range(first, 48, 4):
+                assert_same(source[index], wanted[index], index)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=read, args=(number % 4,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.xfail(
+    sys.version_info < (3, 12), strict=True, reason="B25: before Python 3.12 cached_property holds a lock"
+)
+def test_children_forked_at_any_moment_can_read() -> None:
+    """While threads of the parent use the same store, and perhaps hold one of its locks."""
+    program = """
+import os, signal, sys, threading, warnings
+import numpy as np, pyarrow as pa
+from mouse_core import BatchSource, DatasetStore
+from tests.core.test_sharing import many_chunks
+warnings.simplefilter("ignore", DeprecationWarning)
+stop = threading.Event()
+stores = [DatasetStore(max_obs_continuous_dim=3).from_dataset(many_chunks()) for _ in range(12)]
+wanted = BatchSource(DatasetStore(max_obs_continuous_dim=3).from_dataset(many_chunks()), 20, 16)[3]["reward"]
+at = [0]
+def use():
+    index = 0
+    while not stop.is_set():
+        BatchSource(stores[at[0]], 20, 16)[index % 50]
+        index += 1
+threads = [threading.Thread(target=use, daemon=True) for _ in range(3)]
+for thread in threads:
+    thread.start()
+statuses = []
+for number, store in enumerate(stores):
+    at[0] = number
+    child = os.fork()
+    if not child:
+        signal.alarm(20)
+        right = np.array_equal(BatchSource(store, 20, 16)[3]["reward"], wanted)
+        os._exit(0 if right else 3)
+    statuses.append(os.waitpid(child, 0)[1])
+    if statuses[-1]:
+        break
+stop.set()
+for thread in threads:
+    thread.join()
+print(statuses)
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, cwd=os.getcwd())
+    assert ran.stdout.strip() == str([0] * 12), ran.stderr
+
+
+def test_columns_of_several_gigabytes() -> None:
+    """Three gigabytes of zeros, which take no memory until they are read, around marks where offsets grow long."""
+    rows, width = 3_000_000, 1000
+    try:
+        pixels = np.zeros(rows * width, np.uint8)
+    except MemoryError:
+        pytest.skip("the system does not promise memory that is not there")
+    frames = pixels.reshape(rows, width)
+    begin = pixels.ctypes.data
+    # Rows across multiples of 2**30 in memory, and around offsets of 2**31 in the column.
+    edges = [(place - begin) // width for place in range((begin >> 30) + 1 << 30, begin + pixels.nbytes, 1 << 30)]
+    edges += [(1 << 31) // width, 0, rows - 1]
+    for mark, edge in enumerate(edges, start=1):
+        frames[max(0, edge - 2) : edge + 2] = mark
+    table = pa.table(
+        {
+            "action": np.zeros(rows, np.int8),
+            "reward": np.arange(rows, dtype=np.float32),
+            "done": np.zeros(rows, np.int8),
+            "frame": pa.FixedSizeListArray.from_arrays(pa.array(pixels), width),
+        }
+    )
+
+    @dataclasses.dataclass(frozen=True)
+    class AtEdges:
+        sequence_length: int = 40
+        batch_size: int = len(edges)
+
+        def batches_per_epoch(self, snapshot: object) -> int:
+            return 1
+
+        def starts(self, seed: int, index: int, snapshot: object, epoch_start: int) -> np.ndarray:
+            return np.clip(np.array(edges) - 20 + index % 3, 0, rows - 40)
+
+    for dtype in ("uint8", "int64"):
+        store = DatasetStore(fields=[Field("frame", dtype=dtype)]).from_dataset(table)
+        source = BatchSource(store, sampling=AtEdges())
+        for index in range(3):
+            batch, at = source[index], source.plan(index).starts[:, None] + np.arange(40)
+            assert np.array_equal(batch["reward"], at)
+            assert np.array_equal(batch["frame"], frames[at])
+            assert batch["frame"].dtype == dtype
+            assert batch["frame"].max() == len(edges)
