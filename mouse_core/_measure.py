@@ -32,7 +32,7 @@ class Contender:
         call: Does the work of one batch; is given consecutive numbers.
         kind: "floor", "ours" or "peer".
         wall: Whether it is charged the wall clock in any case.
-        ahead: Whether threads of its own work ahead, which must be done before another is measured.
+        ahead: How many batches it works ahead, which must be done before another is measured.
         multiple: Batches that are only measured together, because work is shared among them.
         before: Called before each slice, unmeasured.
         after: Called after each slice, unmeasured.
@@ -42,7 +42,7 @@ class Contender:
     call: Callable[[int], Any]
     kind: str = "peer"
     wall: bool = False
-    ahead: bool = False
+    ahead: int = 0
     multiple: int = 1
     before: Callable[[], Any] | None = None
     after: Callable[[], Any] | None = None
@@ -60,7 +60,7 @@ def steady(contender: Contender, waiting: int) -> Contender:
         for _ in range(waiting + 1):
             contender.call(0)
 
-    return replace(contender, ahead=True, before=drain)
+    return replace(contender, ahead=waiting, before=drain)
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,8 @@ def _take(turn: _Turn) -> tuple[float, float]:
     if contender.after is not None:
         contender.after()
     if contender.ahead:
-        time.sleep(_SETTLE_SECONDS)  # what it still does must not be charged to the next
+        # What it still does must not be charged to the next.
+        time.sleep(_SETTLE_SECONDS + contender.ahead * wall / turn.calls)
     return (wall if contender.wall else min(wall, cpu)) / turn.calls, wall / turn.calls
 
 

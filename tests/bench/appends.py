@@ -92,8 +92,8 @@ def while_sampling(settings: Settings) -> list[Table]:
         beside = interleave(
             [
                 Contender("sampling alone", source(store()).__getitem__, "floor", wall=True, multiple=128),
-                Contender("while a process appends", source(store()).__getitem__, "ours", True, False, 128, *process),
-                Contender("while a thread appends", source(store()).__getitem__, "ours", True, False, 128, *thread),
+                Contender("while a process appends", source(store()).__getitem__, "ours", True, 0, 128, *process),
+                Contender("while a thread appends", source(store()).__getitem__, "ours", True, 0, 128, *thread),
             ],
             rounds=max(7, settings.rounds // 2),
             budget_seconds=settings.budget,

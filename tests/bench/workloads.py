@@ -138,7 +138,7 @@ def png_images(settings: Settings, height: int, width: int, *, colour: bool) -> 
     """PNG, decoded by the batch; everything by the wall clock, for decoding is spread over cores."""
     kind = generate.png_images(height, width, colour=colour)
     folder = dataset_folder(kind, max(400, settings.images // 20), settings, f"png-{height}x{width}")
-    length, batch_size = 16, 8 if settings.quick else 32
+    length, batch_size = 16, (4 if colour else 16) // (2 if settings.quick else 1)
     task = Task(folder, settings.folder, length, batch_size, narrow={"obs_image": "uint8"})
     images = length * batch_size
     source = task.source()
@@ -151,7 +151,7 @@ def png_images(settings: Settings, height: int, width: int, *, colour: bool) -> 
             task.store, length, batch_size, num_workers=workers, prefetch=workers + 1, dtypes=task.narrow
         )
         name = f"mouse PrefetchBatchifier, {workers} worker{'s' * (workers > 1)}"
-        contender = Contender(name, lambda number, it=loader: it.next_batch(), "ours", wall=True)
+        contender = Contender(name, lambda number, it=loader: it.next_batch(), "ours", wall=True, multiple=8)
         contenders.append(steady(contender, workers + 1))
     contenders.append(Contender("datasets, python rows of PIL images", _python_images(task), wall=True))
     timings = interleave(
