@@ -72,7 +72,9 @@ class FieldReader:
         """
         n, length = len(windows), windows.block.length
         try:
-            values = self._column.gather(windows, dtype, None if out is None else out.reshape(n, length, -1))
+            values = self._column.gather(
+                windows, dtype, None if out is None else out.reshape(n, length, self._column.width)
+            )
         except RowError as error:
             row = windows.row_of(error.row)
             raise DataError(f"{self.spec.name}: {error} at row {row} (column {self.spec.column!r})") from error

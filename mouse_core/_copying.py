@@ -10,6 +10,7 @@ do not pay a page fault for every 4 KB.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,8 @@ from mouse_core.columns import Column
 _STRETCH_BITS = 30
 # Values up to this size stand in the view itself.
 _INLINE = 12
+# Fields begin at multiples of this many bytes: JAX takes such memory over as it is.
+_ALIGNMENT = 64
 
 
 class CopyPlan:
@@ -43,56 +46,95 @@ class CopyPlan:
         self._fields: list[tuple[str, tuple[int, ...], np.dtype[Any], int]] = []
         elements: list[Int64s] = []
         pieces = block.all_pieces
-        # Wide dtypes first: then each field begins at a multiple of its item size.
-        for name, (column, shape) in sorted(columns.items(), key=lambda item: -item[1][0].kind.dtype.itemsize):
+        for name, (column, shape) in columns.items():
             dtype = column.kind.dtype
-            if pieces is not None and block.length * column.width * dtype.itemsize > _INLINE:
+            row_bytes = column.width * dtype.itemsize
+            if (
+                pieces is not None
+                and block.length * row_bytes > _INLINE
+                and int(pieces.size.max()) * row_bytes <= 1 << _STRETCH_BITS
+                and _cast_copies()
+            ):
                 found = column.elements(pieces)
                 if found is not None:
                     elements.append(found)
-                    self._fields.append((name, shape, dtype, column.width * dtype.itemsize))
+                    self._fields.append((name, shape, dtype, row_bytes))
         if pieces is not None and self._fields:
             self._views = self._make_views(pieces, elements)
 
     def _make_views(self, pieces: Pieces, elements: list[Int64s]) -> pa.Array:
-        """Views of all values: batch by batch, in each field by field, in each piece by piece."""
+        """Views of all values: batch by batch, in each field by field, in each piece by piece, and some zeros."""
         fields, total = len(elements), len(pieces.size)
-        first_piece = np.searchsorted(pieces.target, np.multiply(self._bounds, self._length))
-        self._first = (fields * first_piece).tolist()
-        counts = np.diff(first_piece)
-        place = np.repeat((fields - 1) * first_piece[:-1], counts) + np.arange(total)
-        step = np.repeat(counts, counts)
-        views = np.zeros((fields * total, 4), np.int32)  # size, first bytes, number of the buffer, offset
-        addresses = np.empty(fields * total, np.int64)
+        steps = np.multiply(self._bounds, self._length)
+        first_piece = np.searchsorted(pieces.target, steps)
+        counts = np.diff(first_piece) + _PADS  # views of a field in each batch
+        first = np.concatenate([[0], np.cumsum(fields * counts)])
+        self._first = first.tolist()
+        pieces_of = np.diff(first_piece)
+        place = np.repeat(first[:-1] - first_piece[:-1], pieces_of) + np.arange(total)
+        pad_place = first[:-1] + pieces_of
+        views = np.zeros((int(first[-1]), 4), np.int32)  # size, first bytes, number of the buffer, offset
+        places, addresses = [], []
         for (_, _, dtype, row_bytes), element in zip(self._fields, elements, strict=True):
-            address = address_of(element, dtype.itemsize)
-            addresses[place] = address
+            places.append(place)
+            addresses.append(address_of(element, dtype.itemsize))
             views[place, 0] = pieces.size * row_bytes
-            place += step
-        stretch, numbers = _number_stretches(addresses)
-        views[:, 2] = stretch
-        views[:, 3] = addresses & ((1 << _STRETCH_BITS) - 1)
-        if min(row_bytes for *_, row_bytes in self._fields) * int(pieces.size.min()) <= _INLINE:
-            _put_inline(views, addresses)
+            # Zeros up to the next field, a few in each of some views.
+            missing = -np.diff(steps) * row_bytes % _ALIGNMENT
+            for number in range(_PADS):
+                views[pad_place + number, 0] = np.clip(missing - number * _INLINE, 0, _INLINE)
+            place = place + np.repeat(counts, pieces_of)
+            pad_place = pad_place + counts
+        place, address = np.concatenate(places), np.concatenate(addresses)
+        stretch, numbers = _number_stretches(address)
+        long = views[place, 0] > _INLINE
+        views[place[long], 2] = stretch[long]
+        views[place[long], 3] = address[long] & ((1 << _STRETCH_BITS) - 1)
+        if not long.all():
+            _put_inline(views, place[~long], address[~long])
         # The columns keep alive what lies there.
         buffers = [pa.foreign_buffer(number << _STRETCH_BITS, (2 << _STRETCH_BITS) - 1) for number in numbers]
         return pa.Array.from_buffers(pa.binary_view(), len(views), [None, pa.py_buffer(views), *buffers])
 
     def copy(self, number: int) -> dict[str, npt.NDArray[Any]]:
-        """The values of batch ``number`` of the block by name, ``[n, S, *shape]``, in fresh memory."""
+        """The values of batch ``number`` of the block by name, ``[n, S, *shape]``, in fresh memory.
+
+        The fields share it: whoever keeps one of them keeps it all.
+        """
         if not self._fields:
             return {}
         begin, end = self._first[number], self._first[number + 1]
         n = self._bounds[number + 1] - self._bounds[number]
         steps = n * self._length
-        total = steps * sum(row_bytes for *_, row_bytes in self._fields)
-        copied = self._views.slice(begin, end - begin).cast(pa.binary() if total < 1 << 31 else pa.large_binary())
+        sizes = [steps * row_bytes + -steps * row_bytes % _ALIGNMENT for *_, row_bytes in self._fields]
+        narrow = sum(sizes) < 1 << 31
+        copied = self._views.slice(begin, end - begin).cast(pa.binary() if narrow else pa.large_binary())
         memory = copied.buffers()[2]
         values, offset = {}, 0
-        for name, shape, dtype, row_bytes in self._fields:
+        for (name, shape, dtype, _), size in zip(self._fields, sizes, strict=True):
             values[name] = np.ndarray((n, self._length, *shape), dtype, memory, offset)
-            offset += steps * row_bytes
+            offset += size
         return values
+
+
+# Views that hold the zeros between two fields.
+_PADS = -(-(_ALIGNMENT - 1) // _INLINE)
+
+
+@lru_cache(maxsize=1)
+def _cast_copies() -> bool:
+    """Whether this pyarrow casts views as described above, tried on a long and a short value."""
+    letters = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz", np.uint8)
+    address = letters.ctypes.data
+    buffer = pa.foreign_buffer(address >> _STRETCH_BITS << _STRETCH_BITS, (2 << _STRETCH_BITS) - 1)
+    views = np.array([[20, 0, 0, address & ((1 << _STRETCH_BITS) - 1)], [3, 0, 0, 0]], np.int32)
+    views[1, 1:2].view(np.uint8)[:3] = letters[:3]
+    try:
+        cast = pa.Array.from_buffers(pa.binary_view(), 2, [None, pa.py_buffer(views), buffer]).cast(pa.binary())
+        copied = bytes(cast.buffers()[2])[:23]
+    except (pa.ArrowException, ValueError):
+        return False
+    return copied == b"abcdefghijklmnopqrstabc"
 
 
 def _number_stretches(addresses: Int64s) -> tuple[Int64s, list[int]]:
@@ -110,12 +152,11 @@ def _number_stretches(addresses: Int64s) -> tuple[Int64s, list[int]]:
     return numbers[stretch] if span > 1 else stretch, (np.nonzero(there)[0] + lowest).tolist()
 
 
-def _put_inline(views: npt.NDArray[np.int32], addresses: Int64s) -> None:
+def _put_inline(views: npt.NDArray[np.int32], place: Int64s, addresses: Int64s) -> None:
     """Write the bytes of short values into their views."""
-    (short,) = np.nonzero(views[:, 0] <= _INLINE)
-    sizes = views[short, 0]
-    inline = np.zeros((len(short), _INLINE), np.uint8)
+    sizes = views[place, 0]
+    inline = np.zeros((len(place), _INLINE), np.uint8)
     for size in np.unique(sizes).tolist():
         (same,) = np.nonzero(sizes == size)
-        inline[same, :size] = octets_at(addresses[short[same]], size)
-    views[short, 1:] = inline.view(np.int32)
+        inline[same, :size] = octets_at(addresses[same], size)
+    views[place, 1:] = inline.view(np.int32)

@@ -103,6 +103,8 @@ def rows_to_table(batch: Mapping[str, Sequence[Any]], schema: StoreSchema) -> pa
                 columns[name] = pa.array(encoded, pa.binary())
             else:
                 storage = getattr(known, "storage_type", known)
+                if storage is not None and pa.types.is_dictionary(storage):
+                    storage = storage.value_type
                 columns[name] = pa.array([_plain(value) for value in values], storage)
         except (ValueError, TypeError, pa.ArrowException) as error:
             raise DataError(f"{field.name}: {error} (column {name!r})") from error

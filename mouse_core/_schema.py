@@ -157,6 +157,9 @@ class StoreSchema:
             return
         wanted = self._row_shape(field, {}) or widths.setdefault(name, found)
         fits = found == wanted or (field.pad is not None and len(found) == len(wanted) == 1 and found < wanted)
+        if not fits and len(found) == len(wanted) == 1:
+            at_most = "at most " if field.pad is not None else ""
+            raise SchemaError(f"column {name!r}: expected {at_most}{wanted[0]} values, found {found[0]}")
         if not fits:
             raise SchemaError(f"column {name!r}: expected rows of shape {list(wanted)}, found {list(found)}")
 

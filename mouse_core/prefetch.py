@@ -97,11 +97,13 @@ class Loader(Generic[T]):
             self._make = self._maker(self._source)
         if not self._num_workers:
             return self._make(self._next_index)
-        if self._ahead is None:
-            self._ahead = self._prefetcher(
-                self._make, self._next_index, workers=self._num_workers, ahead=self._prefetch
-            )
-        return self._ahead.get()
+        ahead = self._ahead
+        if ahead is None:
+            ahead = self._prefetcher(self._make, self._next_index, workers=self._num_workers, ahead=self._prefetch)
+            self._ahead = ahead
+            if self._closed:  # by another thread, which did not see it
+                ahead.close()
+        return ahead.get()
 
     def __iter__(self) -> Iterator[T]:
         """The batches up to the end of the current epoch; the next ``for`` loop runs over the next epoch."""

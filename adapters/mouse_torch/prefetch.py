@@ -93,6 +93,11 @@ def _check_device(device: str | torch.device | None) -> torch.device:
         raise ConfigError(f"device: expected a torch device, found {device!r}") from error
     if target.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError(f"device: expected a device of this machine, found {device!r} and no CUDA")
+    try:
+        torch.empty(0, device=target)
+    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigError(f"device: expected a device of this machine, found {device!r}: {reason}") from error
     return target
 
 

@@ -13,7 +13,7 @@ from mouse_core.randomness import Key
 from mouse_core.snapshot import Snapshot
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(frozen=True, eq=False, slots=True)
 class Plan:
     """The windows of one batch; a value to be read, and small to send.
 

@@ -316,7 +316,7 @@ def test_a_first_stored_image_that_cannot_be_read() -> None:
     images = [{"bytes": b"none", "path": None}] * 3
     table = pa.table({"action": [0] * 3, "reward": [0.0] * 3, "done": [0] * 3, "observation_image": images})
     store = DatasetStore().from_dataset(table)
-    with pytest.raises(DataError, match=r"obs_image: .*'observation_image'.*expected a readable image"):
+    with pytest.raises(DataError, match=r"obs_image: expected a readable image.* at row 0 .*'observation_image'"):
         BatchSource(store, 1, 1)
 
 
