@@ -63,7 +63,7 @@ class Appender:
         try:
             for name, put in block.puts:
                 put(block.count, row[name])
-        except REFUSALS as error:
+        except Exception as error:  # values may be anything, and so may what they raise
             if not self._learn(block, row):
                 raise self._refused(name, error) from error
             return

@@ -13,7 +13,7 @@ from mouse_core._layout import ColumnType, check_readable, fixed_shape
 from mouse_core._segments import Segment
 from mouse_core._windows import WindowsPart
 from mouse_core.columns import Column
-from mouse_core.errors import DataError, MissingFieldError, SchemaError
+from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
 from mouse_core.images import decode_image
 from mouse_core.spec import Field, FieldSpec
 
@@ -43,6 +43,13 @@ class FieldReader:
         """What decides about the field's values, but for the dtype they are delivered in."""
         spec = self.spec
         return [spec.name, spec.column, spec.shape, spec.image_shape, repr(self.field.fill), repr(self.field.pad)]
+
+    def check_fills(self, dtype: np.dtype[Any]) -> None:
+        """Raise ConfigError if ``dtype`` cannot hold what becomes of nulls and short rows."""
+        for option in ("fill", "pad"):
+            value = getattr(self.field, option)
+            if value is not None and not _representable(value, dtype):
+                raise ConfigError(f"{self.spec.name}: expected a dtype that holds {option}={value}, found {dtype}")
 
     def as_stored(self, dtype: np.dtype[Any]) -> Column | None:
         """The column, if ``dtype`` is how its values are stored."""
@@ -210,8 +217,8 @@ def _first_value(segments: Sequence[Segment], name: str, rows: int) -> tuple[int
 
 def _representable(value: float, dtype: np.dtype[Any]) -> bool:
     if dtype.kind == "f":
-        return True
-    if dtype.kind == "b" or not np.isfinite(value):
+        return not np.isfinite(value) or abs(value) <= float(np.finfo(dtype).max)
+    if dtype.kind == "b" or not np.isfinite(value) or value != int(value):
         return False
     limits = np.iinfo(dtype)
     return bool(limits.min <= value <= limits.max)

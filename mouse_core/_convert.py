@@ -19,7 +19,7 @@ class RowError(ValueError):
 def convert(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """``array`` in ``dtype``, the same object where nothing changes.
 
-    Floats may be rounded to a narrower float. Everything else must arrive as the value it was.
+    Numbers may be rounded to a float that is narrower. Everything else must arrive as the value it was.
 
     Raises:
         RowError: A value does not fit: an integer out of range, a fraction or NaN for an integer dtype, a finite

@@ -51,6 +51,7 @@ class CopyPlan:
             row_bytes = column.width * dtype.itemsize
             if (
                 pieces is not None
+                and len(pieces.size)
                 and block.length * row_bytes > _INLINE
                 and int(pieces.size.max()) * row_bytes <= 1 << _STRETCH_BITS
                 and _cast_copies()

@@ -14,6 +14,13 @@ from mouse_core._layout import ColumnType, is_list
 from mouse_core.images import decode_image
 
 
+def plain(array: pa.Array) -> pa.Array:
+    """What an extension array stores and what a dictionary array stands for."""
+    while isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+
+
 def dense_rows(
     array: pa.Array,
     kind: ColumnType,
@@ -37,10 +44,7 @@ def dense_rows(
         RowError: A null without ``fill``, a row that is wider than ``shape``, or narrower without ``pad``, an image
             that cannot be read or is of another size, a value that does not fit ``dtype``.
     """
-    while isinstance(array, pa.ExtensionArray):
-        array = array.storage
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+    array = plain(array)
     nulls = np.asarray(array.is_null())
     if fill is None and nulls.any():
         raise RowError(int(nulls.argmax()), "expected a value, found null")

@@ -108,6 +108,9 @@ def rows_to_table(batch: Mapping[str, Sequence[Any]], schema: StoreSchema) -> pa
                 columns[name] = pa.array([_plain(value) for value in values], storage)
         except (ValueError, TypeError, pa.ArrowException) as error:
             raise DataError(f"{field.name}: {error} (column {name!r})") from error
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise DataError(f"encode_hf_rows: expected columns of one length, found {lengths}")
     return pa.table(columns)
 
 

@@ -125,7 +125,7 @@ def locate_values(array: pa.Array) -> tuple[int, tuple[int, ...]] | None:
         n *= size
         shape.append(size)
         array = array.values
-        if first < 0 or first + n > len(array) + array.offset:
+        if first < 0 or first + n > len(array):
             raise ValueError(
                 f"expected lists of {len(array)} values, found some that end at {first + n}; it is damaged"
             )

@@ -10,19 +10,18 @@ class ProcessLock:
     """A lock that is new in a forked child, where the thread that held the parent's does not exist."""
 
     def __init__(self) -> None:
-        self._renew()
+        self._locks = {os.getpid(): threading.RLock()}
 
-    def _renew(self) -> None:
-        self._lock = threading.RLock()
-        self._process = os.getpid()
+    def _lock(self) -> threading.RLock:
+        process = os.getpid()
+        # setdefault is one step, also when two threads of a child come here first.
+        return self._locks.get(process) or self._locks.setdefault(process, threading.RLock())
 
     def __enter__(self) -> None:
-        if os.getpid() != self._process:
-            self._renew()
-        self._lock.acquire()
+        self._lock().acquire()
 
     def __exit__(self, *details: object) -> None:
-        self._lock.release()
+        self._lock().release()
 
     def __reduce__(self) -> tuple[type[ProcessLock], tuple[()]]:
         return ProcessLock, ()

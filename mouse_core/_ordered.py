@@ -18,6 +18,11 @@ _JOIN_SECONDS = 0.25
 class Prefetcher(Protocol):
     """What a loader asks of whatever computes ahead for it: ``OrderedPrefetcher``, or a framework's own pipeline."""
 
+    @property
+    def next_index(self) -> int:
+        """The index of the item that ``get`` gives next."""
+        ...
+
     def get(self) -> Any:
         """The next item in order; an error stays at the item where it happened."""
         ...
@@ -49,6 +54,11 @@ class OrderedPrefetcher(Generic[T]):
         self._close = weakref.finalize(self, _close, self._queue, self._threads)
         for thread in self._threads:
             thread.start()
+
+    @property
+    def next_index(self) -> int:
+        """The index of the item that ``get`` gives next."""
+        return self._queue.next_wanted
 
     def get(self) -> T:
         """The next item, waiting for it if need be.

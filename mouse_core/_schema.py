@@ -65,6 +65,9 @@ class StoreSchema:
         """
         types, arrow_types, widths = dict(self.types), dict(self.arrow_types), dict(self.widths)
         for segment in segments:
+            names = segment.table.schema.names
+            if len(set(names)) < len(names):
+                raise SchemaError(f"expected columns of different names, found {names}")
             for field in self.fields.values():
                 if field.required and field.column not in segment.types:
                     raise MissingFieldError(
@@ -99,6 +102,8 @@ class StoreSchema:
             SchemaError: A column that the store does not have.
         """
         found = list(names)
+        if not all(isinstance(name, str) for name in found):
+            raise SchemaError(f"append: expected names of columns, found {found}")
         required = [field.column for field in self.fields.values() if field.required]
         known = list(self.arrow_types)
         missing = [name for name in known or required if name not in found]

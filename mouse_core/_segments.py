@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mouse_core._layout import column_type
+from mouse_core._memo import memo
 from mouse_core._windows import Chunks, Windows
 from mouse_core.columns import IRREGULAR, Column, Layout
 from mouse_core.errors import DataError
@@ -47,7 +47,7 @@ class Segment:
         """Arrow types by column name."""
         return dict(zip(self.table.schema.names, self.table.schema.types, strict=True))
 
-    @cached_property
+    @memo
     def chunk_starts(self) -> npt.NDArray[np.int64]:
         """The first row of every chunk, and the end, int64 ``[chunks + 1]``; one for all columns."""
         columns = self.table.columns
@@ -55,7 +55,7 @@ class Segment:
             return _chunk_starts(columns[0])
         return np.unique(np.concatenate([_chunk_starts(column) for column in columns]))
 
-    @cached_property
+    @memo
     def _same_chunks(self) -> bool:
         """Whether all columns are cut at the same rows, so that chunk ``k`` of each holds the same rows."""
         if self.origin is not None and _is_mapped(self.origin.data):
@@ -70,11 +70,11 @@ class Segment:
             self._parts[name] = SegmentColumn(column, self.chunk_starts, same_chunks=self._same_chunks)
         return self._parts[name]
 
-    @cached_property
+    @memo
     def _indices_starts(self) -> npt.NDArray[np.int64]:
         return np.zeros(1, np.int64) if self.indices is None else _chunk_starts(self.indices.column(0))
 
-    @cached_property
+    @memo
     def _indices_column(self) -> Column | None:
         if self.indices is None:
             return None
@@ -129,7 +129,12 @@ class Segment:
         """One row, as a table of one."""
         if self.indices is not None:
             row = self.indices.column(0)[row].as_py()
-        return self.table.slice(row, 1)
+        taken = self.table.slice(row, 1)
+        try:
+            taken.validate()
+        except pa.ArrowException as error:
+            raise DataError(f"dataset: expected a readable row {row}, found damaged data: {error}") from error
+        return taken
 
     def __getstate__(self) -> dict[str, Any]:
         if self.origin is not None:

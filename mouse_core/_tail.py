@@ -22,7 +22,6 @@ from mouse_core.images import decode_image, encode_png, encoded_shape
 _FIRST_ROWS = 1024
 _MOST_ROWS = 65_536
 _MOST_BYTES = 16 << 20
-_IMAGE_TYPE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
 @dataclass(frozen=True)

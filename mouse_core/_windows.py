@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from mouse_core._memo import memo
 
 Int64s = npt.NDArray[np.int64]
 
@@ -96,13 +97,13 @@ class Windows:
         """Whether whole windows are gathered together, and only the others in pieces."""
         return 2 * len(self.broken) <= len(self)
 
-    @cached_property
+    @memo
     def pieces(self) -> Pieces | None:
         """The windows that are not whole, or all if those are the most, cut where one stretch ends; None if stretches
         are so short that single steps are better.
         """
         windows = self.broken if self.gathers_whole else np.arange(len(self))
-        if not len(windows):
+        if not len(windows) or not len(self):
             nothing = np.zeros(0, np.int64)
             return Pieces(nothing, nothing, nothing, nothing)
         if self._physical is not None:
@@ -112,10 +113,10 @@ class Windows:
         # Copying a piece costs about as much as gathering 32 single steps of a few numbers.
         return pieces if len(pieces.size) * 32 <= len(windows) * self.length else None
 
-    @cached_property
+    @memo
     def all_pieces(self) -> Pieces | None:
         """Those of all windows in the order of their targets, whole windows as one; None as in ``pieces``."""
-        if self.pieces is None or not self.gathers_whole:
+        if self.pieces is None or not self.gathers_whole or not len(self):
             return self.pieces
         if self._physical is None:
             return _cut_at_chunks(self.chunks, self._starts, np.arange(len(self)), self.length)
@@ -126,7 +127,7 @@ class Windows:
         order = np.argsort(joined.target)
         return Pieces(*(values[order] for values in joined))
 
-    @cached_property
+    @memo
     def piece_owners(self) -> list[int]:
         """The window that each piece belongs to, in ascending order."""
         return [] if self.pieces is None else (self.pieces.target // self.length).tolist()
@@ -166,12 +167,12 @@ class WindowsPart:
         owners = self.block.piece_owners
         return slice(bisect_left(owners, self.begin), bisect_left(owners, self.end))
 
-    @cached_property
+    @memo
     def whole(self) -> Int64s:
         """The windows that lie in one chunk, counted from the part's first."""
         return np.nonzero(self.block.is_whole[self.begin : self.end])[0]
 
-    @cached_property
+    @memo
     def broken_steps(self) -> Pieces:
         """The steps of the other windows; targets are counted from the part's first window."""
         broken = np.nonzero(~self.block.is_whole[self.begin : self.end])[0] + self.begin

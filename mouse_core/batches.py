@@ -6,7 +6,6 @@ import hashlib
 import json
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -14,6 +13,7 @@ import numpy.typing as npt
 
 from mouse_core._binding import FieldReader
 from mouse_core._copying import CopyPlan
+from mouse_core._memo import memo
 from mouse_core._planner import Planner
 from mouse_core._pool import BatchLayout, MemoryPool
 from mouse_core._windows import Windows
@@ -143,7 +143,7 @@ class BatchSource:
             f"{type(self).__name__}(rows={self.snapshot.num_rows}, {size}, seed={self.seed}, fields={list(self.spec)})"
         )
 
-    @cached_property
+    @memo
     def spec(self) -> Spec:
         """The fields of a batch, known before the first is made."""
         return Spec(self._fields, self.snapshot.alignment)
@@ -309,7 +309,10 @@ def _delivered(
         name: check_dtype(dtypes[name], where=f"dtypes[{name!r}]") if name in dtypes else reader.spec.dtype
         for name, reader in readers.items()
     }
-    return {name: table.get(dtype, dtype) for name, dtype in chosen.items()}
+    delivered = {name: table.get(dtype, dtype) for name, dtype in chosen.items()}
+    for name, dtype in delivered.items():
+        readers[name].check_fills(dtype)
+    return delivered
 
 
 def _check_integer(name: str, value: Any, *, lowest: int) -> int:

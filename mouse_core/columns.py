@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._convert import RowError, convert
-from mouse_core._dense import dense_rows
+from mouse_core._dense import dense_rows, plain
 from mouse_core._layout import ColumnType, locate_values
 from mouse_core._locks import ProcessLock
 from mouse_core._memory import copy_bits, copy_runs, element_of, flat_view
@@ -242,19 +242,24 @@ class Column:
     def _gather_irregular(
         self, chunk: Int64s, row: Int64s, target: Int64s, length: int, steps: npt.NDArray[Any]
     ) -> None:
-        # Rows that follow each other in source and target are converted together.
+        # Rows that follow each other in source and target are one slice, and slices of one type are converted together.
         joined = (np.diff(chunk) == 0) & (np.diff(row) == length) & (np.diff(target) == length)
         begins = [0, *(np.nonzero(~joined)[0] + 1).tolist(), len(chunk)]
+        slices: dict[pa.DataType, list[pa.Array]] = {}
+        targets: dict[pa.DataType, list[Int64s]] = {}
         for begin, end in pairwise(begins):
             n = (end - begin) * length
-            first = int(target[begin])
-            values = self._chunk_values(int(chunk[begin])).slice(int(row[begin]), n)
+            values = plain(self._chunk_values(int(chunk[begin])).slice(int(row[begin]), n))
+            slices.setdefault(values.type, []).append(values)
+            targets.setdefault(values.type, []).append(np.arange(int(target[begin]), int(target[begin]) + n))
+        for data_type, arrays in slices.items():
+            places = np.concatenate(targets[data_type])
             try:
-                steps[first : first + n] = dense_rows(
-                    values, self.kind, self.shape, steps.dtype, fill=self._fill, pad=self._pad
+                steps[places] = dense_rows(
+                    pa.concat_arrays(arrays), self.kind, self.shape, steps.dtype, fill=self._fill, pad=self._pad
                 )
             except RowError as error:
-                raise RowError(first + error.row, str(error)) from error
+                raise RowError(int(places[error.row]), str(error)) from error
 
     # ------------------------------------------------------------------ where chunks lie
 

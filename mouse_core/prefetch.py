@@ -98,6 +98,10 @@ class Loader(Generic[T]):
         if not self._num_workers:
             return self._make(self._next_index)
         ahead = self._ahead
+        if ahead is not None and ahead.next_index != self._next_index:
+            # Ctrl-C came between an item's leaving the queue and its being counted.
+            ahead.close()
+            ahead = None
         if ahead is None:
             ahead = self._prefetcher(self._make, self._next_index, workers=self._num_workers, ahead=self._prefetch)
             self._ahead = ahead

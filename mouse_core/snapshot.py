@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from mouse_core._binding import FieldReader, bind_fields
 from mouse_core._layout import ColumnType
+from mouse_core._memo import memo
 from mouse_core._segments import Segment
 from mouse_core._windows import Chunks, Windows
 from mouse_core.errors import ConfigError
@@ -73,7 +74,7 @@ class Snapshot:
         """Which transition a row's action, reward and done belong to."""
         return self.config.alignment
 
-    @cached_property
+    @memo
     def readers(self) -> dict[str, FieldReader]:
         """The fields that the snapshot has, by name."""
         return bind_fields(
@@ -85,7 +86,7 @@ class Snapshot:
             rows=self.num_rows,
         )
 
-    @cached_property
+    @memo
     def spec(self) -> Spec:
         """The fields' dtypes and shapes, and the alignment."""
         return Spec({name: reader.spec for name, reader in self.readers.items()}, self.alignment)
@@ -99,7 +100,7 @@ class Snapshot:
         physical = self._physical(starts[:, None] + np.arange(length)) if self._has_indices else None
         return Windows(self.chunks, starts, length, bounds, physical)
 
-    @cached_property
+    @memo
     def fingerprint(self) -> str:
         """A digest of schema, length and a few rows: equal for equal data on every host, in constant time."""
         columns = sorted({reader.spec.column for reader in self.readers.values()})
@@ -124,19 +125,19 @@ class Snapshot:
         names = [name for name in table.schema.names if columns is None or name in columns]
         return {name: table.column(name)[0].as_py() for name in names}
 
-    @cached_property
+    @memo
     def _starts(self) -> npt.NDArray[np.int64]:
         return _cumulative([segment.num_rows for segment in self.segments])
 
-    @cached_property
+    @memo
     def _physical_starts(self) -> npt.NDArray[np.int64]:
         return _cumulative([segment.table.num_rows for segment in self.segments])
 
-    @cached_property
+    @memo
     def _has_indices(self) -> bool:
         return any(segment.indices is not None for segment in self.segments)
 
-    @cached_property
+    @memo
     def chunks(self) -> Chunks:
         """Where the chunks of its tables begin."""
         parts = [
@@ -172,7 +173,7 @@ def _canonical(value: Any) -> bytes:
     """The same bytes for the same value, however Arrow encoded it."""
     if isinstance(value, dict) and set(value) == {"bytes", "path"}:
         # Where the pixels are stored, the path they once had says nothing.
-        value = value["path"] if value["bytes"] is None else value["bytes"]
+        value = os.path.basename(value["path"] or "") if value["bytes"] is None else value["bytes"]
     if isinstance(value, bytes):
         value = hashlib.sha256(value).hexdigest()
     return repr(value).encode() + b"\0"

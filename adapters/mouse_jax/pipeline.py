@@ -1,4 +1,4 @@
-"""Making batches ahead in a grain pipeline: gathered by a few threads, moved to the device by one, and kept there.
+"""Making batches ahead in a grain pipeline, up to the device, by a few threads.
 
 grain has the threads, the order and the buffers. What it does not have is here. An element that raises is lost to it
 (and its state is then off by one), so nothing raises inside of it: every element is an outcome. Closing it waits for
@@ -15,26 +15,13 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import grain
-from grain.experimental import ThreadPrefetchIterDataset
 
 from mouse_core.errors import ClosedError
 
 _CLOSE_SECONDS = 0.25
-
-
-class Stages(Protocol):
-    """The two halves of making a batch."""
-
-    def gather(self, index: int) -> Any:
-        """Batch ``index`` in host memory; called by several threads."""
-        ...
-
-    def transfer(self, gathered: Any) -> Any:
-        """What ``gather`` returned, on the device; called by one thread, in order."""
-        ...
 
 
 class GrainPrefetcher:
@@ -52,20 +39,28 @@ class GrainPrefetcher:
 
     def __init__(self, stages: Stages, first: int, *, workers: int, ahead: int) -> None:
         self._failure: BaseException | None = None
+        self._next_index = first
         self._work = _Work(stages, first, workers, ahead)
         # At exit threads must end before JAX ends its backends, which this order of registrations sees to.
         weakref.finalize(self, self._work.abandon).atexit = False
         atexit.register(self._work.stop)
 
+    @property
+    def next_index(self) -> int:
+        """The index of the batch that ``get`` gives next."""
+        return self._next_index
+
     def get(self) -> Any:
-        """The next batch, waiting for it if need be.
+        """The next item, waiting for it if need be.
 
         Raises:
             ClosedError: ``close()`` was called.
-            BaseException: What a stage raised for this batch; raised again on every later call.
+            BaseException: What ``make`` raised for this item; raised again on every later call.
         """
         if self._failure is not None:
             raise self._failure
+        # Counted first: whoever is interrupted while waiting is then known to have lost an item.
+        self._next_index += 1
         outcome = self._work.next()
         if isinstance(outcome, _Failed):
             self._failure = outcome.error
@@ -81,14 +76,14 @@ class GrainPrefetcher:
 
 @dataclass(frozen=True, eq=False)
 class _Made:
-    """A batch, after either stage. A type of its own, for grain drops elements that are None."""
+    """An item. A type of its own, for grain drops elements that are None."""
 
     value: Any
 
 
 @dataclass(frozen=True, eq=False)
 class _Failed:
-    """What a stage raised. A StopIteration that grain saw would end the stream in silence."""
+    """What ``make`` raised. A StopIteration that grain saw would end the stream in silence."""
 
     error: BaseException
 
@@ -100,27 +95,16 @@ _Outcome = _Made | _Failed
 class _Work:
     """What the threads share. They hold on to this, and never to the prefetcher."""
 
-    def __init__(self, stages: Stages, first: int, workers: int, ahead: int) -> None:
-        self._stages = stages
+    def __init__(self, make: Callable[[int], Any], first: int, workers: int, ahead: int) -> None:
+        self._make = make
         self._first = first
         self._process = os.getpid()
         self._changed = threading.Condition()
         self._busy = 0
         self._stopped = False
         self._failed_at = sys.maxsize
-        # Batches wait on the device. Those that wait before it, and the one that a thread holds between the two
-        # buffers, keep the gathering threads at work while one is moved.
-        moved = 1 if ahead < 4 else 2
-        reading = ahead - moved
-        threads = min(workers, reading)
-        self._iterator: Any = iter(
-            ThreadPrefetchIterDataset(
-                grain.MapDataset.source(_Gathering(self))
-                .to_iter_dataset(grain.ReadOptions(num_threads=threads, prefetch_buffer_size=reading))
-                .map(self._transfer),
-                prefetch_buffer_size=moved,
-            )
-        )
+        options = grain.ReadOptions(num_threads=min(workers, ahead), prefetch_buffer_size=ahead)
+        self._iterator: Any = iter(grain.MapDataset.source(_Making(self)).to_iter_dataset(options))
 
     def next(self) -> _Outcome:
         """The next outcome in order."""
@@ -130,29 +114,17 @@ class _Work:
             outcome: _Outcome = next(iterator) if open_ else _STOPPED
         return outcome
 
-    def gather(self, position: int) -> _Outcome:
-        """The outcome of the first stage."""
-        if position > self._failed_at:
-            return _STOPPED  # nobody will ask for it
-        outcome = self._attempt(self._stages.gather, self._first + position)
-        if isinstance(outcome, _Failed):
-            with self._changed:
-                self._failed_at = min(self._failed_at, position)
-        return outcome
-
-    def _transfer(self, outcome: _Outcome) -> _Outcome:
-        if outcome is _STOPPED or isinstance(outcome, _Failed):
-            return outcome
-        return self._attempt(self._stages.transfer, outcome.value)
-
-    def _attempt(self, stage: Callable[[Any], Any], argument: Any) -> _Outcome:
+    def outcome(self, position: int) -> _Outcome:
+        """What comes of item ``first + position``; called by grain's threads."""
         with self._counted() as open_:
-            # At exit the interpreter waits for grain's threads to empty their queue.
-            if not open_ or not threading.main_thread().is_alive():
+            # After an error nobody will ask; and at exit the interpreter waits for grain's threads to empty their queue.
+            if not open_ or position > self._failed_at or not threading.main_thread().is_alive():
                 return _STOPPED
             try:
-                return _Made(stage(argument))
+                return _Made(self._make(self._first + position))
             except BaseException as error:  # whatever it was, the caller must hear of it
+                with self._changed:
+                    self._failed_at = min(self._failed_at, position)
                 return _Failed(error)
 
     @contextmanager
@@ -219,8 +191,8 @@ class _Work:
         self._iterator = None
 
 
-class _Gathering:
-    """The first stage as a source for grain, which takes an index modulo the length."""
+class _Making:
+    """Outcomes as a source for grain, which takes an index modulo the length."""
 
     def __init__(self, work: _Work) -> None:
         self._work = work
@@ -229,4 +201,4 @@ class _Gathering:
         return sys.maxsize
 
     def __getitem__(self, position: int) -> _Outcome:
-        return self._work.gather(position)
+        return self._work.outcome(position)

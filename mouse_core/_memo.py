@@ -1,0 +1,37 @@
+"""Properties that are computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, overload
+
+T = TypeVar("T")
+
+
+class memo(Generic[T]):
+    """A property that is computed when it is first read and kept in the instance.
+
+    Unlike ``functools.cached_property`` before Python 3.12 it has no lock: that one is shared by all instances, so
+    threads wait for each other, and a forked child may find it taken for ever. Two threads may compute a value twice.
+
+    Args:
+        compute: Gives the value; pure.
+    """
+
+    def __init__(self, compute: Callable[[Any], T]) -> None:
+        self._compute = compute
+        self.__doc__ = compute.__doc__
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    @overload
+    def __get__(self, instance: None, owner: type) -> memo[T]: ...
+    @overload
+    def __get__(self, instance: object, owner: type) -> T: ...
+    def __get__(self, instance: object | None, owner: type) -> memo[T] | T:
+        if instance is None:
+            return self
+        # As there is no __set__, what stands in the instance's dict is found first from now on.
+        value = self._compute(instance)
+        return instance.__dict__.setdefault(self._name, value)  # type: ignore[no-any-return]
