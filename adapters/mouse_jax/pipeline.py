@@ -25,29 +25,29 @@ _CLOSE_SECONDS = 0.25
 
 
 class GrainPrefetcher:
-    """Makes batches ``first, first + 1, ...`` ahead of the caller, who gets them in that order.
+    """Computes ``make(i)`` for ``i = first, first + 1, ...`` ahead of the caller, who gets them in that order.
 
-    At most ``ahead + 1`` batches exist in it at a time, those in the making included. One that is dropped without
-    ``close()`` is closed by the garbage collector, and one that lives to the interpreter's exit there.
+    Besides those handed out at most ``ahead + 1`` items exist at a time, those in the making included. One that is
+    dropped without ``close()`` is closed by the garbage collector, and one that lives to the interpreter's exit there.
 
     Args:
-        stages: Make a batch; they must not refer to this object.
+        make: Computes an item; must be thread-safe, and must not refer to this object.
         first: The first index.
-        workers: Threads that gather, at least 1; one more transfers.
-        ahead: How many batches may be made or waiting beyond those handed out, at least 1.
+        workers: Number of threads, at least 1.
+        ahead: How many items may be computed or waiting beyond the one that is asked for, at least 1.
     """
 
-    def __init__(self, stages: Stages, first: int, *, workers: int, ahead: int) -> None:
+    def __init__(self, make: Callable[[int], Any], first: int, *, workers: int, ahead: int) -> None:
         self._failure: BaseException | None = None
         self._next_index = first
-        self._work = _Work(stages, first, workers, ahead)
+        self._work = _Work(make, first, workers, ahead)
         # At exit threads must end before JAX ends its backends, which this order of registrations sees to.
         weakref.finalize(self, self._work.abandon).atexit = False
         atexit.register(self._work.stop)
 
     @property
     def next_index(self) -> int:
-        """The index of the batch that ``get`` gives next."""
+        """The index of the item that ``get`` gives next."""
         return self._next_index
 
     def get(self) -> Any:
@@ -117,7 +117,7 @@ class _Work:
     def outcome(self, position: int) -> _Outcome:
         """What comes of item ``first + position``; called by grain's threads."""
         with self._counted() as open_:
-            # After an error nobody will ask; and at exit the interpreter waits for grain's threads to empty their queue.
+            # After an error nobody asks; and at exit the interpreter waits for grain's threads to empty their queue.
             if not open_ or position > self._failed_at or not threading.main_thread().is_alive():
                 return _STOPPED
             try:

@@ -16,7 +16,7 @@ from mouse_core.sampling import Sampler
 from mouse_jax.dtypes import narrowing
 from mouse_jax.pipeline import GrainPrefetcher
 from mouse_jax.placement import find_placement
-from mouse_jax.transfer import batch_stages, thread_settings
+from mouse_jax.transfer import batch_maker, thread_settings
 
 
 class PrefetchBatchifier(Loader[dict[str, jax.Array]]):
@@ -33,8 +33,8 @@ class PrefetchBatchifier(Loader[dict[str, jax.Array]]):
         batch_size: Windows in a whole batch, B, over all shards and devices.
         sampling: "random", "last", "sequential", "batch", or a ``Sampler``.
         prefetch: Batches to make ahead.
-        num_workers: Threads that gather them, and one more puts them on the device; with 0 the calling thread does
-            both. The stream is the same.
+        num_workers: Threads that make them and put them on the device; with 0 the calling thread does. The stream is
+            the same.
         pin_memory: Ignored here.
         device: Where batches arrive: a ``jax.Device``, a platform ("cpu", "gpu"), or both with a number ("gpu:1");
             None: JAX's default device.
@@ -89,7 +89,7 @@ class PrefetchBatchifier(Loader[dict[str, jax.Array]]):
         super().__init__(
             source,
             store if isinstance(store, DatasetStore) else None,
-            maker=partial(batch_stages, placement=placement, **thread_settings()),
+            maker=partial(batch_maker, placement=placement, **thread_settings()),
             prefetcher=GrainPrefetcher,
             prefetch=prefetch,
             num_workers=num_workers,

@@ -1,4 +1,4 @@
-"""The two stages of a batch for JAX: gathered into NumPy arrays, then put where they belong."""
+"""Making a batch for JAX: gathered into NumPy arrays, then put where they belong."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class BatchStages:
-    """Makes a batch in two stages, of which each may run in another thread.
+class BatchMaker:
+    """Makes a batch by its index.
 
     Settings of JAX that hold for one thread only are those of the thread that made this.
 
@@ -56,7 +56,7 @@ class BatchStages:
         return made if isinstance(gathered, tuple) else made[0]
 
     def __call__(self, index: int) -> Any:
-        """Both stages at once."""
+        """Batch ``index``, or a tuple of its views."""
         return self.transfer(self.gather(index))
 
     def _widened(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
@@ -66,13 +66,13 @@ class BatchStages:
         }
 
 
-def batch_stages(source: BatchSource, *, placement: Placement, x64: bool, default_device: Any) -> BatchStages:
-    """The stages for a source.
+def batch_maker(source: BatchSource, *, placement: Placement, x64: bool, default_device: Any) -> BatchMaker:
+    """The function from an index to a batch of a source.
 
     Raises:
         ConfigError: A batch that the placement's sharding does not divide.
     """
-    return BatchStages(placement.sources(source), placement, source.spec, x64, default_device)
+    return BatchMaker(placement.sources(source), placement, source.spec, x64, default_device)
 
 
 def thread_settings() -> dict[str, Any]:

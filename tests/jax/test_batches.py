@@ -16,7 +16,7 @@ from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, Worker
 from mouse_core.testing import as_arrays, example_columns, example_store, stream_digest
 from mouse_jax import NARROWED, PrefetchBatchifier, narrowing
 from mouse_jax.placement import Placement
-from mouse_jax.transfer import batch_stages
+from mouse_jax.transfer import batch_maker
 
 OPTIONS: dict[str, Any] = {"sequence_length": 8, "batch_size": 8, "seed": 5}
 
@@ -214,15 +214,15 @@ def test_rows_that_a_refresh_makes_uneven() -> None:
 
 
 def test_narrow_bytes_travel_to_an_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
-    """There is none here, so a CPU device is passed off as one: the stages are the same."""
+    """There is none here, so a CPU device is passed off as one."""
     monkeypatch.setattr(Placement, "on_host", property(lambda self: False))
     for x64 in (False, True):
         with jax.enable_x64(x64):
             source = BatchSource(example_store(), narrow=narrowing(), **OPTIONS)
-        stages = batch_stages(source, placement=Placement(jax.devices()[1]), x64=x64, default_device=None)
-        gathered = stages.gather(3)
+        maker = batch_maker(source, placement=Placement(jax.devices()[1]), x64=x64, default_device=None)
+        gathered = maker.gather(3)
         assert gathered["obs_image"].dtype == np.uint8
-        batch = stages.transfer(gathered)
+        batch = maker.transfer(gathered)
         assert {name: values.dtype for name, values in batch.items()} == {
             name: spec.dtype for name, spec in source.spec.items()
         }

@@ -25,25 +25,6 @@ OPTIONS: dict[str, Any] = {"sequence_length": 8, "batch_size": 4, "seed": 5}
 AHEAD = (1, 2, 3, 4, 9)
 
 
-class Stages:
-    """Stages that count, and do as they are told."""
-
-    def __init__(
-        self,
-        gather: Callable[[int], Any] = lambda index: index,
-        transfer: Callable[[Any], Any] = lambda gathered: gathered,
-    ) -> None:
-        self._gather, self._transfer = gather, transfer
-        self.gathered: list[int] = []
-
-    def gather(self, index: int) -> Any:
-        self.gathered.append(index)
-        return self._gather(index)
-
-    def transfer(self, gathered: Any) -> Any:
-        return self._transfer(gathered)
-
-
 def until(holds: Callable[[], bool], seconds: float = 10.0) -> bool:
     deadline = time.monotonic() + seconds
     while not holds() and time.monotonic() < deadline:
@@ -70,21 +51,20 @@ def test_items_come_in_order_whoever_is_first(workers: int, ahead: int) -> None:
         time.sleep(0.003 * (index % 3 == 0))
         return index
 
-    prefetcher = GrainPrefetcher(Stages(gather), 5, workers=workers, ahead=ahead)
+    prefetcher = GrainPrefetcher(gather, 5, workers=workers, ahead=ahead)
     assert [prefetcher.get() for _ in range(30)] == list(range(5, 35))
     prefetcher.close()
 
 
 @pytest.mark.parametrize("error", [ValueError("bad"), StopIteration("ends grain's stream"), SystemExit(3)])
-@pytest.mark.parametrize("stage", ["gather", "transfer"])
 @pytest.mark.parametrize("ahead", [1, 4])
-def test_an_error_comes_at_its_place_and_stays(error: BaseException, stage: str, ahead: int) -> None:
+def test_an_error_comes_at_its_place_and_stays(error: BaseException, ahead: int) -> None:
     def fail(index: int) -> int:
         if index >= 12:
             raise error
         return index
 
-    prefetcher = GrainPrefetcher(Stages(**{stage: fail}), 10, workers=2, ahead=ahead)
+    prefetcher = GrainPrefetcher(fail, 10, workers=2, ahead=ahead)
     assert [prefetcher.get(), prefetcher.get()] == [10, 11]
     for _ in range(3):
         with pytest.raises(type(error)) as raised:
@@ -95,21 +75,23 @@ def test_an_error_comes_at_its_place_and_stays(error: BaseException, stage: str,
         prefetcher.get()
 
 
-def test_after_an_error_nothing_more_is_gathered() -> None:
+def test_after_an_error_nothing_more_is_computed() -> None:
+    asked: list[int] = []
+
     def fail(index: int) -> int:
+        asked.append(index)
         raise ValueError(index)
 
-    stages = Stages(fail)
-    prefetcher = GrainPrefetcher(stages, 0, workers=1, ahead=9)
+    prefetcher = GrainPrefetcher(fail, 0, workers=1, ahead=9)
     with pytest.raises(ValueError, match="0"):
         prefetcher.get()
     prefetcher.close()
-    assert stages.gathered == [0]
+    assert asked == [0]
 
 
 def test_none_is_an_item() -> None:
     """grain drops elements that are None."""
-    prefetcher = GrainPrefetcher(Stages(lambda index: None), 0, workers=2, ahead=4)
+    prefetcher = GrainPrefetcher(lambda index: None, 0, workers=2, ahead=4)
     assert [prefetcher.get() for _ in range(3)] == [None] * 3
     prefetcher.close()
 
@@ -166,7 +148,7 @@ def test_so_many_items_are_alive_and_no_more(workers: int, ahead: int) -> None:
             most = max(most, len(alive))
         return item
 
-    prefetcher = GrainPrefetcher(Stages(gather), 0, workers=workers, ahead=ahead)
+    prefetcher = GrainPrefetcher(gather, 0, workers=workers, ahead=ahead)
     for number in range(40):
         delivered = prefetcher.get()
         if number % 8 == 0:
@@ -222,7 +204,7 @@ def test_so_many_batches_are_alive_and_no_more(prefetch: int, monkeypatch: pytes
 
 
 def test_closing_with_a_full_queue_and_twice() -> None:
-    prefetcher = GrainPrefetcher(Stages(), 0, workers=4, ahead=9)
+    prefetcher = GrainPrefetcher(int, 0, workers=4, ahead=9)
     prefetcher.get()
     time.sleep(0.05)
     prefetcher.close()
@@ -232,8 +214,7 @@ def test_closing_with_a_full_queue_and_twice() -> None:
 
 
 @pytest.mark.parametrize("ahead", [1, 4])
-@pytest.mark.parametrize("stage", ["gather", "transfer"])
-def test_closing_does_not_wait_for_what_takes_long(stage: str, ahead: int) -> None:
+def test_closing_does_not_wait_for_what_takes_long(ahead: int) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def slow(index: int) -> int:
@@ -241,7 +222,7 @@ def test_closing_does_not_wait_for_what_takes_long(stage: str, ahead: int) -> No
         go_on.wait(20)
         return index
 
-    prefetcher = GrainPrefetcher(Stages(**{stage: slow}), 0, workers=2, ahead=ahead)
+    prefetcher = GrainPrefetcher(slow, 0, workers=2, ahead=ahead)
     heard: list[str] = []
 
     def ask() -> None:
@@ -271,7 +252,7 @@ def test_dropped_in_the_middle_while_a_batch_is_made() -> None:
             go_on.wait(20)
         return index
 
-    prefetcher = GrainPrefetcher(Stages(slow), 0, workers=2, ahead=4)
+    prefetcher = GrainPrefetcher(slow, 0, workers=2, ahead=4)
     prefetcher.get()
     begun.wait(10)
     watched = weakref.ref(prefetcher)
