@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,8 @@ from mouse_core._segments import Segment
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.images import encode_png
 from mouse_core.snapshot import Snapshot
+
+_MARK = "mouse_alignment: "
 
 
 def to_dataset(snapshot: Snapshot, types: Mapping[str, pa.DataType]) -> Any:
@@ -37,7 +40,26 @@ def to_dataset(snapshot: Snapshot, types: Mapping[str, pa.DataType]) -> Any:
             parts.append(origin)
         else:
             parts.append(_with_features(segment, features))
-    return parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)
+    dataset = parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)
+    return dataset if snapshot.alignment == "arrived" else _marked(dataset, snapshot.alignment)
+
+
+def _marked(dataset: Any, alignment: str) -> Any:
+    """The dataset with its alignment in its description, which saving and loading keep."""
+    marked = copy.copy(dataset)
+    marked._info = dataset.info.copy()
+    if declared_alignment(dataset) is None:
+        marked._info.description = f"{dataset.info.description}\n{_MARK}{alignment}".strip()
+    return marked
+
+
+def declared_alignment(part: Any) -> str | None:
+    """The alignment that a dataset's description, or the metadata of a table, says it has."""
+    if isinstance(part, pa.Table):
+        found = (part.schema.metadata or {}).get(b"mouse_alignment")
+        return None if found is None else found.decode()
+    lines = str(getattr(getattr(part, "info", None), "description", "") or "").splitlines()
+    return next((line[len(_MARK) :].strip() for line in lines if line.startswith(_MARK)), None)
 
 
 def _features(snapshot: Snapshot, types: Mapping[str, pa.DataType]) -> Any:

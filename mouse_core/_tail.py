@@ -289,7 +289,7 @@ def check_object(value: Any, column: TailColumn) -> Any:
         item = item if isinstance(item, Mapping) else {"bytes": item, "path": None}
         found = encoded_shape(item)
         if column.shape and found != column.shape:
-            raise ValueError(f"expected an image of shape {list(column.shape)}, found {list(found)}")
+            raise ValueError(f"expected shape {list(column.shape)}, found {list(found)}")
         return item if pa.types.is_struct(column.arrow_type) else item["bytes"]
     if column.kind.kind == "null":
         raise ValueError(f"expected None, found {value!r}")

@@ -11,12 +11,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._appender import Appender
-from mouse_core._export import rows_to_table, to_dataset
+from mouse_core._export import declared_alignment, rows_to_table, to_dataset
 from mouse_core._locks import ProcessLock
 from mouse_core._schema import StoreSchema
 from mouse_core._segments import Segment
 from mouse_core._splits import select_splits
-from mouse_core.errors import ConfigError, DataError
+from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.snapshot import Snapshot
 from mouse_core.spec import Alignment, Field
 
@@ -127,11 +127,17 @@ class DatasetStore:
         Raises:
             ConfigError: Not a dataset, an unknown split, or a pattern that matches none.
             MissingFieldError: A required column is missing.
-            SchemaError: Columns that a field cannot be read from, or that do not fit those there are.
+            SchemaError: Columns that a field cannot be read from, or that do not fit those there are; rows of another
+                alignment.
 
         The store is unchanged after an error.
         """
-        segments = [_segment(part) for part in select_splits(dataset, splits, split_pattern)]
+        parts = select_splits(dataset, splits, split_pattern)
+        segments = [_segment(part) for part in parts]
+        for part in parts:
+            declared = declared_alignment(part)
+            if declared is not None and declared != self.alignment:
+                raise SchemaError(f"from_dataset: expected rows of alignment {self.alignment!r}, found {declared!r}")
         with self._lock:
             self._schema.merge(segments)
             self._appender.close()
@@ -198,7 +204,8 @@ class DatasetStore:
     def to_dataset(self) -> Any:
         """The whole store as a ``datasets.Dataset``, sharing files and memory with it.
 
-        A store of one dataset gives that dataset. Columns that only some parts have are null in the others.
+        A store of one dataset gives that dataset. Another alignment than "arrived" is written into the description,
+        which saving keeps and ``from_dataset`` checks. Columns that only some parts have are null in the others.
 
         Raises:
             ConfigError: The store is empty.

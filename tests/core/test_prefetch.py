@@ -394,7 +394,6 @@ print([thread.name for thread in threading.enumerate()])
 """
 
 
-@pytest.mark.xfail(strict=True, reason="B20: the error keeps the loader, and the threads keep the error")
 def test_a_loader_that_failed_and_is_abandoned_leaks_no_thread() -> None:
     program = PREAMBLE + FAILED_AND_DROPPED
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)

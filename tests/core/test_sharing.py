@@ -58,9 +58,6 @@ def test_many_threads_share_a_fresh_source(attempt: int) -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-@pytest.mark.xfail(
-    sys.version_info < (3, 12), strict=True, reason="B25: before Python 3.12 cached_property holds a lock"
-)
 def test_children_forked_at_any_moment_can_read() -> None:
     """While threads of the parent use the same store, and perhaps hold one of its locks."""
     program = """

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, Field, MouseError, Snapshot
+from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, Field, MouseError, SchemaError, Snapshot
 from tests.core.oracle import Rule, assert_same, field_arrays, last_starts, windows
 from tests.core.worlds import CUSTOM_RULES, Part, World, add_part, build, parts, worlds
 
@@ -583,3 +583,20 @@ def test_properties_and_repr() -> None:
     store.fields.clear()
     assert list(store.columns) == ["action", "reward", "done", "log_prob"]
     assert "action" in store.fields
+
+
+def test_the_alignment_is_saved_and_checked(tmp_path: Path) -> None:
+    store = DatasetStore(alignment="outgoing")
+    store.append({"action": 0, "reward": 0.5, "done": 0})
+    store.to_dataset().save_to_disk(str(tmp_path / "outgoing"))
+    reopened = datasets.load_from_disk(str(tmp_path / "outgoing"))
+    assert len(DatasetStore(alignment="outgoing").from_dataset(reopened)) == 1
+    arrived = DatasetStore()
+    with pytest.raises(SchemaError, match="expected rows of alignment 'arrived', found 'outgoing'"):
+        arrived.from_dataset(reopened)
+    assert len(arrived) == 0
+    table = pa.table({"action": [0], "reward": [0.5], "done": [0]}).replace_schema_metadata(
+        {"mouse_alignment": "outgoing"}
+    )
+    with pytest.raises(SchemaError, match="alignment"):
+        arrived.from_dataset(table)

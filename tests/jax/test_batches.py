@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from typing import Any
 
@@ -304,3 +306,15 @@ def test_a_loader_used_from_a_thread_of_its_own() -> None:
     thread.start()
     thread.join()
     assert found == [stream_digest(BatchSource(example_store(), narrow=NARROWED, **OPTIONS), 5)]
+
+
+def test_pinned_memory_has_no_meaning_here() -> None:
+    with PrefetchBatchifier(example_store(), **OPTIONS, pin_memory=True) as loader:
+        assert loader.next_batch()["reward"].shape == (8, 8)
+
+
+@pytest.mark.parametrize("missing", ["jax", "grain"])
+def test_without_its_framework_it_says_what_to_install(missing: str) -> None:
+    script = f"import sys; sys.modules[{missing!r}] = None; import mouse_jax"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == "ImportError: mouse_jax needs JAX and grain: pip install 'mouse-data[jax]'"

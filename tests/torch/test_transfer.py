@@ -109,7 +109,6 @@ def test_bytes_travel_in_the_stored_dtypes() -> None:
     assert narrow.nbytes < wide.nbytes
 
 
-@pytest.mark.xfail(strict=True, reason="B23: an empty batch cannot be gathered into given memory")
 def test_an_empty_shard_of_a_short_batch() -> None:
     """12 windows in batches of 8: the second has 4, of which shards of 8 get none or one."""
     source = BatchSource(store_of(), 5, 8, sampling="sequential", drop_last=False)
