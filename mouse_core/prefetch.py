@@ -110,10 +110,16 @@ class Loader(Generic[T]):
         return ahead.get()
 
     def __iter__(self) -> Iterator[T]:
-        """The batches up to the end of the current epoch; the next ``for`` loop runs over the next epoch."""
-        done = (self._next_index - self._source.epoch_start) % len(self)
-        for _ in range(len(self) - done):
+        """The batches up to the end of the current epoch; the next ``for`` loop runs over the next epoch.
+
+        After ``refresh()`` within a loop that is the end of the epoch which began there.
+        """
+        ends = False
+        while not ends:
+            source = self._source
             yield self.next_batch()
+            done = self._next_index - self._source.epoch_start
+            ends = self._source is source and done % len(self) == 0
 
     def __len__(self) -> int:
         """Batches in an epoch."""

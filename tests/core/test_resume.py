@@ -288,3 +288,16 @@ def test_delivered_dtypes_are_no_part_of_the_state() -> None:
     other = PrefetchBatchifier(store, 5, 4, num_workers=0, dtypes={"reward": "float64"})
     other.load_state_dict(one.state_dict())
     assert np.array_equal(other.next_batch()["time"], one.next_batch()["time"])
+
+
+def test_a_loop_that_refreshes_ends_with_the_new_epoch() -> None:
+    store = store_of()
+    with PrefetchBatchifier(store, 2, 2, "sequential", num_workers=0) as loader:
+        whole = len(loader)
+        seen = 0
+        for _ in loader:
+            seen += 1
+            if seen == 1:
+                loader.refresh()
+        assert seen == 1 + whole
+        assert len(list(loader)) == whole
