@@ -172,6 +172,22 @@ def test_a_batch_is_a_value(world: World, wanted: list[Part], seed: int) -> None
             assert_same(source[index], kept, index)
 
 
+@settings(max_examples=25)
+@given(data=st.data(), world=worlds(), wanted=parts(max_parts=3))
+def test_without_the_fastest_way_to_copy(data: st.DataObject, world: World, wanted: list[Part]) -> None:
+    """Where this pyarrow does not copy all fields in one call, each is gathered by itself, with the same result."""
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        built = build(world, wanted, Path(folder))
+        assume(built.rows)
+        configuration = data.draw(configurations(len(built.rows)))
+        arrays = expected_arrays(world, built.rows)
+        patch.setattr("mouse_core._copying._cast_copies", lambda: False)
+        source = BatchSource(built.store, **configuration)
+        for index in {0, 1, len(source)}:
+            starts = source.plan(index).starts
+            assert_same(source[index], windows(arrays, starts, source.sequence_length), (index, starts))
+
+
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_the_smallest_store(sampling: str) -> None:
     world = World(_columns_of_one(), 2, None, None)
