@@ -22,8 +22,9 @@ help:  ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | \
 	  awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
 
-demo: $(VENV)/.installed-demo  ## record, store, load, train and play: the whole job on real data
-	$(PY) examples/quickstart.py $(ARGS)
+demo: $(VENV)/.installed-demo  ## record, store, load, train and play, then the same batches in PyTorch and in JAX
+	$(PY) examples/quickstart.py --output out/quickstart $(ARGS)
+	$(PY) examples/compare_frameworks.py --dataset out/quickstart/dataset --steps 300
 
 test: $(VENV)/.installed-test  ## run the tests
 	$(PY) -m pytest -n $(JOBS) --dist worksteal $(ARGS)

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import datasets
 import gymnasium as gym
 import jax
 import jax.numpy as jnp
@@ -303,13 +304,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="One study in PyTorch and in JAX, on the same batches.")
     parser.add_argument("--seed", type=int, default=0, help="of the recording, the weights and the batches")
     parser.add_argument("--episodes", type=int, default=60, help="episodes to record")
+    parser.add_argument("--dataset", type=Path, help="a saved dataset to train on, instead of recording")
     parser.add_argument("--steps", type=int, default=2000, help="training steps, one batch each")
     parser.add_argument("--output", type=Path, default=Path("out/compare_frameworks"), help="folder for the plot")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)  # a network this small gains nothing from more
 
-    store = record(episodes=options.episodes, seed=options.seed)
+    if options.dataset is None:
+        store = record(episodes=options.episodes, seed=options.seed)
+    else:
+        store = DatasetStore().from_dataset(datasets.load_from_disk(str(options.dataset)))
     print(f"steps recorded: {len(store)}")
 
     digests = stream_digests(store, batches=options.steps, seed=options.seed, **BATCHES)
