@@ -85,6 +85,7 @@ def test_after_an_error_nothing_more_is_computed() -> None:
     prefetcher = GrainPrefetcher(fail, 0, workers=1, ahead=9)
     with pytest.raises(ValueError, match="0"):
         prefetcher.get()
+    time.sleep(0.1)
     prefetcher.close()
     assert asked == [0]
 
