@@ -41,7 +41,7 @@ class GrainPrefetcher:
         self._failure: BaseException | None = None
         self._next_index = first
         self._work = _Work(make, first, workers, ahead)
-        # At exit it is closed before JAX ends its backends and before modules are taken down, when grain's closing fails.
+        # Closed at exit: before JAX ends its backends, and before modules are taken down, when grain's closing fails.
         weakref.finalize(self, self._work.abandon).atexit = False
         atexit.register(self._work.stop)
 
