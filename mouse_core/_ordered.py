@@ -79,7 +79,8 @@ class _Queue(Generic[T]):
 
     def __init__(self, first: int, ahead: int) -> None:
         # One lock, two reasons to wait for it, so that an item handed out wakes one worker and no more.
-        lock = threading.Lock()
+        # It may be taken again by the garbage collector, which may close this from any line of any thread.
+        lock = threading.RLock()
         self.room = threading.Condition(lock)
         self.arrived = threading.Condition(lock)
         self.ahead = ahead
