@@ -16,7 +16,7 @@ PACKAGES := $(patsubst %/__init__.py,%,$(wildcard mouse_core/__init__.py adapter
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow lint format types docs docs-serve wheel-check clean distclean
+.PHONY: help demo test test-slow bench bench-scale lint format types docs docs-serve wheel-check clean distclean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | \
@@ -31,6 +31,12 @@ test: $(VENV)/.installed-test  ## run the tests
 
 test-slow: $(VENV)/.installed-test  ## run the tests that take minutes
 	$(PY) -m pytest -m slow $(ARGS)
+
+bench: $(VENV)/.installed-bench  ## measure against peers and write docs/benchmarks.md; ARGS=--quick takes two minutes
+	$(PY) -m tests.bench $(ARGS)
+
+bench-scale: $(VENV)/.installed-bench  ## the same on 100 million steps, which need 20 GB of disk
+	$(PY) -m tests.bench.scale $(ARGS)
 
 lint: $(VENV)/.installed-dev  ## check style and formatting
 	$(PY) -m ruff check .

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 _SETTLE_SECONDS = 0.01
+_LONG_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -53,12 +54,20 @@ def steady(contender: Contender, waiting: int) -> Contender:
 
     Args:
         contender: What works ahead.
-        waiting: How many batches it may have ready.
+        waiting: How many batches it is told to have ready.
     """
 
+    longest = 0.0
+
     def drain() -> None:
-        for _ in range(waiting + 1):
+        nonlocal longest
+        for taken in range(2 * waiting + 4):
+            began = time.perf_counter()
             contender.call(0)
+            seconds = time.perf_counter() - began
+            longest = max(longest, seconds)
+            if taken >= waiting and seconds > longest / 5:
+                return  # this one had to be waited for
 
     return replace(contender, ahead=waiting, before=drain)
 
@@ -96,7 +105,8 @@ class Timing:
 class _Turn:
     contender: Contender
     calls: int
-    every: int
+    cost: float = 0.0
+    every: int = 1
     next_index: int = 0
     seconds: list[float] = field(default_factory=list)
     wall: list[float] = field(default_factory=list)
@@ -115,15 +125,17 @@ def interleave(
 
     Args:
         contenders: What to measure; the first takes part in every round, so that all others can be compared with it.
-        rounds: How many turns a fast one has; at least 3.
+        rounds: How many turns a fast one has, at least 3; fewer if the first is slow.
         slice_seconds: How long a turn lasts, about.
         budget_seconds: About how long a contender may take in all; slow ones have fewer turns, but at least 3.
         seed: Of the order.
         advance: Called with 1 after each round.
     """
     order = random.Random(seed)
-    turns = [_prepare(contender, rounds, slice_seconds, budget_seconds) for contender in contenders]
-    turns[0].every = 1
+    turns = [_prepare(contender, slice_seconds) for contender in contenders]
+    rounds = _affordable(turns[0], rounds, budget_seconds)
+    for turn in turns:
+        turn.every = rounds // _affordable(turn, rounds, budget_seconds)
     for number in range(rounds):
         # Slow ones are spread over the rounds, not all in the same.
         present = [turn for place, turn in enumerate(turns) if (number + place) % turn.every == 0]
@@ -137,14 +149,26 @@ def interleave(
     return [Timing(turn.contender, _padded(turn.seconds, rounds), _padded(turn.wall, rounds)) for turn in turns]
 
 
-def _prepare(contender: Contender, rounds: int, slice_seconds: float, budget_seconds: float) -> _Turn:
-    turn = _Turn(contender, contender.multiple, 1)
-    _take(turn)  # compiles, opens, touches
-    once = max(_take(turn)[1], 1e-9)
-    turn.calls = max(1, round(slice_seconds / once / contender.multiple)) * contender.multiple
-    turns = min(rounds, max(3, int(budget_seconds / (once * turn.calls))))
-    turn.every = rounds // turns
+def _prepare(contender: Contender, slice_seconds: float) -> _Turn:
+    turn = _Turn(contender, contender.multiple)
+    slice_wall, around = _take_once(turn)  # compiles, opens, touches
+    if slice_wall + around < _LONG_SECONDS:
+        slice_wall, around = _take_once(turn)
+    repeats = max(1, round(slice_seconds / slice_wall))
+    turn.calls = repeats * contender.multiple
+    turn.cost = around + repeats * slice_wall
     return turn
+
+
+def _take_once(turn: _Turn) -> tuple[float, float]:
+    """Seconds of the calls of a slice, and of what stands around them."""
+    began = time.perf_counter()
+    inside = max(_take(turn)[1] * turn.calls, 1e-9)
+    return inside, time.perf_counter() - began - inside
+
+
+def _affordable(turn: _Turn, rounds: int, budget_seconds: float) -> int:
+    return min(rounds, max(3, int(budget_seconds / turn.cost)))
 
 
 def _take(turn: _Turn) -> tuple[float, float]:

@@ -38,6 +38,7 @@ FLOORS = [
     {"replay", "rollouts"},
     {"prefetch"},
     {"formats", "hub"},
+    {"bench"},
     {"cli", "testing"},
 ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -94,7 +95,24 @@ def test_what_the_machine_says() -> None:
 
 
 def test_what_works_ahead_begins_each_slice_with_nothing_ready() -> None:
-    calls: list[int] = []
-    contender = steady(Contender("c", calls.append), waiting=2)
-    interleave([contender], rounds=3, slice_seconds=1e-12)
-    assert len(calls) == (2 + 3) * (3 + 1)
+    log: list[str] = []
+    ready = 0
+
+    def call(number: int) -> None:
+        nonlocal ready
+        log.append("ready" if ready else "waited")
+        if ready:
+            ready -= 1
+        else:
+            time.sleep(0.001)
+
+    def refill() -> None:
+        nonlocal ready
+        ready = 3  # one more than it was told to have
+        log.append("|")
+
+    contender = replace(steady(Contender("c", call), waiting=2), after=refill)
+    interleave([contender], rounds=4, slice_seconds=1e-12)
+    slices = "".join({"ready": "r", "waited": "w"}.get(entry, entry) for entry in log).split("|")
+    assert all(entry.startswith("rrrw") for entry in slices[1:-1])
+    assert all(entry.endswith("w") for entry in slices[:-1])  # the call that was measured

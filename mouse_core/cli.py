@@ -1,0 +1,118 @@
+"""The command ``mouse``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+
+from mouse_core.errors import MouseError
+
+# A subcommand: its name, what it does in a sentence, and the functions that declare its arguments and run it. What runs
+# it returns the exit status. Modules are imported when a subcommand is asked for, so that `mouse --help` costs nothing.
+_Declare = Callable[[argparse.ArgumentParser], None]
+_Run = Callable[[argparse.Namespace], int]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        arguments: What stands after ``mouse``; by default the process's.
+
+    Returns:
+        The exit status: 0, or 1 after an error that the user can mend, which is printed in one line.
+    """
+    parser = argparse.ArgumentParser(prog="mouse", description="Recorded experience for reinforcement learning.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, purpose, declare, run in _commands():
+        command = commands.add_parser(name, help=purpose, description=purpose[0].upper() + purpose[1:] + ".")
+        declare(command)
+        command.set_defaults(run=run)
+    chosen = parser.parse_args(arguments)
+    try:
+        status: int = chosen.run(chosen)
+    except (MouseError, FileNotFoundError, ImportError) as error:
+        print(f"mouse {chosen.command}: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    return status
+
+
+def _commands() -> list[tuple[str, str, _Declare, _Run]]:
+    return [
+        ("bench", "measure how fast batches of a dataset are, and say what to change", _declare_bench, _run_bench),
+    ]
+
+
+# ---------------------------------------------------------------------- shared arguments
+
+
+def add_dataset_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare which dataset a command works on."""
+    parser.add_argument(
+        "dataset", metavar="PATH_OR_NAME", help="a folder of save_to_disk, an Arrow or Parquet file, or a Hub dataset"
+    )
+    parser.add_argument("--split", action="append", metavar="NAME", help="only this split; may be given several times")
+
+
+def positive(text: str) -> int:
+    """A positive integer, for argparse."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive integer, found {text}")
+    return value
+
+
+# ---------------------------------------------------------------------- mouse bench
+
+
+def _declare_bench(parser: argparse.ArgumentParser) -> None:
+    add_dataset_arguments(parser)
+    parser.add_argument("--sequence-length", type=positive, default=64, metavar="S", help="steps in a window (64)")
+    parser.add_argument("--batch-size", type=positive, default=32, metavar="B", help="windows in a batch (32)")
+    parser.add_argument("--fields", metavar="A,B", type=_names, help="only these fields")
+    parser.add_argument(
+        "--dtype", action="append", metavar="FIELD=DTYPE", type=_pair, default=[], help="deliver a field in this dtype"
+    )
+    parser.add_argument(
+        "--frameworks", metavar="A,B", type=_names, help="numpy, torch, jax; by default those that are installed"
+    )
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long to measure, about (10)")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
+
+
+def _run_bench(chosen: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from mouse_core._bench_show import show
+    from mouse_core._opening import open_dataset
+    from mouse_core.bench import bench
+
+    report = bench(
+        open_dataset(chosen.dataset, chosen.split),
+        sequence_length=chosen.sequence_length,
+        batch_size=chosen.batch_size,
+        fields=chosen.fields,
+        dtypes=dict(chosen.dtype),
+        frameworks=chosen.frameworks,
+        seconds=chosen.seconds,
+    )
+    show(report)
+    if chosen.json:
+        Path(chosen.json).write_text(report.to_json(), encoding="utf-8")
+    return 0
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"expected FIELD=DTYPE, found {text!r}")
+    return name, value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

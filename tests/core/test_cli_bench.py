@@ -1,0 +1,237 @@
+"""`mouse bench`: what it opens, what it reports, and what it says to change."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+
+from mouse_core import BatchSource, ConfigError, DatasetStore
+from mouse_core._advice import advise
+from mouse_core._opening import open_dataset
+from mouse_core.cli import main
+from tests.bench import generate
+
+ROWS = 3000
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return generate.write(generate.STATE, tmp_path_factory.mktemp("state"), ROWS)
+
+
+def run(*arguments: object) -> int:
+    return main(["bench", *map(str, arguments)])
+
+
+# ---------------------------------------------------------------------- reports
+
+
+def test_a_report_has_every_way_to_get_batches(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "report.json"
+    assert run(folder, "--seconds", 0.2, "--frameworks", "numpy", "--batch-size", 4, "--json", file) == 0
+    report = json.loads(file.read_text())
+    names = [line["name"] for line in report["lines"]]
+    assert names == [
+        "plain copy of the same bytes",
+        "source[i], no loader",
+        *(f"numpy loader, num_workers={workers}" for workers in (0, 1, 2)),
+    ]
+    assert report["dataset"]["rows"] == ROWS
+    assert report["batch"]["megabytes"] == pytest.approx(4 * 64 * (3 * 8 + 4 + 17 * 8 + 18 * 4) / 1e6)
+    assert report["batch"]["megabytes stored"] == pytest.approx(4 * 64 * (3 * 8 + 4 + 35 * 4) / 1e6)
+    assert report["decoding_share"] is None
+    for line in report["lines"]:
+        assert line["batches_per_second"] > 0
+        assert line["floor_share"] > 0
+    shown = capsys.readouterr().out
+    for text in (*names, f"{ROWS:,} steps", "Recommended", "num_workers=", "obs_continuous=float32"):
+        assert text in shown
+
+
+def test_fields_and_dtypes_are_those_asked_for(folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    options = ("--fields", "reward,obs_continuous", "--dtype", "obs_continuous=float32", "--sequence-length", 8)
+    assert run(folder, "--seconds", 0.1, "--frameworks", "numpy", "--json", file, *options) == 0
+    batch = json.loads(file.read_text())["batch"]
+    assert batch["fields"] == {"reward": "float32 []", "obs_continuous": "float32 [17]"}
+    assert batch["sequence_length"] == 8
+
+
+def test_all_frameworks_that_are_installed_take_part(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("tensordict")
+    pytest.importorskip("grain")
+    file = tmp_path / "report.json"
+    assert run(folder, "--seconds", 0.2, "--json", file) == 0
+    report = json.loads(file.read_text())
+    assert {line["framework"] for line in report["lines"]} == {"", "numpy", "torch", "jax"}
+    assert set(report["first"]) == {"numpy", "torch", "jax"}
+
+
+def test_encoded_images_show_as_decoding(tmp_path: Path) -> None:
+    kind = generate.png_images(84, 84, colour=False)
+    folder = generate.write(kind, tmp_path / "png", 40)
+    file = tmp_path / "report.json"
+    options = ("--sequence-length", 4, "--batch-size", 4, "--frameworks", "numpy", "--seconds", 0.1)
+    assert run(folder, "--json", file, *options) == 0
+    report = json.loads(file.read_text())
+    assert report["decoding_share"] > 0.5
+    assert all(line["floor_share"] is None for line in report["lines"])
+    assert any("Decoding dominates" in sentence for sentence in report["advice"])
+
+
+def test_without_rich_the_report_is_text(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found: Callable[..., Any] = builtins.__import__
+
+    def importing(name: str, *rest: Any, **options: Any) -> Any:
+        if name.split(".")[0] == "rich":
+            raise ImportError(name)
+        return found(name, *rest, **options)
+
+    monkeypatch.setattr(builtins, "__import__", importing)
+    assert run(folder, "--seconds", 0.1, "--frameworks", "numpy") == 0
+    shown = capsys.readouterr().out
+    assert "source[i], no loader" in shown
+    assert "Recommended" in shown
+    assert "┃" not in shown
+
+
+# ---------------------------------------------------------------------- opening
+
+
+def test_what_can_be_opened(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    dataset = datasets.load_from_disk(str(folder))
+    datasets.DatasetDict({"train": dataset, "eval": dataset.select(range(100))}).save_to_disk(str(tmp_path / "dict"))
+    dataset.select(range(50)).to_parquet(str(tmp_path / "some.parquet"))
+    arrow = next(folder.glob("*.arrow"))
+
+    assert open_dataset(str(folder)).rows == ROWS
+    assert open_dataset(str(arrow)).rows == ROWS
+    assert open_dataset(str(tmp_path / "some.parquet")).rows == 50
+    assert open_dataset(str(tmp_path / "dict")).rows == ROWS + 100
+    assert open_dataset(str(tmp_path / "dict"), ["eval"]).rows == 100
+    monkeypatch.setattr(datasets, "load_dataset", lambda name: {"train": dataset} if name == "org/data" else None)
+    assert open_dataset("org/data").rows == ROWS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("./nowhere",), "expected a file, a folder or a name, found no file './nowhere'"),
+        (("{tmp}",), "expected Arrow or Parquet files, found none in"),
+        (("{folder}", "--split", "eval"), "split: expected one of ['train'], found 'eval'"),
+        (("{folder}", "--frameworks", "numpy,tensorflow"), "expected some of ['numpy', 'torch', 'jax']"),
+        (("{folder}", "--sequence-length", "5000"), "expected at least 1 window of 5000 steps"),
+        (("{folder}", "--fields", "pressure"), "expected 'pressure'"),
+        (("{folder}", "--dtype", "reward=words"), "expected a NumPy dtype"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(
+    arguments: tuple[str, ...],
+    message: str,
+    folder: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(*(text.format(tmp=tmp_path, folder=folder) for text in arguments)) == 1
+    shown = capsys.readouterr().err.strip()
+    assert shown.startswith("mouse bench: ")
+    assert message in shown
+    assert "\n" not in shown
+
+
+@pytest.mark.parametrize("arguments", [("x", "--batch-size", "0"), ("x", "--dtype", "reward"), ()])
+def test_arguments_are_checked(arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(*arguments)
+    assert ended.value.code == 2
+    assert "usage: mouse bench" in capsys.readouterr().err
+
+
+def test_a_framework_that_is_missing_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mouse_core import bench
+
+    monkeypatch.setitem(bench.PACKAGES, "torch", ("mouse_nowhere", "mouse_nowhere"))
+    with pytest.raises(ConfigError, match="expected torch to be installed"):
+        bench.bench(open_dataset(str(folder)), frameworks=["torch"])
+
+
+def test_help_loads_nothing_heavy() -> None:
+    code = (
+        "import sys\nfrom mouse_core.cli import main\n"
+        "try:\n    main(['bench', '--help'])\nexcept SystemExit: pass\n"
+        "assert not {'datasets', 'torch', 'jax', 'rich', 'pandas'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "--sequence-length" in done.stdout
+
+
+# ---------------------------------------------------------------------- advice
+
+
+@dataclass
+class Measured:
+    framework: str
+    workers: int | None
+    milliseconds: tuple[float, float, float]
+
+
+def source(dtype: str = "float32") -> BatchSource:
+    store = DatasetStore()
+    store.extend(
+        {
+            "action": np.zeros(100, np.int64),
+            "reward": np.zeros(100, np.float32),
+            "done": np.zeros(100, np.int64),
+            "observation": np.zeros((100, 3), np.float32),
+        }
+    )
+    return BatchSource(store, 4, 2, dtypes={"obs_continuous": dtype})
+
+
+def advice(
+    lines: Sequence[tuple[str, int | None, float]],
+    *,
+    dtype: str = "float32",
+    decoding: float | None = None,
+    faults: int = 0,
+    indexed: bool = False,
+) -> str:
+    measured = [Measured(name, workers, (0.9 * ms, ms, 1.1 * ms)) for name, workers, ms in lines]
+    return "\n".join(advise(measured, source(dtype), decoding=decoding, faults=faults, indexed=indexed))
+
+
+FAST = [("", None, 0.1), ("numpy", 0, 0.11), ("numpy", 1, 0.12), ("numpy", 2, 0.12)]
+
+
+def test_one_worker_is_enough_where_more_are_no_faster() -> None:
+    said = advice(FAST)
+    assert "num_workers=1, prefetch=3" in said
+    assert "longer than 0.12 ms" in said
+    assert "\n" not in said  # there is nothing else to say
+
+
+def test_more_workers_where_they_help() -> None:
+    assert "num_workers=2, prefetch=4" in advice([("numpy", 0, 100), ("numpy", 1, 100), ("numpy", 2, 55)])
+
+
+def test_everything_else_is_said_where_it_is_so() -> None:
+    said = advice(FAST, dtype="float64", decoding=0.9, faults=5000, indexed=True)
+    assert "Decoding dominates: 90%" in said
+    assert f"{1e3 * 8 / 0.11:,.0f} images/s" in said
+    assert "--dtype obs_continuous=float32" in said
+    assert "flatten_indices" in said
+    assert "5,000 pages came from the disk" in said
