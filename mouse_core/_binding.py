@@ -17,6 +17,8 @@ from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaE
 from mouse_core.images import decode_image
 from mouse_core.spec import Field, FieldSpec
 
+_UNSIGNED = {np.dtype(f"int{bits}"): np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64)}
+
 
 class FieldReader:
     """Reads one field's windows and checks their values.
@@ -103,7 +105,7 @@ class FieldReader:
         low, high = self._bounds or (0, 0)
         if low == 0 and values.dtype.kind == "i":
             # As unsigned numbers negative ones are the largest: one pass instead of two.
-            if not values.size or values.view(values.dtype.str.replace("i", "u")).max() <= high:
+            if not values.size or values.view(_UNSIGNED[values.dtype]).max() <= high:
                 return
         elif not values.size or (values.min() >= low and values.max() <= high):
             return

@@ -44,6 +44,7 @@ class CopyPlan:
         self._bounds = block.bounds
         # Name, shape of a step, dtype, and bytes of a step.
         self._fields: list[tuple[str, tuple[int, ...], np.dtype[Any], int]] = []
+        self._layouts: dict[int, tuple[list[tuple[str, tuple[int, ...], np.dtype[Any], int]], pa.DataType]] = {}
         elements: list[Int64s] = []
         pieces = block.all_pieces
         for name, (column, shape) in columns.items():
@@ -68,7 +69,9 @@ class CopyPlan:
         fields, total = len(elements), len(pieces.size)
         steps = np.multiply(self._bounds, self._length)
         first_piece = np.searchsorted(pieces.target, steps)
-        counts = np.diff(first_piece) + _PADS  # views of a field in each batch
+        missing = [-np.diff(steps) * row_bytes % _ALIGNMENT for *_, row_bytes in self._fields]
+        pads = _PADS if np.any(missing) else 0
+        counts = np.diff(first_piece) + pads  # views of a field in each batch
         first = np.concatenate([[0], np.cumsum(fields * counts)])
         self._first = first.tolist()
         pieces_of = np.diff(first_piece)
@@ -76,14 +79,13 @@ class CopyPlan:
         pad_place = first[:-1] + pieces_of
         views = np.zeros((int(first[-1]), 4), np.int32)  # size, first bytes, number of the buffer, offset
         places, addresses = [], []
-        for (_, _, dtype, row_bytes), element in zip(self._fields, elements, strict=True):
+        for (_, _, dtype, row_bytes), element, short in zip(self._fields, elements, missing, strict=True):
             places.append(place)
             addresses.append(address_of(element, dtype.itemsize))
             views[place, 0] = pieces.size * row_bytes
             # Zeros up to the next field, a few in each of some views.
-            missing = -np.diff(steps) * row_bytes % _ALIGNMENT
-            for number in range(_PADS):
-                views[pad_place + number, 0] = np.clip(missing - number * _INLINE, 0, _INLINE)
+            for number in range(pads):
+                views[pad_place + number, 0] = np.clip(short - number * _INLINE, 0, _INLINE)
             place = place + np.repeat(counts, pieces_of)
             pad_place = pad_place + counts
         place, address = np.concatenate(places), np.concatenate(addresses)
@@ -104,18 +106,20 @@ class CopyPlan:
         """
         if not self._fields:
             return {}
-        begin, end = self._first[number], self._first[number + 1]
         n = self._bounds[number + 1] - self._bounds[number]
-        steps = n * self._length
-        sizes = [steps * row_bytes + -steps * row_bytes % _ALIGNMENT for *_, row_bytes in self._fields]
-        narrow = sum(sizes) < 1 << 31
-        copied = self._views.slice(begin, end - begin).cast(pa.binary() if narrow else pa.large_binary())
-        memory = copied.buffers()[2]
-        values, offset = {}, 0
-        for (name, shape, dtype, _), size in zip(self._fields, sizes, strict=True):
-            values[name] = np.ndarray((n, self._length, *shape), dtype, memory, offset)
-            offset += size
-        return values
+        arrays, binary = self._layouts.get(n) or self._layouts.setdefault(n, self._lay_out(n))
+        begin, end = self._first[number], self._first[number + 1]
+        memory = self._views.slice(begin, end - begin).cast(binary).buffers()[2]
+        return {name: np.ndarray(shape, dtype, memory, offset) for name, shape, dtype, offset in arrays}
+
+    def _lay_out(self, n: int) -> tuple[list[tuple[str, tuple[int, ...], np.dtype[Any], int]], pa.DataType]:
+        """Name, shape, dtype and place of each field of ``n`` windows in their memory, and the memory's type."""
+        arrays, offset = [], 0
+        for name, shape, dtype, row_bytes in self._fields:
+            arrays.append((name, (n, self._length, *shape), dtype, offset))
+            nbytes = n * self._length * row_bytes
+            offset += nbytes + -nbytes % _ALIGNMENT
+        return arrays, pa.binary() if offset < 1 << 31 else pa.large_binary()
 
 
 # Views that hold the zeros between two fields.

@@ -136,6 +136,7 @@ class BatchSource:
             self._fields = self._augment.spec
         self._pools: dict[int, MemoryPool] = {}
         self._key = object()
+        self._held: npt.NDArray[Any] | None = None
 
     def __repr__(self) -> str:
         size = f"sequence_length={self.sequence_length}, batch_size={self.batch_size}, shard={self.shard}"
@@ -211,7 +212,12 @@ class BatchSource:
         dtypes = self._dtypes if widen else self._narrow
         if out is not None and self._augment is None:
             return {name: reader.read(windows, dtypes[name], out[name]) for name, reader in self._readers.items()}
-        copied = self._copy_plan(windows.block, widen).copy(windows.number)
+        plan_of_copies = self._copy_plan(windows.block, widen)
+        # Held until here, so that memory nobody else holds is free when the next is taken, and not given back to the
+        # system in between.
+        self._held = None
+        copied = plan_of_copies.copy(windows.number)
+        self._held = next(iter(copied.values()), None)
         for name, values in copied.items():
             self._readers[name].check(values, windows)
         rest = {name: dtype for name, dtype in dtypes.items() if name not in copied}
