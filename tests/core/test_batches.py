@@ -172,6 +172,27 @@ def test_a_batch_is_a_value(world: World, wanted: list[Part], seed: int) -> None
             assert_same(source[index], kept, index)
 
 
+@settings(max_examples=40)
+@given(
+    world=worlds(),
+    wanted=parts(max_parts=2, counts=st.integers(150, 400)),
+    length=st.integers(70, 300),
+    sampling=st.sampled_from(SAMPLINGS),
+    seed=st.integers(0, 99),
+)
+def test_long_windows(world: World, wanted: list[Part], length: int, sampling: str, seed: int) -> None:
+    """Windows of several chunks, which are copied in long pieces and not step by step."""
+    with tempfile.TemporaryDirectory() as folder:
+        built = build(world, wanted, Path(folder))
+        length = min(length, len(built.rows))
+        arrays = expected_arrays(world, built.rows)
+        batch_size = 1 if sampling == "last" else 5
+        source = BatchSource(built.store, length, batch_size, sampling, seed, drop_last=False)
+        for index in range(4):
+            starts = source.plan(index).starts
+            assert_same(source[index], windows(arrays, starts, length), (index, starts))
+
+
 @settings(max_examples=25)
 @given(data=st.data(), world=worlds(), wanted=parts(max_parts=3))
 def test_without_the_fastest_way_to_copy(data: st.DataObject, world: World, wanted: list[Part]) -> None:

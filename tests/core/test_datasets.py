@@ -100,6 +100,7 @@ WAYS: dict[str, Callable[[datasets.Dataset], datasets.Dataset]] = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Specifying null_placement:FutureWarning")  # what `sort` does
 @pytest.mark.parametrize("where", ["memory", "three files", "small batches"])
 @pytest.mark.parametrize("way", WAYS)
 def test_what_datasets_makes_of_a_dataset(
@@ -253,6 +254,35 @@ def test_presence_is_decided_by_the_rows_of_the_snapshot() -> None:
     assert "time" not in store.snapshot(4).spec
     assert "time" in store.snapshot(5).spec
     assert BatchSource(store.snapshot(5), 5, 1, sampling="last")[0]["time"].tolist() == [[-1, -1, -1, -1, 4]]
+
+
+def test_presence_is_decided_by_the_rows_behind_a_mapping() -> None:
+    """Not by those of the table: the first value may be later, earlier, or not among them at all."""
+    steps = [None] * 4 + [4, None, 6, 7]
+    q_star = [[1.0]] * 2 + [None] * 5 + [[1.0, 2.0, 3.0]]
+    rows = [
+        {"action": 0, "reward": 0.0, "done": 0, "episode_step": s, "metadata_q_star": q}
+        for s, q in zip(steps, q_star, strict=True)
+    ]
+    dataset = datasets.Dataset.from_list(rows)
+
+    def source(chosen: list[int], rows: int | None = None, **options: Any) -> BatchSource:
+        store = DatasetStore().from_dataset(dataset.select(chosen, keep_in_memory=True))
+        return BatchSource(store.snapshot(rows), 2, 1, sampling="last", **options)
+
+    def times(chosen: list[int], rows: int | None = None) -> list[int]:
+        found: list[int] = source(chosen, rows, fields=["time"])[0]["time"][0].tolist()
+        return found
+
+    assert times([7, 6, 4]) == [6, 4]
+    assert times([0, 7]) == [-1, 7]
+    assert times([6, 1, 2, 3, 5, 4]) == [-1, 4]
+    assert times([6, 1, 2, 3, 5, 4], rows=4) == [-1, -1]
+    assert "time" not in source([0, 3, 2, 5]).spec
+    assert "time" not in source([1, 2, 3, 6], rows=3).spec
+    assert "q_star" not in source([4, 3, 6, 0], rows=3).spec
+    assert source([7, 0, 3]).spec["q_star"].shape == (3,)
+    assert source([3, 2, 7, 5]).spec["q_star"].shape == (3,)
 
 
 @pytest.mark.parametrize("name", ["xformed_reward", "metadata_q_star", "observation", "episode_step"])

@@ -230,3 +230,62 @@ def test_only_what_is_needed_is_read(program: str, survives: bool, tmp_path: Pat
         assert int(ran.stdout) > 900_000
     else:
         assert ran.returncode == -signal.SIGSEGV
+
+
+BEYOND = """
+import ctypes, mmap
+import numpy as np, pyarrow as pa
+from mouse_core import BatchSource, DatasetStore, Field
+libc = ctypes.CDLL(None, use_errno=True)
+page = mmap.PAGESIZE
+kept = []
+
+def at_the_edge(values):
+    # The same values in memory that ends where a page begins that must not be touched.
+    pages = -(-values.nbytes // page) + 2
+    memory = mmap.mmap(-1, pages * page)
+    first = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    end = first + (pages - 1) * page
+    begin = end - values.nbytes
+    ctypes.memmove(begin, values.ctypes.data, values.nbytes)
+    for forbidden in (end, first):
+        if forbidden != first or begin >= first + page:
+            assert not libc.mprotect(ctypes.c_void_p(forbidden), ctypes.c_size_t(page), 0)
+    kept.append(memory)
+    buffer = pa.foreign_buffer(begin, values.nbytes)
+    flat = values.reshape(-1)
+    array = pa.Array.from_buffers(pa.from_numpy_dtype(flat.dtype), len(flat), [None, buffer])
+    return array if values.ndim == 1 else pa.FixedSizeListArray.from_arrays(array, values.shape[1])
+
+def chunk(first, rows):
+    numbers = np.arange(first, first + rows)
+    return pa.table({
+        "action": at_the_edge((numbers % 3).astype(np.int8)),
+        "reward": at_the_edge(numbers * 0.5),
+        "done": at_the_edge(numbers * 0),
+        "observation": at_the_edge(np.repeat(numbers * 1.0, 5).reshape(rows, 5)),
+        "pixels": at_the_edge(np.repeat(numbers % 251, 700).astype(np.uint8).reshape(rows, 700)),
+    })
+
+sizes = [50, 3, 128, 1, 1, 64, 700, 53]
+table = pa.concat_tables([chunk(sum(sizes[:n]), size) for n, size in enumerate(sizes)])
+for dtypes in ({}, {"reward": "float64", "action": "int8", "pixels": "int32"}):
+    store = DatasetStore(fields=[Field("pixels")]).from_dataset(table)
+    for length in (1, 2, 40, 64, 300):
+        for batch_size in (1, 30):
+            source = BatchSource(store, length, batch_size, dtypes=dtypes)
+            for index in range(40):
+                at = source.plan(index).starts[:, None] + np.arange(length)
+                batch = source[index]
+                assert (batch["reward"] == (at * 0.5).astype(batch["reward"].dtype)).all()
+                assert (batch["action"] == at % 3).all()
+                assert (batch["obs_continuous"] == at[..., None]).all()
+                assert (batch["pixels"][..., ::699] == at[..., None] % 251).all()
+print("read")
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="written for Linux")
+def test_nothing_is_read_beyond_the_ends_of_a_chunk() -> None:
+    ran = subprocess.run([sys.executable, "-c", BEYOND], capture_output=True, text=True, timeout=120)
+    assert (ran.returncode, ran.stdout) == (0, "read\n"), ran.stderr

@@ -27,12 +27,14 @@ CUSTOM_RULES = (
     Rule("row", "row_id", "int64"),
     Rule("grid", "grid", "float32", fill=7),
     Rule("flags", "flags", "bool"),
+    Rule("trail", "trail", "float32", fill=7, pad=-3),
     Rule("half", "half", "float16"),
 )
 CUSTOM_FIELDS = (
     Field("row", column="row_id"),
     Field("grid", fill=7.0),
     Field("flags"),
+    Field("trail", dtype="float32", shape=(4,), fill=7, pad=-3),
     Field("half"),
 )
 
@@ -108,8 +110,8 @@ class World:
 
     @property
     def widths(self) -> dict[str, int]:
-        """A and C for the oracle, where a store was told them."""
-        given = {"q_star": self.max_action_dim, "obs_continuous": self.max_obs_continuous_dim}
+        """Widths for the oracle that a store was told: A, C, and that of a field of the tests."""
+        given = {"q_star": self.max_action_dim, "obs_continuous": self.max_obs_continuous_dim, "trail": 4}
         return {name: width for name, width in given.items() if width is not None}
 
 
@@ -163,6 +165,10 @@ def worlds(draw: st.DrawFn) -> World:
         columns.append(Column("grid", pa.float32(), GRID, null_rows=draw(st.booleans())))
     if "flags" in wanted:
         columns.append(Column("flags", pa.bool_(), (3,)))
+    if "trail" in wanted:
+        kind = draw(st.sampled_from([*FLOATS, pa.int32()]))
+        nulls = {"null_rows": draw(st.booleans()), "inner_nulls": draw(st.booleans())}
+        columns.append(Column("trail", kind, (draw(st.integers(1, 4)),), ragged=draw(st.booleans()), **nulls))
     if "half" in wanted:
         columns.append(Column("half", pa.float16()))
     return World(tuple(columns), actions, max_action_dim, max_obs)
@@ -177,10 +183,11 @@ OPTIONAL = (
     "observation_image",
     "grid",
     "flags",
+    "trail",
     "half",
 )
 # Nulls are allowed in these, so a part of a store may lack them.
-MAY_LACK = ("episode_step", "metadata_q_star", "grid")
+MAY_LACK = ("episode_step", "metadata_q_star", "grid", "trail")
 
 
 @dataclass(frozen=True)
@@ -193,12 +200,12 @@ class Part:
     lacks: frozenset[str] = frozenset()
 
 
-def parts(max_parts: int = 4, max_rows: int = 25) -> st.SearchStrategy[list[Part]]:
+def parts(max_parts: int = 4, counts: st.SearchStrategy[int] | None = None) -> st.SearchStrategy[list[Part]]:
     part = st.builds(
         Part,
         kind=st.sampled_from(sorted(KINDS)),
-        # Mostly few rows, for small counterexamples; sometimes enough for windows of long unbroken stretches.
-        count=st.one_of(st.integers(0, max_rows), st.sampled_from([0, 1, 150])),
+        # Mostly few rows, for small counterexamples.
+        count=st.one_of(st.integers(0, 25), st.sampled_from([0, 1, 150])) if counts is None else counts,
         seed=st.integers(0, 2**16),
         lacks=st.sets(st.sampled_from(MAY_LACK), max_size=1).map(frozenset),
     )
@@ -245,7 +252,7 @@ def _appends_as_it_is(world: World, store: DatasetStore) -> bool:
         if known is not None and not pa.types.is_null(known):
             continue
         flag = column.numpy.kind == "b" and column.name in ("action", "done", "observation_discrete")
-        floating = column.name in ("reward", "xformed_reward", "metadata_q_star", "observation")
+        floating = column.name in ("reward", "xformed_reward", "metadata_q_star", "observation", "trail")
         vector = column.name == "action" and bool(column.shape)
         pixels = column.name == "observation_image" and column.numpy != np.uint8
         if flag or pixels or ((floating or vector) and column.numpy.kind != "f"):
