@@ -76,7 +76,9 @@ def show_figures(console: Any, results: Results) -> None:
     console.print(shown)
     shown = RichTable(*_GOAL_HEAD, title="Goals", title_justify="left", title_style="bold")
     for row in goal_rows(results):
-        style = {"yes": "green", "": "dim"}.get(row[3], "bold red")
+        if not row[3]:
+            continue
+        style = "green" if row[3] == "yes" else "bold red"
         shown.add_row(*(cell.replace("**", "") for cell in row), style=style)
     console.print(shown)
 

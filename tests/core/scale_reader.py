@@ -5,7 +5,6 @@ python -m tests.core.scale_reader FOLDER ROWS
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import json
 import resource
@@ -18,6 +17,7 @@ import numpy as np
 
 from mouse_core import BatchSource, DatasetStore, PrefetchBatchifier
 from tests.bench import generate
+from tests.bench.pages import unmap_touched
 
 DTYPES = {"obs_continuous": "float32"}
 MEGABYTE = 1 << 20
@@ -27,16 +27,6 @@ def status(name: str) -> int:
     """Bytes of a line of /proc/self/status."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
-
-
-def forget_mapped_pages(folder: str) -> None:
-    """Unmap the pages of the dataset's files that were touched so far; they stay in the page cache."""
-    dontneed = 4
-    libc = ctypes.CDLL(None, use_errno=True)
-    for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
-        if folder in line and line.endswith(".arrow"):
-            begin, end = (int(part, 16) for part in line.split()[0].split("-"))
-            libc.madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), dontneed)
 
 
 def expected(starts: np.ndarray[Any, Any], length: int) -> dict[str, np.ndarray[Any, Any]]:
@@ -62,7 +52,7 @@ def main(folder: str, rows: int) -> dict[str, Any]:
     report: dict[str, Any] = {}
     dataset = datasets.load_from_disk(folder)
     gc.collect()
-    forget_mapped_pages(folder)
+    unmap_touched(Path(folder))
     before = status("RssFile"), status("RssAnon")
     store = DatasetStore().from_dataset(dataset)
     source = BatchSource(store, 64, 32, seed=1, dtypes=DTYPES)
