@@ -582,7 +582,8 @@ def test_rows_wider_than_one_gather_takes() -> None:
         assert np.array_equal(wide, wanted)
 
 
-def test_large_batches_are_never_written_to_again() -> None:
+@pytest.mark.parametrize("dtype", ["float64", "float32"], ids=["as stored", "converted"])
+def test_large_batches_are_never_written_to_again(dtype: str) -> None:
     """Large batches come from memory that is used again; only once every array over it is gone."""
     count = 4000
     values = np.random.default_rng(1).normal(size=(count, 64))
@@ -594,7 +595,8 @@ def test_large_batches_are_never_written_to_again() -> None:
             "observation": pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), 64),
         }
     )
-    source = BatchSource(DatasetStore().from_dataset(table), 64, 64)  # 2 MB of observations
+    store = DatasetStore().from_dataset(table)
+    source = BatchSource(store, 64, 128, dtypes={"obs_continuous": dtype})  # 2 or 4 MB of observations
     kept: list[tuple[int, Any]] = []
     for index in range(24):
         batch = source[index]
@@ -606,6 +608,6 @@ def test_large_batches_are_never_written_to_again() -> None:
     for index, (observations, rewards, actions) in kept:
         starts = source.plan(index).starts
         at = starts[:, None] + np.arange(64)
-        assert np.array_equal(observations, values[at][3:5, ::2])
+        assert np.array_equal(observations, values[at][3:5, ::2].astype(dtype))
         assert np.array_equal(np.asarray(rewards), at * np.float32(0.5))
         assert np.array_equal(actions, at.T[:1])

@@ -150,11 +150,13 @@ def test_delivered_dtypes() -> None:
     assert_same(as_numpy(batch), BatchSource(store, 5, 4, dtypes=dtypes)[0])
 
 
-def test_batches_do_not_share_memory() -> None:
+@pytest.mark.parametrize("dtype", ["float64", "float32"], ids=["as stored", "converted"])
+def test_batches_do_not_share_memory(dtype: str) -> None:
     """Writing to a batch changes no other, whether large or small."""
-    for length, batch_size in ((5, 4), (50, 400)):
-        source = BatchSource(store_of(), length, batch_size)
-        with PrefetchBatchifier(store_of(), length, batch_size, prefetch=2) as loader:
+    dtypes = {"obs_continuous": dtype}
+    for length, batch_size in ((5, 4), (50, 1500)):
+        source = BatchSource(store_of(), length, batch_size, dtypes=dtypes)
+        with PrefetchBatchifier(store_of(), length, batch_size, prefetch=2, dtypes=dtypes) as loader:
             kept = []
             for index in range(8):
                 batch = loader.next_batch()
