@@ -222,6 +222,42 @@ def test_done_codes_of_other_types() -> None:
             source[0]
 
 
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "float32", "float16", "bool"])
+def test_done_codes_in_any_delivered_dtype(dtype: str) -> None:
+    for code in (3, -1):
+        store = DatasetStore().from_dataset(table(done=at_row(4, code, "done")))
+        source = BatchSource(store, 8, 1, sampling="last", dtypes={"done": dtype})
+        with pytest.raises(DataError, match=f"done: expected .*found {code}.* at row 4 "):
+            source[0]
+    if dtype != "bool":
+        source = BatchSource(
+            DatasetStore().from_dataset(table(done=at_row(4, 2, "done"))), 8, 1, dtypes={"done": dtype}
+        )
+        assert source[0]["done"].max() == 2
+
+
+@pytest.mark.xfail(strict=True, reason="a fraction within bounds passes where a float is delivered")
+def test_a_fraction_is_no_code_in_any_delivered_dtype() -> None:
+    store = DatasetStore().from_dataset(table(done=[0.0] * 4 + [1.5] + [0.0] * 3))
+    for dtypes in ({}, {"done": "float32"}):
+        with pytest.raises(DataError, match=r"done: expected .*found 1\.5"):
+            BatchSource(store, 8, 1, sampling="last", dtypes=dtypes)[0]
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint8", "float32"])
+@pytest.mark.parametrize("value", [1, 7])
+def test_bounds_of_a_field_of_ones_own(dtype: str, value: int) -> None:
+    fields = [Field("level", dtype=dtype, bounds=(2, 6))]
+    columns = {"level": [2, 3, 6, value, 4, 5, 2, 6]}
+    reads_until(
+        3, DatasetStore(fields=fields).from_dataset(table(**columns)), "level", rf"expected 2\.\.6, found {value}"
+    )
+    store = DatasetStore(fields=fields)
+    store.append(GOOD | {"level": 2})
+    with pytest.raises(DataError, match=rf"column 'level': expected 2\.\.6, found {value}"):
+        store.append(GOOD | {"level": value})
+
+
 @pytest.mark.parametrize("action", [3, -1, 100])
 def test_action_beyond_max_action_dim(action: int) -> None:
     values = at_row(5, action, "action")
