@@ -107,7 +107,7 @@ class Windows:
             nothing = np.zeros(0, np.int64)
             return Pieces(nothing, nothing, nothing, nothing)
         if self._physical is not None:
-            pieces = _join_steps(self.steps(windows))
+            pieces = _join_steps(self.steps(windows), self.length)
         else:
             pieces = _cut_at_chunks(self.chunks, self._starts[windows], windows, self.length)
         # Copying a piece costs about as much as gathering 32 single steps of a few numbers.
@@ -194,9 +194,11 @@ def _cut_at_chunks(chunks: Chunks, starts: Int64s, windows: Int64s, length: int)
     return Pieces(chunk[there], (begin - chunks.starts[chunk])[there], target[there], size[there])
 
 
-def _join_steps(steps: Pieces) -> Pieces:
-    """Single steps joined to pieces where they lie side by side."""
+def _join_steps(steps: Pieces, length: int) -> Pieces:
+    """Single steps joined to pieces where they lie side by side in one window."""
     joined = (np.diff(steps.chunk) == 0) & (np.diff(steps.row) == 1) & (np.diff(steps.target) == 1)
+    # A window of the next batch may begin where this one ends.
+    joined &= steps.target[1:] % length != 0
     begins = np.concatenate([[0], np.nonzero(~joined)[0] + 1])
     sizes = np.diff(np.concatenate([begins, [len(steps.chunk)]]))
     return Pieces(steps.chunk[begins], steps.row[begins], steps.target[begins], sizes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import pickle
 import shutil
 from collections.abc import Callable
@@ -557,6 +558,39 @@ def test_reading_rows_of_a_store() -> None:
 
 
 # ---------------------------------------------------------------------- sizes that take other paths
+
+
+@dataclasses.dataclass(frozen=True)
+class At:
+    """Windows at given places."""
+
+    places: tuple[int, ...]
+    sequence_length: int
+
+    @property
+    def batch_size(self) -> int:
+        return len(self.places)
+
+    def batches_per_epoch(self, snapshot: Any) -> int:
+        return 1
+
+    def starts(self, seed: int, index: int, snapshot: Any, epoch_start: int) -> np.ndarray:
+        return np.array(self.places)
+
+
+@pytest.mark.parametrize("places", [(0, 200, 100, 210, 220), (0, 100, 200), (200, 0, 210, 0, 220, 0), (100, 0)])
+def test_windows_that_follow_each_other_in_the_file_but_not_in_the_batch(places: tuple[int, ...]) -> None:
+    """Two windows with a gap inside, of which one begins where the other ends, and others between them."""
+    chosen = [*range(50), *range(60, 160), *range(170, 220), *range(300, 500)]
+    numbers = np.arange(500)
+    table = pa.table({"action": numbers % 3, "reward": numbers * 0.5, "done": numbers * 0, "episode_step": numbers})
+    dataset = datasets.Dataset(table).select(chosen, keep_in_memory=True)
+    source = BatchSource(DatasetStore().from_dataset(dataset), sampling=At(places, 100))
+    wanted = np.array(chosen)[np.array(places)[:, None] + np.arange(100)]
+    for batch in (source[0], source.gather(source.plan(3), widen=False)):
+        assert np.array_equal(batch["time"], wanted)
+        assert np.array_equal(batch["action"], wanted % 3)
+        assert np.array_equal(batch["reward"], wanted * 0.5)
 
 
 def test_rows_wider_than_one_gather_takes() -> None:
