@@ -107,12 +107,20 @@ class FieldReader:
             # As unsigned numbers negative ones are the largest: one pass instead of two.
             if not values.size or values.view(_UNSIGNED[values.dtype]).max() <= high:
                 return
-        elif not values.size or (values.min() >= low and values.max() <= high):
+        elif not values.size or (values.min() >= low and values.max() <= high and not self._has_fraction(values)):
             return
-        outside = ~((values >= low) & (values <= high)).reshape(values.shape[0] * values.shape[1], -1)
+        within = (values >= low) & (values <= high)
+        if self._has_fraction(values):
+            within &= values == np.floor(values)
+        outside = ~within.reshape(values.shape[0] * values.shape[1], -1)
         row, place = np.argwhere(outside)[0].tolist()
         found = values.reshape(outside.shape)[row, place]
         raise RowError(row, f"expected {_shown_bounds(self.spec.name, low, high)}, found {found}")
+
+    def _has_fraction(self, values: npt.NDArray[Any]) -> bool:
+        """Whether a code, which is a whole number, came with a fraction (or as NaN)."""
+        codes = self.field.dtype is not None and np.dtype(self.field.dtype).kind in "iu"
+        return codes and values.dtype.kind == "f" and bool((values != np.floor(values)).any())
 
 
 def bind_fields(

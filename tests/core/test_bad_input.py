@@ -236,7 +236,6 @@ def test_done_codes_in_any_delivered_dtype(dtype: str) -> None:
         assert source[0]["done"].max() == 2
 
 
-@pytest.mark.xfail(strict=True, reason="a fraction within bounds passes where a float is delivered")
 def test_a_fraction_is_no_code_in_any_delivered_dtype() -> None:
     store = DatasetStore().from_dataset(table(done=[0.0] * 4 + [1.5] + [0.0] * 3))
     for dtypes in ({}, {"done": "float32"}):
