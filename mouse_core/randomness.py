@@ -36,6 +36,7 @@ class Purpose(IntEnum):
     WINDOWS = 1
     EPOCH = 2
     AUGMENT = 3
+    REPLAY = 4
 
 
 def check_seed(seed: object) -> int:

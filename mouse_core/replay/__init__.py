@@ -1,0 +1,1 @@
+"""Replay buffers: storages, writers, samplers and transforms that compose."""
