@@ -44,3 +44,12 @@ class ForkError(MouseError, RuntimeError):
 
 class WorkerError(MouseError, RuntimeError):
     """Computing a batch failed; the cause is chained, and the same error is raised on every later call."""
+
+
+class EpisodeError(DataError):
+    """Steps that cannot follow each other in an episode: ``episode`` and ``step`` say where, both counted from 0."""
+
+    def __init__(self, message: str, *, episode: int = 0, step: int = 0) -> None:
+        super().__init__(message)
+        self.episode = episode
+        self.step = step
