@@ -1,0 +1,51 @@
+"""Checking what samplers load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mouse_core.errors import StateError
+
+
+def check_state(
+    state: Any, fixed: Mapping[str, str], kinds: Mapping[str, type | str], sampler: object
+) -> dict[str, Any]:
+    """The values of a sampler's state.
+
+    Args:
+        state: What was given.
+        fixed: Values that must be these: what the sampler was made with.
+        kinds: What the others must be: ``int`` (from 0), ``float``, or the kinds of dtype of an array ``[n]`` ("iu").
+        sampler: For the message.
+
+    Raises:
+        StateError: Other keys, or another value or type.
+    """
+    name = type(sampler).__name__
+    expected = {*fixed, *kinds}
+    if not isinstance(state, Mapping) or set(state) != expected:
+        found = sorted(map(str, state)) if isinstance(state, Mapping) else repr(state)[:80]
+        raise StateError(f"sampler: expected the state of a {name} with the keys {sorted(expected)}, found {found}")
+    for key, value in fixed.items():
+        if state[key] != value:
+            raise StateError(f"sampler: expected the state of a sampler made as {value}, found {state[key]}")
+    values: dict[str, Any] = {}
+    for key, kind in kinds.items():
+        value = state[key]
+        if isinstance(kind, str):
+            array = np.asarray(value)
+            if array.ndim != 1 or array.dtype.kind not in kind:
+                raise StateError(f"sampler: expected {key} as an array [n], found {array.dtype} {list(array.shape)}")
+            values[key] = array
+        elif kind is int:
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
+                raise StateError(f"sampler: expected {key} as an integer from 0, found {value!r}")
+            values[key] = int(value)
+        else:
+            if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not np.isfinite(value):
+                raise StateError(f"sampler: expected {key} as a finite number, found {value!r}")
+            values[key] = float(value)
+    return values
