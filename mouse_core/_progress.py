@@ -7,12 +7,12 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def progress_bar(description: str, *, total: int, unit: str, enabled: bool = True) -> Iterator[Callable[[int], None]]:
+def progress_bar(description: str, *, total: int | None, unit: str, enabled: bool = True) -> Iterator[Callable[[int], None]]:
     """Show how far some work has come, on stderr, with rich or, where that is not installed, tqdm.
 
     Args:
         description: What is being done.
-        total: How many units there are.
+        total: How many units there are, None where nobody knows.
         unit: What is counted ("steps", "files").
         enabled: Whether anything is shown; without, no bar library is imported.
 

@@ -38,7 +38,7 @@ FLOORS = [
     {"replay", "rollouts"},
     {"prefetch"},
     {"formats", "hub"},
-    {"bench"},
+    {"bench", "inspect"},
     {"cli", "testing"},
 ]
 

@@ -1,0 +1,273 @@
+"""Where episodes begin and end, and what is in them: counted batch by batch, in whole arrays."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.inspect._histogram import Histogram
+from mouse_core.inspect._values import UInt64s, mixed
+from mouse_core.inspect.report import Distribution, Episodes
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+_PLACE = np.uint64(0x9E3779B97F4A7C15)
+
+
+class EpisodeCounter:
+    """Episodes of rows that come in order.
+
+    Args:
+        arrived: Whether an episode of T transitions is T + 1 rows, the first of which belongs to none.
+        found_by: What tells where episodes begin: any of "episode_step", an episode number, and "done".
+    """
+
+    def __init__(self, *, arrived: bool, found_by: str) -> None:
+        self.arrived = arrived
+        self.found_by = found_by
+        self.transitions = self.repeated = 0
+        self.done_codes: Counter[int] = Counter()
+        self.anomalies: Counter[str] = Counter()
+        # Finished episodes, an array of each for every batch.
+        self._lengths: list[Int64s] = []
+        self._returns: list[npt.NDArray[np.float64]] = []
+        self._codes: list[npt.NDArray[np.int8]] = []
+        self._hashes: list[UInt64s] = []
+        # The episode that goes on: its rows so far, return, hash, and the row before the next.
+        self._rows = 0
+        self._return = 0.0
+        self._hash = np.uint64(0)
+        self._last: dict[str, Any] | None = None
+        self._final_hash: np.uint64 | None = None
+
+    def add(
+        self,
+        *,
+        done: Int64s,
+        reward: npt.NDArray[np.float64],
+        step: Int64s | None,
+        number: UInt64s | None,
+        row_hash: UInt64s,
+        observation_hash: UInt64s | None,
+    ) -> tuple[Bools, Int64s]:
+        """Count some rows, ``[n]`` of everything.
+
+        Args:
+            done: Done codes.
+            reward: Rewards.
+            step: Step within the episode, where there is such a column.
+            number: A hash of what names the episode, where there is such a column.
+            row_hash: Of action, reward, done and observation.
+            observation_hash: Of the observation alone.
+
+        Returns:
+            Which rows begin an episode, and the row's place in its episode.
+        """
+        n = len(done)
+        before = self._last
+        known = {"done": done, "step": step, "number": number, "observation": observation_hash}
+        shifted = {name: _shifted(values, before, name) for name, values in known.items()}
+        start = self._starts(shifted, known, first=before is None)
+        follows = ~start  # rows with a row of the same episode before them
+
+        codes, counts = np.unique(done, return_counts=True)
+        self.done_codes.update(dict(zip(codes.tolist(), counts.tolist(), strict=True)))
+        self._count_anomalies(start, follows, shifted, known, reward, first=before is None)
+
+        begins = np.flatnonzero(start)
+        place = np.arange(n, dtype=np.int64)
+        origin = np.full(n, -self._rows, np.int64)
+        if len(begins):
+            sizes = np.diff(np.append(begins, n))
+            origin[begins[0] :] = np.repeat(begins, sizes)
+        place -= origin
+        self._finish(start, begins, place, done, reward, row_hash, observation_hash, shifted)
+
+        self._last = {name: None if values is None else values[-1] for name, values in known.items()}
+        self._last["before"] = (
+            None if observation_hash is None else (observation_hash[-2] if n > 1 else shifted["observation"][0])
+        )
+        self._last["start"] = bool(start[-1])
+        return start, place
+
+    @property
+    def finished(self) -> int:
+        """How many batches of finished episodes there are so far, for ``ended_since``."""
+        return len(self._lengths)
+
+    def ended_since(self, finished: int) -> tuple[Int64s, npt.NDArray[np.float64]]:
+        """Lengths and returns of the episodes that ended since there were ``finished`` batches of them."""
+        if finished == len(self._lengths):
+            return np.zeros(0, np.int64), np.zeros(0)
+        return np.concatenate(self._lengths[finished:]), np.concatenate(self._returns[finished:])
+
+    def _starts(self, shifted: dict[str, Any], known: dict[str, Any], *, first: bool) -> Bools:
+        step, number = known["step"], known["number"]
+        if step is not None:
+            start = (step == 0) | (step <= shifted["step"])
+            if number is not None:
+                start |= number != shifted["number"]
+        elif number is not None:
+            start = number != shifted["number"]
+        else:
+            start = shifted["done"] != 0
+        start = np.asarray(start, bool)
+        if first:
+            start[0] = True
+        return start
+
+    def _count_anomalies(
+        self,
+        start: Bools,
+        follows: Bools,
+        shifted: dict[str, Any],
+        known: dict[str, Any],
+        reward: npt.NDArray[np.float64],
+        *,
+        first: bool,
+    ) -> None:
+        count = self.anomalies
+        done, step = known["done"], known["step"]
+        transition = follows if self.arrived else np.ones(len(done), bool)
+        self.transitions += int(transition.sum())
+        count["reward-at-start"] += int((reward[start] != 0).sum())
+        count["done-at-start"] += int((done[start] != 0).sum())
+        count["continues-after-terminal"] += int((follows & (shifted["done"] == 1)).sum())
+        count["continues-after-truncation"] += int((follows & (shifted["done"] == 2)).sum())
+        count["unknown-done"] += int(((done < 0) | (done > 2)).sum())
+        if step is not None:
+            count["step-not-from-0"] += int((step[start] != 0).sum())
+            count["step-jumps"] += int((follows & (step != shifted["step"] + 1)).sum())
+        if known["observation"] is not None:
+            same = known["observation"] == shifted["observation"]
+            self.repeated += int((same & follows).sum())
+            boundary = start.copy()
+            if first:
+                boundary[0] = False
+            count["final-is-next-first"] += int((same & boundary).sum())
+
+    def _finish(
+        self,
+        start: Bools,
+        begins: Int64s,
+        place: Int64s,
+        done: Int64s,
+        reward: npt.NDArray[np.float64],
+        row_hash: UInt64s,
+        observation_hash: UInt64s | None,
+        shifted: dict[str, Any],
+    ) -> None:
+        """Close the episodes that end before a row that begins one, and keep what is open."""
+        counted = np.where(start, 0.0, reward) if self.arrived else reward
+        spread = mixed(row_hash ^ (place.astype(np.uint64) + np.uint64(1)) * _PLACE)
+        # The first piece goes on with the open episode; it is empty where the batch begins with a new one.
+        edges = np.concatenate([[0], begins]) if not len(begins) or begins[0] != 0 else begins
+        head = 0 if not len(begins) else int(begins[0])
+        returns = np.add.reduceat(counted, edges)
+        hashes = np.add.reduceat(spread, edges)
+        sizes = np.diff(np.append(edges, len(done)))
+        if not len(begins) or head:
+            returns[0] += self._return
+            hashes[0] += self._hash
+            sizes[0] += self._rows
+        elif self._rows:
+            returns = np.concatenate([[self._return], returns])
+            hashes = np.concatenate([np.array([self._hash], np.uint64), hashes])
+            sizes = np.concatenate([[self._rows], sizes])
+        last_codes = shifted["done"][begins] if len(begins) else np.zeros(0, np.int64)
+        if len(begins) and self._last is None:
+            last_codes = last_codes[1:]  # no row comes before the very first
+        self._keep(sizes[:-1], returns[:-1], last_codes, hashes[:-1])
+        if observation_hash is not None and len(begins):
+            self._count_finals(begins, start, observation_hash, shifted["observation"])
+        self._rows, self._return, self._hash = int(sizes[-1]), float(returns[-1]), hashes[-1]
+
+    def _count_finals(self, begins: Int64s, start: Bools, observation_hash: UInt64s, previous: UInt64s) -> None:
+        """What the last observations of the episodes that just ended look like."""
+        ended = begins if self._last is not None else begins[1:]
+        final = previous[ended]
+        if not len(final):
+            return
+        # The row before the final one, where it belongs to the same episode.
+        before = np.zeros(len(ended), np.uint64)
+        inside = np.zeros(len(ended), bool)
+        deep = ended >= 2
+        before[deep], inside[deep] = observation_hash[ended[deep] - 2], ~start[ended[deep] - 1]
+        if self._last is not None:
+            for place in np.flatnonzero(~deep).tolist():
+                if ended[place] == 1:
+                    before[place], inside[place] = self._last["observation"], not start[0]
+                else:
+                    before[place], inside[place] = self._last["before"] or 0, not self._last["start"]
+        self.anomalies["final-repeats"] += int((inside & (before == final)).sum())
+        self.anomalies["finals-compared"] += int(inside.sum())
+        if self._final_hash is None:
+            self._final_hash = final[0]
+        self.anomalies["same-final"] += int((final == self._final_hash).sum())
+
+    def _keep(self, sizes: Int64s, returns: npt.NDArray[np.float64], codes: Int64s, hashes: UInt64s) -> None:
+        lengths = sizes - 1 if self.arrived else sizes
+        self.anomalies["without-transitions"] += int((lengths < 1).sum())
+        self._lengths.append(lengths)
+        self._returns.append(returns)
+        self._codes.append(np.clip(codes, -1, 3).astype(np.int8))
+        self._hashes.append(hashes)
+
+    def result(self) -> Episodes:
+        """What was counted so far; the rows that came last are an episode too, whether it has ended or not."""
+        if self._rows and self._last is not None:
+            last = np.array([self._last["done"]], np.int64)
+            self.anomalies["ends-open"] = int(last[0] == 0)
+            self._keep(np.array([self._rows]), np.array([self._return]), last, np.array([self._hash], np.uint64))
+            self._rows = 0
+        lengths, returns, codes, hashes = (
+            np.concatenate(parts) if parts else np.zeros(0)
+            for parts in (self._lengths, self._returns, self._codes, self._hashes)
+        )
+        return Episodes(
+            count=len(lengths),
+            found_by=self.found_by,
+            transitions=self.transitions,
+            lengths=_distribution(lengths),
+            returns=_distribution(returns),
+            terminated=int((codes == 1).sum()),
+            truncated=int((codes == 2).sum()),
+            open=int((codes == 0).sum()),
+            duplicates=len(hashes) - len(np.unique(hashes)),
+            done_codes={str(code): count for code, count in sorted(self.done_codes.items())},
+            repeated_observations=self.repeated,
+            anomalies={
+                **{name: count for name, count in self.anomalies.items() if count},
+                "at-longest": int((lengths == lengths.max()).sum()) if len(lengths) else 0,
+            },
+        )
+
+
+def _shifted(values: npt.NDArray[Any] | None, before: dict[str, Any] | None, name: str) -> Any:
+    """Every row's predecessor; the first row of all stands for its own."""
+    if values is None:
+        return None
+    first = values[:1] if before is None else np.array([before[name]], values.dtype)
+    return np.concatenate([first, values[:-1]])
+
+
+def _distribution(numbers: npt.NDArray[Any]) -> Distribution:
+    finite = numbers[np.isfinite(numbers)] if numbers.dtype.kind == "f" else numbers
+    if not len(finite):
+        return Distribution(None, None, None, None, (), (), ())
+    histogram = Histogram()
+    histogram.add(finite)
+    edges, counts = histogram.bars()
+    return Distribution(
+        low=finite.min().item(),
+        high=finite.max().item(),
+        mean=float(finite.mean()),
+        deviation=float(finite.std()),
+        quantiles=[float(value) for value in np.quantile(finite, [0.05, 0.25, 0.5, 0.75, 0.95])],
+        edges=edges,
+        counts=counts,
+    )

@@ -1,0 +1,244 @@
+"""What usually goes wrong in recorded data, looked for in what was counted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from mouse_core.formats._columns import MISSING
+from mouse_core.inspect.report import Actions, Column, Episodes, Finding
+
+# Shares from which on it is no coincidence. Pictures and small worlds do repeat themselves now and then.
+_REPEATS_OF_VECTORS = 0.01
+_REPEATS_OF_OTHERS = 0.5
+_MOST = 0.5
+_FEW_EPISODES = 5
+_SHOWN = 8
+
+
+def findings(
+    columns: Sequence[Column], episodes: Episodes | None, actions: Actions | None, *, arrived: bool, rows: int
+) -> list[Finding]:
+    """Warnings first, then notes.
+
+    Args:
+        columns, episodes, actions: What was counted.
+        arrived: Whether rows stand as "arrived".
+        rows: How many there are.
+    """
+    found = list(_about_columns(columns, rows))
+    if episodes is not None:
+        found += _about_ends(episodes)
+        found += _about_alignment(episodes, arrived=arrived)
+        found += _about_observations(columns, episodes)
+    if actions is not None:
+        found += _about_actions(actions)
+    return [item for item in found if item.level == "warning"] + [item for item in found if item.level == "note"]
+
+
+def _warning(code: str, message: str) -> Finding:
+    return Finding(code, "warning", message)
+
+
+def _note(code: str, message: str) -> Finding:
+    return Finding(code, "note", message)
+
+
+def _about_columns(columns: Sequence[Column], rows: int) -> Iterator[Finding]:
+    names = {column.name for column in columns}
+    missing = [name for name in ("action", "reward", "done") if name not in names]
+    if missing:
+        others = sorted(name for name in names if any(name.startswith(f"{wanted}_") for wanted in missing))
+        hint = f" (there are {', '.join(others)})" if others else ""
+        yield _warning(
+            "missing-columns", f"no column {_listed(missing)}: a store cannot take the rows as they are{hint}"
+        )
+    if not any(name.startswith("observation") for name in names):
+        yield _warning("no-observation", "no column whose name begins with 'observation'")
+    if rows < 2:
+        yield _warning("no-rows", f"expected steps, found {rows} {'row' if rows == 1 else 'rows'}")
+    for column in columns:
+        standard = not column.name.startswith("metadata_")
+        level = _warning if standard else _note
+        if column.rows and column.nulls == column.rows and column.dtype == "null":
+            yield _note("empty-column", f"{column.name}: null in every row, which counts as a missing column")
+            continue
+        if column.nulls and column.name != "episode_step" and column.name != "metadata_q_star":
+            yield level("nulls", f"{column.name}: {_count(column.nulls, 'null')}")
+        if column.nans or column.infinite:
+            parts = [f"{column.nans:,} NaN"] * bool(column.nans) + [f"{column.infinite:,} infinite"] * bool(
+                column.infinite
+            )
+            yield level(
+                "not-finite", f"{column.name}: {' and '.join(parts)} {_noun(column.nans + column.infinite, 'value')}"
+            )
+        if column.constant and column.name not in ("done", MISSING):
+            value = f", {column.low:g}" if column.low is not None and column.low == column.high else ""
+            yield level("constant-column", f"{column.name}: the same in every row{value}")
+        elif column.places:
+            still = [
+                place
+                for place, (low, high) in enumerate(zip(column.places["low"], column.places["high"], strict=True))
+                if low is not None and low == high
+            ]
+            if still and rows > 1:
+                width = len(column.places["low"])
+                yield _note(
+                    "constant-places", f"{column.name}: {len(still)} of {width} values never change: {_listed(still)}"
+                )
+        if isinstance(column.shape, str):
+            yield _note("ragged", f"{column.name}: rows of differing length, {column.shape}")
+        if column.name == MISSING and column.mean:
+            yield _note(
+                "observations-missing",
+                f"{round(column.mean * column.rows):,} rows hold zeros for an observation that the source did not "
+                "store",
+            )
+
+
+def _about_ends(episodes: Episodes) -> Iterator[Finding]:
+    odd = episodes.anomalies
+    if episodes.count and not episodes.truncated:
+        at_longest = odd.get("at-longest", 0)
+        message = "no step is marked as truncated (done 2)"
+        if episodes.count > 1 and at_longest > 1:
+            message += (
+                f", and {at_longest:,} of {episodes.count:,} episodes have exactly the longest length, "
+                f"{episodes.lengths.high:,} steps: was a time limit recorded as a terminal state, or not at all?"
+            )
+        else:
+            message += ": right only if nothing but terminal states ended episodes; a time limit must not look like one"
+        yield _warning("no-truncation", message)
+    if odd.get("unknown-done"):
+        yield _warning(
+            "unknown-done",
+            "done: expected 0 (alive), 1 (terminal) or 2 (truncated), found other codes in "
+            f"{_count(odd['unknown-done'], 'row')}",
+        )
+    continues = odd.get("continues-after-terminal", 0)
+    if continues:
+        yield _warning(
+            "continues-after-terminal",
+            f"{_count(continues, 'terminal row')} (done 1) followed by more of the same episode, by "
+            f"{episodes.found_by}",
+        )
+    continues = odd.get("continues-after-truncation", 0)
+    if continues:
+        yield _warning(
+            "continues-after-truncation",
+            f"{_count(continues, 'truncated row')} (done 2) followed by more of the same episode, by "
+            f"{episodes.found_by}",
+        )
+    ends_open = odd.get("ends-open", 0)
+    if episodes.open - ends_open:
+        yield _warning(
+            "episodes-without-end",
+            f"{_count(episodes.open - ends_open, 'episode')} of {episodes.count:,} end without a done code, "
+            "though another episode follows",
+        )
+    if ends_open:
+        yield _note("ends-open", "the last episode has not ended where the data end")
+    if episodes.duplicates:
+        yield _warning(
+            "duplicate-episodes",
+            f"{_count(episodes.duplicates, 'episode')} of {episodes.count:,} are, step by step, the same as an "
+            "earlier one",
+        )
+    if odd.get("step-not-from-0"):
+        yield _warning(
+            "step-not-from-0",
+            f"episode_step: not 0 where {_count(odd['step-not-from-0'], 'episode')} begin: rows are missing",
+        )
+    if odd.get("step-jumps"):
+        yield _warning(
+            "step-jumps",
+            f"episode_step: {_count(odd['step-jumps'], 'row')} do not follow the row before: rows are missing",
+        )
+
+
+def _about_alignment(episodes: Episodes, *, arrived: bool) -> Iterator[Finding]:
+    odd = episodes.anomalies
+    if arrived and odd.get("reward-at-start"):
+        yield _warning(
+            "reward-at-start",
+            f"reward is not 0 in {odd['reward-at-start']:,} of the {episodes.count:,} rows that episodes begin with: "
+            "nothing "
+            "has been done yet there, so rewards (and actions) may stand one row too early; rows that hold what "
+            "*leaves* "
+            "their observation have the alignment 'outgoing'",
+        )
+    if arrived and odd.get("done-at-start"):
+        yield _warning(
+            "done-at-start", f"done is not 0 in {_count(odd['done-at-start'], 'row')} that episodes begin with"
+        )
+    if odd.get("without-transitions"):
+        rows = "of a single row, which hold no transition" if arrived else "without a step"
+        yield _warning("without-transitions", f"{_count(odd['without-transitions'], 'episode')} {rows}")
+
+
+def _about_observations(columns: Sequence[Column], episodes: Episodes) -> Iterator[Finding]:
+    odd, transitions = episodes.anomalies, episodes.transitions
+    seen = [column for column in columns if column.name.startswith("observation") and column.name != MISSING]
+    if not seen or all(column.constant for column in seen):
+        return
+    vectors = any(column.dtype in ("float16", "float32", "float64") for column in seen)
+    repeats = episodes.repeated_observations
+    finals, compared = odd.get("final-repeats", 0), odd.get("finals-compared", 0)
+    threshold = _REPEATS_OF_VECTORS if vectors else _REPEATS_OF_OTHERS
+    only_finals = compared and finals / compared > _MOST and repeats <= 1.5 * episodes.count
+    if transitions and repeats / transitions >= threshold and not only_finals:
+        yield _warning(
+            "repeated-observation",
+            f"the observation at t+1 equals that at t in {repeats:,} of {transitions:,} transitions "
+            f"({repeats / transitions:.1%})",
+        )
+    elif repeats:
+        yield _note(
+            "repeated-observation",
+            f"the observation at t+1 equals that at t in {repeats:,} of {transitions:,} transitions "
+            f"({repeats / transitions:.2%})",
+        )
+    if only_finals:
+        yield _warning(
+            "final-repeats",
+            f"{finals:,} of {compared:,} episodes end with the observation before the last, repeated: the final "
+            "observation "
+            "was not recorded",
+        )
+    boundaries = max(episodes.count - 1, 0)
+    equal = odd.get("final-is-next-first", 0)
+    if boundaries and equal / boundaries > _MOST:
+        yield _warning(
+            "final-is-next-first",
+            f"{equal:,} of {boundaries:,} episodes end with the observation that the next one begins with: it was "
+            "recorded "
+            "after the environment had been reset",
+        )
+    same = odd.get("same-final", 0)
+    if vectors and episodes.count > _FEW_EPISODES and same >= episodes.count - 1:
+        yield _warning("same-final", f"all {episodes.count:,} episodes end with one and the same observation")
+
+
+def _about_actions(actions: Actions) -> Iterator[Finding]:
+    if actions.kind != "discrete" or not actions.counts:
+        return
+    used = sorted(int(name) for name in actions.counts)
+    if used[0] < 0:
+        yield _warning("negative-action", f"action: expected 0 or more, found {used[0]}")
+    unused = sorted(set(range(used[-1])) - set(used)) if used[-1] < 10_000 else []
+    if unused:
+        yield _note("unused-actions", f"action: {_listed(unused)} of 0..{used[-1]} never occur")
+    if len(used) == 1 and sum(actions.counts.values()) > 1:
+        yield _warning("one-action", f"action: {used[0]} is the only one that is ever taken")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {_noun(number, noun)}"
+
+
+def _noun(number: int, noun: str) -> str:
+    return noun if number == 1 else f"{noun}s"
+
+
+def _listed(items: Sequence[object]) -> str:
+    shown = ", ".join(repr(item) for item in items[:_SHOWN])
+    return shown + (f" and {len(items) - _SHOWN} more" if len(items) > _SHOWN else "")

@@ -1,0 +1,2 @@
+def to_html(report):
+    return ""

@@ -1,0 +1,66 @@
+"""Inspecting: one pass over the rows, and what it amounts to."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from mouse_core._progress import progress_bar
+from mouse_core.formats.base import RowStream
+from mouse_core.inspect._findings import findings
+from mouse_core.inspect._scan import Scan, scan
+from mouse_core.inspect.report import Finding, Report
+
+
+def inspect(stream: RowStream, *, ignore: Collection[str] = (), progress: bool = False) -> Report:
+    """Look through recorded steps once, in memory that does not grow with them.
+
+    Args:
+        stream: The rows; ``mouse_core.formats.open`` gives them for a path.
+        ignore: Codes of findings that are known and fine.
+        progress: Whether a bar shows how far it is.
+
+    Returns:
+        What was found. ``show`` prints it, ``to_html`` makes a page of it.
+
+    Raises:
+        DataError: The data are damaged.
+        SchemaError: Two columns of one name.
+    """
+    arrived = stream.alignment == "arrived"
+    with progress_bar("inspecting", total=stream.rows, unit="rows", enabled=progress) as advance:
+        found = scan(stream, stream.schema, arrived=arrived, advance=advance)
+    columns, episodes, actions = found.results()
+    said = findings(columns, episodes, actions, arrived=arrived, rows=found.rows)
+    notes = [Finding("reader", "note", text) for text in stream.notes]
+    return Report(
+        source=stream.path,
+        format=stream.format,
+        alignment=stream.alignment,
+        alignment_found=_alignment(stream, found),
+        rows=found.rows,
+        columns=columns,
+        episodes=episodes,
+        actions=actions,
+        findings=[finding for finding in said + notes if finding.code not in ignore],
+        samples=found.chosen,
+    )
+
+
+def _alignment(stream: RowStream, found: Scan) -> str:
+    """How the alignment is known, and whether the rows agree."""
+    declared = stream.metadata.get("alignment_declared")
+    if stream.format not in ("mouse", "datasets"):
+        how = f"the {stream.format} reader lays rows out like this"
+    elif declared:
+        how = "the data say so"
+    else:
+        how = "taken for granted, for the data do not say"
+    if found.episodes is None or not found.rows:
+        return f"{how}; without reward and done the rows cannot be checked"
+    odd = found.episodes.anomalies
+    if stream.alignment == "arrived":
+        wrong = odd.get("reward-at-start", 0)
+        agree = "rewards where episodes begin speak against it" if wrong else "no reward stands where an episode begins"
+    else:
+        agree = "first rows hold a reward" if odd.get("reward-at-start", 0) else "no first row holds a reward"
+    return f"{how}; {agree}"

@@ -1,0 +1,226 @@
+"""The one pass over all rows that an inspection makes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mouse_core._layout import column_type
+from mouse_core.errors import DataError, SchemaError
+from mouse_core.formats._columns import MISSING
+from mouse_core.inspect._columns import ColumnCounter
+from mouse_core.inspect._episodes import EpisodeCounter
+from mouse_core.inspect._samples import Sample, Samples
+from mouse_core.inspect._values import UInt64s, Values, combined, hash_rows, read_values
+from mouse_core.inspect.report import Actions, Column, Episodes
+
+# Batches are joined up to this many bytes: small ones cost more than what is in them.
+_BLOCK_BYTES = 8 << 20
+_BLOCK_ROWS = 1 << 16
+_NUMBER_COLUMNS = ("metadata_episode_id", "metadata_episode_index", "episode_id", "episode_index", "episode")
+_MOST_ACTIONS = 4096
+
+
+class Scan:
+    """Everything that is counted, fed with one block of rows after the other.
+
+    Args:
+        schema: The columns.
+        arrived: Whether rows stand as "arrived"; see ``EpisodeCounter``.
+    """
+
+    def __init__(self, schema: pa.Schema, *, arrived: bool) -> None:
+        names = schema.names
+        if len(set(names)) < len(names):
+            raise SchemaError(f"inspect: expected columns of different names, found {names}")
+        self.schema = schema
+        self.rows = 0
+        self.columns = {
+            name: ColumnCounter(name, data_type, histogram=_has_histogram(name, data_type))
+            for name, data_type in zip(names, schema.types, strict=True)
+        }
+        scalars = {name for name in names if column_type(schema.field(name).type).kind == "scalar"}
+        self._observations = [name for name in names if name.startswith("observation") and name != MISSING]
+        number = next((name for name in _NUMBER_COLUMNS if name in names), None)
+        self._number = number if number in scalars or (number and _is_text(schema.field(number).type)) else None
+        self._step = "episode_step" if "episode_step" in scalars else None
+        self._arrived = arrived
+        self.episodes: EpisodeCounter | None = None
+        if {"done", "reward"} <= scalars:
+            found_by = " and ".join(name for name in (self._step, self._number) if name) or "done"
+            self.episodes = EpisodeCounter(arrived=arrived, found_by=found_by)
+        self._samples = Samples()
+        self.chosen: list[Sample] = []
+        self._action = ColumnCounter("action", schema.field("action").type, histogram=True) if self._acts else None
+        self._actions: dict[int, int] | None = {}
+
+    @property
+    def _acts(self) -> bool:
+        return "action" in self.schema.names and column_type(self.schema.field("action").type).kind in (
+            "scalar",
+            "list",
+        )
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Count some rows, which must be valid."""
+        values = {name: read_values(rows.column(name)) for name in self.columns}
+        hashes = {name: hash_rows(found) for name, found in values.items()}
+        for name, counter in self.columns.items():
+            counter.add(values[name], hashes[name])
+        start = None
+        if self.episodes is not None:
+            start = self._add_episodes(rows, values, hashes)
+        self._add_actions(rows, values, start)
+        self.rows += rows.num_rows
+
+    def _add_episodes(
+        self, rows: pa.RecordBatch, values: dict[str, Values], hashes: dict[str, UInt64s]
+    ) -> npt.NDArray[np.bool_]:
+        counter = self.episodes
+        assert counter is not None
+        seen = [hashes[name] for name in self._observations]
+        content = [hashes[name] for name in ("action", "reward", "done") if name in hashes] + seen
+        finished = counter.finished
+        start, _ = counter.add(
+            done=_integers(rows, "done"),
+            reward=_floats(rows, "reward"),
+            step=_integers(rows, self._step) if self._step else None,
+            number=hashes[self._number] if self._number else None,
+            row_hash=combined(content, rows.num_rows),
+            observation_hash=combined(seen, rows.num_rows) if seen else None,
+        )
+        lengths, returns = counter.ended_since(finished)
+        self._samples.add(rows, np.flatnonzero(start), lengths, returns)
+        return start
+
+    def _add_actions(
+        self, rows: pa.RecordBatch, values: dict[str, Values], start: npt.NDArray[np.bool_] | None
+    ) -> None:
+        """Actions that were taken: not the placeholder of an episode's first row."""
+        if self._action is None:
+            return
+        taken = rows.column("action")
+        if start is not None and self._arrived:
+            taken = taken.filter(pa.array(~start))
+        found = read_values(taken)
+        self._action.add(found, None)
+        if self._actions is None or found.numbers is None or not found.numbers.size:
+            return
+        if found.kind.kind != "scalar" or found.numbers.dtype.kind not in "iub":
+            self._actions = None
+            return
+        names, counts = np.unique(found.numbers, return_counts=True)
+        for name, count in zip(names.tolist(), counts.tolist(), strict=True):
+            self._actions[int(name)] = self._actions.get(int(name), 0) + count
+        if len(self._actions) > _MOST_ACTIONS:
+            self._actions = None
+
+    def results(self) -> tuple[list[Column], Episodes | None, Actions | None]:
+        """What was counted."""
+        columns = [counter.result() for counter in self.columns.values()]
+        if self._action is None:
+            actions = None
+        else:
+            taken = self._action.result()
+            discrete = self._actions is not None and not taken.places and taken.shape == []
+            counts = {str(name): count for name, count in sorted((self._actions or {}).items())}
+            actions = Actions(
+                "discrete" if discrete else "continuous",
+                counts if discrete else None,
+                taken.places or (None if discrete else {"histograms": [taken.histogram]}),
+            )
+        if self.episodes is None:
+            return columns, None, actions
+        finished = self.episodes.finished
+        episodes = self.episodes.result()
+        lengths, returns = self.episodes.ended_since(finished)
+        if len(lengths):
+            self.chosen = self._samples.finish(int(lengths[-1]), float(returns[-1]))
+        return columns, episodes, actions
+
+
+def scan(
+    batches: Iterable[pa.RecordBatch], schema: pa.Schema, *, arrived: bool, advance: Callable[[int], None]
+) -> Scan:
+    """Feed all rows to a ``Scan``, in memory that does not grow with them.
+
+    Args:
+        batches: The rows, of valid record batches.
+        schema: Their columns.
+        arrived: Whether rows stand as "arrived".
+        advance: Called with the number of rows each time some were counted.
+
+    Raises:
+        DataError: Rows that cannot be read.
+        SchemaError: Two columns of one name.
+    """
+    found = Scan(schema, arrived=arrived)
+    for block in blocks(batches):
+        with np.errstate(all="ignore"):  # infinities and huge values are counted, not warned about
+            found.add(block)
+        advance(block.num_rows)
+    return found
+
+
+def blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same rows in batches of a size that is worth working on: joined, and cut where they are large."""
+    held: list[pa.RecordBatch] = []
+    held_bytes = held_rows = 0
+    for batch in batches:
+        each = max(1, batch.nbytes // max(1, batch.num_rows))
+        most = int(np.clip(4 * _BLOCK_BYTES // each, 1, _BLOCK_ROWS))
+        for first in range(0, batch.num_rows, most):
+            piece = batch.slice(first, most)
+            held.append(piece)
+            held_bytes, held_rows = held_bytes + piece.num_rows * each, held_rows + piece.num_rows
+            if held_bytes >= _BLOCK_BYTES or held_rows >= _BLOCK_ROWS:
+                yield _joined(held)
+                held, held_bytes, held_rows = [], 0, 0
+    if held:
+        yield _joined(held)
+
+
+def _joined(held: list[pa.RecordBatch]) -> pa.RecordBatch:
+    if len(held) == 1:
+        return held[0]
+    return pa.RecordBatch.from_arrays(
+        [pa.concat_arrays([_plain(batch.column(place)) for batch in held]) for place in range(held[0].num_columns)],
+        names=held[0].schema.names,
+    )
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    """Arrays of one column must be of one type to be joined; dictionaries may differ from batch to batch."""
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+
+
+def _has_histogram(name: str, data_type: pa.DataType) -> bool:
+    kind = column_type(data_type)
+    return kind.kind == "scalar" or (kind.kind == "list" and kind.depth == 1 and not name.startswith("metadata_"))
+
+
+def _is_text(data_type: pa.DataType) -> bool:
+    return bool(pa.types.is_string(data_type) or pa.types.is_large_string(data_type))
+
+
+def _integers(rows: pa.RecordBatch, name: str) -> npt.NDArray[np.int64]:
+    values: Any = _floats(rows, name)
+    if not np.array_equal(values, np.trunc(values), equal_nan=True):
+        raise DataError(f"{name}: expected whole numbers, found {values[values != np.trunc(values)][0]}")
+    return np.asarray(np.nan_to_num(values, nan=-1, posinf=-1, neginf=-1).astype(np.int64))
+
+
+def _floats(rows: pa.RecordBatch, name: str) -> npt.NDArray[np.float64]:
+    column = rows.column(name)
+    if isinstance(column, pa.ExtensionArray):
+        column = column.storage
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_boolean(column.type):
+        column = pc.cast(column, pa.uint8())
+    return np.asarray(column.to_numpy(zero_copy_only=False), np.float64)

@@ -1,0 +1,181 @@
+"""What an inspection found."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column, over all rows.
+
+    Args:
+        name: Its name.
+        dtype: Type of its values: "float32", "int64", "image", "string" and so on.
+        shape: The shape of a row; a text where rows differ in length; None where a row is no array.
+        rows: Number of rows.
+        nulls: Values that are null, also inside rows.
+        nans, infinite: Values that are NaN; that are infinite.
+        low, high, mean, deviation: Over all finite values; None without any, or where values are no numbers.
+        constant: Whether all rows are the same.
+        values: How often the most frequent values occur, of columns of few texts; else None.
+        histogram: ``edges`` and ``counts`` of all finite values; None where none was kept.
+        places: ``low``, ``high``, ``mean``, ``deviation`` and ``histograms`` of each place of vectors; else None.
+    """
+
+    name: str
+    dtype: str
+    shape: list[int] | str | None
+    rows: int
+    nulls: int = 0
+    nans: int = 0
+    infinite: int = 0
+    low: float | None = None
+    high: float | None = None
+    mean: float | None = None
+    deviation: float | None = None
+    constant: bool = False
+    values: Mapping[str, int] | None = None
+    histogram: Mapping[str, Any] | None = None
+    places: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Numbers of which there is one for every episode.
+
+    Args:
+        low, high, mean, deviation: Of all; None without episodes.
+        quantiles: The 5th, 25th, 50th, 75th and 95th percentile; empty without episodes.
+        edges, counts: A histogram.
+    """
+
+    low: float | None
+    high: float | None
+    mean: float | None
+    deviation: float | None
+    quantiles: Sequence[float]
+    edges: Sequence[float]
+    counts: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """The episodes that were found.
+
+    Args:
+        count: How many.
+        found_by: What told where they begin and end: columns, in words.
+        transitions: Over all.
+        lengths: Transitions of an episode.
+        returns: Sum of the rewards of an episode's transitions.
+        terminated, truncated, open: How many end with done 1, with done 2, with neither.
+        duplicates: How many are, step by step, the same as an earlier one.
+        done_codes: How many rows have each done code.
+        repeated_observations: Transitions whose observation is the one before.
+        anomalies: How often other things occur that should not; see ``warnings``.
+    """
+
+    count: int
+    found_by: str
+    transitions: int
+    lengths: Distribution
+    returns: Distribution
+    terminated: int
+    truncated: int
+    open: int
+    duplicates: int
+    done_codes: Mapping[str, int]
+    repeated_observations: int
+    anomalies: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Actions:
+    """How actions are used, first rows of episodes left out where they only hold a place.
+
+    Args:
+        kind: "discrete" or "continuous".
+        counts: How often each discrete action occurs, by action; None for others, or where there are too many.
+        places: For every place of a vector ``low``, ``high``, ``mean``, ``deviation`` and ``histograms``, or None.
+    """
+
+    kind: str
+    counts: Mapping[str, int] | None
+    places: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that a reader of the data should know.
+
+    Args:
+        code: A short name, the same in every version: "no-truncation".
+        level: "warning", which counts under ``--strict``, or "note".
+        message: A sentence or two.
+    """
+
+    code: str
+    level: str
+    message: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What ``inspect`` found.
+
+    Args:
+        source: As it was asked for.
+        format: The format in words.
+        alignment: "arrived" or "outgoing": how the rows stand.
+        alignment_found: How that was found out, in words.
+        rows: Number of rows.
+        columns: The columns, in their order.
+        episodes: The episodes; None where the rows have no ``done``.
+        actions: How actions are used; None without the column.
+        findings: Warnings and notes.
+        samples: Steps of a few episodes, for showing; not part of the JSON.
+    """
+
+    source: str
+    format: str
+    alignment: str
+    alignment_found: str
+    rows: int
+    columns: Sequence[Column]
+    episodes: Episodes | None
+    actions: Actions | None
+    findings: Sequence[Finding] = ()
+    samples: Sequence[Any] = field(default=(), repr=False, compare=False)
+
+    @property
+    def warnings(self) -> list[Finding]:
+        """The findings that are warnings."""
+        return [finding for finding in self.findings if finding.level == "warning"]
+
+    def column(self, name: str) -> Column | None:
+        """The column of this name, if there is one."""
+        return next((column for column in self.columns if column.name == name), None)
+
+    def to_json(self) -> str:
+        """Everything but the samples as JSON; numbers that JSON has no sign for are texts ("inf")."""
+        shown = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "samples"}
+        shown["columns"] = [asdict(column) for column in self.columns]
+        for name in ("episodes", "actions"):
+            shown[name] = None if shown[name] is None else asdict(shown[name])
+        shown["findings"] = [asdict(finding) for finding in self.findings]
+        return json.dumps(_plain(shown), indent=1, allow_nan=False) + "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value
