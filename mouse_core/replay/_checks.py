@@ -1,0 +1,36 @@
+"""Checks that storages share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.replay.protocols import Slots
+
+
+def check_max_size(max_size: Any) -> int:
+    """``max_size`` if it is a positive integer, else ConfigError."""
+    if isinstance(max_size, bool) or not isinstance(max_size, int | np.integer) or max_size < 1:
+        raise ConfigError(f"max_size: expected an integer from 1, found {max_size!r}")
+    return int(max_size)
+
+
+def check_ndim(ndim: Any) -> int:
+    """``ndim`` if it is 1 or 2, else ConfigError."""
+    if isinstance(ndim, bool) or ndim not in (1, 2):
+        raise ConfigError(f"ndim: expected 1 or 2, found {ndim!r}")
+    return int(ndim)
+
+
+def check_put(slots: Slots, n: int) -> None:
+    """DataError unless there are as many rows as slots."""
+    if slots.size != n:
+        raise DataError(f"rows: expected {slots.size}, as many as indices, found {n}")
+
+
+def slot_error(slots: Slots, size: int) -> IndexError:
+    """What to raise for slots of which some are not in use."""
+    outside = slots[(slots < 0) | (slots >= size)].reshape(-1)
+    return IndexError(f"index: expected 0..{size - 1}, found {outside[:1].tolist() or 'an empty storage'}")
