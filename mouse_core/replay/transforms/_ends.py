@@ -1,0 +1,87 @@
+"""Where episodes end in a batch of slices, and which steps are there at all."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any
+
+from array_api_compat import array_namespace, device
+
+from mouse_core.errors import MissingFieldError, SchemaError
+from mouse_core.replay.protocols import FieldKey
+from mouse_core.replay.transforms._fields import find, get, key_of, leaves, path_of, place_of, steps_of
+
+Array = Any
+
+ALIVE, TERMINAL, TRUNCATED = 0, 1, 2
+
+
+def flat_flags(values: Array, steps: tuple[int, int], *, where: str, key: FieldKey) -> Array:
+    """A field of one value a step (``[N, T]`` or ``[N, T, 1]``) as ``[N, T]``."""
+    if tuple(values.shape[:2]) != steps or prod(values.shape[2:]) != 1:
+        raise SchemaError(f"{where}: expected {key!r} of shape {[*steps]}, found {list(values.shape)}")
+    return values.reshape(steps)
+
+
+def end_fields(batch: Any, done: FieldKey) -> dict[str, FieldKey]:
+    """The fields that say how an episode ends: ``done``, and ``terminated`` and ``truncated`` beside it."""
+    found: dict[str, FieldKey] = {}
+    for name, path in (
+        ("done", path_of(done)),
+        ("terminated", (*path_of(done)[:-1], "terminated")),
+        ("truncated", (*path_of(done)[:-1], "truncated")),
+    ):
+        place = place_of(batch, key_of(path))
+        if find(batch, place) is not None and place not in found.values():
+            found[name] = place
+    return found
+
+
+def end_codes(batch: Any, done: FieldKey, *, where: str) -> Array:
+    """How each step ends its episode, int8 ``[N, T]``: 0 not at all, 1 at a terminal state, 2 cut short.
+
+    ``done`` holds these codes, or is boolean. Where ``terminated`` and ``truncated`` stand beside it, they say which of
+    the two a boolean ``done`` means (a step that is both is terminal), and ``done`` may be missing.
+
+    Raises:
+        MissingFieldError: None of the three is there.
+        SchemaError: One of them is not a single value a step.
+    """
+    fields = end_fields(batch, done)
+    if not fields:
+        there = [key_of(path) for path, _ in leaves(batch)]
+        raise MissingFieldError(f"{where}: expected a field {done!r}, or 'terminated' and 'truncated', found {there}")
+    shape = steps_of(get(batch, next(iter(fields.values())), where=where), where=where, key=done)
+    flags = {
+        name: flat_flags(get(batch, key, where=where), shape, where=where, key=key) for name, key in fields.items()
+    }
+    first = next(iter(flags.values()))
+    xp = array_namespace(first)
+    codes = xp.zeros(shape, dtype=xp.int8, device=device(first))
+    if "done" in flags:
+        ended = flags["done"] != 0
+        coded = not xp.isdtype(flags["done"].dtype, "bool")
+        codes = xp.where(ended, xp.full_like(codes, TERMINAL), codes)
+        if coded:
+            codes = xp.where(flags["done"] == TRUNCATED, xp.full_like(codes, TRUNCATED), codes)
+        elif "terminated" in flags:  # the two flags decide; done alone, where neither is set, is an end by force
+            codes = xp.where(ended, xp.full_like(codes, TRUNCATED), codes)
+    if "truncated" in flags:
+        codes = xp.where(flags["truncated"] != 0, xp.full_like(codes, TRUNCATED), codes)
+    if "terminated" in flags:
+        codes = xp.where(flags["terminated"] != 0, xp.full_like(codes, TERMINAL), codes)
+    return codes
+
+
+def valid_steps(batch: Any, codes: Array, mask: FieldKey, *, where: str) -> Array:
+    """Which steps are there, bool ``[N, T]``: those of the mask, or all."""
+    xp = array_namespace(codes)
+    found = find(batch, mask)
+    if found is None:
+        return xp.ones(codes.shape, dtype=xp.bool, device=device(codes))
+    return flat_flags(found, tuple(codes.shape), where=where, key=mask) != 0
+
+
+def beside(flags: Array, values: Array) -> Array:
+    """Flags ``[N, T]`` with as many further axes as ``values`` have."""
+    return flags.reshape((*flags.shape, *[1] * (values.ndim - 2)))

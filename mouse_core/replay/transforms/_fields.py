@@ -1,0 +1,138 @@
+"""Fields of nested batches: finding, replacing and removing them, and which of them run along time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
+from mouse_core.replay._trees import flatten, key_of, map_tree, path_of
+from mouse_core.replay.protocols import FieldKey
+
+Array = Any
+Path = tuple[str | int, ...]
+
+BOOKKEEPING = frozenset({"index", "mask", "priority_weight", "traj_id", "buffer_ids"})
+"""What a sampler adds to a batch: it belongs to a drawn step and is no part of the row."""
+
+NEXT = "next"
+
+
+def check_keys(keys: Sequence[FieldKey], *, where: str) -> tuple[FieldKey, ...]:
+    """Field names as a tuple, or ConfigError for what is none."""
+    for key in keys:
+        if not (isinstance(key, str) or (isinstance(key, tuple) and all(isinstance(name, str | int) for name in key))):
+            raise ConfigError(f"{where}: expected names of fields, or tuples of names, found {key!r}")
+    return tuple(keys)
+
+
+def leaves(batch: Any) -> list[tuple[Path, Array]]:
+    """The fields of a batch with the paths that lead to them, in order."""
+    return [(path_of(key), values) for key, values in flatten(batch).items()]
+
+
+def find(batch: Any, key: FieldKey) -> Array | None:
+    """A field, or a node above fields; None where there is none."""
+    node = batch
+    for name in path_of(key):
+        try:
+            node = node[name]
+        except (KeyError, IndexError, TypeError):
+            return None
+    return node
+
+
+def get(batch: Any, key: FieldKey, *, where: str) -> Array:
+    """A field that must be there."""
+    found = find(batch, key)
+    if found is None:
+        raise MissingFieldError(f"{where}: expected a field {key!r}, found {list(flatten(batch))}")
+    return found
+
+
+def replaced(batch: Any, changes: Mapping[FieldKey, Array]) -> Any:
+    """The batch with some fields set; the one that is given is not changed, and other fields are shared with it."""
+    for key, values in changes.items():
+        batch = _with(batch, path_of(key), values)
+    return batch
+
+
+def _with(node: Any, path: Path, values: Array) -> Any:
+    if not path:
+        return values
+    name, rest = path[0], path[1:]
+    if isinstance(node, tuple):
+        if not isinstance(name, int) or not 0 <= name < len(node):
+            raise SchemaError(f"fields: expected a place in a tuple of {len(node)}, found {name!r}")
+        items = [_with(item, rest, values) if place == name else item for place, item in enumerate(node)]
+        return type(node)(*items) if hasattr(node, "_fields") else tuple(items)
+    if not isinstance(node, Mapping):
+        raise SchemaError(f"fields: expected a dict to put {name!r} in, found {type(node).__name__}")
+    return {**node, name: _with(node.get(name, {}), rest, values)}
+
+
+def removed(batch: Any, key: FieldKey) -> Any:
+    """The batch without a field or node; a dict that becomes empty goes, too."""
+    path = path_of(key)
+    parent = find(batch, path[:-1]) if path[:-1] else batch
+    if not isinstance(parent, Mapping):
+        raise SchemaError(f"fields: expected {key!r} in a dict, found it in a {type(parent).__name__}")
+    kept = {name: value for name, value in parent.items() if name != path[-1]}
+    if len(path) == 1:
+        return kept
+    return replaced(batch, {path[:-1]: kept}) if kept else removed(batch, path[:-1])
+
+
+def place_of(batch: Any, key: FieldKey) -> FieldKey:
+    """Where a field that belongs to a transition stands: in ``next`` if it is there, or else as it is named."""
+    inside = (NEXT, *path_of(key))
+    return key if find(batch, inside) is None else inside
+
+
+def steps_of(values: Array, *, where: str, key: FieldKey) -> tuple[int, int]:
+    """The first two axes of a field of slices: how many they are, and how long."""
+    if values.ndim < 2:
+        raise SchemaError(
+            f"{where}: expected slices [num_slices, slice_len, ...], found {key!r} of shape {list(values.shape)}; draw "
+            "slices, or give the transform to a buffer, which reads the steps that it needs"
+        )
+    return int(values.shape[0]), int(values.shape[1])
+
+
+def along_time(batch: Any, steps: tuple[int, int], change: Callable[[Array], Array]) -> Any:
+    """The batch with ``change`` applied to every field whose first axes are those of the steps."""
+    return map_tree(lambda values: change(values) if runs(values, steps) else values, batch)
+
+
+def on_host(values: Array) -> npt.NDArray[Any]:
+    """An array of NumPy or torch, on whatever device, as one of NumPy."""
+    return np.asarray(values.cpu() if hasattr(values, "cpu") else values)
+
+
+def runs(values: Array, steps: tuple[int, ...]) -> bool:
+    """Whether a field has a value for every step."""
+    return tuple(getattr(values, "shape", ())[:2]) == tuple(steps)
+
+
+__all__ = [
+    "BOOKKEEPING",
+    "NEXT",
+    "Array",
+    "Path",
+    "along_time",
+    "check_keys",
+    "find",
+    "get",
+    "key_of",
+    "leaves",
+    "on_host",
+    "path_of",
+    "place_of",
+    "removed",
+    "replaced",
+    "runs",
+    "steps_of",
+]

@@ -1,0 +1,192 @@
+"""Compose, which applies transforms one after another, and OnWrite, which applies one on the way in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace, is_numpy_array
+
+from mouse_core.errors import ConfigError, SchemaError
+from mouse_core.randomness import Key
+from mouse_core.replay._trees import flatten, map_tree
+from mouse_core.replay.transforms._fields import find, runs
+from mouse_core.spec import Alignment
+
+Array = Any
+
+
+@dataclass(frozen=True, init=False)
+class Compose:
+    """Applies transforms in order; their inverses, on the way in, in the opposite order.
+
+    It is a transform itself. Where single transitions are drawn and some transforms need the steps behind each
+    (``reach``), the buffer reads these, and they are left out again as soon as the last of those transforms is done.
+
+    Args:
+        transforms: Callables from a batch to a batch.
+
+    Raises:
+        ConfigError: Something that cannot be called; or alignments that do not fit together.
+    """
+
+    transforms: tuple[Callable[..., Any], ...]
+
+    def __init__(self, *transforms: Callable[..., Any]) -> None:
+        flat: list[Callable[..., Any]] = []
+        for transform in transforms:
+            if not callable(transform):
+                raise ConfigError(f"Compose: expected transforms that can be called, found {transform!r}")
+            flat += transform.transforms if isinstance(transform, Compose) else [transform]
+        object.__setattr__(self, "transforms", tuple(flat))
+        self._check_chain()
+
+    def _check_chain(self) -> None:
+        known: Alignment | None = None
+        for transform in self.transforms:
+            takes = getattr(transform, "takes", None)
+            if known is not None:
+                known = delivered_alignment(transform, known)
+            else:
+                known = getattr(transform, "alignment", None) or takes
+
+    @property
+    def random(self) -> bool:
+        """Whether one of them draws random numbers."""
+        return any(getattr(transform, "random", False) for transform in self.transforms)
+
+    @property
+    def takes(self) -> Alignment | None:
+        """The alignment that the first of them that asks for one takes."""
+        return next((takes for step in self.transforms if (takes := getattr(step, "takes", None))), None)
+
+    @property
+    def alignment(self) -> Alignment | None:
+        """The alignment of what they give; None: that of what they take."""
+        given = [gives for step in self.transforms if (gives := getattr(step, "alignment", None))]
+        return given[-1] if given else None
+
+    @property
+    def reach(self) -> int:
+        """How many rows behind a drawn one they need together."""
+        return sum(getattr(transform, "reach", 0) for transform in self.transforms)
+
+    def __call__(self, batch: Any, key: Key | None = None) -> Any:
+        """Apply them all; ``key`` names the random numbers, of which each has its own.
+
+        Raises:
+            ConfigError: One of them draws random numbers, and there is no key.
+        """
+        behind = [getattr(transform, "reach", 0) for transform in self.transforms]
+        read = _read_ahead(batch) if any(behind) else None
+        for number, transform in enumerate(self.transforms):
+            if getattr(transform, "random", False):
+                if key is None:
+                    raise ConfigError(f"Compose: expected a Key, as {transform!r} draws random numbers, found none")
+                batch = transform(batch, replace(key, call=key.call + number))
+            else:
+                batch = transform(batch)
+            if read is not None and not any(behind[number + 1 :]):
+                batch, read = _first_steps(batch, read), None
+        return batch
+
+    def inverse(self, rows: Any) -> Any:
+        """What is done to rows on their way in."""
+        for transform in reversed(self.transforms):
+            undo = getattr(transform, "inverse", None)
+            if undo is not None:
+                rows = undo(rows)
+        return rows
+
+
+def delivered_alignment(transform: Callable[..., Any] | None, alignment: Alignment) -> Alignment:
+    """The alignment of what a transform gives for rows of ``alignment``.
+
+    Raises:
+        ConfigError: It takes rows of the other alignment.
+    """
+    takes = getattr(transform, "takes", None)
+    if takes is not None and takes != alignment:
+        raise ConfigError(
+            f"transform: expected one that takes {alignment!r} rows, as they are here, found {transform!r}; say "
+            f"takes={alignment!r}, or convert the rows first"
+        )
+    gives: Alignment | None = getattr(transform, "alignment", None)
+    return gives or alignment
+
+
+@dataclass(frozen=True)
+class _Read:
+    """A batch of single transitions with the steps behind each: how many they are, and what has no such steps."""
+
+    count: int
+    single: frozenset[Any]
+
+
+def _read_ahead(batch: Any) -> _Read | None:
+    """Whether a buffer has read the steps behind single transitions: then fields have an axis more than ``index``."""
+    index, mask = find(batch, "index"), find(batch, "mask")
+    if index is None or mask is None or index.ndim != 1 or mask.ndim != 2:
+        return None
+    single = {key for key, values in flatten(batch).items() if not runs(values, mask.shape)}
+    return _Read(len(index), frozenset(single))
+
+
+def _first_steps(batch: Any, read: _Read) -> Any:
+    def first(key: Any, values: Array) -> Array:
+        if key in read.single or values.ndim < 2 or values.shape[0] != read.count:
+            return values
+        taken = values[:, 0]
+        # Contiguous, and without holding on to the steps behind.
+        return (
+            np.ascontiguousarray(taken) if is_numpy_array(taken) else array_namespace(taken).asarray(taken, copy=True)
+        )
+
+    fields = iter([first(key, values) for key, values in flatten(batch).items()])
+    return map_tree(lambda _: next(fields), batch)
+
+
+@dataclass(frozen=True)
+class OnWrite:
+    """Applies a transform to rows when they are written, and leaves batches alone.
+
+    So ``OnWrite(ReturnsToGo(0.99))`` stores the returns of whole episodes, which a transition read later does not know.
+    Rows that are written at once are one slice: hand over whole episodes with ``extend``, as ``[time, ...]``.
+
+    Args:
+        transform: Gives as many rows as it takes, and draws no random numbers.
+
+    Raises:
+        ConfigError: Something that cannot be called, or draws random numbers.
+        SchemaError: On the way in, a single row of ``add``; or the transform gave another number of rows.
+    """
+
+    transform: Callable[..., Any]
+
+    def __post_init__(self) -> None:
+        if not callable(self.transform) or getattr(self.transform, "random", False):
+            raise ConfigError(f"OnWrite: expected a transform without random numbers, found {self.transform!r}")
+
+    @property
+    def takes(self) -> Alignment | None:
+        """The alignment that the transform takes."""
+        takes: Alignment | None = getattr(self.transform, "takes", None)
+        return takes
+
+    def __call__(self, batch: Any) -> Any:
+        """The batch as it is."""
+        return batch
+
+    def inverse(self, rows: Any) -> Any:
+        """The rows, transformed along their first axis."""
+        arrays = map_tree(np.asarray, rows)
+        lengths = {values.shape[:1] for values in flatten(arrays).values()}
+        if lengths == {()} or len(lengths) != 1:
+            raise SchemaError(f"OnWrite: expected rows [time, ...] of one episode, found first axes {sorted(lengths)}")
+        made = map_tree(lambda values: values[0], self.transform(map_tree(lambda values: values[None], arrays)))
+        given = {values.shape[:1] for values in flatten(made).values()}
+        if given != lengths:
+            raise SchemaError(f"OnWrite: expected {self.transform!r} to give as many rows as it takes, found {given}")
+        return made

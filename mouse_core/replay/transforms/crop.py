@@ -1,0 +1,95 @@
+"""RandomCrop: sub-trajectories of slices."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from array_api_compat import array_namespace, device
+
+from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
+from mouse_core.randomness import Key
+from mouse_core.replay._trees import flatten
+from mouse_core.replay.protocols import FieldKey
+from mouse_core.replay.transforms._ends import flat_flags
+from mouse_core.replay.transforms._fields import along_time, find, on_host
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class RandomCrop:
+    """Takes a random sub-trajectory of ``length`` steps out of every slice.
+
+    Where it begins is drawn uniformly from all places at which ``length`` steps of the mask follow; a slice with fewer
+    such steps begins where they begin, and its mask says how many there are.
+
+    Args:
+        length: Steps of a sub-trajectory.
+        mask: The field that says which steps are there: a stretch of each slice. Without such a field all are.
+
+    Raises:
+        ConfigError: A length that is no positive integer.
+        SchemaError: Called with slices that are shorter, or with a mask that is no stretch.
+    """
+
+    length: int
+    mask: FieldKey = "mask"
+
+    random: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if isinstance(self.length, bool) or not isinstance(self.length, int | np.integer) or self.length < 1:
+            raise ConfigError(f"RandomCrop: length: expected a positive integer, found {self.length!r}")
+
+    def __call__(self, batch: Any, key: Key) -> Any:
+        """The batch, ``[N, length, ...]`` in every field that was ``[N, T, ...]``."""
+        steps = _steps(batch)
+        count, slice_length = steps
+        if slice_length < self.length:
+            raise SchemaError(f"RandomCrop: expected slices of at least {self.length} steps, found {slice_length}")
+        first, number = self._stretches(batch, steps)
+        room = np.maximum(number - self.length, 0)
+        begin = first + np.minimum((key.uniform(count) * (room + 1)).astype(np.int64), room)
+        begin = np.minimum(begin, slice_length - self.length)
+        places = begin[:, None] + np.arange(self.length)
+
+        def crop(values: Array) -> Array:
+            xp = array_namespace(values)
+            where = device(values)
+            return values[xp.arange(count, device=where)[:, None], xp.asarray(places, device=where)]
+
+        return along_time(batch, steps, crop)
+
+    def _stretches(self, batch: Any, steps: tuple[int, int]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+        """Where the steps that are there begin in each slice, and how many they are, int64 ``[N]``."""
+        found = find(batch, self.mask)
+        if found is None:
+            return np.zeros(steps[0], np.int64), np.full(steps[0], steps[1])
+        flags = flat_flags(found, steps, where="RandomCrop", key=self.mask) != 0
+        there = on_host(flags)
+        first, number = there.argmax(axis=1), there.sum(axis=1)
+        last = steps[1] - there[:, ::-1].argmax(axis=1)
+        if ((last - first != number) & (number > 0)).any():
+            row = int(((last - first != number) & (number > 0)).argmax())
+            raise SchemaError(
+                f"RandomCrop: {self.mask!r}: expected one stretch of steps in a slice, found gaps in {row}"
+            )
+        return first, number
+
+
+def _steps(batch: Any) -> tuple[int, int]:
+    """How many slices there are and how long they are: the first axes of the index, or else of all fields."""
+    index = find(batch, "index")
+    if index is not None and index.ndim == 2:
+        return int(index.shape[0]), int(index.shape[1])
+    shapes = {tuple(values.shape[:2]) for values in flatten(batch).values() if values.ndim >= 2}
+    if not shapes:
+        raise MissingFieldError("RandomCrop: expected slices [num_slices, slice_len, ...], found no field of two axes")
+    if index is not None or len(shapes) > 1:
+        raise SchemaError(
+            f"RandomCrop: expected slices [num_slices, slice_len, ...], found first axes {sorted(shapes)}"
+        )
+    count, length = shapes.pop()
+    return int(count), int(length)

@@ -1,0 +1,187 @@
+"""Rename, Select, Exclude and Cast: what fields there are, and in which dtypes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from array_api_compat import array_namespace, is_numpy_array
+
+from mouse_core._convert import convert
+from mouse_core.errors import ConfigError, DataError, SchemaError
+from mouse_core.replay._trees import flatten
+from mouse_core.replay.protocols import FieldKey
+from mouse_core.replay.transforms._fields import BOOKKEEPING, check_keys, find, get, key_of, path_of, removed, replaced
+from mouse_core.spec import check_dtype
+
+
+@dataclass(frozen=True)
+class Rename:
+    """Renames fields, also from one level to another; on the way in it renames them back.
+
+    Args:
+        names: New names by the names that are stored: ``{"obs": "observation", "next_obs": ("next", "observation")}``.
+
+    Raises:
+        ConfigError: Two fields that would have one name.
+        MissingFieldError: Called with a batch that lacks a field.
+        SchemaError: Called with a batch that has a field of a new name already.
+    """
+
+    names: Mapping[FieldKey, FieldKey]
+
+    def __post_init__(self) -> None:
+        names = dict(self.names)
+        check_keys([*names, *names.values()], where="Rename")
+        if len({path_of(new) for new in names.values()}) != len(names):
+            raise ConfigError(f"Rename: expected a name of its own for each field, found {names}")
+        object.__setattr__(self, "names", MappingProxyType(names))
+
+    def __call__(self, batch: Any) -> Any:
+        """The batch with the new names."""
+        return _renamed(batch, {old: (new, get(batch, old, where="Rename")) for old, new in self.names.items()})
+
+    def inverse(self, rows: Any) -> Any:
+        """Rows with the names that are stored; those that have them already stay."""
+        found = {new: (old, find(rows, new)) for old, new in self.names.items()}
+        return _renamed(rows, {new: pair for new, pair in found.items() if pair[1] is not None})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Rename, (dict(self.names),)
+
+
+def _renamed(batch: Any, moves: Mapping[FieldKey, tuple[FieldKey, Any]]) -> Any:
+    for old in moves:
+        batch = removed(batch, old)
+    for old, (new, values) in moves.items():
+        if find(batch, new) is not None:
+            raise SchemaError(f"Rename: expected no field {new!r} to rename {old!r} to, found one")
+        batch = replaced(batch, {new: values})
+    return batch
+
+
+@dataclass(frozen=True, init=False)
+class Select:
+    """Keeps some fields, and what the sampler added (index, mask, priority_weight, traj_id, buffer_ids).
+
+    Args:
+        keys: Names of fields, or of nodes with all fields below.
+
+    Raises:
+        ConfigError: A name that is none.
+        MissingFieldError: Called with a batch that lacks a field.
+    """
+
+    keys: tuple[FieldKey, ...]
+
+    def __init__(self, *keys: FieldKey) -> None:
+        object.__setattr__(self, "keys", check_keys(keys, where="Select"))
+
+    def __call__(self, batch: Any) -> Any:
+        """The batch with these fields, in the order of the batch."""
+        for key in self.keys:
+            get(batch, key, where="Select")
+        wanted = [path_of(key) for key in self.keys] + [(name,) for name in BOOKKEEPING]
+        kept: Any = {}
+        for key, values in flatten(batch).items():
+            if any(path_of(key)[: len(path)] == path for path in wanted):
+                kept = replaced(kept, {key: values})
+        return kept
+
+
+@dataclass(frozen=True, init=False)
+class Exclude:
+    """Leaves fields out.
+
+    Args:
+        keys: Names of fields, or of nodes with all fields below.
+
+    Raises:
+        ConfigError: A name that is none.
+        MissingFieldError: Called with a batch that lacks a field.
+    """
+
+    keys: tuple[FieldKey, ...]
+
+    def __init__(self, *keys: FieldKey) -> None:
+        object.__setattr__(self, "keys", check_keys(keys, where="Exclude"))
+
+    def __call__(self, batch: Any) -> Any:
+        """The batch without these fields."""
+        for key in self.keys:
+            get(batch, key, where="Exclude")
+            batch = removed(batch, key)
+        return batch
+
+
+@dataclass(frozen=True)
+class Cast:
+    """Converts dtypes. A value that does not fit is an error, never a silent wrap; floats may be rounded.
+
+    Args:
+        dtypes: What to deliver, by field.
+        stored: What to store, by field: rows are converted on their way in.
+        every: What to deliver instead of a dtype, for all fields that ``dtypes`` does not name, but for those of the
+            sampler: ``{"float64": "float32"}``.
+
+    Raises:
+        ConfigError: Something that is no dtype of numbers.
+        MissingFieldError: Called with a batch that lacks a field.
+        DataError: A value that does not fit; the message names the field. (NumPy arrays; torch converts as it does.)
+    """
+
+    dtypes: Mapping[FieldKey, npt.DTypeLike] = field(default_factory=dict)
+    stored: Mapping[FieldKey, npt.DTypeLike] = field(default_factory=dict)
+    every: Mapping[Any, npt.DTypeLike] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("dtypes", "stored"):
+            given = dict(getattr(self, name))
+            check_keys(list(given), where=f"Cast: {name}")
+            checked = {key: check_dtype(dtype, where=f"Cast: {name}[{key!r}]") for key, dtype in given.items()}
+            object.__setattr__(self, name, MappingProxyType(checked))
+        every = {
+            check_dtype(old, where="Cast: every"): check_dtype(new, where="Cast: every")
+            for old, new in dict(self.every).items()
+        }
+        object.__setattr__(self, "every", MappingProxyType(every))
+
+    def __call__(self, batch: Any) -> Any:
+        """The batch in the dtypes to deliver."""
+        changes: dict[FieldKey, Any] = {
+            key: _converted(get(batch, key, where="Cast"), np.dtype(dtype), key) for key, dtype in self.dtypes.items()
+        }
+        if self.every:
+            for key, values in flatten(batch).items():
+                old = np.dtype(str(values.dtype).removeprefix("torch."))
+                if key not in changes and path_of(key)[0] not in BOOKKEEPING and old in self.every:
+                    changes[key] = _converted(values, np.dtype(self.every[old]), key)
+        return replaced(batch, changes)
+
+    def inverse(self, rows: Any) -> Any:
+        """Rows in the dtypes to store."""
+        return replaced(
+            rows,
+            {
+                key: _converted(np.asarray(get(rows, key, where="Cast")), np.dtype(dtype), key)
+                for key, dtype in self.stored.items()
+            },
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Cast, (dict(self.dtypes), dict(self.stored), dict(self.every))
+
+
+def _converted(values: Any, dtype: np.dtype[Any], key: FieldKey) -> Any:
+    if not is_numpy_array(values):
+        xp = array_namespace(values)
+        return xp.astype(values, getattr(xp, dtype.name))
+    try:
+        converted = convert(np.atleast_1d(values), dtype)
+    except ValueError as error:
+        raise DataError(f"Cast: {key_of(path_of(key))!r}: {error}") from error
+    return converted.reshape(values.shape)

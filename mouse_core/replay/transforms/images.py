@@ -1,0 +1,210 @@
+"""Resize and ToFloatImage: images as networks want them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from array_api_compat import array_namespace, device, is_numpy_array
+
+from mouse_core.errors import ConfigError, SchemaError
+from mouse_core.replay.protocols import FieldKey
+from mouse_core.replay.transforms._fields import check_keys, get, replaced
+from mouse_core.spec import check_dtype
+
+Array = Any
+
+# Images are resized so many bytes (as float32) at a time, which stay in the cache.
+_BLOCK_BYTES = 1 << 21
+
+
+@dataclass(frozen=True, init=False)
+class Resize:
+    """Resizes images ``[..., H, W, C]`` to ``size``, keeping their dtype.
+
+    "bilinear" weighs the pixels that a new one covers with a triangle, which is as wide as the new pixel where images
+    shrink, so that nothing is skipped (as Pillow's BILINEAR and torch's ``interpolate(antialias=True)``); integers are
+    rounded to the nearest. "nearest" takes the pixel in the middle.
+
+    Args:
+        keys: Fields of images.
+        size: ``(height, width)`` to deliver.
+        method: "bilinear" or "nearest".
+        image_shape: ``(H, W, C)`` of images that are stored flattened, ``[..., H * W * C]``, and delivered so.
+
+    Raises:
+        ConfigError: No fields, a size that is none, an unknown method.
+        MissingFieldError: Called with a batch that lacks a field.
+        SchemaError: Called with fields that are no images.
+    """
+
+    keys: tuple[FieldKey, ...]
+    size: tuple[int, int]
+    method: Literal["bilinear", "nearest"]
+    image_shape: tuple[int, int, int] | None
+
+    def __init__(
+        self,
+        *keys: FieldKey,
+        size: tuple[int, int],
+        method: Literal["bilinear", "nearest"] = "bilinear",
+        image_shape: tuple[int, int, int] | None = None,
+    ) -> None:
+        object.__setattr__(self, "keys", _image_keys(keys, "Resize"))
+        object.__setattr__(self, "size", _sizes(size, 2, "Resize: size"))
+        if method not in ("bilinear", "nearest"):
+            raise ConfigError(f"Resize: method: expected 'bilinear' or 'nearest', found {method!r}")
+        object.__setattr__(self, "method", method)
+        object.__setattr__(self, "image_shape", _shape(image_shape, "Resize"))
+
+    def __call__(self, batch: Any) -> Any:
+        """The batch with resized images."""
+        return replaced(batch, {key: self._resized(get(batch, key, where="Resize"), key) for key in self.keys})
+
+    def _resized(self, values: Array, key: FieldKey) -> Array:
+        images = _images(values, self.image_shape, key, "Resize")
+        height, width = self.size
+        if tuple(images.shape[-3:-1]) == self.size:
+            return values
+        if self.method == "nearest":
+            xp, where = array_namespace(images), device(images)
+            rows = xp.asarray(_nearest(images.shape[-3], height), device=where)
+            columns = xp.asarray(_nearest(images.shape[-2], width), device=where)
+            resized = images[..., rows[:, None], columns[None, :], :]
+        else:
+            resized = _bilinear(images, height, width)
+        return resized if self.image_shape is None else resized.reshape((*values.shape[:-1], -1))
+
+
+@dataclass(frozen=True, init=False)
+class ToFloatImage:
+    """Turns images of whole numbers 0..255 into floating numbers 0..1.
+
+    Args:
+        keys: Fields of images ``[..., H, W, C]``.
+        channels: Where the channels of the result are: "last", ``[..., H, W, C]`` as Flax expects, or "first",
+            ``[..., C, H, W]`` as torch does.
+        dtype: A floating dtype.
+        image_shape: ``(H, W, C)`` of images that are stored flattened, ``[..., H * W * C]``.
+
+    Raises:
+        ConfigError: No fields, an unknown place of channels, a dtype that is not floating.
+        MissingFieldError: Called with a batch that lacks a field.
+        SchemaError: Called with fields that are no images of whole numbers.
+    """
+
+    keys: tuple[FieldKey, ...]
+    channels: Literal["first", "last"]
+    dtype: np.dtype[Any]
+    image_shape: tuple[int, int, int] | None
+
+    def __init__(
+        self,
+        *keys: FieldKey,
+        channels: Literal["first", "last"] = "last",
+        dtype: npt.DTypeLike = "float32",
+        image_shape: tuple[int, int, int] | None = None,
+    ) -> None:
+        object.__setattr__(self, "keys", _image_keys(keys, "ToFloatImage"))
+        if channels not in ("first", "last"):
+            raise ConfigError(f"ToFloatImage: channels: expected 'first' or 'last', found {channels!r}")
+        object.__setattr__(self, "channels", channels)
+        checked = check_dtype(dtype, where="ToFloatImage: dtype")
+        if checked.kind != "f":
+            raise ConfigError(f"ToFloatImage: dtype: expected a floating dtype, found {checked}")
+        object.__setattr__(self, "dtype", checked)
+        object.__setattr__(self, "image_shape", _shape(image_shape, "ToFloatImage"))
+
+    def __call__(self, batch: Any) -> Any:
+        """The batch with images of floating numbers."""
+        return replaced(batch, {key: self._floating(get(batch, key, where="ToFloatImage"), key) for key in self.keys})
+
+    def _floating(self, values: Array, key: FieldKey) -> Array:
+        images = _images(values, self.image_shape, key, "ToFloatImage")
+        xp = array_namespace(images)
+        if not xp.isdtype(images.dtype, "integral"):
+            raise SchemaError(f"ToFloatImage: {key!r}: expected whole numbers 0..255, found {images.dtype}")
+        if self.channels == "first":
+            axes = tuple(range(images.ndim))
+            images = xp.permute_dims(images, (*axes[:-3], axes[-1], axes[-3], axes[-2]))
+        scaled = xp.astype(images, getattr(xp, self.dtype.name)) / 255
+        # Moved channels leave the bytes as they were; frameworks want them in order.
+        return np.ascontiguousarray(scaled) if is_numpy_array(scaled) else xp.asarray(scaled, copy=True)
+
+
+# ---------------------------------------------------------------------- weights
+
+
+def _bilinear(images: Array, height: int, width: int) -> Array:
+    xp = array_namespace(images)
+    rows = xp.asarray(_weights(images.shape[-3], height), device=device(images))
+    columns = xp.asarray(_weights(images.shape[-2], width), device=device(images))
+    *lead, old_height, old_width, channels = images.shape
+    flat = images.reshape((-1, old_height, old_width, channels))
+    whole = xp.isdtype(images.dtype, "integral")
+    resized = xp.empty((flat.shape[0], height, width, channels), dtype=images.dtype, device=device(images))
+    block = max(1, _BLOCK_BYTES // (4 * max(1, old_height * old_width * channels)))
+    for first in range(0, flat.shape[0], block):
+        part = xp.astype(flat[first : first + block], xp.float32)
+        count = part.shape[0]
+        # [n, H, W * C] from the left by [h, H]; then [n * h, W, C] from the left by [w, W].
+        tall = xp.matmul(rows, part.reshape((count, old_height, old_width * channels)))
+        made = xp.matmul(columns, tall.reshape((count * height, old_width, channels)))
+        made = made.reshape((count, height, width, channels))
+        if whole:
+            made = xp.floor(made + 0.5)  # weights are positive and sum to 1, so the result stays in range
+        resized[first : first + count] = xp.astype(made, images.dtype)
+    return resized.reshape((*lead, height, width, channels))
+
+
+@lru_cache(maxsize=64)
+def _weights(old: int, new: int) -> npt.NDArray[np.float32]:
+    """How much each old pixel of a line counts in each new one, float32 ``[new, old]``; rows sum to 1."""
+    scale = old / new
+    support = max(scale, 1.0)
+    centre = (np.arange(new) + 0.5) * scale
+    distance = np.abs(np.arange(old) + 0.5 - centre[:, None]) / support
+    weights = np.maximum(1.0 - distance, 0.0)
+    return np.asarray(weights / weights.sum(axis=1, keepdims=True), np.float32)
+
+
+@lru_cache(maxsize=64)
+def _nearest(old: int, new: int) -> npt.NDArray[np.int64]:
+    """The old pixel in the middle of each new one, int64 ``[new]``."""
+    return np.minimum(((np.arange(new) + 0.5) * (old / new)).astype(np.int64), old - 1)
+
+
+# ---------------------------------------------------------------------- checks
+
+
+def _image_keys(keys: tuple[FieldKey, ...], where: str) -> tuple[FieldKey, ...]:
+    if not keys:
+        raise ConfigError(f"{where}: expected at least one field of images, found none")
+    return check_keys(keys, where=where)
+
+
+def _sizes(sizes: object, count: int, where: str) -> tuple[int, ...]:
+    ok = isinstance(sizes, tuple | list) and len(sizes) == count
+    if not ok or any(isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1 for size in sizes):  # type: ignore[attr-defined]
+        raise ConfigError(f"{where}: expected {count} positive integers, found {sizes!r}")
+    return tuple(int(size) for size in sizes)  # type: ignore[attr-defined]
+
+
+def _shape(image_shape: tuple[int, int, int] | None, where: str) -> tuple[int, ...] | None:
+    return None if image_shape is None else _sizes(image_shape, 3, f"{where}: image_shape")
+
+
+def _images(values: Array, image_shape: tuple[int, int, int] | None, key: FieldKey, where: str) -> Array:
+    if image_shape is not None:
+        if values.ndim < 1 or values.shape[-1] != math.prod(image_shape):
+            raise SchemaError(
+                f"{where}: {key!r}: expected flattened images of shape {list(image_shape)}, found {list(values.shape)}"
+            )
+        return values.reshape((*values.shape[:-1], *image_shape))
+    if values.ndim < 3:
+        raise SchemaError(f"{where}: {key!r}: expected images [..., H, W, C], found shape {list(values.shape)}")
+    return values

@@ -1,0 +1,213 @@
+"""Rewards of several steps: NStep and ReturnsToGo."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from array_api_compat import array_namespace, device
+
+from mouse_core.errors import ConfigError, SchemaError
+from mouse_core.replay.protocols import FieldKey
+from mouse_core.replay.transforms._ends import ALIVE, beside, end_codes, end_fields, valid_steps
+from mouse_core.replay.transforms._fields import NEXT, check_keys, find, get, key_of, leaves, place_of, replaced
+from mouse_core.replay.transforms.next_view import NextView
+from mouse_core.spec import Alignment, check_alignment
+
+Array = Any
+
+
+@dataclass(frozen=True)
+class NStep:
+    """Turns transitions into transitions of up to ``n`` steps, for n-step bootstrapping.
+
+    For step t of an episode let ``m`` be the number of steps taken: ``n``, or fewer where the episode or the slice ends
+    before. Then the batch holds at t
+
+    - ``reward``: ``sum(discount**k * reward[t + k] for k in range(m))``,
+    - ``done``, and ``terminated`` and ``truncated`` where they are: those of step ``t + m - 1``,
+    - every field under ``next``, and every field whose name begins with ``next_``: that of step ``t + m - 1``,
+    - ``discount``, float32: ``discount**m``, and ``steps``, int64: ``m``.
+
+    So a target is ``reward + discount * (done != 1) * value(next)``. The end of an episode stops the sum. A step whose
+    target is the terminal observation has done 1; one whose target is where the episode was cut short has done 2, and
+    bootstraps. Where a slice just ends, the sum stops, too, and the bootstrap comes earlier.
+
+    The formula is that of Sutton and Barto, "Reinforcement learning", 2nd edition, section 7.1, with episodes cut short
+    treated as Pardo et al., "Time limits in reinforcement learning" (ICML 2018), say.
+
+    A buffer that draws single transitions reads the steps behind each as well.
+
+    Args:
+        n: Steps, at least 1.
+        discount: Of one step, in ``[0, 1]``.
+        takes: The alignment of the rows. "arrived" rows pass through ``NextView(takes="arrived")`` first.
+        reward, done: The names of these fields; looked for in ``next`` first. ``done`` as in ``NextView``.
+        mask: The field that says which steps are there.
+        view: How "arrived" rows become transitions, instead of ``NextView(takes="arrived")``.
+
+    Raises:
+        ConfigError: ``n`` or ``discount`` out of range.
+        MissingFieldError: Called with a batch without a reward, or in which nothing says where episodes end.
+        SchemaError: Called with a batch that is no slices, or that has a field ``discount`` or ``steps``.
+
+    Example:
+        >>> import numpy as np
+        >>> from mouse_core.replay import NStep
+        >>> batch = NStep(2, 0.5)({"reward": np.array([[4.0, 2.0, 8.0]]), "done": np.array([[0, 0, 1]])})
+        >>> batch["reward"], batch["done"], batch["discount"]
+        (array([[5., 6., 8.]]), array([[0, 1, 1]]), array([[0.25, 0.25, 0.5 ]], dtype=float32))
+    """
+
+    n: int
+    discount: float
+    takes: Alignment = "outgoing"
+    reward: FieldKey = "reward"
+    done: FieldKey = "done"
+    mask: FieldKey = "mask"
+    view: NextView | None = None
+
+    alignment: ClassVar[Alignment] = "outgoing"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.n, bool) or not isinstance(self.n, int | np.integer) or self.n < 1:
+            raise ConfigError(f"NStep: n: expected a positive integer, found {self.n!r}")
+        _check_discount(self.discount, "NStep")
+        check_alignment(self.takes)
+        check_keys((self.reward, self.done, self.mask), where="NStep")
+
+    @property
+    def reach(self) -> int:
+        """How many rows behind a drawn one it needs."""
+        return int(self.n) - 1 + (self.takes == "arrived")
+
+    def __call__(self, batch: Any) -> Any:
+        """The batch ``{field: [N, T, ...]}`` with the fields named above."""
+        if self.takes == "arrived":
+            batch = (self.view or NextView(takes="arrived", done=self.done, mask=self.mask))(batch)
+        for name in ("discount", "steps"):
+            if find(batch, name) is not None:
+                raise SchemaError(f"NStep: expected rows without a field {name!r}, which it makes, found one")
+        codes = end_codes(batch, self.done, where="NStep")
+        valid = valid_steps(batch, codes, self.mask, where="NStep")
+        place = place_of(batch, self.reward)
+        reward = get(batch, place, where="NStep")
+        total, steps = n_step_sums(reward, codes != ALIVE, valid, n=int(self.n), discount=float(self.discount))
+        xp = array_namespace(codes)
+        rows = xp.arange(codes.shape[0], device=device(codes))[:, None]
+        last = xp.arange(codes.shape[1], device=device(codes))[None, :] + xp.clip(steps - 1, 0)
+        moved = {*end_fields(batch, self.done).values(), *self._shifted(batch)} - {place}
+        changes: dict[FieldKey, Array] = {key: get(batch, key, where="NStep")[rows, last] for key in moved}
+        powers = xp.asarray(float(self.discount) ** np.arange(self.n + 1.0), device=device(codes))
+        changes |= {place: total, "discount": xp.astype(powers[steps], xp.float32), "steps": steps}
+        return replaced(batch, changes)
+
+    def _shifted(self, batch: Any) -> list[FieldKey]:
+        return [
+            key_of(path)
+            for path, _ in leaves(batch)
+            if path[0] == NEXT or (isinstance(path[-1], str) and path[-1].startswith("next_"))
+        ]
+
+
+def n_step_sums(reward: Array, ended: Array, valid: Array, *, n: int, discount: float) -> tuple[Array, Array]:
+    """The sums of up to ``n`` rewards from each step on, and how many were summed.
+
+    Args:
+        reward: ``[N, T, ...]``; element t is what follows observation t.
+        ended: Whether step t is the last of its episode, bool ``[N, T]``.
+        valid: Whether step t is there, bool ``[N, T]``.
+        n: The most steps, at least 1.
+        discount: Of one step.
+
+    Returns:
+        Sums, ``[N, T, ...]`` in the dtype of ``reward``, or float32 where that is no floating dtype, computed in
+        float64; and steps, int64 ``[N, T]``, 0 where a step is not there.
+    """
+    xp = array_namespace(reward)
+    length = valid.shape[1]
+    total = xp.zeros(reward.shape, dtype=xp.float64, device=device(reward))
+    steps = xp.zeros(valid.shape, dtype=xp.int64, device=device(valid))
+    wide = xp.astype(reward, xp.float64)
+    going = valid
+    for taken in range(min(n, length)):
+        if taken:
+            # Step t + taken counts if the one before did not end the episode, and if it is there.
+            going = going[:, :-1] & ~ended[:, taken - 1 : length - 1] & valid[:, taken:]
+        part = xp.where(beside(going, wide), discount**taken * wide[:, taken:], xp.zeros_like(wide[:, taken:]))
+        # Sums are over what is there: an infinite reward elsewhere must not become NaN.
+        total[:, : length - taken] += part
+        steps[:, : length - taken] += xp.astype(going, xp.int64)
+    floating = xp.isdtype(reward.dtype, "real floating")
+    return xp.astype(total, reward.dtype if floating else xp.float32), steps
+
+
+@dataclass(frozen=True)
+class ReturnsToGo:
+    """Adds the sum of the rewards that still come, ``return_to_go``, to every step.
+
+    ``G[t] = r + discount * G[t + 1]``, where ``r`` is the reward of the transition that leaves observation t, and
+    ``G[t + 1]`` counts if step t + 1 is of the same episode: for "outgoing" rows ``r = reward[t]``, for "arrived" ones
+    ``r = reward[t + 1]``, and 0 at the last row of an episode. (Sutton and Barto, section 3.3.)
+
+    Only what is in the slice is summed. For returns up to the ends of episodes draw whole episodes, or compute them
+    when episodes are written: ``OnWrite(ReturnsToGo(0.99))``.
+
+    Args:
+        discount: Of one step, in ``[0, 1]``.
+        takes: The alignment of the rows.
+        reward, done, mask: See ``NStep``.
+        to: The name of the new field, which has the dtype of the reward.
+
+    Raises:
+        ConfigError, MissingFieldError, SchemaError: As ``NStep``.
+
+    Example:
+        >>> import numpy as np
+        >>> from mouse_core.replay import ReturnsToGo
+        >>> ReturnsToGo(0.5)({"reward": np.array([[4.0, 2.0, 8.0]]), "done": np.array([[0, 0, 1]])})["return_to_go"]
+        array([[7., 6., 8.]])
+    """
+
+    discount: float = 1.0
+    takes: Alignment = "outgoing"
+    reward: FieldKey = "reward"
+    done: FieldKey = "done"
+    mask: FieldKey = "mask"
+    to: FieldKey = "return_to_go"
+
+    def __post_init__(self) -> None:
+        _check_discount(self.discount, "ReturnsToGo")
+        check_alignment(self.takes)
+        check_keys((self.reward, self.done, self.mask, self.to), where="ReturnsToGo")
+
+    def __call__(self, batch: Any) -> Any:
+        """The batch ``{field: [N, T, ...]}`` with the new field."""
+        codes = end_codes(batch, self.done, where="ReturnsToGo")
+        valid = valid_steps(batch, codes, self.mask, where="ReturnsToGo")
+        reward = get(batch, place_of(batch, self.reward), where="ReturnsToGo")
+        xp = array_namespace(reward)
+        wide = xp.astype(reward, xp.float64)
+        returns = xp.zeros(reward.shape, dtype=xp.float64, device=device(reward))
+        following = xp.zeros_like(returns[:, 0])
+        last = codes.shape[1] - 1
+        for step in range(last, -1, -1):
+            there, goes_on = (beside(flags, wide)[:, step] for flags in (valid, codes == ALIVE))
+            if self.takes == "outgoing":
+                following = wide[:, step] + xp.where(goes_on, self.discount * following, xp.zeros_like(following))
+            elif step < last:
+                onward = goes_on & beside(valid, wide)[:, step + 1]
+                gained = wide[:, step + 1] + self.discount * following
+                following = xp.where(onward, gained, xp.zeros_like(gained))
+            following = xp.where(there, following, xp.zeros_like(following))
+            returns[:, step] = following
+        floating = xp.isdtype(reward.dtype, "real floating")
+        return replaced(batch, {self.to: xp.astype(returns, reward.dtype if floating else xp.float32)})
+
+
+def _check_discount(discount: object, where: str) -> None:
+    ok = isinstance(discount, int | float | np.floating) and not isinstance(discount, bool)
+    if not ok or not (math.isfinite(float(discount)) and 0 <= float(discount) <= 1):  # type: ignore[arg-type]
+        raise ConfigError(f"{where}: discount: expected a number in [0, 1], found {discount!r}")

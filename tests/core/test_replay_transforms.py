@@ -1,0 +1,675 @@
+"""Transforms of replay batches against plain loops."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
+from mouse_core.randomness import Key, Purpose
+from mouse_core.replay._trees import flatten, map_tree
+from mouse_core.replay.transforms import (
+    Cast,
+    Compose,
+    Exclude,
+    HindsightRelabel,
+    NextView,
+    NStep,
+    OnWrite,
+    RandomCrop,
+    Rename,
+    Resize,
+    ReturnsToGo,
+    Select,
+    ToFloatImage,
+    delivered_alignment,
+)
+
+KEY = Key(3, Purpose.WINDOWS, 5)
+
+
+def as_torch(batch: Any) -> Any:
+    return map_tree(torch.from_numpy, batch)
+
+
+def assert_equal(found: Any, wanted: Any) -> None:
+    one, other = flatten(found), flatten(wanted)
+    assert one.keys() == other.keys()
+    for key in one:
+        np.testing.assert_array_equal(np.asarray(one[key]), np.asarray(other[key]), err_msg=str(key), strict=True)
+
+
+@st.composite
+def slices(draw: st.DrawFn) -> dict[str, np.ndarray]:
+    """Outgoing rows [N, T] with ends in them, and a mask that is a prefix."""
+    count, length = draw(st.integers(1, 3)), draw(st.integers(1, 7))
+    seed = draw(st.integers(0, 2**16))
+    random = np.random.default_rng(seed)
+    lengths = random.integers(1, length + 1, count)
+    return {
+        "obs": random.normal(size=(count, length, 2)),
+        "action": random.integers(0, 4, (count, length)),
+        "reward": random.normal(size=(count, length)),
+        "done": random.choice([0, 0, 0, 1, 2], (count, length)),
+        "mask": np.arange(length) < lengths[:, None],
+    }
+
+
+def episodes(batch: dict[str, np.ndarray]) -> list[list[tuple[int, int]]]:
+    """The places of the batch by episode, each in order: episodes end with done, with the mask, or with the slice."""
+    found: list[list[tuple[int, int]]] = []
+    for row in range(len(batch["done"])):
+        current: list[tuple[int, int]] = []
+        for step in range(batch["done"].shape[1]):
+            if not batch["mask"][row, step]:
+                break
+            current.append((row, step))
+            if batch["done"][row, step]:
+                found.append(current)
+                current = []
+        if current:
+            found.append(current)
+    return found
+
+
+# ---------------------------------------------------------------------- n steps
+
+
+@settings(max_examples=60)
+@given(batch=slices(), n=st.integers(1, 9), discount=st.sampled_from([0.0, 0.5, 0.97, 1.0]))
+def test_n_step_is_the_loop(batch: dict[str, Any], n: int, discount: float) -> None:
+    batch["next"] = {"obs": np.random.default_rng(0).normal(size=batch["obs"].shape)}
+    batch["next_state"] = np.arange(batch["done"].size).reshape(batch["done"].shape)
+    wanted = {
+        name: np.zeros_like(batch["reward"], dtype)
+        for name, dtype in (("reward", "f8"), ("done", "i8"), ("discount", "f4"), ("steps", "i8"))
+    }
+    for episode in episodes(batch):
+        for number, place in enumerate(episode):
+            taken = episode[number : number + n]
+            wanted["reward"][place] = sum(discount**k * batch["reward"][step] for k, step in enumerate(taken))
+            wanted["done"][place] = batch["done"][taken[-1]]
+            wanted["discount"][place] = discount ** len(taken)
+            wanted["steps"][place] = len(taken)
+    found = NStep(n, discount)(batch)
+    there = batch["mask"]
+    for name, values in wanted.items():
+        assert found[name].dtype == values.dtype, name
+        np.testing.assert_allclose(found[name][there], values[there], atol=1e-12, rtol=1e-6, err_msg=name)
+    np.testing.assert_array_equal(found["steps"], wanted["steps"])
+    for row, step in zip(*np.nonzero(there), strict=True):
+        target = step + wanted["steps"][row, step] - 1
+        np.testing.assert_array_equal(found["next"]["obs"][row, step], batch["next"]["obs"][row, target])
+        assert found["next_state"][row, step] == batch["next_state"][row, target]
+    np.testing.assert_array_equal(found["obs"], batch["obs"])
+    assert_equal(map_tree(lambda values: values.numpy(), NStep(n, discount)(as_torch(batch))), found)
+
+
+def test_the_ends_of_episodes_in_an_n_step_batch() -> None:
+    """The case that goes wrong elsewhere: two steps before a terminal, the target is terminal."""
+    reward = np.array([[1.0, 2.0, 4.0, 8.0]])
+    terminal = NStep(3, 0.5)({"reward": reward, "done": np.array([[0, 0, 0, 1]])})
+    assert terminal["done"].tolist() == [[0, 1, 1, 1]]
+    assert terminal["reward"].tolist() == [[1 + 1 + 1, 2 + 2 + 2, 4 + 4, 8]]
+    assert terminal["discount"].tolist() == [[0.125, 0.125, 0.25, 0.5]]
+    cut = NStep(3, 0.5)({"reward": reward, "done": np.array([[0, 2, 0, 0]])})
+    assert cut["done"].tolist() == [[2, 2, 0, 0]]
+    assert cut["reward"].tolist() == [[2, 2, 8, 8]]
+    assert cut["steps"].tolist() == [[2, 1, 2, 1]]
+
+
+def test_flags_as_gymnasium_and_torchrl_give_them() -> None:
+    reward = np.ones((1, 4, 1), np.float32)
+    terminated = np.array([[0, 0, 0, 1]], bool)[..., None]
+    truncated = np.array([[0, 1, 0, 0]], bool)[..., None]
+    ted = {"next": {"reward": reward, "terminated": terminated, "truncated": truncated, "done": terminated | truncated}}
+    found = NStep(2, 1.0)(ted)["next"]
+    assert found["reward"].ravel().tolist() == [2, 1, 2, 1]
+    assert found["terminated"].ravel().tolist() == [False, False, True, True]
+    assert found["truncated"].ravel().tolist() == [True, True, False, False]
+    assert found["done"].all()
+    gym = NStep(2, 1.0)({"reward": reward[..., 0], "terminated": terminated[..., 0], "truncated": truncated[..., 0]})
+    np.testing.assert_array_equal(gym["terminated"], found["terminated"][..., 0])
+    np.testing.assert_array_equal(gym["reward"], found["reward"][..., 0])
+
+
+def test_a_reward_that_is_not_there_is_not_summed() -> None:
+    batch = {"reward": np.array([[1.0, np.nan]]), "done": np.zeros((1, 2), int), "mask": np.array([[True, False]])}
+    assert NStep(2, 0.5)(batch)["reward"][0, 0] == 1.0
+    assert ReturnsToGo(0.5)(batch)["return_to_go"].tolist() == [[1.0, 0.0]]
+
+
+def test_integers_sum_to_float32() -> None:
+    batch = {"reward": np.array([[1, 2]]), "done": np.zeros((1, 2), int)}
+    assert NStep(2, 0.5)(batch)["reward"].dtype == np.float32
+
+
+@pytest.mark.parametrize("n", [0, -1, True, 2.0, "3"])
+def test_n_that_is_none(n: Any) -> None:
+    with pytest.raises(ConfigError, match="NStep: n: expected a positive integer"):
+        NStep(n, 0.9)
+
+
+@pytest.mark.parametrize("discount", [-0.1, 1.1, float("nan"), "0.9", True])
+def test_discounts_out_of_range(discount: Any) -> None:
+    for make in (lambda: NStep(1, discount), lambda: ReturnsToGo(discount)):
+        with pytest.raises(ConfigError, match=r"discount: expected a number in \[0, 1\]"):
+            make()
+
+
+def test_batches_that_n_step_refuses() -> None:
+    good = {"reward": np.zeros((1, 2)), "done": np.zeros((1, 2), int)}
+    with pytest.raises(MissingFieldError, match=r"NStep: expected a field 'reward', found \['done'\]"):
+        NStep(1, 0.5)({"done": good["done"]})
+    with pytest.raises(MissingFieldError, match="expected a field 'done', or 'terminated' and 'truncated'"):
+        NStep(1, 0.5)({"reward": good["reward"]})
+    with pytest.raises(SchemaError, match="expected slices"):
+        NStep(1, 0.5)({"reward": np.zeros(4), "done": np.zeros(4, int)})
+    with pytest.raises(SchemaError, match="'discount'"):
+        NStep(1, 0.5)({**good, "discount": np.zeros((1, 2))})
+
+
+# ---------------------------------------------------------------------- returns
+
+
+@settings(max_examples=40)
+@given(batch=slices(), discount=st.sampled_from([0.0, 0.5, 1.0]))
+def test_returns_are_the_loop(batch: dict[str, Any], discount: float) -> None:
+    wanted = np.zeros_like(batch["reward"])
+    arrived = np.zeros_like(batch["reward"])
+    for episode in episodes(batch):
+        for number, place in enumerate(episode):
+            wanted[place] = sum(discount**k * batch["reward"][step] for k, step in enumerate(episode[number:]))
+            arrived[place] = sum(discount**k * batch["reward"][step] for k, step in enumerate(episode[number + 1 :]))
+    np.testing.assert_allclose(ReturnsToGo(discount)(batch)["return_to_go"], wanted, atol=1e-12)
+    found = ReturnsToGo(discount, takes="arrived")(batch)["return_to_go"]
+    np.testing.assert_allclose(found, arrived, atol=1e-12)
+    np.testing.assert_array_equal(
+        ReturnsToGo(discount, takes="arrived")(as_torch(batch))["return_to_go"].numpy(), found
+    )
+
+
+def test_returns_of_episodes_as_they_are_written() -> None:
+    rows = {"reward": [4.0, 2.0, 8.0], "done": np.array([0, 0, 1]), "obs": np.zeros((3, 2))}
+    written = OnWrite(ReturnsToGo(0.5)).inverse(rows)
+    assert written["return_to_go"].tolist() == [7, 6, 8]
+    assert written["obs"].shape == (3, 2)
+    assert OnWrite(ReturnsToGo(0.5))({"reward": 1}) == {"reward": 1}
+    with pytest.raises(SchemaError, match="expected rows"):
+        OnWrite(ReturnsToGo()).inverse({"reward": 1.0, "done": 0})
+    with pytest.raises(SchemaError, match="as many rows as it takes"):
+        OnWrite(NextView(takes="arrived")).inverse({**rows, "action": np.zeros(3)})
+    with pytest.raises(ConfigError, match="without random numbers"):
+        OnWrite(RandomCrop(2))
+
+
+# ---------------------------------------------------------------------- next entries
+
+
+def episode_rows(random: np.random.Generator, length: int, code: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """One episode of so many transitions as arrived rows [T + 1] and as TED transitions [T]."""
+    obs = random.normal(size=(length + 1, 3))
+    action, reward = random.integers(0, 4, length), random.normal(size=length)
+    done = np.zeros(length, int)
+    done[-1] = code
+    arrived = {
+        "obs": {"vector": obs},
+        "action": np.concatenate([[0], action]),
+        "reward": np.concatenate([[0], reward]),
+        "done": np.concatenate([[0], done]),
+    }
+    following = {"obs": {"vector": obs[1:]}, "reward": reward, "done": done}
+    return arrived, {"obs": {"vector": obs[:-1]}, "action": action, "next": following}
+
+
+@pytest.mark.parametrize("code", [1, 2])
+def test_arrived_rows_become_transitions_without_loss(code: int) -> None:
+    arrived, wanted = episode_rows(np.random.default_rng(0), 5, code)
+    found = NextView(takes="arrived")(map_tree(lambda values: values[None], arrived))
+    assert found.pop("mask").all()
+    assert_equal(found, map_tree(lambda values: values[None], wanted))
+
+
+@pytest.mark.parametrize("code", [1, 2])
+def test_outgoing_rows_become_transitions(code: int) -> None:
+    _, wanted = episode_rows(np.random.default_rng(0), 5, code)
+    rows = {"obs": wanted["obs"], "action": wanted["action"], **{k: wanted["next"][k] for k in ("reward", "done")}}
+    found = NextView()(map_tree(lambda values: values[None], rows))
+    assert found["mask"].tolist() == [[True] * 4 + [code == 1]]
+    assert found.keys() == {"obs", "action", "next", "mask"}
+    np.testing.assert_array_equal(found["next"]["obs"]["vector"][0, :4], wanted["next"]["obs"]["vector"][:4])
+    np.testing.assert_array_equal(found["next"]["obs"]["vector"][0, 4], rows["obs"]["vector"][4])
+    np.testing.assert_array_equal(found["next"]["reward"][0], rows["reward"])
+    assert_equal(map_tree(np.asarray, NextView()(as_torch(map_tree(lambda values: values[None], rows)))), found)
+
+
+@pytest.mark.parametrize("takes", ["arrived", "outgoing"])
+def test_what_follows_an_episode_is_no_next_observation(takes: Any) -> None:
+    obs = np.arange(6.0)[None]
+    batch = {"obs": obs, "reward": obs, "done": np.array([[0, 1, 0, 0, 2, 0]]), "action": obs, "index": obs[..., None]}
+    found = NextView(takes=takes)(batch)
+    if takes == "arrived":
+        assert found["mask"].tolist() == [[True, False, True, True, False]]
+        assert found["action"].tolist() == found["next"]["reward"].tolist() == [[1, 2, 3, 4, 5]]
+    else:
+        assert found["mask"].tolist() == [[True, True, True, True, False, False]]
+        assert found["next"]["obs"].tolist() == [[1, 1, 3, 4, 4, 5]]
+    assert "index" not in found["next"]
+
+
+def test_steps_that_are_masked_are_no_transitions() -> None:
+    batch = {"obs": np.arange(4.0)[None], "done": np.zeros((1, 4), int), "mask": np.array([[1, 1, 0, 0]], bool)}
+    assert NextView()(batch)["mask"].tolist() == [[True, False, False, False]]
+    assert NextView(takes="arrived")(batch)["mask"].tolist() == [[True, False, False]]
+
+
+def test_fields_without_a_next() -> None:
+    batch = {"obs": np.zeros((2, 3)), "task": np.zeros((2, 3)), "done": np.zeros((2, 3), int), "slice": np.zeros(2)}
+    found = NextView(keep=("task",), takes="arrived")(batch)
+    assert found["next"].keys() == {"obs", "done"}
+    assert found["task"].shape == (2, 2)
+    assert found["slice"].shape == (2,)
+    with pytest.raises(SchemaError, match="expected rows without 'next'"):
+        NextView()(found)
+
+
+def test_n_steps_of_arrived_rows_are_those_of_their_transitions() -> None:
+    arrived, ted = episode_rows(np.random.default_rng(1), 6, 1)
+    slice_of = lambda rows: map_tree(lambda values: values[None], rows)  # noqa: E731
+    direct = NStep(3, 0.9, takes="arrived")(slice_of(arrived))
+    composed = Compose(NextView(takes="arrived"), NStep(3, 0.9))(slice_of(arrived))
+    assert_equal(direct, composed)
+    wanted = NStep(3, 0.9)(slice_of(ted))
+    direct.pop("mask")
+    assert_equal(direct, wanted)
+    assert direct["next"]["done"].tolist() == [[0, 0, 0, 1, 1, 1]]
+
+
+# ---------------------------------------------------------------------- hindsight
+
+
+def goal_batch(random: np.random.Generator) -> dict[str, Any]:
+    done = np.array([[0, 0, 1, 0, 0, 0], [0, 0, 0, 0, 2, 0]])
+    goals = {
+        "observation": {"desired_goal": random.normal(size=(2, 6, 2)), "achieved_goal": random.normal(size=(2, 6, 2))}
+    }
+    return {
+        **goals,
+        "next": {
+            "observation": {
+                "desired_goal": goals["observation"]["desired_goal"] + 0.0,
+                "achieved_goal": random.normal(size=(2, 6, 2)),
+            },
+            "reward": random.normal(size=(2, 6)).astype(np.float32),
+            "done": done,
+        },
+        "mask": np.array([[True] * 6, [True] * 5 + [False]]),
+    }
+
+
+def negative_distance(achieved: Any, goal: Any, batch: Any) -> Any:
+    return -((achieved - goal) ** 2).sum(-1)
+
+
+GOALS: dict[str, Any] = {"goal": ("observation", "desired_goal"), "achieved": ("observation", "achieved_goal")}
+
+
+@pytest.mark.parametrize("strategy", ["future", "final", "episode", "random"])
+def test_goals_are_what_was_achieved(strategy: Any) -> None:
+    batch = goal_batch(np.random.default_rng(0))
+    achieved = batch["next"]["observation"]["achieved_goal"]
+    spans = {(0, t): range(3) for t in range(3)} | {(0, t): range(3, 6) for t in range(3, 6)}
+    spans |= {(1, t): range(5) for t in range(5)}
+    seen: dict[tuple[int, int], set[tuple[int, int]]] = {place: set() for place in spans}
+    for call in range(150):
+        transform = HindsightRelabel(compute_reward=negative_distance, strategy=strategy, ratio=0.8, **GOALS)
+        found = transform(batch, KEY.with_call(call))
+        assert not found["relabelled"][1, 5]
+        goal = found["observation"]["desired_goal"]
+        np.testing.assert_array_equal(goal, found["next"]["observation"]["desired_goal"])
+        for place in spans:
+            if not found["relabelled"][place]:
+                np.testing.assert_array_equal(goal[place], batch["observation"]["desired_goal"][place])
+                assert found["next"]["reward"][place] == batch["next"]["reward"][place]
+                continue
+            (source,) = zip(*np.nonzero((achieved == goal[place]).all(-1)), strict=True)
+            seen[place].add((int(source[0]), int(source[1])))
+            wanted = -((achieved[place] - goal[place]) ** 2).sum()
+            assert found["next"]["reward"][place] == pytest.approx(wanted, rel=1e-6, abs=1e-12)
+        assert found["next"]["reward"].dtype == np.float32
+    for (row, step), span in spans.items():
+        wanted = {
+            "future": {(row, later) for later in span if later >= step},
+            "final": {(row, span[-1])},
+            "episode": {(row, any_) for any_ in span},
+            "random": set(spans),
+        }[strategy]
+        assert seen[row, step] == wanted
+
+
+def test_relabelling_is_a_function_of_the_key_and_of_its_ratio() -> None:
+    batch = goal_batch(np.random.default_rng(0))
+    one = HindsightRelabel(compute_reward=negative_distance, **GOALS)
+    assert_equal(one(batch, KEY), one(batch, KEY))
+    with_torch = one(as_torch(batch), KEY)
+    np.testing.assert_array_equal(
+        with_torch["observation"]["desired_goal"].numpy(), one(batch, KEY)["observation"]["desired_goal"]
+    )
+    assert not HindsightRelabel(compute_reward=negative_distance, ratio=0.0, **GOALS)(batch, KEY)["relabelled"].any()
+    every = HindsightRelabel(compute_reward=negative_distance, ratio=1.0, **GOALS)(batch, KEY)["relabelled"]
+    np.testing.assert_array_equal(every, batch["mask"])
+
+
+def test_goals_reached_end_episodes_if_so_asked() -> None:
+    batch = goal_batch(np.random.default_rng(0))
+    found = HindsightRelabel(
+        compute_reward=negative_distance,
+        compute_done=lambda achieved, goal, batch: (achieved == goal).all(-1),
+        strategy="final",
+        ratio=1.0,
+        **GOALS,
+    )(batch, KEY)
+    assert found["next"]["done"].tolist() == [[0, 0, 1, 0, 0, 1], [0, 0, 0, 0, 1, 0]]
+    never = HindsightRelabel(
+        compute_reward=negative_distance, compute_done=lambda a, g, b: np.zeros((2, 6)), ratio=1.0, **GOALS
+    )(batch, KEY)
+    assert never["next"]["done"].tolist() == [[0] * 6, [0, 0, 0, 0, 2, 0]]
+
+
+def test_hindsight_on_rows_that_store_observations_once() -> None:
+    random = np.random.default_rng(2)
+    achieved = random.normal(size=(1, 5, 2))
+    rows = {
+        "achieved_goal": achieved,
+        "desired_goal": np.ones((1, 5, 2)),
+        "action": np.zeros((1, 5)),
+        "reward": np.zeros((1, 5)),
+        "done": np.array([[0, 0, 0, 0, 2]]),
+    }
+    found = HindsightRelabel(compute_reward=negative_distance, strategy="final", ratio=1.0, takes="arrived")(rows, KEY)
+    np.testing.assert_array_equal(found["desired_goal"], np.broadcast_to(achieved[:, 4:], (1, 4, 2)))
+    assert found["next"]["reward"][0, 3] == 0.0
+    # What the last outgoing transition achieved is not stored.
+    found = HindsightRelabel(compute_reward=negative_distance, strategy="final", ratio=1.0)(
+        {**rows, "done": np.array([[0, 0, 0, 0, 1]])}, KEY
+    )
+    assert found["relabelled"].tolist() == [[True] * 4 + [False]]
+    np.testing.assert_array_equal(found["desired_goal"][0, :4], np.broadcast_to(achieved[0, 4], (4, 2)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"compute_reward": 3}, "compute_reward: expected a function"),
+        ({"strategy": "past"}, "strategy: expected one of"),
+        ({"ratio": 1.5}, "ratio: expected a number"),
+        ({"horizon": -1}, "horizon: expected an integer"),
+        ({"takes": "both"}, "alignment: expected one of"),
+    ],
+)
+def test_hindsight_options_that_are_none(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        HindsightRelabel(**{"compute_reward": negative_distance, **options})
+
+
+def test_rewards_of_another_shape() -> None:
+    batch = goal_batch(np.random.default_rng(0))
+    with pytest.raises(SchemaError, match="compute_reward: expected values of shape"):
+        HindsightRelabel(compute_reward=lambda achieved, goal, batch: achieved, **GOALS)(batch, KEY)
+
+
+# ---------------------------------------------------------------------- crops
+
+
+def test_crops_are_uniform_over_what_is_there() -> None:
+    count, length = 3000, 6
+    step = np.broadcast_to(np.arange(length), (count, length))
+    batch = {
+        "step": step,
+        "image": np.broadcast_to(step[..., None, None], (count, length, 2, 2)),
+        "per": np.zeros(count),
+    }
+    batch["mask"] = step < np.where(np.arange(count) % 3, 6, 4)[:, None]
+    batch["index"] = step
+    found = RandomCrop(3)(batch, KEY)
+    assert found["per"].shape == (count,)
+    assert found["image"].shape == (count, 3, 2, 2)
+    np.testing.assert_array_equal(found["step"], found["step"][:, :1] + np.arange(3))
+    assert found["mask"].all()
+    whole = np.bincount(found["step"][np.arange(count) % 3 > 0, 0])
+    assert len(whole) == 4
+    assert ((whole - 500) ** 2 / 500).sum() < 16.3  # chi-square, 3 degrees of freedom, 0.1 %
+    assert set(found["step"][np.arange(count) % 3 == 0, 0]) == {0, 1}
+    assert_equal(map_tree(np.asarray, RandomCrop(3)(as_torch(map_tree(np.array, batch)), KEY)), found)
+
+
+def test_crops_of_slices_that_are_too_short() -> None:
+    batch = {"step": np.array([[0, 1, 2, 3]]), "mask": np.array([[True, True, False, False]])}
+    for call in range(10):
+        found = RandomCrop(3)(batch, KEY.with_call(call))
+        assert found["step"].tolist() == [[0, 1, 2]]
+        assert found["mask"].tolist() == [[True, True, False]]
+    with pytest.raises(SchemaError, match="expected slices of at least 5 steps, found 4"):
+        RandomCrop(5)(batch, KEY)
+    with pytest.raises(SchemaError, match="one stretch"):
+        RandomCrop(2)({**batch, "mask": np.array([[True, False, True, False]])}, KEY)
+    with pytest.raises(SchemaError, match="expected slices"):
+        RandomCrop(2)({"step": batch["step"], "index": np.zeros(3, int)}, KEY)
+    with pytest.raises(ConfigError, match="length"):
+        RandomCrop(0)
+
+
+# ---------------------------------------------------------------------- fields
+
+
+BATCH = {
+    "obs": np.zeros((2, 3)),
+    "next": {"obs": np.ones((2, 3)), "reward": np.zeros(2)},
+    "index": np.arange(2),
+}
+
+
+def test_renaming_and_back() -> None:
+    rename = Rename({"obs": ("observation", "state"), ("next", "obs"): "next_obs"})
+    found = rename(BATCH)
+    assert list(flatten(found)) == [("next", "reward"), "index", ("observation", "state"), "next_obs"]
+    assert found["next_obs"] is BATCH["next"]["obs"]
+    assert flatten(rename.inverse(found)).keys() == flatten(BATCH).keys()
+    assert flatten(rename.inverse(BATCH)).keys() == flatten(BATCH).keys()
+    assert list(flatten(Rename({"obs": "index", "index": "obs"})(BATCH)["next"])) == ["obs", "reward"]
+    assert Rename({"obs": "index", "index": "obs"})(BATCH)["obs"] is BATCH["index"]
+    assert list(flatten(BATCH)) == ["obs", ("next", "obs"), ("next", "reward"), "index"]
+    with pytest.raises(MissingFieldError, match="Rename: expected a field 'action'"):
+        Rename({"action": "a"})(BATCH)
+    with pytest.raises(SchemaError, match="no field 'index'"):
+        Rename({"obs": "index"})(BATCH)
+    with pytest.raises(ConfigError, match="a name of its own"):
+        Rename({"obs": "x", "index": "x"})
+
+
+def test_selecting_and_excluding() -> None:
+    assert list(flatten(Select(("next", "obs"))(BATCH))) == [("next", "obs"), "index"]
+    assert list(flatten(Select("next", "obs")(BATCH))) == list(flatten(BATCH))
+    assert list(flatten(Exclude("next")(BATCH))) == ["obs", "index"]
+    assert list(flatten(Exclude(("next", "obs"), ("next", "reward"))(BATCH))) == ["obs", "index"]
+    for transform in (Select("action"), Exclude(("next", "action"))):
+        with pytest.raises(MissingFieldError, match="expected a field"):
+            transform(BATCH)
+    with pytest.raises(ConfigError, match="expected names of fields"):
+        Select(3.5)  # type: ignore[arg-type]
+
+
+def test_casting() -> None:
+    cast = Cast({"obs": "float32"}, stored={"obs": "float16"}, every={"float64": "float32"})
+    found = cast(BATCH)
+    assert {key: str(values.dtype) for key, values in flatten(found).items()} == {
+        "obs": "float32", ("next", "obs"): "float32", ("next", "reward"): "float32", "index": "int64",
+    }  # fmt: skip
+    assert {str(values.dtype) for values in flatten(cast(as_torch(BATCH))).values()} == {"torch.float32", "torch.int64"}
+    assert cast.inverse({"obs": 1.5})["obs"].dtype == np.float16
+    with pytest.raises(DataError, match=r"Cast: 'x': expected values 0..255 that fit uint8, found 256"):
+        Cast({"x": "uint8"})({"x": np.array([1, 256])})
+    for wrong in ({"dtypes": {"x": "object"}}, {"stored": {"x": "nothing"}}, {"every": {"float64": "str"}}):
+        with pytest.raises(ConfigError, match="Cast"):
+            Cast(**wrong)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------- images
+
+
+@pytest.mark.parametrize("shape", [(84, 84, 1), (30, 41, 3), (7, 5, 4)])
+@pytest.mark.parametrize("size", [(64, 64), (21, 13), (84, 40), (1, 1)])
+def test_resizing_is_what_torch_and_pillow_do(shape: tuple[int, int, int], size: tuple[int, int]) -> None:
+    from PIL import Image
+
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 3, *shape), dtype=np.uint8)
+    found = Resize("image", size=size)({"image": pixels})["image"]
+    assert found.shape == (2, 3, *size, shape[2])
+    assert found.dtype == np.uint8
+    flat = torch.from_numpy(pixels.reshape(6, *shape)).permute(0, 3, 1, 2).float()
+    wanted = torch.nn.functional.interpolate(flat, size=size, mode="bilinear", antialias=True).permute(0, 2, 3, 1)
+    exact = Resize("image", size=size)({"image": pixels.astype(np.float32)})["image"]
+    np.testing.assert_allclose(exact.reshape(wanted.shape), wanted.numpy(), atol=1e-3)
+    assert np.abs(found.reshape(wanted.shape) - wanted.numpy()).max() <= 0.501
+    pillow = np.asarray(Image.fromarray(pixels[1, 2, :, :, 0]).resize(size[::-1], Image.Resampling.BILINEAR))
+    assert np.abs(found[1, 2, :, :, 0].astype(int) - pillow).max() <= 1
+    on_torch = Resize("image", size=size)({"image": torch.from_numpy(pixels)})["image"]
+    assert np.abs(on_torch.numpy().astype(int) - found).max() <= 1
+    nearest = Resize("image", size=size, method="nearest")({"image": pixels})["image"]
+    wanted = torch.nn.functional.interpolate(flat, size=size, mode="nearest-exact").permute(0, 2, 3, 1)
+    np.testing.assert_array_equal(nearest.reshape(wanted.shape), wanted.numpy())
+
+
+def test_flattened_images() -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (2, 3, 8, 6, 2), dtype=np.uint8)
+    whole = Resize("image", size=(4, 3))({"image": pixels})["image"]
+    flat = Resize("image", size=(4, 3), image_shape=(8, 6, 2))({"image": pixels.reshape(2, 3, -1)})["image"]
+    np.testing.assert_array_equal(flat, whole.reshape(2, 3, -1))
+    assert Resize("image", size=(8, 6))({"image": pixels})["image"] is pixels
+    floats = ToFloatImage("image", image_shape=(4, 3, 2), channels="first")({"image": flat})["image"]
+    assert floats.shape == (2, 3, 2, 4, 3)
+    np.testing.assert_array_equal(floats, np.moveaxis(whole.astype(np.float32) / 255, -1, -3))
+    assert floats.flags.c_contiguous
+    on_torch = ToFloatImage("image", channels="first")({"image": torch.from_numpy(whole)})["image"]
+    np.testing.assert_array_equal(on_torch.numpy(), floats)
+    assert ToFloatImage("image", dtype="float16")({"image": whole})["image"].dtype == np.float16
+
+
+def test_what_is_no_image() -> None:
+    with pytest.raises(SchemaError, match="expected images"):
+        Resize("image", size=(2, 2))({"image": np.zeros((3, 3))})
+    with pytest.raises(SchemaError, match="expected flattened images"):
+        Resize("image", size=(2, 2), image_shape=(2, 2, 1))({"image": np.zeros((3, 3))})
+    with pytest.raises(SchemaError, match=r"expected whole numbers 0\.\.255, found float64"):
+        ToFloatImage("image")({"image": np.zeros((3, 3, 1))})
+    for make in (
+        lambda: Resize(size=(2, 2)),
+        lambda: Resize("image", size=(0, 2)),
+        lambda: Resize("image", size=(2, 2), method="cubic"),  # type: ignore[arg-type]
+        lambda: ToFloatImage("image", channels="middle"),  # type: ignore[arg-type]
+        lambda: ToFloatImage("image", dtype="uint8"),
+        lambda: ToFloatImage("image", image_shape=(3, 3)),  # type: ignore[arg-type]
+    ):
+        with pytest.raises(ConfigError):
+            make()
+
+
+# ---------------------------------------------------------------------- composing
+
+
+def test_composing() -> None:
+    double = Compose(lambda batch: {**batch, "x": batch["x"] * 2}, Compose(Rename({"x": "y"}), Select("y")))
+    assert len(double.transforms) == 3
+    assert double({"x": 2}) == {"y": 4}
+    assert double.inverse({"y": 4}) == {"x": 4}
+    undone = Compose(Cast(stored={"x": "int32"}), Rename({"x": "y"})).inverse({"y": np.int64(4)})
+    assert undone["x"].dtype == np.int32
+    with pytest.raises(ConfigError, match="expected transforms that can be called"):
+        Compose(3)  # type: ignore[arg-type]
+
+
+def test_each_random_transform_has_numbers_of_its_own() -> None:
+    calls = []
+
+    class Drawing:
+        random = True
+
+        def __call__(self, batch: Any, key: Key) -> Any:
+            calls.append(key)
+            return batch
+
+    both = Compose(Drawing(), lambda batch: batch, Drawing())
+    assert both.random
+    both({}, KEY)
+    assert calls == [KEY, KEY.with_call(2)]
+    with pytest.raises(ConfigError, match="expected a Key"):
+        both({})
+
+
+def test_alignments_must_fit() -> None:
+    assert delivered_alignment(NextView(takes="arrived"), "arrived") == "outgoing"
+    assert delivered_alignment(ReturnsToGo(takes="arrived"), "arrived") == "arrived"
+    assert delivered_alignment(lambda batch: batch, "arrived") == "arrived"
+    assert delivered_alignment(None, "outgoing") == "outgoing"
+    assert delivered_alignment(Compose(NextView(takes="arrived"), NStep(3, 0.9)), "arrived") == "outgoing"
+    with pytest.raises(ConfigError, match="expected one that takes 'arrived' rows"):
+        delivered_alignment(Compose(Select("x"), NStep(3, 0.9)), "arrived")
+    with pytest.raises(ConfigError, match="expected one that takes 'outgoing' rows"):
+        Compose(NextView(takes="arrived"), ReturnsToGo(takes="arrived"))
+
+
+def test_single_transitions_with_what_is_read_behind_them() -> None:
+    """As a buffer does it: rows [b, 1 + reach], an index [b]."""
+    transform = Compose(Select("obs", "action", "reward", "done"), NextView(), NStep(2, 0.5), Exclude("steps"))
+    assert transform.reach == 2
+    rows = {
+        "obs": np.arange(6.0).reshape(2, 3),
+        "action": np.array([[5, 6, 7], [8, 9, 10]]),
+        "reward": np.ones((2, 3)),
+        "done": np.array([[0, 0, 0], [0, 1, 0]]),
+    }
+    extra = {
+        "mask": np.array([[True, True, False], [True] * 3]),
+        "index": np.array([4, 2]),
+        "priority_weight": np.ones(2),
+    }
+    found = transform({**rows, **extra})
+    assert {key: values.shape for key, values in flatten(found).items()} == dict.fromkeys(flatten(found), (2,))
+    assert found["obs"].tolist() == [0, 3]
+    assert found["next"]["obs"].tolist() == [1, 4]  # the first goes on beyond what is known; the second ends
+    assert found["next"]["reward"].tolist() == [1, 1.5]
+    assert found["next"]["done"].tolist() == [0, 1]
+    assert found["discount"].tolist() == [0.5, 0.25]
+    assert found["mask"].tolist() == [True, True]
+    assert found["index"].tolist() == [4, 2]
+    assert all(values.flags.c_contiguous for values in flatten(found).values())
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        NStep(3, 0.9),
+        NextView(takes="arrived"),
+        ReturnsToGo(0.9),
+        RandomCrop(3),
+        Rename({"a": "b"}),
+        Cast({"a": "int8"}),
+        Select("a"),
+        Resize("a", size=(2, 2)),
+        ToFloatImage("a"),
+        OnWrite(ReturnsToGo()),
+        Compose(NextView(), NStep(3, 0.9)),
+        HindsightRelabel(compute_reward=negative_distance),
+    ],
+)
+def test_transforms_pickle_and_show_what_they_are(transform: Any) -> None:
+    again = pickle.loads(pickle.dumps(transform))
+    assert again == transform
+    assert repr(again) == repr(transform)
+    assert " at 0x" not in repr(transform) or isinstance(transform, HindsightRelabel)
