@@ -9,7 +9,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mouse_core._layout import is_list
 from mouse_core.errors import DataError, SchemaError
+from mouse_core.images import decode_image
 
 Columns = dict[str, npt.NDArray[Any]]
 """Values by column name, ``[n, ...]`` each; strings and bytes as arrays of objects."""
@@ -19,6 +21,11 @@ EPISODE_COLUMNS = ("done", "episode_step")
 
 MISSING = "observation_missing"
 """The column that marks rows whose observation the source did not hold."""
+
+
+def travels_with_action(key: str) -> bool:
+    """Whether what a source stores beside a step belongs to the action that is taken there, judged by its name."""
+    return key.split("/")[-1].startswith(("action", "policy", "log_prob"))
 
 
 def flatten(name: str, value: Any) -> dict[str, Any]:
@@ -138,6 +145,43 @@ def _text(values: npt.NDArray[Any], *, where: str) -> pa.Array:
         return pa.array(items)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise DataError(f"{where}: expected numbers or text, found {items[:1]!r:.80}") from error
+
+
+def from_arrow(array: Any, *, where: str) -> npt.NDArray[Any]:
+    """One column's rows as an array ``[n, ...]``: lists of equal length as dimensions, encoded images as pixels.
+
+    Args:
+        array: An Arrow array or chunked array.
+        where: What the message names.
+
+    Raises:
+        DataError: Nulls, lists of differing lengths, or an image that cannot be decoded.
+    """
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if array.null_count:
+        raise DataError(f"{where}: expected values, found {array.null_count} nulls among {len(array)} rows")
+    kind = array.type
+    if is_list(kind):
+        if pa.types.is_fixed_size_list(kind):
+            size = kind.list_size
+        else:
+            lengths = np.unique(array.value_lengths().to_numpy(zero_copy_only=False))
+            if len(lengths) > 1:
+                raise DataError(f"{where}: expected lists of one length, found lengths {lengths[:5].tolist()}")
+            size = int(lengths[0]) if len(lengths) else 0
+        inner = from_arrow(array.flatten(), where=where)
+        return inner.reshape(len(array), size, *inner.shape[1:])
+    if pa.types.is_struct(kind):
+        try:
+            return np.stack([decode_image(value) for value in array.to_pylist()])
+        except ValueError as error:
+            raise DataError(f"{where}: {error}") from error
+    return np.asarray(array.to_numpy(zero_copy_only=False))
 
 
 def schema_of(columns: Mapping[str, npt.NDArray[Any]]) -> pa.Schema:

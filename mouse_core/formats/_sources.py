@@ -1,0 +1,95 @@
+"""Rows from wherever they are, for those who write other formats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mouse_core.errors import ConfigError, DataError, SchemaError
+from mouse_core.formats._columns import Columns, from_arrow
+from mouse_core.formats.base import BATCH_ROWS, RowStream
+from mouse_core.store import DatasetStore
+
+
+def row_batches(rows: Any, *, batch_rows: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
+    """Rows as record batches.
+
+    Args:
+        rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset``, a ``pyarrow.Table``, or record batches.
+        batch_rows: At most how many rows a batch has, where that is for us to say.
+
+    Raises:
+        ConfigError: None of these.
+        SchemaError: Rows whose action, reward and done belong to the transition that leaves the observation.
+    """
+    if getattr(rows, "alignment", "arrived") != "arrived":
+        raise SchemaError(f"rows: expected rows of alignment 'arrived', found {rows.alignment!r}")
+    if isinstance(rows, DatasetStore):
+        rows = rows.to_dataset()
+    if isinstance(rows, pa.Table):
+        yield from rows.to_batches(max_chunksize=batch_rows)
+    elif hasattr(rows, "with_format") and hasattr(rows, "iter"):
+        for table in rows.with_format("arrow").iter(batch_size=batch_rows):
+            yield from table.to_batches()
+    elif isinstance(rows, RowStream) or (isinstance(rows, Iterable) and not isinstance(rows, str | bytes | dict)):
+        for batch in rows:
+            if not isinstance(batch, pa.RecordBatch):
+                raise ConfigError(f"rows: expected record batches, found {type(batch).__name__}")
+            yield batch
+    else:
+        raise ConfigError(
+            f"rows: expected a RowStream, a DatasetStore, a datasets.Dataset or a pyarrow.Table, found "
+            f"{type(rows).__name__}"
+        )
+
+
+def episodes_of(rows: Any) -> Iterator[Columns]:
+    """Rows cut into episodes, each as columns ``[n, ...]``; one episode is in memory at a time.
+
+    An episode begins where ``episode_step`` is 0, or, where that column is missing or null, after a row with ``done``.
+
+    Raises:
+        ConfigError, SchemaError: As ``row_batches``.
+        DataError: Values that are null or ragged.
+    """
+    held: list[Columns] = []
+    ended = True
+    for batch in row_batches(rows):
+        if not batch.num_rows:
+            continue
+        steps = batch.column("episode_step") if "episode_step" in batch.schema.names else None
+        columns = {
+            name: from_arrow(array, where=f"column {name!r}")
+            for name, array in zip(batch.schema.names, batch.columns, strict=True)
+            if name != "episode_step"
+        }
+        if "done" not in columns:
+            raise DataError(f"rows: expected a column 'done', found {batch.schema.names}")
+        after = np.concatenate([[ended], columns["done"][:-1] != 0])
+        begins = after if steps is None else _begins(steps, after)
+        ended = bool(columns["done"][-1] != 0)
+        edges = [0, *np.flatnonzero(begins).tolist(), batch.num_rows]
+        for number, (start, stop) in enumerate(pairwise(edges)):
+            if number and held:
+                yield _joined(held)
+                held = []
+            if stop > start:
+                held.append({name: values[start:stop] for name, values in columns.items()})
+    if held:
+        yield _joined(held)
+
+
+def _begins(steps: pa.Array, after: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    known = np.asarray(steps.is_valid())
+    return np.where(known, np.asarray(steps.fill_null(-1)) == 0, after)
+
+
+def _joined(parts: list[Columns]) -> Columns:
+    if len(parts) == 1:
+        return parts[0]
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

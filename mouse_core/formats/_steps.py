@@ -1,0 +1,192 @@
+"""RLDS episodes as they are handed over: steps one by one or stacked, nested or not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mouse_core.errors import ConfigError, DataError, MissingFieldError
+
+FLAGS = ("is_first", "is_last", "is_terminal")
+FEATURES = ("observation", "action", "reward", "discount", *FLAGS)
+"""What every RLDS step has."""
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Consecutive steps of one episode.
+
+    Args:
+        values: The steps' features, each stacked to ``[n, ...]``; nested ones are mappings.
+        count: How many steps.
+        episode: The episode's number, from 0.
+        first: The number of the first of these steps in its episode.
+        last: Whether the episode ends with these steps.
+        about: The episode's own features, apart from its steps.
+    """
+
+    values: Mapping[str, Any]
+    count: int
+    episode: int
+    first: int
+    last: bool
+    about: Mapping[str, Any]
+
+
+def episode_parts(episode: Any, where: str) -> tuple[Any, Mapping[str, Any]]:
+    """An episode's steps, and its other features.
+
+    Args:
+        episode: A mapping with ``steps``, a mapping of stacked features, or an iterable of steps.
+        where: What messages call the episode.
+
+    Raises:
+        DataError: None of these.
+    """
+    if isinstance(episode, Mapping):
+        if "steps" in episode:
+            return episode["steps"], {name: value for name, value in episode.items() if name != "steps"}
+        if "is_first" in episode or "observation" in episode:
+            return episode, {}
+        raise DataError(f"{where}: expected 'steps' among its features, found {list(episode)}")
+    if isinstance(episode, Iterable) and not isinstance(episode, str | bytes):
+        return episode, {}
+    raise DataError(f"{where}: expected a mapping with 'steps', found {type(episode).__name__}")
+
+
+def iterate_steps(steps: Any, where: str) -> Iterator[Mapping[str, Any]]:
+    """Steps one by one, from an iterable of steps or from stacked features."""
+    if isinstance(steps, Mapping):
+        stacked = as_arrays(steps)
+        for index in range(stacked_length(stacked, where)):
+            yield at(stacked, index)
+        return
+    for index, step in enumerate(steps):
+        if not isinstance(step, Mapping):
+            raise DataError(f"{where}, step {index}: expected a mapping, found {type(step).__name__}")
+        yield step
+
+
+def stacks(episodes: Iterable[Any], size: int, path: str) -> Iterator[Stack]:
+    """Episodes as stacked pieces of at most ``size`` steps. An episode without steps gives nothing."""
+    for number, episode in enumerate(episodes):
+        where = f"{path}, episode {number}"
+        steps, about = episode_parts(episode, where)
+        if isinstance(steps, Mapping):
+            stacked = as_arrays(steps)
+            count = stacked_length(stacked, where)
+            for first in range(0, count, size):
+                stop = min(first + size, count)
+                yield Stack(at(stacked, slice(first, stop)), stop - first, number, first, stop == count, about)
+            continue
+        first = 0
+        held: list[Any] = []
+        for step in iterate_steps(steps, where):
+            if len(held) == size:
+                yield Stack(stack(held, where, first), size, number, first, False, about)
+                first, held = first + size, []
+            held.append(step)
+        if held:
+            yield Stack(stack(held, where, first), len(held), number, first, True, about)
+
+
+def stack(steps: list[Any], where: str, first: int) -> Any:
+    """Steps (or values of steps) stacked leaf by leaf."""
+    if isinstance(steps[0], Mapping):
+        for index, step in enumerate(steps):
+            if not isinstance(step, Mapping) or step.keys() != steps[0].keys():
+                found = list(step) if isinstance(step, Mapping) else type(step).__name__
+                raise MissingFieldError(
+                    f"{where}, step {first + index}: expected features {list(steps[0])}, found {found}"
+                )
+        return {name: stack([step[name] for step in steps], where, first) for name in steps[0]}
+    if isinstance(steps[0], tuple):
+        return tuple(stack(list(items), where, first) for items in zip(*steps, strict=True))
+    arrays = [leaf(value) for value in steps]
+    shapes = {array.shape for array in arrays}
+    if len(shapes) > 1:
+        wanted = arrays[0].shape
+        index = next(index for index, array in enumerate(arrays) if array.shape != wanted)
+        raise DataError(
+            f"{where}, step {first + index}: expected a value of shape {list(wanted)}, as in the steps "
+            f"before, found {list(arrays[index].shape)}"
+        )
+    return np.stack(arrays)
+
+
+def leaf(value: Any) -> Any:
+    """A value of a step as an array; text as an array of objects."""
+    if isinstance(value, str | bytes):
+        array = np.empty((), dtype=object)
+        array[()] = value
+        return array
+    array = np.asarray(value)
+    return array.astype(object) if array.dtype.kind in "SU" else array
+
+
+def as_arrays(values: Any) -> Any:
+    """Nested values with every leaf as an array."""
+    if isinstance(values, Mapping):
+        return {name: as_arrays(value) for name, value in values.items()}
+    if isinstance(values, tuple):
+        return tuple(as_arrays(value) for value in values)
+    return leaf(values)
+
+
+def at(stacked: Any, index: int | slice) -> Any:
+    """One step, or a stretch of steps, of stacked values."""
+    if isinstance(stacked, Mapping):
+        return {name: at(value, index) for name, value in stacked.items()}
+    if isinstance(stacked, tuple):
+        return tuple(at(value, index) for value in stacked)
+    return stacked[index]
+
+
+def stacked_length(stacked: Any, where: str) -> int:
+    """How many steps stacked features have.
+
+    Raises:
+        DataError: They disagree.
+    """
+    lengths: set[int] = set()
+
+    def visit(value: Any) -> None:
+        if isinstance(value, Mapping):
+            for item in value.values():
+                visit(item)
+        elif isinstance(value, tuple):
+            for item in value:
+                visit(item)
+        else:
+            lengths.add(len(value) if value.ndim else -1)
+
+    visit(stacked)
+    if len(lengths) != 1 or -1 in lengths:
+        raise DataError(
+            f"{where}: expected stacked features of one length, found lengths {sorted(lengths)} (-1: a single value)"
+        )
+    return lengths.pop()
+
+
+def check_features(step: Mapping[str, Any], *, where: str, wanted: tuple[str, ...] = FEATURES) -> None:
+    """Raise MissingFieldError if a step lacks features, naming them."""
+    missing = [name for name in wanted if name not in step]
+    if missing:
+        raise MissingFieldError(f"{where}: expected features {list(wanted)}, found no {missing} among {list(step)}")
+
+
+def flag(value: Any, *, where: str) -> bool:
+    """A step's flag as a bool."""
+    array = np.asarray(value)
+    if array.size != 1 or array.dtype.kind not in "biuf":
+        raise DataError(f"{where}: expected a single true or false, found {array!r:.80}")
+    return bool(array.reshape(())[()])
+
+
+def check_episodes(episodes: Any) -> None:
+    """Raise ConfigError if ``episodes`` cannot be iterated over."""
+    if isinstance(episodes, str | bytes | Mapping) or not isinstance(episodes, Iterable):
+        raise ConfigError(f"expected an iterable of RLDS episodes, found {type(episodes).__name__}")

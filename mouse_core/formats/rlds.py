@@ -1,0 +1,323 @@
+"""RLDS: episodes of steps, as rows, as trajectories, and back.
+
+A step holds the action that is taken on its observation, and what that brought; the last step of an episode holds only
+an observation. So N steps are N rows, and an action moves to the row after its step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mouse_core.errors import ConfigError, DataError, EpisodeError
+from mouse_core.formats._columns import (
+    MISSING,
+    Columns,
+    flatten,
+    named_action,
+    named_observation,
+    to_batch,
+    travels_with_action,
+)
+from mouse_core.formats._sources import episodes_of
+from mouse_core.formats._steps import FEATURES, FLAGS, Stack, check_episodes, check_features, stacks
+from mouse_core.formats._trajectories import (
+    Trajectory,
+    convert_rlds_to_trajectories,
+    create_trajectory_data_spec,
+    push_rlds_to_reverb,
+)
+from mouse_core.formats._transitions import check_final, done_codes, placeholder
+from mouse_core.formats.base import BATCH_ROWS, RowStream, reading
+
+__all__ = [
+    "Trajectory",
+    "convert_rlds_to_trajectories",
+    "create_trajectory_data_spec",
+    "push_rlds_to_reverb",
+    "read_rlds",
+    "write_rlds",
+]
+
+
+def read_rlds(
+    episodes: Iterable[Any] | Callable[[], Iterable[Any]],
+    *,
+    final: str | None = None,
+    batch_rows: int = BATCH_ROWS,
+    path: str = "RLDS episodes",
+) -> RowStream:
+    """RLDS episodes as rows.
+
+    ``done`` is 1 at a step that is last and terminal, 2 at one that is last only. The observation's columns are
+    ``observation``, ``observation_discrete`` or ``observation_image``, or ``observation_<key>`` for nested ones.
+    ``discount`` becomes ``metadata_discount``, what else a step has ``metadata_<key>``, and what else an episode has
+    ``metadata_episode_<key>`` in every row of it. Features whose names begin with ``action``, ``policy`` or
+    ``log_prob`` move to the next row with the action, the others stay with their step.
+
+    Args:
+        episodes: An iterable of episodes as ``convert_rlds_to_trajectories`` takes them, or a function that gives one.
+            A generator can be read only once.
+        final: What happens where an episode's steps end without ``is_last``, so that the observation its last action
+            led to is missing: "drop" leaves that action out, "mark" adds a row of zeros. By default an error.
+        batch_rows: At most how many rows a batch has.
+        path: What messages call the source.
+
+    Raises:
+        ConfigError: Not an iterable, or an unknown ``final``.
+        DataError: There are no steps; values that do not fit together. While iterating: an episode whose steps
+            contradict each other (EpisodeError), or whose last observation is missing (ConfigError).
+        MissingFieldError: Steps lack features.
+    """
+    check_final(final, where=path, needed=False)
+    if batch_rows < 1:
+        raise ConfigError(f"batch_rows: expected a positive number, found {batch_rows!r}")
+    if not callable(episodes):
+        check_episodes(episodes)
+    first, fresh = _peek(episodes, batch_rows, final, path)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for columns, where in stack_rows(stacks(fresh(), batch_rows, path), final=final, path=path):
+            yield to_batch(columns, first.schema, where=where)
+
+    return RowStream(path, "rlds", first.schema, batches)
+
+
+def _peek(
+    given: Iterable[Any] | Callable[[], Iterable[Any]], batch_rows: int, final: str | None, path: str
+) -> tuple[pa.RecordBatch, Callable[[], Iterable[Any]]]:
+    """The first batch, and a function that gives the episodes from the start."""
+    once = isinstance(given, Iterator)
+    seen: list[Any] = []
+
+    def noted(episodes: Iterator[Any]) -> Iterator[Any]:
+        for episode in episodes:
+            if once:
+                seen.append(_kept(episode))
+            yield seen[-1] if once else episode
+
+    iterator = iter(given() if callable(given) else given)
+    pieces = stack_rows(stacks(noted(iterator), batch_rows, path), final=final or "mark", path=path)
+    columns, where = next(pieces, (None, path))
+    if columns is None:
+        raise DataError(f"{path}: expected episodes with steps, found none")
+    if final != "mark":
+        columns.pop(MISSING, None)
+    batch = to_batch(columns, None, where=where)
+    left: list[Iterable[Any]] = [chain(seen, iterator)]
+
+    def fresh() -> Iterable[Any]:
+        if not once:
+            return given() if callable(given) else given
+        if not left:
+            raise ConfigError(f"{path}: a generator can be read once; pass a list, or a function that makes one")
+        return left.pop()
+
+    return batch, fresh
+
+
+def _kept(episode: Any) -> Any:
+    """An episode that can be read twice."""
+    if isinstance(episode, Mapping):
+        steps = episode.get("steps")
+        return {**episode, "steps": list(steps)} if isinstance(steps, Iterator) else episode
+    return list(episode) if isinstance(episode, Iterator) else episode
+
+
+def stack_rows(pieces: Iterator[Stack], *, final: str | None, path: str) -> Iterator[tuple[Columns, str]]:
+    """Rows for pieces of episodes, and what a message calls each.
+
+    Args:
+        pieces: As ``stacks`` gives them.
+        final: As in ``read_rlds``.
+        path: What messages call the source.
+    """
+    before: Columns = {}
+    for piece in pieces:
+        where = f"{path}, episode {piece.episode}"
+        with reading(path, at=f"episode {piece.episode}"):
+            check_features(
+                piece.values,
+                where=f"{where}, step {piece.first}",
+                wanted=tuple(name for name in FEATURES if name != "discount"),
+            )
+            flags = _flags(piece, where)
+            staying, leaving = _split(piece)
+            begins = piece.first == 0
+            complete = not piece.last or bool(flags["is_last"][-1])
+            arriving: Columns = {}
+            for name, values in leaving.items():
+                head = placeholder(values) if begins else _fitting(before[name], values, name)
+                arriving[name] = np.concatenate([head, values[:-1]])
+                before[name] = values[-1:].copy()
+            if begins and "metadata_discount" in arriving:
+                arriving["metadata_discount"][0] = 1
+            done = done_codes(flags["is_terminal"] & flags["is_last"], flags["is_last"])
+            columns = arriving | {"done": done} | staying
+            columns["episode_step"] = np.arange(piece.first, piece.first + piece.count, dtype=np.int64)
+            if final == "mark":
+                columns[MISSING] = np.zeros(piece.count, np.int64)
+            if not complete:
+                check_final(final, where=where)
+                columns = _ended(columns, before, staying, final)
+        yield _ordered(columns), where
+
+
+def _ended(columns: Columns, before: Columns, staying: Columns, final: str | None) -> Columns:
+    """The end of an episode whose last action led to an observation that is missing."""
+    if final == "drop":
+        if len(columns["done"]) > 1 or columns["episode_step"][0]:
+            columns["done"][-1] = 2
+        return columns
+    more = dict(before)
+    for name, values in staying.items():
+        more[name] = values[-1:] if name.startswith("metadata_episode_") else placeholder(values)
+    more |= {"done": np.zeros(1, np.int64), "episode_step": columns["episode_step"][-1:] + 1}
+    more[MISSING] = np.ones(1, np.int64)
+    return {name: np.concatenate([values, more[name]]) for name, values in columns.items()}
+
+
+def _flags(piece: Stack, where: str) -> dict[str, npt.NDArray[np.bool_]]:
+    """The flags of a piece, checked: first at the start, last and terminal at the end."""
+    flags = {name: np.asarray(piece.values[name]).reshape(piece.count, -1) for name in FLAGS}
+    for name, values in flags.items():
+        if values.shape[1] != 1 or values.dtype.kind not in "biuf":
+            raise DataError(f"{where}: {name}: expected one true or false a step, found {values.dtype}")
+        flags[name] = values[:, 0].astype(bool)
+    first = np.zeros(piece.count, bool)
+    first[0] = piece.first == 0
+    end = np.zeros(piece.count, bool)
+    end[-1] = piece.last
+    for wrong, problem in (
+        (flags["is_first"] != first, "expected is_first at the first step and nowhere else"),
+        (flags["is_last"] & ~end, "expected is_last at the last step only"),
+        (flags["is_terminal"] & ~flags["is_last"], "expected is_terminal only where is_last is set"),
+    ):
+        if wrong.any():
+            step = piece.first + int(wrong.argmax())
+            raise EpisodeError(f"{where}, step {step}: {problem}", episode=piece.episode, step=step)
+    return flags
+
+
+def _split(piece: Stack) -> tuple[Columns, Columns]:
+    """The columns that stay in the row of their step, and those that move to the next one."""
+    staying: Columns = named_observation(piece.values["observation"])
+    leaving: Columns = named_action(piece.values["action"])
+    leaving |= {"reward": _one_each(piece.values["reward"], "reward")}
+    if "discount" in piece.values:
+        leaving["metadata_discount"] = _one_each(piece.values["discount"], "discount")
+    for key, value in piece.values.items():
+        if key not in FEATURES:
+            (leaving if travels_with_action(str(key)) else staying).update(flatten(f"metadata_{key}", value))
+    for name, value in flatten("metadata_episode", dict(piece.about)).items():
+        array = np.asarray(value)
+        if array.ndim == 0:
+            staying[name] = np.full(piece.count, array.item() if array.dtype.kind in "SUO" else array)
+            if array.dtype.kind in "SUO":
+                staying[name] = staying[name].astype(object)
+        else:
+            staying[name] = np.broadcast_to(array, (piece.count, *array.shape))
+    return staying, leaving
+
+
+def _one_each(value: Any, name: str) -> npt.NDArray[Any]:
+    values = np.asarray(value)
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.ndim != 1 or values.dtype.kind not in "biuf":
+        raise DataError(f"{name}: expected one number a step, found {values.dtype} {list(values.shape[1:])}")
+    return values
+
+
+def _fitting(before: npt.NDArray[Any], values: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
+    if before.shape[1:] != values.shape[1:]:
+        raise DataError(f"{name}: expected shape {list(before.shape[1:])}, found {list(values.shape[1:])}")
+    return before
+
+
+def _ordered(columns: Columns) -> Columns:
+    """Columns in the order that all readers use: action, reward, done, step, observations, metadata."""
+    fixed = ("reward", "done", "episode_step")
+    actions = [name for name in columns if name == "action" or name.startswith("action_")]
+    others = [name for name in columns if name not in fixed and name not in actions]
+    others.sort(key=lambda name: name.startswith("metadata_"))
+    return {name: columns[name] for name in (*actions, *fixed, *others)}
+
+
+def write_rlds(rows: Any) -> Iterator[dict[str, Any]]:
+    """Rows as RLDS episodes, one in memory at a time.
+
+    ``metadata_discount`` becomes ``discount``; without that column it is 0 at the action that led to a terminal step
+    and 1 elsewhere. The action, reward and discount of an episode's last step are zeros. RLDS knows no episode
+    that merely stops: one whose last row has ``done`` 0 is written as truncated.
+
+    Args:
+        rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset``, a ``pyarrow.Table``, or record batches.
+
+    Yields:
+        Episodes ``{"steps": [...]}`` of steps that are mappings of NumPy values. Columns ``observation_<key>`` become
+        a mapping of ``<key>``, unless there is but one of the standard names; ``metadata_<key>`` becomes ``<key>``.
+
+    Raises:
+        ConfigError, SchemaError, DataError: As the rows' source, or rows that are marked as missing an observation.
+    """
+    for number, columns in enumerate(episodes_of(rows)):
+        stacked = rlds_steps(columns, number)
+        count = len(stacked["is_first"])
+        steps = [{name: _item(value, index) for name, value in stacked.items()} for index in range(count)]
+        yield {"steps": steps}
+
+
+def rlds_steps(columns: Columns, number: int) -> dict[str, Any]:
+    """The rows of one episode as RLDS steps, stacked."""
+    columns = dict(columns)
+    missing = columns.pop(MISSING, np.zeros(1, np.int64))
+    n = len(columns["done"])
+    observations = {name: columns.pop(name) for name in list(columns) if name.split("_")[0] == "observation"}
+    actions = {name: columns.pop(name) for name in list(columns) if name.split("_")[0] == "action"}
+    if not observations or not actions or "reward" not in columns:
+        raise DataError(f"episode {number}: expected columns of observation, action and reward, found {list(columns)}")
+    done = columns.pop("done")
+    arrived = {"reward": columns.pop("reward")}
+    discount = columns.pop("metadata_discount", None)
+    arrived["discount"] = np.where(done == 1, 0.0, 1.0).astype(np.float32) if discount is None else discount
+    extras = {name.removeprefix("metadata_"): columns.pop(name) for name in list(columns)}
+    moving = {name: extras.pop(name) for name in list(extras) if travels_with_action(name)}
+    steps: dict[str, Any] = {"observation": _nested(observations, "observation")}
+    steps["action"] = _map(_nested(actions, "action"), _departing)
+    steps |= {name: _departing(values) for name, values in (arrived | moving).items()}
+    steps |= extras
+    where = np.arange(n)
+    steps |= {"is_first": where == 0, "is_last": where == n - 1, "is_terminal": (where == n - 1) & (done == 1)}
+    if missing[-1] and done[-1] != 1:
+        # The last row only marks that its observation is missing: the step before it is the last that was recorded.
+        # (A terminal step stays, since RLDS gives its observation no meaning.)
+        return {name: _map(value, lambda values: values[:-1]) for name, value in steps.items()}
+    return steps
+
+
+def _departing(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """What arrived at the next row, for every row; zeros for the last."""
+    return np.concatenate([values[1:], placeholder(values)])
+
+
+def _nested(columns: Columns, prefix: str) -> Any:
+    standard = {prefix, f"{prefix}_discrete", f"{prefix}_image", f"{prefix}_text"}
+    if len(columns) == 1 and next(iter(columns)) in standard:
+        return next(iter(columns.values()))
+    return {name.removeprefix(f"{prefix}_"): values for name, values in columns.items()}
+
+
+def _map(value: Any, function: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _map(item, function) for name, item in value.items()}
+    return function(value)
+
+
+def _item(value: Any, index: int) -> Any:
+    return {name: item[index] for name, item in value.items()} if isinstance(value, Mapping) else value[index]

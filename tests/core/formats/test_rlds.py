@@ -1,0 +1,184 @@
+"""RLDS episodes as rows and back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from mouse_core import DatasetStore
+from mouse_core.errors import ConfigError, DataError, EpisodeError, MissingFieldError
+from mouse_core.formats.base import rows_digest
+from mouse_core.formats.rlds import read_rlds, write_rlds
+from tests.core.formats.recording import Counting, check_rows, record, rlds_episode
+
+LENGTHS = (4, -3, 1, -1, 9, 2)
+
+
+def stacked(episode: dict[str, Any]) -> dict[str, Any]:
+    def stack(values: list[Any]) -> Any:
+        if isinstance(values[0], dict):
+            return {key: stack([value[key] for value in values]) for key in values[0]}
+        if isinstance(values[0], tuple):
+            return tuple(stack(list(items)) for items in zip(*values, strict=True))
+        return np.stack([np.asarray(value) for value in values])
+
+    return {"steps": stack(episode["steps"])}
+
+
+@pytest.mark.parametrize("kind", ["vector", "discrete", "image", "nested"])
+@pytest.mark.parametrize("form", ["lists", "stacked", "generator", "bare"])
+def test_rows_are_what_the_environment_returned(kind: str, form: str) -> None:
+    logs = list(record(Counting(LENGTHS, kind), 6))
+    episodes: Any = [rlds_episode(log) for log in logs]
+    if form == "stacked":
+        episodes = [stacked(episode) for episode in episodes]
+    elif form == "generator":
+        episodes = ({"steps": iter(episode["steps"])} for episode in episodes)
+    elif form == "bare":
+        episodes = [episode["steps"] for episode in episodes]
+    stream = read_rlds(episodes, batch_rows=5)
+    table = stream.to_table()
+    check_rows(table, logs, reward_dtype="float64")
+    discounts = table.column("metadata_discount").to_pylist()
+    assert discounts[:5] == pytest.approx([1.0, 0.9, 0.9, 0.9, 0.9])
+    assert max(batch.num_rows for batch in read_rlds([rlds_episode(log) for log in logs], batch_rows=5)) <= 6
+
+
+def test_how_rows_are_cut_makes_no_difference() -> None:
+    episodes = [rlds_episode(log) for log in record(Counting(LENGTHS), 6)]
+    whole = read_rlds(episodes).digest()
+    for size in (1, 2, 3, 7, 100):
+        assert read_rlds(episodes, batch_rows=size).digest() == whole
+        assert rows_digest(read_rlds(episodes, batch_rows=size).to_table()) == whole
+
+
+def test_a_generator_is_read_once() -> None:
+    episodes = [rlds_episode(log) for log in record(Counting(LENGTHS), 6)]
+    stream = read_rlds(iter(episodes))
+    assert rows_digest(stream) == read_rlds(episodes).digest()
+    with pytest.raises(ConfigError, match="can be read once"):
+        list(stream)
+    again = read_rlds(lambda: iter(episodes))
+    assert again.digest() == again.digest()
+
+
+@pytest.mark.parametrize("kind", ["vector", "discrete", "image", "nested"])
+def test_there_and_back(kind: str) -> None:
+    rows = read_rlds([rlds_episode(log) for log in record(Counting(LENGTHS, kind), 6)])
+    back = read_rlds(write_rlds(rows))
+    assert back.digest() == rows.digest()
+    first = next(write_rlds(rows))
+    assert [bool(step["is_first"]) for step in first["steps"]] == [True, False, False, False, False]
+    assert [bool(step["is_last"]) for step in first["steps"]] == [False, False, False, False, True]
+    assert [bool(step["is_terminal"]) for step in first["steps"]] == [False, False, False, False, True]
+
+
+@pytest.mark.parametrize("final", ["drop", "mark"])
+def test_an_episode_without_its_last_observation(final: str) -> None:
+    logs = list(record(Counting((4, 1, 3)), 3))
+    episodes = [rlds_episode(log, complete=False) for log in logs]
+    with pytest.raises(ConfigError, match=r"final='drop'.*final='mark'"):
+        list(read_rlds(episodes))
+    for size in (1, 2, 3, 100):
+        table = read_rlds(episodes, final=final, batch_rows=size).to_table()
+        for log in logs:
+            # RLDS cannot say how such an episode ended.
+            log.terminated[-1] = False
+        check_rows(table, logs, final=final)
+    if final == "mark":
+        back = list(write_rlds(read_rlds(episodes, final="mark")))
+        assert [len(episode["steps"]) for episode in back] == [4, 1, 3]
+        assert not any(step["is_last"] for episode in back for step in episode["steps"])
+
+
+def test_more_features_of_steps_and_episodes() -> None:
+    (log,) = record(Counting((3,)), 1)
+    episode = rlds_episode(log)
+    for number, step in enumerate(episode["steps"]):
+        step |= {"log_prob": -float(number), "language": f"do {number}", "pose": {"x": np.float32(number)}}
+    episode |= {"episode_metadata": {"file": "a.h5", "score": np.float32(0.5)}}
+    table = read_rlds([episode]).to_table()
+    assert table.column("metadata_log_prob").to_pylist() == [0, 0, -1, -2]
+    assert table.column("metadata_language").to_pylist() == ["do 0", "do 1", "do 2", "do 3"]
+    assert table.column("metadata_pose_x").to_pylist() == [0, 1, 2, 3]
+    assert table.column("metadata_episode_episode_metadata_file").to_pylist() == ["a.h5"] * 4
+    back = next(write_rlds(table))
+    assert [step["log_prob"] for step in back["steps"]] == [0, -1, -2, 0]
+    assert [step["language"] for step in back["steps"]] == ["do 0", "do 1", "do 2", "do 3"]
+
+
+def test_stores_and_tables_can_be_written() -> None:
+    rows = read_rlds([rlds_episode(log) for log in record(Counting(LENGTHS), 6)])
+    table = rows.to_table()
+    for source in (table, rows.to_store(), table.to_batches(max_chunksize=2), rows.to_store().to_dataset()):
+        assert read_rlds(write_rlds(source)).digest() == rows.digest()
+    without = table.drop_columns(["episode_step", "metadata_discount"])
+    back = list(write_rlds(without))
+    assert [len(episode["steps"]) for episode in back] == [abs(length) + 1 for length in LENGTHS]
+    assert [float(episode["steps"][-2]["discount"]) for episode in back] == [float(length < 0) for length in LENGTHS]
+    with pytest.raises(ConfigError, match="expected a RowStream"):
+        next(write_rlds(3))
+    with pytest.raises(ValueError, match="alignment 'arrived'"):
+        next(write_rlds(DatasetStore(alignment="outgoing")))
+
+
+def change(step: int, **values: Any) -> Callable[[list[dict[str, Any]]], None]:
+    return lambda steps: steps[step].update(values)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind", "message"),
+    [
+        (change(1, is_first=True), EpisodeError, "episode 1, step 1: expected is_first at the first step"),
+        (change(0, is_first=False), EpisodeError, "episode 1, step 0: expected is_first at the first step"),
+        (change(1, is_last=True), EpisodeError, "episode 1, step 1: expected is_last at the last step only"),
+        (change(2, is_terminal=True), EpisodeError, "episode 1, step 2: expected is_terminal only where is_last"),
+        (
+            change(2, observation=np.zeros(4, np.float32)),
+            DataError,
+            "episode 1, step 2: .*shape \\[3\\].*found \\[4\\]",
+        ),
+        (change(2, reward=np.zeros(2)), DataError, "episode 1, step 2: .*shape"),
+        (lambda steps: steps[2].pop("reward"), MissingFieldError, "episode 1, step 2: expected features"),
+        (lambda steps: [step.update(reward="x") for step in steps], DataError, "reward: expected one number"),
+        (
+            lambda steps: [step.update(observation=np.zeros(3)) for step in steps],
+            DataError,
+            "episode 1: column 'observation': expected .*float",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_named(spoil: Any, kind: type[Exception], message: str) -> None:
+    episodes = [rlds_episode(log) for log in record(Counting((3, 3, 3)), 3)]
+    spoil(episodes[1]["steps"])
+    stream = read_rlds(episodes, path="/data/x")
+    with pytest.raises(kind, match=message) as caught:
+        list(stream)
+    assert "/data/x" in str(caught.value)
+
+
+def test_nothing_there() -> None:
+    def none() -> Iterator[Any]:
+        yield from ()
+
+    for empty in ([], [{"steps": []}], none()):
+        with pytest.raises(DataError, match="expected episodes with steps, found none"):
+            read_rlds(empty)
+    with pytest.raises(ConfigError, match="iterable of RLDS episodes"):
+        read_rlds(3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="expected one of"):
+        read_rlds([], final="keep")
+    with pytest.raises(DataError, match="expected 'steps'"):
+        read_rlds([{"step": []}])
+
+
+def test_rows_are_a_store() -> None:
+    store = read_rlds([rlds_episode(log) for log in record(Counting(LENGTHS), 6)]).to_store()
+    assert store.snapshot().spec["obs_continuous"].shape == (3,)
+    assert store.snapshot().spec["action"].shape == (2,)
+    assert isinstance(store[0]["observation"], list)
+    assert store.columns["action"] == pa.list_(pa.float64(), 2)

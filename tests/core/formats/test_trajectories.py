@@ -1,0 +1,226 @@
+"""RLDS to trajectories, on the cases that the users of TF-Agents know, and on those that it lets pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mouse_core.errors import EpisodeError, MouseError
+from mouse_core.formats.rlds import (
+    Trajectory,
+    convert_rlds_to_trajectories,
+    create_trajectory_data_spec,
+    push_rlds_to_reverb,
+)
+
+Step = dict[str, Any]
+
+
+def step(
+    value: float, *, first: bool = False, last: bool = False, terminal: bool = False, nested: bool = False
+) -> Step:
+    observation: Any = np.array([value, -value], np.float32)
+    return {
+        "observation": {"eye": observation, "ear": np.int64(value)} if nested else observation,
+        "action": np.int64(value + 100),
+        "reward": np.float32(value / 2),
+        "discount": np.float32(0.5),
+        "is_first": first,
+        "is_last": last,
+        "is_terminal": terminal,
+    }
+
+
+def episode(start: int, length: int, *, terminal: bool = True, nested: bool = False) -> dict[str, list[Step]]:
+    steps = [
+        step(
+            start + index,
+            first=index == 0,
+            last=index == length - 1,
+            terminal=terminal and index == length - 1,
+            nested=nested,
+        )
+        for index in range(length)
+    ]
+    return {"steps": steps}
+
+
+COMPLETE, TRUNCATED, SINGLE = episode(0, 3), episode(10, 3, terminal=False), episode(20, 1)
+SINGLE_TRUNCATED = episode(30, 1, terminal=False)
+
+
+def types(data: Any) -> list[tuple[int, int]]:
+    return [(int(one.step_type), int(one.next_step_type)) for one in convert_rlds_to_trajectories(data)]
+
+
+@pytest.mark.parametrize(
+    ("data", "expected", "discounts"),
+    [
+        ([COMPLETE], [(0, 1), (1, 2), (2, 0)], [0.5, 0.5, 0.0]),
+        ([TRUNCATED], [(0, 1), (1, 2), (2, 0)], [0.5, 0.5, 0.5]),
+        ([SINGLE], [(2, 2)], [0.0]),
+        ([SINGLE_TRUNCATED], [(2, 2)], [0.5]),
+        ([episode(0, 2)], [(0, 2), (2, 0)], [0.5, 0.0]),
+        (
+            [COMPLETE, SINGLE, SINGLE_TRUNCATED, TRUNCATED],
+            [(0, 1), (1, 2), (2, 0), (2, 2), (2, 2), (0, 1), (1, 2), (2, 0)],
+            [0.5, 0.5, 0.0, 0.0, 0.5, 0.5, 0.5, 0.5],
+        ),
+    ],
+)
+def test_types_and_discounts(data: Any, expected: Any, discounts: Any) -> None:
+    assert types(data) == expected
+    pairs = list(convert_rlds_to_trajectories(data))
+    assert [float(pair.discount) for pair in pairs] == discounts
+    steps = [one for item in data for one in item["steps"]]
+    assert len(pairs) == len(steps)
+    for pair, one in zip(pairs, steps, strict=True):
+        assert isinstance(pair, Trajectory)
+        assert np.array_equal(pair.observation, one["observation"])
+        assert (pair.action, pair.reward, pair.policy_info) == (one["action"], one["reward"], ())
+        assert (pair.step_type.dtype, pair.discount.dtype) == (np.int32, np.float32)
+
+
+@pytest.mark.parametrize("form", ["stacked", "generators", "steps"])
+def test_episodes_in_other_forms(form: str) -> None:
+    data = [COMPLETE, SINGLE, TRUNCATED]
+
+    def stacked(one: Any) -> Any:
+        return {"steps": {key: np.stack([item[key] for item in one["steps"]]) for key in one["steps"][0]}}
+
+    def generator() -> Iterator[Any]:
+        for one in data:
+            yield {"steps": iter(one["steps"])}
+
+    given: Any = {"stacked": [stacked(one) for one in data], "steps": [one["steps"] for one in data]}.get(
+        form, generator()
+    )
+    assert types(given) == types(data)
+
+
+def test_policy_info_sees_both_steps() -> None:
+    seen = []
+
+    def info(now: Step, following: Step) -> Any:
+        seen.append((float(now["observation"][0]), float(following["observation"][0]), bool(following["is_first"])))
+        return {"sum": now["reward"] + following["reward"]}
+
+    pairs = list(convert_rlds_to_trajectories([COMPLETE, SINGLE], info))
+    assert seen == [(0, 1, False), (1, 2, False), (2, 20, True), (20, 0, True)]
+    assert [float(pair.policy_info["sum"]) for pair in pairs] == [0.5, 1.5, 11.0, 10.0]
+
+
+def test_nested_observations_are_those_of_the_current_step() -> None:
+    pairs = list(convert_rlds_to_trajectories([episode(0, 3, nested=True)]))
+    assert [int(pair.observation["ear"]) for pair in pairs] == [0, 1, 2]
+    assert [pair.observation["eye"].shape for pair in pairs] == [(2,)] * 3
+
+
+def faulty(kind: str) -> list[Any]:
+    second = episode(10, 4)["steps"]
+    if kind == "terminal, not last":
+        second[1]["is_terminal"] = True
+    elif kind == "mid before first":
+        second[3].update(is_last=False, is_terminal=False)
+    elif kind == "last before mid":
+        second[1]["is_last"] = True
+    elif kind == "first, last and more":
+        second[0]["is_last"] = True
+    elif kind == "single, not last":
+        second = [step(10, first=True)]
+    elif kind == "first again":
+        second[2]["is_first"] = True
+    return [COMPLETE, {"steps": second}, TRUNCATED]
+
+
+@pytest.mark.parametrize(
+    ("kind", "at", "message"),
+    [
+        ("terminal, not last", 1, "terminal"),
+        ("mid before first", 3, "is_last not set"),
+        ("last before mid", 1, "is_first not set"),
+        ("first, last and more", 0, "is_first not set"),
+        ("single, not last", 0, "is_last not set"),
+        ("first again", 1, "is_last not set"),
+    ],
+)
+def test_incorrect_episodes(kind: str, at: int, message: str) -> None:
+    taken: list[Trajectory] = []
+    with pytest.raises(EpisodeError, match=f"^episode 1, step {at}: .*{message}") as caught:
+        push_rlds_to_reverb(faulty(kind), taken.append)
+    assert isinstance(caught.value, ValueError)
+    assert (caught.value.episode, caught.value.step) == (1, at)
+    assert [int(one.action) for one in taken] == [100, 101, 102, *range(110, 110 + at)]
+    given: list[int] = []
+    pairs = convert_rlds_to_trajectories(faulty(kind))
+    with pytest.raises(EpisodeError):
+        given.extend(int(one.action) for one in pairs)
+    assert given == [int(one.action) for one in taken]
+
+
+def test_the_last_episode_must_end() -> None:
+    with pytest.raises(EpisodeError, match=r"^episode 0, step 1: expected the last step before a first one"):
+        list(convert_rlds_to_trajectories([{"steps": COMPLETE["steps"][:2]}]))
+
+
+@pytest.mark.parametrize("function", [create_trajectory_data_spec, convert_rlds_to_trajectories])
+def test_nothing_to_convert(function: Any) -> None:
+    for empty in ([], [{"steps": []}], iter(())):
+        with pytest.raises(ValueError, match="expected episodes with steps, found none"):
+            function(empty)
+        with pytest.raises(ValueError, match="found none"):
+            push_rlds_to_reverb(empty, lambda one: None)
+    lacking = [{"steps": [{key: value for key, value in step(0).items() if key not in ("reward", "is_last")}]}]
+    with pytest.raises(ValueError, match=r"found no \['reward', 'is_last'\]") as caught:
+        function(lacking)
+    assert isinstance(caught.value, MouseError)
+    with pytest.raises(ValueError, match="iterable of RLDS episodes"):
+        function(7)
+
+
+def test_the_spec() -> None:
+    spec = create_trajectory_data_spec([episode(0, 2, nested=True)])
+    assert isinstance(spec, Trajectory)
+    assert (spec.step_type.dtype, spec.step_type.shape) == (np.int32, ())
+    assert (spec.observation["eye"].dtype, spec.observation["eye"].shape) == (np.float32, (2,))
+    assert (spec.observation["ear"].dtype, spec.action.dtype, spec.reward.dtype) == (np.int64, np.int64, np.float32)
+    assert spec.policy_info == ()
+
+
+class Observer:
+    def __init__(self, spec: Any) -> None:
+        self.data_spec = spec
+        self.taken: list[Trajectory] = []
+
+    def __call__(self, one: Trajectory) -> None:
+        self.taken.append(one)
+
+
+def test_the_observers_spec_is_compared() -> None:
+    data = [COMPLETE, SINGLE]
+    fitting = Observer(create_trajectory_data_spec(data))
+    assert push_rlds_to_reverb(iter(data), fitting) == len(fitting.taken) == 4
+    spec = create_trajectory_data_spec(data)
+    for wrong, message in (
+        (spec._replace(action=spec.reward), r"observer: action: expected float32 \[\], found int64 \[\]"),
+        (spec._replace(observation=spec.observation.replace(shape=(3,))), r"observation: expected float32 \[3\]"),
+        (spec._replace(observation={"eye": spec.observation}), "observation: expected .*eye"),
+        (spec._replace(policy_info={"sum": spec.reward}), "policy_info: expected .*sum"),
+    ):
+        observer = Observer(wrong)
+        with pytest.raises(ValueError, match=message):
+            push_rlds_to_reverb(data, observer)
+        assert observer.taken == []
+    with_info = Observer(spec._replace(policy_info={"sum": spec.reward}))
+    assert push_rlds_to_reverb(data, with_info, lambda now, following: {"sum": now["reward"]}) == 4
+
+
+def test_an_observers_error_is_its_own() -> None:
+    def refuse(one: Trajectory) -> None:
+        raise RuntimeError("full")
+
+    with pytest.raises(RuntimeError, match="full"):
+        push_rlds_to_reverb([COMPLETE], refuse)
