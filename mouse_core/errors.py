@@ -53,3 +53,15 @@ class EpisodeError(DataError):
         super().__init__(message)
         self.episode = episode
         self.step = step
+
+
+class RolloutError(MouseError, RuntimeError):
+    """A rollout was used out of turn: read before it was full, or changed while it was read."""
+
+
+class RolloutFullError(RolloutError, OverflowError):
+    """A row was added beyond the last one of a rollout."""
+
+
+class StorageError(MouseError, OSError):
+    """Something could not be written or read: a full disk, a missing permission; the system's error is chained."""

@@ -37,6 +37,7 @@ class Purpose(IntEnum):
     EPOCH = 2
     AUGMENT = 3
     REPLAY = 4
+    ROLLOUTS = 5
 
 
 def check_seed(seed: object) -> int:

@@ -1,0 +1,46 @@
+"""Rollouts: on-policy storage, and groups of language-model rollouts."""
+
+from mouse_core.rollouts.alignment import Outgoing, outgoing
+from mouse_core.rollouts.fields import RolloutField, motion_mimic_fields
+from mouse_core.rollouts.mini_batches import MiniBatch, permutation
+from mouse_core.rollouts.returns import (
+    discounted_returns,
+    gae,
+    lambda_returns,
+    n_step_returns,
+    normalized,
+    vtrace,
+)
+from mouse_core.rollouts.storage import RolloutStorage
+from mouse_core.rollouts.trajectories import (
+    episode_starts,
+    history_rows,
+    split_and_pad_trajectories,
+    take_rows,
+    trajectory_rows,
+    unpad_trajectories,
+)
+from mouse_core.rollouts.transition import Transition
+
+__all__ = [
+    "MiniBatch",
+    "Outgoing",
+    "RolloutField",
+    "RolloutStorage",
+    "Transition",
+    "discounted_returns",
+    "episode_starts",
+    "gae",
+    "history_rows",
+    "lambda_returns",
+    "motion_mimic_fields",
+    "n_step_returns",
+    "normalized",
+    "outgoing",
+    "permutation",
+    "split_and_pad_trajectories",
+    "take_rows",
+    "trajectory_rows",
+    "unpad_trajectories",
+    "vtrace",
+]

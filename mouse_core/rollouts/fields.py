@@ -1,0 +1,211 @@
+"""What a row of a rollout holds, and the names that training code knows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.errors import ConfigError
+from mouse_core.spec import FieldSpec, Spec, check_dtype
+
+TrainingType = Literal["rl", "distillation"]
+
+COLUMNS = ("rewards", "dones", "values", "actions_log_prob", "returns", "advantages")
+"""Fields that hold one number for each row; their arrays are ``[T, N, 1]``."""
+
+COMPUTED = ("returns", "advantages")
+"""Fields that are computed from the others, and not added."""
+
+ALIASES: Mapping[str, str] = MappingProxyType(
+    {
+        "critic_observations": "privileged_observations",
+        "critic_reference_observations": "privileged_reference_observations",
+        "critic_reference_observations_mask": "privileged_reference_observations_mask",
+        "action_mean": "mu",
+        "action_sigma": "sigma",
+    }
+)
+"""What transitions also call some fields."""
+
+KNOWN = (
+    "observations",
+    "reference_observations",
+    "reference_observations_mask",
+    "privileged_observations",
+    "privileged_reference_observations",
+    "privileged_reference_observations_mask",
+    "actions",
+    "privileged_actions",
+    "dagger_actions",
+    "rewards",
+    "dones",
+    "values",
+    "actions_log_prob",
+    "mu",
+    "sigma",
+    "rnd_state",
+    "hidden_states",
+    "returns",
+    "advantages",
+)
+"""The names of ``RolloutStorage.motion_mimic``. A storage that lacks one of them says None for it."""
+
+
+@dataclass(frozen=True)
+class RolloutField:
+    """One field of a row.
+
+    Args:
+        shape: Its shape in one environment; the storage holds ``[T, N, *shape]``.
+        dtype: Its dtype; boolean, integer or floating.
+        optional: Whether transitions may lack it. Its memory is allocated when the first one has it. Without a mask,
+            either all rows of a rollout have it or none has.
+        mask: Whether an availability mask belongs to it, bool ``[T, N]``, under the name ``<field>_mask``. Rows that
+            are not available hold zeros or what came with them.
+    """
+
+    shape: tuple[int, ...] = ()
+    dtype: npt.DTypeLike = "float32"
+    optional: bool = False
+    mask: bool = False
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", check_shape("RolloutField", self.shape))
+        object.__setattr__(self, "dtype", check_dtype(self.dtype, where="RolloutField"))
+
+
+def check_shape(where: str, shape: object) -> tuple[int, ...]:
+    """``shape`` as a tuple of positive integers, or ConfigError."""
+    sizes = tuple(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else None
+    if sizes is None or any(
+        isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1 for size in sizes
+    ):
+        raise ConfigError(f"{where}: expected a shape of positive sizes, such as (48,), found {shape!r}")
+    return tuple(int(size) for size in sizes)
+
+
+def complete_fields(fields: Mapping[str, Any]) -> dict[str, RolloutField]:
+    """The fields of a storage: those that are asked for, with rewards and dones, which every rollout has.
+
+    Args:
+        fields: By name: a ``RolloutField``, a ``FieldSpec``, or a shape, which stands for float32.
+
+    Returns:
+        In their order. What is one number for each row has the shape ``(1,)``.
+
+    Raises:
+        ConfigError: A name that cannot be one, or what is no field.
+    """
+    if not isinstance(fields, Mapping):
+        raise ConfigError(f"fields: expected a dict of names and RolloutFields or shapes, found {fields!r}")
+    made = {}
+    for name, given in {**fields, **{name: fields.get(name, ()) for name in ("rewards", "dones")}}.items():
+        if not isinstance(name, str) or not name or name.startswith("_"):
+            raise ConfigError(f"fields: expected names that do not begin with _, found {name!r}")
+        if name in (*COMPUTED, "hidden_states", *ALIASES):
+            meaning = f"it is another name of {ALIASES[name]}" if name in ALIASES else "it is made by the storage"
+            raise ConfigError(f"fields: {name} cannot be asked for; {meaning}")
+        made[name] = _as_field(name, given)
+    for name, made_field in made.items():
+        if made_field.mask and f"{name}_mask" in made:
+            raise ConfigError(f"fields: {name}_mask is there already; it belongs to {name}, which has mask=True")
+    return made
+
+
+def _as_field(name: str, given: Any) -> RolloutField:
+    if isinstance(given, FieldSpec):
+        given = RolloutField(given.shape, given.dtype)
+    elif not isinstance(given, RolloutField):
+        given = RolloutField(check_shape(f"fields[{name!r}]", given), "uint8" if name == "dones" else "float32")
+    if name not in COLUMNS:
+        return given  # type: ignore[no-any-return]
+    dtype = np.dtype(given.dtype)
+    if given.shape not in ((), (1,)):
+        raise ConfigError(f"fields[{name!r}]: expected one number for each row, () or (1,), found {given.shape}")
+    if (dtype.kind == "f") == (name == "dones"):
+        wanted = "a boolean or integer" if name == "dones" else "a floating"
+        raise ConfigError(f"fields[{name!r}]: expected {wanted} dtype, found {dtype}")
+    if name in ("rewards", "dones") and (given.optional or given.mask):
+        raise ConfigError(f"fields[{name!r}]: expected a field that every row has, found {given}")
+    return RolloutField((1,), dtype, given.optional, given.mask)
+
+
+def stored_spec(fields: Mapping[str, RolloutField]) -> Spec:
+    """What a storage of these fields holds: also the masks, and what is computed."""
+    specs = {}
+    for name, one in fields.items():
+        specs[name] = FieldSpec(name, np.dtype(one.dtype), one.shape)
+        if one.mask:
+            specs[f"{name}_mask"] = FieldSpec(f"{name}_mask", np.dtype(bool), ())
+    if "values" in fields:
+        specs |= {name: FieldSpec(name, np.dtype(fields["values"].dtype), (1,)) for name in COMPUTED}
+    return Spec(specs, alignment="outgoing")
+
+
+def motion_mimic_fields(
+    training_type: TrainingType,
+    obs_shape: Sequence[int],
+    ref_obs_shape: Sequence[int | None] | None,
+    privileged_obs_shape: Sequence[int | None] | None,
+    privileged_ref_obs_shape: Sequence[int | None] | None,
+    actions_shape: Sequence[int],
+    apply_dagger_actions: bool = False,
+    rnd_state_shape: Sequence[int | None] | None = None,
+) -> dict[str, RolloutField]:
+    """The fields of ``RolloutStorage.motion_mimic``; only what is configured is among them.
+
+    Args:
+        training_type: "rl" or "distillation".
+        obs_shape, actions_shape: Shapes in one environment.
+        ref_obs_shape, privileged_obs_shape, privileged_ref_obs_shape, rnd_state_shape: Likewise; None, or ``(None,)``,
+            for what there is not. Privileged references are there only beside references.
+        apply_dagger_actions: Whether there are ``dagger_actions``.
+
+    Returns:
+        Fields by name.
+
+    Raises:
+        ConfigError: An unknown training type, or what is no shape.
+    """
+    if training_type not in get_args(TrainingType):
+        raise ConfigError(f"training_type: expected one of {list(get_args(TrainingType))}, found {training_type!r}")
+    fields = {"observations": RolloutField(check_shape("obs_shape", obs_shape))}
+    references = _optional_shape("ref_obs_shape", ref_obs_shape)
+    privileged = _optional_shape("privileged_obs_shape", privileged_obs_shape)
+    privileged_references = _optional_shape("privileged_ref_obs_shape", privileged_ref_obs_shape)
+    if references is not None:
+        fields["reference_observations"] = RolloutField(references, mask=True)
+    if privileged is not None:
+        fields["privileged_observations"] = RolloutField(privileged)
+    if references is not None and privileged_references is not None:
+        fields["privileged_reference_observations"] = RolloutField(privileged_references, mask=True)
+    actions = RolloutField(check_shape("actions_shape", actions_shape))
+    fields["actions"] = actions
+    if training_type == "distillation":
+        fields["privileged_actions"] = actions
+    if apply_dagger_actions:
+        fields["dagger_actions"] = actions
+    fields |= {"rewards": RolloutField((1,)), "dones": RolloutField((1,), "uint8")}
+    if training_type == "rl":
+        fields |= {
+            "values": RolloutField((1,)),
+            "actions_log_prob": RolloutField((1,)),
+            "mu": actions,
+            "sigma": actions,
+        }
+    state = _optional_shape("rnd_state_shape", rnd_state_shape)
+    if state is not None:
+        fields["rnd_state"] = RolloutField(state)
+    return fields
+
+
+def _optional_shape(where: str, shape: Sequence[int | None] | None) -> tuple[int, ...] | None:
+    # (None,) is how runners that wrap a number in a list say that there is none.
+    if shape is None or (isinstance(shape, Sequence) and tuple(shape) == (None,)):
+        return None
+    return check_shape(where, shape)

@@ -1,0 +1,321 @@
+"""Mini-batches of a rollout: which rows make up each, and what a mini-batch holds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from array_api_compat import array_namespace
+
+from mouse_core.errors import ConfigError
+from mouse_core.randomness import Key, Purpose
+from mouse_core.rollouts import _hidden
+from mouse_core.rollouts.trajectories import history_rows, take_rows
+
+Array = Any
+Extractor = Callable[[Any], Any]
+
+# Fields that learning compares with what the policy says, rather than shows to it.
+TARGETS = frozenset(
+    ("actions", "privileged_actions", "dagger_actions", "rewards", "dones", "values", "actions_log_prob", "mu", "sigma",
+     "returns", "advantages")
+)  # fmt: skip
+"""Fields that stay ``[T, n, ...]`` in recurrent mini-batches; all others are split into trajectories and padded."""
+
+
+@dataclass(frozen=True, eq=False)
+class MiniBatch:
+    """Some rows of a rollout, by name: ``batch["observations"]``, or as an attribute, ``batch.obs``.
+
+    A mini-batch of rows has arrays ``[B, ...]``. A recurrent one has trajectories ``[T, K, ...]`` of what the policy
+    reads, padded, with ``masks``, and ``[T, n, ...]`` of everything else, the rows of its n environments.
+
+    Args:
+        fields: Arrays by the names of the storage's fields, masks among them.
+        hidden_states: ``(actor, critic)``: of the rows, or of the starts of the trajectories; ``(None, None)`` if
+            there are none.
+        masks: Where trajectories have a row, bool ``[T, K]``; None in mini-batches of rows.
+        obs_prev_state: What the AMP extractor says of the observation one step before, 0 where there is none.
+        obs_prev_mask: Whether there is one in the episode and in this rollout, bool.
+        ref_obs_prev_state: Likewise, of the reference observation.
+        ref_obs_prev_mask: Whether there is one, and it was available, bool.
+        histories: For every field whose history was asked for, frames ``[B, H, ...]``, the oldest first and the row's
+            own last, and bool ``[B, H]``, whether there is such a frame.
+        rows: Flat numbers ``step * N + env`` of the rows, ``[B]``; ``[T, n]`` in recurrent mini-batches.
+    """
+
+    fields: Mapping[str, Array]
+    hidden_states: Any = (None, None)
+    masks: Array | None = None
+    obs_prev_state: Array | None = None
+    obs_prev_mask: Array | None = None
+    ref_obs_prev_state: Array | None = None
+    ref_obs_prev_mask: Array | None = None
+    histories: Mapping[str, tuple[Array, Array]] = field(default_factory=dict)
+    rows: Array | None = None
+
+    def __getitem__(self, name: str) -> Array:
+        """The values of a field of the storage."""
+        return self.fields[name]
+
+    @property
+    def obs(self) -> Array | None:
+        """``observations``."""
+        return self.fields.get("observations")
+
+    @property
+    def ref_obs(self) -> Array | None:
+        """``reference_observations``."""
+        return self.fields.get("reference_observations")
+
+    @property
+    def ref_mask(self) -> Array | None:
+        """``reference_observations_mask``."""
+        return self.fields.get("reference_observations_mask")
+
+    @property
+    def critic_obs(self) -> Array | None:
+        """``privileged_observations``; where there are none, the critic sees the observations."""
+        return self.fields.get("privileged_observations", self.obs)
+
+    @property
+    def critic_ref_obs(self) -> Array | None:
+        """``privileged_reference_observations``; where there are none, the critic sees the references."""
+        return self.fields.get("privileged_reference_observations", self.ref_obs)
+
+    @property
+    def critic_ref_mask(self) -> Array | None:
+        """The mask of ``critic_ref_obs``."""
+        return self.fields.get("privileged_reference_observations_mask", self.ref_mask)
+
+    @property
+    def actions(self) -> Array | None:
+        """``actions``."""
+        return self.fields.get("actions")
+
+    @property
+    def target_values(self) -> Array | None:
+        """``values``: what the critic said when the rollout was made."""
+        return self.fields.get("values")
+
+    @property
+    def advantages(self) -> Array | None:
+        """``advantages``."""
+        return self.fields.get("advantages")
+
+    @property
+    def returns(self) -> Array | None:
+        """``returns``."""
+        return self.fields.get("returns")
+
+    @property
+    def old_actions_log_prob(self) -> Array | None:
+        """``actions_log_prob``."""
+        return self.fields.get("actions_log_prob")
+
+    @property
+    def old_mu(self) -> Array | None:
+        """``mu``."""
+        return self.fields.get("mu")
+
+    @property
+    def old_sigma(self) -> Array | None:
+        """``sigma``."""
+        return self.fields.get("sigma")
+
+    @property
+    def dagger_actions(self) -> Array | None:
+        """``dagger_actions``."""
+        return self.fields.get("dagger_actions")
+
+    @property
+    def rnd_state(self) -> Array | None:
+        """``rnd_state``."""
+        return self.fields.get("rnd_state")
+
+    def astuple(self) -> tuple[Any, ...]:
+        """The 18 parts in the order that training code unpacks.
+
+        Returns:
+            (obs, (ref_obs, ref_mask) or None, critic_obs, (critic_ref_obs, critic_ref_mask) or None, actions,
+            target_values, advantages, returns, old_actions_log_prob, old_mu, old_sigma, dagger_actions, hidden_states,
+            masks, rnd_state, obs_prev_state, ref_obs_prev_state, ref_obs_prev_mask); None for what there is not.
+        """
+        return (
+            self.obs,
+            pair(self.ref_obs, self.ref_mask),
+            self.critic_obs,
+            pair(self.critic_ref_obs, self.critic_ref_mask),
+            self.actions,
+            self.target_values,
+            self.advantages,
+            self.returns,
+            self.old_actions_log_prob,
+            self.old_mu,
+            self.old_sigma,
+            self.dagger_actions,
+            self.hidden_states,
+            self.masks,
+            self.rnd_state,
+            self.obs_prev_state,
+            self.ref_obs_prev_state,
+            self.ref_obs_prev_mask,
+        )
+
+
+def pair(values: Array | None, mask: Array | None) -> tuple[Array, Array | None] | None:
+    """Data and mask, or None where there is no data."""
+    return None if values is None else (values, mask)
+
+
+# ---------------------------------------------------------------------- which rows
+
+
+def permutation(seed: int, epoch: int, n: int, *, call: int = 0) -> npt.NDArray[np.int64]:
+    """The order of ``n`` rows in an epoch: each row once, another order for every seed and every epoch.
+
+    Args:
+        seed: In ``[0, 2**64)``.
+        epoch: How many epochs were before, over all rollouts.
+        n: Number of rows, below 2**32.
+        call: Tells several orders for one epoch apart.
+
+    Returns:
+        int64 ``[n]``.
+    """
+    # Sorting numbers whose last bits say where they stood is faster than argsort, and leaves no ties, so that every
+    # way to sort gives the same order. More than 32 bits remain random.
+    last = np.uint64((1 << max(n - 1, 1).bit_length()) - 1)
+    words = Key(seed, Purpose.ROLLOUTS, epoch, call).bits(n)
+    words &= ~last
+    words |= np.arange(n, dtype=np.uint64)
+    words.sort()
+    words &= last
+    return words.astype(np.int64)
+
+
+def cut(n: int, num_mini_batches: int, *, drop_last: bool = False, what: str = "rows") -> list[slice]:
+    """Cut ``n`` rows into mini-batches.
+
+    Args:
+        n: Number of rows.
+        num_mini_batches: How many.
+        drop_last: Whether the remainder is left out; else the first mini-batches have one row more than the others.
+        what: What the rows are, for messages.
+
+    Raises:
+        ConfigError: Fewer rows than mini-batches, or no number of them.
+    """
+    check_count("num_mini_batches", num_mini_batches)
+    if num_mini_batches > n:
+        raise ConfigError(f"num_mini_batches: expected at most {n}, the number of {what}, found {num_mini_batches}")
+    size, rest = divmod(n, num_mini_batches)
+    longer = 0 if drop_last else rest
+    ends = [number * size + min(number, longer) for number in range(num_mini_batches + 1)]
+    return [slice(begin, end) for begin, end in pairwise(ends)]
+
+
+def check_count(where: str, value: object) -> None:
+    """ConfigError if ``value`` is not an integer from 1."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ConfigError(f"{where}: expected an integer from 1, found {value!r}")
+
+
+# ---------------------------------------------------------------------- what they hold
+
+
+@dataclass(frozen=True)
+class AmpStates:
+    """What the AMP extractors say of every row.
+
+    Args:
+        obs: ``[T * N, ...]``.
+        ref_obs: ``[T * N, ...]``, or None without references.
+        ref_mask: Whether that was available, bool ``[T * N]`` or ``[T * N, 1]``; or None.
+    """
+
+    obs: Array
+    ref_obs: Array | None = None
+    ref_mask: Array | None = None
+
+
+def amp_states(flat: Mapping[str, Array], obs_extractor: Extractor, ref_extractor: Extractor) -> AmpStates:
+    """Ask the extractors about all rows.
+
+    Args:
+        flat: Fields ``[T * N, ...]``.
+        obs_extractor: Called with observations ``[T * N, ...]``.
+        ref_extractor: Called with ``(reference observations, mask)``; returns a state, or ``(state, mask)``.
+    """
+    states = obs_extractor(flat["observations"])
+    if "reference_observations" not in flat:
+        return AmpStates(states)
+    mask = flat["reference_observations_mask"]
+    found = ref_extractor((flat["reference_observations"], mask))
+    return AmpStates(states, *found) if isinstance(found, tuple) else AmpStates(states, found, mask)
+
+
+def previous_states(states: AmpStates, rows: Array, starts: Array) -> dict[str, Array]:
+    """The ``..._prev_...`` parts of a mini-batch of rows.
+
+    Args:
+        states: Of every row.
+        rows: Flat row numbers, of any shape.
+        starts: As ``episode_starts`` returns them.
+    """
+    xp = array_namespace(rows)
+    before, there = history_rows(xp.reshape(rows, (-1,)), starts, 2)
+    before, there = before[:, 0], there[:, 0]
+
+    def taken(values: Array) -> Array:
+        values = xp.take(values, before, axis=0)
+        hidden = xp.reshape(there, (-1, *(1,) * (values.ndim - 1)))
+        return xp.reshape(xp.where(hidden, values, xp.zeros_like(values[:1])), (*rows.shape, *values.shape[1:]))
+
+    parts = {"obs_prev_state": taken(states.obs), "obs_prev_mask": xp.reshape(there, rows.shape)}
+    if states.ref_obs is not None:
+        parts["ref_obs_prev_state"] = taken(states.ref_obs)
+        parts["ref_obs_prev_mask"] = taken(states.ref_mask != 0)
+    return parts
+
+
+def take_mini_batch(
+    flat: Mapping[str, Array],
+    rows: Array,
+    starts: Array,
+    *,
+    amp: AmpStates | None = None,
+    histories: Mapping[str, int] | None = None,
+    hidden_states: Any = None,
+    hidden_axis: int | None = None,
+) -> MiniBatch:
+    """The mini-batch of some rows.
+
+    Args:
+        flat: Fields ``[T * N, ...]``.
+        rows: Flat row numbers ``[B]``.
+        starts: As ``episode_starts`` returns them, bool ``[T, N]``.
+        amp: For the previous states.
+        histories: Numbers of frames, by field.
+        hidden_states: Of every row.
+        hidden_axis: Where they have the environments.
+    """
+    xp = array_namespace(rows)
+    frames = {}
+    for name, length in (histories or {}).items():
+        before, there = history_rows(rows, starts, length)
+        if f"{name}_mask" in flat:
+            available = xp.take(flat[f"{name}_mask"], xp.reshape(before, (-1,)))
+            there = there & xp.reshape(available, before.shape)
+        frames[name] = take_rows(flat[name][:, None], before, there), there
+    return MiniBatch(
+        {name: xp.take(values, rows, axis=0) for name, values in flat.items()},
+        (None, None) if hidden_states is None else _hidden.take(hidden_states, rows, hidden_axis),
+        histories=frames,
+        rows=rows,
+        **({} if amp is None else previous_states(amp, rows, starts)),
+    )

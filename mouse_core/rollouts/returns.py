@@ -1,0 +1,320 @@
+"""Returns and advantages of rollouts: pure functions over the array API, for NumPy, torch and JAX.
+
+Time is the first axis, and every row is a transition (alignment "outgoing"): row t holds the reward of the action that
+was taken at observation t, whether the episode ended with it, and the value of observation t. Other axes are free, but
+all arrays of one call have the same shape, so that ``[T, N]`` never meets ``[T, N, 1]``. Results have the dtype of what
+is given.
+
+Truncation is not termination. Where an episode is cut off from outside (a time limit), what would have followed is
+worth the value of the final observation, which is in no row: give ``time_outs``, which of the ends are such, and
+``final_values``, the values of the observations with which they ended. Without them every end counts as a termination,
+after which there is nothing (Pardo et al., "Time limits in reinforcement learning", ICML 2018).
+
+In the formulas, d_t is 1 where row t ends an episode, and V'_t is the value of the observation to which row t leads:
+
+    V'_t = V_{t+1}          where the episode goes on; V_T is ``last_values``
+    V'_t = final_values_t   where it was truncated
+    V'_t = 0                where it terminated
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from array_api_compat import array_namespace, is_jax_array, is_torch_array
+
+from mouse_core.errors import ConfigError, SchemaError
+
+Array = Any
+
+
+class Recurrence(Protocol):
+    """Computes x_t = terms_t + decays_t x_{t+1} for t = T-1, ..., 0, with x_T = last; ``[T, ...]``."""
+
+    def __call__(self, terms: Array, decays: Array, last: Array) -> Array: ...  # noqa: D102
+
+
+def backward(terms: Array, decays: Array, last: Array) -> Array:
+    """x_t = terms_t + decays_t x_{t+1} from the last row to the first, row by row.
+
+    Under ``jax.jit`` the rows become T copies of the operations; the functions of ``mouse_jax`` scan instead.
+
+    Args:
+        terms, decays: ``[T, ...]``.
+        last: x_T, ``[...]``.
+
+    Returns:
+        x, ``[T, ...]``.
+    """
+    found = []
+    for row in range(terms.shape[0] - 1, -1, -1):
+        last = terms[row] + decays[row] * last
+        found.append(last)
+    return array_namespace(terms).stack(found[::-1])
+
+
+def gae(
+    rewards: Array,
+    values: Array,
+    dones: Array,
+    last_values: Array,
+    *,
+    discount: float | Array,
+    lam: float | Array,
+    time_outs: Array | None = None,
+    final_values: Array | None = None,
+    recurrence: Recurrence = backward,
+) -> tuple[Array, Array]:
+    """Generalized advantage estimates, and the returns that belong to them.
+
+    delta_t = r_t + discount V'_t - V_t;  A_t = delta_t + discount lam (1 - d_t) A_{t+1};  R_t = A_t + V_t
+    (Schulman et al., "High-dimensional continuous control using generalized advantage estimation", ICLR 2016).
+
+    Args:
+        rewards: Floating ``[T, ...]``.
+        values: V, ``[T, ...]``.
+        dones: Not 0 where an episode ends, ``[T, ...]`` of any dtype.
+        last_values: V of the observations after the last row, ``[...]``.
+        discount: A number, or one for each row, ``[T, ...]``.
+        lam: Likewise; 1 gives Monte Carlo advantages, 0 those of one step.
+        time_outs: Which of the ends are truncations, bool ``[T, ...]``; only together with ``final_values``.
+        final_values: V of the observations with which truncated episodes ended, ``[T, ...]``; read only there.
+        recurrence: How the sums along time are computed.
+
+    Returns:
+        Advantages and returns, ``[T, ...]`` each.
+
+    Raises:
+        SchemaError: Shapes that differ, no row, or rewards that are not floating.
+        ConfigError: Only one of ``time_outs`` and ``final_values``.
+    """
+    ended, following = _following(rewards, values, dones, last_values, time_outs, final_values)
+    deltas = rewards + discount * following - values
+    advantages = recurrence(deltas, _where_on(ended, deltas) * (discount * lam), _nothing(deltas))
+    return advantages, advantages + values
+
+
+def lambda_returns(
+    rewards: Array,
+    values: Array,
+    dones: Array,
+    last_values: Array,
+    *,
+    discount: float | Array,
+    lam: float | Array,
+    time_outs: Array | None = None,
+    final_values: Array | None = None,
+    recurrence: Recurrence = backward,
+) -> Array:
+    """Lambda-returns: returns of all numbers of steps, mixed.
+
+    G_t = r_t + discount ((1 - lam) V'_t + lam G_{t+1}) where the episode goes on, with G_T = V_T;
+    G_t = r_t + discount V'_t where it ends (Sutton and Barto, "Reinforcement learning", 2018, section 12.1).
+
+    Args:
+        rewards, values, dones, last_values, discount, lam, time_outs, final_values, recurrence: As in ``gae``.
+
+    Returns:
+        G, ``[T, ...]``.
+
+    Raises:
+        SchemaError, ConfigError: As ``gae``.
+    """
+    ended, following = _following(rewards, values, dones, last_values, time_outs, final_values)
+    on = _where_on(ended, following)
+    return recurrence(rewards + discount * (1.0 - lam * on) * following, discount * lam * on, last_values)
+
+
+def n_step_returns(
+    rewards: Array,
+    values: Array,
+    dones: Array,
+    last_values: Array,
+    *,
+    discount: float | Array,
+    n: int,
+    time_outs: Array | None = None,
+    final_values: Array | None = None,
+) -> Array:
+    """The rewards of n steps, and the value of where they lead.
+
+    G_t = r_t + discount r_{t+1} + ... + discount^(n-1) r_{t+n-1} + discount^n V_{t+n}. Where an episode ends earlier,
+    the sum ends there, with V'; at the end of the rollout it ends with ``last_values`` (Sutton and Barto,
+    "Reinforcement learning", 2018, section 7.1).
+
+    Args:
+        rewards, values, dones, last_values, discount, time_outs, final_values: As in ``gae``.
+        n: Number of steps, at least 1.
+
+    Returns:
+        G, ``[T, ...]``.
+
+    Raises:
+        SchemaError, ConfigError: As ``gae``; ConfigError also for an ``n`` below 1.
+    """
+    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
+        raise ConfigError(f"n_step_returns: n: expected an integer from 1, found {n!r}")
+    ended, following = _following(rewards, values, dones, last_values, time_outs, final_values)
+    xp = array_namespace(rewards)
+    returns = rewards + discount * following
+    for _ in range(min(n, rewards.shape[0]) - 1):
+        onward = xp.concat([returns[1:], last_values[None]])
+        returns = rewards + discount * xp.where(ended, following, onward)
+    return returns
+
+
+def discounted_returns(
+    rewards: Array,
+    dones: Array,
+    last_values: Array | None = None,
+    *,
+    discount: float | Array,
+    time_outs: Array | None = None,
+    final_values: Array | None = None,
+    recurrence: Recurrence = backward,
+) -> Array:
+    """The discounted sum of the rewards up to the end of the episode.
+
+    G_t = r_t + discount G_{t+1} where the episode goes on, with G_T = ``last_values``; G_t = r_t + discount V'_t where
+    it ends (Sutton and Barto, "Reinforcement learning", 2018, section 3.3).
+
+    Args:
+        rewards, dones, discount, time_outs, final_values, recurrence: As in ``gae``.
+        last_values: What follows the last row is worth, ``[...]``; by default nothing.
+
+    Returns:
+        G, ``[T, ...]``.
+
+    Raises:
+        SchemaError, ConfigError: As ``gae``.
+    """
+    last = _nothing(rewards) if last_values is None else last_values
+    # Values enter only where episodes end, where they are V'.
+    ended, following = _following(rewards, rewards, dones, last, time_outs, final_values)
+    on = _where_on(ended, rewards)
+    return recurrence(rewards + discount * (1.0 - on) * following, discount * on, last)
+
+
+def vtrace(
+    rewards: Array,
+    values: Array,
+    dones: Array,
+    last_values: Array,
+    ratios: Array,
+    *,
+    discount: float | Array,
+    lam: float | Array = 1.0,
+    clip_rho: float = 1.0,
+    clip_c: float = 1.0,
+    clip_pg_rho: float = 1.0,
+    time_outs: Array | None = None,
+    final_values: Array | None = None,
+    recurrence: Recurrence = backward,
+) -> tuple[Array, Array]:
+    """V-trace: values and advantages of a policy, from rollouts of another.
+
+    delta_t = min(clip_rho, ratio_t) (r_t + discount V'_t - V_t);  c_t = lam min(clip_c, ratio_t);
+    v_t - V_t = delta_t + discount c_t (1 - d_t) (v_{t+1} - V_{t+1}), with v_T = V_T;
+    A_t = min(clip_pg_rho, ratio_t) (r_t + discount v'_t - V_t), where v'_t is v_{t+1} where the episode goes on and
+    V'_t where it ends (Espeholt et al., "IMPALA", ICML 2018, equation 1, remark 2 and section 4.2).
+
+    Args:
+        rewards, values, dones, last_values, discount, time_outs, final_values, recurrence: As in ``gae``.
+        ratios: How much likelier the action is in the policy that learns than in the one that acted, ``[T, ...]``.
+        lam: A number, or one for each row.
+        clip_rho: The largest weight of an error; it decides whose values are learned.
+        clip_c: The largest weight with which errors are carried back; it decides how fast.
+        clip_pg_rho: The largest weight of an advantage.
+
+    Returns:
+        The targets v for the values, and the advantages A for the policy, ``[T, ...]`` each.
+
+    Raises:
+        SchemaError, ConfigError: As ``gae``.
+    """
+    ended, following = _following(rewards, values, dones, last_values, time_outs, final_values)
+    check_rows("ratios", ratios, rewards.shape)
+    xp = array_namespace(rewards)
+    deltas = xp.clip(ratios, max=clip_rho) * (rewards + discount * following - values)
+    decays = discount * lam * _where_on(ended, values) * xp.clip(ratios, max=clip_c)
+    targets = values + recurrence(deltas, decays, _nothing(deltas))
+    onward = xp.where(ended, following, xp.concat([targets[1:], last_values[None]]))
+    advantages = xp.clip(ratios, max=clip_pg_rho) * (rewards + discount * onward - values)
+    return targets, advantages
+
+
+def normalized(advantages: Array, *, epsilon: float = 1e-8) -> Array:
+    """(A - mean) / (std + epsilon) over all elements, with the standard deviation of a sample (n - 1).
+
+    The mean and the deviation are computed in double precision where there is one. A single element gives 0.
+
+    Args:
+        advantages: Floating ``[...]``.
+        epsilon: Keeps the quotient finite where all are equal.
+
+    Returns:
+        The same shape and dtype.
+    """
+    xp = array_namespace(advantages)
+    wide = advantages if _is_narrow(advantages) else xp.astype(advantages, xp.float64)
+    apart = wide - xp.mean(wide)
+    count = 1
+    for size in advantages.shape:
+        count *= size
+    deviation = xp.sqrt(xp.sum(apart * apart) / max(count - 1, 1))
+    return xp.astype(apart / (deviation + epsilon), advantages.dtype)
+
+
+# ---------------------------------------------------------------------- shared by all
+
+
+def _following(
+    rewards: Array, values: Array, dones: Array, last_values: Array, time_outs: Array | None, final_values: Array | None
+) -> tuple[Array, Array]:
+    """Where episodes end, bool ``[T, ...]``, and V', ``[T, ...]``."""
+    if not rewards.shape or rewards.shape[0] < 1:
+        raise SchemaError(f"rewards: expected at least one row, found shape {tuple(rewards.shape)}")
+    xp = array_namespace(rewards)
+    if not xp.isdtype(rewards.dtype, "real floating"):
+        raise SchemaError(f"rewards: expected floating numbers, found {rewards.dtype}")
+    check_rows("values", values, rewards.shape)
+    check_rows("dones", dones, rewards.shape)
+    check_rows("last_values", last_values, rewards.shape[1:])
+    check_truncation(time_outs, final_values)
+    ended = dones != 0
+    after_end = xp.zeros_like(rewards)
+    if time_outs is not None and final_values is not None:
+        check_rows("time_outs", time_outs, rewards.shape)
+        check_rows("final_values", final_values, rewards.shape)
+        truncated = time_outs != 0
+        ended = ended | truncated
+        # Chosen, not multiplied: where nothing was truncated there may be anything, also NaN.
+        after_end = xp.where(truncated, final_values, after_end)
+    return ended, xp.where(ended, after_end, xp.concat([values[1:], last_values[None]]))
+
+
+def check_truncation(time_outs: Array | None, final_values: Array | None) -> None:
+    """ConfigError if only one of the two is given."""
+    if (time_outs is None) != (final_values is None):
+        there, missing = ("final_values", "time_outs") if time_outs is None else ("time_outs", "final_values")
+        raise ConfigError(f"{missing}: expected them together with {there}, found None")
+
+
+def check_rows(name: str, values: Array, expected: tuple[int, ...]) -> None:
+    """SchemaError if ``values`` are of another shape than the rewards say."""
+    if tuple(values.shape) != tuple(expected):
+        raise SchemaError(f"{name}: expected shape {tuple(expected)} as rewards say, found {tuple(values.shape)}")
+
+
+def _where_on(ended: Array, like: Array) -> Array:
+    """1 - d, in the dtype of ``like``."""
+    return array_namespace(like).astype(~ended, like.dtype)
+
+
+def _nothing(rows: Array) -> Array:
+    return array_namespace(rows).zeros_like(rows[0])
+
+
+def _is_narrow(values: Array) -> bool:
+    """Whether there is no double precision where ``values`` are."""
+    return is_jax_array(values) or (is_torch_array(values) and values.device.type == "mps")

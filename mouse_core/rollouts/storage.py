@@ -1,0 +1,354 @@
+"""The storage of a rollout: some steps of many environments, time-major."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import numpy as np
+from array_api_compat import array_namespace
+
+from mouse_core.errors import ConfigError, MissingFieldError, RolloutError, StateError
+from mouse_core.rollouts import _checks
+from mouse_core.rollouts._rows import RolloutRows
+from mouse_core.rollouts.fields import COMPUTED, TrainingType, motion_mimic_fields
+from mouse_core.rollouts.mini_batches import (
+    AmpStates,
+    MiniBatch,
+    amp_states,
+    check_count,
+    cut,
+    pair,
+    permutation,
+    take_mini_batch,
+)
+from mouse_core.rollouts.recurrent import take_recurrent_mini_batch
+from mouse_core.rollouts.returns import check_truncation, gae, normalized
+from mouse_core.rollouts.trajectories import episode_starts
+
+Array = Any
+_STATE_KEYS = ("seed", "epoch", "num_envs", "num_transitions_per_env")
+
+
+class RolloutStorage(RolloutRows):
+    """T steps of N environments, in arrays ``[T, N, ...]``, from which mini-batches are drawn.
+
+    Rows have the alignment "outgoing": the action, reward and done of row t are those that left its observation. Fill
+    it with ``add_transitions``, call ``compute_returns``, read mini-batches, ``clear()`` it, and begin again. A field
+    is ``storage["name"]`` or ``storage.name``: the array itself, which the next rollout overwrites.
+
+    Args:
+        num_envs: N.
+        num_transitions_per_env: T.
+        fields: By name: a ``RolloutField``, or a shape, which stands for float32. Rewards and dones are always there.
+            ``values`` brings ``returns`` and ``advantages``. One number for each row is kept as ``[T, N, 1]``.
+        seed: Of the order of rows in mini-batches, in ``[0, 2**64)``.
+        amp_cfg: A dict with two functions, for previous states in mini-batches: ``amp_obs_extractor(obs)`` and
+            ``amp_ref_obs_extractor((ref_obs, mask))``, which returns a state or ``(state, mask)``. They are called
+            with all rows, ``[T * N, ...]``.
+        device: "cpu" or None; other devices are for the adapters.
+        hidden_axis: Where hidden states of one step have their environments. None: ``[layers, N, ...]`` from three
+            dimensions on, else ``[N, ...]``.
+        validate: Whether numbers that are not finite, unknown done codes and integers that do not fit are errors.
+            None: on the CPU, yes; on a device, no, since the check waits for everything queued there.
+
+    Raises:
+        ConfigError: An argument that cannot be used.
+
+    Example:
+        >>> import numpy as np
+        >>> from mouse_core.rollouts import RolloutStorage
+        >>> storage = RolloutStorage(num_envs=2, num_transitions_per_env=3, fields={"obs": (4,), "values": ()})
+        >>> for step in range(3):
+        ...     storage.add_transitions(
+        ...         {"obs": np.ones((2, 4)), "values": np.zeros(2), "rewards": np.ones(2), "dones": [False, False]}
+        ...     )
+        >>> storage.compute_returns(np.zeros(2), gamma=0.5, lam=1.0)
+        >>> storage.returns[:, 0, 0]
+        array([1.75, 1.5 , 1.  ], dtype=float32)
+    """
+
+    training_type: TrainingType | None = None
+
+    @classmethod
+    def motion_mimic(
+        cls,
+        training_type: TrainingType,
+        num_envs: int,
+        num_transitions_per_env: int,
+        obs_shape: Sequence[int],
+        ref_obs_shape: Sequence[int | None] | None,
+        privileged_obs_shape: Sequence[int | None] | None,
+        privileged_ref_obs_shape: Sequence[int | None] | None,
+        actions_shape: Sequence[int],
+        apply_dagger_actions: bool = False,
+        rnd_state_shape: Sequence[int | None] | None = None,
+        amp_cfg: Any = None,
+        device: Any = None,
+        *,
+        seed: int = 0,
+        hidden_axis: int | None = None,
+        validate: bool | None = None,
+    ) -> Self:
+        """A storage with the fields of motion imitation; what is not configured is not allocated, and None.
+
+        Args:
+            training_type: "rl", for mini-batches, or "distillation", for ``generator()``.
+            num_envs, num_transitions_per_env, amp_cfg, device, seed, hidden_axis, validate: As for the class.
+            obs_shape, ref_obs_shape, privileged_obs_shape, privileged_ref_obs_shape, actions_shape: See
+                ``motion_mimic_fields``.
+            apply_dagger_actions, rnd_state_shape: Likewise.
+
+        Raises:
+            ConfigError: An argument that cannot be used.
+        """
+        fields = motion_mimic_fields(
+            training_type,
+            obs_shape,
+            ref_obs_shape,
+            privileged_obs_shape,
+            privileged_ref_obs_shape,
+            actions_shape,
+            apply_dagger_actions,
+            rnd_state_shape,
+        )
+        storage = cls(
+            num_envs,
+            num_transitions_per_env,
+            fields,
+            seed,
+            amp_cfg=amp_cfg,
+            device=device,
+            hidden_axis=hidden_axis,
+            validate=validate,
+        )
+        storage.training_type = training_type
+        return storage
+
+    # ------------------------------------------------------------------ returns
+
+    def compute_returns(
+        self,
+        last_values: Any,
+        gamma: float,
+        lam: float,
+        normalize_advantage: bool = True,
+        time_outs: Any = None,
+        final_values: Any = None,
+    ) -> None:
+        """Compute ``returns`` and ``advantages``, by generalized advantage estimation; see ``gae``.
+
+        Args:
+            last_values: Values of the observations after the last row, ``[N, 1]`` or ``[N]``.
+            gamma: The discount, from 0 to 1.
+            lam: From 0 to 1.
+            normalize_advantage: Whether advantages are shifted and scaled to mean 0 and standard deviation 1, over all.
+            time_outs: Which of the dones are truncations, bool ``[T, N, 1]`` or ``[T, N]``; with ``final_values``.
+            final_values: Values of the observations with which truncated episodes ended, ``[T, N, 1]`` or ``[T, N]``;
+                read only there.
+
+        Raises:
+            RolloutError: The rollout is not full.
+            ConfigError: A number out of range; only one of ``time_outs`` and ``final_values``; neither of them although
+                dones say 2 (truncated).
+            SchemaError, DataError: Shapes that are wrong; values that are needed and not finite; a time-out where no
+                episode ends. In each case nothing has changed.
+        """
+        self._check_full("compute_returns")
+        if "values" not in self._arrays:
+            raise MissingFieldError(f"compute_returns: expected a field 'values', found {list(self._fields)}")
+        gamma, lam = _checks.check_unit("gamma", gamma), _checks.check_unit("lam", lam)
+        check_truncation(time_outs, final_values)
+        rewards, values, dones = (self._arrays[name] for name in ("rewards", "values", "dones"))
+        last = self._as_values("last_values", last_values, (self.num_envs, 1))
+        if time_outs is not None:
+            time_outs = self._as("time_outs", time_outs, tuple(dones.shape), None) != 0
+            final_values = self._as_values("final_values", final_values, tuple(values.shape))
+        if self._validate:
+            _checks.check_ends(dones, last, time_outs, final_values)
+        advantages, returns = gae(
+            rewards, values, dones, last, discount=gamma, lam=lam, time_outs=time_outs, final_values=final_values
+        )
+        self._arrays["returns"][...] = returns
+        self._arrays["advantages"][...] = normalized(advantages) if normalize_advantage else advantages
+        self._computed = True
+        self._version += 1
+
+    # ------------------------------------------------------------------ reading it
+
+    def mini_batch_generator(
+        self,
+        num_mini_batches: int,
+        num_epochs: int = 8,
+        *,
+        drop_last: bool = False,
+        histories: Mapping[str, int] | None = None,
+    ) -> Iterator[MiniBatch]:
+        """Mini-batches of rows, every row once in each epoch, in an order that is new in each.
+
+        Args:
+            num_mini_batches: Number of mini-batches in an epoch.
+            num_epochs: How often the rollout is gone through.
+            drop_last: Whether rows that remain are left out, others in each epoch, so that all mini-batches have the
+                same size; else the first mini-batches have one row more.
+            histories: Fields whose last H frames are delivered too, and H.
+
+        Returns:
+            An iterator over ``num_mini_batches * num_epochs`` mini-batches; ``astuple()`` gives what training code
+            unpacks.
+
+        Raises:
+            RolloutError: The rollout is not full, or has no returns yet; later, it was changed meanwhile.
+            ConfigError: A number out of range; a storage for distillation; a history of an unknown field.
+        """
+        self._check_readable("mini_batch_generator", num_epochs)
+        histories = dict(histories or {})
+        for name, length in histories.items():
+            if name not in self._arrays:
+                raise ConfigError(f"histories: expected fields of {list(self._arrays)}, found {name!r}")
+            check_count(f"histories[{name!r}]", length)
+        rows_in_all = self.num_transitions_per_env * self.num_envs
+        parts = cut(rows_in_all, num_mini_batches, drop_last=drop_last)
+        flat, starts = self._flat(), episode_starts(self._arrays["dones"])
+        amp, hidden = self._amp(), self.hidden_states
+
+        def take(rows: Array) -> MiniBatch:
+            return take_mini_batch(
+                flat, rows, starts, amp=amp, histories=histories, hidden_states=hidden, hidden_axis=self._hidden_axis
+            )
+
+        return self._read(take, rows_in_all, parts, num_epochs, shuffle=True)
+
+    def recurrent_mini_batch_generator(
+        self, num_mini_batches: int, num_epochs: int = 8, *, drop_last: bool = False, shuffle: bool = False
+    ) -> Iterator[MiniBatch]:
+        """Mini-batches of trajectories: every environment once in each epoch, split where episodes end, padded.
+
+        What the policy reads is ``[T, K, ...]``, with ``masks`` and the hidden states at the starts. What its output is
+        compared with is ``[T, n, ...]``: ``unpad_trajectories(output, batch.masks)`` brings the output there.
+
+        Args:
+            num_mini_batches, num_epochs: As in ``mini_batch_generator``.
+            drop_last: Whether environments that remain are left out; else the first mini-batches have one more.
+            shuffle: Whether environments come in an order that is new in each epoch, or in their own.
+
+        Raises:
+            RolloutError, ConfigError: As ``mini_batch_generator``.
+        """
+        self._check_readable("recurrent_mini_batch_generator", num_epochs)
+        parts = cut(self.num_envs, num_mini_batches, drop_last=drop_last, what="environments")
+        arrays, amp, hidden = self._read_arrays(), self._amp(), self.hidden_states
+
+        def take(envs: Array) -> MiniBatch:
+            return take_recurrent_mini_batch(arrays, envs, amp=amp, hidden_states=hidden, hidden_axis=self._hidden_axis)
+
+        return self._read(take, self.num_envs, parts, num_epochs, shuffle=shuffle)
+
+    def generator(self) -> Iterator[tuple[Any, ...]]:
+        """The rollout step by step, for distillation.
+
+        Returns:
+            An iterator over T tuples (observations, privileged_observations, (ref_obs, ref_mask) or None,
+            (privileged_ref_obs, privileged_ref_mask) or None, actions, privileged_actions, dones) of arrays
+            ``[N, ...]``, which are views of the storage. Without privileged observations, the observations stand in their place.
+
+        Raises:
+            RolloutError: The rollout is not full; later, it was changed meanwhile.
+            ConfigError: A storage for reinforcement learning.
+        """
+        self._check_full("generator")
+        if self.training_type == "rl" or "privileged_actions" not in self._arrays:
+            found = self.training_type or list(self._fields)
+            raise ConfigError(f"generator: expected a storage for distillation, with privileged_actions, found {found}")
+        return self._steps()
+
+    def _steps(self) -> Iterator[tuple[Any, ...]]:
+        version, arrays = self._version, self._read_arrays()
+        for number in range(self.num_transitions_per_env):
+            self._check_unchanged(version)
+            row = {name: values[number] for name, values in arrays.items()}
+            yield (
+                row.get("observations"),
+                row.get("privileged_observations", row.get("observations")),
+                pair(row.get("reference_observations"), row.get("reference_observations_mask")),
+                pair(row.get("privileged_reference_observations"), row.get("privileged_reference_observations_mask")),
+                row.get("actions"),
+                row["privileged_actions"],
+                row["dones"],
+            )
+
+    # ------------------------------------------------------------------ resuming
+
+    def state_dict(self) -> dict[str, int]:
+        """Everything that the order of rows in later mini-batches depends on: plain integers.
+
+        Rows are not part of it: a rollout that is resumed begins with an empty storage.
+        """
+        return {name: int(getattr(self, name)) for name in _STATE_KEYS}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the epoch after those that ``state`` had seen, with its seed.
+
+        Raises:
+            StateError: The state is of a storage of another size, or damaged; nothing has changed then.
+        """
+        if not isinstance(state, Mapping) or set(state) != set(_STATE_KEYS):
+            raise StateError(f"state: expected a dict with the keys {sorted(_STATE_KEYS)}, found {state!r:.200}")
+        for name in _STATE_KEYS:
+            value = state[name]
+            if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value < 1 << 64:
+                raise StateError(f"state: expected {name} as an integer from 0, found {value!r}")
+        for name in ("num_envs", "num_transitions_per_env"):
+            if state[name] != getattr(self, name):
+                raise StateError(f"state: expected {name} {getattr(self, name)}, found {state[name]}")
+        self.seed, self.epoch = int(state["seed"]), int(state["epoch"])
+
+    # ------------------------------------------------------------------ details
+
+    def _as_values(self, name: str, value: Any, shape: tuple[int, ...]) -> Array:
+        made = self._as(name, value, shape, self.spec["values"].dtype)
+        return array_namespace(made).astype(made, self._arrays["values"].dtype)
+
+    def _read_arrays(self) -> dict[str, Array]:
+        """The arrays that this rollout filled."""
+        return {
+            name: values
+            for name, values in self._arrays.items()
+            if name in self._present or (name in COMPUTED and self._computed)
+        }
+
+    def _flat(self) -> dict[str, Array]:
+        rows = self.num_transitions_per_env * self.num_envs
+        return {name: values.reshape((rows, *values.shape[2:])) for name, values in self._read_arrays().items()}
+
+    def _amp(self) -> AmpStates | None:
+        return None if self._extractors is None else amp_states(self._flat(), *self._extractors)
+
+    def _read(
+        self, take: Callable[[Array], MiniBatch], count: int, parts: list[slice], num_epochs: int, *, shuffle: bool
+    ) -> Iterator[MiniBatch]:
+        """The mini-batches of so many epochs: ``take`` of the numbers, below ``count``, of rows or environments."""
+        version = self._version
+        for _ in range(num_epochs):
+            order = permutation(self.seed, self.epoch, count) if shuffle else np.arange(count)
+            numbers = self._index(order)
+            self.epoch += 1
+            for part in parts:
+                self._check_unchanged(version)
+                yield take(numbers[part])
+
+    def _check_full(self, caller: str) -> None:
+        if self._step < self.num_transitions_per_env:
+            raise RolloutError(f"{caller}: expected {self.num_transitions_per_env} rows, found {self._step}")
+
+    def _check_readable(self, caller: str, num_epochs: int) -> None:
+        check_count("num_epochs", num_epochs)
+        if self.training_type == "distillation":
+            raise ConfigError(f"{caller}: expected a storage for reinforcement learning, found one for distillation")
+        self._check_full(caller)
+        if "values" in self._arrays and not self._computed:
+            raise RolloutError(f"{caller}: expected returns, found none for these rows; compute_returns() first")
+
+    def _check_unchanged(self, version: int) -> None:
+        if version != self._version:
+            raise RolloutError("mini-batches: expected the rollout as it was when reading began, found it changed")
