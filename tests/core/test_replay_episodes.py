@@ -1,0 +1,131 @@
+"""The index of episodes against a list of rows that is looked through."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mouse_core.replay._window_counts import WindowRule
+from mouse_core.replay.episodes import Episodes
+
+
+class Rows:
+    """Every row ever written, and what follows from it by looking."""
+
+    def __init__(self, num_envs: int, steps: int) -> None:
+        self.num_envs, self.steps = num_envs, steps
+        # Of each environment, for every step: whether it ends its episode, its id, whether the step before is cut off.
+        self.rows: list[list[list[Any]]] = [[] for _ in range(num_envs)]
+
+    @property
+    def end(self) -> int:
+        return len(self.rows[0])
+
+    @property
+    def begin(self) -> int:
+        return max(0, self.end - self.steps)
+
+    def episodes(self, env: int) -> list[tuple[int, int]]:
+        """Begin and end of the episodes alive."""
+        found: list[tuple[int, int]] = []
+        begin = self.begin
+        for step in range(self.begin, self.end):
+            last = step + 1 == self.end
+            if last or self.rows[env][step][0] or self.rows[env][step][1] != self.rows[env][step + 1][1]:
+                found.append((begin, step + 1))
+                begin = step + 1
+        return found
+
+    def windows(self, rule: WindowRule) -> list[tuple[int, int, int, int]]:
+        """Environment, first step, begin and end of the episode of every window there is."""
+        found = []
+        for env in range(self.num_envs):
+            for begin, end in self.episodes(env):
+                steps = end - begin
+                if rule.strict and steps < rule.length:
+                    continue
+                size = min(steps, rule.length)
+                if rule.tiled:
+                    starts = [begin + place for place in range(0, steps, rule.length)]
+                    starts = [start for start in starts if not rule.strict or start + rule.length <= end]
+                else:
+                    first = begin - min(rule.left, size - 1)
+                    starts = list(range(first, end - size + 1 + min(rule.right, size - 1)))
+                found += [(env, start, begin, end) for start in starts]
+        return found
+
+
+@st.composite
+def rules(draw: st.DrawFn) -> WindowRule:
+    length = draw(st.integers(1, 6))
+    tiled = draw(st.booleans())
+    side = st.just(0) if tiled else st.integers(0, length - 1)
+    return WindowRule(length, draw(side), draw(side), draw(st.booleans()), tiled)
+
+
+def check(episodes: Episodes, rows: Rows, rule: WindowRule) -> None:
+    expected = rows.windows(rule)
+    assert episodes.count(rule) == len(expected)
+    found = episodes.windows(rule, np.arange(len(expected)))
+    listed = list(zip(found.env.tolist(), found.start.tolist(), found.begin.tolist(), found.end.tolist(), strict=True))
+    assert listed == expected
+    homes = list(dict.fromkeys((env, begin, end) for env, _, begin, end in expected))
+    assert episodes.count_episodes(rule) == len(homes)
+    per_home = [[window for window in expected if (window[0], *window[2:]) == home] for home in homes]
+    for place in (0.0, 0.5, 1 - 2**-53):
+        chosen = episodes.windows_of(rule, np.arange(len(homes)), np.full(len(homes), place))
+        listed = list(
+            zip(chosen.env.tolist(), chosen.start.tolist(), chosen.begin.tolist(), chosen.end.tolist(), strict=True)
+        )
+        assert listed == [home[int(place * len(home))] for home in per_home]
+    ids: dict[int, set[tuple[int, int, int]]] = {}
+    for env, begin, end, traj_id in zip(found.env, found.begin, found.end, found.traj_id.tolist(), strict=True):
+        ids.setdefault(traj_id, set()).add((int(env), int(begin), int(end)))
+        if rows.rows[env][begin][1] is not None:
+            assert traj_id == rows.rows[env][begin][1]
+    if all(row[1] is None for env in rows.rows for row in env):
+        assert all(len(homes) == 1 for homes in ids.values()), "two episodes have one id"
+    longest = [end - begin for env in range(rows.num_envs) for begin, end in rows.episodes(env)]
+    assert episodes.longest() == max(longest)
+
+
+@settings(max_examples=50, deadline=None)
+@given(data=st.data(), num_envs=st.integers(1, 3), steps=st.integers(1, 40), mode=st.sampled_from(["end", "id", "both"]))
+def test_it_knows_what_looking_at_all_rows_would_find(data: st.DataObject, num_envs: int, steps: int, mode: str) -> None:
+    rows, episodes = Rows(num_envs, steps), Episodes(num_envs, steps)
+    bits = st.integers(0, 2**32 - 1)
+    for _ in range(data.draw(st.integers(1, 8))):
+        rng = np.random.default_rng(data.draw(bits))
+        kind = data.draw(st.sampled_from(["one", "many", "change", "restore"]))
+        if kind in ("one", "many") or not rows.end:
+            n = 1 if kind == "one" else int(rng.integers(1, steps + 1))
+            for _ in range(3 if kind == "one" else 1):
+                ends = rng.random((n, num_envs)) < rng.choice([0.02, 0.3, 1.0])
+                last = [env[-1][1] if env and env[-1][1] is not None else 0 for env in rows.rows]
+                ids = np.array(last) + np.cumsum(rng.random((n, num_envs)) < 0.2, axis=0)
+                episodes.extend(None if mode == "id" else ends, None if mode == "end" else ids)
+                for env in range(num_envs):
+                    rows.rows[env] += [
+                        [mode != "id" and bool(ends[t, env]), None if mode == "end" else int(ids[t, env])]
+                        for t in range(n)
+                    ]
+        elif kind == "change" and mode != "both":
+            env = int(rng.integers(num_envs))
+            alive = np.arange(rows.begin, rows.end)
+            chosen = alive[rng.random(len(alive)) < 0.3]
+            if not len(chosen):
+                continue
+            ends = rng.random(len(chosen)) < 0.5
+            ids = rng.integers(0, 3, len(chosen))
+            if mode == "end":
+                episodes.change_ends(env, chosen, ends)
+            else:
+                episodes.change_ids(env, chosen, ids)
+            for step, end, traj_id in zip(chosen.tolist(), ends.tolist(), ids.tolist(), strict=True):
+                rows.rows[env][step] = [mode != "id" and end, None if mode == "end" else traj_id]
+        else:
+            episodes = Episodes.of_state(episodes.state())
+        check(episodes, rows, data.draw(rules()))
