@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
+from mouse_core import _command_data as data
 from mouse_core.errors import MouseError
 
 # A subcommand: its name, what it does in a sentence, and the functions that declare its arguments and run it. What runs
@@ -21,26 +22,79 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: What stands after ``mouse``; by default the process's.
 
     Returns:
-        The exit status: 0, or 1 after an error that the user can mend, which is printed in one line.
+        The exit status: 0; 1 where ``mouse inspect --strict`` has warnings; 2 after an error that the user can mend,
+        which is printed in one line.
     """
-    parser = argparse.ArgumentParser(prog="mouse", description="Recorded experience for reinforcement learning.")
+    parser = argparse.ArgumentParser(
+        prog="mouse",
+        description="Recorded experience for reinforcement learning.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, purpose, declare, run in _commands():
-        command = commands.add_parser(name, help=purpose, description=purpose[0].upper() + purpose[1:] + ".")
+    for name, purpose, examples, declare, run in _commands():
+        command = commands.add_parser(
+            name,
+            help=purpose,
+            description=purpose[0].upper() + purpose[1:] + ".",
+            epilog=examples,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
         declare(command)
         command.set_defaults(run=run)
     chosen = parser.parse_args(arguments)
     try:
         status: int = chosen.run(chosen)
     except (MouseError, FileNotFoundError, ImportError) as error:
-        print(f"mouse {chosen.command}: {error}", file=sys.stderr)  # noqa: T201
-        return 1
+        print(f"mouse {chosen.command}: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
+        return 2
     return status
 
 
-def _commands() -> list[tuple[str, str, _Declare, _Run]]:
+_BENCH_EXAMPLES = """examples:
+  mouse bench recordings --sequence-length 64 --batch-size 32
+  mouse bench your-org/your-dataset --split train --frameworks numpy,torch
+  mouse bench recordings --dtype obs_continuous=float32 --json figures.json"""
+
+_EXAMPLES = """examples:
+  mouse inspect recordings --html report.html
+  mouse convert halfcheetah.hdf5 halfcheetah --final mark
+  mouse bench halfcheetah --sequence-length 64 --batch-size 32
+  mouse push halfcheetah your-org/halfcheetah
+
+mouse COMMAND --help says more."""
+
+
+def _commands() -> list[tuple[str, str, str, _Declare, _Run]]:
     return [
-        ("bench", "measure how fast batches of a dataset are, and say what to change", _declare_bench, _run_bench),
+        (
+            "inspect",
+            "show what is in recorded data of any format, and warn of what usually goes wrong",
+            data.INSPECT_EXAMPLES,
+            data.declare_inspect,
+            data.run_inspect,
+        ),
+        (
+            "convert",
+            "convert recorded data of any format into a dataset on disk, verified against the source",
+            data.CONVERT_EXAMPLES,
+            data.declare_convert,
+            data.run_convert,
+        ),
+        (
+            "push",
+            "publish recorded data of any format on the Hugging Face Hub",
+            data.PUSH_EXAMPLES,
+            data.declare_push,
+            data.run_push,
+        ),
+        (
+            "bench",
+            "measure how fast batches of a dataset are, and say what to change",
+            _BENCH_EXAMPLES,
+            _declare_bench,
+            _run_bench,
+        ),
     ]
 
 

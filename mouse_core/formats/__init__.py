@@ -1,1 +1,6 @@
 """Other formats of recorded data: reading them as rows of steps, and writing them."""
+
+from mouse_core.formats.base import RowStream, rows_digest
+from mouse_core.formats.opening import open
+
+__all__ = ["RowStream", "open", "rows_digest"]

@@ -1,2 +1,318 @@
-def to_html(report):
-    return ""
+"""A report as one web page that needs nothing besides itself."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Sequence
+from html import escape
+from typing import Any
+
+import numpy as np
+
+from mouse_core._layout import column_type
+from mouse_core.inspect._assets import SCRIPT, STYLE
+from mouse_core.inspect._pictures import picture_columns, thumbnail
+from mouse_core.inspect._samples import Sample
+from mouse_core.inspect._svg import bar_chart, histogram, ranges, short
+from mouse_core.inspect._text import number, shape_text
+from mouse_core.inspect.report import Column, Distribution, Report
+
+# What the browser may load: nothing but what stands in the page.
+_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
+_STRIP = 12
+_MOST_FRAMES = 80
+_MOST_VALUES = 64
+_MOST_SMALL = 16
+
+
+def to_html(report: Report) -> str:
+    """The report as a page: plots, findings, a few images, and episodes to step through.
+
+    The page holds everything it shows; it can be mailed, or opened from a folder. Texts of the data are escaped, and
+    the page forbids the browser to load anything from elsewhere.
+    """
+    pictures = picture_columns(report.samples[0].rows.schema) if report.samples else []
+    shown = [_Shown(sample, pictures) for sample in report.samples]
+    body = [
+        _header(report),
+        "<main>",
+        _findings(report),
+        _episodes(report),
+        _actions(report),
+        _observations(report),
+        _strips(shown),
+        _player(shown),
+        _columns(report),
+        "</main>",
+        "<footer>Made by <code>mouse inspect</code>. This page loads nothing from anywhere.</footer>",
+        _scripts(shown),
+    ]
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(report.source)}</title>'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
+        f"<style>{STYLE}</style></head>\n<body>{''.join(body)}</body></html>\n"
+    )
+
+
+# ---------------------------------------------------------------------- sections
+
+
+def _header(report: Report) -> str:
+    figures = [("rows", f"{report.rows:,}")]
+    if report.episodes is not None:
+        episodes = report.episodes
+        figures += [("episodes", f"{episodes.count:,}"), ("transitions", f"{episodes.transitions:,}")]
+        figures += [("mean length", short(_rounded(episodes.lengths.mean)))]
+        figures += [("mean return", short(_rounded(episodes.returns.mean)))]
+    figures.append(("warnings", str(len(report.warnings))))
+    items = "".join(f"<li><b>{escape(value)}</b><span>{name}</span></li>" for name, value in figures)
+    return (
+        f'<header><h1>{escape(report.source)}</h1><p class="dim">{escape(report.format)} · alignment '
+        f"<b>{report.alignment}</b>: {escape(report.alignment_found)}</p><ul class=figures>{items}</ul></header>"
+    )
+
+
+def _findings(report: Report) -> str:
+    items = [
+        f'<div class="finding {finding.level}"><b>{escape(finding.code)}</b> {escape(finding.message)}</div>'
+        for finding in report.findings
+    ]
+    if not report.warnings:
+        items.insert(0, '<div class="finding good">No warnings.</div>')
+    return f"<section id=findings><h2>Findings</h2>{''.join(items)}</section>"
+
+
+def _episodes(report: Report) -> str:
+    episodes = report.episodes
+    if episodes is None or not episodes.count:
+        return ""
+    cards = [
+        _card("Episode lengths", _of(episodes.lengths, "steps"), _histogram(episodes.lengths, "Episode lengths")),
+        _card("Returns", _of(episodes.returns, "reward"), _histogram(episodes.returns, "Returns")),
+    ]
+    reward = report.column("reward")
+    if reward is not None and reward.histogram is not None:
+        about = f"{number(reward.low)} to {number(reward.high)}, mean {number(reward.mean)}; a step"
+        cards.append(_card("Rewards", about, histogram(**reward.histogram, label="Rewards")))
+    names = {"0": "0 alive", "1": "1 terminal", "2": "2 truncated"}
+    codes = {names.get(code, f"{code} unknown"): count for code, count in episodes.done_codes.items()}
+    ends = f"{episodes.terminated:,} terminated, {episodes.truncated:,} truncated, {episodes.open:,} without an end"
+    cards.append(_card("Done codes", f"{ends}; found by {episodes.found_by}", bar_chart(codes, label="Done codes")))
+    return f'<section id=episodes><h2>Episodes</h2><div class="cards">{"".join(cards)}</div></section>'
+
+
+def _actions(report: Report) -> str:
+    actions = report.actions
+    if actions is None:
+        return ""
+    if actions.counts is not None:
+        chart = bar_chart(actions.counts, label="How often each action was taken")
+        about = f"{len(actions.counts)} different ones; an episode's first row does not count"
+        cards = _card("Action use", about, chart)
+    else:
+        places = actions.places or {}
+        cards = "".join(
+            _card(
+                f"action[{place}]" if "low" in places else "action", "", histogram(**bars, label="Actions", height=120)
+            )
+            for place, bars in enumerate(places.get("histograms", [])[:_MOST_SMALL])
+            if bars
+        )
+        if "low" in places and len(places["low"]) > _MOST_SMALL:
+            names = [str(place) for place in range(len(places["low"]))]
+            cards += _card("Action ranges", _KEY, ranges(places, names=names, label="Ranges of actions"))
+    return f'<section id=actions><h2>Actions</h2><div class="cards">{cards}</div></section>'
+
+
+_KEY = "From the lowest to the highest value; the thick part is the mean, give or take a standard deviation."
+
+
+def _observations(report: Report) -> str:
+    cards = []
+    for column in report.columns:
+        if not column.name.startswith("observation"):
+            continue
+        if column.places:
+            width = len(column.places["low"])
+            names = [str(place) for place in range(width)]
+            chart = ranges(column.places, names=names, label=f"Ranges of {column.name}")
+            about = _KEY + (f" The first {_MOST_VALUES} of {width}." if width > _MOST_VALUES else "")
+            cards.append(_card(column.name, about, chart))
+        elif column.histogram is not None:
+            cards.append(_card(column.name, "", histogram(**column.histogram, label=column.name)))
+    if not cards:
+        return ""
+    return f'<section id=observations><h2>Observation ranges</h2><div class="cards">{"".join(cards)}</div></section>'
+
+
+def _columns(report: Report) -> str:
+    head = "".join(f"<th>{name}</th>" for name in ("column", "type", "shape", "nulls", "NaN", "min", "max", "mean"))
+    rows = "".join(_column_row(column) for column in report.columns)
+    return (
+        f'<section id=columns><h2>Columns</h2><div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead>'
+        f"<tbody>{rows}</tbody></table></div></section>"
+    )
+
+
+def _column_row(column: Column) -> str:
+    cells = (
+        column.name,
+        column.dtype,
+        shape_text(column),
+        f"{column.nulls:,}" if column.nulls else "",
+        f"{column.nans:,}" if column.nans else "",
+        number(column.low),
+        number(column.high),
+        number(column.mean),
+    )
+    return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+
+
+def _card(title: str, about: str, content: str) -> str:
+    described = f"<p>{escape(about)}</p>" if about else ""
+    return f'<div class="card"><h3>{escape(title)}</h3>{described}{content}</div>'
+
+
+def _of(numbers: Distribution, unit: str) -> str:
+    if numbers.low is None:
+        return ""
+    middle = short(numbers.quantiles[2])
+    return f"{short(numbers.low)} to {short(_rounded(numbers.high))}, median {middle} ({unit} an episode)"
+
+
+def _histogram(numbers: Distribution, label: str) -> str:
+    return histogram(numbers.edges, numbers.counts, label=label)
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else float(f"{value:.4g}")
+
+
+# ---------------------------------------------------------------------- episodes to look at
+
+
+class _Shown:
+    """A sample, made ready for the page: plain values, and small images of some of its steps.
+
+    Args:
+        sample: The episode.
+        pictures: Names of the columns with images.
+    """
+
+    def __init__(self, sample: Sample, pictures: Sequence[str]) -> None:
+        self.sample = sample
+        rows, places = sample.rows, sample.places
+        if pictures and len(places) > _MOST_FRAMES:
+            chosen = np.unique(np.linspace(0, len(places) - 1, _MOST_FRAMES).round().astype(np.int64))
+            rows, places = rows.take(chosen), places[chosen]
+        self.places = [int(place) for place in places]
+        self.images = {name: [thumbnail(value.as_py()) for value in rows.column(name)] for name in pictures}
+        names = [name for name in rows.schema.names if name not in pictures]
+        self.steps = [{name: _simple(value) for name, value in row.items()} for row in rows.select(names).to_pylist()]
+        self.title = (
+            f"{sample.label}: episode {sample.number:,}, {sample.transitions:,} steps, return {short(sample.total)}"
+        )
+
+    def data(self) -> dict[str, Any]:
+        """What the script needs."""
+        return {
+            "transitions": self.sample.transitions,
+            "places": self.places,
+            "steps": self.steps,
+            "rewards": [_finite(step.get("reward")) for step in self.steps],
+            "images": self.images,
+            "vector": self._vector(),
+        }
+
+    def _vector(self) -> dict[str, Any] | None:
+        """The first column of observations that are vectors, with the range they have in this episode."""
+        for field in self.sample.rows.schema:
+            kind = column_type(field.type)
+            if field.name.startswith("observation") and kind.kind == "list" and kind.depth == 1:
+                rows = [
+                    [_finite(value) for value in (step.get(field.name) or [])][:_MOST_VALUES] for step in self.steps
+                ]
+                known = [value for row in rows for value in row if value is not None]
+                low, high = (min([0.0, *known]), max([0.0, *known]))
+                return {"name": field.name, "rows": rows, "low": low, "high": high}
+        return None
+
+
+def _simple(value: Any) -> Any:
+    """A value as JSON has it: long lists cut, numbers without a JSON sign as texts, bytes as their number."""
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else str(value)
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes"
+    if isinstance(value, list):
+        if value and isinstance(value[0], list):
+            return f"array of {len(value)} rows"
+        return [_simple(item) for item in value[:_MOST_VALUES]]
+    if isinstance(value, dict):
+        return {str(key): _simple(item) for key, item in value.items()}
+    if value is None or isinstance(value, int | str):
+        return value[:500] if isinstance(value, str) else value
+    return str(value)
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _strips(shown: Sequence[_Shown]) -> str:
+    strips = []
+    for episode in shown:
+        for name, images in episode.images.items():
+            chosen = np.unique(np.linspace(0, len(images) - 1, _STRIP).round().astype(np.int64)).tolist()
+            figures = "".join(_figure(images[place], name, episode.places[place]) for place in chosen)
+            title = f"{name}, {episode.title}" if len(episode.images) > 1 else episode.title
+            strips.append(
+                f'<div class="card"><h3>{escape(title)}</h3><div class="strip" tabindex="0">{figures}</div></div>'
+            )
+    if not strips:
+        return ""
+    return f"<section id=images><h2>Images</h2>{'<p></p>'.join(strips)}</section>"
+
+
+def _figure(address: str | None, name: str, place: int) -> str:
+    if address is None:
+        return ""
+    return (
+        f'<figure><img src="{address}" alt="{escape(name)} at step {place}"><figcaption>{place}</figcaption></figure>'
+    )
+
+
+def _player(shown: Sequence[_Shown]) -> str:
+    if not shown:
+        return ""
+    options = "".join(
+        f'<option value="{place}">{escape(episode.title)}</option>' for place, episode in enumerate(shown)
+    )
+    return (
+        "<section id=player><h2>Step through an episode</h2>"
+        f'<div class="controls"><select id="pick" aria-label="Episode">{options}</select></div>'
+        '<div class="controls"><button id="back" aria-label="Previous step">‹</button>'
+        '<button id="play" aria-pressed="false">Play</button><button id="next" aria-label="Next step">›</button>'
+        '<input id="slide" type="range" min="0" value="0" aria-label="Step"><span id="where" class="dim"></span></div>'
+        '<div class="player"><div class="card"><div id="frames"></div><dl id="facts"></dl></div><div>'
+        '<div class="card"><h3>Reward so far</h3><svg id="trace" viewBox="0 0 360 152" role="img" '
+        'aria-label="Sum of rewards up to this step"></svg></div><p></p>'
+        '<div class="card" id="vector"><h3 id="vector-name"></h3><svg id="values" viewBox="0 0 360 152" role="img" '
+        'aria-label="The observation at this step"></svg></div></div></div></section>'
+    )
+
+
+def _scripts(shown: Sequence[_Shown]) -> str:
+    if not shown:
+        return ""
+    return "".join(_script_parts(shown))
+
+
+def _script_parts(shown: Sequence[_Shown]) -> Iterator[str]:
+    data = json.dumps([episode.data() for episode in shown], allow_nan=False, separators=(",", ":"))
+    # Nothing in the data can end the element it stands in.
+    data = data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    yield f'<script type="application/json" id="steps">{data}</script>'
+    yield f"<script>{SCRIPT}</script>"

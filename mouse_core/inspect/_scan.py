@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from mouse_core._layout import column_type
 from mouse_core.errors import DataError, SchemaError
+from mouse_core.formats._blocks import blocks
 from mouse_core.formats._columns import MISSING
 from mouse_core.inspect._columns import ColumnCounter
 from mouse_core.inspect._episodes import EpisodeCounter
@@ -19,9 +20,6 @@ from mouse_core.inspect._samples import Sample, Samples
 from mouse_core.inspect._values import UInt64s, Values, combined, hash_rows, read_values
 from mouse_core.inspect.report import Actions, Column, Episodes
 
-# Batches are joined up to this many bytes: small ones cost more than what is in them.
-_BLOCK_BYTES = 8 << 20
-_BLOCK_ROWS = 1 << 16
 _NUMBER_COLUMNS = ("metadata_episode_id", "metadata_episode_index", "episode_id", "episode_index", "episode")
 _MOST_ACTIONS = 4096
 
@@ -165,38 +163,6 @@ def scan(
             found.add(block)
         advance(block.num_rows)
     return found
-
-
-def blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """The same rows in batches of a size that is worth working on: joined, and cut where they are large."""
-    held: list[pa.RecordBatch] = []
-    held_bytes = held_rows = 0
-    for batch in batches:
-        each = max(1, batch.nbytes // max(1, batch.num_rows))
-        most = int(np.clip(4 * _BLOCK_BYTES // each, 1, _BLOCK_ROWS))
-        for first in range(0, batch.num_rows, most):
-            piece = batch.slice(first, most)
-            held.append(piece)
-            held_bytes, held_rows = held_bytes + piece.num_rows * each, held_rows + piece.num_rows
-            if held_bytes >= _BLOCK_BYTES or held_rows >= _BLOCK_ROWS:
-                yield _joined(held)
-                held, held_bytes, held_rows = [], 0, 0
-    if held:
-        yield _joined(held)
-
-
-def _joined(held: list[pa.RecordBatch]) -> pa.RecordBatch:
-    if len(held) == 1:
-        return held[0]
-    return pa.RecordBatch.from_arrays(
-        [pa.concat_arrays([_plain(batch.column(place)) for batch in held]) for place in range(held[0].num_columns)],
-        names=held[0].schema.names,
-    )
-
-
-def _plain(array: pa.Array) -> pa.Array:
-    """Arrays of one column must be of one type to be joined; dictionaries may differ from batch to batch."""
-    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
 
 
 def _has_histogram(name: str, data_type: pa.DataType) -> bool:

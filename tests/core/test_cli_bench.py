@@ -146,7 +146,7 @@ def test_mistakes_are_told_in_one_line(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert run(*(text.format(tmp=tmp_path, folder=folder) for text in arguments)) == 1
+    assert run(*(text.format(tmp=tmp_path, folder=folder) for text in arguments)) == 2
     shown = capsys.readouterr().err.strip()
     assert shown.startswith("mouse bench: ")
     assert message in shown

@@ -1,0 +1,123 @@
+"""The signs by which formats are told apart. Each looks at names, or at the beginning of a file, and never fails."""
+
+from __future__ import annotations
+
+import json
+import re
+import zipfile
+from pathlib import Path
+from typing import Any
+
+from mouse_core.formats.rows import is_rows
+
+__all__ = [
+    "is_d4rl",
+    "is_dopamine",
+    "is_lerobot",
+    "is_memmap",
+    "is_minari",
+    "is_minari_file",
+    "is_ogbench",
+    "is_rows",
+    "is_ted_file",
+    "is_tfds",
+]
+
+_HDF5 = b"\x89HDF\r\n\x1a\n"
+_MOST_JSON = 64 << 20
+
+
+def is_lerobot(path: Path) -> bool:
+    """A folder with LeRobot's description."""
+    return (path / "meta" / "info.json").is_file()
+
+
+def is_minari(path: Path) -> bool:
+    """A folder of Minari, or the folder ``data`` in it."""
+    for folder in (path, path / "data"):
+        if (folder / "main_data.hdf5").is_file():
+            return True
+        described = _json(folder / "metadata.json")
+        if "data_format" in described or "minari_version" in described or "total_episodes" in described:
+            return True
+    return False
+
+
+def is_tfds(path: Path) -> bool:
+    """A folder of TFDS, or one above it that holds versions."""
+    if not path.is_dir():
+        return False
+    folders = [path, *path.glob("*"), *path.glob("*/*")] if not (path / "features.json").exists() else [path]
+    return any(
+        (folder / "features.json").is_file() and (folder / "dataset_info.json").is_file()
+        for folder in folders[:1000]
+        if folder.is_dir()
+    )
+
+
+def is_memmap(path: Path) -> bool:
+    """A folder that ``TensorDict.memmap`` wrote, or a TorchRL buffer that holds one."""
+    return any("tensordict" in str(_json(folder / "meta.json").get("_type", "")) for folder in (path, path / "storage"))
+
+
+def is_dopamine(path: Path) -> bool:
+    """A folder with Dopamine's checkpoints of its replay buffer, or one such file."""
+    names = [path.name] if path.is_file() else [file.name for file in path.glob("*.gz")] if path.is_dir() else []
+    return any(re.fullmatch(r"(\$store\$_|add_count|invalid_range)\w*_ckpt\.\d+\.gz", name) for name in names)
+
+
+def is_minari_file(path: Path) -> bool:
+    """An HDF5 file of Minari."""
+    return any(re.fullmatch(r"episode_\d+", name) for name in _hdf5_names(path))
+
+
+def is_ted_file(path: Path) -> bool:
+    """An HDF5 file that TensorDict wrote."""
+    names = _hdf5_names(path)
+    return "next" in names or any(re.fullmatch(r"traj_\d+", name) for name in names) or {"done", "shift"} <= set(names)
+
+
+def is_d4rl(path: Path) -> bool:
+    """An HDF5 file of D4RL, or any that cannot be looked into."""
+    return _begins(path, _HDF5) or path.suffix in (".h5", ".hdf5")
+
+
+def is_ogbench(path: Path) -> bool:
+    """A file of ``numpy.savez``."""
+    if path.suffix == ".npz":
+        return True
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return "observations.npy" in archive.namelist()
+    except (OSError, zipfile.BadZipFile, ValueError):
+        return False
+
+
+def _json(file: Path) -> dict[str, Any]:
+    try:
+        if not file.is_file() or file.stat().st_size > _MOST_JSON:
+            return {}
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _begins(path: Path, magic: bytes) -> bool:
+    try:
+        with path.open("rb") as stream:
+            return stream.read(len(magic)) == magic
+    except OSError:
+        return False
+
+
+def _hdf5_names(path: Path) -> list[str]:
+    if not path.is_file() or not _begins(path, _HDF5):
+        return []
+    try:
+        import h5py
+
+        with h5py.File(path, "r") as file:
+            return [str(name) for name in file]
+    except Exception:  # a damaged file; whoever reads it says so
+        return []

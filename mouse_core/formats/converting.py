@@ -1,0 +1,303 @@
+"""Converting recorded data of any size into a dataset on disk: resumable, and verified against the source."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from mouse_core._progress import progress_bar
+from mouse_core.errors import ConfigError, DataError, SchemaError
+from mouse_core.formats._blocks import blocks
+from mouse_core.formats._shards import Shard, ShardWriter, describe, finish_names, merged
+from mouse_core.formats.base import RowDigest, RowStream, rows_digest
+from mouse_core.formats.rows import read_rows
+
+_KINDS = ("arrow", "parquet")
+_JOB = "job.json"
+_SHARD_BYTES = 500_000_000
+
+
+@dataclass(frozen=True)
+class Conversion:
+    """What a conversion did.
+
+    Args:
+        path: Where the rows are now.
+        rows: How many there are.
+        digest: Of all rows, in the source and in the result; see ``rows_digest``.
+        shards: How many files.
+        resumed_rows: Rows that an interrupted conversion had written already.
+    """
+
+    path: str
+    rows: int
+    digest: str
+    shards: int
+    resumed_rows: int
+
+
+def convert(
+    stream: RowStream,
+    target: str | os.PathLike[str],
+    *,
+    to: str | None = None,
+    shard_bytes: int = _SHARD_BYTES,
+    progress: bool = False,
+) -> Conversion:
+    """Write all rows to ``target``, in memory that does not grow with them.
+
+    Files are written in a folder ``.NAME.converting`` beside the target, which becomes the target when all is there
+    and its rows, read back, have the digest that they had in the source. After an interruption at any moment the same
+    call goes on where it was: what was written is checked against the source and kept.
+
+    Args:
+        stream: The rows.
+        target: A folder, or a file whose name ends in ``.parquet``. There must be nothing yet.
+        to: "arrow" (a folder for ``datasets.load_from_disk``) or "parquet"; by default Arrow, and Parquet for a
+            target of that name.
+        shard_bytes: About how large the files of a folder are.
+        progress: Whether bars show how far it is.
+
+    Raises:
+        ConfigError: Something is at ``target``, an option that cannot be used, an unfinished conversion of another
+            source there, another process at work on the same target, or nothing can be written.
+        DataError: The source is damaged, changed between interruption and resumption, or the result differs from it.
+        SchemaError: Types that a dataset cannot have.
+    """
+    path = Path(target)
+    single = path.suffix == ".parquet"
+    kind = to or ("parquet" if single else "arrow")
+    if kind not in _KINDS or (single and kind != "parquet"):
+        raise ConfigError(f"to: expected one of {list(_KINDS)} that goes with {path.name!r}, found {kind!r}")
+    if isinstance(shard_bytes, bool) or not isinstance(shard_bytes, int) or shard_bytes < 1:
+        raise ConfigError(f"shard_bytes: expected a positive number of bytes, found {shard_bytes!r}")
+    work = path.with_name(f".{path.name}.converting")
+    if path.exists():
+        raise ConfigError(f"convert: expected a path where nothing is, found {str(path)!r}")
+    try:
+        work.mkdir(parents=True, exist_ok=True)
+        with _alone(work):
+            job = _Job(work, stream, kind, shard_bytes)
+            try:
+                return job.run(path, single=single, progress=progress)
+            finally:
+                # Without a shard there is nothing to go on from.
+                if not job.shards:
+                    shutil.rmtree(work, ignore_errors=True)
+    except OSError as error:
+        raise ConfigError(f"convert: {str(path)!r}: cannot be written: {error}") from error
+
+
+class _Job:
+    """One conversion, and what of it is done: shards, each with the digest of the source's rows in it.
+
+    Args:
+        work: The folder it happens in.
+        stream: The source.
+        kind: "arrow" or "parquet".
+        shard_bytes: When a shard is full.
+    """
+
+    def __init__(self, work: Path, stream: RowStream, kind: str, shard_bytes: int) -> None:
+        self.work, self.stream, self.kind, self.shard_bytes = work, stream, kind, shard_bytes
+        self.schema = _target_schema(stream)
+        self.about = {
+            "source": os.path.abspath(stream.path),
+            "format": stream.format,
+            "schema": str(stream.schema.remove_metadata()),
+            "alignment": stream.alignment,
+            "kind": kind,
+            "shard_bytes": shard_bytes,
+        }
+        state = self._load()
+        self.shards = [Shard(**shard) for shard in state["shards"]]
+        self.digest: str | None = state["digest"]
+
+    def run(self, path: Path, *, single: bool, progress: bool) -> Conversion:
+        """Do what is left to do."""
+        resumed = sum(shard.rows for shard in self.shards)
+        if self.digest is None:
+            with progress_bar("converting", total=self.stream.rows, unit="rows", enabled=progress) as advance:
+                self._write(advance)
+        rows = sum(shard.rows for shard in self.shards)
+        result = self.work / "result"
+        shutil.rmtree(result, ignore_errors=True)
+        result.mkdir()
+        if single:
+            merged([self.work / shard.name for shard in self.shards], result / path.name, self.schema)
+        else:
+            finish_names(self.work, result, self.shards, self.kind)
+            describe(result, self.schema, self.stream.alignment, self.kind, str(self.digest), rows)
+        with progress_bar("verifying", total=rows, unit="rows", enabled=progress) as advance:
+            self._verify(result / path.name if single else result, advance)
+        os.rename(result / path.name if single else result, path)
+        count = 1 if single else len(self.shards)
+        shutil.rmtree(self.work, ignore_errors=True)
+        return Conversion(str(path), rows, str(self.digest), count, resumed)
+
+    def _write(self, advance: Callable[[int], None]) -> None:
+        """Write the shards that are missing; those that are there must hold the source's rows."""
+        whole = RowDigest(self.stream.schema)
+        source = _Rows(blocks(self.stream), whole, advance)
+        for shard in self.shards:
+            if source.digest_of(shard.rows, self.stream.schema) != shard.digest:
+                raise DataError(
+                    f"{self.stream.path}: expected the rows that an interrupted conversion has read, found others; "
+                    f"delete {str(self.work)!r} to begin anew"
+                )
+        while True:
+            with ShardWriter(self.work, len(self.shards), self.kind, self.schema) as writer:
+                digest = RowDigest(self.stream.schema)
+                for batch in source.following():
+                    digest.update(batch)
+                    writer.write(batch)
+                    if writer.bytes >= self.shard_bytes:
+                        break
+                if not writer.rows and self.shards:
+                    break
+                self.shards.append(writer.finish(digest.hexdigest()))
+            self._save()
+        self.digest = whole.hexdigest()
+        self._save()
+
+    def _verify(self, result: Path, advance: Callable[[int], None]) -> None:
+        def counted() -> Iterator[pa.RecordBatch]:
+            for batch in found:
+                advance(batch.num_rows)
+                yield batch
+
+        found = read_rows(result)
+        digest = rows_digest(found.replace(batches=counted))
+        if digest != self.digest:
+            shutil.rmtree(self.work, ignore_errors=True)
+            raise DataError(
+                f"{result}: expected rows with the digest of the source, {self.digest}, found {digest}: what was "
+                "written "
+                "is not what was read; nothing was kept"
+            )
+
+    def _load(self) -> dict[str, Any]:
+        """What an interrupted conversion left behind, if it is of the same source and kind."""
+        fresh: dict[str, Any] = {"about": self.about, "shards": [], "digest": None}
+        try:
+            found = json.loads((self.work / _JOB).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            found = fresh
+        except ValueError as error:
+            raise DataError(f"{self.work / _JOB}: cannot be read: {error}; delete the folder to begin anew") from error
+        if found["about"] != self.about:
+            differing = sorted(key for key in self.about if found["about"].get(key) != self.about[key])
+            raise ConfigError(
+                f"convert: an unfinished conversion of something else is in {str(self.work)!r}: it differs in "
+                f"{', '.join(differing)}; finish it, or delete the folder"
+            )
+        kept = {shard["name"] for shard in found["shards"]} | {_JOB, _LOCK}
+        for file in self.work.iterdir():
+            if file.name not in kept and file.is_file():
+                file.unlink()
+        # What a crash of the machine took along is written again, and all after it.
+        whole = 0
+        for shard in found["shards"]:
+            file = self.work / shard["name"]
+            if not file.is_file() or file.stat().st_size != shard["bytes"]:
+                break
+            whole += 1
+        if whole < len(found["shards"]):
+            found["shards"], found["digest"] = found["shards"][:whole], None
+        return dict(found)
+
+    def _save(self) -> None:
+        state = {"about": self.about, "shards": [vars(shard) for shard in self.shards], "digest": self.digest}
+        partial = self.work / f"{_JOB}.partial"
+        with partial.open("w", encoding="utf-8") as stream:
+            json.dump(state, stream)
+            stream.flush()
+            os.fsync(stream.fileno())
+        partial.replace(self.work / _JOB)
+
+
+class _Rows:
+    """The source's rows, taken in runs of any length.
+
+    Args:
+        batches: The rows.
+        digest: Takes in every row that is taken.
+        advance: Called with the number of rows taken.
+    """
+
+    def __init__(self, batches: Iterator[pa.RecordBatch], digest: RowDigest, advance: Callable[[int], None]) -> None:
+        self._batches = batches
+        self._rest: pa.RecordBatch | None = None
+        self._digest = digest
+        self._advance = advance
+
+    def following(self) -> Iterator[pa.RecordBatch]:
+        """The batches that come next."""
+        while True:
+            batch, self._rest = self._rest, None
+            if batch is None:
+                batch = next(self._batches, None)
+            if batch is None:
+                return
+            self._digest.update(batch)
+            self._advance(batch.num_rows)
+            yield batch
+
+    def digest_of(self, rows: int, schema: pa.Schema) -> str:
+        """The digest of the next ``rows`` rows, or of as many as there are."""
+        digest = RowDigest(schema)
+        while rows:
+            batch, self._rest = self._rest, None
+            if batch is None:
+                batch = next(self._batches, None)
+            if batch is None:
+                break
+            taken = batch.slice(0, rows)
+            if taken.num_rows < batch.num_rows:
+                self._rest = batch.slice(rows)
+            self._digest.update(taken)
+            self._advance(taken.num_rows)
+            digest.update(taken)
+            rows -= taken.num_rows
+        return digest.hexdigest()
+
+
+def _target_schema(stream: RowStream) -> pa.Schema:
+    """The schema as ``datasets`` has it, with the alignment in its metadata."""
+    import datasets
+
+    try:
+        schema = datasets.Features.from_arrow_schema(stream.schema).arrow_schema
+    except (ValueError, TypeError, NotImplementedError, KeyError, AttributeError) as error:
+        raise SchemaError(f"{stream.path}: expected columns that datasets has types for: {error}") from error
+    metadata = {**(schema.metadata or {}), b"mouse_alignment": stream.alignment.encode()}
+    return schema.with_metadata(metadata)
+
+
+_LOCK = "lock"
+
+
+@contextmanager
+def _alone(work: Path) -> Iterator[None]:
+    """Hold the folder; the system lets go of it when the process ends, however it ends."""
+    try:
+        import fcntl
+    except ImportError:  # Windows has no such locks
+        yield
+        return
+    with (work / _LOCK).open("w") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(f"convert: another process is at work in {str(work)!r}") from None
+        yield
+    with suppress(OSError):
+        work.rmdir()

@@ -1,0 +1,120 @@
+"""Opening recorded data without saying what format they are in."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mouse_core.errors import ConfigError
+from mouse_core.formats import _recognising as signs
+from mouse_core.formats.base import BATCH_ROWS, RowStream
+
+
+@dataclass(frozen=True)
+class _Format:
+    """A format that can be recognised.
+
+    Args:
+        name: For ``format=``.
+        sign: What is looked for, in words.
+        is_there: Whether it is found at a path.
+        module: Where its reader is.
+        reader: The reader's name.
+        final: Whether the reader takes ``final``.
+        splits: Whether the reader takes ``splits``.
+    """
+
+    name: str
+    sign: str
+    is_there: Callable[[Path], bool]
+    module: str
+    reader: str
+    final: bool = False
+    splits: bool = False
+
+
+# In the order in which they are tried: what has a sign of its own comes before what only has a suffix.
+_FORMATS = (
+    _Format(
+        "lerobot", "meta/info.json with a codebase_version", signs.is_lerobot, "lerobot", "read_lerobot", final=True
+    ),
+    _Format(
+        "minari", "main_data.hdf5, or metadata.json of Minari, below data/", signs.is_minari, "minari", "read_minari"
+    ),
+    _Format(
+        "tfds", "features.json and dataset_info.json of TFDS (RLDS)", signs.is_tfds, "tfds", "read_tfds", splits=True
+    ),
+    _Format("ted", "meta.json of a memory-mapped TensorDict", signs.is_memmap, "ted", "read_ted"),
+    _Format("dopamine", "files $store$_action_ckpt.N.gz", signs.is_dopamine, "dopamine", "read_dopamine", final=True),
+    _Format(
+        "rows", "Arrow or Parquet files, or a folder of save_to_disk", signs.is_rows, "rows", "read_rows", splits=True
+    ),
+    _Format("minari", "an HDF5 file with groups episode_N", signs.is_minari_file, "minari", "read_minari"),
+    _Format("ted", "an HDF5 file with 'next', or with groups traj_N", signs.is_ted_file, "ted", "read_ted"),
+    _Format("d4rl", "an HDF5 file with observations and actions", signs.is_d4rl, "d4rl", "read_d4rl", final=True),
+    _Format(
+        "ogbench", "an npz file with observations and actions", signs.is_ogbench, "ogbench", "read_ogbench", final=True
+    ),
+)
+
+
+def open(
+    path: str | os.PathLike[str],
+    *,
+    format: str | None = None,
+    final: str | None = None,
+    splits: Sequence[str] | None = None,
+    batch_rows: int = BATCH_ROWS,
+    **options: Any,
+) -> RowStream:
+    """Open recorded data of any format that this library reads.
+
+    Args:
+        path: A file or folder.
+        format: The format's name, for what is not recognised: "d4rl", "dopamine", "lerobot", "minari", "ogbench",
+            "rows" (datasets on disk, Arrow, Parquet), "ted" or "tfds".
+        final: "drop" or "mark", for formats that lack the observation that an episode ends in.
+        splits: Names of the splits to read, where the format has some.
+        batch_rows: How many rows a batch has, at most.
+        **options: Passed on to the format's reader.
+
+    Returns:
+        The rows as a stream.
+
+    Raises:
+        ConfigError: Nothing there, a format that is not known or not recognised (the message says what was looked
+            for), or an option that the reader does not take.
+        DataError: The data are damaged.
+    """
+    root = Path(path)
+    if not root.exists():
+        raise ConfigError(f"{root}: expected a file or folder, found none")
+    found = _named(format) if format is not None else next((one for one in _FORMATS if one.is_there(root)), None)
+    if found is None:
+        raise ConfigError(
+            f"{root}: no format recognised; looked for " + "; ".join(f"{one.name}: {one.sign}" for one in _FORMATS)
+        )
+    if splits is not None and not found.splits:
+        raise ConfigError(f"{root}: splits: {found.name} data have none, found {list(splits)}")
+    options |= {"splits": splits} if splits is not None else {}
+    options |= {"final": final} if final is not None and found.final else {}
+    reader = getattr(importlib.import_module(f"mouse_core.formats.{found.module}"), found.reader)
+    try:
+        opened: RowStream = reader(root, batch_rows=batch_rows, **options)
+    except TypeError as error:
+        if "unexpected keyword argument" not in str(error):
+            raise
+        raise ConfigError(f"{root}: {error}") from error
+    return opened
+
+
+def _named(name: str) -> _Format:
+    names = sorted({one.name for one in _FORMATS})
+    found = next((one for one in _FORMATS if one.name == name), None)
+    if found is None:
+        raise ConfigError(f"format: expected one of {names}, found {name!r}")
+    return found
