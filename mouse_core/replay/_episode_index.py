@@ -53,12 +53,9 @@ class EpisodeIndex:
             if write.first is None:
                 self._change(storage, write)
                 return
-            if episodes is None:
-                if write.first:
-                    self._is_whole = False
-                    return
+            if episodes is None and not write.first:
                 episodes = self._episodes = Episodes(storage.num_envs, storage.capacity // storage.num_envs)
-            if write.first != episodes.end * episodes.num_envs:
+            if episodes is None or write.first != episodes.end * episodes.num_envs:
                 self._is_whole = False  # rows came and went that nobody spoke of
                 return
             episodes.extend(*self._marks(write.read, episodes.num_envs))
@@ -66,9 +63,9 @@ class EpisodeIndex:
             # The rows are written, and this is no time to complain: the next draw looks again.
             self._is_whole = False
 
-    def reset(self) -> None:
+    def reset(self, storage: Storage) -> None:
         """All rows may be others: look at them at the next draw."""
-        self._episodes, self._is_whole, self._found = None, False, None
+        self._episodes, self._is_whole, self._found = None, not len(storage), None
 
     def settled(self, storage: Storage) -> Episodes:
         """The episodes of the rows there are.
@@ -86,14 +83,15 @@ class EpisodeIndex:
             self._episodes, self._is_whole = episodes, True
         return episodes
 
-    def start(self) -> None:
-        """The storage is empty: from the next write on, everything is seen."""
-        self._episodes, self._is_whole, self._found = None, True, None
+    def shown(self) -> str:
+        """As it stands in the ``repr`` of a sampler."""
+        names = ("traj_key", "end_key", "truncated_key")
+        return ", ".join(f"{name}={key!r}" for name, key in zip(names, self.keys, strict=True))
 
     # ------------------------------------------------------------------ reading
 
     def _marks(self, read: Read, num_envs: int) -> tuple[Bools | None, Int64s | None]:
-        """Whether rows end their episodes, and the ids of their trajectories, ``[n, E]``; None where nothing says so."""
+        """Whether rows end their episodes, and their trajectories' ids, ``[n, E]``; None where nothing says so."""
         if self._found is None:
             self._found = self._find(read)
         end_keys, traj_key = self._found
@@ -168,24 +166,28 @@ class EpisodeIndex:
 
     def state(self) -> dict[str, Int64s]:
         """What is known about the rows: arrays ``[n]`` as long as there are episodes; of no row: empty ones."""
-        if self._is_whole and self._episodes is not None and self._episodes.end > self._episodes.begin:
-            return self._episodes.state()
-        return {name: np.zeros(0, np.int64) for name in STATE}
+        episodes = self._episodes
+        if self._is_whole and episodes is not None and episodes.end > episodes.begin:
+            return episodes.state()
+        nothing = {name: np.zeros(0, np.int64) for name in STATE}
+        return nothing if episodes is None else nothing | {"next_ids": episodes.next_ids.copy()}
 
     def load(self, state: Mapping[str, Int64s]) -> None:
-        """Know what ``state`` says; if it is empty, look at the rows at the next draw.
+        """Know what ``state`` says; if that is nothing, look at the rows at the next draw.
 
         Raises:
             StateError: It is damaged; nothing has changed then.
         """
-        if not len(state["steps"]):
-            self.reset()
-            return
+        whole = len(state["steps"]) > 0
         try:
-            episodes = Episodes.of_state(state)
+            if whole:
+                episodes: Episodes | None = Episodes.of_state(state)
+            else:
+                ids = state["next_ids"].astype(np.int64)
+                episodes = Episodes(len(ids), 1, next_ids=ids) if len(ids) else None
         except (ValueError, IndexError) as error:
             raise StateError(f"sampler: {error}") from error
-        self._episodes, self._is_whole, self._found = episodes, True, None
+        self._episodes, self._is_whole, self._found = episodes, whole, None
 
 
 STATE = ("steps", "counts", "begins", "ids", "ended", "next_ids")

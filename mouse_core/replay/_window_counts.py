@@ -47,11 +47,10 @@ class WindowRule:
     def starts(self, begin: Int64s, end: Int64s, number: Int64s) -> Int64s:
         """The first step of window ``number`` of the episode ``begin .. end - 1``; with ``left`` maybe before it."""
         if self.tiled:
-            tile: Int64s = begin + number * self.length
-            return tile
-        if not self.left:
-            return begin + number
-        return begin - np.minimum(self.left, np.minimum(end - begin, self.length) - 1) + number
+            number = number * self.length
+        elif self.left:
+            number = number - np.minimum(self.left, np.minimum(end - begin, self.length) - 1)
+        return begin + number
 
 
 class View:

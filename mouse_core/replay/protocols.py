@@ -40,12 +40,14 @@ class Draw:
             also where ``mask`` is False.
         mask: Which of them are meant, bool, the shape of ``index``; None: all.
         priority_weight: Importance weights, float32, the shape of ``index`` or ``[num_slices]``.
+        pad: What all fields become where ``mask`` is False; None: they stay as they are in ``index``.
         extra: Further fields of the batch by name, such as ``traj_id``; their first axes are those of ``index``.
     """
 
     index: Slots
     mask: npt.NDArray[np.bool_] | None = None
     priority_weight: npt.NDArray[np.float32] | None = None
+    pad: float | None = None
     extra: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
 
@@ -98,7 +100,12 @@ class Storage(Protocol):
 
     @property
     def written(self) -> int:
-        """How many rows were ever appended; the next one has this number. At least ``len``."""
+        """How many rows were ever appended, by anyone; the next one has this number. At least ``len``."""
+        ...
+
+    @property
+    def changes(self) -> int:
+        """How often rows were changed otherwise than by ``append``, by anyone."""
         ...
 
     def __len__(self) -> int:
@@ -109,7 +116,7 @@ class Storage(Protocol):
         """Write rows behind the last, over the oldest where there is no room.
 
         Args:
-            rows: ``[n, ...]`` in every leaf, ``[time, env, ...]`` for ``ndim=2``.
+            rows: ``[n, ...]`` in every leaf, ``[time, env, ...]`` for ``ndim=2``; or a list of single rows.
             one: ``rows`` is a single row, or for ``ndim=2`` a single time step, without the first axis.
 
         Returns:
@@ -119,7 +126,7 @@ class Storage(Protocol):
         ...
 
     def put(self, slots: Slots, rows: Any) -> None:
-        """Overwrite the rows in ``slots`` (int64 ``[n]``, in use) by ``rows``, ``[n, ...]`` in every leaf."""
+        """Overwrite the rows in ``slots`` (int64 ``[n]``, in use) by ``rows``, as for ``append``."""
         ...
 
     def get(self, slots: Slots) -> Any:
@@ -143,7 +150,10 @@ class Storage(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """The rows and what describes them, as long as the data: a tree of plain values and NumPy arrays."""
+        """The rows and what describes them, as long as the data: nested dicts of plain values and NumPy arrays.
+
+        Arrays may be views, valid until the next write.
+        """
         ...
 
     def load(self, state: Mapping[str, Any]) -> None:
