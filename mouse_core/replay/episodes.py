@@ -65,6 +65,7 @@ class Episodes:
         self._ended = np.ones(num_envs, np.bool_)
         self._next_ids = self._envs.copy() if next_ids is None else next_ids.copy()
         self._views: dict[WindowRule, View] = {}
+        self._changes = 0
 
     def _empty(self) -> Int64s:
         """A table in which nothing is filled in: larger than any number of its environment."""
@@ -79,6 +80,11 @@ class Episodes:
     def next_ids(self) -> Int64s:
         """The next id of every environment, int64 ``[E]``."""
         return self._next_ids
+
+    @property
+    def changes(self) -> int:
+        """How often begins of episodes were changed otherwise than by ``extend``."""
+        return self._changes
 
     # ------------------------------------------------------------------ writing
 
@@ -181,7 +187,7 @@ class Episodes:
         self._replace(env, first, cuts[kept], ids[kept])
 
     def change_ids(self, env: int, steps: Int64s, ids: Int64s) -> None:
-        """Steps that exist belong to other episodes from now on, ``ids`` ``[n]``; where ids alone say which is which."""
+        """Steps that exist belong to other episodes from now on, ``ids`` ``[n]``; for episodes that have ids alone."""
         first, begins, known = self._alive(env)
         # Cut out every changed step, give it its id, and join neighbours of one id.
         cuts = np.union1d(begins, np.concatenate([steps, steps + 1]))
@@ -210,6 +216,7 @@ class Episodes:
         self._ids[env, : len(ids)] = ids
         self._counts[env] = len(begins)
         self._views.clear()
+        self._changes += 1
 
     # ------------------------------------------------------------------ windows
 
@@ -248,10 +255,10 @@ class Episodes:
         begin, end = self._bounds(envs, columns + self._first()[envs])
         return int((end - begin).max(initial=0))
 
-    def episode_of(self, env: Int64s, step: Int64s) -> tuple[Int64s, Int64s]:
-        """Begin, also where it is overwritten, and end of the episodes of some steps that exist."""
+    def episode_of(self, env: Int64s, step: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """Begin, also where it is overwritten, end and id of the episodes of some steps that exist."""
         column = self._begins.reshape(-1).searchsorted(self._spans[env] + step, side="right") - 1 - env * self._room
-        return self._bounds(env, column, whole=True)
+        return *self._bounds(env, column, whole=True), self._ids[env, column]
 
     def _at(self, rule: WindowRule, env: Int64s, column: Int64s, number: Int64s) -> Windows:
         begin, end = self._bounds(env, column)

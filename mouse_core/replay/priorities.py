@@ -252,8 +252,8 @@ class PrioritizedSampler:
         tree.set(slots, weights)
         self._priorities.raise_largest(largest)
 
-    def priorities_of(self, storage: Storage, slots: Slots) -> Floats:
-        """``p_i = (priority + eps) ** alpha`` of the rows in ``slots``, float64 of the same shape."""
+    def weights_at(self, storage: Storage, slots: Slots | slice) -> Floats:
+        """``(priority + eps) ** alpha`` of the rows in ``slots``, float64 of the same shape; for a slice a view."""
         return self._settle(storage).weights[slots]
 
     def state_dict(self) -> dict[str, Any]:
