@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._convert import RowError
+from mouse_core._copying import Copier
 from mouse_core._layout import ColumnType, check_readable, fixed_shape
 from mouse_core._segments import Segment
 from mouse_core._windows import WindowsPart
@@ -36,9 +37,18 @@ class FieldReader:
     ) -> None:
         self.field = field
         self.spec = spec
-        self._column = column
+        self.column = column
         self._bounds = None if _always_within(column.kind.dtype, bounds) else bounds
         self._widenable = widenable
+        # The largest value allowed, where the column holds integers from 0 and has to be looked at.
+        self.highest: int | None = None
+        if self._bounds is not None and self._bounds[0] == 0 and column.kind.dtype.kind in "iu":
+            self.highest = self._bounds[1]
+
+    @property
+    def is_bounded(self) -> bool:
+        """Whether values have to be looked at."""
+        return self._bounds is not None
 
     @property
     def identity(self) -> list[Any]:
@@ -53,18 +63,18 @@ class FieldReader:
             if value is not None and not _representable(value, dtype):
                 raise ConfigError(f"{self.spec.name}: expected a dtype that holds {option}={value}, found {dtype}")
 
-    def as_stored(self, dtype: np.dtype[Any]) -> Column | None:
-        """The column, if ``dtype`` is how its values are stored."""
-        return self._column if self._column.kind.kind != "image" and self._column.kind.dtype == dtype else None
-
     def travel_dtype(self, dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
         """The narrowest dtype to gather in where values are widened to ``dtype`` later, without loss."""
-        stored = self._column.kind.dtype
+        stored = self.column.kind.dtype
         narrow = self._widenable and np.can_cast(stored, dtype, "safe") and stored.itemsize <= dtype.itemsize
         return stored if narrow else dtype
 
     def read(
-        self, windows: WindowsPart, dtype: np.dtype[np.generic], out: npt.NDArray[np.generic] | None = None
+        self,
+        windows: WindowsPart,
+        dtype: np.dtype[np.generic],
+        out: npt.NDArray[np.generic] | None = None,
+        copier: Copier | None = None,
     ) -> npt.NDArray[Any]:
         """The windows' values.
 
@@ -72,6 +82,7 @@ class FieldReader:
             windows: Where they lie.
             dtype: What to deliver.
             out: Where to write, ``[n, S, *shape]`` of ``dtype``, C-contiguous; by default a fresh array.
+            copier: What is tried first.
 
         Returns:
             ``[n, S, *shape]`` of ``dtype``.
@@ -80,17 +91,17 @@ class FieldReader:
             DataError: A value that the field does not allow.
         """
         n, length = len(windows), windows.block.length
+        values = np.empty((n, length, *self.spec.shape), dtype) if out is None else out
         try:
-            values = self._column.gather(
-                windows, dtype, None if out is None else out.reshape(n, length, self._column.width)
-            )
+            if copier is None or not copier.write(windows.block, windows.number, self.spec.name, values):
+                self.column.gather(windows, values.reshape(n, length, self.column.width))
         except RowError as error:
             row = windows.row_of(error.row)
             raise DataError(f"{self.spec.name}: {error} at row {row} (column {self.spec.column!r})") from error
         except ValueError as error:
             raise DataError(f"{self.spec.name}: {error} (column {self.spec.column!r})") from error
         self.check(values, windows)
-        return values.reshape(n, length, *self.spec.shape) if out is None else out
+        return values
 
     def check(self, values: npt.NDArray[Any], windows: WindowsPart) -> None:
         """Raise DataError if some of the windows' values, ``[n, S, ...]``, are out of bounds."""

@@ -23,7 +23,6 @@ _FIRST = 1 << 12
 _LAST = 1 << 48
 # NumPy refuses arrays of 2**63 bytes and more, and a view's windows count in full although they overlap.
 LONGEST_WINDOW = (1 << 14) - 1
-_BLOCK_BYTES = 96 * 1024
 
 
 class _AddressSpace:
@@ -49,9 +48,23 @@ def octets_at(addresses: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.uin
     return found
 
 
-def address_of(elements: npt.NDArray[np.int64], itemsize: int) -> npt.NDArray[np.int64]:
-    """The addresses of items of ``flat_view``."""
-    return elements * itemsize + _FIRST
+def words_at(addresses: npt.NDArray[np.int64], size: int, itemsize: int) -> npt.NDArray[np.int32]:
+    """``size`` bytes, a multiple of ``itemsize``, from each address, which is one of ``itemsize``: 4 or 8.
+
+    Returns:
+        int32 ``[n, size // 4]``.
+    """
+    items = flat_view(np.dtype(f"i{itemsize}"))
+    first = (addresses - _FIRST) >> (3 if itemsize == 8 else 2)
+    found = np.empty((len(addresses), size // itemsize), items.dtype)
+    for place in range(size // itemsize):
+        found[:, place] = items[first + place if place else first]
+    return found.view(np.int32)
+
+
+def element_of_all(addresses: npt.NDArray[np.int64], itemsize: int) -> npt.NDArray[np.int64]:
+    """The indices into ``flat_view`` of the items at ``addresses``, which are multiples of their size."""
+    return (addresses - _FIRST) // itemsize
 
 
 @lru_cache(maxsize=64)
@@ -67,33 +80,15 @@ def _window_view(dtype: np.dtype[np.generic], length: int) -> npt.NDArray[np.gen
     return as_strided(flat, (flat.size - length + 1, length), (step, step), writeable=False)
 
 
-def copy_runs(
-    dtype: np.dtype[np.generic],
-    elements: npt.NDArray[np.int64],
-    length: int,
-    out: npt.NDArray[np.generic] | None = None,
-) -> npt.NDArray[np.generic]:
-    """Copy runs of ``length`` items of ``dtype`` that begin at ``elements`` (int64 ``[n]``) to ``[n, length]``.
-
-    Without ``out`` the result is a fresh array of ``dtype``. With it, ``out`` (``[n, length]``, any dtype and
-    strides) is written, converting as ``astype`` does; overflow in a conversion sets NumPy's floating point flags.
-    """
-    n = len(elements)
-    if length > LONGEST_WINDOW:
-        target = np.empty((n, length), dtype) if out is None else out
-        flat = flat_view(dtype)
-        for row, first in enumerate(elements.tolist()):
-            target[row] = flat[first : first + length]
-        return target
-    view = _window_view(dtype, length)
-    if out is None:
-        return view[elements]
-    # A fancy index always makes an array of its own. In blocks that one stays in the cache, and the memory that
-    # the caller keeps is written once.
-    block = max(1, _BLOCK_BYTES // (length * dtype.itemsize))
-    for first in range(0, n, block):
-        out[first : first + block] = view[elements[first : first + block]]
-    return out
+def copy_runs(dtype: np.dtype[np.generic], elements: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.generic]:
+    """Copy runs of ``length`` items of ``dtype`` that begin at ``elements`` (int64 ``[n]``) to ``[n, length]``."""
+    if length <= LONGEST_WINDOW:
+        return _window_view(dtype, length)[elements]
+    target = np.empty((len(elements), length), dtype)
+    flat = flat_view(dtype)
+    for row, first in enumerate(elements.tolist()):
+        target[row] = flat[first : first + length]
+    return target
 
 
 def copy_bits(positions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
@@ -101,3 +96,9 @@ def copy_bits(positions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     octets = flat_view(np.dtype(np.uint8))[(positions >> 3) - _FIRST]
     bits: npt.NDArray[np.bool_] = (octets >> (positions & 7).astype(np.uint8) & 1).astype(np.bool_)
     return bits
+
+
+def runs_equal(elements: npt.NDArray[np.int64], wanted: npt.NDArray[np.generic]) -> npt.NDArray[np.bool_]:
+    """Whether the run of items that begins at each of ``elements`` (int64 ``[n]``) equals ``wanted``, bool ``[n]``."""
+    equal: npt.NDArray[np.bool_] = (copy_runs(wanted.dtype, elements, len(wanted)) == wanted).all(axis=1)
+    return equal

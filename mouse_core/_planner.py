@@ -18,14 +18,19 @@ from mouse_core.snapshot import Snapshot
 
 # Windows of consecutive batches are located together, about so many: the few dozen array operations that it takes
 # cost the same for 32 windows as for 1,024.
-_WINDOWS_PER_BLOCK = 1024
-_STEPS_PER_BLOCK = 1 << 17
+_MOST_WINDOWS = 4096
+# Where rows have numbers of their own each step is located, and may be a piece by itself.
+_MOST_NUMBERED_STEPS = 1 << 15
+# The first batch is planned alone, so that it is there soon; a block is so many times as long as the one before.
+_GROWTH = 4
 _BLOCKS_KEPT = 4
 
 
 class _Block(NamedTuple):
-    """Some consecutive batches: their windows, and the sizes of the whole batches."""
+    """The batches ``first .. end - 1``: their windows, and the sizes of the whole batches."""
 
+    first: int
+    end: int
     windows: Windows
     sizes: list[int]
 
@@ -49,28 +54,37 @@ class Planner:
         self._seed = seed
         self._shard = shard
         self._epoch_start = epoch_start
-        windows = min(_WINDOWS_PER_BLOCK, _STEPS_PER_BLOCK // sampler.sequence_length)
-        self._batches_per_block = max(1, windows * shard[1] // sampler.batch_size)
-        self._blocks: dict[int, _Block] = {}
+        windows = _MOST_WINDOWS
+        if snapshot.has_row_numbers:
+            windows = min(windows, _MOST_NUMBERED_STEPS // sampler.sequence_length)
+        self._longest = max(1, windows * shard[1] // sampler.batch_size)
+        # The latest comes first; replaced, never changed, so that it can be read without the lock.
+        self._blocks: tuple[_Block, ...] = ()
         self._lock = ProcessLock()
 
+    def find(self, index: int) -> tuple[Windows, int]:
+        """The windows of batch ``index``, located together with those of others, and its number among these.
+
+        Raises:
+            IndexError: The index lies before the first batch.
+            Exception: Whatever the sampler raises for this batch.
+        """
+        for first, end, windows, _ in self._blocks:
+            if first <= index < end:
+                return windows, index - first
+        block = self._block(operator.index(index))
+        return block.windows, index - block.first
+
     def plan(self, index: int) -> Plan:
-        """The plan of batch ``index``; raises IndexError before the first, and whatever the sampler raises for it."""
-        index = operator.index(index)
-        if index < self._epoch_start:
-            raise IndexError(f"batch index: expected at least {self._epoch_start}, found {index}")
-        number, within = divmod(index - self._epoch_start, self._batches_per_block)
-        try:
-            block = self._block(number)
-        except Exception:
-            # Some batch of the block cannot be planned. If it is this one, the error comes again.
-            block, within = self._compute(index, 1), 0
+        """The plan of batch ``index``; raises as ``find``."""
+        block = self._block(operator.index(index))
+        within = index - block.first
         part = block.windows.part(within)
         rank, count = self._shard
         return Plan(
             block.windows.rows[part.begin : part.end],
             self._sampler.sequence_length,
-            Key(self._seed, Purpose.AUGMENT, index),
+            Key(self._seed, Purpose.AUGMENT, int(index)),
             block.sizes[within],
             block.sizes[within] * rank // count,
             part,
@@ -83,30 +97,56 @@ class Planner:
             raise ConfigError(f"sampler: expected starts in 0..{last}, found {int(starts.min())}..{int(starts.max())}")
         return self._snapshot.locate(starts, self._sampler.sequence_length, bounds)
 
-    def _block(self, number: int) -> _Block:
-        block = self._blocks.get(number)
+    def _block(self, index: int) -> _Block:
+        """The block that batch ``index`` is in."""
+        if index < self._epoch_start:
+            raise IndexError(f"batch index: expected at least {self._epoch_start}, found {index}")
+        block = _holding(self._blocks, index)
         if block is None:
             with self._lock:
-                block = self._blocks.get(number)
+                block = _holding(self._blocks, index)
                 if block is None:
-                    block = self._compute(self._epoch_start + number * self._batches_per_block, self._batches_per_block)
-                    if len(self._blocks) >= _BLOCKS_KEPT:
-                        self._blocks.pop(next(iter(self._blocks)))
-                    self._blocks[number] = block
+                    block = self._make_block(index)
+                    self._blocks = (block, *self._blocks[: _BLOCKS_KEPT - 1])
         return block
+
+    def _make_block(self, index: int) -> _Block:
+        # Whoever asks for what comes after a block, maybe not at once, will go on so.
+        before = next((block for block in self._blocks if 0 <= index - block.end < _GROWTH), None)
+        batches = 1 if before is None else min(_GROWTH * (before.end - before.first), self._longest)
+        if batches > 1:
+            try:
+                return self._compute(index, batches)
+            except Exception:
+                # Some batch of the block cannot be planned. If it is this one, the error comes again.
+                pass
+        return self._compute(index, 1)
 
     def _compute(self, first: int, batches: int) -> _Block:
         """The batches ``first .. first + batches - 1``, located together."""
         rank, count = self._shard
-        parts, sizes = [], []
-        for index in range(first, first + batches):
-            starts = self._starts(index)
-            sizes.append(len(starts))
-            parts.append(starts[len(starts) * rank // count : len(starts) * (rank + 1) // count])
-        bounds = [0, *np.cumsum([len(part) for part in parts]).tolist()]
-        rows = np.concatenate(parts)
+        whole = self._starts_together(first, batches)
+        if whole is not None:
+            size = whole.shape[1]
+            rows = np.ascontiguousarray(whole[:, size * rank // count : size * (rank + 1) // count])
+            sizes, bounds = [size] * batches, list(range(0, rows.size + 1, rows.shape[1]))
+            rows = rows.reshape(-1)
+        else:
+            starts = [self._starts(index) for index in range(first, first + batches)]
+            sizes = [len(part) for part in starts]
+            parts = [part[len(part) * rank // count : len(part) * (rank + 1) // count] for part in starts]
+            bounds = [0, *np.cumsum([len(part) for part in parts]).tolist()]
+            rows = np.concatenate(parts)
         rows.flags.writeable = False
-        return _Block(self.locate(rows, bounds), sizes)
+        return _Block(first, first + batches, self.locate(rows, bounds), sizes)
+
+    def _starts_together(self, first: int, batches: int) -> npt.NDArray[np.int64] | None:
+        """The starts of several batches, drawn by one call, int64 ``[batches, B]``; None if the sampler cannot."""
+        draw = getattr(self._sampler, "starts_of_many", None)
+        if draw is None or batches == 1:
+            return None
+        starts: npt.NDArray[np.int64] | None = draw(self._seed, first, batches, self._snapshot, self._epoch_start)
+        return starts
 
     def _starts(self, index: int) -> npt.NDArray[np.int64]:
         starts = np.asarray(self._sampler.starts(self._seed, index, self._snapshot, self._epoch_start))
@@ -116,3 +156,7 @@ class Planner:
                 f"found {starts.dtype} {list(starts.shape)}"
             )
         return starts.astype(np.int64, copy=False)
+
+
+def _holding(blocks: tuple[_Block, ...], index: int) -> _Block | None:
+    return next((block for block in blocks if block.first <= index < block.end), None)

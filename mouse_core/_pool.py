@@ -9,12 +9,14 @@ it included, just as ``malloc`` would.
 from __future__ import annotations
 
 from collections import deque
+from math import prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-_ALIGNMENT = 64
+# Fields begin at multiples of this many bytes: JAX takes such memory over as it is.
+ALIGNMENT = 64
 _KEPT = 4
 
 
@@ -35,8 +37,8 @@ class MemoryPool:
         try:
             memory = self._free.pop()
         except IndexError:
-            block = np.empty(self.nbytes + _ALIGNMENT, np.uint8)
-            begin = -block.ctypes.data % _ALIGNMENT
+            block = np.empty(self.nbytes + ALIGNMENT, np.uint8)
+            begin = -block.ctypes.data % ALIGNMENT
             memory = block[begin : begin + self.nbytes]
         return np.asarray(_Lease(memory, self._free))
 
@@ -65,9 +67,23 @@ class BatchLayout:
         self.nbytes = 0
         for name, (shape, dtype) in fields.items():
             self.fields[name] = (self.nbytes, shape, dtype)
-            size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-            self.nbytes += -(-size // _ALIGNMENT) * _ALIGNMENT
+            size = prod(shape) * dtype.itemsize
+            self.nbytes += size + -size % ALIGNMENT
+        self._record: np.dtype[Any] | None = None
+        if fields and self.nbytes < 1 << 31:
+            # Taking the fields of one record is twice as fast as making an array of each.
+            offsets, shapes, dtypes = zip(*self.fields.values(), strict=True)
+            formats = list(zip(dtypes, shapes, strict=True))
+            self._record = np.dtype(
+                {"names": list(fields), "formats": formats, "offsets": offsets, "itemsize": self.nbytes}
+            )
 
-    def arrays(self, memory: npt.NDArray[np.uint8]) -> dict[str, npt.NDArray[Any]]:
-        """The fields as arrays in ``memory`` (uint8 ``[nbytes]``)."""
-        return {name: np.ndarray(shape, dtype, memory, offset) for name, (offset, shape, dtype) in self.fields.items()}
+    def arrays(self, memory: Any, begin: int = 0) -> dict[str, npt.NDArray[Any]]:
+        """The fields as arrays in ``memory`` (a buffer of bytes), from byte ``begin`` on."""
+        if self._record is None:
+            return {
+                name: np.ndarray(shape, dtype, memory, begin + offset)
+                for name, (offset, shape, dtype) in self.fields.items()
+            }
+        record: Any = np.ndarray((), self._record, memory, begin)
+        return {name: record[name] for name in self.fields}

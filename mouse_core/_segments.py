@@ -87,7 +87,8 @@ class Segment:
         if self._indices_column is None:
             return rows
         windows = Windows(Chunks(self._indices_starts), rows, 1).part(0)
-        numbers = self._indices_column.gather(windows, np.dtype(np.int64)).reshape(-1)
+        numbers = np.empty(len(rows), np.int64)
+        self._indices_column.gather(windows, numbers.reshape(-1, 1, 1))
         if len(numbers) and not 0 <= numbers.min() <= numbers.max() < self.table.num_rows:
             raise DataError(
                 f"dataset: expected row numbers 0..{self.table.num_rows - 1} among its indices, "
@@ -163,7 +164,7 @@ class SegmentColumn:
         self._same_chunks = same_chunks
         self.layout = Layout(len(chunk_starts) - 1)
         if column is None:
-            self.layout.element[:] = IRREGULAR
+            self.layout.begin[:] = IRREGULAR
 
     def chunk(self, number: int) -> pa.Array:
         """The values of one chunk, without a copy."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -15,18 +14,31 @@ Int64s = npt.NDArray[np.int64]
 
 
 class Pieces(NamedTuple):
-    """Stretches of windows that each lie side by side in one chunk.
+    """Stretches of windows that each lie side by side in one chunk, in the order of the windows' steps.
 
     Args:
         chunk, row: Where each begins, int64 ``[p]``.
-        target: The step it begins at, counted over all windows: ``window * length + step``, int64 ``[p]``.
         size: Its steps, int64 ``[p]``.
+        window: The window that it belongs to, int64 ``[p]``.
+    """
+
+    chunk: Int64s
+    row: Int64s
+    size: Int64s
+    window: Int64s
+
+
+class Steps(NamedTuple):
+    """Single steps of windows.
+
+    Args:
+        chunk, row: Where each lies, int64 ``[n]``.
+        target: Which it is, counted over all windows: ``window * length + step``, int64 ``[n]``.
     """
 
     chunk: Int64s
     row: Int64s
     target: Int64s
-    size: Int64s
 
 
 class Chunks:
@@ -41,6 +53,9 @@ class Chunks:
         sizes = np.diff(starts)
         equal = len(sizes) > 0 and sizes[0] > 0 and (sizes[:-1] == sizes[0]).all() and sizes[-1] <= sizes[0]
         self._size = int(sizes[0]) if equal else 0
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
 
     def find(self, rows: Int64s) -> Int64s:
         """The chunk of each row."""
@@ -74,15 +89,7 @@ class Windows:
         self.length = length
         self.chunks = chunks
         self._physical = physical
-        self._starts = rows if physical is None else physical[:, 0]
-        self.chunk = chunks.find(self._starts)
-        self.row = self._starts - chunks.starts[self.chunk]
-        whole = self._starts + length <= chunks.starts[self.chunk + 1]
-        if physical is not None:
-            whole &= (physical[:, 1:] - physical[:, :-1] == 1).all(axis=1)
-        self.is_whole = whole
-        (self.broken,) = np.nonzero(~whole)
-        # What columns know about these windows; see columns.Column.
+        # What others know about these windows; see copying.Copier.
         self.known: dict[Any, Any] = {}
 
     def __len__(self) -> int:
@@ -92,58 +99,47 @@ class Windows:
         """The windows of one of the batches."""
         return WindowsPart(self, number)
 
-    @property
-    def gathers_whole(self) -> bool:
-        """Whether whole windows are gathered together, and only the others in pieces."""
-        return 2 * len(self.broken) <= len(self)
+    @memo
+    def starts(self) -> Int64s:
+        """The first row of each window in the tables, int64 ``[n]``."""
+        return self.rows if self._physical is None else self._physical[:, 0]
 
     @memo
-    def pieces(self) -> Pieces | None:
-        """The windows that are not whole, or all if those are the most, cut where one stretch ends; None if stretches
-        are so short that single steps are better.
-        """
-        windows = self.broken if self.gathers_whole else np.arange(len(self))
-        if not len(windows) or not len(self):
-            nothing = np.zeros(0, np.int64)
-            return Pieces(nothing, nothing, nothing, nothing)
+    def chunk(self) -> Int64s:
+        """The chunk that each window begins in, int64 ``[n]``."""
+        return self.chunks.find(self.starts)
+
+    @memo
+    def row(self) -> Int64s:
+        """The row of that chunk, int64 ``[n]``."""
+        return self.starts - self.chunks.starts[self.chunk]
+
+    @memo
+    def is_whole(self) -> npt.NDArray[np.bool_]:
+        """Whether all of a window lies side by side in one chunk, bool ``[n]``."""
+        whole: npt.NDArray[np.bool_] = self.starts + self.length <= self.chunks.starts[self.chunk + 1]
         if self._physical is not None:
-            pieces = _join_steps(self.steps(windows), self.length)
-        else:
-            pieces = _cut_at_chunks(self.chunks, self._starts[windows], windows, self.length)
-        # Copying a piece costs about as much as gathering 32 single steps of a few numbers.
-        return pieces if len(pieces.size) * 32 <= len(windows) * self.length else None
+            whole &= (self._physical[:, 1:] - self._physical[:, :-1] == 1).all(axis=1)
+        return whole
 
     @memo
-    def all_pieces(self) -> Pieces | None:
-        """Those of all windows in the order of their targets, whole windows as one; None as in ``pieces``."""
-        if self.pieces is None or not self.gathers_whole or not len(self):
-            return self.pieces
-        if self._physical is None:
-            return _cut_at_chunks(self.chunks, self._starts, np.arange(len(self)), self.length)
-        (whole,) = np.nonzero(self.is_whole)
-        size = np.full(len(whole), self.length)
-        parts = Pieces(self.chunk[whole], self.row[whole], whole * self.length, size)
-        joined = Pieces(*(np.concatenate(both) for both in zip(parts, self.pieces, strict=True)))
-        order = np.argsort(joined.target)
-        return Pieces(*(values[order] for values in joined))
+    def pieces(self) -> Pieces:
+        """All windows, cut where one stretch ends."""
+        if self._physical is not None and self.length > 1 and len(self):
+            return _join_steps(self.steps(np.arange(len(self))), self.length)
+        return _cut_at_chunks(self.chunks, self.starts, self.length)
 
-    @memo
-    def piece_owners(self) -> list[int]:
-        """The window that each piece belongs to, in ascending order."""
-        return [] if self.pieces is None else (self.pieces.target // self.length).tolist()
-
-    def steps(self, windows: Int64s) -> Pieces:
-        """All steps of some windows as pieces of one."""
+    def steps(self, windows: Int64s) -> Steps:
+        """All steps of some windows."""
         within = np.arange(self.length)
         if self._physical is None:
-            rows = self._starts[windows, None] + within
+            rows = self.starts[windows, None] + within
         else:
             rows = self._physical[windows]
         rows = rows.reshape(-1)
         chunk = self.chunks.find(rows)
-        row = rows - self.chunks.starts[chunk]
         target = (windows[:, None] * self.length + within).reshape(-1)
-        return Pieces(chunk, row, target, np.ones(len(chunk), np.int64))
+        return Steps(chunk, rows - self.chunks.starts[chunk], target)
 
 
 class WindowsPart:
@@ -162,43 +158,43 @@ class WindowsPart:
         window, step = divmod(step, self.block.length)
         return int(self.block.rows[self.begin + window]) + step
 
-    def pieces(self) -> slice:
-        """Which of the block's pieces belong to windows in this part."""
-        owners = self.block.piece_owners
-        return slice(bisect_left(owners, self.begin), bisect_left(owners, self.end))
-
     @memo
     def whole(self) -> Int64s:
         """The windows that lie in one chunk, counted from the part's first."""
         return np.nonzero(self.block.is_whole[self.begin : self.end])[0]
 
     @memo
-    def broken_steps(self) -> Pieces:
+    def broken_steps(self) -> Steps:
         """The steps of the other windows; targets are counted from the part's first window."""
         broken = np.nonzero(~self.block.is_whole[self.begin : self.end])[0] + self.begin
         steps = self.block.steps(broken)
         return steps._replace(target=steps.target - self.begin * self.block.length)
 
 
-def _cut_at_chunks(chunks: Chunks, starts: Int64s, windows: Int64s, length: int) -> Pieces:
+def _cut_at_chunks(chunks: Chunks, starts: Int64s, length: int) -> Pieces:
     """The pieces of windows of consecutive rows, one for every chunk they touch."""
-    first, last = chunks.find(starts), chunks.find(starts + (length - 1))
-    counts = last - first + 1
-    ends = np.cumsum(counts)
-    owner = np.repeat(np.arange(len(starts)), counts)
-    chunk = np.arange(int(ends[-1])) + (first - ends + counts)[owner]
-    begin = np.maximum(starts[owner], chunks.starts[chunk])
-    size = np.minimum(starts[owner] + length, chunks.starts[chunk + 1]) - begin
-    target = windows[owner] * length + begin - starts[owner]
-    there = size > 0  # not so for empty chunks
-    return Pieces(chunk[there], (begin - chunks.starts[chunk])[there], target[there], size[there])
+    first = chunks.find(starts)
+    windows = np.arange(len(starts))
+    last = first if length == 1 else chunks.find(starts + (length - 1))
+    counts = last - first
+    if not counts.any():
+        return Pieces(first, starts - chunks.starts[first], np.full(len(starts), length), windows)
+    counts += 1
+    window = np.repeat(windows, counts)
+    chunk = np.arange(len(window)) + (first - np.cumsum(counts) + counts)[window]
+    begin = starts[window]
+    end = np.minimum(begin + length, chunks.starts[chunk + 1])
+    begin = np.maximum(begin, chunks.starts[chunk])
+    pieces = Pieces(chunk, begin - chunks.starts[chunk], end - begin, window)
+    there = pieces.size > 0  # not so for empty chunks
+    return pieces if there.all() else Pieces(*(values[there] for values in pieces))
 
 
-def _join_steps(steps: Pieces, length: int) -> Pieces:
+def _join_steps(steps: Steps, length: int) -> Pieces:
     """Single steps joined to pieces where they lie side by side in one window."""
-    joined = (np.diff(steps.chunk) == 0) & (np.diff(steps.row) == 1) & (np.diff(steps.target) == 1)
+    joined = (np.diff(steps.chunk) == 0) & (np.diff(steps.row) == 1)
     # A window of the next batch may begin where this one ends.
     joined &= steps.target[1:] % length != 0
     begins = np.concatenate([[0], np.nonzero(~joined)[0] + 1])
     sizes = np.diff(np.concatenate([begins, [len(steps.chunk)]]))
-    return Pieces(steps.chunk[begins], steps.row[begins], steps.target[begins], sizes)
+    return Pieces(steps.chunk[begins], steps.row[begins], sizes, steps.target[begins] // length)

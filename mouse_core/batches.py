@@ -6,13 +6,13 @@ import hashlib
 import json
 import operator
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from mouse_core._binding import FieldReader
-from mouse_core._copying import CopyPlan
+from mouse_core._copying import Copier
 from mouse_core._memo import memo
 from mouse_core._planner import Planner
 from mouse_core._pool import BatchLayout, MemoryPool
@@ -32,8 +32,22 @@ __all__ = ["Batch", "BatchLayout", "BatchSource"]
 Batch = dict[str, npt.NDArray[Any]]
 
 # Smaller batches are as fast in memory of their own.
-_POOL_FROM = 1 << 20
+_POOL_FROM = 1 << 17
 _POOLS_KEPT = 2
+
+
+class _Copiers(NamedTuple):
+    """What copies a source's fields.
+
+    Args:
+        stored: Those that are delivered as they are stored.
+        checks: Whether it sees to it that all their values are allowed.
+        by_name: What copies each field, whether it is converted or not.
+    """
+
+    stored: Copier
+    checks: bool
+    by_name: dict[str, Copier]
 
 
 class BatchSource:
@@ -134,9 +148,9 @@ class BatchSource:
         self._shapes = {name: spec.shape for name, spec in self._fields.items()}
         if self._augment is not None:
             self._fields = self._augment.spec
+        self._copiers: dict[bool, _Copiers] = {}
+        self._layouts: dict[tuple[tuple[str, ...], int, bool], BatchLayout] = {}
         self._pools: dict[int, MemoryPool] = {}
-        self._key = object()
-        self._held: npt.NDArray[Any] | None = None
 
     def __repr__(self) -> str:
         size = f"sequence_length={self.sequence_length}, batch_size={self.batch_size}, shard={self.shard}"
@@ -185,6 +199,8 @@ class BatchSource:
             IndexError: The index lies before the first epoch.
             DataError: A value that its field does not allow; the message names field and row.
         """
+        if self._augment is None:
+            return self._gather(*self._planner.find(index), widen=True)
         return self.gather(self.plan(index))
 
     def plan(self, index: int) -> Plan:
@@ -209,44 +225,58 @@ class BatchSource:
             raise ConfigError(f"plan: expected windows of {self.sequence_length} steps, found {plan.length}")
         if windows is None or windows.block.chunks is not self.snapshot.chunks:  # a plan from elsewhere
             windows = self._planner.locate(plan.starts).part(0)
-        dtypes = self._dtypes if widen else self._narrow
-        if out is not None and self._augment is None:
-            return {name: reader.read(windows, dtypes[name], out[name]) for name, reader in self._readers.items()}
-        plan_of_copies = self._copy_plan(windows.block, widen)
-        # Held until here, so that memory nobody else holds is free when the next is taken, and not given back to the
-        # system in between.
-        self._held = None
-        copied = plan_of_copies.copy(windows.number)
-        self._held = next(iter(copied.values()), None)
-        for name, values in copied.items():
-            self._readers[name].check(values, windows)
-        rest = {name: dtype for name, dtype in dtypes.items() if name not in copied}
-        memory = self._memory_for(rest, len(windows)) if rest else {}
-        batch = {
-            name: copied[name] if name in copied else reader.read(windows, rest[name], memory.get(name))
-            for name, reader in self._readers.items()
-        }
         if self._augment is None:
-            return batch
+            return self._gather(windows.block, windows.number, widen=widen, out=out)
+        batch = self._gather(windows.block, windows.number, widen=widen)
         size = (plan.global_size, plan.length)
         views = self._augment(batch, plan.key, shape=size, first=plan.first, widen=widen, out=out)
         return views[0] if self.views == 1 else cast(Batch, views)
 
-    def _copy_plan(self, block: Windows, widen: bool) -> CopyPlan:
-        """How the fields that are delivered as they are stored are copied."""
-        plan: CopyPlan | None = block.known.get((self._key, widen))
-        if plan is None:
-            dtypes = self._dtypes if widen else self._narrow
-            stored = {name: reader.as_stored(dtypes[name]) for name, reader in self._readers.items()}
-            columns = {name: (column, self._shapes[name]) for name, column in stored.items() if column is not None}
-            plan = block.known[self._key, widen] = CopyPlan(block, columns)
-        return plan
+    def _gather(self, block: Windows, number: int, *, widen: bool, out: Mapping[str, Any] | None = None) -> Batch:
+        """Batch ``number`` of a block, before it is augmented."""
+        copiers = self._copiers.get(widen) or self._copiers.setdefault(widen, self._make_copiers(widen))
+        batch: Batch = {}
+        if out is None:
+            batch, clean = copiers.stored.take(block, number)
+            clean = clean and copiers.checks
+            if clean and len(batch) == len(self._readers):
+                return batch
+            if not clean:  # this one, or another that was copied with it
+                for name, values in batch.items():
+                    self._readers[name].check(values, block.part(number))
+        windows = block.part(number)
+        rest = [name for name in self._readers if name not in batch]
+        if out is None:
+            out = self._memory_for(tuple(rest), len(windows), widen)
+        dtypes = self._dtypes if widen else self._narrow
+        read = {
+            name: self._readers[name].read(windows, dtypes[name], out.get(name), copiers.by_name.get(name))
+            for name in rest
+        }
+        return {name: batch[name] if name in batch else read[name] for name in self._readers}
 
-    def _memory_for(self, dtypes: Mapping[str, np.dtype[Any]], n: int) -> dict[str, npt.NDArray[Any]]:
-        """Memory for fields of ``n`` windows that are converted, kept from batch to batch where it is large."""
-        layout = BatchLayout(
-            {name: ((n, self.sequence_length, *self._shapes[name]), dtype) for name, dtype in dtypes.items()}
-        )
+    def _make_copiers(self, widen: bool) -> _Copiers:
+        """What copies the fields that are delivered as they are stored, and those that are converted."""
+        dtypes = self._dtypes if widen else self._narrow
+        stored, converted = {}, {}
+        for name, reader in self._readers.items():
+            if reader.column.is_plain:
+                chosen = stored if reader.column.kind.dtype == dtypes[name] else converted
+                chosen[name] = (reader.column, self._shapes[name])
+        highest = {name: reader.highest for name, reader in self._readers.items() if reader.highest is not None}
+        copiers = (Copier(stored, self.sequence_length, highest=highest), Copier(converted, self.sequence_length))
+        checks = all(name in highest or not self._readers[name].is_bounded for name in stored)
+        return _Copiers(copiers[0], checks, {name: copiers[name in converted] for name in (*stored, *converted)})
+
+    def _memory_for(self, names: tuple[str, ...], n: int, widen: bool) -> Batch:
+        """Memory for fields of ``n`` windows, kept from batch to batch where it is large; else none."""
+        layout = self._layouts.get((names, n, widen))
+        if layout is None:
+            dtypes = self._dtypes if widen else self._narrow
+            layout = BatchLayout(
+                {name: ((n, self.sequence_length, *self._shapes[name]), dtypes[name]) for name in names}
+            )
+            self._layouts[names, n, widen] = layout
         if layout.nbytes < _POOL_FROM:
             return {}
         pool = self._pools.get(layout.nbytes)

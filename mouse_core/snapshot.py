@@ -97,7 +97,7 @@ class Snapshot:
         ``bounds`` are the first window of each batch, and the end; by default all are one batch. The caller sees to
         ``0 <= start`` and ``start + length <= num_rows``.
         """
-        physical = self._physical(starts[:, None] + np.arange(length)) if self._has_indices else None
+        physical = self._physical(starts[:, None] + np.arange(length)) if self.has_row_numbers else None
         return Windows(self.chunks, starts, length, bounds, physical)
 
     @memo
@@ -134,7 +134,8 @@ class Snapshot:
         return _cumulative([segment.table.num_rows for segment in self.segments])
 
     @memo
-    def _has_indices(self) -> bool:
+    def has_row_numbers(self) -> bool:
+        """Whether some rows are found through row numbers, as after a shuffle or a filter, and not side by side."""
         return any(segment.indices is not None for segment in self.segments)
 
     @memo

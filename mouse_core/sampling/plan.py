@@ -62,3 +62,13 @@ class Sampler(Protocol):
     def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> npt.NDArray[np.int64]:
         """The rows at which the windows of whole batch ``index`` begin, int64 ``[b]``, ``b <= batch_size``."""
         ...
+
+
+class ManyStarts(Protocol):
+    """What a sampler may offer besides, so that planning is cheap: the starts of several batches by one call."""
+
+    def starts_of_many(
+        self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int
+    ) -> npt.NDArray[np.int64] | None:
+        """What ``starts`` gives for ``first .. first + count - 1``, int64 ``[count, B]``; None: ask one by one."""
+        ...

@@ -47,6 +47,12 @@ class RandomWindows:
         first = index * self.batch_size
         return _slice_blocks(partial(_random_block, seed, last_start + 1), first, first + self.batch_size)
 
+    def starts_of_many(self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
+        """See ``ManyStarts.starts_of_many``."""
+        block = partial(_random_block, seed, snapshot.num_rows - self.sequence_length + 1)
+        starts = _slice_blocks(block, first * self.batch_size, (first + count) * self.batch_size)
+        return starts.reshape(count, self.batch_size)
+
 
 @dataclass(frozen=True)
 class LastWindows:
@@ -99,6 +105,22 @@ class SequentialWindows:
         block = partial(_order_block, seed, epoch_start, epoch, windows)
         return _slice_blocks(block, begin, end) * self.sequence_length
 
+    def starts_of_many(self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int) -> Int64s | None:
+        """See ``ManyStarts.starts_of_many``; None where one of the batches is short."""
+        windows, size = snapshot.num_rows // self.sequence_length, self.batch_size
+        whole, epoch_length = windows // size, self.batches_per_epoch(snapshot)
+        parts: list[Int64s] = []
+        done = 0
+        while done < count:
+            epoch, batch = divmod(first - epoch_start + done, epoch_length)
+            more = min(count - done, epoch_length - batch)
+            if batch + more > whole:
+                return None
+            block = partial(_order_block, seed, epoch_start, epoch, windows)
+            parts.append(_slice_blocks(block, batch * size, (batch + more) * size))
+            done += more
+        return np.concatenate(parts).reshape(count, size) * self.sequence_length
+
 
 @dataclass(frozen=True)
 class CyclicWindows:
@@ -119,16 +141,20 @@ class CyclicWindows:
 
     def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
         """See ``Sampler.starts``."""
+        return self.starts_of_many(seed, index, 1, snapshot, epoch_start)[0]
+
+    def starts_of_many(self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
+        """See ``ManyStarts.starts_of_many``."""
         windows = snapshot.num_rows // self.sequence_length
-        first = (index - epoch_start) * self.batch_size
+        begin_of_all, wanted = (first - epoch_start) * self.batch_size, count * self.batch_size
         parts: list[Int64s] = []
         done = 0
-        while done < self.batch_size:
-            epoch, begin = divmod(first + done, windows)
-            end = min(begin + self.batch_size - done, windows)
+        while done < wanted:
+            epoch, begin = divmod(begin_of_all + done, windows)
+            end = min(begin + wanted - done, windows)
             done += end - begin
             parts.append(_slice_blocks(partial(_order_block, seed, epoch_start, epoch, windows), begin, end))
-        return np.concatenate(parts) * self.sequence_length
+        return np.concatenate(parts).reshape(count, self.batch_size) * self.sequence_length
 
 
 def window_sampler(sampling: str, *, sequence_length: int, batch_size: int, drop_last: bool = True) -> Sampler:

@@ -192,20 +192,19 @@ def test_any_error_surfaces_where_it_happened(workers: int, at: int, error: Exce
             list(loader)  # a StopIteration must not end the loop as if the epoch were over
 
 
-def test_the_patched_gather_of_a_source(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same through the public loader, the failure deep inside."""
     store = store_of()
     source = BatchSource(store, 5, 4)
-    target = source.plan(5).starts.tolist()
     wanted = [source[index] for index in range(5)]
-    gather = BatchSource.gather
+    get = BatchSource.__getitem__
 
-    def broken(self: BatchSource, plan: Any, *args: Any, **options: Any) -> Any:
-        if plan.starts.tolist() == target:
+    def broken(self: BatchSource, index: int) -> Any:
+        if index == 5:
             raise OSError("the disk is gone")
-        return gather(self, plan, *args, **options)
+        return get(self, index)
 
-    monkeypatch.setattr(BatchSource, "gather", broken)
+    monkeypatch.setattr(BatchSource, "__getitem__", broken)
     with PrefetchBatchifier(store, 5, 4, num_workers=3, prefetch=8) as loader:
         for index in range(5):
             assert_same(loader.next_batch(), wanted[index], index)
