@@ -8,6 +8,8 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from mouse_core.errors import MouseError
+from mouse_core.formats._h5 import H5File
 from mouse_core.formats.rows import is_rows
 
 __all__ = [
@@ -115,9 +117,8 @@ def _hdf5_names(path: Path) -> list[str]:
     if not path.is_file() or not _begins(path, _HDF5):
         return []
     try:
-        import h5py
-
-        with h5py.File(path, "r") as file:
-            return [str(name) for name in file]
-    except Exception:  # a damaged file; whoever reads it says so
+        # In a process of its own: the file may be damaged.
+        with H5File(path) as file:
+            return file.names()
+    except (MouseError, ImportError):
         return []

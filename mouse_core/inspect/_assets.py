@@ -33,11 +33,11 @@ code { font: .9em ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
 .note { background: var(--note-back); border-left: 4px solid var(--note); }
 .note b { color: var(--note); }
 .good { background: var(--good-back); border-left: 4px solid var(--good); }
-.cards { display: grid; gap: 14px; grid-template-columns: repeat(auto-fill, minmax(min(100%, 320px), 1fr)); }
+.cards { display: grid; gap: 14px; grid-template-columns: repeat(auto-fill, minmax(min(100%, 262px), 1fr)); }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 12px; padding: 14px; min-width: 0; }
 .card p { font-size: .85rem; color: var(--dim); margin: 0 0 8px; }
-.small { grid-template-columns: repeat(auto-fill, minmax(min(48%, 170px), 1fr)); gap: 10px; }
-svg { display: block; width: 100%; height: auto; font: 12px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+svg { display: block; width: 100%; max-width: 420px; height: auto;
+  font: 12px system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
 svg text { fill: var(--ink); } svg .dim { fill: var(--dim); }
 .bar { fill: var(--main); } .other { fill: var(--soft); } .axis { stroke: var(--dim); } .grid { stroke: var(--grid); }
 .zero { stroke: var(--line); stroke-dasharray: 3 3; } .span { stroke: var(--soft); stroke-width: 3; }
@@ -54,14 +54,16 @@ td:first-child { font-weight: 600; }
 .strip figure { margin: 0; flex: 0 0 auto; text-align: center; }
 .strip img { height: 104px; display: block; border-radius: 6px; image-rendering: pixelated; background: var(--grid); }
 figcaption { font-size: .75rem; color: var(--dim); }
-.player { display: grid; gap: 14px; grid-template-columns: minmax(0, 1fr) minmax(0, 1fr); align-items: start; }
-@media (max-width: 720px) { .player { grid-template-columns: minmax(0, 1fr); } h2 { margin-top: 28px; } }
+.player { display: grid; gap: 14px; grid-template-columns: repeat(auto-fit, minmax(min(100%, 300px), 1fr));
+  align-items: start; }
+.strips { display: grid; gap: 12px; }
+@media (max-width: 720px) { h2 { margin-top: 28px; } }
 .controls { display: flex; flex-wrap: wrap; gap: 8px; align-items: center; margin: 0 0 12px; }
 .controls input { flex: 1 1 160px; min-width: 120px; accent-color: var(--main); height: 32px; }
 button, select { font: inherit; color: inherit; background: var(--card); border: 1px solid var(--line);
   border-radius: 8px; padding: 6px 12px; min-height: 40px; min-width: 44px; max-width: 100%; }
 button:focus-visible, select:focus-visible, input:focus-visible { outline: 2px solid var(--main); outline-offset: 2px; }
-#frames { display: flex; gap: 10px; flex-wrap: wrap; }
+#frames { display: flex; gap: 10px; flex-wrap: wrap; margin-bottom: 10px; }
 #frames img { width: min(100%, 320px); image-rendering: pixelated; border-radius: 8px; background: var(--grid); }
 dl { display: grid; grid-template-columns: auto minmax(0, 1fr); gap: 2px 14px; margin: 0 0 12px; }
 dt { color: var(--dim); overflow-wrap: anywhere; }
@@ -100,30 +102,27 @@ SCRIPT = """
     made.textContent = text; return made;
   }
   function drawTrace(at) {
-    var rewards = episode.rewards, total = 0, low = 0, high = 0, n = rewards.length;
-    var sums = rewards.map(function (reward) {
-      total += reward || 0; low = Math.min(low, total); high = Math.max(high, total); return total;
-    });
-    var span = high - low || 1;
-    function x(place) { return 8 + 344 * (n > 1 ? place / (n - 1) : 0.5); }
+    var sums = episode.sums, n = sums.length, low = Math.min(0, Math.min.apply(null, sums));
+    var high = Math.max(0, Math.max.apply(null, sums)), span = high - low || 1;
+    function x(place) { return 8 + 284 * (n > 1 ? place / (n - 1) : 0.5); }
     function y(value) { return 18 + 110 * (1 - (value - low) / span); }
     trace.replaceChildren(
-      part("line", { "class": "grid", x1: 8, x2: 352, y1: y(0), y2: y(0) }),
+      part("line", { "class": "grid", x1: 8, x2: 292, y1: y(0), y2: y(0) }),
       part("polyline", { "class": "trace", points: sums.map(function (value, place) {
         return x(place).toFixed(1) + "," + y(value).toFixed(1); }).join(" ") }),
       part("line", { "class": "cursor", x1: x(at), x2: x(at), y1: 14, y2: 132 }),
       label(8, 12, "reward so far: " + shown(sums[at]), "start"), label(8, 146, "step " + episode.places[0], "start"),
-      label(352, 146, "step " + episode.places[n - 1], "end"));
+      label(292, 146, "step " + episode.places[n - 1], "end"));
   }
   function drawValues(at) {
     var vector = episode.vector ? episode.vector.rows[at] : null;
     document.getElementById("vector").hidden = !vector;
     if (!vector) { return; }
     document.getElementById("vector-name").textContent = episode.vector.name;
-    var low = episode.vector.low, high = episode.vector.high, n = vector.length, wide = 344 / n;
+    var low = episode.vector.low, high = episode.vector.high, n = vector.length, wide = 284 / n;
     function y(value) { return 10 + 120 * (1 - (value - low) / (high - low || 1)); }
     var zero = y(Math.min(Math.max(0, low), high)), parts = [
-      part("line", { "class": "axis", x1: 8, x2: 352, y1: zero, y2: zero })];
+      part("line", { "class": "axis", x1: 8, x2: 292, y1: zero, y2: zero })];
     vector.forEach(function (value, place) {
       if (value === null) { return; }
       var top = Math.min(y(value), zero), bar = part("rect", { "class": "bar", x: 8 + place * wide, y: top,
@@ -131,7 +130,7 @@ SCRIPT = """
       var title = part("title", {}); title.textContent = place + ": " + shown(value); bar.append(title);
       parts.push(bar);
     });
-    parts.push(label(8, 146, "0", "start"), label(352, 146, String(n - 1), "end"));
+    parts.push(label(8, 146, "0", "start"), label(292, 146, String(n - 1), "end"));
     values.replaceChildren.apply(values, parts);
   }
   function draw() {

@@ -9,6 +9,8 @@ from html import escape
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from mouse_core._layout import column_type
 from mouse_core.inspect._assets import SCRIPT, STYLE
@@ -21,7 +23,8 @@ from mouse_core.inspect.report import Column, Distribution, Report
 # What the browser may load: nothing but what stands in the page.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
 _STRIP = 12
-_MOST_FRAMES = 80
+_FEWEST_FRAMES = 24
+_PICTURE_BYTES = 1_000_000
 _MOST_VALUES = 64
 _MOST_SMALL = 16
 
@@ -39,8 +42,7 @@ def to_html(report: Report) -> str:
         "<main>",
         _findings(report),
         _episodes(report),
-        _actions(report),
-        _observations(report),
+        _steps(report),
         _strips(shown),
         _player(shown),
         _columns(report),
@@ -103,34 +105,37 @@ def _episodes(report: Report) -> str:
     return f'<section id=episodes><h2>Episodes</h2><div class="cards">{"".join(cards)}</div></section>'
 
 
-def _actions(report: Report) -> str:
+def _steps(report: Report) -> str:
+    """How actions are used, and the ranges of observations."""
+    cards = [*_actions(report), *_observations(report)]
+    if not cards:
+        return ""
+    return f'<section id=ranges><h2>Actions and observations</h2><div class="cards">{"".join(cards)}</div></section>'
+
+
+def _actions(report: Report) -> Iterator[str]:
     actions = report.actions
     if actions is None:
-        return ""
+        return
     if actions.counts is not None:
         chart = bar_chart(actions.counts, label="How often each action was taken")
         about = f"{len(actions.counts)} different ones; an episode's first row does not count"
-        cards = _card("Action use", about, chart)
-    else:
-        places = actions.places or {}
-        cards = "".join(
-            _card(
-                f"action[{place}]" if "low" in places else "action", "", histogram(**bars, label="Actions", height=120)
-            )
-            for place, bars in enumerate(places.get("histograms", [])[:_MOST_SMALL])
-            if bars
-        )
-        if "low" in places and len(places["low"]) > _MOST_SMALL:
-            names = [str(place) for place in range(len(places["low"]))]
-            cards += _card("Action ranges", _KEY, ranges(places, names=names, label="Ranges of actions"))
-    return f'<section id=actions><h2>Actions</h2><div class="cards">{cards}</div></section>'
+        yield _card("Action use", about, chart)
+        return
+    places = actions.places or {}
+    for place, bars in enumerate(places.get("histograms", [])[:_MOST_SMALL]):
+        if bars:
+            title = f"action[{place}]" if "low" in places else "action"
+            yield _card(title, "", histogram(**bars, label=f"Use of {title}", height=120))
+    if "low" in places and len(places["low"]) > _MOST_SMALL:
+        names = [str(place) for place in range(len(places["low"]))]
+        yield _card("Action ranges", _KEY, ranges(places, names=names, label="Ranges of actions"))
 
 
 _KEY = "From the lowest to the highest value; the thick part is the mean, give or take a standard deviation."
 
 
-def _observations(report: Report) -> str:
-    cards = []
+def _observations(report: Report) -> Iterator[str]:
     for column in report.columns:
         if not column.name.startswith("observation"):
             continue
@@ -139,12 +144,10 @@ def _observations(report: Report) -> str:
             names = [str(place) for place in range(width)]
             chart = ranges(column.places, names=names, label=f"Ranges of {column.name}")
             about = _KEY + (f" The first {_MOST_VALUES} of {width}." if width > _MOST_VALUES else "")
-            cards.append(_card(column.name, about, chart))
+            yield _card(f"{column.name}: ranges", about, chart)
         elif column.histogram is not None:
-            cards.append(_card(column.name, "", histogram(**column.histogram, label=column.name)))
-    if not cards:
-        return ""
-    return f'<section id=observations><h2>Observation ranges</h2><div class="cards">{"".join(cards)}</div></section>'
+            about = f"{number(column.low)} to {number(column.high)}, mean {number(column.mean)}"
+            yield _card(column.name, about, histogram(**column.histogram, label=f"Values of {column.name}"))
 
 
 def _columns(report: Report) -> str:
@@ -204,9 +207,10 @@ class _Shown:
     def __init__(self, sample: Sample, pictures: Sequence[str]) -> None:
         self.sample = sample
         rows, places = sample.rows, sample.places
-        if pictures and len(places) > _MOST_FRAMES:
-            chosen = np.unique(np.linspace(0, len(places) - 1, _MOST_FRAMES).round().astype(np.int64))
-            rows, places = rows.take(chosen), places[chosen]
+        self.sums = _sums(sample)
+        if pictures:
+            chosen = _frames(rows, pictures)
+            rows, places, self.sums = rows.take(chosen), places[chosen], [self.sums[place] for place in chosen]
         self.places = [int(place) for place in places]
         self.images = {name: [thumbnail(value.as_py()) for value in rows.column(name)] for name in pictures}
         names = [name for name in rows.schema.names if name not in pictures]
@@ -221,7 +225,7 @@ class _Shown:
             "transitions": self.sample.transitions,
             "places": self.places,
             "steps": self.steps,
-            "rewards": [_finite(step.get("reward")) for step in self.steps],
+            "sums": self.sums,
             "images": self.images,
             "vector": self._vector(),
         }
@@ -238,6 +242,24 @@ class _Shown:
                 low, high = (min([0.0, *known]), max([0.0, *known]))
                 return {"name": field.name, "rows": rows, "low": low, "high": high}
         return None
+
+
+def _sums(sample: Sample) -> list[float]:
+    """The reward so far at every row that was kept; before a gap counted from the beginning, after it from the end."""
+    rewards = np.nan_to_num(np.asarray(sample.rows.column("reward").to_numpy(), np.float64))
+    gaps = np.flatnonzero(np.diff(sample.places) != 1)
+    head = int(gaps[0]) + 1 if len(gaps) else len(rewards)
+    before = np.cumsum(rewards[:head])
+    following = np.concatenate([np.cumsum(rewards[head:][::-1])[::-1][1:], [0.0]]) if head < len(rewards) else []
+    total = sample.total if math.isfinite(sample.total) else 0.0
+    return [float(f"{value:.6g}") for value in (*before.tolist(), *(total - value for value in following))]
+
+
+def _frames(rows: pa.Table, pictures: Sequence[str]) -> npt.NDArray[np.int64]:
+    """Which rows are shown, so that their pictures do not make the page large."""
+    each = sum(len(thumbnail(rows.column(name)[rows.num_rows // 2].as_py()) or "") for name in pictures)
+    most = int(np.clip(_PICTURE_BYTES // max(each, 1), _FEWEST_FRAMES, rows.num_rows))
+    return np.unique(np.linspace(0, rows.num_rows - 1, most).round().astype(np.int64))
 
 
 def _simple(value: Any) -> Any:
@@ -273,7 +295,7 @@ def _strips(shown: Sequence[_Shown]) -> str:
             )
     if not strips:
         return ""
-    return f"<section id=images><h2>Images</h2>{'<p></p>'.join(strips)}</section>"
+    return f'<section id=images><h2>Images</h2><div class="strips">{"".join(strips)}</div></section>'
 
 
 def _figure(address: str | None, name: str, place: int) -> str:
@@ -296,11 +318,11 @@ def _player(shown: Sequence[_Shown]) -> str:
         '<div class="controls"><button id="back" aria-label="Previous step">‹</button>'
         '<button id="play" aria-pressed="false">Play</button><button id="next" aria-label="Next step">›</button>'
         '<input id="slide" type="range" min="0" value="0" aria-label="Step"><span id="where" class="dim"></span></div>'
-        '<div class="player"><div class="card"><div id="frames"></div><dl id="facts"></dl></div><div>'
-        '<div class="card"><h3>Reward so far</h3><svg id="trace" viewBox="0 0 360 152" role="img" '
-        'aria-label="Sum of rewards up to this step"></svg></div><p></p>'
-        '<div class="card" id="vector"><h3 id="vector-name"></h3><svg id="values" viewBox="0 0 360 152" role="img" '
-        'aria-label="The observation at this step"></svg></div></div></div></section>'
+        '<div class="player"><div class="card"><div id="frames"></div><dl id="facts"></dl></div>'
+        '<div class="card"><h3>Reward so far</h3><svg id="trace" viewBox="0 0 300 152" role="img" '
+        'aria-label="Sum of rewards up to this step"></svg></div>'
+        '<div class="card" id="vector"><h3 id="vector-name"></h3><svg id="values" viewBox="0 0 300 152" role="img" '
+        'aria-label="The observation at this step"></svg></div></div></section>'
     )
 
 

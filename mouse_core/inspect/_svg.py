@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-_WIDTH = 360
+_WIDTH = 300
 _HEIGHT = 176
 _LEFT, _RIGHT, _TOP, _BOTTOM = 8, 8, 18, 26
 _ROW = 22
@@ -20,7 +20,7 @@ def histogram(edges: Sequence[float], counts: Sequence[int], *, label: str, heig
     Args:
         edges, counts: See ``Histogram.bars``.
         label: What is counted, for those who cannot see it.
-        height: Of the picture, in its own units; it is 360 wide.
+        height: Of the picture, in its own units; it is 300 wide.
     """
     if not counts:
         return '<p class="none">nothing to show</p>'
@@ -64,14 +64,14 @@ def bar_chart(values: Mapping[str, int], *, label: str, most: int = 32) -> str:
         items = [*items[: most - 1], (f"{len(items) - most + 1} others", rest, "bar other")]
     total, highest = max(1, sum(values.values())), max([1, *(count for _, count, _ in items)])
     names = min(120, 14 + max([1, *(7 * len(name) for name, _, _ in items)]))
-    room = _WIDTH - names - 96
+    room = _WIDTH - names - 104
     parts = []
     for place, (name, count, kind) in enumerate(items):
         y = 6 + place * _ROW
         parts.append(_text(names - 8, y + 13, _cut(name, 16), "end"))
         wide = max(room * count / highest, 1.0 if count else 0.0)
         parts.append(f'<rect class="{kind}" x="{names}" y="{y + 2}" width="{wide:.1f}" height="14" rx="2"/>')
-        parts.append(_text(names + wide + 6, y + 13, f"{count:,} ({count / total:.0%})", "start", "dim"))
+        parts.append(_text(names + wide + 6, y + 13, f"{count:,} ({share_text(count / total)})", "start", "dim"))
     return _svg(12 + _ROW * len(items), label, parts)
 
 
@@ -135,6 +135,13 @@ def short(value: float | None) -> str:
     if value == int(value) and abs(value) < 1e6:
         return f"{int(value):,}"
     return f"{value:.3g}"
+
+
+def share_text(share: float) -> str:
+    """A share in percent; one that is small is not nothing."""
+    if 0 < share < 0.005:
+        return "<1%"
+    return ">99%" if 0.995 <= share < 1 else f"{share:.0%}"
 
 
 def _grid(bottom: float, highest: int) -> str:

@@ -1,0 +1,430 @@
+"""`mouse inspect`: what it counts, against plain Python; what it warns of; what it prints and returns."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mouse_core import DatasetStore
+from mouse_core.cli import main
+from mouse_core.formats.base import RowStream
+from mouse_core.inspect import Report, inspect
+from mouse_core.inspect._histogram import Histogram
+
+Values = list[Any]
+
+
+def episode(length: int, *, seed: int, end: int = 1, width: int = 3, reward: float | None = None) -> dict[str, Values]:
+    """One episode of `length` transitions, as `length + 1` rows."""
+    rng = np.random.default_rng(seed)
+    rewards = [0.0, *(rng.normal(size=length) if reward is None else [reward] * length)]
+    return {
+        "action": [0, *rng.integers(0, 4, length).tolist()],
+        "reward": rewards,
+        "done": [0] * length + [end],
+        "episode_step": list(range(length + 1)),
+        "observation": rng.normal(size=(length + 1, width)).tolist(),
+    }
+
+
+def joined(*episodes: dict[str, Values]) -> dict[str, Values]:
+    return {name: [value for one in episodes for value in one[name]] for name in episodes[0]}
+
+
+def clean() -> dict[str, Values]:
+    return joined(*(episode(3 + seed % 4, seed=seed, end=1 if seed % 3 else 2) for seed in range(12)))
+
+
+def stream(rows: dict[str, Any] | pa.Table, *, size: int = 7, alignment: Any = "arrived", **options: Any) -> RowStream:
+    table = rows if isinstance(rows, pa.Table) else pa.table(rows)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        yield from table.to_batches(max_chunksize=size)
+
+    return RowStream("recordings", "datasets", table.schema, batches, alignment=alignment, **options)
+
+
+def codes(report: Report, level: str = "warning") -> set[str]:
+    return {finding.code for finding in report.findings if finding.level == level}
+
+
+# ---------------------------------------------------------------------- figures
+
+
+def test_a_clean_recording_has_no_warnings() -> None:
+    report = inspect(stream(clean()))
+    assert report.findings == []
+    assert report.episodes is not None
+    assert (report.episodes.count, report.episodes.terminated, report.episodes.truncated) == (12, 8, 4)
+    assert report.alignment == "arrived"
+
+
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=12),
+    size=st.integers(1, 30),
+    found_by=st.sampled_from(["episode_step", "done", "metadata_episode_id"]),
+)
+@settings(max_examples=25)
+def test_figures_are_those_of_plain_python(lengths: list[int], size: int, found_by: str) -> None:
+    episodes = [episode(length, seed=n, end=1 + n % 2) for n, length in enumerate(lengths)]
+    rows = joined(*episodes)
+    if found_by != "episode_step":
+        del rows["episode_step"]
+    if found_by == "metadata_episode_id":
+        rows["metadata_episode_id"] = [n for n, length in enumerate(lengths) for _ in range(length + 1)]
+    with pytest.MonkeyPatch.context() as patch:
+        # Blocks as small as the batches: episodes spread over several of them.
+        patch.setattr("mouse_core.formats._blocks._BLOCK_ROWS", size)
+        report = inspect(stream(rows, size=size))
+    found = report.episodes
+    assert found is not None
+    assert found.found_by == found_by
+    returns = [sum(one["reward"]) for one in episodes]
+    assert found.count == len(lengths)
+    assert found.transitions == sum(lengths)
+    assert (found.lengths.low, found.lengths.high) == (min(lengths), max(lengths))
+    assert found.lengths.mean == pytest.approx(np.mean(lengths))
+    assert found.returns.low == pytest.approx(min(returns))
+    assert found.returns.high == pytest.approx(max(returns))
+    assert sum(found.lengths.counts) == sum(found.returns.counts) == len(lengths)
+    assert found.terminated == (len(lengths) + 1) // 2
+    assert found.duplicates == 0
+    assert found.done_codes == {str(code): n for code, n in sorted(Counter(rows["done"]).items())}
+    taken = [action for one in episodes for action in one["action"][1:]]
+    assert report.actions is not None
+    assert report.actions.counts == {str(action): n for action, n in sorted(Counter(taken).items())}
+    observation = report.column("observation")
+    values = np.array(rows["observation"])
+    assert observation is not None
+    assert observation.shape == [3]
+    assert observation.places is not None
+    assert observation.places["low"] == pytest.approx(values.min(axis=0))
+    assert observation.places["mean"] == pytest.approx(values.mean(axis=0))
+    assert observation.places["deviation"] == pytest.approx(values.std(axis=0))
+    reward = report.column("reward")
+    assert reward is not None
+    assert reward.mean == pytest.approx(np.mean(rows["reward"]))
+    assert reward.histogram is not None
+    assert sum(reward.histogram["counts"]) == len(rows["reward"])
+    chosen = {sample.number: sample for sample in report.samples}
+    assert 0 in chosen
+    assert chosen.keys() >= {int(np.argmax(returns)), int(np.argmin(returns))} or len(set(returns)) < len(returns)
+    for number, sample in chosen.items():
+        assert sample.rows.column("reward").to_pylist() == episodes[number]["reward"]
+        assert sample.transitions == lengths[number]
+
+
+@given(st.lists(st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=20), max_size=6))
+@settings(max_examples=50)
+def test_a_histogram_counts_every_value_once_and_near_its_place(batches: list[list[float]]) -> None:
+    histogram = Histogram()
+    for batch in batches:
+        histogram.add(np.array(batch))
+    edges, counts = histogram.bars()
+    values = [min(max(value, -1e300), 1e300) for batch in batches for value in batch]
+    assert sum(counts) == len(values)
+    if len(set(values)) > 1:
+        width = edges[1] - edges[0]
+        assert edges[0] <= min(values) + width
+        assert max(values) <= edges[-1] + width
+        assert len(counts) <= 64
+
+
+def test_columns_of_every_kind() -> None:
+    n = 40
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 200, (n, 6, 5), dtype=np.uint8)
+    table = pa.table(
+        {
+            "action": pa.array(rng.normal(size=(n, 2)).tolist(), pa.list_(pa.float32(), 2)),
+            "reward": pa.array(rng.normal(size=n), pa.float32()),
+            "done": pa.array(np.arange(n) % 10 == 9, pa.bool_()),
+            "observation_image": pa.array(pixels.tolist(), pa.list_(pa.list_(pa.uint8(), 5), 6)),
+            "observation_png": pa.array([{"bytes": bytes([k]), "path": None} for k in range(n)]),
+            "metadata_text": pa.array([f"level {k % 3}" for k in range(n)]),
+            "metadata_kind": pa.array(["a", "b"] * 20).dictionary_encode(),
+            "metadata_ragged": pa.array([[1.0] * (k % 3) for k in range(n)]),
+            "metadata_nothing": pa.nulls(n),
+            "metadata_holes": pa.array([None if k % 4 else float(k) for k in range(n)]),
+            "metadata_odd": pa.array([math.nan, math.inf, -math.inf, 2.0] * 10),
+            "metadata_inner": pa.array([[1, None], [2, 3]] * 20, pa.list_(pa.int64())),
+            "metadata_large": pa.array([2**62 + k for k in range(n)], pa.int64()),
+        }
+    )
+    report = inspect(stream(table))
+    columns = {column.name: column for column in report.columns}
+    assert {name: column.dtype for name, column in columns.items() if name[:8] != "metadata"} == {
+        "action": "float32",
+        "reward": "float32",
+        "done": "bool",
+        "observation_image": "uint8",
+        "observation_png": "image",
+    }
+    assert columns["observation_image"].shape == [6, 5]
+    assert columns["observation_image"].high == pixels.max()
+    assert columns["observation_image"].mean == pytest.approx(pixels.mean())
+    assert columns["metadata_text"].values == {"level 0": 14, "level 1": 13, "level 2": 13}
+    assert columns["metadata_kind"].values == {"a": 20, "b": 20}
+    assert columns["metadata_ragged"].shape == "0 to 2 values"
+    assert columns["metadata_nothing"].nulls == n
+    assert columns["metadata_holes"].nulls == 30
+    assert columns["metadata_holes"].mean == pytest.approx(np.arange(0, n, 4).mean())
+    odd = columns["metadata_odd"]
+    assert (odd.nans, odd.infinite, odd.low, odd.mean) == (10, 20, 2.0, 2.0)
+    assert columns["metadata_inner"].nulls == 20
+    assert columns["metadata_inner"].high == 3
+    assert columns["metadata_large"].high == 2**62 + n - 1
+    assert report.actions is not None
+    assert report.actions.kind == "continuous"
+    assert report.actions.places is not None
+    assert len(report.actions.places["histograms"]) == 2
+    json.loads(report.to_json())
+
+
+def test_rows_of_the_other_alignment() -> None:
+    rows = {
+        "action": [1, 0, 1, 2, 3],
+        "reward": [1.0, 2.0, 3.0, 4.0, 5.0],
+        "done": [0, 1, 0, 0, 2],
+        "observation": [[0.0], [1.0], [2.0], [3.0], [4.0]],
+    }
+    report = inspect(stream(rows, alignment="outgoing"))
+    assert codes(report) == set()
+    assert report.episodes is not None
+    assert report.episodes.transitions == 5
+    assert (report.episodes.returns.low, report.episodes.returns.high) == (3.0, 12.0)
+    assert report.actions is not None
+    assert report.actions.counts == {"0": 1, "1": 2, "2": 1, "3": 1}
+
+
+# ---------------------------------------------------------------------- warnings
+
+
+def no_truncation(rows: dict[str, Values]) -> None:
+    rows["done"] = [min(code, 1) for code in rows["done"]]
+
+
+def repeated(rows: dict[str, Values]) -> None:
+    for row in range(1, len(rows["done"])):
+        if rows["episode_step"][row] % 2:
+            rows["observation"][row] = rows["observation"][row - 1]
+
+
+def reward_first(rows: dict[str, Values]) -> None:
+    rows["reward"] = [
+        1.0 if not step else reward for step, reward in zip(rows["episode_step"], rows["reward"], strict=True)
+    ]
+
+
+def goes_on(rows: dict[str, Values]) -> None:
+    rows["done"][1] = 1
+
+
+def goes_on_truncated(rows: dict[str, Values]) -> None:
+    rows["done"][1] = 2
+
+
+def constant(rows: dict[str, Values]) -> None:
+    rows["observation_speed"] = [4.0] * len(rows["done"])
+
+
+def duplicates(rows: dict[str, Values]) -> None:
+    for name, values in episode(6, seed=3, end=2).items():
+        rows[name] += values
+    for name, values in episode(6, seed=3, end=2).items():
+        rows[name] += values
+
+
+def without_end(rows: dict[str, Values]) -> None:
+    rows["done"][3] = 0  # the first episode has rows 0 to 3
+
+
+def final_repeats(rows: dict[str, Values]) -> None:
+    for row, code in enumerate(rows["done"]):
+        if code:
+            rows["observation"][row] = rows["observation"][row - 1]
+
+
+def after_reset(rows: dict[str, Values]) -> None:
+    for row, code in enumerate(rows["done"][:-1]):
+        if code:
+            rows["observation"][row] = rows["observation"][row + 1]
+
+
+def same_final(rows: dict[str, Values]) -> None:
+    for row, code in enumerate(rows["done"]):
+        if code:
+            rows["observation"][row] = [9.0, 9.0, 9.0]
+
+
+def nan(rows: dict[str, Values]) -> None:
+    rows["observation"][5] = [math.nan, 0.0, 0.0]
+
+
+def null(rows: dict[str, Values]) -> None:
+    rows["reward"][5] = None
+
+
+def jump(rows: dict[str, Values]) -> None:
+    for values in rows.values():
+        del values[1]
+
+
+def late(rows: dict[str, Values]) -> None:
+    for values in rows.values():
+        del values[0]
+
+
+def unknown(rows: dict[str, Values]) -> None:
+    rows["done"][3] = 7
+
+
+def negative(rows: dict[str, Values]) -> None:
+    rows["action"][2] = -1
+
+
+def one(rows: dict[str, Values]) -> None:
+    rows["action"] = [0 if not step else 2 for step in rows["episode_step"]]
+
+
+def lonely(rows: dict[str, Values]) -> None:
+    for name, values in episode(0, seed=99).items():
+        rows[name] += values
+    rows["done"][-1] = 0
+
+
+@pytest.mark.parametrize(
+    ("spoil", "expected"),
+    [
+        (no_truncation, {"no-truncation"}),
+        (repeated, {"repeated-observation"}),
+        (reward_first, {"reward-at-start"}),
+        (goes_on, {"continues-after-terminal"}),
+        (goes_on_truncated, {"continues-after-truncation"}),
+        (constant, {"constant-column"}),
+        (duplicates, {"duplicate-episodes"}),
+        (without_end, {"episodes-without-end"}),
+        (final_repeats, {"final-repeats"}),
+        (after_reset, {"final-is-next-first"}),
+        (same_final, {"same-final"}),
+        (nan, {"not-finite"}),
+        (null, {"nulls"}),
+        (jump, {"step-jumps"}),
+        (late, {"step-not-from-0", "reward-at-start"}),
+        (unknown, {"unknown-done"}),
+        (negative, {"negative-action"}),
+        (one, {"one-action"}),
+        (lonely, {"without-transitions"}),
+    ],
+)
+@pytest.mark.parametrize("size", [1, 5, 1000])
+def test_each_mistake_gives_its_warning_and_no_other(
+    spoil: Callable[[dict[str, Values]], None], expected: set[str], size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mouse_core.formats._blocks._BLOCK_ROWS", size)
+    rows = clean()
+    spoil(rows)
+    report = inspect(stream(rows, size=size))
+    assert codes(report) == expected
+    assert codes(inspect(stream(rows), ignore=expected)) == set()
+
+
+def test_rows_that_are_no_steps_are_described_too() -> None:
+    report = inspect(stream({"x": [1.0, 2.0], "action_arm": [[1.0], [2.0]]}))
+    assert codes(report) == {"missing-columns", "no-observation"}
+    assert "action_arm" in report.findings[0].message
+    assert report.episodes is None
+    assert codes(inspect(stream(pa.table({"action": pa.array([], pa.int64())})))) >= {"no-rows"}
+
+
+def test_notes_of_a_reader_are_passed_on() -> None:
+    report = inspect(stream(clean(), notes=("the last transition of every episode was dropped",)))
+    assert [finding.message for finding in report.findings] == ["the last transition of every episode was dropped"]
+
+
+# ---------------------------------------------------------------------- the command
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("inspect") / "recordings"
+    store = DatasetStore()
+    store.extend(clean())
+    store.to_dataset().save_to_disk(str(path))
+    return path
+
+
+def run(*arguments: object) -> int:
+    return main(["inspect", *map(str, arguments)])
+
+
+def test_status_says_what_was_found(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(folder, "--strict") == 0
+    assert "No warnings" in capsys.readouterr().out
+    rows = clean()
+    no_truncation(rows)
+    spoiled = str(tmp_path / "spoiled.parquet")
+    datasets.Dataset.from_dict(rows).to_parquet(spoiled)
+    assert run(spoiled) == 0
+    assert run(spoiled, "--strict") == 1
+    assert "no-truncation" in capsys.readouterr().out
+    assert run(spoiled, "--strict", "--ignore", "no-truncation") == 0
+    (tmp_path / "cut.parquet").write_bytes(Path(spoiled).read_bytes()[:-100])
+    for unusable in (tmp_path / "cut.parquet", tmp_path / "nowhere", tmp_path):
+        capsys.readouterr()
+        assert run(unusable, "--strict") == 2
+        shown = capsys.readouterr().err.strip()
+        assert shown.startswith("mouse inspect: ")
+        assert str(unusable) in shown
+        assert "\n" not in shown
+
+
+def test_what_is_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(folder) == 0
+    shown = capsys.readouterr().out
+    for text in ("12 episodes", "float64", "[3]", "alignment: arrived", "8 terminated, 4 truncated", "actions: 0: "):
+        assert text in shown, text
+
+
+def test_without_rich_it_is_text(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found: Callable[..., Any] = builtins.__import__
+
+    def importing(name: str, *rest: Any, **options: Any) -> Any:
+        if name.split(".")[0] == "rich":
+            raise ImportError(name)
+        return found(name, *rest, **options)
+
+    monkeypatch.setattr(builtins, "__import__", importing)
+    assert run(folder) == 0
+    shown = capsys.readouterr().out
+    assert "12 episodes" in shown
+    assert "┃" not in shown
+
+
+def test_json_holds_everything(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(folder, "--json", tmp_path / "report.json") == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["rows"] == len(clean()["done"])
+    assert [column["name"] for column in report["columns"]] == list(clean())
+    capsys.readouterr()
+    assert run(folder, "--json", "-") == 0
+    assert json.loads(capsys.readouterr().out) == report
+
+
+def test_a_file_that_cannot_be_written_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(folder, "--html", "/nowhere/report.html") == 2
+    assert "/nowhere/report.html" in capsys.readouterr().err

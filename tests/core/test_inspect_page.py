@@ -1,0 +1,237 @@
+"""The page of `mouse inspect --html`: what it holds, and what a real browser makes of it."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from mouse_core.formats.base import RowStream
+from mouse_core.inspect import inspect, to_html
+from mouse_core.inspect._pictures import png, thumbnail
+
+BROWSER = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome", "chrome") if (found := shutil.which(name))),
+    None,
+)
+NASTY = '</script><script>window.evil = 1</script><img src="https://example.invalid/x.png">'
+
+
+def recording(*, lengths: tuple[int, ...] = (40, 25, 250), images: bool = True, continuous: bool = False) -> RowStream:
+    rng = np.random.default_rng(0)
+    rows = sum(lengths) + len(lengths)
+    starts = np.cumsum([0, *(length + 1 for length in lengths[:-1])])
+    step = np.arange(rows) - np.repeat(starts, np.array(lengths) + 1)
+    done = np.zeros(rows, np.int64)
+    done[np.append(starts[1:], rows) - 1] = [1, 2] * (len(lengths) // 2) + [1] * (len(lengths) % 2)
+    reward = np.where(step == 0, 0.0, rng.normal(size=rows))
+    action: Any = rng.normal(size=(rows, 3)).tolist() if continuous else rng.integers(0, 5, rows)
+    columns = {
+        "action": action,
+        "reward": reward,
+        "done": done,
+        "episode_step": step,
+        "observation": rng.normal(size=(rows, 12)).tolist(),
+        "metadata_note": [NASTY] * rows,
+    }
+    if images:
+        pixels = rng.integers(0, 256, (rows, 40, 30, 3), dtype=np.uint8)
+        columns["observation_image"] = pa.array(
+            [{"bytes": png(image), "path": None} for image in pixels],
+            pa.struct({"bytes": pa.binary(), "path": pa.string()}),
+        )
+    table = pa.table(columns)
+    return RowStream(f"recordings {NASTY}", "datasets", table.schema, lambda: iter(table.to_batches(max_chunksize=64)))
+
+
+class Tags(HTMLParser):
+    """All elements with their attributes, and the ids."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+@pytest.fixture(scope="module")
+def page() -> str:
+    return to_html(inspect(recording()))
+
+
+def test_the_page_needs_nothing_besides_itself(page: str) -> None:
+    tags = Tags()
+    tags.feed(page)
+    for tag, attributes in tags.found:
+        assert tag not in ("link", "iframe", "object", "embed", "base", "form"), tag
+        assert tag != "script" or "src" not in attributes
+        for name in ("src", "href", "srcset", "data", "poster", "action"):
+            assert (attributes.get(name) or "data:").startswith("data:"), attributes
+    style = "".join(re.findall(r"<style>(.*?)</style>", page, flags=re.DOTALL))
+    assert "url(" not in style
+    assert "@import" not in style
+    assert "https://example.invalid/x.png" not in {attributes.get("src") for _, attributes in tags.found}
+
+
+def test_texts_of_the_data_stay_texts(page: str) -> None:
+    assert "<script>window.evil" not in page
+    assert html.escape(NASTY) in page
+
+
+def test_the_page_is_of_moderate_size() -> None:
+    large = recording(lengths=(900, 500), images=False)
+    assert len(to_html(inspect(large))) < 1_500_000
+
+
+def test_steps_have_the_reward_so_far_also_where_some_are_left_out() -> None:
+    stream = recording(lengths=(40, 25, 2500))
+    table = pa.Table.from_batches(list(stream))
+    data = json.loads(re.findall(r'id="steps">(.*?)</script>', to_html(inspect(stream)))[0])
+    assert len(data) >= 2
+    starts = {40: 0, 25: 41, 2500: 67}
+    for episode in data:
+        first = starts[episode["transitions"]]
+        rewards = table.column("reward").to_numpy()[first : first + episode["transitions"] + 1]
+        sums = np.cumsum(rewards)
+        assert episode["places"][-1] == episode["transitions"]
+        assert episode["sums"] == pytest.approx(sums[episode["places"]], abs=1e-3)
+        assert len(episode["steps"]) == len(episode["images"]["observation_image"]) == len(episode["places"])
+
+
+def test_pictures_of_all_shapes() -> None:
+    grey = np.arange(30, dtype=np.uint8).reshape(5, 6)
+    stack = np.stack([grey, grey + 1, grey + 2, grey + 3], axis=2)
+    plain = thumbnail(grey.tolist())
+    assert plain == thumbnail(grey[:, :, None].tolist())
+    assert thumbnail(stack.tolist()) == thumbnail((grey + 3).tolist())
+    assert thumbnail(np.moveaxis(stack, 2, 0).tolist()) == thumbnail((grey + 3).tolist())
+    assert thumbnail({"bytes": png(grey[:, :, None]), "path": None}) == plain
+    assert thumbnail({"bytes": None, "path": "/etc/hostname"}) is None
+    assert thumbnail({"bytes": b"no picture", "path": None}) is None
+    large = thumbnail(np.zeros((1000, 700, 3), np.uint8).tolist())
+    assert large is not None
+    assert len(large) < 2000
+
+
+def test_our_png_is_what_pillow_reads() -> None:
+    image_module = pytest.importorskip("PIL.Image")
+    import io
+
+    rng = np.random.default_rng(1)
+    for channels in (1, 3, 4):
+        pixels = rng.integers(0, 256, (7, 9, channels), dtype=np.uint8)
+        read = np.asarray(image_module.open(io.BytesIO(png(pixels))))
+        assert np.array_equal(read.reshape(pixels.shape), pixels)
+
+
+# ---------------------------------------------------------------------- in a browser
+
+# The page stands in a frame as wide as a screen; the script around it looks at it, uses it, and writes down what it
+# found, for `--dump-dom` to print.
+HARNESS = """<!doctype html><body style="margin:0"><iframe id="f" style="border:0;width:WIDTHpx;height:900px"></iframe>
+<pre id="found">nothing</pre><script>
+const frame = document.getElementById("f"), page = PAGE, found = {errors: []};
+frame.srcdoc = page;
+frame.onload = async () => {
+  const win = frame.contentWindow, doc = frame.contentDocument, get = id => doc.getElementById(id);
+  win.onerror = message => found.errors.push(String(message));
+  const wait = ms => new Promise(done => setTimeout(done, ms));
+  try {
+    await Promise.all([...doc.images].map(image => image.decode()));
+    found.evil = win.evil === 1;
+    found.width = doc.documentElement.clientWidth;
+    found.scroll = doc.documentElement.scrollWidth;
+    found.sections = [...doc.querySelectorAll("section")].map(section => section.id);
+    found.heights = [...doc.querySelectorAll("section")].map(section => section.getBoundingClientRect().height);
+    found.outside = [...doc.querySelectorAll("main *, header *")].filter(item => !item.closest(".scroll, .strip, #steps")
+      && item.getBoundingClientRect().right > found.width + 1).map(item => item.tagName + "#" + item.id);
+    found.letters = [...doc.querySelectorAll("svg")].filter(svg => svg.querySelector("text")).map(svg =>
+      12 * svg.getBoundingClientRect().width / svg.viewBox.baseVal.width);
+    found.buttons = [...doc.querySelectorAll("button")].map(button => button.getBoundingClientRect().height);
+    found.images = [...doc.images].map(image => image.naturalWidth);
+    found.bars = doc.querySelectorAll("svg .bar").length;
+    const facts = () => get("facts").textContent;
+    const where = () => get("where").textContent;
+    found.first = [where(), facts()];
+    get("next").click(); get("next").click(); get("back").click();
+    found.second = [where(), facts()];
+    get("slide").value = get("slide").max; get("slide").dispatchEvent(new Event("input"));
+    found.last = [where(), get("trace").textContent];
+    get("pick").value = "1"; get("pick").dispatchEvent(new Event("change"));
+    found.other = where();
+    get("play").click(); found.playing = get("play").textContent;
+    await wait(450);
+    get("play").click(); found.played = where();
+    found.vector = get("values") ? get("values").querySelectorAll(".bar").length : 0;
+    found.frames = get("frames").querySelectorAll("img").length;
+    found.loaded = win.performance.getEntriesByType("resource").map(one => one.name)
+      .filter(name => !name.startsWith("data:"));
+  } catch (error) { found.errors.push(String(error)); }
+  document.getElementById("found").textContent = JSON.stringify(found);
+};
+</script></body>"""
+
+
+@pytest.mark.skipif(BROWSER is None, reason="no Chromium on this machine")
+@pytest.mark.parametrize(
+    ("width", "images", "continuous"), [(1280, True, False), (390, True, False), (390, False, True)]
+)
+def test_a_browser_shows_it_and_steps_through(width: int, images: bool, continuous: bool, tmp_path: Path) -> None:
+    page = to_html(inspect(recording(images=images, continuous=continuous)))
+    inside = json.dumps(page).replace("<", "\\u003c")
+    outer = tmp_path / "outer.html"
+    outer.write_text(HARNESS.replace("WIDTH", str(width)).replace("PAGE", inside), encoding="utf-8")
+    done = subprocess.run(
+        [
+            str(BROWSER),
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            f"--user-data-dir={tmp_path / 'profile'}",
+            "--window-size=1400,1000",
+            "--virtual-time-budget=20000",
+            "--dump-dom",
+            outer.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    match = re.search(r'<pre id="found">(\{.*?\})</pre>', done.stdout, flags=re.DOTALL)
+    assert match, done.stderr[-2000:]
+    found = json.loads(html.unescape(match[1]))
+    assert found["errors"] == []
+    assert not found["evil"]
+    assert found["loaded"] == []
+    wanted = ["findings", "episodes", "ranges", *(["images"] if images else []), "player", "columns"]
+    assert found["sections"] == wanted
+    assert min(found["heights"]) > 40
+    # Nothing sticks out to the right: the page does not scroll sideways.
+    assert found["scroll"] <= found["width"] <= width
+    assert found["outside"] == []
+    assert min(found["letters"]) >= 9
+    assert min(found["buttons"]) >= 40
+    assert found["bars"] > 20
+    assert min(found["images"], default=1) > 0
+    assert len(found["images"]) > (10 if images else -1)
+    assert found["first"][0] == "step 0 of 40"
+    assert found["second"][0] == "step 1 of 40"
+    assert found["first"][1] != found["second"][1]
+    assert found["last"][0] == "step 40 of 40"
+    assert found["last"][1].startswith("reward so far: ")
+    assert found["other"].startswith("step 0 of ")
+    assert found["playing"] == "Stop"
+    assert found["played"] != found["other"]
+    assert found["vector"] == 12
+    assert found["frames"] == images
