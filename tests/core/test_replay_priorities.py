@@ -1,0 +1,412 @@
+"""Sum trees and prioritised samplers against sums and loops in plain Python."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mouse_core import ConfigError, DataError, StateError
+from mouse_core.randomness import Key, Purpose
+from mouse_core.replay._sum_tree import SumTree
+from mouse_core.replay.array_storage import ArrayStorage
+from mouse_core.replay.buffer import ReplayBuffer
+from mouse_core.replay.prioritized_slices import PrioritizedSliceSampler
+from mouse_core.replay.priorities import LinearSchedule, PrioritizedSampler
+from tests.core.statistics import check_frequencies
+
+
+def key(number: int, seed: int = 5) -> Key:
+    return Key(seed, Purpose.REPLAY, number)
+
+
+# ---------------------------------------------------------------------- the tree
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    size=st.sampled_from([1, 2, 15, 16, 17, 4096, 4097, 70_000]),
+    seed=st.integers(0, 2**32 - 1),
+    steps=st.integers(1, 5),
+)
+def test_a_tree_is_the_sum_of_its_weights(size: int, seed: int, steps: int) -> None:
+    rng = np.random.default_rng(seed)
+    tree, weights = SumTree(size), np.zeros(size)
+    assert tree.total == 0.0
+    assert tree.smallest == math.inf
+    for _ in range(steps):
+        kind = rng.integers(3)
+        if kind == 0:
+            n = int(rng.integers(1, 40)) if rng.integers(2) else size
+            numbers = rng.integers(0, size, n)
+            values = rng.random(n) * (rng.random(n) < 0.8)
+            tree.set(numbers, values)
+            for number, value in zip(numbers.tolist(), values.tolist(), strict=True):
+                weights[number] = value  # of a number that comes twice the last
+        elif kind == 1:
+            begin, end = sorted(rng.integers(0, size + 1, 2).tolist())
+            tree.fill(begin, end, 0.25)
+            weights[begin:end] = 0.25
+        else:
+            weights = rng.random(size) * (rng.random(size) < 0.5)
+            n = int(rng.integers(1, size + 1))
+            weights[n:] = 0.0
+            tree.assign(weights[:n].copy())
+        np.testing.assert_array_equal(tree.weights, weights)
+        assert tree.total == pytest.approx(weights.sum(), rel=1e-12, abs=0)
+        positive = weights[weights > 0]
+        assert tree.smallest == (positive.min() if len(positive) else math.inf)
+        if not len(positive):
+            continue
+        uniform = np.concatenate([rng.random(50), [0.0, 1 - 2**-53]])
+        drawn = tree.draw(uniform)
+        assert (weights[drawn] > 0).all()
+        # Where the running sum passes what was asked for, but for rounding.
+        running = np.cumsum(weights)
+        wanted = uniform * running[-1]
+        slack = 1e-12 * running[-1]
+        assert (running[drawn] >= wanted - slack).all()
+        assert (running[drawn] - weights[drawn] <= wanted + slack).all()
+        # Made anew it is the same to the bit, and so are its draws.
+        again = SumTree(size)
+        again.assign(weights)
+        assert again.total == tree.total
+        np.testing.assert_array_equal(again.draw(uniform), drawn)
+
+
+def test_sums_do_not_drift() -> None:
+    tree, rng = SumTree(20_000), np.random.default_rng(0)
+    for _ in range(300):
+        tree.set(rng.integers(0, 20_000, 64), 10.0 ** rng.uniform(-12, 12, 64))
+    tree.set(np.arange(20_000), np.full(20_000, 0.5))
+    assert tree.total == 10_000.0
+    assert tree.smallest == 0.5
+
+
+def test_zero_is_never_drawn() -> None:
+    """Also at the ends of the tree and of its nodes, wherever rounding may lead."""
+    weights = np.zeros(70_000)
+    weights[[17, 4095, 4096, 69_000]] = [1e-300, 1.0, 1e300, 3.0]
+    tree = SumTree(len(weights))
+    tree.assign(weights)
+    uniform = np.concatenate([np.linspace(0, 1, 5000, endpoint=False), [1 - 2**-53, 2**-53, 1e-320]])
+    assert set(tree.draw(uniform).tolist()) <= {17, 4095, 4096, 69_000}
+    assert tree.smallest == 1e-300
+
+
+# ---------------------------------------------------------------------- the sampler
+
+
+class Model:
+    """Priorities in a list, as the documentation says."""
+
+    def __init__(self, capacity: int, alpha: float, eps: float) -> None:
+        self.capacity, self.alpha, self.eps = capacity, alpha, eps
+        self.largest, self.written = 1.0, 0
+        self.priorities: dict[int, float] = {}
+
+    def write(self, n: int) -> None:
+        for _ in range(n):
+            self.priorities[self.written % self.capacity] = self.largest
+            self.written += 1
+
+    def change(self, slots: list[int]) -> None:
+        for slot in slots:
+            self.priorities[slot] = self.largest
+
+    def update(self, slots: list[int], values: list[float]) -> None:
+        for slot, value in zip(slots, values, strict=True):
+            self.priorities[slot] = value
+        self.largest = max(self.largest, *values)
+
+    def weights(self) -> np.ndarray[Any, Any]:
+        return np.array([(self.priorities[slot] + self.eps) ** self.alpha for slot in range(len(self.priorities))])
+
+
+def rows_of(first: int, n: int) -> dict[str, Any]:
+    return {"row": np.arange(first, first + n), "done": np.arange(first, first + n) % 7 == 6}
+
+
+def weights_in(buffer: ReplayBuffer) -> np.ndarray[Any, Any]:
+    buffer.stats()  # the sampler hears of single rows with the next call that needs it
+    sampler: Any = buffer.sampler
+    return np.asarray(sampler.weights_at(buffer.storage, np.arange(len(buffer))))
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data(), capacity=st.integers(1, 50), alpha=st.sampled_from([0.0, 0.6, 1.0, 2.0]))
+def test_priorities_are_those_of_a_list(data: st.DataObject, capacity: int, alpha: float) -> None:
+    def make() -> ReplayBuffer:
+        return ReplayBuffer(ArrayStorage(capacity), PrioritizedSampler(alpha, 0.5, 1e-3), batch_size=6, seed=3)
+
+    buffer, model = make(), Model(capacity, alpha, 1e-3)
+    for _ in range(data.draw(st.integers(1, 10))):
+        rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+        step = data.draw(st.sampled_from(["add", "extend", "update", "change", "restore", "refused", "empty"]))
+        if step == "add" or not model.written:
+            buffer.add({name: values[0] for name, values in rows_of(model.written, 1).items()})
+            model.write(1)
+        elif step == "extend":
+            n = int(rng.integers(1, 2 * capacity + 2))
+            buffer.extend(rows_of(model.written, n))
+            model.write(n)
+        elif step == "update":
+            slots = rng.integers(0, len(buffer), 8)
+            values = np.round(rng.exponential(size=8), 2) * rng.choice([1, 10])
+            buffer.update_priority(slots, values)
+            model.update(slots.tolist(), values.tolist())
+        elif step == "change":
+            slot = int(rng.integers(0, len(buffer)))
+            buffer[slot] = {name: values[0] for name, values in rows_of(0, 1).items()}
+            model.change([slot])
+        elif step == "restore":
+            state = buffer.state_dict()
+            buffer = make()
+            buffer.load_state_dict(state)
+        elif step == "refused":
+            for index, value, error in (
+                ([0, 0], [1.0, -1.0], DataError),
+                ([0, 0], [1.0, np.nan], DataError),
+                ([0, 0], [np.inf, 1.0], DataError),
+                ([0, len(buffer)], [5.0, 5.0], IndexError),
+                ([-1, 0], [5.0, 5.0], IndexError),
+                ([0, 0], [5.0, 5.0, 5.0], ConfigError),
+            ):
+                with pytest.raises(error, match="expected"):
+                    buffer.update_priority(np.array(index), np.array(value))
+        else:
+            buffer.empty()
+            model = Model(capacity, alpha, 1e-3)
+            continue
+        expected = model.weights()
+        np.testing.assert_allclose(weights_in(buffer), expected, rtol=1e-14)
+        assert buffer.sampler.max_priority == model.largest  # type: ignore[attr-defined]
+        batch = buffer.sample()
+        chosen = batch["index"]
+        assert batch["priority_weight"].dtype == np.float32
+        np.testing.assert_allclose(
+            batch["priority_weight"], (expected[chosen] / expected.min()) ** -0.5, rtol=1e-6, atol=0
+        )
+
+
+def test_rows_come_in_proportion() -> None:
+    sampler = PrioritizedSampler(alpha=0.7, beta=0.4, eps=0.01)
+    buffer = ReplayBuffer(ArrayStorage(40), sampler, batch_size=500, seed=11)
+    buffer.extend(rows_of(0, 55))
+    priorities = np.linspace(0.0, 4.0, 40)
+    buffer.update_priority(np.arange(40), priorities)
+    drawn = np.concatenate([buffer.sample()["index"] for _ in range(100)])
+    weights = (priorities + 0.01) ** 0.7
+    check_frequencies(np.bincount(drawn, minlength=40), weights / weights.sum())
+
+
+def test_draws_depend_on_seed_and_number_alone() -> None:
+    streams = []
+    for seed in (1, 1, 2):
+        buffer = ReplayBuffer(ArrayStorage(100), PrioritizedSampler(), batch_size=16, seed=seed)
+        buffer.extend(rows_of(0, 100))
+        streams.append([buffer.sample()["index"].tolist() for _ in range(3)])
+    assert streams[0] == streams[1] != streams[2]
+    assert len({tuple(batch) for batch in streams[0]}) == 3
+
+
+def test_the_stream_never_changes() -> None:
+    sampler = PrioritizedSampler(alpha=0.6, beta=0.4)
+    buffer = ReplayBuffer(ArrayStorage(10_000), sampler, batch_size=6, seed=7)
+    buffer.extend(rows_of(0, 12_000))
+    buffer.update_priority(np.arange(0, 10_000, 3), np.arange(0, 10_000, 3) % 11 + 0.5)
+    found = [buffer.sample() for _ in range(2)]
+    assert [batch["index"].tolist() for batch in found] == GOLDEN_ROWS
+    np.testing.assert_allclose(found[0]["priority_weight"], GOLDEN_WEIGHTS, rtol=1e-6)
+
+
+GOLDEN_ROWS = [[5518, 209, 9133, 8433, 6015, 2909], [5742, 5950, 921, 8390, 8457, 3606]]
+GOLDEN_WEIGHTS = [0.8467453, 0.8467453, 0.8467453, 0.5220813, 0.4932864, 0.8467453]
+
+
+def test_beta_follows_a_schedule() -> None:
+    sampler = PrioritizedSampler(alpha=1.0, beta=LinearSchedule(0.0, 1.0, samples=4), eps=0.0)
+    buffer = ReplayBuffer(ArrayStorage(2), sampler, batch_size=8, seed=0)
+    buffer.extend(rows_of(0, 2))
+    buffer.update_priority(np.array([0, 1]), np.array([1.0, 4.0]))
+    for beta in (0.0, 0.25, 0.5, 0.75, 1.0, 1.0):
+        batch = buffer.sample()
+        expected = np.where(batch["index"] == 0, 1.0, 4.0) ** -beta
+        np.testing.assert_allclose(batch["priority_weight"], expected, rtol=1e-6)
+    sampler.beta = 0.5
+    batch = buffer.sample()
+    np.testing.assert_allclose(batch["priority_weight"], np.where(batch["index"] == 0, 1.0, 0.5), rtol=1e-6)
+    sampler.beta = lambda sample: -1.0
+    with pytest.raises(ConfigError, match="beta: expected a finite number from 0"):
+        buffer.sample()
+
+
+def test_a_priority_of_nothing_at_all_is_never_drawn() -> None:
+    buffer = ReplayBuffer(ArrayStorage(3), PrioritizedSampler(alpha=1.0, beta=1.0, eps=0.0), batch_size=50)
+    buffer.extend(rows_of(0, 3))
+    buffer.update_priority(np.arange(3), np.array([0.0, 2.0, 4.0]))
+    batch = buffer.sample()
+    assert set(batch["index"].tolist()) == {1, 2}
+    np.testing.assert_allclose(batch["priority_weight"], np.where(batch["index"] == 1, 1.0, 0.5))
+    buffer.update_priority(np.arange(3), np.zeros(3))
+    with pytest.raises(ConfigError, match="priority above 0"):
+        buffer.sample()
+
+
+def test_what_is_wrong_is_refused() -> None:
+    for options in ({"alpha": -1}, {"beta": -0.1}, {"eps": np.nan}, {"alpha": "high"}, {"beta": np.inf}):
+        with pytest.raises(ConfigError, match="expected a finite number from 0"):
+            PrioritizedSampler(**options)
+    for arguments in ((0.0, np.inf, 3), (0.0, 1.0, 0)):
+        with pytest.raises(ConfigError, match="LinearSchedule: expected"):
+            LinearSchedule(*arguments)
+    buffer = ReplayBuffer(ArrayStorage(8), PrioritizedSampler(), batch_size=2)
+    with pytest.raises(ConfigError, match="found an empty buffer"):
+        buffer.sample()
+    buffer.extend(rows_of(0, 8))
+    sampler: Any = buffer.sampler
+    state = sampler.state_dict()
+    before = weights_in(buffer)
+    for change in (
+        {"weights": np.array([-1.0])},
+        {"weights": np.zeros((2, 2))},
+        {"max_priority": np.nan},
+        {"begin": 9},
+        {"end": -1},
+        {"config": "PrioritizedSampler(alpha=0.5, beta=a number, eps=1e-08)"},
+        {"more": 1},
+    ):
+        with pytest.raises(StateError, match="sampler: expected"):
+            sampler.load_state_dict({**state, **change})
+        np.testing.assert_array_equal(weights_in(buffer), before)
+    with pytest.raises(StateError, match="sampler: expected"):
+        sampler.load_state_dict({})
+
+
+# ---------------------------------------------------------------------- slices
+
+
+def starts_by_looking(ends: list[bool], begin: int, length: int, strict: bool) -> set[int]:
+    """The rows from ``begin`` on at which slices begin."""
+    found, first = set(), begin
+    for row in range(begin, len(ends)):
+        if ends[row] or row + 1 == len(ends):
+            found |= set(range(first, row + 2 - length))
+            found |= set() if strict else {first}
+            first = row + 1
+    return found
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    data=st.data(), capacity=st.integers(4, 40), length=st.integers(1, 5), strict=st.booleans(), envs=st.integers(1, 2)
+)
+def test_slices_begin_where_whole_ones_fit(
+    data: st.DataObject, capacity: int, length: int, strict: bool, envs: int
+) -> None:
+    def make() -> tuple[ReplayBuffer, PrioritizedSliceSampler]:
+        sampler = PrioritizedSliceSampler(
+            1.0, 1.0, 0.0, slice_len=length, end_key="done", strict_length=strict, pad=not strict
+        )
+        storage = ArrayStorage(capacity * envs, ndim=envs)
+        return ReplayBuffer(storage, sampler, batch_size=length * 4, seed=2), sampler
+
+    buffer, sampler = make()
+    ends: list[list[bool]] = [[] for _ in range(envs)]
+    priorities: dict[int, float] = {}
+    for _ in range(data.draw(st.integers(1, 7))):
+        rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+        step = data.draw(st.sampled_from(["extend", "extend", "update", "flag", "restore"]))
+        now = len(ends[0])
+        if step == "extend" or not now:
+            n = int(rng.integers(1, capacity + 1))
+            flags = rng.random((n, envs)) < 0.2
+            rows = np.arange(now, now + n)
+            buffer.extend(
+                {"row": np.repeat(rows[:, None], envs, 1), "done": flags}
+                if envs > 1
+                else {"row": rows, "done": flags[:, 0]}
+            )
+            for env in range(envs):
+                ends[env] += flags[:, env].tolist()
+            for row in rows.tolist():
+                for env in range(envs):
+                    priorities[row % capacity * envs + env] = sampler.max_priority
+        elif step == "update":
+            slots = rng.integers(0, len(buffer), 5)
+            values = rng.random(5) + 0.1
+            buffer.update_priority(slots, values)
+            priorities |= dict(zip(slots.tolist(), values.tolist(), strict=True))
+        elif step == "flag":
+            row = int(rng.integers(max(0, now - capacity), now))
+            slot = row % capacity * envs
+            ends[0][row] = not ends[0][row]
+            buffer[slot] = {"row": row, "done": ends[0][row]}
+            priorities[slot] = sampler.max_priority
+        else:
+            state = buffer.state_dict()
+            buffer, sampler = make()
+            buffer.load_state_dict(state)
+        begin = max(0, len(ends[0]) - capacity)
+        starts = {
+            row % capacity * envs + env
+            for env in range(envs)
+            for row in starts_by_looking(ends[env], begin, length, strict)
+        }
+        if not starts:
+            with pytest.raises(ConfigError, match=f"an episode of at least {length} steps"):
+                buffer.sample()
+            continue
+        batch = buffer.sample()
+        assert batch["index"].shape == batch["priority_weight"].shape == batch["traj_id"].shape == (4, length)
+        tree: Any = sampler._tree
+        expected = np.array([priorities[slot] if slot in starts else 0.0 for slot in range(len(buffer))])
+        np.testing.assert_array_equal(tree.weights[: len(buffer)], expected)
+        chosen = batch["index"][:, 0]
+        lowest = expected[expected > 0].min()
+        np.testing.assert_allclose(batch["priority_weight"][:, 0], lowest / expected[chosen], rtol=1e-6)
+        for number in range(4):
+            there = batch["mask"][number] if not strict else np.ones(length, bool)
+            rows = batch["row"][number][there]
+            env = int(chosen[number]) % envs
+            assert rows.tolist() == list(range(rows[0], rows[0] + len(rows)))
+            assert not any(ends[env][row] for row in rows.tolist()[:-1])
+            assert len(rows) == length or (ends[env][rows[-1]] or rows[-1] + 1 == len(ends[env]))
+
+
+def test_slices_come_in_proportion_to_their_first_rows() -> None:
+    sampler = PrioritizedSliceSampler(alpha=1.0, beta=0.0, eps=0.0, slice_len=3, end_key="done")
+    buffer = ReplayBuffer(ArrayStorage(28), sampler, batch_size=1500, seed=4)
+    buffer.extend(rows_of(0, 28))
+    priorities = np.arange(28) % 5 + 1.0
+    buffer.update_priority(np.arange(28), priorities)
+    drawn = np.concatenate([buffer.sample()["index"][:, 0] for _ in range(40)])
+    weights = np.where(np.arange(28) % 7 <= 4, priorities, 0.0)
+    check_frequencies(np.bincount(drawn, minlength=28), weights / weights.sum())
+
+
+def test_a_slice_takes_one_priority_or_one_for_each_row() -> None:
+    sampler = PrioritizedSliceSampler(alpha=1.0, beta=0.0, eps=0.0, slice_len=3, end_key="done")
+    buffer = ReplayBuffer(ArrayStorage(28), sampler, batch_size=6, seed=4)
+    buffer.extend(rows_of(0, 28))
+    index = np.array([[0, 1, 2], [7, 8, 9]])
+    buffer.update_priority(index, np.array([2.0, 3.0]))
+    weights = sampler._rows.weights_at(buffer.storage, index)
+    assert weights.tolist() == [[2.0] * 3, [3.0] * 3]
+    buffer.update_priority(index, np.arange(6.0).reshape(2, 3))
+    assert sampler._rows.weights_at(buffer.storage, index).tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+
+
+def test_a_span_over_the_begin_is_refused() -> None:
+    with pytest.raises(ConfigError, match="span: expected False over the begin"):
+        PrioritizedSliceSampler(slice_len=3, span=True)
+    sampler = PrioritizedSliceSampler(1.0, 0.0, 0.0, slice_len=3, end_key="done", span=(False, True), pad=True)
+    buffer = ReplayBuffer(ArrayStorage(7), sampler, batch_size=300)
+    buffer.extend(rows_of(0, 7))
+    batch = buffer.sample()
+    assert set(batch["index"][:, 0].tolist()) == set(range(7))
+    assert batch["mask"].sum(axis=1).tolist() == np.minimum(3, 7 - batch["index"][:, 0]).tolist()
