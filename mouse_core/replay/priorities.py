@@ -70,8 +70,8 @@ class Priorities:
         """
         weights: Floats = (priority + self.eps) ** self.alpha
         # NaN fails every comparison, and comes through the minimum and the maximum.
-        if not (priority.size == 0 or (priority.min() >= 0 and weights.max() < np.inf)):
-            wrong = ~((priority >= 0) & (weights < np.inf))
+        if priority.size and not (priority.min() >= 0 and priority.max() < np.inf and weights.max() < np.inf):
+            wrong = ~((priority >= 0) & (priority < np.inf) & (weights < np.inf))
             place = np.unravel_index(int(wrong.argmax()), wrong.shape)
             where = list(map(int, place))
             raise DataError(

@@ -15,8 +15,8 @@ from mouse_core.randomness import Key, Purpose
 from mouse_core.replay._sum_tree import SumTree
 from mouse_core.replay.array_storage import ArrayStorage
 from mouse_core.replay.buffer import ReplayBuffer
-from mouse_core.replay.prioritized_slices import PrioritizedSliceSampler
 from mouse_core.replay.priorities import LinearSchedule, PrioritizedSampler
+from mouse_core.replay.prioritized_slices import PrioritizedSliceSampler
 from tests.core.statistics import check_frequencies
 
 
