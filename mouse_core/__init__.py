@@ -18,6 +18,7 @@ from mouse_core.errors import (
     MouseError,
     SchemaError,
     StateError,
+    StorageError,
     WorkerError,
 )
 from mouse_core.prefetch import PrefetchBatchifier
@@ -46,6 +47,7 @@ __all__ = [
     "Snapshot",
     "Spec",
     "StateError",
+    "StorageError",
     "TokenAugmenter",
     "WorkerError",
 ]

@@ -38,6 +38,7 @@ class Purpose(IntEnum):
     AUGMENT = 3
     REPLAY = 4
     ROLLOUTS = 5
+    GROUPS = 6
 
 
 def check_seed(seed: object) -> int:

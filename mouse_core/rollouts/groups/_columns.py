@@ -1,0 +1,207 @@
+"""Rollouts and examples as Arrow tables, and back. One row is one rollout, or one example."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import chain, pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mouse_core.errors import DataError
+from mouse_core.rollouts.groups._metadata import NODE, Node, decode, encode
+from mouse_core.rollouts.groups.types import RLExample, RolloutRecord, Turn
+
+
+def _field(name: str, kind: pa.DataType, nullable: bool = False) -> pa.Field:
+    return pa.field(name, kind, nullable=nullable)
+
+
+_TOKENS = pa.list_(_field("element", pa.int32()))
+_FLOATS = pa.list_(_field("element", pa.float32()))
+_METADATA = pa.list_(_field("element", NODE))
+_TURN = pa.struct(
+    [
+        _field("message", pa.string()),
+        _field("role", pa.string()),
+        _field("tokens", _TOKENS),
+        _field("logprobs", _FLOATS, nullable=True),
+        _field("reward", pa.float64(), nullable=True),
+        _field("metadata", _METADATA),
+    ]
+)
+ROLLOUTS = pa.schema(
+    [
+        _field("environment", pa.string()),
+        _field("example_id", pa.string()),
+        _field("policy_version", pa.string()),
+        _field("rollout_uid", pa.string()),
+        _field("turns", pa.list_(_field("element", _TURN))),
+        _field("reward", pa.float64()),
+        _field("created", pa.float64()),
+        _field("replica_id", pa.string()),
+        _field("metadata", _METADATA),
+    ]
+)
+"""The columns of rollouts."""
+
+EXAMPLES = pa.schema(
+    [
+        _field("rollout_uid", pa.string()),
+        _field("environment", pa.string()),
+        _field("policy_version", pa.string()),
+        _field("tokens", _TOKENS),
+        _field("loss_mask", pa.list_(_field("element", pa.bool_()))),
+        _field("advantage", _FLOATS),
+        _field("generator_log_probs", _FLOATS),
+    ]
+)
+"""The columns of a batch."""
+
+
+def rollouts_to_table(rollouts: Sequence[RolloutRecord]) -> pa.RecordBatch:
+    """Rollouts as columns.
+
+    Raises:
+        DataError: Text that is not Unicode.
+    """
+    turns = list(chain.from_iterable(rollout.turns for rollout in rollouts))
+    try:
+        turn_columns = [
+            pa.array([turn.message for turn in turns], pa.string()),
+            pa.array([turn.role for turn in turns], pa.string()),
+            _lists(_TOKENS, [turn.tokens for turn in turns], np.int32),
+            _lists(_FLOATS, [turn.logprobs for turn in turns], np.float32),
+            pa.array([turn.reward for turn in turns], pa.float64()),
+            _metadata([turn.metadata for turn in turns]),
+        ]
+        turn_rows = pa.StructArray.from_arrays(turn_columns, fields=list(_TURN))
+        columns = [
+            pa.array([rollout.environment for rollout in rollouts], pa.string()),
+            pa.array([rollout.example_id for rollout in rollouts], pa.string()),
+            pa.array([rollout.policy_version for rollout in rollouts], pa.string()),
+            pa.array([rollout.rollout_uid for rollout in rollouts], pa.string()),
+            _nested(ROLLOUTS.field("turns").type, [len(rollout.turns) for rollout in rollouts], turn_rows),
+            pa.array([rollout.reward for rollout in rollouts], pa.float64()),
+            pa.array([rollout.created for rollout in rollouts], pa.float64()),
+            pa.array([rollout.replica_id for rollout in rollouts], pa.string()),
+            _metadata([rollout.metadata for rollout in rollouts]),
+        ]
+    except UnicodeEncodeError as error:
+        raise DataError(f"rollouts: expected text in Unicode, found {error.object!r:.100}") from error
+    return pa.RecordBatch.from_arrays(columns, schema=ROLLOUTS)
+
+
+def _offsets(lengths: Sequence[int]) -> npt.NDArray[np.int32]:
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    if offsets[-1] > np.iinfo(np.int32).max:
+        raise DataError(f"rollouts: expected fewer than 2**31 tokens at once, found {offsets[-1]}")
+    return offsets.astype(np.int32)
+
+
+def _nested(kind: pa.DataType, lengths: Sequence[int], values: pa.Array, missing: Any = None) -> pa.Array:
+    offsets = pa.array(_offsets(lengths))
+    return pa.ListArray.from_arrays(offsets, values, type=kind, mask=missing)
+
+
+def _lists(kind: pa.DataType, arrays: Sequence[npt.NDArray[Any] | None], dtype: Any) -> pa.Array:
+    there = [array for array in arrays if array is not None]
+    values = pa.array(np.concatenate(there) if there else np.zeros(0, dtype), kind.value_type)
+    lengths = [0 if array is None else len(array) for array in arrays]
+    missing = None
+    if len(there) < len(arrays):
+        missing = pa.array([array is None for array in arrays], pa.bool_())
+    return _nested(kind, lengths, values, missing)
+
+
+def _metadata(dicts: Sequence[Any]) -> pa.Array:
+    nodes: list[Node] = []
+    ends = [encode(values, nodes) if values else len(nodes) for values in dicts]
+    columns = list(zip(*nodes, strict=True)) if nodes else [()] * NODE.num_fields
+    rows = pa.StructArray.from_arrays(
+        [pa.array(values, kind.type) for values, kind in zip(columns, NODE, strict=True)], fields=list(NODE)
+    )
+    return _nested(_METADATA, np.diff(ends, prepend=0).tolist(), rows)
+
+
+def table_to_rollouts(table: pa.Table | pa.RecordBatch) -> list[RolloutRecord]:
+    """The rollouts that ``rollouts_to_table`` made columns of; their arrays share the table's memory."""
+    batches = table.to_batches() if isinstance(table, pa.Table) else [table]
+    return [rollout for batch in batches for rollout in _batch_to_rollouts(batch)]
+
+
+def _batch_to_rollouts(batch: pa.RecordBatch) -> list[RolloutRecord]:
+    turns, bounds = _inner(batch.column("turns"))
+    message, role, reward = (turns.field(name).to_pylist() for name in ("message", "role", "reward"))
+    tokens, logprobs = _arrays(turns.field("tokens")), _arrays(turns.field("logprobs"))
+    metadata = _dicts(turns.field("metadata"))
+    made = [Turn(*values) for values in zip(message, role, tokens, logprobs, reward, metadata, strict=True)]
+    plain = {name: batch.column(name).to_pylist() for name in ROLLOUTS.names if name not in ("turns", "metadata")}
+    whole = _dicts(batch.column("metadata"))
+    return [
+        RolloutRecord(
+            **{name: values[row] for name, values in plain.items()},
+            turns=tuple(made[bounds[row] : bounds[row + 1]]),
+            metadata=whole[row],
+        )
+        for row in range(batch.num_rows)
+    ]
+
+
+def _inner(lists: pa.Array) -> tuple[pa.Array, list[int]]:
+    """What some lists hold, and where each begins in it."""
+    offsets = lists.offsets.to_numpy()
+    begin = int(offsets[0])
+    return lists.values.slice(begin, int(offsets[-1]) - begin), (offsets - begin).tolist()
+
+
+def _arrays(lists: pa.Array) -> list[npt.NDArray[Any] | None]:
+    values, bounds = _inner(lists)
+    flat = values.to_numpy(zero_copy_only=not pa.types.is_boolean(values.type))
+    arrays: list[npt.NDArray[Any] | None] = [flat[a:b] for a, b in pairwise(bounds)]
+    if lists.null_count:
+        for row in np.flatnonzero(lists.is_null().to_numpy(zero_copy_only=False)).tolist():
+            arrays[row] = None
+    return arrays
+
+
+def _dicts(lists: pa.Array) -> list[dict[str, Any]]:
+    nodes, bounds = _inner(lists)
+    if not len(nodes):
+        return [{} for _ in range(len(lists))]
+    rows = nodes.to_pylist()
+    return [decode(rows[a:b]) for a, b in pairwise(bounds)]
+
+
+def examples_to_table(examples: Sequence[RLExample]) -> pa.RecordBatch:
+    """Examples as columns."""
+    columns: list[pa.Array] = []
+    dtypes: dict[str, Callable[..., Any]] = {
+        "tokens": np.int32,
+        "loss_mask": np.bool_,
+        "advantage": np.float32,
+        "generator_log_probs": np.float32,
+    }
+    for column in EXAMPLES:
+        values = [getattr(example, column.name) for example in examples]
+        if column.name in dtypes:
+            columns.append(_lists(column.type, values, dtypes[column.name]))
+        else:
+            columns.append(pa.array(values, pa.string()))
+    return pa.RecordBatch.from_arrays(columns, schema=EXAMPLES)
+
+
+def table_to_examples(table: pa.Table) -> list[RLExample]:
+    """The examples that ``examples_to_table`` made columns of."""
+    rows: list[RLExample] = []
+    for batch in table.to_batches():
+        lists = [pa.types.is_list(column.type) for column in batch.schema]
+        values = [
+            _arrays(column) if nested else column.to_pylist()
+            for column, nested in zip(batch.columns, lists, strict=True)
+        ]
+        rows += [RLExample(**dict(zip(EXAMPLES.names, row, strict=True))) for row in zip(*values, strict=True)]
+    return rows

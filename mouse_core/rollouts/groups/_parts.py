@@ -1,0 +1,189 @@
+"""Parquet files of one group or one batch each: encoding, and reading what is certain to be what was written."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.rollouts.groups._columns import ROLLOUTS, table_to_rollouts
+from mouse_core.rollouts.groups._files import folder_name, storing
+from mouse_core.rollouts.groups.types import GroupKey, RolloutRecord
+
+_NUMBER = b"mouse_group_number"
+_NUMBERS = (
+    "turns.list.element.tokens.list.element",
+    "turns.list.element.logprobs.list.element",
+    "tokens.list.element",
+    "advantage.list.element",
+    "generator_log_probs.list.element",
+)
+CODECS = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
+"""How pages can be compressed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is known of a group's file without opening it.
+
+    Args:
+        key: The group.
+        name: The file's name, in the folder of its environment.
+        number: How many groups were sealed before it.
+        uids: Of its rollouts.
+        created: When they were, in seconds since 1970.
+        rewards: What they earned.
+        nbytes: The file's size.
+        checksum: CRC-32 of the file.
+    """
+
+    key: GroupKey
+    name: str
+    number: int
+    uids: tuple[str, ...]
+    created: tuple[float, ...]
+    rewards: tuple[float, ...]
+    nbytes: int
+    checksum: int
+
+    def path(self, root: Path) -> Path:
+        """Where the file is."""
+        return root / folder_name(self.key.environment) / self.name
+
+
+def check_codec(compression: str) -> str:
+    """Return ``compression`` if pages can be compressed so, else raise ConfigError."""
+    if compression not in CODECS or (compression != "none" and not pa.Codec.is_available(compression)):
+        raise ConfigError(f"compression: expected one of {list(CODECS)}, found {compression!r}")
+    return compression
+
+
+def encode_table(rows: pa.RecordBatch, compression: str, metadata: dict[bytes, bytes] | None = None) -> memoryview:
+    """Rows as the content of a Parquet file, with a checksum on every page."""
+    import pyarrow.parquet as pq
+
+    sink = pa.BufferOutputStream()
+    # A file is a few rows: dictionaries and statistics would cost more than they save. The first bytes of numbers
+    # beside each other, then the second ones, and so on, are smaller and twice as fast to compress.
+    with pq.ParquetWriter(
+        sink,
+        rows.schema,
+        compression=compression,
+        write_page_checksum=True,
+        use_dictionary=False,
+        use_byte_stream_split=_numbers(rows.schema),
+        write_statistics=False,
+        store_schema=False,
+    ) as writer:
+        writer.write_batch(rows)
+        if metadata:
+            writer.add_key_value_metadata(metadata)
+    return memoryview(sink.getvalue())
+
+
+def _numbers(schema: pa.Schema) -> list[str]:
+    """The columns of a file that hold arrays of numbers."""
+    return [path for path in _NUMBERS if path.partition(".")[0] in schema.names]
+
+
+def encode_group(rows: pa.RecordBatch, compression: str, number: int) -> memoryview:
+    """The content of a group's file."""
+    return encode_table(rows, compression, {_NUMBER: str(number).encode()})
+
+
+def read_table(path: Path, schema: pa.Schema, checksum: int | None = None, content: bytes | None = None) -> pa.Table:
+    """A file's rows.
+
+    Args:
+        path: The file.
+        schema: The columns it must have.
+        checksum: What the CRC-32 of the file must be, if that is known.
+        content: The file's content, if it has been read.
+
+    Raises:
+        DataError: The file is not what was written.
+        StorageError: It cannot be read.
+    """
+    import pyarrow.parquet as pq
+
+    if content is None:
+        with storing(f"part file {path}"):
+            content = path.read_bytes()
+    if checksum is not None and zlib.crc32(content) != checksum:
+        raise DataError(f"part file {path}: expected it as it was written, found damage (its checksum differs)")
+    try:
+        with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
+            table = file.read(use_threads=False)
+        if not table.schema.equals(schema):
+            # Other tools may have written it anew, with the same columns.
+            table = table.select(schema.names).cast(schema)
+        table.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        raise DataError(f"part file {path}: expected it as it was written, found damage: {error}") from error
+    return table
+
+
+def read_group(part: Part, root: Path) -> list[RolloutRecord]:
+    """A group's rollouts, in the order they have in its file.
+
+    Raises:
+        DataError: The file is not what was written.
+        StorageError: It cannot be read.
+    """
+    return table_to_rollouts(read_table(part.path(root), ROLLOUTS, part.checksum))
+
+
+def find_part(path: Path) -> Part:
+    """What is to be known of a file, from the file.
+
+    Raises:
+        DataError: The file is not one of a group.
+        StorageError: It cannot be read.
+    """
+    with storing(f"part file {path}"):
+        content = path.read_bytes()
+    table = read_table(path, ROLLOUTS, content=content)
+    columns: dict[str, Sequence[Any]] = {
+        name: table.column(name).to_pylist() for name in (*GroupKey._fields, "rollout_uid", "created", "reward")
+    }
+    keys = set(zip(*(columns[name] for name in GroupKey._fields), strict=True))
+    if len(keys) != 1:
+        raise DataError(f"part file {path}: expected the rollouts of one group, found {len(keys)} groups")
+    number = read_metadata(path, content).get(_NUMBER, b"0")
+    return Part(
+        key=GroupKey(*keys.pop()),
+        name=path.name,
+        number=int(number),
+        uids=tuple(columns["rollout_uid"]),
+        created=tuple(columns["created"]),
+        rewards=tuple(columns["reward"]),
+        nbytes=len(content),
+        checksum=zlib.crc32(content),
+    )
+
+
+def read_metadata(path: Path, content: bytes | None = None) -> dict[bytes, bytes]:
+    """What was written with a file's rows.
+
+    Args:
+        path: The file.
+        content: The file's content, if it has been read.
+
+    Raises:
+        DataError: The file is not what was written.
+        StorageError: It cannot be read.
+    """
+    import pyarrow.parquet as pq
+
+    if content is None:
+        with storing(f"part file {path}"):
+            content = path.read_bytes()
+    try:
+        return dict(pq.read_metadata(pa.BufferReader(content)).metadata or {})
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"part file {path}: expected it as it was written, found damage: {error}") from error
