@@ -18,7 +18,7 @@ from mouse_core.snapshot import Snapshot
 
 # Windows of consecutive batches are located together, about so many: the few dozen array operations that it takes
 # cost the same for 32 windows as for 1,024.
-_MOST_WINDOWS = 4096
+_MOST_WINDOWS = 8192
 # Where rows have numbers of their own each step is located, and may be a piece by itself.
 _MOST_NUMBERED_STEPS = 1 << 15
 # The first batch is planned alone, so that it is there soon; a block is so many times as long as the one before.

@@ -78,12 +78,20 @@ class BatchLayout:
                 {"names": list(fields), "formats": formats, "offsets": offsets, "itemsize": self.nbytes}
             )
 
-    def arrays(self, memory: Any, begin: int = 0) -> dict[str, npt.NDArray[Any]]:
-        """The fields as arrays in ``memory`` (a buffer of bytes), from byte ``begin`` on."""
+    def arrays(self, memory: Any) -> dict[str, npt.NDArray[Any]]:
+        """The fields as arrays in ``memory``, a buffer of ``nbytes`` bytes or more."""
+        return self.batches(memory, 1)[0]
+
+    def batches(self, memory: Any, count: int) -> list[dict[str, npt.NDArray[Any]]]:
+        """The same for ``count`` batches that lie one after the other."""
         if self._record is None:
-            return {
-                name: np.ndarray(shape, dtype, memory, begin + offset)
-                for name, (offset, shape, dtype) in self.fields.items()
-            }
-        record: Any = np.ndarray((), self._record, memory, begin)
-        return {name: record[name] for name in self.fields}
+            return [
+                {
+                    name: np.ndarray(shape, dtype, memory, batch * self.nbytes + offset)
+                    for name, (offset, shape, dtype) in self.fields.items()
+                }
+                for batch in range(count)
+            ]
+        record: Any = np.ndarray((count,), self._record, memory)
+        together = [record[name] for name in self.fields]
+        return [dict(zip(self.fields, arrays, strict=True)) for arrays in zip(*together, strict=True)]

@@ -19,6 +19,7 @@ from mouse_core._pool import BatchLayout, MemoryPool
 from mouse_core._windows import Windows
 from mouse_core.augment.config import AugmentTokensConfig
 from mouse_core.augment.stream import stream_augment
+from mouse_core.columns import Column
 from mouse_core.errors import ConfigError, MissingFieldError
 from mouse_core.randomness import check_seed
 from mouse_core.sampling.plan import Plan, Sampler
@@ -258,7 +259,8 @@ class BatchSource:
     def _make_copiers(self, widen: bool) -> _Copiers:
         """What copies the fields that are delivered as they are stored, and those that are converted."""
         dtypes = self._dtypes if widen else self._narrow
-        stored, converted = {}, {}
+        stored: dict[str, tuple[Column, tuple[int, ...]]] = {}
+        converted: dict[str, tuple[Column, tuple[int, ...]]] = {}
         for name, reader in self._readers.items():
             if reader.column.is_plain:
                 chosen = stored if reader.column.kind.dtype == dtypes[name] else converted

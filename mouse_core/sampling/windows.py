@@ -141,7 +141,8 @@ class CyclicWindows:
 
     def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
         """See ``Sampler.starts``."""
-        return self.starts_of_many(seed, index, 1, snapshot, epoch_start)[0]
+        starts: Int64s = self.starts_of_many(seed, index, 1, snapshot, epoch_start)[0]
+        return starts
 
     def starts_of_many(self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
         """See ``ManyStarts.starts_of_many``."""
