@@ -198,7 +198,8 @@ def to_batch(columns: Mapping[str, npt.NDArray[Any]], schema: pa.Schema | None, 
         where: What a message names, usually a file and an episode.
 
     Raises:
-        DataError: Columns of differing lengths, or other columns or types than the schema has.
+        DataError: Columns of differing lengths, or other columns or types than the schema has. Metadata that is missing
+            is null.
     """
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
@@ -206,6 +207,9 @@ def to_batch(columns: Mapping[str, npt.NDArray[Any]], schema: pa.Schema | None, 
     arrays = {name: to_arrow(np.asarray(values), where=f"{where}: column {name!r}") for name, values in columns.items()}
     if schema is None:
         return pa.RecordBatch.from_pydict(arrays)
+    for field in schema:
+        if field.name.startswith("metadata_") and field.name not in arrays:
+            arrays[field.name] = pa.nulls(next(iter(lengths.values()), 0), field.type)
     if set(arrays) != set(schema.names):
         raise DataError(f"{where}: expected columns {schema.names}, found {list(arrays)}")
     for field in schema:

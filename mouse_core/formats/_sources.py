@@ -48,38 +48,47 @@ def row_batches(rows: Any, *, batch_rows: int = BATCH_ROWS) -> Iterator[pa.Recor
         )
 
 
-def episodes_of(rows: Any) -> Iterator[Columns]:
-    """Rows cut into episodes, each as columns ``[n, ...]``; one episode is in memory at a time.
+def pieces_of(rows: Any) -> Iterator[tuple[bool, Columns]]:
+    """Rows cut where episodes begin and where the batches of ``rows`` end.
 
     An episode begins where ``episode_step`` is 0, or, where that column is missing or null, after a row with ``done``.
+
+    Yields:
+        Whether an episode begins with the piece, and its columns ``[n, ...]`` without ``episode_step``.
 
     Raises:
         ConfigError, SchemaError: As ``row_batches``.
         DataError: Values that are null or ragged.
     """
-    held: list[Columns] = []
     ended = True
     for batch in row_batches(rows):
         if not batch.num_rows:
             continue
+        if "done" not in batch.schema.names:
+            raise DataError(f"rows: expected a column 'done', found {batch.schema.names}")
         steps = batch.column("episode_step") if "episode_step" in batch.schema.names else None
         columns = {
             name: from_arrow(array, where=f"column {name!r}")
             for name, array in zip(batch.schema.names, batch.columns, strict=True)
             if name != "episode_step"
         }
-        if "done" not in columns:
-            raise DataError(f"rows: expected a column 'done', found {batch.schema.names}")
         after = np.concatenate([[ended], columns["done"][:-1] != 0])
         begins = after if steps is None else _begins(steps, after)
         ended = bool(columns["done"][-1] != 0)
         edges = [0, *np.flatnonzero(begins).tolist(), batch.num_rows]
         for number, (start, stop) in enumerate(pairwise(edges)):
-            if number and held:
-                yield _joined(held)
-                held = []
             if stop > start:
-                held.append({name: values[start:stop] for name, values in columns.items()})
+                yield number > 0, {name: values[start:stop] for name, values in columns.items()}
+
+
+def episodes_of(rows: Any) -> Iterator[Columns]:
+    """Rows as episodes, one in memory at a time; see ``pieces_of``."""
+    held: list[Columns] = []
+    for begins, columns in pieces_of(rows):
+        if begins and held:
+            yield _joined(held)
+            held = []
+        held.append(columns)
     if held:
         yield _joined(held)
 

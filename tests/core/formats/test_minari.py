@@ -1,0 +1,281 @@
+"""Minari datasets as Minari writes them, compared with what the environment returned; and ours, loaded by Minari."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.formats.minari import is_minari, read_minari, write_minari
+from tests.core.formats.recording import Counting, Episode, check_rows, leaves
+
+minari = pytest.importorskip("minari")
+STORAGES = ("hdf5", "arrow", "parquet")
+LENGTHS = (4, -3, 1, -1, 9, 2)
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    return tmp_path
+
+
+class Logged(gymnasium.Wrapper[Any, Any, Any, Any]):
+    """Keeps a log of its own of what the environment returns."""
+
+    def __init__(self, env: Any) -> None:
+        super().__init__(env)
+        self.logs: list[Episode] = []
+
+    def reset(self, **options: Any) -> Any:
+        observation, info = super().reset(**options)
+        self.logs.append(Episode(observations=[observation], infos=[info]))
+        return observation, info
+
+    def step(self, action: Any) -> Any:
+        observation, reward, terminated, truncated, info = super().step(action)
+        log = self.logs[-1]
+        log.observations.append(observation)
+        log.actions.append(action)
+        log.rewards.append(float(reward))
+        log.terminated.append(terminated)
+        log.truncated.append(truncated)
+        log.infos.append(info)
+        return observation, reward, terminated, truncated, info
+
+
+def collect(
+    name: str, env: Any, *, episodes: int, storage: str = "hdf5", infos: bool = True, jpeg: bool = False
+) -> list[Episode]:
+    """Record a dataset with Minari's own collector."""
+    logged = Logged(env)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        collector = minari.DataCollector(
+            logged, record_infos=infos, data_format=storage, **({} if jpeg else {"jpeg_encoding": False})
+        )
+        collector.action_space.seed(1)
+        for number in range(episodes):
+            collector.reset(seed=number)
+            over = False
+            while not over:
+                _, _, terminated, truncated, _ = collector.step(collector.action_space.sample())
+                over = terminated or truncated
+        collector.create_dataset(dataset_id=name, algorithm_name="random", description="counts")
+        collector.close()
+    return [log for log in logged.logs if log.actions]
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("kind", ["vector", "discrete", "image", "nested"])
+def test_rows_are_what_the_environment_returned(kind: str, storage: str, root: Path) -> None:
+    logs = collect("counting-v0", Counting(LENGTHS, kind), episodes=6, storage=storage)
+    stream = read_minari(root / "counting-v0", batch_rows=5)
+    check_rows(stream.to_table(), logs, infos="metadata_infos", reward_dtype="float64")
+    assert (stream.episodes, stream.rows, stream.format) == (6, 26, "minari")
+    assert stream.metadata["algorithm_name"] == "random"
+    assert stream.metadata["observation_space"]["type"]
+    assert stream.to_table().column("metadata_episode_seed").to_pylist()[:6] == [0] * 5 + [1]
+    for size in (1, 3, 1000):
+        assert read_minari(root / "counting-v0" / "data", batch_rows=size).digest() == stream.digest()
+    assert max(batch.num_rows for batch in stream) <= 5
+    assert is_minari(root / "counting-v0")
+    assert not is_minari(root)
+
+
+@pytest.mark.parametrize("storage", STORAGES)
+def test_a_real_environment(storage: str, root: Path) -> None:
+    env = gymnasium.make("CartPole-v1", max_episode_steps=17)
+    logs = collect("cartpole/random-v3", env, episodes=12, storage=storage, infos=False)
+    assert {log.done for log in logs} == {1, 2}
+    check_rows(read_minari(root / "cartpole" / "random-v3").to_table(), logs)
+
+
+def test_equal_to_minaris_own_reader(root: Path) -> None:
+    collect("counting-v0", Counting(LENGTHS, "nested"), episodes=6)
+    table = read_minari(root / "counting-v0").to_table()
+    begins = np.flatnonzero(table.column("episode_step").to_numpy() == 0).tolist()
+    for episode, start in zip(minari.load_dataset("counting-v0"), begins, strict=True):
+        count = len(episode.rewards)
+        rows = table.slice(start, count + 1)
+        assert rows.column("reward").to_pylist()[1:] == episode.rewards.tolist()
+        angle = np.array(rows.column("observation_arm_angle").to_pylist())
+        assert np.array_equal(angle, episode.observations["arm"]["angle"])
+
+
+def test_pictures_recorded_as_jpeg_are_what_the_file_holds(root: Path) -> None:
+    for storage in STORAGES:
+        collect(f"{storage}-v0", Counting(LENGTHS, "image"), episodes=6, storage=storage, jpeg=True)
+        stream = read_minari(root / f"{storage}-v0", batch_rows=4)
+        assert "JPEG" in stream.notes[0]
+        pixels = np.array(stream.to_table().column("observation_image").to_pylist(), np.uint8)
+        own = np.concatenate([episode.observations for episode in minari.load_dataset(f"{storage}-v0")])
+        assert np.array_equal(pixels, own)
+
+
+def test_arrow_episodes_that_minari_reads_wrong(root: Path) -> None:
+    logs = collect("long-v0", Counting((40_000, 3)), episodes=2, storage="arrow", infos=False)
+    table = read_minari(root / "long-v0").to_table()
+    assert table.num_rows == 40_005
+    observations = np.concatenate([np.stack(log.observations) for log in logs])
+    assert np.array_equal(np.array(table.column("observation").combine_chunks().flatten()).reshape(-1, 3), observations)
+    actions = np.array(table.column("action").combine_chunks().flatten()).reshape(-1, 2)
+    assert np.array_equal(actions[1:40_001], np.stack(logs[0].actions))
+    assert np.flatnonzero(table.column("done").to_numpy()).tolist() == [40_000, 40_004]
+    with pytest.raises(DataError, match="reads longer ones back wrong"):
+        write_minari(table, root / "again-v0", storage="arrow")
+    assert not (root / "again-v0").exists()
+
+
+@pytest.mark.parametrize("storage", ["hdf5", "arrow"])
+@pytest.mark.parametrize("kind", ["vector", "discrete", "image", "nested"])
+def test_minari_loads_what_we_write(kind: str, storage: str, root: Path) -> None:
+    logs = collect("counting-v0", Counting(LENGTHS, kind), episodes=6)
+    rows = read_minari(root / "counting-v0", batch_rows=3)
+    assert write_minari(rows, root / "ours" / f"{kind}-v1", storage=storage) == f"ours/{kind}-v1"
+    loaded = minari.load_dataset(f"ours/{kind}-v1")
+    assert (loaded.total_episodes, loaded.total_steps) == (6, 20)
+    assert f"ours/{kind}-v1" in minari.list_local_datasets()
+    for log, episode in zip(logs, loaded.iterate_episodes(), strict=True):
+        assert episode.rewards.tolist() == log.rewards
+        assert episode.terminations.tolist() == log.terminated
+        assert episode.truncations.tolist() == log.truncated
+        for prefix, found, expected in (
+            ("o", episode.observations, log.observations),
+            ("a", episode.actions, log.actions),
+        ):
+            by_name = leaves(prefix, found)
+            for index, value in enumerate(expected):
+                for name, leaf in leaves(prefix, value).items():
+                    assert np.array_equal(by_name[name][index], leaf), (name, index)
+        assert episode.infos["count"].tolist() == [info["count"] for info in log.infos]
+    observation, action = logs[0].observations[0], logs[0].actions[0]
+    if kind != "nested":
+        assert loaded.observation_space.contains(observation)
+        assert loaded.action_space.contains(action)
+    again = read_minari(root / "ours" / f"{kind}-v1")
+    assert again.digest() == rows.digest()
+
+
+def test_given_spaces_and_metadata(root: Path) -> None:
+    env = Counting(LENGTHS)
+    collect("counting-v0", env, episodes=6)
+    rows = read_minari(root / "counting-v0", infos=False)
+    assert not [name for name in rows.columns if "infos" in name]
+    spec = gymnasium.spec("CartPole-v1")
+    write_minari(
+        rows.to_store(),
+        root / "x",
+        dataset_id="given-v0",
+        observation_space=env.observation_space,
+        action_space=env.action_space,
+        env_spec=spec,
+        metadata={"author": {"me"}, "description": "counts"},
+    )
+    (root / "x").rename(root / "given-v0")
+    loaded = minari.load_dataset("given-v0")
+    assert loaded.observation_space == env.observation_space
+    assert loaded.action_space == env.action_space
+    assert loaded.env_spec.id == "CartPole-v1"
+    assert loaded.storage.metadata["author"] == {"me"}
+
+
+def test_what_cannot_be_written(root: Path) -> None:
+    collect("counting-v0", Counting(LENGTHS), episodes=2)
+    rows = read_minari(root / "counting-v0")
+    with pytest.raises(ConfigError, match="path where nothing is"):
+        write_minari(rows, root / "counting-v0")
+    with pytest.raises(ConfigError, match=r"name-v0, as Minari has it, found 'nameless'"):
+        write_minari(rows, root / "nameless")
+    with pytest.raises(ConfigError, match="expected one of"):
+        write_minari(rows, root / "other-v0", storage="csv")
+    table = rows.to_table()
+    with pytest.raises(DataError, match="found rows that are marked"):
+        write_minari(table.append_column("observation_missing", [[1] * table.num_rows]), root / "other-v0")
+    with pytest.raises(DataError, match="expected rows, found none"):
+        write_minari(table.slice(0, 0), root / "other-v0")
+    assert sorted(path.name for path in root.iterdir()) == ["counting-v0"]
+
+
+def test_infos_that_only_some_episodes_have(root: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    logs = collect("counting-v0", Counting(LENGTHS), episodes=6)
+    with h5py.File(root / "counting-v0" / "data" / "main_data.hdf5", "a") as file:
+        del file["episode_2/infos/count"]
+        file["episode_1/infos/late"] = np.arange(3.0)
+        file["episode_1/poses"] = np.arange(4.0)
+    table = read_minari(root / "counting-v0").to_table()
+    counts = table.column("metadata_infos_count").to_pylist()
+    assert counts[9:11] == [None, None]
+    assert counts[:5] == [info["count"] for info in logs[0].infos]
+    # One value a transition: it came with the observation that the transition led to.
+    assert table.column("metadata_infos_late").to_pylist()[5:9] == [0, 0, 1, 2]
+    assert table.column("metadata_poses").to_pylist()[5:9] == [0, 1, 2, 3]
+
+
+def spoil(root: Path, what: str) -> None:
+    import h5py
+
+    data = root / "counting-v0" / "data"
+    meta = json.loads((data / "metadata.json").read_text())
+    with h5py.File(data / "main_data.hdf5", "a") as file:
+        if what == "a row too few":
+            file["episode_1/observations"].resize(3, axis=0)
+        elif what == "another dtype":
+            del file["episode_1/rewards"]
+            file["episode_1/rewards"] = ["a", "b", "c"]
+        elif what == "another width":
+            del file["episode_1/observations"]
+            file["episode_1/observations"] = np.zeros((4, 5), np.float32)
+        elif what == "no actions":
+            del file["episode_1/actions"]
+        elif what == "no such episode":
+            del file["episode_1"]
+        elif what == "a link outside":
+            file["episode_1/infos/out"] = h5py.ExternalLink("/etc/hostname", "/")
+        elif what == "never written":
+            del file["episode_1/rewards"]
+            file["episode_1"].create_dataset("rewards", (3,), chunks=(3,))
+        elif what == "more than there is":
+            del file["episode_1/rewards"]
+            file["episode_1"].create_dataset("rewards", (10**13,), chunks=(1000,))
+    if what == "metadata":
+        meta["total_episodes"] = 9
+    elif what == "space":
+        meta["observation_space"] = '{"type": "Sphere"}'
+    (data / "metadata.json").write_text(json.dumps(meta) if what != "json" else "{")
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("a row too few", "episode 1.*observations: expected .4. rows"),
+        ("another dtype", "episode 1.*rewards: expected one number a step|episode 1: .*rewards"),
+        ("another width", r"episode 1: observations: expected values of shape \[3\], found \[5\]"),
+        ("no actions", "episode 1: expected .*found no .'actions'"),
+        ("no such episode", "expected episodes 0..1, found 1"),
+        ("a link outside", "expected data inside the file, found a link"),
+        ("never written", "expected 1 chunks for shape"),
+        ("more than there is", "expected 10000000000 chunks"),
+        ("metadata", "expected episodes 0..8, found 2"),
+        ("space", "expected a space of type"),
+        ("json", "metadata.json: cannot be read"),
+    ],
+)
+def test_damage_is_named(what: str, message: str, root: Path) -> None:
+    collect("counting-v0", Counting(LENGTHS), episodes=2)
+    spoil(root, what)
+    with pytest.raises(DataError, match=message) as caught:
+        list(read_minari(root / "counting-v0"))
+    assert str(root / "counting-v0") in str(caught.value)
+
+
+def test_nothing_there(root: Path) -> None:
+    with pytest.raises(ConfigError, match="expected a Minari dataset"):
+        read_minari(root / "none-v0")
