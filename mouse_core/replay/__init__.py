@@ -1,1 +1,68 @@
 """Replay buffers: storages, writers, samplers and transforms that compose."""
+
+from mouse_core.replay.array_storage import ArrayStorage
+from mouse_core.replay.buffer import Drawn, ReplayBuffer
+from mouse_core.replay.ensemble import ReplayBufferEnsemble
+from mouse_core.replay.list_storage import ListStorage
+from mouse_core.replay.priorities import LinearSchedule, PrioritizedSampler
+from mouse_core.replay.prioritized import PrioritizedReplayBuffer
+from mouse_core.replay.prioritized_slices import PrioritizedSliceSampler
+from mouse_core.replay.protocols import Draw, FieldKey, PrioritySampler, Sampler, Storage, Transform, Write, Writer
+from mouse_core.replay.samplers import RandomSampler, SamplerWithoutReplacement
+from mouse_core.replay.slices import SliceSampler, SliceSamplerWithoutReplacement
+from mouse_core.replay.transforms import (
+    Cast,
+    Compose,
+    Exclude,
+    HindsightRelabel,
+    NextView,
+    NStep,
+    OnWrite,
+    RandomCrop,
+    Rename,
+    Resize,
+    ReturnsToGo,
+    Select,
+    ToFloatImage,
+)
+from mouse_core.replay.writers import ImmutableWriter, MaxValueWriter, RoundRobinWriter
+
+__all__ = [
+    "ArrayStorage",
+    "Cast",
+    "Compose",
+    "Draw",
+    "Drawn",
+    "Exclude",
+    "FieldKey",
+    "HindsightRelabel",
+    "ImmutableWriter",
+    "LinearSchedule",
+    "ListStorage",
+    "MaxValueWriter",
+    "NStep",
+    "NextView",
+    "OnWrite",
+    "PrioritizedReplayBuffer",
+    "PrioritizedSampler",
+    "PrioritizedSliceSampler",
+    "PrioritySampler",
+    "RandomCrop",
+    "RandomSampler",
+    "Rename",
+    "ReplayBuffer",
+    "ReplayBufferEnsemble",
+    "Resize",
+    "ReturnsToGo",
+    "RoundRobinWriter",
+    "Sampler",
+    "SamplerWithoutReplacement",
+    "Select",
+    "SliceSampler",
+    "SliceSamplerWithoutReplacement",
+    "Storage",
+    "ToFloatImage",
+    "Transform",
+    "Write",
+    "Writer",
+]

@@ -73,3 +73,41 @@ def state_rows(
                 f"{list(column.shape)}"
             )
     return schema, columns, written
+
+
+def copied(state: Any) -> Any:
+    """Nested dicts with every array copied."""
+    if isinstance(state, Mapping):
+        return {name: copied(value) for name, value in state.items()}
+    return np.array(state) if isinstance(state, np.ndarray) else state
+
+
+def part_of(state: Any, name: str, own: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A part of a state, a dict with the values ``own`` in it.
+
+    Raises:
+        StateError: It is missing, or of something else.
+    """
+    part = state.get(name) if isinstance(state, Mapping) else None
+    if not isinstance(part, Mapping):
+        raise StateError(f"state: expected a dict {name!r}, found {part!r:.80}")
+    for key, value in own.items():
+        if part.get(key) != value:
+            raise StateError(f"state: expected the {name} {key} {value!r} of this buffer, found {part.get(key)!r:.80}")
+    return part
+
+
+def check_numbers(state: Any, own: Mapping[str, Any], names: Sequence[str]) -> dict[str, int]:
+    """The integers ``names`` of a state that has the values ``own``.
+
+    Raises:
+        StateError: One of them is none, or the state is of something else.
+    """
+    part_of({"state": state}, "state", own)
+    numbers = {}
+    for name in names:
+        value = state.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value < 1 << 64:
+            raise StateError(f"state: expected {name} as an integer from 0, found {value!r:.80}")
+        numbers[name] = int(value)
+    return numbers

@@ -13,7 +13,7 @@ from mouse_core.replay._checks import check_max_size, check_ndim, check_put, slo
 from mouse_core.replay._memory import Bytes, RowMemory
 from mouse_core.replay._rows import RowSchema
 from mouse_core.replay._state import rows_state, state_rows
-from mouse_core.replay._trees import find, map_tree, unflatten
+from mouse_core.replay._trees import find, map_tree, stack, unflatten
 from mouse_core.replay.protocols import FieldKey, Slots
 from mouse_core.spec import Alignment, check_alignment
 
@@ -132,6 +132,8 @@ class ArrayStorage:
                 self._written = first + 1
                 self._size = min(self._size + 1, self._capacity)
                 return first, 1
+        if isinstance(rows, list) and not one:
+            rows = stack(rows)
         lead = self._ndim - 1 if one else self._ndim
         schema = RowSchema.of(rows, lead, self._ndim) if self._memory is None else self._memory.schema
         arrays, n = schema.check(rows, lead, self._ndim)
@@ -174,10 +176,17 @@ class ArrayStorage:
         self._check_writable()
         if self._memory is None:
             raise IndexError("storage: expected slots in use, found an empty storage")
-        arrays, n = self._memory.schema.check(rows, 1, 1)
+        arrays, n = self._memory.schema.check(stack(rows) if isinstance(rows, list) and rows else rows, 1, 1)
         check_put(slots, n)
         self._memory.put(slots, arrays)
         self._changes += 1
+
+    def check(self, rows: Any) -> None:
+        """Raise what ``append(rows)`` would, and write nothing."""
+        self._check_writable()
+        rows = stack(rows) if isinstance(rows, list) else rows
+        schema = RowSchema.of(rows, self._ndim, self._ndim) if self._memory is None else self._memory.schema
+        schema.check(rows, self._ndim, self._ndim)
 
     def empty(self) -> None:
         """Forget all rows."""

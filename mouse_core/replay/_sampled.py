@@ -1,0 +1,246 @@
+"""What buffers and ensembles of them have in common: drawing batches by number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+from mouse_core._locks import ProcessLock
+from mouse_core.errors import ConfigError
+from mouse_core.randomness import Key, Purpose, check_seed
+from mouse_core.replay._state import copied
+from mouse_core.replay.checkpoint import read_checkpoint, write_checkpoint
+from mouse_core.replay.protocols import TRANSFORM_CALLS, Draw, Transform
+from mouse_core.replay.transforms.compose import Compose, delivered_alignment
+from mouse_core.spec import Alignment
+
+Collate = Callable[[Sequence[Any]], Any]
+
+
+@dataclass(slots=True)
+class Drawn:
+    """Rows that were drawn and gathered, and are not a batch yet.
+
+    Args:
+        rows: As the storage gave them; of an ensemble, a ``Drawn`` of each member that takes part.
+        draw: What the sampler said; of an ensemble, which member each row is of.
+        key: Names the random numbers of the transforms.
+        written: How many rows had been written when they were drawn.
+        updates: How often priorities had been updated then.
+    """
+
+    rows: Any
+    draw: Draw
+    key: Key
+    written: int
+    updates: int
+
+
+class Sampled:
+    """Batches by number, from a seed.
+
+    Args:
+        transform: What is done to batches: one callable, or several in a list.
+        batch_size: Rows in a batch where ``sample`` is not told.
+        seed: In ``[0, 2**64)``.
+        collate_fn: Makes one batch of parts.
+        alignment: That of the rows before they are transformed.
+
+    Raises:
+        ConfigError: An argument out of range, or a transform that takes rows of another alignment.
+    """
+
+    def __init__(
+        self,
+        transform: Transform | Sequence[Transform] | None,
+        batch_size: int | None,
+        seed: int,
+        collate_fn: Collate | None,
+        alignment: Alignment,
+    ) -> None:
+        transforms = transform if isinstance(transform, list | tuple) else [] if transform is None else [transform]
+        # Composed even where it is one: Compose knows what to do with rows that were read beyond those drawn.
+        self._transform = Compose(*transforms) if transforms else None
+        self._alignment = delivered_alignment(self._transform, alignment)
+        self._batch_size = None if batch_size is None else _check_batch_size(batch_size)
+        self._seed = check_seed(seed)
+        if collate_fn is not None and not callable(collate_fn):
+            raise ConfigError(f"collate_fn: expected a function, found {collate_fn!r}")
+        self._collate = collate_fn
+        self._lock: AbstractContextManager[Any] = ProcessLock()
+        self._samples = 0
+
+    @property
+    def transform(self) -> Transform | None:
+        """What is done to batches."""
+        return self._transform
+
+    @property
+    def batch_size(self) -> int | None:
+        """Rows in a batch where ``sample`` is not told."""
+        return self._batch_size
+
+    @property
+    def seed(self) -> int:
+        """What the draws depend on."""
+        return self._seed
+
+    @property
+    def alignment(self) -> Alignment:
+        """Which transition the action, reward and done of a delivered row belong to."""
+        return self._alignment
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many rows were ever written, and how often priorities were updated."""
+        raise NotImplementedError
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether the last sample was the last of its epoch; never with replacement."""
+        raise NotImplementedError
+
+    def sample(self, batch_size: int | None = None) -> Any:
+        """The next batch.
+
+        Args:
+            batch_size: Rows in it, for slices the steps of all of them together; by default that of the buffer.
+
+        Returns:
+            ``{field: [batch_size, ...]}``, slices as ``[num_slices, slice_len, ...]``, nested as the rows are, in
+            memory that is never written to again; with ``index``, and what the sampler adds (``priority_weight``,
+            ``mask``, ``traj_id``). Rows that are no dict are the field ``data``.
+
+        Raises:
+            ConfigError: No batch size, an empty buffer, or more rows than there are without replacement.
+        """
+        return self.finish(self.draw(batch_size))
+
+    def __iter__(self) -> Iterator[Any]:
+        """Batches of ``batch_size``: of one epoch without replacement, without end otherwise.
+
+        Raises:
+            ConfigError: As ``sample``.
+        """
+        ends = False
+        while not ends:
+            drawn = self.draw(None)
+            ends = self.ran_out
+            yield self.finish(drawn)
+
+    def draw(self, batch_size: int | None = None, *, seed: int | None = None) -> Drawn:
+        """The first half of ``sample``: choose the next batch's rows and gather them, under the lock.
+
+        Args:
+            batch_size: As for ``sample``.
+            seed: Another seed than the buffer's; an ensemble gives each of its members one.
+
+        Raises:
+            ConfigError: As ``sample``.
+        """
+        raise NotImplementedError
+
+    def finish(self, drawn: Drawn) -> Any:
+        """The second half of ``sample``: what ``draw`` gave, as a batch. Any thread may do it, and more than once."""
+        return self._deliver(self.batch_of(drawn))
+
+    def batch_of(self, drawn: Drawn) -> Any:
+        """What ``draw`` gave as a batch, transformed, before it is handed to a framework."""
+        raise NotImplementedError
+
+    def _transformed(self, batch: Any, key: Key) -> Any:
+        if self._transform is None:
+            return batch
+        return self._transform(batch, key.with_call(TRANSFORM_CALLS))
+
+    def _next_key(self, seed: int | None) -> Key:
+        return Key(self._seed if seed is None else seed, Purpose.REPLAY, self._samples)
+
+    def _size(self, batch_size: int | None) -> int:
+        if batch_size is not None:
+            return _check_batch_size(batch_size)
+        if self._batch_size is None:
+            raise ConfigError("batch_size: expected one for the buffer or for this sample, found none")
+        return self._batch_size
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        """All there is: rows, priorities, cursors, and the number of the next sample, as long as the data.
+
+        Nested dicts of plain values and NumPy arrays, copied: what happens later does not show in it.
+        """
+        with self._lock, self._shared():
+            state: dict[str, Any] = copied(self._state())
+            return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on exactly where ``state`` was taken: with its rows, its seed, and the sample that came next there.
+
+        Raises:
+            StateError: The state is of other parts, or damaged; nothing has changed then.
+        """
+        with self._lock, self._shared():
+            self._load(state)
+
+    def dumps(self, path: str | PathLike[str]) -> None:
+        """Save all there is to a file, as long as the data.
+
+        It is written beside ``path`` and renamed, so that a crash or a full disk leaves the file that was there.
+
+        Args:
+            path: A file; or a directory that exists, in which it is called ``replay.mouse``.
+
+        Raises:
+            StorageError: The file cannot be written (also an OSError).
+        """
+        with self._lock, self._shared():
+            write_checkpoint(path, self._state())
+
+    def loads(self, path: str | PathLike[str]) -> None:
+        """Go on exactly where ``dumps`` was called.
+
+        Raises:
+            StateError: The file is damaged, or of other parts; nothing has changed then.
+            StorageError: It cannot be read (also an OSError).
+        """
+        self.load_state_dict(read_checkpoint(path))
+
+    def __len__(self) -> int:
+        """Rows there are."""
+        raise NotImplementedError
+
+    def stats(self) -> dict[str, Any]:
+        """Numbers about what is there and was done."""
+        raise NotImplementedError
+
+    def _state(self) -> dict[str, Any]:
+        raise NotImplementedError
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        raise NotImplementedError
+
+    def _shared(self) -> AbstractContextManager[Any]:
+        """What to hold beside the lock."""
+        return nullcontext()
+
+    # ------------------------------------------------------------------ frameworks
+
+    def _accept(self, rows: Any) -> Any:
+        """Rows of a framework as the storage takes them; for a subclass to override."""
+        return rows
+
+    def _deliver(self, batch: Any) -> Any:
+        """A batch, or rows, as a framework takes them; for a subclass to override."""
+        return batch
+
+
+def _check_batch_size(batch_size: Any) -> int:
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
+        raise ConfigError(f"batch_size: expected an integer from 1, found {batch_size!r}")
+    return int(batch_size)

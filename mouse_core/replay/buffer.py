@@ -1,0 +1,277 @@
+"""ReplayBuffer: a storage, a writer, a sampler and transforms behind one lock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+
+from mouse_core.replay._assembly import assemble, priorities_in, row_of, slots_of
+from mouse_core.replay._dataset_storage import as_storage
+from mouse_core.replay._parts import Parts
+from mouse_core.replay._sampled import Collate, Drawn, Sampled
+from mouse_core.replay._state import check_numbers
+from mouse_core.replay._trees import find, map_tree
+from mouse_core.replay.list_storage import ListStorage
+from mouse_core.replay.protocols import FieldKey, Sampler, Slots, Transform, Writer
+
+__all__ = ["Drawn", "ReplayBuffer"]
+
+
+class ReplayBuffer(Sampled):
+    """Transitions that are written while others are sampled.
+
+    All methods may be called from several threads. A draw depends on the seed, the number of the sample and what is in
+    the buffer, on nothing else.
+
+    Args:
+        storage: Where rows lie; a ``DatasetStore``, a ``Snapshot``, a dataset or a table is one that cannot be written
+            to. By default a ``ListStorage`` of 1000 rows.
+        sampler: Which rows a batch consists of; by default a ``RandomSampler``.
+        writer: Where rows go; by default a ring, or for a storage that cannot be written to an ``ImmutableWriter``.
+        transform: A callable from batch to batch, or a list of them, applied in order; ``inverse`` of each, where it
+            has one, is applied to what is written. See ``Transform``.
+        batch_size: Rows in a batch, for slices the steps of all of them together, where ``sample`` is not told.
+        seed: In ``[0, 2**64)``.
+        collate_fn: Makes a batch of the list of rows, instead of stacking each field.
+        priority_key: The field of a batch that ``update_priority(batch)`` reads. A row that is written with this field
+            begins with this priority.
+
+    Raises:
+        ConfigError: Parts that do not go together, or an argument out of range.
+    """
+
+    def __init__(
+        self,
+        storage: Any = None,
+        sampler: Sampler | None = None,
+        writer: Writer | None = None,
+        transform: Transform | Sequence[Transform] | None = None,
+        batch_size: int | None = None,
+        seed: int = 0,
+        *,
+        collate_fn: Collate | None = None,
+        priority_key: FieldKey = "td_error",
+    ) -> None:
+        rows = ListStorage() if storage is None else as_storage(storage)
+        super().__init__(transform, batch_size, seed, collate_fn, rows.alignment)
+        self._parts = Parts(rows, sampler, writer, self._transform)
+        self._inverse = getattr(self._transform, "inverse", None)
+        self._priority_key = priority_key
+        self._updates = 0
+
+    # ------------------------------------------------------------------ what is there
+
+    def __repr__(self) -> str:
+        parts = f"{self.storage!r}, {self.sampler!r}, {self.writer!r}"
+        return f"{type(self).__name__}({parts}, seed={self._seed})"
+
+    def __len__(self) -> int:
+        """Rows there are: all time steps of all environments."""
+        return len(self._parts.storage)
+
+    @property
+    def storage(self) -> Any:
+        """Where the rows lie."""
+        return self._parts.storage
+
+    @property
+    def sampler(self) -> Sampler:
+        """Which rows a batch consists of."""
+        return self._parts.sampler
+
+    @property
+    def writer(self) -> Writer:
+        """Where rows go."""
+        return self._parts.writer
+
+    @property
+    def prioritized(self) -> bool:
+        """Whether the sampler knows priorities."""
+        return self._parts.prioritized
+
+    @property
+    def priority_key(self) -> FieldKey:
+        """The field of a batch that ``update_priority(batch)`` reads."""
+        return self._priority_key
+
+    def stats(self) -> dict[str, Any]:
+        """Numbers about the buffer.
+
+        ``size`` and ``capacity`` in rows; ``written``, rows ever written; ``samples``, batches ever drawn; ``updates``,
+        updates of priorities; ``num_envs``; ``nbytes`` of memory, where the storage knows it.
+        """
+        with self._lock, self._shared():
+            sizes = {name: getattr(self._parts.storage, name) for name in ("capacity", "written", "num_envs")}
+            found = {"size": len(self), **sizes, "samples": self._samples, "updates": self._updates}
+            nbytes = getattr(self._parts.storage, "nbytes", None)
+            return found if nbytes is None else found | {"nbytes": nbytes}
+
+    def __getitem__(self, index: Any) -> Any:
+        """Rows as they are stored, without transforms.
+
+        Args:
+            index: As ``add`` and ``sample`` give it: an integer gives one row; a slice, integers of any shape, or a
+                mask give rows with as many axes in front.
+
+        Raises:
+            IndexError: Out of range.
+        """
+        with self._lock, self._shared():
+            slots = slots_of(index, len(self._parts.storage))
+            rows = self._parts.storage.get(slots.reshape(1) if not slots.ndim else slots)
+        return self._deliver(row_of(rows, 0) if not slots.ndim else rows)
+
+    # ------------------------------------------------------------------ writing
+
+    def add(self, item: Any) -> Any:
+        """Write one row; with ``ndim=2`` one time step of all environments.
+
+        Args:
+            item: A tree of values, or for a ``ListStorage`` any object.
+
+        Returns:
+            Its index, an int, -1 if the writer did not keep it; with ``ndim=2`` int64 ``[num_envs]``.
+
+        Raises:
+            SchemaError: Another structure, dtype or shape than the first write's.
+            DataError: Numbers that the field's dtype does not hold.
+            ConfigError: The buffer is not to be written to.
+
+        After an error the buffer is as it was.
+        """
+        slots = self._write(item, one=True)
+        return slots if self._parts.storage.ndim == 2 else int(slots[0])
+
+    def extend(self, items: Any) -> Slots:
+        """Write many rows.
+
+        Args:
+            items: A tree (nested dicts, tuples) of arrays ``[n, ...]``, ``[time, env, ...]`` for ``ndim=2``; or a list
+                of rows.
+
+        Returns:
+            Their indices, int64 ``[n]``, -1 for those that the writer did not keep; ``[time, env]`` for ``ndim=2``.
+
+        Raises:
+            SchemaError, DataError, ConfigError: As ``add``.
+
+        After an error the buffer is as it was.
+        """
+        slots = self._write(items, one=False)
+        return slots.reshape(-1, self._parts.storage.num_envs) if self._parts.storage.ndim == 2 else slots
+
+    def _write(self, rows: Any, *, one: bool) -> Slots:
+        rows = self._accept(rows)
+        if self._inverse is not None:
+            rows = self._inverse(rows)
+        priority = priorities_in(rows, self._priority_key, one=one) if self._parts.prioritized else None
+        with self._lock, self._shared():
+            return self._parts.write(rows, priority, one=one)
+
+    def __setitem__(self, index: Any, rows: Any) -> None:
+        """Overwrite rows in place, as they are stored, without inverse transforms; neither cursor nor length move.
+
+        Args:
+            index: As for ``buffer[index]``.
+            rows: One row for an integer; else a tree with the axes of ``index`` in front, or a list of rows.
+
+        Raises:
+            IndexError: Out of range.
+            SchemaError, DataError, ConfigError: As ``add``.
+        """
+        rows = self._accept(rows)
+        with self._lock, self._shared():
+            self._parts.check_writable()
+            slots = slots_of(index, len(self))
+            if slots.ndim > 1 and not isinstance(rows, list):
+                rows = map_tree(lambda leaf: np.asarray(leaf).reshape(-1, *np.shape(leaf)[slots.ndim :]), rows)
+            self._parts.put(slots.reshape(-1), rows if slots.ndim else [rows])
+
+    def empty(self) -> None:
+        """Forget all rows and priorities. The number of the next sample goes on.
+
+        Raises:
+            ConfigError: The buffer is not to be written to.
+        """
+        with self._lock, self._shared():
+            self._parts.empty()
+
+    def observer(self) -> Callable[[Any], None]:
+        """A function that writes a trajectory (a tree of arrays ``[time, ...]``, or a list of rows) to the buffer."""
+
+        def observe(trajectory: Any) -> None:
+            self.extend(trajectory)
+
+        return observe
+
+    # ------------------------------------------------------------------ batches
+
+    def draw(self, batch_size: int | None = None, *, seed: int | None = None) -> Drawn:
+        """The first half of ``sample``: choose the next batch's rows and gather them, under the lock.
+
+        Args:
+            batch_size: As for ``sample``.
+            seed: Another seed than the buffer's; an ensemble gives each of its members one.
+
+        Raises:
+            ConfigError: As ``sample``.
+        """
+        size = self._size(batch_size)
+        with self._lock, self._shared():
+            key = self._next_key(seed)
+            rows, draw = self._parts.draw(size, key)
+            self._samples += 1
+            return Drawn(rows, draw, key, *self.counts)
+
+    def batch_of(self, drawn: Drawn) -> Any:
+        """What ``draw`` gave as a batch, transformed, before it is handed to a framework."""
+        return self._transformed(assemble(drawn.rows, drawn.draw, self._collate), drawn.key)
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether the last sample was the last of its epoch; never with replacement."""
+        return bool(getattr(self._parts.sampler, "ran_out", False))
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many rows were ever written, and how often priorities were updated."""
+        return self._parts.storage.written, self._updates
+
+    def update_priority(self, index: Any, priority: Any = None) -> None:
+        """Say how important rows are.
+
+        Args:
+            index: The ``index`` of a batch; or the batch itself, whose field ``priority_key`` has the priorities.
+            priority: One for every index, from 0.
+
+        Raises:
+            ConfigError: The sampler knows no priorities.
+            MissingFieldError: A batch without ``index`` or ``priority_key``.
+            DataError: A priority that is negative, NaN or infinite.
+            IndexError: Out of range.
+
+        After an error nothing has changed.
+        """
+        if priority is None:
+            batch = self._accept(index)
+            index, priority = find(batch, "index"), find(batch, self._priority_key)
+        with self._lock, self._shared():
+            self._parts.update_priority(index, priority)
+            self._updates += 1
+
+    # ------------------------------------------------------------------ state
+
+    def _shared(self) -> AbstractContextManager[Any]:
+        return self._parts.shared()
+
+    def _state(self) -> dict[str, Any]:
+        numbers = {"seed": self._seed, "samples": self._samples, "updates": self._updates}
+        return {"kind": "buffer", **numbers, **self._parts.state()}
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        numbers = check_numbers(state, {"kind": "buffer"}, ("seed", "samples", "updates"))
+        self._parts.load(state)
+        self._seed, self._samples, self._updates = numbers["seed"], numbers["samples"], numbers["updates"]

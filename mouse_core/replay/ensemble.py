@@ -1,0 +1,271 @@
+"""ReplayBufferEnsemble: one batch from several buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.errors import ConfigError, SchemaError, StateError
+from mouse_core.randomness import Key, Purpose
+from mouse_core.replay._sampled import Collate, Drawn, Sampled
+from mouse_core.replay._state import check_numbers, part_of
+from mouse_core.replay._trees import find, flatten, structure_of, unflatten
+from mouse_core.replay.buffer import ReplayBuffer
+from mouse_core.replay.protocols import Draw, FieldKey, Transform
+
+# The call of keys that seeds of members come from.
+_MEMBERS = 1 << 63
+# What a member's sampler may add to a batch and another's not, and what it is there.
+_WITHOUT: dict[FieldKey, Any] = {"priority_weight": np.float32(1), "mask": np.True_}
+
+
+class ReplayBufferEnsemble(Sampled):
+    """Batches of which each member gives its share: recorded data and fresh data, say.
+
+    A batch has exactly as many rows as asked for. A member's share is its weight times the size; where that is no
+    whole number, it is rounded up or down at random, so that it is right on average (systematic sampling). Members are
+    drawn from by their own samplers, with seeds that come from the ensemble's, and their transforms are applied before
+    its own.
+
+    Args:
+        *buffers: Replay buffers, ensembles, or what is a storage as it stands (a ``DatasetStore``, a dataset).
+        p: A weight for each, from 0; by default all alike.
+        transform: What is done to the whole batch; see ``ReplayBuffer``.
+        batch_size: Rows in a batch, for slices the steps of all of them together, where ``sample`` is not told.
+        seed: In ``[0, 2**64)``.
+        collate_fn: Makes a batch of the list of the members' batches, instead of concatenating each field.
+
+    Raises:
+        ConfigError: No members, weights that are none, or members of different alignment.
+    """
+
+    def __init__(
+        self,
+        *buffers: Any,
+        p: Sequence[float] | npt.NDArray[Any] | None = None,
+        transform: Transform | Sequence[Transform] | None = None,
+        batch_size: int | None = None,
+        seed: int = 0,
+        collate_fn: Collate | None = None,
+    ) -> None:
+        if not buffers:
+            raise ConfigError("buffers: expected at least one, found none")
+        members = [buffer if isinstance(buffer, Sampled) else ReplayBuffer(buffer, seed=seed) for buffer in buffers]
+        if len({id(member) for member in members}) < len(members):
+            raise ConfigError("buffers: expected each once, found one of them twice")
+        self._buffers: tuple[Sampled, ...] = tuple(members)
+        alignments = [member.alignment for member in members]
+        if len(set(alignments)) > 1:
+            raise ConfigError(
+                f"buffers: expected one alignment, found {alignments}; convert one of them first, for example by "
+                "transform=NextView() on the buffer of arrived rows"
+            )
+        super().__init__(transform, batch_size, seed, collate_fn, alignments[0])
+        self._p = _check_weights(p, len(members))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self._buffers)} buffers, p={self._p.tolist()}, seed={self._seed})"
+
+    def __len__(self) -> int:
+        """Rows of all members together."""
+        return sum(len(member) for member in self._buffers)
+
+    @property
+    def buffers(self) -> tuple[Any, ...]:
+        """The members."""
+        return self._buffers
+
+    @property
+    def p(self) -> tuple[float, ...]:
+        """The members' shares, which add up to 1."""
+        return tuple(self._p.tolist())
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether the last sample was the last of an epoch of some member."""
+        return any(member.ran_out for member in self._buffers)
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """How many rows were ever written, and how often priorities were updated, of all members."""
+        written, updates = zip(*[member.counts for member in self._buffers], strict=True)
+        return sum(written), sum(updates)
+
+    def stats(self) -> dict[str, Any]:
+        """``size`` in rows, ``samples`` ever drawn, and the ``buffers``' own numbers, a list of dicts."""
+        return {
+            "size": len(self),
+            "samples": self._samples,
+            "buffers": [member.stats() for member in self._buffers],
+        }
+
+    # ------------------------------------------------------------------ batches
+
+    def draw(self, batch_size: int | None = None, *, seed: int | None = None) -> Drawn:
+        """The first half of ``sample``: let every member draw its share.
+
+        Args:
+            batch_size: As for ``sample``.
+            seed: Another seed than the ensemble's; one that it is a member of gives it one.
+
+        Raises:
+            ConfigError: As ``sample``.
+        """
+        size = self._size(batch_size)
+        with self._lock:
+            key = self._next_key(seed)
+            shares = self._shares(size, key.uniform(1)[0])
+            for number, (member, share) in enumerate(zip(self._buffers, shares, strict=True)):
+                if share and not len(member):
+                    raise ConfigError(
+                        f"sample: expected rows in every buffer with a share, found buffer {number} empty"
+                    )
+            parts = [
+                (number, member.draw(share, seed=_member_seed(key.seed, number)))
+                for number, (member, share) in enumerate(zip(self._buffers, shares, strict=True))
+                if share
+            ]
+            self._samples += 1
+            return Drawn(parts, Draw(np.array(shares, np.int64)), key, *self.counts)
+
+    def _shares(self, size: int, offset: float) -> list[int]:
+        """How many rows each member gives."""
+        lengths = {length for member in self._buffers if (length := _slice_len(member)) is not None}
+        unit = lengths.pop() if len(lengths) == 1 else 1
+        if size % unit:
+            raise ConfigError(f"batch_size: expected a multiple of the {unit} steps of a slice, found {size}")
+        # Rounded, so that a share that is a whole number is not missed by the last bit of a float.
+        ends = np.round(np.cumsum(self._p) * (size // unit), 9)
+        ends[-1] = size // unit
+        shares: list[int] = (np.diff(np.floor(ends + offset), prepend=0.0).astype(np.int64) * unit).tolist()
+        return shares
+
+    def batch_of(self, drawn: Drawn) -> Any:
+        """What ``draw`` gave as a batch, transformed, before it is handed to a framework."""
+        batches = [self._buffers[number].batch_of(part) for number, part in drawn.rows]
+        numbers = [number for number, _ in drawn.rows]
+        if self._collate is not None:
+            batch = self._collate(batches)
+        else:
+            batch = self._joined(batches, numbers)
+        if isinstance(batch, Mapping):
+            ids = [np.full(np.shape(found["index"]), number) for number, found in zip(numbers, batches, strict=True)]
+            batch = {**batch, "buffer_ids": np.concatenate(ids)}
+        return self._transformed(batch, drawn.key)
+
+    def _joined(self, batches: list[Any], numbers: list[int]) -> Any:
+        leaves = [flatten({name: value for name, value in batch.items() if name != "buffer_ids"}) for batch in batches]
+        keys = dict.fromkeys(key for found in leaves for key in found)
+        fields = {}
+        for key in keys:
+            parts = []
+            for number, found in zip(numbers, leaves, strict=True):
+                if key not in found and key not in _WITHOUT:
+                    raise SchemaError(f"buffer {number}: expected the field {key!r} of the others, found {list(found)}")
+                parts.append(found[key] if key in found else np.full(np.shape(found["index"]), _WITHOUT[key]))
+            fields[key] = self._join(key, parts, numbers)
+        fullest = max(batches, key=len)
+        structure = structure_of({name: value for name, value in fullest.items() if name != "buffer_ids"})
+        extra = {key: values for key, values in fields.items() if key in _WITHOUT and key not in structure}
+        return {**unflatten(structure, fields), **extra}
+
+    def _join(self, key: FieldKey, parts: list[Any], numbers: list[int]) -> Any:
+        """One field of the batch from those of the members."""
+        if all(isinstance(part, list) for part in parts):
+            return [item for part in parts for item in part]
+        arrays = [np.asarray(part) for part in parts]
+        for number, array in zip(numbers, arrays, strict=True):
+            if array.shape[1:] != arrays[0].shape[1:] or array.dtype != arrays[0].dtype:
+                raise SchemaError(
+                    f"buffer {number}: field {key!r}: expected {arrays[0].dtype} {list(arrays[0].shape[1:])} as in "
+                    f"buffer {numbers[0]}, found {array.dtype} {list(array.shape[1:])}"
+                )
+        return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+    def update_priority(self, index: Any, priority: Any = None, buffer_ids: Any = None) -> None:
+        """Say how important rows are.
+
+        Args:
+            index: The ``index`` of a batch; or the batch itself, whose field ``priority_key`` (each member's own) has
+                the priorities.
+            priority: One for every index, from 0.
+            buffer_ids: Which member each index is of, as the batch says. Members whose samplers know no priorities
+                are left out.
+
+        Raises:
+            ConfigError: No ``buffer_ids``, or one that is no member.
+            DataError, IndexError: See ``ReplayBuffer.update_priority``.
+        """
+        batch = self._accept(index) if priority is None else {"index": index}
+        if priority is None:
+            buffer_ids = find(batch, "buffer_ids")
+        if buffer_ids is None:
+            raise ConfigError("update_priority: expected the buffer_ids of the batch beside its index, found none")
+        ids, slots = np.asarray(buffer_ids), np.asarray(find(batch, "index"))
+        if ids.shape != slots.shape or (ids.size and not (ids.min() >= 0 and ids.max() < len(self._buffers))):
+            raise ConfigError(f"update_priority: expected buffer_ids in 0..{len(self._buffers) - 1} for every index")
+        for number in np.unique(ids).tolist():
+            member: Any = self._buffers[number]
+            if getattr(member, "prioritized", False):
+                mine = ids == number
+                given = find(batch, member.priority_key) if priority is None else priority
+                member.update_priority(slots[mine], np.asarray(given)[mine])
+
+    # ------------------------------------------------------------------ state
+
+    def _state(self) -> dict[str, Any]:
+        members = {str(number): member._state() for number, member in enumerate(self._buffers)}
+        return {"kind": "ensemble", "seed": self._seed, "samples": self._samples, "p": self.p, "buffers": members}
+
+    def _shared(self) -> Any:
+        """All members' locks, in their order."""
+        held = ExitStack()
+        for member in self._buffers:
+            held.enter_context(member._lock)
+            held.enter_context(member._shared())
+        return held
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        numbers = check_numbers(state, {"kind": "ensemble"}, ("seed", "samples"))
+        members = part_of(state, "buffers", {})
+        if len(members) != len(self._buffers) or list(state.get("p", ())) != list(self.p):
+            raise StateError(f"state: expected an ensemble with the shares {self.p}, found {state.get('p')}")
+        before: list[tuple[Sampled, dict[str, Any]]] = []
+        try:
+            for number, member in enumerate(self._buffers):
+                kept = member.state_dict()
+                member._load(part_of(members, str(number), {}))
+                before.append((member, kept))
+        except BaseException:
+            for member, kept in before:
+                member._load(kept)
+            raise
+        self._seed, self._samples = numbers["seed"], numbers["samples"]
+
+
+def _member_seed(seed: int, number: int) -> int:
+    """A seed for each member, so that members of one seed do not draw the same rows."""
+    return int(Key(seed, Purpose.REPLAY, number, _MEMBERS).bits(1)[0])
+
+
+def _slice_len(member: Any) -> int | None:
+    """The steps of the slices that a member gives, if it always gives as many."""
+    length: int | None = getattr(getattr(member, "sampler", None), "slice_len", None)
+    return length
+
+
+def _check_weights(p: Any, n: int) -> npt.NDArray[np.float64]:
+    if p is None:
+        return np.full(n, 1 / n)
+    try:
+        weights = np.array(p, np.float64)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"p: expected {n} weights, found {p!r:.80}") from error
+    if weights.shape != (n,) or not np.isfinite(weights).all() or (weights < 0).any() or not weights.sum():
+        raise ConfigError(f"p: expected {n} weights from 0, not all 0, found {p!r:.80}")
+    normalised: npt.NDArray[np.float64] = weights / weights.sum()
+    return normalised

@@ -1,0 +1,197 @@
+"""Writers: where rows go that are added to a buffer."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.replay._trees import as_array, find, flatten, map_tree, stack
+from mouse_core.replay.protocols import FieldKey, Slots, Storage
+
+_REDUCTIONS: dict[str, Callable[..., Any]] = {
+    "sum": np.sum,
+    "mean": np.mean,
+    "max": np.max,
+    "min": np.min,
+    "median": np.median,
+}
+
+_NONE = np.empty(0, np.int64)
+
+
+class RoundRobinWriter:
+    """A ring: rows go behind the last, over the oldest where there is no room."""
+
+    ordered = True
+
+    def __repr__(self) -> str:
+        return "RoundRobinWriter()"
+
+    def write(self, storage: Storage, rows: Any, *, one: bool = False) -> tuple[Slots, Slots, int | None]:
+        """Write rows; see ``Writer.write``."""
+        first, n = storage.append(rows, one=one)
+        capacity = storage.capacity
+        if n == 1:
+            slots = np.array([first % capacity], np.int64)
+            return slots, slots, first
+        slots = np.arange(first, first + n, dtype=np.int64) % capacity
+        if n <= capacity:
+            return slots, slots, first
+        # Of more rows than there is room for only the last are there.
+        return slots, slots[n - capacity :], first + n - capacity
+
+    def reset(self, storage: Storage) -> None:
+        """Nothing is kept."""
+
+
+class ImmutableWriter:
+    """Refuses every write: for buffers over recorded data."""
+
+    ordered = True
+
+    def __repr__(self) -> str:
+        return "ImmutableWriter()"
+
+    def write(self, storage: Storage, rows: Any, *, one: bool = False) -> tuple[Slots, Slots, int | None]:
+        """Always raises.
+
+        Raises:
+            ConfigError: The buffer is not to be written to.
+        """
+        raise ConfigError("write: expected a buffer that may be written to, found an ImmutableWriter")
+
+    def reset(self, storage: Storage) -> None:
+        """Nothing is kept."""
+
+
+class MaxValueWriter:
+    """Keeps the rows that rank highest: once there is no room, a row replaces the lowest if it ranks above it.
+
+    A row that ranks like the lowest is not kept; of several lowest, the one in the highest slot goes first. A row that
+    is not kept has the index -1.
+
+    Args:
+        rank_key: The field that rows are ranked by.
+        reduction: What makes one number of a field of many (a row may be a whole trajectory): "sum", "mean", "max",
+            "min" or "median".
+
+    Raises:
+        ConfigError: An unknown reduction.
+    """
+
+    ordered = False
+
+    def __init__(self, rank_key: FieldKey = "reward", reduction: str = "sum") -> None:
+        if reduction not in _REDUCTIONS:
+            raise ConfigError(f"reduction: expected one of {list(_REDUCTIONS)}, found {reduction!r}")
+        self.rank_key = rank_key
+        self.reduction = reduction
+        # (rank, -slot) of every row, lowest first; None where the rows must be looked at again.
+        self._heap: list[tuple[float, int]] | None = None
+
+    def __repr__(self) -> str:
+        return f"MaxValueWriter(rank_key={self.rank_key!r}, reduction={self.reduction!r})"
+
+    def write(self, storage: Storage, rows: Any, *, one: bool = False) -> tuple[Slots, Slots, int | None]:
+        """Write the rows that rank high enough; see ``Writer.write``.
+
+        Raises:
+            ConfigError: The storage has ``ndim=2``, whose time steps belong together.
+            MissingFieldError: Rows without the ranking field.
+            DataError: A rank that is NaN.
+        """
+        if storage.ndim != 1:
+            raise ConfigError(f"MaxValueWriter: expected a storage with ndim=1, found ndim={storage.ndim}")
+        many = [rows] if one else rows
+        ranks = self._ranks(storage, many)
+        heap, self._heap = self._known(storage), None  # known again when the rows are written
+        slots = np.full(len(ranks), -1, np.int64)
+        holders: dict[int, int] = {}  # which of these rows is in a slot
+        for number, rank in enumerate(ranks.tolist()):
+            if len(heap) < storage.capacity:
+                slot = len(heap)
+                heapq.heappush(heap, (rank, -slot))
+            elif rank > heap[0][0]:
+                slot = -heap[0][1]
+                heapq.heapreplace(heap, (rank, -slot))
+                if slot in holders:
+                    slots[holders[slot]] = -1
+            else:
+                continue
+            slots[number] = slot
+            holders[slot] = number
+        written = np.array(sorted(holders), np.int64)
+        first = storage.written
+        self._store(storage, many, written, np.array([holders[slot] for slot in sorted(holders)], np.int64))
+        self._heap = heap
+        return slots, written, first
+
+    def _store(self, storage: Storage, rows: Any, slots: Slots, numbers: Slots) -> None:
+        """Write the rows ``numbers`` to ``slots``, which rise."""
+        check = getattr(storage, "check", None)
+        if check is not None:  # rows that are not kept must be like the others too
+            check(rows)
+        old = slots < len(storage)
+        if old.any():
+            storage.put(slots[old], _take(rows, numbers[old]))
+        if not old.all():
+            storage.append(_take(rows, numbers[~old]))
+
+    def _ranks(self, storage: Storage, rows: Any) -> npt.NDArray[np.float64]:
+        """What each of ``rows`` ranks as: of its values as they will be stored."""
+        if isinstance(rows, list):
+            values = as_array(stack([find(item, self.rank_key) for item in rows]), where=self._where) if rows else _NONE
+        else:
+            values = as_array(find(rows, self.rank_key), where=self._where)
+            lengths = {key: len(np.atleast_1d(leaf)) for key, leaf in flatten(rows).items()}
+            if values.ndim < 1 or len(set(lengths.values())) > 1:
+                raise DataError(f"rows: expected as many in every field, found {lengths}")
+        if len(storage):
+            stored = storage.read(self.rank_key, slice(0, 0)).dtype
+            values = values.astype(stored) if stored.kind == "f" and values.dtype.kind in "biuf" else values
+        return self._reduce(values)
+
+    @property
+    def _where(self) -> str:
+        return f"rows: field {self.rank_key!r}"
+
+    def _reduce(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+        if values.dtype.kind not in "biuf":
+            raise DataError(f"{self._where}: expected numbers to rank by, found {values.dtype}")
+        flat = values.reshape(len(values), int(np.prod(values.shape[1:]))).astype(np.float64)
+        if not flat.shape[1]:
+            raise DataError(f"{self._where}: expected values to rank by, found none in a row")
+        ranks: npt.NDArray[np.float64] = _REDUCTIONS[self.reduction](flat, axis=1)
+        if np.isnan(ranks).any():
+            raise DataError(
+                f"{self._where}: expected numbers to rank by, found NaN in row {int(np.isnan(ranks).argmax())}"
+            )
+        return ranks
+
+    def _known(self, storage: Storage) -> list[tuple[float, int]]:
+        """The heap, made from the rows there are if they may be others than it knows."""
+        if self._heap is not None and len(self._heap) == len(storage):
+            return self._heap
+        ranks = self._reduce(storage.read(self.rank_key, slice(0, len(storage)))) if len(storage) else _NONE
+        heap = [(rank, -slot) for slot, rank in enumerate(ranks.tolist())]
+        heapq.heapify(heap)
+        return heap
+
+    def reset(self, storage: Storage) -> None:
+        """Rank all rows again at the next write."""
+        self._heap = None
+
+
+def _take(rows: Any, numbers: Slots) -> Any:
+    if isinstance(rows, list):
+        return [rows[number] for number in numbers.tolist()]
+    return map_tree(lambda leaf: _pick(leaf, numbers), rows)
+
+
+def _pick(leaf: Any, numbers: Slots) -> Any:
+    return [leaf[number] for number in numbers.tolist()] if isinstance(leaf, list) else np.asarray(leaf)[numbers]
