@@ -124,8 +124,8 @@ class _H5Episode:
             if length not in wanted or part["kind"] == "other":
                 raise damaged(
                     self._path,
-                    f"{here[1:]}: expected {sorted(wanted)} rows of numbers or text beside {self.length} rewards, found "
-                    f"{part['kind']} {part['dtype']} {part['shape']}",
+                    f"{here[1:]}: expected {sorted(wanted)} rows of numbers or text beside {self.length} rewards, "
+                    f"found {part['kind']} {part['dtype']} {part['shape']}",
                     at=self._where,
                 )
             self._leaves.append((here, part, length))

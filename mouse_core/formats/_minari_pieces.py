@@ -28,8 +28,8 @@ class Piece:
         episode: Its number.
         begins: The number of the first row in its episode.
         observations: ``[n, ...]``, nested as the space is.
-        arriving: ``actions``, ``rewards``, ``terminations`` and ``truncations`` of the transitions that led to the rows:
-            n, or n - 1 where the piece begins the episode.
+        arriving: ``actions``, ``rewards``, ``terminations`` and ``truncations`` of the transitions that led to the
+            rows: n, or n - 1 where the piece begins the episode.
         beside: Infos and other values by path, ``[n, ...]``.
         arriving_beside: Those of which there is one a transition.
         about: What is said of the episode: seed, options.

@@ -49,8 +49,8 @@ def write_minari(
         dataset_id: Its name, ending in ``-v`` and a number; by default from ``path``.
         storage: "hdf5", with bounded memory, or "arrow", with one episode in memory.
         observation_space, action_space: Spaces of gymnasium, or mappings as Minari writes them. By default the
-            smallest that hold the values: ``Discrete`` for single whole numbers, ``Box`` for vectors and pictures, ``Text``,
-            and ``Dict`` for columns ``observation_<key>``.
+            smallest that hold the values: ``Discrete`` for single whole numbers, ``Box`` for vectors and pictures,
+            ``Text``, and ``Dict`` for columns ``observation_<key>``.
         env_spec: The environment's ``gymnasium.envs.registration.EnvSpec``, or its JSON.
         metadata: More for ``metadata.json``: ``author``, ``description``, ``algorithm_name``.
 
@@ -59,8 +59,8 @@ def write_minari(
 
     Raises:
         ConfigError: Something is at ``path``; an id that Minari does not accept; an unknown storage.
-        DataError: Rows that are null or marked as missing; an Arrow episode of 32,768 steps or more, which Minari would read
-            back wrong.
+        DataError: Rows that are null or marked as missing; an Arrow episode of 32,768 steps or more, which Minari would
+            read back wrong.
         ImportError: h5py is not installed, for "hdf5".
     """
     target = Path(path)
@@ -147,9 +147,7 @@ def _values(columns: Columns, *, begins: bool, seen: dict[str, SpaceOf]) -> dict
     """What to write for a piece of an episode, by path; ``seed`` is apart."""
     columns = dict(columns)
     if columns.pop(MISSING, np.zeros(1)).any():
-        raise DataError(
-            "write_minari: expected every observation, found rows that are marked as missing; read with 'drop'"
-        )
+        raise DataError("write_minari: expected all observations, found rows marked as missing; read with final='drop'")
     shift = slice(1, None) if begins else slice(None)
     done = columns.pop("done")[shift]
     found: dict[str, npt.NDArray[Any]] = {
@@ -225,8 +223,8 @@ def _write_arrow(rows: Any, data: Path) -> tuple[tuple[int, int], dict[str, Spac
         count = len(values["rewards"])
         if count >= _ARROW_ROWS:
             raise DataError(
-                f"write_minari: episode {number - 1}: expected fewer than {_ARROW_ROWS} steps, found {count}; Minari reads "
-                "longer ones back wrong from Arrow files, use storage='hdf5'"
+                f"write_minari: episode {number - 1}: expected fewer than {_ARROW_ROWS} steps, found {count}; Minari "
+                "reads longer ones back wrong from Arrow files, use storage='hdf5'"
             )
         tree: dict[str, Any] = {}
         for path, array in values.items():

@@ -17,6 +17,8 @@ from tests.core.formats.recording import Counting, Episode, check_rows, leaves
 
 minari = pytest.importorskip("minari")
 STORAGES = ("hdf5", "arrow", "parquet")
+# The others take the same paths, and run with the slow tests.
+DEFAULT = {("nested", "hdf5"), ("nested", "arrow"), ("image", "hdf5"), ("image", "arrow"), ("vector", "parquet")}
 LENGTHS = (4, -3, 1, -1, 9, 2)
 
 
@@ -72,8 +74,14 @@ def collect(
     return [log for log in logged.logs if log.actions]
 
 
-@pytest.mark.parametrize("storage", STORAGES)
-@pytest.mark.parametrize("kind", ["vector", "discrete", "image", "nested"])
+SOME = [
+    pytest.param(kind, storage, marks=[] if (kind, storage) in DEFAULT else pytest.mark.slow)
+    for kind in ("vector", "discrete", "image", "nested")
+    for storage in STORAGES
+]
+
+
+@pytest.mark.parametrize(("kind", "storage"), SOME)
 def test_rows_are_what_the_environment_returned(kind: str, storage: str, root: Path) -> None:
     logs = collect("counting-v0", Counting(LENGTHS, kind), episodes=6, storage=storage)
     stream = read_minari(root / "counting-v0", batch_rows=5)
@@ -82,14 +90,13 @@ def test_rows_are_what_the_environment_returned(kind: str, storage: str, root: P
     assert stream.metadata["algorithm_name"] == "random"
     assert stream.metadata["observation_space"]["type"]
     assert stream.to_table().column("metadata_episode_seed").to_pylist()[:6] == [0] * 5 + [1]
-    for size in (1, 3, 1000):
-        assert read_minari(root / "counting-v0" / "data", batch_rows=size).digest() == stream.digest()
+    assert read_minari(root / "counting-v0" / "data", batch_rows=1000).digest() == stream.digest()
     assert max(batch.num_rows for batch in stream) <= 5
     assert is_minari(root / "counting-v0")
     assert not is_minari(root)
 
 
-@pytest.mark.parametrize("storage", STORAGES)
+@pytest.mark.parametrize("storage", ["hdf5", "arrow"])
 def test_a_real_environment(storage: str, root: Path) -> None:
     env = gymnasium.make("CartPole-v1", max_episode_steps=17)
     logs = collect("cartpole/random-v3", env, episodes=12, storage=storage, infos=False)
@@ -119,6 +126,7 @@ def test_pictures_recorded_as_jpeg_are_what_the_file_holds(root: Path) -> None:
         assert np.array_equal(pixels, own)
 
 
+@pytest.mark.slow
 def test_arrow_episodes_that_minari_reads_wrong(root: Path) -> None:
     logs = collect("long-v0", Counting((40_000, 3)), episodes=2, storage="arrow", infos=False)
     table = read_minari(root / "long-v0").to_table()
@@ -133,8 +141,7 @@ def test_arrow_episodes_that_minari_reads_wrong(root: Path) -> None:
     assert not (root / "again-v0").exists()
 
 
-@pytest.mark.parametrize("storage", ["hdf5", "arrow"])
-@pytest.mark.parametrize("kind", ["vector", "discrete", "image", "nested"])
+@pytest.mark.parametrize(("kind", "storage"), [item for item in SOME if "parquet" not in item.values])
 def test_minari_loads_what_we_write(kind: str, storage: str, root: Path) -> None:
     logs = collect("counting-v0", Counting(LENGTHS, kind), episodes=6)
     rows = read_minari(root / "counting-v0", batch_rows=3)
@@ -196,7 +203,7 @@ def test_what_cannot_be_written(root: Path) -> None:
     with pytest.raises(ConfigError, match="expected one of"):
         write_minari(rows, root / "other-v0", storage="csv")
     table = rows.to_table()
-    with pytest.raises(DataError, match="found rows that are marked"):
+    with pytest.raises(DataError, match="found rows marked"):
         write_minari(table.append_column("observation_missing", [[1] * table.num_rows]), root / "other-v0")
     with pytest.raises(DataError, match="expected rows, found none"):
         write_minari(table.slice(0, 0), root / "other-v0")
@@ -241,10 +248,10 @@ def spoil(root: Path, what: str) -> None:
             file["episode_1/infos/out"] = h5py.ExternalLink("/etc/hostname", "/")
         elif what == "never written":
             del file["episode_1/rewards"]
-            file["episode_1"].create_dataset("rewards", (3,), chunks=(3,))
+            file["episode_1"].create_dataset("rewards", (3,), np.float64, chunks=(3,))
         elif what == "more than there is":
             del file["episode_1/rewards"]
-            file["episode_1"].create_dataset("rewards", (10**13,), chunks=(1000,))
+            file["episode_1"].create_dataset("rewards", (10**13,), np.float64, chunks=(1000,))
     if what == "metadata":
         meta["total_episodes"] = 9
     elif what == "space":
