@@ -50,8 +50,8 @@ def read_minari(
     Columns are ``action``, ``reward``, ``done`` (1 where ``terminations`` is set, 2 where only ``truncations`` is),
     ``episode_step``, and ``observation``, ``observation_discrete`` or ``observation_image``. Dict and Tuple spaces
     become ``observation_<key>`` and ``action_<key>``, nested keys joined by ``_``. Infos become
-    ``metadata_infos_<key>``, null in episodes that lack them; an episode's seed and options ``metadata_episode_seed`` and ``metadata_episode_options``
-    (as JSON). Single numbers of fractions become vectors of one, and shapes of more than one dimension that are no
+    ``metadata_infos_<key>``, null in episodes that lack them; an episode's seed and options
+    ``metadata_episode_seed`` and ``metadata_episode_options`` (as JSON). Single numbers of fractions become vectors of one, and shapes of more than one dimension that are no
     picture are flattened, where a space is not nested.
 
     Args:
