@@ -9,9 +9,10 @@ import numpy.typing as npt
 import torch
 from tensordict import TensorDict
 
-from mouse_core import AugmentTokensConfig, BatchSource, ConfigError, DatasetStore, Snapshot
+from mouse_core import AugmentTokensConfig, BatchSource, DatasetStore, Snapshot
 from mouse_core.prefetch import Loader
 from mouse_core.sampling import Sampler
+from mouse_torch.placement import check_device, check_pin
 from mouse_torch.transfer import device_maker, hand_over, host_maker
 
 
@@ -59,8 +60,8 @@ class PrefetchBatchifier(Loader[TensorDict]):
         augment: AugmentTokensConfig | None = None,
         views: int = 1,
     ) -> None:
-        target = _check_device(device)
-        pin = _check_pin(pin_memory)
+        target = check_device(device)
+        pin = check_pin(pin_memory)
         source = BatchSource(
             store,
             sequence_length,
@@ -84,25 +85,3 @@ class PrefetchBatchifier(Loader[TensorDict]):
             prefetch=prefetch,
             num_workers=num_workers,
         )
-
-
-def _check_device(device: str | torch.device | None) -> torch.device:
-    try:
-        target = torch.device("cpu" if device is None else device)
-    except (RuntimeError, TypeError) as error:
-        raise ConfigError(f"device: expected a torch device, found {device!r}") from error
-    if target.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device: expected a device of this machine, found {device!r} and no CUDA")
-    try:
-        torch.empty(0, device=target)
-    except (RuntimeError, AssertionError, NotImplementedError, ImportError) as error:
-        reason = str(error).partition("\n")[0]
-        raise ConfigError(f"device: expected a device of this machine, found {device!r}: {reason}") from error
-    return target
-
-
-def _check_pin(pin_memory: bool | None) -> bool:
-    there = torch.accelerator.is_available()
-    if pin_memory and not there:
-        raise ConfigError("pin_memory: expected an accelerator for pinned memory, found none; use None or False")
-    return there if pin_memory is None else bool(pin_memory)

@@ -1,0 +1,214 @@
+"""ReplayBuffer for PyTorch: TensorDicts in, TensorDicts out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from mouse_core.errors import ConfigError
+from mouse_core.replay import buffer, ensemble
+from mouse_core.replay._assembly import slots_of
+from mouse_core.replay.array_storage import ArrayStorage
+from mouse_core.replay.priorities import Beta, PrioritizedSampler
+from mouse_core.replay.protocols import FieldKey, Sampler, Transform, Writer
+from mouse_torch.placement import check_device
+from mouse_torch.storage import TensorStorage
+from mouse_torch.trees import as_tree, joined, on_device, on_host, tensor_dict
+
+
+class ReplayBuffer(buffer.ReplayBuffer):
+    """``mouse_core.replay.ReplayBuffer`` that takes and gives TensorDicts, nested ones included.
+
+    Rows may be TensorDicts, or dicts of tensors, arrays or numbers. Batches are ``TensorDict[batch_size]``, slices
+    ``TensorDict[num_slices, slice_len]``; the draws are those of NumPy and JAX for the same seed. On the host tensors
+    share the memory that was gathered into.
+
+    With ``device="cuda"`` an ``ArrayStorage`` (the default) becomes a ``TensorStorage`` there: rows are kept, gathered
+    and transformed on the device, and only indices travel. Rows of other storages are moved there batch by batch; a
+    ``PrefetchBatchifier(buffer, device=...)`` does that ahead of time, through pinned memory.
+
+    Args:
+        storage: Where rows lie; by default 1,000 rows in memory. See ``mouse_core.replay.ReplayBuffer``.
+        sampler, writer, transform, batch_size, seed, collate_fn, priority_key: See ``mouse_core.replay.ReplayBuffer``.
+            Transforms get NumPy arrays, or tensors where rows are kept as tensors; those of ``mouse_core.replay`` take
+            both.
+        device: Where batches arrive, and where rows are kept if they are arrays; None: on the host.
+
+    Raises:
+        ConfigError: A device that is not there; else see ``mouse_core.replay.ReplayBuffer``.
+
+    Example:
+        >>> import torch
+        >>> from tensordict import TensorDict
+        >>> from mouse_core.replay import ArrayStorage
+        >>> from mouse_torch import ReplayBuffer
+        >>> buffer = ReplayBuffer(ArrayStorage(100), batch_size=2)
+        >>> buffer.extend(TensorDict({"obs": torch.ones(3, 4)}, batch_size=[3])).tolist()
+        [0, 1, 2]
+        >>> buffer.sample()["obs"].shape
+        torch.Size([2, 4])
+    """
+
+    def __init__(
+        self,
+        storage: Any = None,
+        sampler: Sampler | None = None,
+        writer: Writer | None = None,
+        transform: Transform | Sequence[Transform] | None = None,
+        batch_size: int | None = None,
+        seed: int = 0,
+        *,
+        collate_fn: Callable[[Sequence[Any]], Any] | None = None,
+        priority_key: FieldKey = "td_error",
+        device: str | torch.device | None = None,
+    ) -> None:
+        target = check_device(device)
+        storage = _placed(ArrayStorage(1000) if storage is None else storage, target)
+        super().__init__(
+            storage,
+            sampler,
+            writer,
+            transform,
+            batch_size,
+            seed,
+            collate_fn=collate_fn,
+            priority_key=priority_key,
+        )
+        self._target = target
+        # Whether batches are tensors from the beginning.
+        self._kept = isinstance(storage, TensorStorage)
+        if self._kept and target.type != "cpu" and not self.writer.ordered:
+            raise ConfigError(f"writer: expected a ring for rows on {target}, found {self.writer!r}")
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches arrive."""
+        return self._target
+
+    def __getitem__(self, index: Any) -> Any:
+        """Rows as they are stored, without transforms: a TensorDict with the axes of ``index``; see the core's."""
+        index = on_host(index)
+        rows = super().__getitem__(index)
+        if isinstance(rows, TensorDict):
+            rows.batch_size = slots_of(index, len(self)).shape
+        return rows
+
+    def __setitem__(self, index: Any, rows: Any) -> None:
+        """Overwrite rows in place; see the core's."""
+        super().__setitem__(on_host(index), rows)
+
+    def update_priority(self, index: Any, priority: Any = None) -> None:
+        """Say how important rows are, in tensors on any device; see the core's."""
+        super().update_priority(on_host(index), on_host(priority))
+
+    def batch_of(self, drawn: buffer.Drawn) -> Any:
+        """What ``draw`` gave as a batch, transformed; see the core's."""
+        if self._kept:
+            drawn = replace(drawn, draw=on_device(drawn.draw, self._target))
+        return super().batch_of(drawn)
+
+    def _accept(self, rows: Any) -> Any:
+        return as_tree(rows, host=self.priority_key) if self._kept else on_host(rows)
+
+    def _deliver(self, batch: Any) -> Any:
+        return tensor_dict(batch, self._target)
+
+
+class PrioritizedReplayBuffer(ReplayBuffer):
+    """A ``ReplayBuffer`` with a ``PrioritizedSampler``.
+
+    Args:
+        alpha, beta, eps: See ``mouse_core.replay.PrioritizedSampler``.
+        storage, writer, transform, batch_size, seed, collate_fn, priority_key, device: See ``ReplayBuffer``.
+    """
+
+    def __init__(
+        self,
+        alpha: float = 0.6,
+        beta: Beta = 0.4,
+        *,
+        eps: float = 1e-8,
+        storage: Any = None,
+        writer: Writer | None = None,
+        transform: Transform | Sequence[Transform] | None = None,
+        batch_size: int | None = None,
+        seed: int = 0,
+        collate_fn: Callable[[Sequence[Any]], Any] | None = None,
+        priority_key: FieldKey = "td_error",
+        device: str | torch.device | None = None,
+    ) -> None:
+        super().__init__(
+            storage,
+            PrioritizedSampler(alpha, beta, eps),
+            writer,
+            transform,
+            batch_size,
+            seed,
+            collate_fn=collate_fn,
+            priority_key=priority_key,
+            device=device,
+        )
+
+
+class ReplayBufferEnsemble(ensemble.ReplayBufferEnsemble):
+    """``mouse_core.replay.ReplayBufferEnsemble`` that gives TensorDicts.
+
+    Args:
+        *buffers: Replay buffers of any package, ensembles, or what is a storage as it stands.
+        p, transform, batch_size, seed, collate_fn: See ``mouse_core.replay.ReplayBufferEnsemble``.
+        device: Where batches arrive; None: on the host.
+
+    Raises:
+        ConfigError: A device that is not there; else see ``mouse_core.replay.ReplayBufferEnsemble``.
+    """
+
+    def __init__(
+        self,
+        *buffers: Any,
+        p: Sequence[float] | None = None,
+        transform: Transform | Sequence[Transform] | None = None,
+        batch_size: int | None = None,
+        seed: int = 0,
+        collate_fn: Callable[[Sequence[Any]], Any] | None = None,
+        device: str | torch.device | None = None,
+    ) -> None:
+        self._target = check_device(device)
+        super().__init__(*buffers, p=p, transform=transform, batch_size=batch_size, seed=seed, collate_fn=collate_fn)
+
+    @property
+    def device(self) -> torch.device:
+        """Where batches arrive."""
+        return self._target
+
+    def update_priority(self, index: Any, priority: Any = None, buffer_ids: Any = None) -> None:
+        """Say how important rows are, in tensors on any device; see the core's."""
+        super().update_priority(on_host(index), on_host(priority), on_host(buffer_ids))
+
+    def _join(self, key: FieldKey, parts: list[Any], numbers: list[int]) -> Any:
+        if any(isinstance(part, torch.Tensor) for part in parts):
+            return joined(key, parts, numbers, self._target)
+        return super()._join(key, parts, numbers)
+
+    def _deliver(self, batch: Any) -> Any:
+        return tensor_dict(batch, self._target)
+
+
+def _placed(storage: Any, target: torch.device) -> Any:
+    """The storage, or one on the device in place of an ``ArrayStorage``, with its rows."""
+    if isinstance(storage, TensorStorage) and storage.device != _exact(target):
+        raise ConfigError(f"device: expected {storage.device}, where the storage is, found {target}")
+    if target.type == "cpu" or type(storage) is not ArrayStorage:
+        return storage
+    moved = TensorStorage(storage.capacity, storage.ndim, device=target, alignment=storage.alignment)
+    if len(storage):
+        moved.load(storage.state())
+    return moved
+
+
+def _exact(device: torch.device) -> torch.device:
+    """The device with its number, as tensors say it."""
+    return torch.empty(0, device=device).device
