@@ -51,8 +51,8 @@ def read_minari(
     ``episode_step``, and ``observation``, ``observation_discrete`` or ``observation_image``. Dict and Tuple spaces
     become ``observation_<key>`` and ``action_<key>``, nested keys joined by ``_``. Infos become
     ``metadata_infos_<key>``, null in episodes that lack them; an episode's seed and options
-    ``metadata_episode_seed`` and ``metadata_episode_options`` (as JSON). Single numbers of fractions become vectors of one, and shapes of more than one dimension that are no
-    picture are flattened, where a space is not nested.
+    ``metadata_episode_seed`` and ``metadata_episode_options`` (as JSON). Where a space is not nested, single
+    fractions become vectors of one, and shapes of more than one dimension that are no picture are flattened.
 
     Args:
         path: The dataset's folder, or the folder ``data`` in it.
