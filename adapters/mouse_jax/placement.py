@@ -74,7 +74,7 @@ def find_placement(device: jax.Device | str | None, sharding: Sharding | None, s
             process, or as in ``check_layout``.
     """
     if sharding is None:
-        return Placement(_find_device(device))
+        return Placement(find_device(device))
     if not isinstance(sharding, Sharding):
         raise ConfigError(f"sharding: expected a jax.sharding.Sharding, found {sharding!r}")
     if device is not None:
@@ -119,7 +119,8 @@ def _own_parts(sharding: Sharding, source: BatchSource) -> tuple[tuple[int, int]
     return tuple((first // length, size // length) for first, _ in stretches)
 
 
-def _find_device(device: jax.Device | str | None) -> jax.Device | None:
+def find_device(device: jax.Device | str | None) -> jax.Device | None:
+    """The device that is meant; None: JAX's default. ConfigError where it is not there."""
     if device is None:
         return None
     if isinstance(device, jax.Device):

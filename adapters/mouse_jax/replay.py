@@ -1,0 +1,158 @@
+"""ReplayBuffer for JAX: pytrees in, pytrees of jax.Array out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+from jax.sharding import Sharding
+
+from mouse_core.replay import buffer, ensemble
+from mouse_core.replay.priorities import Beta, PrioritizedSampler
+from mouse_core.replay.protocols import FieldKey, Sampler, Transform, Writer
+from mouse_jax.placement import find_device
+from mouse_jax.trees import as_arrays, as_jax
+
+Target: TypeAlias = jax.Device | Sharding | str | None
+
+
+class ReplayBuffer(buffer.ReplayBuffer):
+    """``mouse_core.replay.ReplayBuffer`` that takes and gives pytrees of ``jax.Array``.
+
+    Rows may be nested dicts, tuples, named tuples and dataclasses of JAX or NumPy arrays or of numbers; dataclasses
+    come back as dicts. Batches are dicts of ``jax.Array``, nested as the rows are. The draws are those of NumPy and
+    torch for the same seed. Rows lie in the host's memory, and every batch in memory of its own that nobody writes to
+    again, since JAX may keep that very memory.
+
+    Without x64 (``jax_enable_x64``) 64-bit fields are delivered as ``NARROWED`` says; a value that does not fit is an
+    error. Transforms work on NumPy arrays, before that.
+
+    Args:
+        storage, sampler, writer, transform, batch_size, seed, collate_fn, priority_key: See
+            ``mouse_core.replay.ReplayBuffer``.
+        device: Where batches arrive: a ``jax.Device``, a sharding, a platform ("cpu", "gpu"), or one with a number
+            ("gpu:1"); None: JAX's default device.
+
+    Raises:
+        ConfigError: A device that is not there; else see ``mouse_core.replay.ReplayBuffer``.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> from mouse_core.replay import ArrayStorage
+        >>> from mouse_jax import ReplayBuffer
+        >>> buffer = ReplayBuffer(ArrayStorage(100), batch_size=2)
+        >>> buffer.extend({"obs": jnp.ones((3, 4))}).tolist()
+        [0, 1, 2]
+        >>> buffer.sample()["obs"].shape
+        (2, 4)
+    """
+
+    def __init__(
+        self,
+        storage: Any = None,
+        sampler: Sampler | None = None,
+        writer: Writer | None = None,
+        transform: Transform | Sequence[Transform] | None = None,
+        batch_size: int | None = None,
+        seed: int = 0,
+        *,
+        collate_fn: Callable[[Sequence[Any]], Any] | None = None,
+        priority_key: FieldKey = "td_error",
+        device: Target = None,
+    ) -> None:
+        self._target = device if isinstance(device, Sharding) else find_device(device)
+        super().__init__(
+            storage,
+            sampler,
+            writer,
+            transform,
+            batch_size,
+            seed,
+            collate_fn=collate_fn,
+            priority_key=priority_key,
+        )
+
+    @property
+    def device(self) -> jax.Device | Sharding | None:
+        """Where batches arrive; None: JAX's default device."""
+        return self._target
+
+    def _accept(self, rows: Any) -> Any:
+        return as_arrays(rows)
+
+    def _deliver(self, batch: Any) -> Any:
+        return as_jax(batch, self._target)
+
+
+class PrioritizedReplayBuffer(ReplayBuffer):
+    """A ``ReplayBuffer`` with a ``PrioritizedSampler``.
+
+    Args:
+        alpha, beta, eps: See ``mouse_core.replay.PrioritizedSampler``.
+        storage, writer, transform, batch_size, seed, collate_fn, priority_key, device: See ``ReplayBuffer``.
+    """
+
+    def __init__(
+        self,
+        alpha: float = 0.6,
+        beta: Beta = 0.4,
+        *,
+        eps: float = 1e-8,
+        storage: Any = None,
+        writer: Writer | None = None,
+        transform: Transform | Sequence[Transform] | None = None,
+        batch_size: int | None = None,
+        seed: int = 0,
+        collate_fn: Callable[[Sequence[Any]], Any] | None = None,
+        priority_key: FieldKey = "td_error",
+        device: Target = None,
+    ) -> None:
+        super().__init__(
+            storage,
+            PrioritizedSampler(alpha, beta, eps),
+            writer,
+            transform,
+            batch_size,
+            seed,
+            collate_fn=collate_fn,
+            priority_key=priority_key,
+            device=device,
+        )
+
+
+class ReplayBufferEnsemble(ensemble.ReplayBufferEnsemble):
+    """``mouse_core.replay.ReplayBufferEnsemble`` that gives pytrees of ``jax.Array``.
+
+    Args:
+        *buffers: Replay buffers of any package, ensembles, or what is a storage as it stands.
+        p, transform, batch_size, seed, collate_fn: See ``mouse_core.replay.ReplayBufferEnsemble``.
+        device: See ``ReplayBuffer``.
+
+    Raises:
+        ConfigError: A device that is not there; else see ``mouse_core.replay.ReplayBufferEnsemble``.
+    """
+
+    def __init__(
+        self,
+        *buffers: Any,
+        p: Sequence[float] | None = None,
+        transform: Transform | Sequence[Transform] | None = None,
+        batch_size: int | None = None,
+        seed: int = 0,
+        collate_fn: Callable[[Sequence[Any]], Any] | None = None,
+        device: Target = None,
+    ) -> None:
+        self._target = device if isinstance(device, Sharding) else find_device(device)
+        super().__init__(*buffers, p=p, transform=transform, batch_size=batch_size, seed=seed, collate_fn=collate_fn)
+
+    @property
+    def device(self) -> jax.Device | Sharding | None:
+        """Where batches arrive; None: JAX's default device."""
+        return self._target
+
+    def _accept(self, rows: Any) -> Any:
+        return as_arrays(rows)
+
+    def _deliver(self, batch: Any) -> Any:
+        return as_jax(batch, self._target)

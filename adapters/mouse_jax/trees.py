@@ -1,0 +1,75 @@
+"""Nested rows and batches between pytrees of jax.Array and trees of NumPy arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import jax
+import numpy as np
+import numpy.typing as npt
+from jax.sharding import Sharding
+
+from mouse_core._convert import convert
+from mouse_core.errors import DataError
+from mouse_core.replay._trees import flatten, map_tree
+from mouse_core.replay.protocols import FieldKey
+from mouse_jax.dtypes import narrowing
+
+_NUMBERS = "biufc"
+
+
+def as_arrays(rows: Any) -> Any:
+    """Rows with JAX's arrays as NumPy's on the host, and dataclasses as dicts."""
+    if isinstance(rows, jax.Array):
+        return np.asarray(rows)
+    if isinstance(rows, Mapping):
+        return {name: as_arrays(child) for name, child in rows.items()}
+    if is_dataclass(rows) and not isinstance(rows, type):
+        return {field.name: as_arrays(getattr(rows, field.name)) for field in fields(rows)}
+    if isinstance(rows, tuple):
+        children = [as_arrays(child) for child in rows]
+        return type(rows)(*children) if hasattr(rows, "_fields") else tuple(children)
+    if isinstance(rows, list) and rows and not isinstance(rows[0], bool | int | float):
+        return [as_arrays(row) for row in rows]
+    return rows
+
+
+def as_jax(batch: Any, target: jax.Device | Sharding | None) -> Any:
+    """A batch, or rows, with its numbers as JAX's arrays in their place; what is no array of numbers stays.
+
+    Without x64 64-bit numbers are narrowed.
+
+    Args:
+        batch: Arrays in memory that nobody writes to any more: on a host JAX may keep it.
+        target: A device or a sharding; None: JAX's default device.
+
+    Raises:
+        DataError: A number that does not fit; the message names the field.
+    """
+    found: dict[FieldKey, Any] = flatten(batch) if isinstance(batch, Mapping | tuple) else {(): batch}
+    narrowed = narrowing()
+    numbers = {
+        key: _narrowed(np.asarray(values), narrowed, key)
+        for key, values in found.items()
+        if isinstance(values, np.ndarray | np.generic) and values.dtype.kind in _NUMBERS
+    }
+    placed = jax.device_put(list(numbers.values()), target, may_alias=True)
+    leaves: dict[FieldKey, Any] = {**found, **dict(zip(numbers, placed, strict=True))}
+    if not isinstance(batch, Mapping | tuple):
+        return leaves[()]
+    values = iter(leaves.values())
+    return map_tree(lambda _: next(values), batch)
+
+
+def _narrowed(
+    values: npt.NDArray[Any], narrowed: Mapping[np.dtype[Any], np.dtype[Any]], key: FieldKey
+) -> npt.NDArray[Any]:
+    dtype = narrowed.get(values.dtype)
+    if dtype is None:
+        return values
+    try:
+        return convert(np.atleast_1d(values), dtype).reshape(values.shape)
+    except ValueError as error:
+        raise DataError(f"field {key!r}: {error}; JAX holds it with jax_enable_x64") from error
