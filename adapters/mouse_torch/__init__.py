@@ -8,5 +8,14 @@ except ImportError as error:
 
 from mouse_torch.augment import TokenAugmenter
 from mouse_torch.prefetch import PrefetchBatchifier
+from mouse_torch.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayBufferEnsemble
+from mouse_torch.storage import TensorStorage
 
-__all__ = ["PrefetchBatchifier", "TokenAugmenter"]
+__all__ = [
+    "PrefetchBatchifier",
+    "PrioritizedReplayBuffer",
+    "ReplayBuffer",
+    "ReplayBufferEnsemble",
+    "TensorStorage",
+    "TokenAugmenter",
+]
