@@ -10,5 +10,15 @@ from mouse_jax.augment import TokenAugmenter
 from mouse_jax.dtypes import NARROWED, narrowing
 from mouse_jax.map_dataset import to_grain
 from mouse_jax.prefetch import PrefetchBatchifier
+from mouse_jax.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayBufferEnsemble
 
-__all__ = ["NARROWED", "PrefetchBatchifier", "TokenAugmenter", "narrowing", "to_grain"]
+__all__ = [
+    "NARROWED",
+    "PrefetchBatchifier",
+    "PrioritizedReplayBuffer",
+    "ReplayBuffer",
+    "ReplayBufferEnsemble",
+    "TokenAugmenter",
+    "narrowing",
+    "to_grain",
+]
