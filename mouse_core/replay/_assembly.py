@@ -56,7 +56,7 @@ def _pad(rows: Any, where: npt.NDArray[np.bool_], pad: float) -> None:
         if isinstance(leaf, np.ndarray):
             with np.errstate(invalid="ignore"):
                 value = np.asarray(pad).astype(leaf.dtype)
-            if leaf.dtype.kind in "biufc" and value != pad and pad == pad:
+            if leaf.dtype.kind in "biufc" and value != pad and (pad == pad or value == value):
                 raise DataError(f"sample: field {key!r}: expected a pad that {leaf.dtype} holds, found {pad}")
         leaf[where] = value
 

@@ -59,7 +59,7 @@ class EpisodeIndex:
                 self._is_whole = False  # rows came and went that nobody spoke of
                 return
             episodes.extend(*self._marks(write.read, episodes.num_envs))
-        except (SchemaError, MissingFieldError):
+        except SchemaError:
             # The rows are written, and this is no time to complain: the next draw looks again.
             self._is_whole = False
 
@@ -197,7 +197,7 @@ STATE = ("steps", "counts", "begins", "ids", "ended", "next_ids")
 def _has(read: Read, key: FieldKey) -> bool:
     try:
         read(key)
-    except MissingFieldError:
+    except SchemaError:
         return False
     return True
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.errors import ConfigError, SchemaError
+from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
 from mouse_core.replay._checks import check_max_size, check_ndim, check_put, slot_error
 from mouse_core.replay._memory import Bytes, RowMemory
 from mouse_core.replay._rows import RowSchema
 from mouse_core.replay._state import rows_state, state_rows
-from mouse_core.replay._trees import find, map_tree, stack, unflatten
+from mouse_core.replay._trees import key_of, map_tree, path_of, stack, unflatten
 from mouse_core.replay.protocols import FieldKey, Slots
 from mouse_core.spec import Alignment, check_alignment
 
@@ -207,7 +207,9 @@ class ArrayStorage:
     def read(self, key: FieldKey, slots: Slots | slice) -> npt.NDArray[Any]:
         """One field of the rows in ``slots``; see ``Storage.read``."""
         columns = {} if self._memory is None else self._memory.by_key
-        column = columns[key] if key in columns else find(columns, key)
+        column = columns.get(key, columns.get(key_of(path_of(key))))
+        if column is None:
+            raise MissingFieldError(f"rows: expected a field {key!r}, found {list(columns)}")
         values: npt.NDArray[Any] = column[slots]
         return values
 

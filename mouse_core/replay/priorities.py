@@ -68,17 +68,21 @@ class Priorities:
         Raises:
             DataError: A priority is negative, NaN or infinite, or its power is beyond float64.
         """
-        weights: Floats = (priority + self.eps) ** self.alpha
-        # NaN fails every comparison, and comes through the minimum and the maximum.
-        if priority.size and not (priority.min() >= 0 and priority.max() < np.inf and weights.max() < np.inf):
-            wrong = ~((priority >= 0) & (priority < np.inf) & (weights < np.inf))
-            place = np.unravel_index(int(wrong.argmax()), wrong.shape)
-            where = list(map(int, place))
-            raise DataError(
-                f"update_priority: expected finite priorities from 0, found {priority[place]} at {where} "
-                f"(alpha={self.alpha}, eps={self.eps})"
-            )
+        # NaN fails every comparison, and comes through the minimum.
+        if priority.size and not (priority.min() >= 0 and priority.max() < np.inf):
+            raise self._refusal(priority, ~((priority >= 0) & (priority < np.inf)))
+        with np.errstate(over="ignore"):
+            weights: Floats = (priority + self.eps) ** self.alpha
+        if weights.size and not weights.max() < np.inf:
+            raise self._refusal(priority, np.isinf(weights))
         return weights
+
+    def _refusal(self, priority: Floats, wrong: npt.NDArray[np.bool_]) -> DataError:
+        place = np.unravel_index(int(wrong.argmax()), wrong.shape)
+        return DataError(
+            f"update_priority: expected finite priorities from 0, found {priority[place]} at {list(map(int, place))} "
+            f"(alpha={self.alpha}, eps={self.eps})"
+        )
 
     def check(
         self, storage: Storage, index: Slots, priority: npt.NDArray[Any]

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.errors import ConfigError
+from mouse_core.errors import ConfigError, StateError
 from mouse_core.randomness import Key, Order
 from mouse_core.replay._sampler_state import check_state
 from mouse_core.replay.protocols import Draw, Storage, Write
@@ -144,6 +144,8 @@ class SamplerWithoutReplacement:
         """
         kinds = dict.fromkeys(("rows", "position", "began", "oldest", "ran_out"), int)
         values = check_state(state, {"config": repr(self)}, kinds, self)
+        if values["position"] > values["rows"]:
+            raise StateError(f"sampler: expected a position up to {values['rows']}, found {values['position']}")
         self._forget()
         self._rows, self._position, self._began = values["rows"], values["position"], values["began"]
         self._oldest, self._ran_out = values["oldest"], bool(values["ran_out"])

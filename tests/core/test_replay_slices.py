@@ -1,0 +1,490 @@
+"""Slices against rows that say themselves where they belong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mouse_core import ConfigError, DataError, MissingFieldError, SchemaError, StateError
+from mouse_core.replay.array_storage import ArrayStorage
+from mouse_core.replay.buffer import ReplayBuffer
+from mouse_core.replay.slices import SliceSampler, SliceSamplerWithoutReplacement
+from tests.core.statistics import check_frequencies
+
+
+class World:
+    """Rows of some environments, each with its number, environment and the number of its episode."""
+
+    def __init__(self, num_envs: int, mode: str) -> None:
+        self.num_envs, self.mode = num_envs, mode
+        self.rows: list[list[dict[str, Any]]] = [[] for _ in range(num_envs)]
+        self.episodes = list(range(num_envs))
+
+    def __len__(self) -> int:
+        return len(self.rows[0])
+
+    def make(self, n: int, rng: np.random.Generator, often: float = 0.15) -> dict[str, Any]:
+        """``n`` more steps, as a tree ``[n, E]``, or ``[n]`` of one environment."""
+        for env, rows in enumerate(self.rows):
+            for _ in range(n):
+                kind = rng.choice(["no", "over", "cut"], p=[1 - often, often / 2, often / 2])
+                row = {"row": len(rows), "env": env, "episode": self.episodes[env]}
+                row |= {"terminated": kind == "over", "truncated": kind == "cut"}
+                rows.append(row)
+                if kind != "no":
+                    self.episodes[env] += self.num_envs
+        return self.tree([rows[-n:] for rows in self.rows])
+
+    def tree(self, rows: list[list[dict[str, Any]]]) -> dict[str, Any]:
+        names = ["row", "env", "number"] + (["episode"] if self.mode == "id" else ["terminated", "truncated"])
+        sources = {"number": "episode"}
+        tree = {name: np.array([[row[sources.get(name, name)] for row in env] for env in rows]).T for name in names}
+        return tree if self.num_envs > 1 else {name: values[:, 0] for name, values in tree.items()}
+
+    @property
+    def keys(self) -> dict[str, Any]:
+        return {"traj_key": "episode"} if self.mode == "id" else {
+            "end_key": "terminated", "truncated_key": "truncated"
+        }  # fmt: skip
+
+    def alive(self, capacity: int) -> list[list[dict[str, Any]]]:
+        """The stretches of one episode that exist, in order of environment and time."""
+        stretches: list[list[dict[str, Any]]] = []
+        for rows in self.rows:
+            for row in rows[max(0, len(rows) - capacity) :]:
+                if stretches and (stretches[-1][-1]["env"], stretches[-1][-1]["episode"]) == (
+                    row["env"], row["episode"]
+                ):  # fmt: skip
+                    stretches[-1].append(row)
+                else:
+                    stretches.append([row])
+        return stretches
+
+
+def slices_of(batch: dict[str, Any]) -> list[list[tuple[int, int, int, int]]]:
+    """Environment, row, number of the episode and id of every step that is there, slice by slice."""
+    columns = [np.asarray(batch[name]) for name in ("env", "row", "number", "traj_id")]
+    if batch["index"].ndim == 1:
+        cuts = np.nonzero(np.diff(batch["slice_id"]))[0] + 1
+        assert batch["slice_id"].tolist() == sorted(batch["slice_id"].tolist())
+        parts = [np.split(column, cuts) for column in columns]
+    else:
+        there = batch.get("mask", np.ones(batch["index"].shape, bool))
+        parts = [[values[kept] for values, kept in zip(column, there, strict=True)] for column in columns]
+    return [list(zip(*(part.tolist() for part in one), strict=True)) for one in zip(*parts, strict=True)]
+
+
+def check_slices(batch: dict[str, Any], world: World, capacity: int, length: int, options: dict[str, Any]) -> None:
+    """Consecutive rows of one episode that exist, as many as there may be."""
+    homes = {}
+    for stretch in world.alive(capacity):
+        for row in stretch:
+            homes[row["env"], row["row"], row["episode"]] = (stretch[0]["row"], stretch[-1]["row"] + 1)
+    ids: dict[int, int] = {}
+    left, right = options.get("span", (False, False))
+    for one in slices_of(batch):
+        env, first, number, traj_id = one[0]
+        begin, end = homes[env, first, number]
+        assert [row for _, row, _, _ in one] == list(range(first, first + len(one)))
+        assert {(step[0], step[2], step[3]) for step in one} == {(env, number, traj_id)}
+        assert begin <= first
+        assert first + len(one) <= end
+        if world.mode == "id":
+            assert traj_id == number
+        assert ids.setdefault(traj_id, number) == number
+        full = min(length, end - begin)
+        if options["strict_length"] and not options.get("pad"):
+            assert end - begin >= length
+        missing = full - len(one)
+        if missing:
+            touches = (left and first == begin) or (right and first + len(one) == end)
+            most = max(length - 1 if side is True else side for side in (left, right))
+            assert touches
+            assert missing <= most
+    for name, values in batch.items():
+        assert values.flags.c_contiguous or name in ("mask",), name
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    data=st.data(),
+    num_envs=st.integers(1, 3),
+    capacity=st.integers(2, 30),
+    mode=st.sampled_from(["id", "flag"]),
+    replacement=st.booleans(),
+)
+def test_slices_lie_in_one_episode_whatever_happens(
+    data: st.DataObject, num_envs: int, capacity: int, mode: str, replacement: bool
+) -> None:
+    length = data.draw(st.integers(1, 6))
+    world = World(num_envs, mode)
+    options: dict[str, Any] = {"strict_length": data.draw(st.booleans()), "pad": data.draw(st.booleans())}
+    if replacement:
+        sides = st.one_of(st.booleans(), st.integers(0, length - 1))
+        options |= {"span": (data.draw(sides), data.draw(sides))}
+        options |= {"weighting": data.draw(st.sampled_from(["step", "trajectory"]))}
+    size = data.draw(st.sampled_from([{"slice_len": length}, {"num_slices": 3}]))
+
+    def make(seed: int = 9) -> ReplayBuffer:
+        kind = SliceSampler if replacement else SliceSamplerWithoutReplacement
+        sampler = kind(**size, **world.keys, **options)
+        storage = ArrayStorage(capacity * num_envs, ndim=min(num_envs, 2))
+        return ReplayBuffer(storage, sampler, batch_size=3 * length, seed=seed)
+
+    buffer = make()
+    for _ in range(data.draw(st.integers(1, 8))):
+        rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
+        step = data.draw(st.sampled_from(["add", "extend", "extend", "same", "move", "restore", "empty"]))
+        if step in ("add", "extend") or not len(world):
+            n = 1 if step == "add" else int(rng.integers(1, 2 * capacity + 2))
+            rows = world.make(n, rng)
+            if step == "add":
+                buffer.add({name: values[0] for name, values in rows.items()})
+            else:
+                buffer.extend(rows)
+        elif step == "same":
+            # The same rows written in place: nothing changes.
+            slots = rng.integers(0, len(buffer), 3)
+            buffer[slots] = buffer[slots]
+        elif step == "move":
+            # One row joins the episode before, or gets one of its own.
+            rows = world.rows[0]
+            row = int(rng.integers(max(0, len(rows) - capacity), len(rows)))
+            if mode == "flag":
+                rows[row]["terminated"] = not rows[row]["terminated"]
+                rows[row]["truncated"] = False
+            else:
+                rows[row]["episode"] = rows[row - 1]["episode"] if row and rng.integers(2) else 1000 + row
+            if mode == "flag":
+                number = world.rows[0][0]["episode"]
+                for other in rows:
+                    other["episode"] = number
+                    number += num_envs * (other["terminated"] or other["truncated"])
+                world.episodes[0] = number
+                relabelled = np.arange(max(0, len(rows) - capacity), len(rows))
+            else:
+                relabelled = np.array([row])
+            slots = relabelled % capacity * num_envs
+            tree = world.tree([[rows[place] for place in relabelled]] * num_envs)
+            buffer[slots] = {name: values[:, 0] for name, values in tree.items()} if num_envs > 1 else tree
+        elif step == "restore":
+            before, buffer = buffer, make(seed=0)
+            buffer.load_state_dict(before.state_dict())
+            for _ in range(2):
+                try:
+                    expected = before.sample()
+                except ConfigError:
+                    break
+                found = buffer.sample()
+                assert list(found) == list(expected)
+                for name, values in expected.items():
+                    np.testing.assert_array_equal(found[name], values)
+        else:
+            buffer.empty()
+            world = World(num_envs, mode)
+            continue
+        stretches = world.alive(capacity)
+        strict = options["strict_length"] and not options["pad"]
+        tiles = sum(len(one) // length if strict else -(-len(one) // length) for one in stretches)
+        fits = any(len(one) >= length for one in stretches) or not strict
+        if not fits or (not replacement and tiles < 3):
+            with pytest.raises(ConfigError, match="slices"):
+                buffer.sample()
+            continue
+        batch = buffer.sample()
+        if replacement:
+            check_slices(batch, world, capacity, length, options)
+        assert len(slices_of(batch)) <= 3
+
+
+# ---------------------------------------------------------------------- how often
+
+
+def episodes_buffer(lengths: list[int], sampler: Any, batch_size: int, *, overwritten: int = 0) -> ReplayBuffer:
+    """One episode of each length, in a ring of which ``overwritten`` rows are gone."""
+    number = np.repeat(np.arange(len(lengths)), lengths)
+    done = np.concatenate([np.arange(length) == length - 1 for length in lengths])
+    buffer = ReplayBuffer(ArrayStorage(len(done) - overwritten), sampler, batch_size=batch_size, seed=21)
+    buffer.extend({"row": np.arange(len(done)), "number": number, "done": done})
+    return buffer
+
+
+@pytest.mark.parametrize("weighting", ["step", "trajectory"])
+@pytest.mark.parametrize("strict", [True, False])
+def test_weighting(weighting: Any, strict: bool) -> None:
+    """By step every slice comes equally often, by trajectory every episode, and its slices equally often."""
+    lengths, length = [3, 4, 9, 30, 2, 12], 4
+    sampler = SliceSampler(slice_len=length, weighting=weighting, strict_length=strict, pad=not strict)
+    buffer = episodes_buffer(lengths, sampler, 8000, overwritten=2)  # the first episode has one row left
+    drawn = np.concatenate([buffer.sample()["row"][:, 0] for _ in range(12)])
+    expected, first = np.zeros(sum(lengths)), 0
+    for number, steps in enumerate(lengths):
+        begin = max(first, 2)
+        alive = first + steps - begin
+        count = max(alive - length + 1, 0 if strict else 1)
+        expected[begin : begin + count] = 1.0 if weighting == "step" else 1.0 / max(count, 1)
+        first += steps
+        assert number >= 0
+    check_frequencies(np.bincount(drawn, minlength=len(expected)), expected / expected.sum())
+
+
+def test_every_environment_comes_as_often_as_it_has_slices() -> None:
+    done = np.zeros((40, 3), bool)
+    done[[9, 19, 29, 39], 1] = True
+    done[::2, 2] = True  # too short
+    sampler = SliceSampler(slice_len=5)
+    buffer = ReplayBuffer(ArrayStorage(120, ndim=2), sampler, batch_size=5 * 3000)
+    buffer.extend({"done": done, "env": np.tile(np.arange(3), (40, 1)), "t": np.arange(40)[:, None].repeat(3, 1)})
+    batches = [buffer.sample() for _ in range(4)]
+    counts = Counter(
+        (env, t)
+        for batch in batches
+        for env, t in zip(batch["env"][:, 0].tolist(), batch["t"][:, 0].tolist(), strict=True)
+    )
+    there = [(0, t) for t in range(36)] + [(1, t) for t in range(40) if t % 10 <= 5]
+    assert set(counts) == set(there)
+    check_frequencies(np.array([counts[place] for place in there]), np.full(len(there), 1 / len(there)))
+
+
+# ---------------------------------------------------------------------- shapes
+
+
+def test_the_ways_to_treat_short_episodes() -> None:
+    lengths = [2, 5]
+    dropped = episodes_buffer(lengths, SliceSampler(slice_len=4), 40).sample()
+    assert dropped["index"].shape == (10, 4)
+    assert set(dropped["number"].reshape(-1).tolist()) == {1}
+    assert "mask" not in dropped
+
+    flat = episodes_buffer(lengths, SliceSampler(slice_len=4, strict_length=False), 40).sample()
+    sizes = Counter(flat["slice_id"].tolist())
+    assert list(sizes) == list(range(10))
+    assert set(sizes.values()) == {2, 4}
+    assert flat["row"].shape == flat["traj_id"].shape == flat["index"].shape == (sum(sizes.values()),)
+
+    padded = episodes_buffer(lengths, SliceSampler(slice_len=4, pad=True), 40).sample()
+    assert padded["row"].shape == padded["mask"].shape == (10, 4)
+    for row, mask in zip(padded["row"].tolist(), padded["mask"].tolist(), strict=True):
+        assert (mask == [True] * 4) if row[0] > 1 else (row == [0, 1, 1, 1] and mask == [True, True, False, False])
+
+    filled = episodes_buffer(lengths, SliceSampler(slice_len=4, pad=1), 40).sample()
+    assert not filled["mask"].all()
+    for name in ("row", "number", "done"):
+        assert (filled[name][~filled["mask"]] == 1).all()
+    np.testing.assert_array_equal(filled["row"][filled["mask"]], padded["row"][padded["mask"]])
+    for pad, field in ((-1, "done"), (np.nan, "row"), (0.5, "row")):
+        with pytest.raises(DataError, match=f"field '{field}': expected a pad that"):
+            episodes_buffer(lengths, SliceSampler(slice_len=4, pad=pad), 40).sample()
+
+
+def test_a_span_reaches_over_the_ends() -> None:
+    lengths = [6]
+    batch = episodes_buffer(lengths, SliceSampler(slice_len=4, span=(2, True), pad=True), 4 * 400).sample()
+    found = Counter(tuple(zip(row, mask, strict=True)) for row, mask in
+                    zip(batch["row"].tolist(), batch["mask"].tolist(), strict=True))  # fmt: skip
+    expected = set()
+    for start in range(-2, 6):
+        steps = range(start, start + 4)
+        expected.add(tuple((min(max(step, 0), 5), 0 <= step <= 5) for step in steps))
+    assert set(found) == expected
+    flat = episodes_buffer(lengths, SliceSampler(slice_len=4, span=1), 400).sample()
+    assert set(Counter(flat["slice_id"].tolist()).values()) == {3, 4}
+
+
+def test_traj_ids_stay_with_their_episodes() -> None:
+    """While rows come in and go, and after a restart."""
+    sampler = SliceSampler(slice_len=2)
+    buffer = ReplayBuffer(ArrayStorage(20), sampler, batch_size=200, seed=1)
+    known: dict[int, int] = {}
+    for first in range(0, 90, 9):
+        rows = np.arange(first, first + 9)
+        buffer.extend({"row": rows, "done": rows % 5 == 4})
+        if first == 45:
+            other = ReplayBuffer(ArrayStorage(20), SliceSampler(slice_len=2), batch_size=200, seed=1)
+            other.load_state_dict(buffer.state_dict())
+            buffer = other
+        batch = buffer.sample()
+        for row, traj_id in zip(batch["row"][:, 0].tolist(), batch["traj_id"][:, 0].tolist(), strict=True):
+            assert known.setdefault(row // 5, traj_id) == traj_id
+    assert len(set(known.values())) == len(known)
+
+
+# ---------------------------------------------------------------------- without replacement
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 12), min_size=1, max_size=8),
+    length=st.integers(1, 5),
+    batch=st.integers(1, 4),
+    strict=st.booleans(),
+    drop_last=st.booleans(),
+    shuffle=st.booleans(),
+)
+def test_an_epoch_has_every_slice_once(
+    lengths: list[int], length: int, batch: int, strict: bool, drop_last: bool, shuffle: bool
+) -> None:
+    sampler = SliceSamplerWithoutReplacement(
+        slice_len=length, strict_length=strict, pad=not strict, drop_last=drop_last, shuffle=shuffle
+    )
+    buffer = episodes_buffer(lengths, sampler, batch * length)
+    firsts = np.cumsum([0, *lengths[:-1]]).tolist()
+    every = [
+        list(range(first + place, min(first + place + length, first + steps)))
+        for first, steps in zip(firsts, lengths, strict=True)
+        for place in range(0, steps, length)
+        if not strict or place + length <= steps
+    ]
+    if len(every) < batch:
+        with pytest.raises(ConfigError, match="slices"):
+            buffer.sample()
+        return
+    per_epoch = len(every) // batch if drop_last else -(-len(every) // batch)
+    orders = []
+    for _ in range(3):
+        seen: list[list[int]] = []
+        for number in range(per_epoch):
+            found = buffer.sample()
+            there = found.get("mask", np.ones(found["row"].shape, bool))
+            seen += [row[kept].tolist() for row, kept in zip(found["row"], there, strict=True)]
+            assert buffer.ran_out == (number == per_epoch - 1)
+        assert len(seen) == (per_epoch * batch if drop_last else len(every))
+        assert len({tuple(one) for one in seen}) == len(seen)
+        assert all(one in every for one in seen)
+        orders.append(seen)
+        if not shuffle:
+            assert seen == every[: len(seen)]
+    if shuffle and len(every) > 6:
+        assert orders[0] != orders[1] or orders[1] != orders[2]
+
+
+def test_a_write_begins_an_epoch() -> None:
+    sampler = SliceSamplerWithoutReplacement(slice_len=2, shuffle=False)
+    buffer = episodes_buffer([4, 4], sampler, 4)
+    assert buffer.sample()["row"].tolist() == [[0, 1], [2, 3]]
+    buffer.extend({"row": [8], "number": [9], "done": [False]})  # over row 0
+    assert buffer.sample()["row"].tolist() == [[1, 2], [4, 5]]
+
+
+# ---------------------------------------------------------------------- fields
+
+
+@pytest.mark.parametrize(
+    ("names", "there"),
+    [
+        (("done",), "done"),
+        (("terminated", "truncated"), "truncated"),
+        (("next/done", "done"), "next/done"),
+        (("next/terminated", "next/truncated", "done"), "next/truncated"),
+        (("collector/traj_ids",), "collector/traj_ids"),
+        (("episode",), "episode"),
+        (("traj_id_of_mine", "traj_id_2"), None),
+    ],
+)
+def test_fields_that_say_where_episodes_end(names: tuple[str, ...], there: str | None) -> None:
+    rows: dict[str, Any] = {"row": np.arange(20)}
+    for name in names:
+        ids = name in ("collector/traj_ids", "episode")
+        column = (
+            (np.arange(20) // 5 if ids else np.arange(20) % 5 == 4) if name == there else np.zeros((20, 1), np.int8)
+        )
+        *outer, last = name.split("/")
+        (rows.setdefault(outer[0], {}) if outer else rows)[last] = column
+    buffer = ReplayBuffer(ArrayStorage(20), SliceSampler(slice_len=5), batch_size=100)
+    buffer.extend(rows)
+    if there is None:
+        with pytest.raises(MissingFieldError, match="expected end_key=, truncated_key= or traj_key="):
+            buffer.sample()
+        return
+    assert set(buffer.sample()["row"][:, 0].tolist()) == {0, 5, 10, 15}
+
+
+def test_fields_that_do_not_serve() -> None:
+    def sampled(column: Any, **options: Any) -> None:
+        buffer = ReplayBuffer(ArrayStorage(20), SliceSampler(slice_len=5, **options), batch_size=100)
+        buffer.extend({"row": np.arange(20), "x": column})
+        buffer.sample()
+
+    with pytest.raises(SchemaError, match="'x': expected one value a row, found rows of shape \\[2\\]"):
+        sampled(np.zeros((20, 2)), end_key="x")
+    with pytest.raises(SchemaError, match=r"'x': expected integers, found 0\.5"):
+        sampled(np.full(20, 0.5), traj_key="x")
+    with pytest.raises(MissingFieldError, match="end"):
+        sampled(np.zeros(20), end_key="end")
+    sampled(np.zeros(20), traj_key="x")
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({}, "num_slices or slice_len"),
+        ({"num_slices": 2, "slice_len": 2}, "num_slices or slice_len"),
+        ({"num_slices": 0}, "num_slices: expected an integer from 1"),
+        ({"slice_len": 2.0}, "slice_len: expected an integer from 1"),
+        ({"slice_len": 2, "span": 2}, "span: expected less than the 2 steps"),
+        ({"slice_len": 2, "span": -1}, "span: expected True, False or an integer"),
+        ({"slice_len": 2, "span": (1, 0, 0)}, "span: expected True, False or an integer"),
+        ({"slice_len": 2, "pad": "zero"}, "pad: expected True, False or a number"),
+        ({"slice_len": 2, "strict_length": 1}, "strict_length: expected True or False"),
+        ({"slice_len": 2, "weighting": "length"}, "weighting: expected one of"),
+    ],
+)
+def test_arguments_that_cannot_be(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        SliceSampler(**options)
+
+
+def test_batches_that_cannot_be() -> None:
+    buffer = ReplayBuffer(ArrayStorage(20), SliceSampler(num_slices=4), batch_size=10)
+    with pytest.raises(ConfigError, match=r"found an empty buffer|expected a multiple"):
+        buffer.sample()
+    buffer.extend({"done": np.arange(20) % 5 == 4})
+    with pytest.raises(ConfigError, match="batch_size: expected a multiple of num_slices=4, found 10"):
+        buffer.sample()
+    with pytest.raises(ConfigError, match="an episode of at least 6 steps, found the longest to have 5"):
+        buffer.sample(24)
+    assert buffer.sample(20)["index"].shape == (4, 5)
+
+
+def test_states_that_cannot_be() -> None:
+    sampler = SliceSampler(slice_len=2)
+    buffer = episodes_buffer([4, 4, 4], sampler, 8, overwritten=3)
+    expected = [buffer.sample()["row"].tolist()]
+    state = sampler.state_dict()
+    with pytest.raises(StateError, match="sampler: expected the state of a sampler made as"):
+        SliceSampler(slice_len=3).load_state_dict(state)
+    for change in (
+        {"begins": state["begins"][::-1]},
+        {"begins": state["begins"][1:]},
+        {"begins": state["begins"] + 3},
+        {"counts": np.array([-1])},
+        {"counts": np.array([1, 2])},
+        {"ids": np.zeros(3)},
+        {"steps": np.array([1, 9, 13, 12])},
+        {"steps": np.array([1, 9])},
+    ):
+        with pytest.raises(StateError, match=r"sampler: expected|sampler: not enough"):
+            sampler.load_state_dict({**state, **change})
+    sampler.load_state_dict(state)
+    other = episodes_buffer([4, 4, 4], SliceSampler(slice_len=2), 8, overwritten=3)
+    assert [other.sample()["row"].tolist()] == expected
+    assert buffer.sample()["row"].tolist() == other.sample()["row"].tolist()
+
+
+def test_the_stream_never_changes() -> None:
+    found = []
+    for weighting in ("step", "trajectory"):
+        sampler = SliceSampler(slice_len=3, weighting=weighting, pad=True)
+        buffer = episodes_buffer([5, 2, 40, 7, 1, 9], sampler, 12, overwritten=4)
+        found.append([buffer.sample()["row"][:, 0].tolist() for _ in range(2)])
+    buffer = episodes_buffer([5, 2, 40, 7, 1, 9], SliceSamplerWithoutReplacement(slice_len=3), 12)
+    found.append([buffer.sample()["row"][:, 0].tolist() for _ in range(2)])
+    assert found == GOLDEN
+
+
+GOLDEN = [[[8, 18, 26, 49], [12, 7, 24, 24]], [[4, 5, 33, 54], [4, 4, 19, 34]], [[28, 0, 19, 50], [37, 34, 7, 55]]]
