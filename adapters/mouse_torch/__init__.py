@@ -9,6 +9,7 @@ except ImportError as error:
 from mouse_torch.augment import TokenAugmenter
 from mouse_torch.prefetch import PrefetchBatchifier
 from mouse_torch.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayBufferEnsemble
+from mouse_torch.rollouts import RolloutStorage
 from mouse_torch.storage import TensorStorage
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "PrioritizedReplayBuffer",
     "ReplayBuffer",
     "ReplayBufferEnsemble",
+    "RolloutStorage",
     "TensorStorage",
     "TokenAugmenter",
 ]

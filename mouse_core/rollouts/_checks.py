@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,17 @@ _KINDS = ("bool", "integral", "real floating")
 _STORED_KINDS = {"b": 0, "u": 1, "i": 1, "f": 2}
 
 
+def drop_stand_ins(given: dict[str, Any], held: Container[str]) -> None:
+    """Forget privileged observations that are the observations, where a storage has no field for them.
+
+    Training code without privileged observations gives its observations twice; the critic then sees those.
+    """
+    for name in ("observations", "reference_observations", "reference_observations_mask"):
+        privileged = f"privileged_{name}"
+        if privileged not in held and name in given and given.get(privileged) is given[name]:
+            del given[privileged]
+
+
 def check_names(given: Mapping[str, Any], fields: Mapping[str, RolloutField]) -> None:
     """Errors for names that are not there, and for required fields that are missing."""
     masks = [f"{name}_mask" for name, field in fields.items() if field.mask]
@@ -28,6 +39,17 @@ def check_names(given: Mapping[str, Any], fields: Mapping[str, RolloutField]) ->
         raise MissingFieldError(
             f"add_transitions: expected fields {list(fields)}, found {list(given)}: {missing} missing"
         )
+
+
+def split_mask(name: str, value: Any, mask: Any) -> tuple[Any, Any]:
+    """The data and the mask of a field that has one, which may come together, as ``(data, mask)``."""
+    if isinstance(value, tuple) and len(value) == 2:
+        if mask is not None:
+            raise SchemaError(f"{name}: expected one mask, found {name}_mask beside (data, mask)")
+        return value
+    if value is None and mask is not None:
+        raise MissingFieldError(f"add_transitions: expected {name} with {name}_mask, found the mask alone")
+    return value, mask
 
 
 def check_shape(name: str, value: Array, expected: tuple[int, ...]) -> Array:

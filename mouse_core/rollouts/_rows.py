@@ -12,6 +12,7 @@ from array_api_compat import array_namespace
 from mouse_core.errors import ConfigError, MissingFieldError, RolloutError, RolloutFullError, SchemaError
 from mouse_core.randomness import check_seed
 from mouse_core.rollouts import _checks, _hidden
+from mouse_core.rollouts.amp import find_extractors
 from mouse_core.rollouts.fields import (
     ALIASES,
     COMPUTED,
@@ -20,7 +21,7 @@ from mouse_core.rollouts.fields import (
     complete_fields,
     stored_spec,
 )
-from mouse_core.rollouts.mini_batches import Extractor, check_count
+from mouse_core.rollouts.mini_batches import check_count
 from mouse_core.rollouts.trajectories import episode_starts
 from mouse_core.rollouts.transition import Transition as _Transition
 from mouse_core.rollouts.transition import fields_of
@@ -121,7 +122,7 @@ class RolloutRows:
                 f"add_transitions: expected at most {self.num_transitions_per_env} rows, found one more; clear() first"
             )
         given = fields_of(transition)
-        self._drop_stand_ins(given)
+        _checks.drop_stand_ins(given, self.spec)
         _checks.check_names(given, self._fields)
         rows = self._checked_rows(given)
         hidden = self._checked_hidden(given.get("hidden_states"))
@@ -206,24 +207,13 @@ class RolloutRows:
             _checks.check_dtype(name, made, dtype, on_host=self._validate)
         return made
 
-    def _drop_stand_ins(self, given: dict[str, Any]) -> None:
-        """Training code that has no privileged observations gives the observations twice; the critic then sees them."""
-        for name in ("observations", "reference_observations", "reference_observations_mask"):
-            privileged = f"privileged_{name}"
-            if privileged not in self.spec and name in given and given.get(privileged) is given[name]:
-                del given[privileged]
-
     def _checked_rows(self, given: Mapping[str, Any]) -> dict[str, Array]:
         """The rows to copy, by the names of arrays; nothing is changed yet."""
         rows: dict[str, Array] = {}
         for name, field in self._fields.items():
             value, mask = given.get(name), given.get(f"{name}_mask") if field.mask else None
-            if field.mask and isinstance(value, tuple) and len(value) == 2:
-                if mask is not None:
-                    raise SchemaError(f"{name}: expected one mask, found {name}_mask beside (data, mask)")
-                value, mask = value
-            if value is None and mask is not None:
-                raise MissingFieldError(f"add_transitions: expected {name} with {name}_mask, found the mask alone")
+            if field.mask:
+                value, mask = _checks.split_mask(name, value, mask)
             if value is None:
                 self._check_absent(name, field)
                 if field.mask and name in self._arrays:
@@ -246,13 +236,10 @@ class RolloutRows:
     def _checked_mask(self, name: str, mask: Any) -> Array:
         if mask is None:
             mask = np.ones(self.num_envs, bool)
-        made = self._array(mask)
-        if tuple(made.shape) == (self.num_envs, 1):
-            made = made[:, 0]
-        made = self._as(name, made, (self.num_envs,), None)
+        made = self._as(name, mask, (self.num_envs, 1), None)
         if self._validate:
-            _checks.refuse(name, made[:, None], ((made == 0) | (made == 1))[:, None], "True or False", self._step)
-        return made != 0
+            _checks.refuse(name, made, (made == 0) | (made == 1), "True or False", self._step)
+        return made[:, 0] != 0
 
     def _check_absent(self, name: str, field: RolloutField) -> None:
         if not field.mask and name in self._present:
@@ -307,24 +294,3 @@ def _check_same(path: str, row: Array, array: Array) -> None:
             f"{path}: expected {array.dtype} {list(array.shape[1:])} as in the rows before, "
             f"found {row.dtype} {list(row.shape)}"
         )
-
-
-def find_extractors(amp_cfg: Any, fields: Mapping[str, RolloutField]) -> tuple[Extractor, Extractor] | None:
-    """The two functions of an ``amp_cfg``.
-
-    Raises:
-        ConfigError: One of them is missing, or there are no observations to call them with.
-    """
-    if amp_cfg is None:
-        return None
-    found = []
-    for name in ("amp_obs_extractor", "amp_ref_obs_extractor"):
-        call = amp_cfg.get(name) if isinstance(amp_cfg, Mapping) else getattr(amp_cfg, name, None)
-        if not callable(call):
-            raise ConfigError(f"amp_cfg: expected a function as {name}, found {call!r}")
-        found.append(call)
-    if "observations" not in fields or fields["observations"].optional:
-        raise ConfigError(f"amp_cfg: expected a field 'observations' beside it, found {list(fields)}")
-    if "reference_observations" in fields and not fields["reference_observations"].mask:
-        raise ConfigError("amp_cfg: expected reference_observations with mask=True, found none")
-    return found[0], found[1]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -14,10 +14,10 @@ from array_api_compat import array_namespace
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key, Purpose
 from mouse_core.rollouts import _hidden
+from mouse_core.rollouts.amp import AmpStates, previous_states
 from mouse_core.rollouts.trajectories import history_rows, take_rows
 
 Array = Any
-Extractor = Callable[[Any], Any]
 
 # Fields that learning compares with what the policy says, rather than shows to it.
 TARGETS = frozenset(
@@ -226,61 +226,6 @@ def check_count(where: str, value: object) -> None:
 
 
 # ---------------------------------------------------------------------- what they hold
-
-
-@dataclass(frozen=True)
-class AmpStates:
-    """What the AMP extractors say of every row.
-
-    Args:
-        obs: ``[T * N, ...]``.
-        ref_obs: ``[T * N, ...]``, or None without references.
-        ref_mask: Whether that was available, bool ``[T * N]`` or ``[T * N, 1]``; or None.
-    """
-
-    obs: Array
-    ref_obs: Array | None = None
-    ref_mask: Array | None = None
-
-
-def amp_states(flat: Mapping[str, Array], obs_extractor: Extractor, ref_extractor: Extractor) -> AmpStates:
-    """Ask the extractors about all rows.
-
-    Args:
-        flat: Fields ``[T * N, ...]``.
-        obs_extractor: Called with observations ``[T * N, ...]``.
-        ref_extractor: Called with ``(reference observations, mask)``; returns a state, or ``(state, mask)``.
-    """
-    states = obs_extractor(flat["observations"])
-    if "reference_observations" not in flat:
-        return AmpStates(states)
-    mask = flat["reference_observations_mask"]
-    found = ref_extractor((flat["reference_observations"], mask))
-    return AmpStates(states, *found) if isinstance(found, tuple) else AmpStates(states, found, mask)
-
-
-def previous_states(states: AmpStates, rows: Array, starts: Array) -> dict[str, Array]:
-    """The ``..._prev_...`` parts of a mini-batch of rows.
-
-    Args:
-        states: Of every row.
-        rows: Flat row numbers, of any shape.
-        starts: As ``episode_starts`` returns them.
-    """
-    xp = array_namespace(rows)
-    before, there = history_rows(xp.reshape(rows, (-1,)), starts, 2)
-    before, there = before[:, 0], there[:, 0]
-
-    def taken(values: Array) -> Array:
-        values = xp.take(values, before, axis=0)
-        hidden = xp.reshape(there, (-1, *(1,) * (values.ndim - 1)))
-        return xp.reshape(xp.where(hidden, values, xp.zeros_like(values[:1])), (*rows.shape, *values.shape[1:]))
-
-    parts = {"obs_prev_state": taken(states.obs), "obs_prev_mask": xp.reshape(there, rows.shape)}
-    if states.ref_obs is not None:
-        parts["ref_obs_prev_state"] = taken(states.ref_obs)
-        parts["ref_obs_prev_mask"] = taken(states.ref_mask != 0)
-    return parts
 
 
 def take_mini_batch(

@@ -8,7 +8,8 @@ from typing import Any
 from array_api_compat import array_namespace
 
 from mouse_core.rollouts import _hidden
-from mouse_core.rollouts.mini_batches import TARGETS, AmpStates, MiniBatch, previous_states
+from mouse_core.rollouts.amp import AmpStates, previous_states
+from mouse_core.rollouts.mini_batches import TARGETS, MiniBatch
 from mouse_core.rollouts.trajectories import episode_starts, take_rows, trajectory_rows
 
 Array = Any

@@ -21,7 +21,8 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from array_api_compat import array_namespace, is_jax_array, is_torch_array
+import numpy as np
+from array_api_compat import array_namespace, is_jax_array, is_numpy_array, is_torch_array
 
 from mouse_core.errors import ConfigError, SchemaError
 
@@ -46,6 +47,13 @@ def backward(terms: Array, decays: Array, last: Array) -> Array:
     Returns:
         x, ``[T, ...]``.
     """
+    if is_numpy_array(terms):
+        # Into memory that is there, which takes half the time.
+        sums = np.empty(terms.shape, np.result_type(terms, decays, last))
+        for row in range(len(terms) - 1, -1, -1):
+            last = np.multiply(decays[row], last, out=sums[row, ...])
+            last += terms[row]
+        return sums
     found = []
     for row in range(terms.shape[0] - 1, -1, -1):
         last = terms[row] + decays[row] * last
@@ -90,6 +98,7 @@ def gae(
     """
     ended, following = _following(rewards, values, dones, last_values, time_outs, final_values)
     deltas = rewards + discount * following - values
+    del following
     advantages = recurrence(deltas, _where_on(ended, deltas) * (discount * lam), _nothing(deltas))
     return advantages, advantages + values
 
@@ -256,13 +265,17 @@ def normalized(advantages: Array, *, epsilon: float = 1e-8) -> Array:
         The same shape and dtype.
     """
     xp = array_namespace(advantages)
-    wide = advantages if _is_narrow(advantages) else xp.astype(advantages, xp.float64)
-    apart = wide - xp.mean(wide)
-    count = 1
-    for size in advantages.shape:
-        count *= size
-    deviation = xp.sqrt(xp.sum(apart * apart) / max(count - 1, 1))
-    return xp.astype(apart / (deviation + epsilon), advantages.dtype)
+    apart = xp.reshape(advantages, (-1,))
+    if not _is_narrow(advantages):
+        apart = xp.astype(apart, xp.float64)
+    # NumPy writes to the memory that it has: fresh memory of this size costs more than what is done with it.
+    own = {"out": apart} if is_numpy_array(apart) else {}
+    apart = xp.subtract(apart, xp.mean(apart), **own)
+    # Not a BLAS product, which would wait for threads of its own.
+    squares = np.einsum("i,i->", apart, apart) if is_numpy_array(apart) else xp.sum(apart * apart)
+    deviation = xp.sqrt(squares / max(apart.shape[0] - 1, 1))
+    apart = xp.divide(apart, deviation + epsilon, **own)
+    return xp.reshape(xp.astype(apart, advantages.dtype), advantages.shape)
 
 
 # ---------------------------------------------------------------------- shared by all
@@ -282,15 +295,14 @@ def _following(
     check_rows("last_values", last_values, rewards.shape[1:])
     check_truncation(time_outs, final_values)
     ended = dones != 0
-    after_end = xp.zeros_like(rewards)
-    if time_outs is not None and final_values is not None:
-        check_rows("time_outs", time_outs, rewards.shape)
-        check_rows("final_values", final_values, rewards.shape)
-        truncated = time_outs != 0
-        ended = ended | truncated
-        # Chosen, not multiplied: where nothing was truncated there may be anything, also NaN.
-        after_end = xp.where(truncated, final_values, after_end)
-    return ended, xp.where(ended, after_end, xp.concat([values[1:], last_values[None]]))
+    following = xp.concat([values[1:], last_values[None]])
+    if time_outs is None or final_values is None:
+        return ended, _put(following, ended, 0.0)
+    check_rows("time_outs", time_outs, rewards.shape)
+    check_rows("final_values", final_values, rewards.shape)
+    truncated = xp.astype(time_outs, xp.bool, copy=False)
+    ended = ended | truncated
+    return ended, _put(_put(following, ended, 0.0), truncated, final_values)
 
 
 def check_truncation(time_outs: Array | None, final_values: Array | None) -> None:
@@ -304,6 +316,19 @@ def check_rows(name: str, values: Array, expected: tuple[int, ...]) -> None:
     """SchemaError if ``values`` are of another shape than the rewards say."""
     if tuple(values.shape) != tuple(expected):
         raise SchemaError(f"{name}: expected shape {tuple(expected)} as rewards say, found {tuple(values.shape)}")
+
+
+def _put(values: Array, where: Array, others: Array | float) -> Array:
+    """``others`` where ``where``, else ``values``, which nobody else holds.
+
+    Chosen, not multiplied: what is not chosen may be anything, also NaN.
+    """
+    if is_numpy_array(values):
+        # In place: fresh memory of this size costs more than what is done with it.
+        np.copyto(values, others, where=where, casting="same_kind")
+        return values
+    xp = array_namespace(values)
+    return xp.where(where, xp.zeros_like(values) if isinstance(others, float) else others, values)
 
 
 def _where_on(ended: Array, like: Array) -> Array:

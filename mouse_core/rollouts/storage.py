@@ -11,11 +11,10 @@ from array_api_compat import array_namespace
 from mouse_core.errors import ConfigError, MissingFieldError, RolloutError, StateError
 from mouse_core.rollouts import _checks
 from mouse_core.rollouts._rows import RolloutRows
+from mouse_core.rollouts.amp import AmpStates, amp_states
 from mouse_core.rollouts.fields import COMPUTED, TrainingType, motion_mimic_fields
 from mouse_core.rollouts.mini_batches import (
-    AmpStates,
     MiniBatch,
-    amp_states,
     check_count,
     cut,
     pair,
@@ -102,26 +101,10 @@ class RolloutStorage(RolloutRows):
         Raises:
             ConfigError: An argument that cannot be used.
         """
-        fields = motion_mimic_fields(
-            training_type,
-            obs_shape,
-            ref_obs_shape,
-            privileged_obs_shape,
-            privileged_ref_obs_shape,
-            actions_shape,
-            apply_dagger_actions,
-            rnd_state_shape,
-        )
-        storage = cls(
-            num_envs,
-            num_transitions_per_env,
-            fields,
-            seed,
-            amp_cfg=amp_cfg,
-            device=device,
-            hidden_axis=hidden_axis,
-            validate=validate,
-        )
+        shapes = (obs_shape, ref_obs_shape, privileged_obs_shape, privileged_ref_obs_shape, actions_shape)
+        fields = motion_mimic_fields(training_type, *shapes, apply_dagger_actions, rnd_state_shape)
+        options: dict[str, Any] = {"amp_cfg": amp_cfg, "device": device, "hidden_axis": hidden_axis}
+        storage = cls(num_envs, num_transitions_per_env, fields, seed, validate=validate, **options)
         storage.training_type = training_type
         return storage
 
@@ -162,7 +145,9 @@ class RolloutStorage(RolloutRows):
         rewards, values, dones = (self._arrays[name] for name in ("rewards", "values", "dones"))
         last = self._as_values("last_values", last_values, (self.num_envs, 1))
         if time_outs is not None:
-            time_outs = self._as("time_outs", time_outs, tuple(dones.shape), None) != 0
+            time_outs = self._as("time_outs", time_outs, tuple(dones.shape), None)
+            xp = array_namespace(time_outs)
+            time_outs = xp.astype(time_outs, xp.bool, copy=False)
             final_values = self._as_values("final_values", final_values, tuple(values.shape))
         if self._validate:
             _checks.check_ends(dones, last, time_outs, final_values)
@@ -250,7 +235,8 @@ class RolloutStorage(RolloutRows):
         Returns:
             An iterator over T tuples (observations, privileged_observations, (ref_obs, ref_mask) or None,
             (privileged_ref_obs, privileged_ref_mask) or None, actions, privileged_actions, dones) of arrays
-            ``[N, ...]``, which are views of the storage. Without privileged observations, the observations stand in their place.
+            ``[N, ...]``, which are views of the storage. Without privileged observations, the observations stand in
+            their place.
 
         Raises:
             RolloutError: The rollout is not full; later, it was changed meanwhile.
@@ -307,7 +293,7 @@ class RolloutStorage(RolloutRows):
 
     def _as_values(self, name: str, value: Any, shape: tuple[int, ...]) -> Array:
         made = self._as(name, value, shape, self.spec["values"].dtype)
-        return array_namespace(made).astype(made, self._arrays["values"].dtype)
+        return array_namespace(made).astype(made, self._arrays["values"].dtype, copy=False)
 
     def _read_arrays(self) -> dict[str, Array]:
         """The arrays that this rollout filled."""

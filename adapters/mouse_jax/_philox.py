@@ -1,0 +1,106 @@
+"""The random order of ``mouse_core.rollouts.permutation``, computed by JAX: the same numbers, also under ``jax.jit``.
+
+JAX without x64 has no 64-bit integers, so every one here is a pair of 32-bit halves (high, low).
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from mouse_core.randomness import Purpose
+
+Pair = tuple[jax.Array, jax.Array]
+
+# Philox 4x64 with 10 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011).
+_MULTIPLIERS = (0xD2E7470EE14C6C93, 0xCA5A826395121157)
+_WEYL = (0x9E3779B97F4A7C15, 0xBB67AE8584CAA73B)
+_ROUNDS = 10
+
+
+def permutation(seed: jax.Array, epoch: jax.Array, n: int, *, call: int = 0) -> jax.Array:
+    """The order of ``n`` rows in an epoch, as ``mouse_core.rollouts.permutation`` gives it.
+
+    Args:
+        seed: Its halves, uint32 ``[2]``, high first.
+        epoch: Integer ``[]``, below 2**32; may be traced.
+        n: Number of rows, below 2**31.
+        call: Tells several orders for one epoch apart.
+
+    Returns:
+        int32 ``[n]``.
+    """
+    high, low = _bits(seed, epoch, n, call)
+    last = jnp.uint32((1 << max(n - 1, 1).bit_length()) - 1)
+    low = (low & ~last) | jnp.arange(n, dtype=jnp.uint32)
+    _, low = jax.lax.sort((high, low), num_keys=2)
+    order: jax.Array = (low & last).astype(jnp.int32)
+    return order
+
+
+def _bits(seed: jax.Array, epoch: jax.Array, n: int, call: int) -> Pair:
+    """What ``Key(seed, Purpose.ROLLOUTS, epoch, call).bits(n)`` gives."""
+    blocks = -(-n // 4)
+    zero = jnp.zeros(blocks, jnp.uint32)
+    # NumPy counts before it computes: the first block is number 1.
+    counter: list[Pair] = [
+        (zero, jnp.arange(1, blocks + 1, dtype=jnp.uint32)),
+        (zero + jnp.uint32(call >> 32), zero + jnp.uint32(call & 0xFFFFFFFF)),
+        (zero, zero + jnp.asarray(epoch).astype(jnp.uint32)),
+        (zero, zero),
+    ]
+    keys: list[Pair] = [(seed[0], seed[1]), (jnp.uint32(0), jnp.uint32(Purpose.ROLLOUTS))]
+    # A loop, for XLA would merge rounds into one expression, in which it computes everything anew for every use.
+    counter, _ = jax.lax.fori_loop(0, _ROUNDS, _round, (counter, keys))
+    high, low = (jnp.stack([word[half] for word in counter], axis=1).reshape(-1)[:n] for half in (0, 1))
+    return high, low
+
+
+def _round(_: int, state: tuple[list[Pair], list[Pair]]) -> tuple[list[Pair], list[Pair]]:
+    counter, keys = state
+    high_0, low_0 = _multiplied(counter[0], _MULTIPLIERS[0])
+    high_1, low_1 = _multiplied(counter[2], _MULTIPLIERS[1])
+    mixed = [_xor(high_1, counter[1], keys[0]), low_1, _xor(high_0, counter[3], keys[1]), low_0]
+    return mixed, [_added(key, _halves(weyl)) for key, weyl in zip(keys, _WEYL, strict=True)]
+
+
+def _halves(number: int) -> Pair:
+    return jnp.uint32(number >> 32), jnp.uint32(number & 0xFFFFFFFF)
+
+
+def _xor(*pairs: Pair) -> Pair:
+    high, low = pairs[0]
+    for other_high, other_low in pairs[1:]:
+        high, low = high ^ other_high, low ^ other_low
+    return high, low
+
+
+def _added(one: Pair, other: Pair) -> Pair:
+    """The sum, modulo 2**64."""
+    low = one[1] + other[1]
+    return one[0] + other[0] + (low < one[1]).astype(jnp.uint32), low
+
+
+def _multiplied(number: Pair, multiplier: int) -> tuple[Pair, Pair]:
+    """The high and the low 64 bits of a product."""
+    high, low = _halves(multiplier)
+    lowest = _product(number[1], low)
+    middle, other = _product(number[1], high), _product(number[0], low)
+    highest = _product(number[0], high)
+    zero = jnp.zeros_like(number[0])
+    carried = _added((zero, lowest[0]), (zero, middle[1]))
+    carried = _added(carried, (zero, other[1]))
+    top = _added(highest, (zero, middle[0]))
+    top = _added(top, (zero, other[0]))
+    top = _added(top, (zero, carried[0]))
+    return top, (carried[1], lowest[1])
+
+
+def _product(one: jax.Array, other: jax.Array) -> Pair:
+    """The 64 bits of a product of 32-bit numbers, from products of 16-bit ones."""
+    half = jnp.uint32(0xFFFF)
+    one_high, one_low, other_high, other_low = one >> 16, one & half, other >> 16, other & half
+    low = one_low * other_low
+    middle = one_high * other_low + (low >> 16)
+    crossed = one_low * other_high + (middle & half)
+    return one_high * other_high + (middle >> 16) + (crossed >> 16), (crossed << 16) | (low & half)

@@ -1,0 +1,144 @@
+"""The pytree of a rollout, and checks of what is added to it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mouse_core import MissingFieldError, SchemaError, Spec
+from mouse_core.rollouts import MiniBatch, RolloutField, _checks, _hidden
+from mouse_core.rollouts.amp import Extractor
+from mouse_core.rollouts.fields import stored_spec
+from mouse_jax.dtypes import narrowing
+
+jax.tree_util.register_dataclass(MiniBatch, [one.name for one in dataclasses.fields(MiniBatch)], [])
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What does not change in a rollout.
+
+    Args:
+        num_envs: N.
+        num_transitions_per_env: T.
+        fields: Names and fields.
+        extractors: The two of ``amp_cfg``, or None.
+        hidden_axis: Where hidden states of one step have their environments.
+    """
+
+    num_envs: int
+    num_transitions_per_env: int
+    fields: tuple[tuple[str, RolloutField], ...]
+    extractors: tuple[Extractor, Extractor] | None = None
+    hidden_axis: int | None = None
+
+    @property
+    def spec(self) -> Spec:
+        """The arrays, with the dtypes in which JAX holds them."""
+        narrow, spec = narrowing(), stored_spec(dict(self.fields))
+        held = {name: one.replace(dtype=narrow.get(one.dtype, one.dtype)) for name, one in spec.items()}
+        return Spec(held, spec.alignment)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Rollout:
+    """A rollout, as the functions of this module take and return it: a pytree.
+
+    Args:
+        arrays: Fields ``[T, N, ...]``, masks among them.
+        hidden_states: ``(actor, critic)``, arrays ``[T, ...]``, or None.
+        step: Number of rows that were added, int32 ``[]``; more than T if rows were dropped.
+        epoch: Number of epochs of mini-batches that were read, uint32 ``[]``.
+        computed: Whether returns belong to the rows, bool ``[]``.
+        seed: The halves of the seed, uint32 ``[2]``.
+        layout: What does not change; static.
+    """
+
+    arrays: dict[str, jax.Array]
+    hidden_states: Any
+    step: jax.Array
+    epoch: jax.Array
+    computed: jax.Array
+    seed: jax.Array
+    layout: Layout = field(metadata={"static": True})
+
+    def __getitem__(self, name: str) -> jax.Array:
+        """The array of a field, ``[T, N, ...]``."""
+        try:
+            return self.arrays[name]
+        except KeyError:
+            raise MissingFieldError(f"rollout: expected one of {list(self.arrays)}, found {name!r}") from None
+
+
+def known(value: Any) -> int | None:
+    """A number, where it is not traced."""
+    return None if isinstance(value, jax.core.Tracer) else int(value)
+
+
+def are_known(*arrays: Any) -> bool:
+    """Whether values can be looked at without waiting for a device: none is traced, and all are on the host."""
+    for array in arrays:
+        if isinstance(array, jax.core.Tracer):
+            return False
+        if isinstance(array, jax.Array) and any(device.platform != "cpu" for device in array.devices()):
+            return False
+    return True
+
+
+def as_array(name: str, value: Any, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """A value as an array of a shape, which may lack a last 1, and of a dtype, if one is given."""
+    made = value if isinstance(value, jax.Array) else _as_numpy(name, value)
+    made = _checks.check_shape(name, made, tuple(shape))
+    if dtype is not None:
+        _checks.check_dtype(name, made, np.dtype(dtype), on_host=are_known(made))
+    return jnp.asarray(made, dtype)
+
+
+def _as_numpy(name: str, value: Any) -> np.ndarray[Any, Any]:
+    try:
+        made = np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise SchemaError(f"{name}: expected an array, found {type(value).__name__}") from error
+    if made.dtype.kind not in "biuf":
+        raise SchemaError(f"{name}: expected numbers, found {made.dtype}")
+    return made
+
+
+def checked_rows(layout: Layout, given: Mapping[str, Any], step: int | None) -> dict[str, jax.Array]:
+    """The rows to write, by the names of arrays."""
+    rows: dict[str, jax.Array] = {}
+    spec = layout.spec
+    for name, one in layout.fields:
+        value, mask = given.get(name), given.get(f"{name}_mask") if one.mask else None
+        if one.mask:
+            value, mask = _checks.split_mask(name, value, mask)
+        shape = (layout.num_envs, *one.shape)
+        if value is None:
+            value, mask = np.zeros(shape, spec[name].dtype), np.zeros(layout.num_envs, bool)
+        if are_known(value):
+            made = value if isinstance(value, jax.Array) else _as_numpy(name, value)
+            largest = 1 if spec[name].dtype.kind == "b" else 2
+            _checks.check_values(name, _checks.check_shape(name, made, shape), largest_done=largest, step=step)
+        rows[name] = as_array(name, value, shape, spec[name].dtype)
+        if one.mask:
+            mask = np.ones(layout.num_envs, bool) if mask is None else mask
+            made = as_array(f"{name}_mask", mask, (layout.num_envs, 1), None)
+            if are_known(made):
+                _checks.refuse(f"{name}_mask", made, (made == 0) | (made == 1), "True or False", step)
+            rows[f"{name}_mask"] = made[:, 0] != 0
+    return rows
+
+
+def check_hidden(layout: Layout, path: str, leaf: Any) -> None:
+    """SchemaError if a hidden state is not one of the environments."""
+    shape = np.shape(leaf)
+    axis = _hidden.env_axis(shape, layout.hidden_axis)
+    if len(shape) <= axis or shape[axis] != layout.num_envs:
+        raise SchemaError(f"{path}: expected {layout.num_envs} environments on axis {axis}, found shape {list(shape)}")

@@ -1,0 +1,51 @@
+"""Returns and advantages as scans: ``mouse_core.rollouts.returns`` for long rollouts under ``jax.jit``.
+
+Arguments, formulas and results are those of the functions of the same names in ``mouse_core.rollouts``, which JAX can
+trace too. There the rows become so many copies of the operations; here they are one ``jax.lax.scan``, which compiles in
+the same time however many rows there are. ``n_step_returns`` needs none, and is the same function.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from mouse_core.rollouts import returns
+from mouse_core.rollouts.returns import n_step_returns, normalized
+
+__all__ = ["discounted_returns", "gae", "lambda_returns", "n_step_returns", "normalized", "scan", "vtrace"]
+
+
+def scan(terms: jax.Array, decays: jax.Array, last: jax.Array) -> jax.Array:
+    """x_t = terms_t + decays_t x_{t+1} from the last row to the first, as a ``jax.lax.scan``.
+
+    Args:
+        terms, decays: ``[T, ...]``.
+        last: x_T, ``[...]``.
+
+    Returns:
+        x, ``[T, ...]``.
+    """
+    dtype = jnp.result_type(terms, decays, last)
+
+    def step(following: jax.Array, row: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        here = (row[0] + row[1] * following).astype(dtype)
+        return here, here
+
+    found: jax.Array = jax.lax.scan(step, last.astype(dtype), (terms, decays), reverse=True)[1]
+    return found
+
+
+gae = partial(returns.gae, recurrence=scan)
+"""Generalized advantage estimates, and their returns; see ``mouse_core.rollouts.gae``."""
+
+lambda_returns = partial(returns.lambda_returns, recurrence=scan)
+"""Lambda-returns; see ``mouse_core.rollouts.lambda_returns``."""
+
+discounted_returns = partial(returns.discounted_returns, recurrence=scan)
+"""Discounted sums of rewards; see ``mouse_core.rollouts.discounted_returns``."""
+
+vtrace = partial(returns.vtrace, recurrence=scan)
+"""V-trace targets and advantages; see ``mouse_core.rollouts.vtrace``."""

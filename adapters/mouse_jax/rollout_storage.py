@@ -1,0 +1,346 @@
+"""Rollouts as a pytree: ``init``, ``add``, ``compute_returns`` and ``mini_batches`` are pure functions for ``jax.jit``.
+
+Fields, formulas and, for the same seed, the order of rows are those of ``mouse_core.rollouts.RolloutStorage``. What
+depends on values (whether the rollout is full, whether rewards are finite) is checked where values are known, which is
+outside of ``jax.jit``; inside, a row beyond the last one is dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from mouse_core import ConfigError, MissingFieldError, SchemaError
+from mouse_core.errors import RolloutError, RolloutFullError
+from mouse_core.randomness import check_seed
+from mouse_core.rollouts import MiniBatch, RolloutField, Transition, _checks, _hidden, episode_starts
+from mouse_core.rollouts.amp import AmpStates, amp_states, find_extractors
+from mouse_core.rollouts.fields import complete_fields
+from mouse_core.rollouts.mini_batches import check_count, cut, take_mini_batch
+from mouse_core.rollouts.recurrent import take_recurrent_mini_batch
+from mouse_core.rollouts.returns import check_truncation, normalized
+from mouse_core.rollouts.transition import fields_of
+from mouse_jax import _philox, returns
+from mouse_jax._rollout import Layout, Rollout, are_known, as_array, check_hidden, checked_rows, known
+
+
+def init(
+    num_envs: int,
+    num_transitions_per_env: int,
+    fields: Mapping[str, RolloutField | Sequence[int]],
+    seed: int = 0,
+    *,
+    amp_cfg: Any = None,
+    hidden_states: Any = None,
+    hidden_axis: int | None = None,
+) -> Rollout:
+    """An empty rollout.
+
+    Args:
+        num_envs, num_transitions_per_env, fields, seed, amp_cfg, hidden_axis: As in
+            ``mouse_core.rollouts.RolloutStorage``; ``motion_mimic_fields`` gives the fields of its preset. Every field
+            is allocated, so that one that is optional needs a mask.
+        hidden_states: ``(actor, critic)`` of one step, whose shapes say what to allocate; None: there are none.
+
+    Returns:
+        A pytree with memory for T steps.
+
+    Raises:
+        ConfigError: An argument that cannot be used.
+        SchemaError: Hidden states of other environments.
+    """
+    check_count("num_envs", num_envs)
+    check_count("num_transitions_per_env", num_transitions_per_env)
+    completed = complete_fields(fields)
+    for name, one in completed.items():
+        if one.optional and not one.mask:
+            raise ConfigError(f"fields[{name!r}]: expected mask=True beside optional=True, as all memory is allocated")
+    seed = check_seed(seed)
+    layout = Layout(
+        int(num_envs),
+        int(num_transitions_per_env),
+        tuple(completed.items()),
+        find_extractors(amp_cfg, completed),
+        hidden_axis,
+    )
+
+    def memory(path: str, leaf: Any) -> jax.Array:
+        check_hidden(layout, path, leaf)
+        return jnp.zeros((layout.num_transitions_per_env, *np.shape(leaf)), jnp.result_type(leaf))
+
+    return Rollout(
+        {
+            name: jnp.zeros((num_transitions_per_env, num_envs, *one.shape), one.dtype)
+            for name, one in layout.spec.items()
+        },
+        None if _hidden.is_empty(hidden_states) else _hidden.tree_map(memory, hidden_states),
+        jnp.int32(0),
+        jnp.uint32(0),
+        jnp.asarray(False),
+        jnp.asarray([seed >> 32, seed & 0xFFFFFFFF], jnp.uint32),
+        layout,
+    )
+
+
+def add(rollout: Rollout, transition: Transition | Mapping[str, Any]) -> Rollout:
+    """The rollout with one more step of all environments.
+
+    Under ``jax.jit`` with the rollout donated, rows are written in place.
+
+    Args:
+        rollout: A rollout.
+        transition: As in ``RolloutStorage.add_transitions``.
+
+    Raises:
+        RolloutFullError: There is no row left; under ``jax.jit`` it is dropped instead.
+        SchemaError, MissingFieldError, DataError: As in ``RolloutStorage.add_transitions``; values are checked where
+            they are known and on the CPU.
+    """
+    layout = rollout.layout
+    step = known(rollout.step)
+    if step is not None and step >= layout.num_transitions_per_env:
+        raise RolloutFullError(
+            f"add: expected at most {layout.num_transitions_per_env} rows, found one more; clear first"
+        )
+    given = fields_of(transition)
+    _checks.drop_stand_ins(given, rollout.arrays)
+    _checks.check_names(given, dict(layout.fields))
+    arrays = dict(rollout.arrays)
+    for name, row in checked_rows(layout, given, step).items():
+        arrays[name] = arrays[name].at[rollout.step].set(row, mode="drop")
+    hidden = given.get("hidden_states")
+    if _hidden.is_empty(hidden) != (rollout.hidden_states is None):
+        raise SchemaError("hidden_states: expected them in every row, and in init, or nowhere")
+
+    def put(path: str, array: jax.Array, leaf: Any) -> jax.Array:
+        check_hidden(layout, path, leaf)
+        if np.shape(leaf) != array.shape[1:]:
+            raise SchemaError(f"{path}: expected shape {list(array.shape[1:])}, found {list(np.shape(leaf))}")
+        return array.at[rollout.step].set(leaf, mode="drop")
+
+    hidden = None if rollout.hidden_states is None else _hidden.tree_map(put, rollout.hidden_states, hidden)
+    return replace(rollout, arrays=arrays, hidden_states=hidden, step=rollout.step + 1, computed=jnp.asarray(False))
+
+
+def clear(rollout: Rollout) -> Rollout:
+    """The rollout without rows; the order of rows goes on being new in every epoch."""
+    return replace(rollout, step=jnp.int32(0), computed=jnp.asarray(False))
+
+
+def get_statistics(rollout: Rollout) -> tuple[jax.Array, jax.Array]:
+    """The mean length of trajectories, which the end of the rollout cuts, and the mean reward, ``[]`` each."""
+    filled = jnp.arange(rollout.layout.num_transitions_per_env)[:, None] < rollout.step
+    starts = episode_starts(rollout["dones"]) & filled
+    rows = filled.sum() * rollout.layout.num_envs
+    return rows / starts.sum(), jnp.where(filled, rollout["rewards"][:, :, 0], 0.0).sum() / rows
+
+
+def compute_returns(
+    rollout: Rollout,
+    last_values: Any,
+    gamma: Any,
+    lam: Any,
+    normalize_advantage: bool = True,
+    time_outs: Any = None,
+    final_values: Any = None,
+) -> Rollout:
+    """The rollout with ``returns`` and ``advantages``, by generalized advantage estimation, as a scan.
+
+    Args:
+        rollout: A full rollout.
+        last_values, time_outs, final_values: As in ``RolloutStorage.compute_returns``.
+        gamma, lam: Numbers from 0 to 1; may be traced.
+        normalize_advantage: As there; static.
+
+    Raises:
+        RolloutError, ConfigError, SchemaError, DataError, MissingFieldError: As there, where values are known.
+    """
+    _check_full(rollout, "compute_returns")
+    if "values" not in rollout.arrays:
+        raise MissingFieldError(f"compute_returns: expected a field 'values', found {list(rollout.arrays)}")
+    gamma, lam = (
+        value if isinstance(value, jax.core.Tracer) else _checks.check_unit(name, value)
+        for name, value in (("gamma", gamma), ("lam", lam))
+    )
+    check_truncation(time_outs, final_values)
+    rewards, values, dones = (rollout[name] for name in ("rewards", "values", "dones"))
+    last = as_array("last_values", last_values, values.shape[1:], values.dtype)
+    if time_outs is not None:
+        time_outs = as_array("time_outs", time_outs, dones.shape, None).astype(bool)
+        final_values = as_array("final_values", final_values, values.shape, values.dtype)
+    if are_known(dones, last, time_outs, final_values):
+        _checks.check_ends(dones, last, time_outs, final_values)
+    advantages, found = returns.gae(
+        rewards, values, dones, last, discount=gamma, lam=lam, time_outs=time_outs, final_values=final_values
+    )
+    computed = {"returns": found, "advantages": normalized(advantages) if normalize_advantage else advantages}
+    computed = {name: array.astype(rollout[name].dtype) for name, array in computed.items()}
+    return replace(rollout, arrays={**rollout.arrays, **computed}, computed=jnp.asarray(True))
+
+
+def permutation(rollout: Rollout, offset: Any = 0) -> jax.Array:
+    """The order of the rows in the epoch that comes ``offset`` epochs from now, int32 ``[T * N]``.
+
+    In a scan over epochs, whose number is ``offset``, reshape it to ``[num_mini_batches, -1]`` and scan over that with
+    ``mini_batch``; then ``advance`` the rollout.
+    """
+    layout = rollout.layout
+    epoch = rollout.epoch + jnp.asarray(offset).astype(jnp.uint32)
+    return _philox.permutation(rollout.seed, epoch, layout.num_transitions_per_env * layout.num_envs)
+
+
+def advance(rollout: Rollout, num_epochs: Any) -> Rollout:
+    """The rollout after so many more epochs, whose orders of rows will not come again."""
+    return replace(rollout, epoch=rollout.epoch + jnp.asarray(num_epochs).astype(jnp.uint32))
+
+
+def mini_batch(rollout: Rollout, rows: jax.Array, *, histories: Mapping[str, int] | None = None) -> MiniBatch:
+    """The mini-batch of some rows.
+
+    Args:
+        rollout: A full rollout, with returns if it has values.
+        rows: Flat numbers ``step * N + env``, int32 ``[B]``.
+        histories: Fields whose last H frames are delivered too, and H.
+
+    Raises:
+        RolloutError, ConfigError: As ``mini_batches``.
+    """
+    histories = _checked_histories(rollout, histories)
+    _check_readable(rollout, "mini_batch")
+    return _row_taker(rollout, histories)(rows)
+
+
+def mini_batches(
+    rollout: Rollout,
+    num_mini_batches: int,
+    num_epochs: int = 8,
+    *,
+    drop_last: bool = False,
+    histories: Mapping[str, int] | None = None,
+) -> tuple[Rollout, Iterator[MiniBatch]]:
+    """Mini-batches of rows, every row once in each epoch, in the order of ``RolloutStorage.mini_batch_generator``.
+
+    Under ``jax.jit`` the loop over them is unrolled; ``permutation`` and ``mini_batch`` serve scans.
+
+    Args:
+        rollout: A full rollout, with returns if it has values.
+        num_mini_batches, num_epochs, drop_last, histories: As there; static.
+
+    Returns:
+        The rollout after these epochs, and an iterator over the mini-batches, which are pytrees.
+
+    Raises:
+        RolloutError: The rollout is not full, or has no returns, where that is known.
+        ConfigError: A number out of range; a history of an unknown field.
+    """
+    check_count("num_epochs", num_epochs)
+    histories = _checked_histories(rollout, histories)
+    _check_readable(rollout, "mini_batches")
+    layout = rollout.layout
+    parts = cut(layout.num_transitions_per_env * layout.num_envs, num_mini_batches, drop_last=drop_last)
+    take = _row_taker(rollout, histories)
+    orders = (permutation(rollout, number) for number in range(num_epochs))
+    return advance(rollout, num_epochs), (take(order[part]) for order in orders for part in parts)
+
+
+def recurrent_mini_batches(
+    rollout: Rollout,
+    num_mini_batches: int,
+    num_epochs: int = 8,
+    *,
+    drop_last: bool = False,
+    shuffle: bool = False,
+    num_trajectories: int | None = None,
+) -> tuple[Rollout, Iterator[MiniBatch]]:
+    """Mini-batches of trajectories, as ``RolloutStorage.recurrent_mini_batch_generator`` delivers them.
+
+    Args:
+        rollout: A full rollout, with returns if it has values.
+        num_mini_batches, num_epochs, drop_last, shuffle: As there; static.
+        num_trajectories: K, the most trajectories in a mini-batch; the others are empty. None: as many as there are,
+            which under ``jax.jit`` is not known: there, T times the environments of a mini-batch.
+
+    Returns:
+        The rollout after these epochs, and an iterator over the mini-batches.
+
+    Raises:
+        RolloutError, ConfigError: As ``mini_batches``.
+    """
+    check_count("num_epochs", num_epochs)
+    _check_readable(rollout, "recurrent_mini_batches")
+    layout = rollout.layout
+    parts = cut(layout.num_envs, num_mini_batches, drop_last=drop_last, what="environments")
+    amp, traced = _amp(rollout), not are_known(rollout["dones"])
+
+    def take(envs: jax.Array) -> MiniBatch:
+        most = layout.num_transitions_per_env * len(envs) if num_trajectories is None and traced else num_trajectories
+        return take_recurrent_mini_batch(
+            rollout.arrays,
+            envs,
+            num_trajectories=most,
+            amp=amp,
+            hidden_states=rollout.hidden_states,
+            hidden_axis=layout.hidden_axis,
+        )
+
+    def order(number: int) -> jax.Array:
+        if not shuffle:
+            return jnp.arange(layout.num_envs)
+        return _philox.permutation(rollout.seed, rollout.epoch + jnp.uint32(number), layout.num_envs)
+
+    orders = (order(number) for number in range(num_epochs))
+    return advance(rollout, num_epochs), (take(envs[part]) for envs in orders for part in parts)
+
+
+# ---------------------------------------------------------------------- details
+
+
+def _check_full(rollout: Rollout, caller: str) -> None:
+    step = known(rollout.step)
+    if step is not None and step != rollout.layout.num_transitions_per_env:
+        raise RolloutError(f"{caller}: expected {rollout.layout.num_transitions_per_env} rows, found {step}")
+
+
+def _check_readable(rollout: Rollout, caller: str) -> None:
+    _check_full(rollout, caller)
+    if "values" in rollout.arrays and known(rollout.computed) == 0:
+        raise RolloutError(f"{caller}: expected returns, found none for these rows; compute_returns first")
+
+
+def _checked_histories(rollout: Rollout, histories: Mapping[str, int] | None) -> dict[str, int]:
+    for name, length in (histories or {}).items():
+        if name not in rollout.arrays:
+            raise ConfigError(f"histories: expected fields of {list(rollout.arrays)}, found {name!r}")
+        check_count(f"histories[{name!r}]", length)
+    return dict(histories or {})
+
+
+def _flat(rollout: Rollout) -> dict[str, jax.Array]:
+    return {name: array.reshape((-1, *array.shape[2:])) for name, array in rollout.arrays.items()}
+
+
+def _amp(rollout: Rollout) -> AmpStates | None:
+    extractors = rollout.layout.extractors
+    return None if extractors is None else amp_states(_flat(rollout), *extractors)
+
+
+def _row_taker(rollout: Rollout, histories: Mapping[str, int]) -> Callable[[jax.Array], MiniBatch]:
+    flat, starts, amp = _flat(rollout), episode_starts(rollout["dones"]), _amp(rollout)
+
+    def take(rows: jax.Array) -> MiniBatch:
+        return take_mini_batch(
+            flat,
+            rows,
+            starts,
+            amp=amp,
+            histories=histories,
+            hidden_states=rollout.hidden_states,
+            hidden_axis=rollout.layout.hidden_axis,
+        )
+
+    return take

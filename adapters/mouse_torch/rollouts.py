@@ -1,0 +1,65 @@
+"""Rollouts as torch tensors on their device."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mouse_core import ConfigError, rollouts
+from mouse_core.rollouts.amp import AmpStates
+from mouse_torch.transfer import torch_dtype
+
+
+class RolloutStorage(rollouts.RolloutStorage):
+    """``mouse_core.rollouts.RolloutStorage`` with torch tensors, which are kept, computed and delivered on one device.
+
+    It has the same arguments and methods, and for one seed the same order of rows. What is added is detached from the
+    graph and moved to the device. Nothing waits for a GPU, except the checks where ``validate=True``, and splitting
+    trajectories, whose number must be known.
+
+    Args:
+        num_envs, num_transitions_per_env, fields, seed, hidden_axis, validate: As there.
+        amp_cfg: Likewise; the extractors are called without gradients.
+        device: Where tensors are; None: the CPU.
+
+    Raises:
+        ConfigError: An argument that cannot be used.
+
+    Example:
+        >>> import torch
+        >>> from mouse_torch import RolloutStorage
+        >>> storage = RolloutStorage(num_envs=2, num_transitions_per_env=1, fields={"values": ()})
+        >>> storage.add_transitions({"values": torch.zeros(2), "rewards": torch.ones(2), "dones": torch.zeros(2)})
+        >>> storage.compute_returns(torch.zeros(2), gamma=0.99, lam=0.95)
+        >>> storage.returns
+        tensor([[[1.],
+                 [1.]]])
+    """
+
+    device: torch.device
+
+    def _find_device(self, device: Any) -> torch.device:
+        try:
+            # The number of the current device belongs to it: tensors say "cuda:0".
+            return torch.empty(0, device="cpu" if device is None else device).device
+        except (RuntimeError, TypeError, AssertionError) as error:
+            raise ConfigError(f"device: expected a torch device that is there, found {device!r}") from error
+
+    def _on_host(self) -> bool:
+        return self.device.type == "cpu"
+
+    def _zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
+        return torch.zeros(shape, dtype=torch_dtype(dtype), device=self.device)
+
+    def _array(self, value: Any) -> torch.Tensor:
+        return torch.as_tensor(value, device=self.device).detach()
+
+    def _index(self, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+        return torch.from_numpy(rows).to(self.device)
+
+    def _amp(self) -> AmpStates | None:
+        with torch.no_grad():
+            return super()._amp()

@@ -1,0 +1,96 @@
+"""Previous states for adversarial motion priors (AMP): what extractors say of the row before a row.
+
+A discriminator judges pairs of states that follow each other (Peng et al., "AMP: adversarial motion priors for stylized
+physics-based character control", SIGGRAPH 2021). A pair never crosses the end of an episode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from array_api_compat import array_namespace
+
+from mouse_core.errors import ConfigError
+from mouse_core.rollouts.fields import RolloutField
+from mouse_core.rollouts.trajectories import history_rows
+
+Array = Any
+Extractor = Callable[[Any], Any]
+
+
+def find_extractors(amp_cfg: Any, fields: Mapping[str, RolloutField]) -> tuple[Extractor, Extractor] | None:
+    """The two functions of an ``amp_cfg``.
+
+    Raises:
+        ConfigError: One of them is missing, or there are no observations to call them with.
+    """
+    if amp_cfg is None:
+        return None
+    found = []
+    for name in ("amp_obs_extractor", "amp_ref_obs_extractor"):
+        call = amp_cfg.get(name) if isinstance(amp_cfg, Mapping) else getattr(amp_cfg, name, None)
+        if not callable(call):
+            raise ConfigError(f"amp_cfg: expected a function as {name}, found {call!r}")
+        found.append(call)
+    if "observations" not in fields or fields["observations"].optional:
+        raise ConfigError(f"amp_cfg: expected a field 'observations' beside it, found {list(fields)}")
+    if "reference_observations" in fields and not fields["reference_observations"].mask:
+        raise ConfigError("amp_cfg: expected reference_observations with mask=True, found none")
+    return found[0], found[1]
+
+
+@dataclass(frozen=True)
+class AmpStates:
+    """What the AMP extractors say of every row.
+
+    Args:
+        obs: ``[T * N, ...]``.
+        ref_obs: ``[T * N, ...]``, or None without references.
+        ref_mask: Whether that was available, bool ``[T * N]`` or ``[T * N, 1]``; or None.
+    """
+
+    obs: Array
+    ref_obs: Array | None = None
+    ref_mask: Array | None = None
+
+
+def amp_states(flat: Mapping[str, Array], obs_extractor: Extractor, ref_extractor: Extractor) -> AmpStates:
+    """Ask the extractors about all rows.
+
+    Args:
+        flat: Fields ``[T * N, ...]``.
+        obs_extractor: Called with observations ``[T * N, ...]``.
+        ref_extractor: Called with ``(reference observations, mask)``; returns a state, or ``(state, mask)``.
+    """
+    states = obs_extractor(flat["observations"])
+    if "reference_observations" not in flat:
+        return AmpStates(states)
+    mask = flat["reference_observations_mask"]
+    found = ref_extractor((flat["reference_observations"], mask))
+    return AmpStates(states, *found) if isinstance(found, tuple) else AmpStates(states, found, mask)
+
+
+def previous_states(states: AmpStates, rows: Array, starts: Array) -> dict[str, Array]:
+    """The ``..._prev_...`` parts of a mini-batch of rows.
+
+    Args:
+        states: Of every row.
+        rows: Flat row numbers, of any shape.
+        starts: As ``episode_starts`` returns them.
+    """
+    xp = array_namespace(rows)
+    before, there = history_rows(xp.reshape(rows, (-1,)), starts, 2)
+    before, there = before[:, 0], there[:, 0]
+
+    def taken(values: Array) -> Array:
+        values = xp.take(values, before, axis=0)
+        hidden = xp.reshape(there, (-1, *(1,) * (values.ndim - 1)))
+        return xp.reshape(xp.where(hidden, values, xp.zeros_like(values[:1])), (*rows.shape, *values.shape[1:]))
+
+    parts = {"obs_prev_state": taken(states.obs), "obs_prev_mask": xp.reshape(there, rows.shape)}
+    if states.ref_obs is not None:
+        parts["ref_obs_prev_state"] = taken(states.ref_obs)
+        parts["ref_obs_prev_mask"] = taken(states.ref_mask != 0)
+    return parts

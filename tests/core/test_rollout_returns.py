@@ -1,0 +1,236 @@
+"""Returns and advantages against plain loops in double precision."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mouse_core import ConfigError, SchemaError
+from mouse_core.rollouts import (
+    discounted_returns,
+    gae,
+    lambda_returns,
+    n_step_returns,
+    normalized,
+    outgoing,
+    vtrace,
+)
+from tests.core import rollout_cases as oracle
+from tests.core.rollout_cases import Case, random_case
+
+SHAPES = [(1, 1), (1, 5), (2, 4), (3, 1), (7, 6), (24, 5)]
+CASES = [
+    pytest.param(random_case(seed, *shape, ends=ends), id=f"{shape}-{ends}")
+    for seed, (shape, ends) in enumerate((shape, ends) for shape in SHAPES for ends in (0.0, 0.3, 1.0))
+]
+
+
+@pytest.mark.parametrize("truncation", [True, False])
+@pytest.mark.parametrize("case", CASES)
+def test_gae(case: Case, truncation: bool) -> None:
+    for discount, lam in ((0.99, 0.95), (1.0, 1.0), (0.9, 0.0), (0.0, 0.5)):
+        advantages, returns = gae(**case.arrays(truncation=truncation), discount=discount, lam=lam)
+        expected = oracle.gae(case, discount, lam, truncation=truncation)
+        np.testing.assert_allclose(advantages, expected, rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(returns, expected + case.values, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("truncation", [True, False])
+@pytest.mark.parametrize("case", CASES)
+def test_lambda_returns(case: Case, truncation: bool) -> None:
+    for discount, lam in ((0.99, 0.95), (1.0, 1.0), (0.9, 0.0)):
+        found = lambda_returns(**case.arrays(truncation=truncation), discount=discount, lam=lam)
+        expected = oracle.lambda_returns(case, discount, lam, truncation=truncation)
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("truncation", [True, False])
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("n", [1, 2, 5, 100])
+def test_n_step_returns(case: Case, n: int, truncation: bool) -> None:
+    found = n_step_returns(**case.arrays(truncation=truncation), discount=0.97, n=n)
+    expected = oracle.n_step_returns(case, 0.97, n, truncation=truncation)
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_discounted_returns(case: Case) -> None:
+    arrays = case.arrays()
+    del arrays["values"]
+    expected = oracle.discounted_returns(case, 0.9)
+    np.testing.assert_allclose(discounted_returns(**arrays, discount=0.9), expected, rtol=1e-12, atol=1e-12)
+    expected = oracle.discounted_returns(case, 0.9, last=False, truncation=False)
+    np.testing.assert_allclose(
+        discounted_returns(case.rewards, case.dones, discount=0.9), expected, rtol=1e-12, atol=1e-12
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_vtrace(case: Case) -> None:
+    for lam, rho, c, pg in ((1.0, 1.0, 1.0, 1.0), (0.9, 2.0, 0.5, 1.5)):
+        targets, advantages = vtrace(
+            **case.arrays(), ratios=case.ratios, discount=0.99, lam=lam, clip_rho=rho, clip_c=c, clip_pg_rho=pg
+        )
+        expected = oracle.vtrace(case, 0.99, lam, rho, c, pg)
+        np.testing.assert_allclose(targets, expected[0], rtol=1e-12, atol=1e-12)
+        np.testing.assert_allclose(advantages, expected[1], rtol=1e-12, atol=1e-12)
+
+
+def test_formulas_agree_where_they_must() -> None:
+    case = random_case(3, 9, 4)
+    arrays = case.arrays()
+    np.testing.assert_allclose(
+        gae(**arrays, discount=0.99, lam=0.8)[1], lambda_returns(**arrays, discount=0.99, lam=0.8), rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        lambda_returns(**arrays, discount=0.99, lam=0.0), n_step_returns(**arrays, discount=0.99, n=1), rtol=1e-12
+    )
+    np.testing.assert_allclose(
+        lambda_returns(**arrays, discount=0.99, lam=1.0), n_step_returns(**arrays, discount=0.99, n=9), rtol=1e-12
+    )
+    on_policy = vtrace(**arrays, ratios=np.ones_like(case.ratios), discount=0.99)
+    np.testing.assert_allclose(on_policy[0], lambda_returns(**arrays, discount=0.99, lam=1.0), rtol=1e-12)
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 2**32), steps=st.integers(1, 12), envs=st.integers(1, 4), ends=st.floats(0, 1))
+def test_single_precision_stays_close_and_single(seed: int, steps: int, envs: int, ends: float) -> None:
+    case = random_case(seed, steps, envs, ends=ends, dtype="float32")
+    advantages, returns = gae(**case.arrays(), discount=0.99, lam=0.95)
+    assert advantages.dtype == returns.dtype == np.float32
+    np.testing.assert_allclose(advantages, oracle.gae(case, 0.99, 0.95), rtol=1e-4, atol=1e-4)
+
+
+def test_discounts_for_each_row() -> None:
+    case = random_case(4, 6, 3)
+    discounts = np.random.default_rng(0).random(case.rewards.shape)
+    advantages, _ = gae(**case.arrays(truncation=False), discount=discounts, lam=0.9)
+    expected, onward = np.zeros_like(case.rewards), np.zeros_like(case.last_values)
+    following = [*case.values[1:], case.last_values]
+    for row in range(5, -1, -1):
+        on = ~case.dones[row]
+        delta = case.rewards[row] + discounts[row] * on * following[row] - case.values[row]
+        expected[row] = onward = delta + discounts[row] * 0.9 * on * onward
+    np.testing.assert_allclose(advantages, expected, rtol=1e-12)
+
+
+def test_any_shape_behind_time() -> None:
+    case = random_case(5, 6, 4)
+    flat = {name: values[..., 0] for name, values in case.arrays().items()}
+    whole = gae(**case.arrays(), discount=0.9, lam=0.9)
+    for found, expected in zip(gae(**flat, discount=0.9, lam=0.9), whole, strict=True):
+        np.testing.assert_array_equal(found, expected[..., 0])
+    one = {name: values[..., 1] if values.ndim == 2 else values[1] for name, values in flat.items()}
+    np.testing.assert_array_equal(gae(**one, discount=0.9, lam=0.9)[0], whole[0][:, 1, 0])
+
+
+def test_given_arrays_are_not_written_to() -> None:
+    case = random_case(6, 6, 4)
+    before = {name: values.copy() for name, values in case.arrays().items()}
+    for function in (gae, lambda_returns):
+        function(**case.arrays(), discount=0.9, lam=0.9)
+    n_step_returns(**case.arrays(), discount=0.9, n=3)
+    vtrace(**case.arrays(), ratios=case.ratios, discount=0.9)
+    normalized(case.rewards)
+    for name, values in case.arrays().items():
+        np.testing.assert_array_equal(values, before[name])
+
+
+# ---------------------------------------------------------------------- normalisation
+
+
+@settings(max_examples=25)
+@given(seed=st.integers(0, 2**32), size=st.integers(2, 200), dtype=st.sampled_from(["float32", "float64"]))
+def test_normalized(seed: int, size: int, dtype: str) -> None:
+    advantages = (5.0 + 3.0 * np.random.default_rng(seed).normal(size=(size, 1))).astype(dtype)
+    numbers = [float(number) for number in advantages[:, 0]]
+    mean = sum(numbers) / size
+    deviation = (sum((number - mean) ** 2 for number in numbers) / (size - 1)) ** 0.5
+    expected = [[(number - mean) / (deviation + 1e-8)] for number in numbers]
+    np.testing.assert_allclose(normalized(advantages), expected, rtol=1e-5, atol=1e-6)
+    assert normalized(advantages).dtype == dtype
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (3, 2, 1)])
+def test_equal_advantages_become_zero(shape: tuple[int, ...]) -> None:
+    np.testing.assert_array_equal(normalized(np.full(shape, 0.1, np.float32)), np.zeros(shape))
+
+
+# ---------------------------------------------------------------------- arrived rows
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_arrived_rows_give_the_same_advantages(seed: int) -> None:
+    """Episodes as a store holds them, T+1 rows each, and as transitions with the values of their ends."""
+    random = np.random.default_rng(seed)
+    rewards, values, dones = [], [], []
+    expected, is_transition = [], []
+    for _ in range(6):
+        length, code = int(random.integers(1, 5)), int(random.integers(1, 3))
+        own = random.normal(size=length + 1)
+        reward = np.concatenate([[0.0], random.normal(size=length)])
+        rewards.append(reward)
+        values.append(own)
+        dones.append([0] * length + [code])
+        ends = np.zeros(length)
+        ends[-1] = 1
+        advantages, _ = gae(
+            reward[1:],
+            own[:-1],
+            ends,
+            np.float64(np.nan),
+            discount=0.9,
+            lam=0.8,
+            time_outs=ends.astype(bool) & (code == 2),
+            final_values=own[1:],
+        )
+        expected += [*advantages, np.nan]
+        is_transition += [True] * length + [False]
+    arguments: dict[str, Any] = outgoing(
+        np.concatenate(rewards), np.concatenate(values), np.concatenate(dones)
+    )._asdict()
+    valid = arguments.pop("valid")
+    np.testing.assert_array_equal(valid, is_transition[:-1])
+    found, _ = gae(**arguments, discount=0.9, lam=0.8)
+    np.testing.assert_allclose(found[valid], np.array(expected[:-1])[valid], rtol=1e-12)
+
+
+# ---------------------------------------------------------------------- bad input
+
+
+def test_shapes_that_would_broadcast_are_refused() -> None:
+    case = random_case(0, 4, 3)
+    arrays = case.arrays()
+    for name, changed in (
+        ("values", case.values[..., 0]),
+        ("dones", case.dones[:, :, 0]),
+        ("last_values", case.last_values[:, 0]),
+        ("time_outs", case.time_outs[:2]),
+        ("final_values", case.final_values[:, :1]),
+    ):
+        with pytest.raises(SchemaError, match=rf"{name}: expected shape \("):
+            gae(**{**arrays, name: changed}, discount=0.9, lam=0.9)
+    with pytest.raises(SchemaError, match="ratios: expected shape"):
+        vtrace(**arrays, ratios=case.ratios[0], discount=0.9)
+    with pytest.raises(SchemaError, match="at least one row"):
+        discounted_returns(np.zeros((0, 3)), np.zeros((0, 3)), np.zeros(3), discount=0.9)
+    with pytest.raises(SchemaError, match="floating numbers, found int64"):
+        discounted_returns(np.zeros((2, 3), int), np.zeros((2, 3)), discount=0.9)
+    with pytest.raises(SchemaError, match="at least two rows"):
+        outgoing(np.zeros(1), np.zeros(1), np.zeros(1))
+
+
+def test_only_half_of_what_truncation_needs_is_refused() -> None:
+    case = random_case(0, 4, 3)
+    for missing in ("time_outs", "final_values"):
+        arrays = case.arrays()
+        del arrays[missing]
+        with pytest.raises(ConfigError, match=f"{missing}: expected them together"):
+            gae(**arrays, discount=0.9, lam=0.9)
+    for n in (0, -1, True, 1.5):
+        with pytest.raises(ConfigError, match="n: expected an integer from 1"):
+            n_step_returns(**case.arrays(), discount=0.9, n=n)  # type: ignore[arg-type]
