@@ -135,6 +135,25 @@ def locate_values(array: pa.Array) -> tuple[int, tuple[int, ...]] | None:
     return _first_value(array, first, n, tuple(shape))
 
 
+def list_offsets(array: pa.Array) -> list[tuple[int, int, np.dtype[Any]]]:
+    """Where the offsets of ``array``'s lists lie: address, count and dtype for each level that has them."""
+    found = []
+    n, first = len(array), array.offset
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+        first = array.offset
+    while is_list(array.type):
+        if pa.types.is_fixed_size_list(array.type):
+            n, first = n * array.type.list_size, first * array.type.list_size
+        else:
+            offsets = _offsets(array)[first : first + n + 1]
+            found.append((array.buffers()[1].address + first * offsets.itemsize, n + 1, offsets.dtype))
+            first, n = int(offsets[0]), int(offsets[-1] - offsets[0])
+        array = array.values
+        first += array.offset
+    return found
+
+
 def _first_value(array: pa.Array, first: int, n: int, shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]] | None:
     name = _NUMPY_NAMES.get(str(array.type))
     if name is None:

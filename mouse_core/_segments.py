@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mouse_core._alike import Alike
 from mouse_core._layout import column_type
 from mouse_core._memo import memo
 from mouse_core._windows import Chunks, Windows
@@ -58,7 +59,7 @@ class Segment:
     @memo
     def _same_chunks(self) -> bool:
         """Whether all columns are cut at the same rows, so that chunk ``k`` of each holds the same rows."""
-        if self.origin is not None and _is_mapped(self.origin.data):
+        if self._is_mapped:
             return True  # record batches; looking at each of them would take longer than the first batch
         first, *others = (_chunk_starts(column) for column in self.table.columns)
         return all(np.array_equal(first, starts) for starts in others)
@@ -67,8 +68,20 @@ class Segment:
         """One column; all null if the segment has no such column."""
         if name not in self._parts:
             column = self.table.column(name) if name in self.table.schema.names else None
-            self._parts[name] = SegmentColumn(column, self.chunk_starts, same_chunks=self._same_chunks)
+            alike = self._alike if self._is_mapped else None
+            self._parts[name] = SegmentColumn(column, self.chunk_starts, same_chunks=self._same_chunks, alike=alike)
         return self._parts[name]
+
+    @memo
+    def _is_mapped(self) -> bool:
+        """Whether the table consists of mapped files below each other."""
+        data = None if self.origin is None else self.origin.data
+        blocks = getattr(data, "blocks", [[data]])
+        return all(len(row) == 1 and type(row[0]).__name__ == "MemoryMappedTable" for row in blocks)
+
+    @memo
+    def _alike(self) -> Alike:
+        return Alike(self.table, self.chunk_starts)
 
     @memo
     def _indices_starts(self) -> npt.NDArray[np.int64]:
@@ -154,14 +167,21 @@ class SegmentColumn:
         column: The values; None where the segment has no such column, which reads as nulls.
         chunk_starts: See ``Segment.chunk_starts``.
         same_chunks: Whether the column's own chunks begin there; otherwise each of them lies in one of the column's.
+        alike: Which chunks are laid out alike.
     """
 
     def __init__(
-        self, column: pa.ChunkedArray | None, chunk_starts: npt.NDArray[np.int64], *, same_chunks: bool
+        self,
+        column: pa.ChunkedArray | None,
+        chunk_starts: npt.NDArray[np.int64],
+        *,
+        same_chunks: bool,
+        alike: Alike | None = None,
     ) -> None:
         self._column = column
         self._starts = chunk_starts
         self._same_chunks = same_chunks
+        self._alike = alike
         self.layout = Layout(len(chunk_starts) - 1)
         if column is None:
             self.layout.begin[:] = IRREGULAR
@@ -173,13 +193,14 @@ class SegmentColumn:
             return pa.nulls(n)
         return self._column.chunk(number) if self._same_chunks else self._column.slice(first, n).chunk(0)
 
+    def alike(self, chunks: npt.NDArray[np.int64]) -> tuple[int, npt.NDArray[np.int64], npt.NDArray[np.bool_]] | None:
+        """A chunk, how many bytes behind it the values of ``chunks`` lie, and for which of these that is so."""
+        if self._alike is None or self._column is None:
+            return None
+        distance, alike = self._alike.distances(chunks)
+        return self._alike.template, distance, self._alike.same_lists(self._column, distance, alike)
+
 
 def _chunk_starts(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
     ends = np.cumsum([len(chunk) for chunk in column.iterchunks()])
     return np.concatenate([[0], ends]).astype(np.int64)
-
-
-def _is_mapped(table: Any) -> bool:
-    """Whether a table of ``datasets`` consists of mapped files below each other."""
-    blocks = getattr(table, "blocks", [[table]])
-    return all(len(row) == 1 and type(row[0]).__name__ == "MemoryMappedTable" for row in blocks)

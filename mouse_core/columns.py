@@ -26,6 +26,8 @@ from mouse_core.errors import DataError
 
 UNKNOWN = -1
 IRREGULAR = -2
+# So many chunks are looked up one by one.
+_FEW = 8
 
 
 class Layout:
@@ -56,6 +58,10 @@ class ColumnPart(Protocol):
 
     def chunk(self, number: int) -> pa.Array:
         """The values of one chunk."""
+        ...
+
+    def alike(self, chunks: Int64s) -> tuple[int, Int64s, npt.NDArray[np.bool_]] | None:
+        """A chunk, how many bytes behind it the values of ``chunks`` lie, and for which of these that is so."""
         ...
 
 
@@ -189,10 +195,36 @@ class Column:
         """Where each chunk's values begin (an address; for booleans 8 times that and the bit's number), or
         ``IRREGULAR``, and the values in a row.
         """
-        for number in np.unique(chunk[self._begin[chunk] == UNKNOWN]).tolist():
+        new = np.unique(chunk[self._begin[chunk] == UNKNOWN])
+        if len(new) > _FEW:
+            ends = np.searchsorted(new, self._first_chunk[1:]).tolist()
+            for number, (begin, end) in enumerate(pairwise([0, *ends])):
+                if end - begin > _FEW:
+                    self._look_up_alike(number, new[begin:end])
+            new = new[self._begin[new] == UNKNOWN]
+        for number in new.tolist():
             self._look_up(number)
         with self._lock:
             return self._begin[chunk], self._chunk_width[chunk]
+
+    def _look_up_alike(self, part_number: int, numbers: Int64s) -> None:
+        """Look up those of some chunks of one part that are laid out like one that is known."""
+        part, first = self._parts[part_number], int(self._first_chunk[part_number])
+        found = part.alike(numbers - first)
+        if found is None:
+            return
+        template, distance, alike = found
+        self._look_up(first + template)
+        scale = 8 if self.kind.value_type == "bool" else 1
+        with part.layout.lock:
+            begin, width = int(part.layout.begin[template]), int(part.layout.width[template])
+            alike = alike & (distance % self._stored.itemsize == 0)
+            if begin < 0 or not alike.any():
+                return
+            numbers, begins = numbers[alike], begin + scale * distance[alike]
+            part.layout.begin[numbers - first], part.layout.width[numbers - first] = begins, width
+        with self._lock:
+            self._begin[numbers], self._chunk_width[numbers] = begins, width
 
     def _look_up(self, number: int) -> None:
         part_number = int(np.searchsorted(self._first_chunk, number, side="right")) - 1

@@ -1,0 +1,161 @@
+"""Chunks whose places follow from those of another: only where that is so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from mouse_core import BatchSource, DatasetStore, Field
+from mouse_core._alike import Alike
+from mouse_core.columns import _FEW as FEW
+from mouse_core.columns import Column
+
+ROWS = 40  # of a record batch
+BATCHES = 30
+FIELDS = [Field("ok", dtype="bool"), Field("grid", max_ndim=2)]
+
+
+def batch(number: int, **changes: Any) -> pa.RecordBatch:
+    """One record batch of six columns whose values say which row they belong to."""
+    rows = np.arange(number * ROWS, (number + 1) * ROWS)
+    columns = {
+        "action": pa.array(rows % 5),
+        "reward": pa.array(rows.astype(np.float32)),
+        "done": pa.array(rows * 0),
+        "observation": pa.array([[row, row + 0.5, -row] for row in rows.tolist()], pa.list_(pa.float32())),
+        "ok": pa.array(rows % 3 == 0),
+        "grid": pa.array([[[row, 1], [2, row]] for row in rows.tolist()], pa.list_(pa.list_(pa.int16()))),
+    }
+    return pa.RecordBatch.from_pydict(columns | changes)
+
+
+def saved(path: Path, batches: list[pa.RecordBatch]) -> datasets.Dataset:
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, batches[0].schema) as writer:
+        for each in batches:
+            writer.write_batch(each)
+    return datasets.Dataset.from_file(str(path))
+
+
+def regular(tmp_path: Path, name: str = "regular") -> datasets.Dataset:
+    return saved(tmp_path / f"{name}.arrow", [batch(number) for number in range(BATCHES)])
+
+
+def check(dataset: Any, *, pad: bool = False) -> None:
+    """Every row of windows over the whole dataset is what pyarrow says."""
+    fields = [*FIELDS, Field("obs_continuous", column="observation", shape=(4,) if pad else (3,), pad=0)]
+    source = BatchSource(DatasetStore(fields=fields).from_dataset(dataset), 7, 64, seed=1)
+    table = dataset.data.table if dataset._indices is None else dataset.with_format("arrow")[:]
+    expected = {
+        "reward": table["reward"].to_pylist(),
+        "action": table["action"].to_pylist(),
+        "ok": table["ok"].to_pylist(),
+        "grid": table["grid"].to_pylist(),
+        "obs_continuous": [row + [0] * (pad + 3 - len(row)) for row in table["observation"].to_pylist()],
+    }
+    for index in range(12):
+        rows = source.plan(index).starts[:, None] + np.arange(7)
+        for name, values in source[index].items():
+            if name in expected:
+                assert np.array_equal(values, np.array(expected[name])[rows]), name
+
+
+def looked_up(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The chunks that are looked up one by one from now on."""
+    found: list[int] = []
+    locate = Column._locate
+    monkeypatch.setattr(Column, "_locate", lambda self, values: found.append(len(values)) or locate(self, values))
+    return found
+
+
+def test_one_lookup_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one_by_one = looked_up(monkeypatch)
+    check(regular(tmp_path))
+    assert len(one_by_one) <= 6 * FEW  # in the first batch
+
+
+def test_several_files_and_slices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one_by_one = looked_up(monkeypatch)
+    both = datasets.concatenate_datasets([regular(tmp_path, "one"), regular(tmp_path, "two")])
+    check(both)
+    assert len(one_by_one) <= 6 * FEW
+    check(both.select(range(ROWS // 2, 2 * ROWS * BATCHES - 3)))
+    check(datasets.concatenate_datasets([both.select(range(ROWS, 12 * ROWS)), both.select(range(20 * ROWS))]))
+    check(both.shuffle(seed=0))
+
+
+@pytest.mark.parametrize("where", [0, 1, 17, BATCHES - 1])
+def test_lists_of_other_lengths_that_are_as_many_in_all(tmp_path: Path, where: int) -> None:
+    """Their metadata is the same; only the offsets tell."""
+    batches = [batch(number) for number in range(BATCHES)]
+    rows = [[number, 0.5, 1] for number in range(ROWS)]
+    rows[5], rows[6] = rows[5][:2], [*rows[6], 9]
+    batches[where] = batch(where, observation=pa.array(rows, pa.list_(pa.float32())))
+    check(saved(tmp_path / "ragged.arrow", batches), pad=True)
+
+
+@pytest.mark.parametrize("where", [0, 1, 17])
+def test_batches_of_another_layout(tmp_path: Path, where: int) -> None:
+    """Longer lists, and rows that are more or fewer."""
+    batches = [batch(number) for number in range(BATCHES)]
+    wide = pa.array([[number, 1, 2, 3] for number in range(ROWS)], pa.list_(pa.float32()))
+    batches[where] = batch(where, observation=wide)
+    check(saved(tmp_path / "wide.arrow", batches), pad=True)
+    batches[where] = batch(where).slice(3, 20)
+    check(saved(tmp_path / "short.arrow", batches))
+
+
+def test_nulls_in_one_batch(tmp_path: Path) -> None:
+    """A null says so in the metadata."""
+    times = [pa.array(np.arange(ROWS)) for _ in range(BATCHES)]
+    times[11] = pa.array([None if number == 4 else number for number in range(ROWS)], pa.int64())
+    batches = [batch(number, episode_step=times[number]) for number in range(BATCHES)]
+    source = BatchSource(DatasetStore().from_dataset(saved(tmp_path / "nulls.arrow", batches)), 1, 400, "sequential")
+    found = np.concatenate([source[index]["time"][:, 0] for index in range(3)])
+    assert np.sort(found)[0] == -1
+    assert (found == -1).sum() == 1
+
+
+def test_another_layout_of_as_many_bytes(tmp_path: Path) -> None:
+    batches = [batch(number) for number in range(BATCHES)]
+    rows = range(13 * ROWS, 14 * ROWS)
+    shorter = pa.array([[row, 0.5] for row in rows], pa.list_(pa.float32()))
+    longer = pa.array([[[row, 1, 1], [2, row, 1]] for row in rows], pa.list_(pa.list_(pa.int16())))
+    batches[13] = batch(13, observation=shorter, grid=longer)
+    dataset = saved(tmp_path / "other.arrow", batches)
+    sizes = {dataset.data.table["action"].chunk(number).buffers()[1].parent.size for number in (12, 13)}
+    assert len(sizes) == 1
+    fields = [Field("obs_continuous", column="observation", shape=(3,), pad=0), Field("ok", dtype="bool")]
+    source = BatchSource(DatasetStore(fields=fields).from_dataset(dataset), 1, 2000, "sequential", drop_last=False)
+    found, order = source[0]["obs_continuous"][:, 0], np.argsort(source[0]["reward"][:, 0])
+    expected = [row + [0] * (3 - len(row)) for row in dataset.data.table["observation"].to_pylist()]
+    assert np.array_equal(found[order], np.array(expected, np.float32))
+    assert np.array_equal(source[0]["ok"][order, 0], np.arange(BATCHES * ROWS) % 3 == 0)
+
+
+@pytest.mark.parametrize(("place", "other"), [(0, pa.int32()), (1, pa.float64())])
+def test_a_column_that_was_cast(tmp_path: Path, place: int, other: pa.DataType) -> None:
+    dataset = regular(tmp_path)
+    schema = dataset.data.table.schema
+    check(datasets.Dataset(dataset.data.cast(schema.set(place, pa.field(schema.names[place], other)))))
+
+
+def test_tables_put_together_from_columns_of_several_files_are_looked_up_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There a chunk of one column says nothing about those of the others."""
+    one, two = regular(tmp_path, "one").data.table, regular(tmp_path, "two").data.table
+    mixed = pa.table({name: (one if number % 2 else two)[name] for number, name in enumerate(one.schema.names)})
+    one_by_one = looked_up(monkeypatch)
+    check(datasets.Dataset(mixed))
+    assert len(one_by_one) == 6 * BATCHES
+
+
+def test_memory_that_is_no_file_is_like_nothing() -> None:
+    table = pa.Table.from_batches([batch(number) for number in range(BATCHES)])
+    _, alike = Alike(table, np.arange(0, ROWS * BATCHES + 1, ROWS)).distances(np.arange(BATCHES))
+    assert not alike.any()
