@@ -4,6 +4,7 @@ from mouse_core.replay.array_storage import ArrayStorage
 from mouse_core.replay.buffer import Drawn, ReplayBuffer
 from mouse_core.replay.ensemble import ReplayBufferEnsemble
 from mouse_core.replay.list_storage import ListStorage
+from mouse_core.replay.memmap import MemmapStorage
 from mouse_core.replay.priorities import LinearSchedule, PrioritizedSampler
 from mouse_core.replay.prioritized import PrioritizedReplayBuffer
 from mouse_core.replay.prioritized_slices import PrioritizedSliceSampler
@@ -40,6 +41,7 @@ __all__ = [
     "LinearSchedule",
     "ListStorage",
     "MaxValueWriter",
+    "MemmapStorage",
     "NStep",
     "NextView",
     "OnWrite",

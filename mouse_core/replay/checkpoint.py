@@ -30,12 +30,13 @@ _PIECE = 1 << 22
 _NAME = "replay.mouse"
 
 
-def write_checkpoint(path: str | PathLike[str], state: Mapping[str, Any]) -> None:
+def write_checkpoint(path: str | PathLike[str], state: Mapping[str, Any], *, sync: bool = True) -> None:
     """Write a state to ``path``, or leave what is there.
 
     Args:
         path: A file; or a directory that exists, in which it is called ``replay.mouse``.
         state: Nested dicts of plain values and arrays.
+        sync: Whether it must outlive a crash of the machine, not only of the process.
 
     Raises:
         StorageError: The file cannot be written.
@@ -49,9 +50,11 @@ def write_checkpoint(path: str | PathLike[str], state: Mapping[str, Any]) -> Non
         with os.fdopen(descriptor, "wb") as file:
             _write(file, state)
             file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                os.fsync(file.fileno())
         os.replace(beside, target)
-        _sync_folder(target.parent)
+        if sync:
+            _sync_folder(target.parent)
     except BaseException as error:
         with suppress(OSError):
             os.unlink(beside)
