@@ -7,6 +7,7 @@ buffer and an offset. Values of up to 12 bytes stand in the view itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import prod
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,13 +15,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._memory import octets_at, words_at
-from mouse_core._pool import ALIGNMENT
+from mouse_core._pool import ALIGNMENT, MemoryPool
 from mouse_core._windows import Int64s, Windows
 from mouse_core.columns import UNKNOWN, Column
 
-# Offsets have 32 bits: memory is seen in stretches of 1 GB, each offered with the one behind it, for values that lie across.
+# Offsets have 32 bits: memory is seen in stretches of 1 GB, each offered with the one behind it, as values lie across.
 STRETCH_BITS = 30
 _INLINE = 12
+# Smaller arrays are as fast in memory of their own.
+_POOL_FROM = 1 << 17
 _ZEROS = pa.py_buffer(bytes(ALIGNMENT))
 
 
@@ -73,43 +76,43 @@ class Places:
     def __init__(self, fields: Sequence[CopiedField]) -> None:
         self._fields = fields
         self._row_bytes = np.array([field.row_bytes for field in fields], np.int64)
-        # Of every chunk of every column the address, and the same as a view says it.
+        # Of every chunk of every column the address, and the same as a view says it; below 0: not regular.
         self._begins = np.stack([field.column.known_begins() for field in fields])
         self._words = np.full_like(self._begins, UNKNOWN)
+        self._lowest = np.full(self._words.shape[1], UNKNOWN, np.int64)
         self._stretches: dict[int, int] = {}
         self._buffers: list[pa.Buffer] = []
+        self._memory = MemoryPool(0)
 
     def views(self, block: Windows) -> Views | None:
         """The views of a block; None if no field has only regular chunks there."""
-        pieces, bounds = block.pieces, np.asarray(block.bounds)
-        chunk, row, size = _in_rows(np.searchsorted(pieces.window, bounds), pieces.chunk, pieces.row, pieces.size)
+        chunk, row, size = block.pieces
+        key = self._regular(chunk, int(size.max()))
+        if not key:
+            return None
         # Beyond the second GB of a chunk an offset needs a buffer of its own.
         largest = int(np.diff(block.chunks.starts).max()) * int(self._row_bytes.max())
         giant = largest > 1 << STRETCH_BITS
-        found = self._find(chunk.reshape(-1), giant)
-        kept = found.min(axis=1) >= 0
-        kept &= int(size.max()) * self._row_bytes <= 1 << STRETCH_BITS
-        key = tuple(np.nonzero(kept)[0].tolist())
-        if not key:
-            return None
-        begins, row_bytes = self._begins, self._row_bytes
-        if len(key) < len(kept):
-            found, begins, row_bytes = found[kept], begins[kept], row_bytes[kept]
-        sizes = np.diff(bounds)
+        sizes = np.diff(block.bounds)
+        row_bytes = self._row_bytes[list(key)]
         missing = -(sizes[:, None] * (row_bytes * block.length)) % ALIGNMENT
         padded = int(missing.any())
         batches, values = chunk.shape
         # Size and first bytes; number of the buffer and offset.
-        words = np.empty((batches, len(key), values + padded, 2), np.int64)
-        np.multiply(size[:, None], row_bytes[:, None], out=words[:, :, :values, 0])
-        found = found.reshape(len(key), batches, values).transpose(1, 0, 2)
-        distance = row[:, None] * (row_bytes if giant else row_bytes << 32)[:, None]
-        if giant:
-            words[:, :, :values, 1] = self._to_words(found + distance)
-        else:
-            np.add(found, distance, out=words[:, :, :values, 1])
-        fields = [self._fields[place] for place in key]
-        _put_inline(words[:, :, :values], fields, begins, chunk, row, size)
+        words = self._empty((batches, len(key), values + padded, 2))
+        equal = bool((size == size[0, 0]).all())
+        for place, number in enumerate(key):
+            # Field by field, so that what is worked on stays in the cache.
+            nbytes, view = self._fields[number].row_bytes, words[:, place, :values]
+            view[..., 0] = size[0, 0] * nbytes if equal else size * nbytes
+            if block.length * nbytes <= _INLINE:
+                continue
+            if giant:
+                view[..., 1] = self._to_words(self._begins[number].take(chunk) + row * nbytes)
+            else:
+                np.add(self._words[number].take(chunk), row * (nbytes << 32), out=view[..., 1])
+        fields = [self._fields[number] for number in key]
+        _put_inline(words[:, :, :values], fields, [self._begins[number] for number in key], chunk, row, size)
         buffers = list(self._buffers)
         if padded:
             words[:, :, values, 0] = missing
@@ -117,17 +120,31 @@ class Places:
             buffers.append(_ZEROS)
         return Views(fields, key, words, buffers, sizes.tolist())
 
-    def _find(self, chunk: Int64s, giant: bool) -> Int64s:
-        """Where each of some chunks begins in each column, int64 ``[columns, n]``; below 0: not regular."""
-        found: Int64s = (self._begins if giant else self._words).take(chunk, axis=1)
-        if found.min() == UNKNOWN or (found == UNKNOWN).any():
-            fresh = np.unique(chunk[(found == UNKNOWN).any(axis=0)])
-            for place, field in enumerate(self._fields):
-                self._begins[place, fresh] = field.column.begins(fresh)
-            begins = self._begins[:, fresh]
-            self._words[:, fresh] = np.where(begins < 0, begins, self._to_words(begins))
-            found = (self._begins if giant else self._words).take(chunk, axis=1)
-        return found
+    def _regular(self, chunk: Int64s, longest: int) -> tuple[int, ...]:
+        """The fields whose values lie side by side in all of some chunks, where values have so many steps at most."""
+        lowest = self._lowest.take(chunk)
+        if lowest.min() < 0:
+            fresh = np.unique(chunk[lowest == UNKNOWN])
+            if len(fresh):
+                for place, field in enumerate(self._fields):
+                    self._begins[place, fresh] = field.column.begins(fresh)
+                begins = self._begins[:, fresh]
+                self._words[:, fresh] = np.where(begins < 0, begins, self._to_words(begins))
+                self._lowest[fresh] = begins.min(axis=0)
+                lowest = self._lowest.take(chunk)
+        kept = longest * self._row_bytes <= 1 << STRETCH_BITS
+        if lowest.min() < 0:
+            kept &= self._begins[:, np.unique(chunk)].min(axis=1) >= 0
+        return tuple(np.nonzero(kept)[0].tolist())
+
+    def _empty(self, shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
+        """Memory for views, that of earlier ones if they are gone: fresh memory costs more than what is written there."""
+        nbytes = 8 * prod(shape)
+        if nbytes < _POOL_FROM:
+            return np.empty(shape, np.int64)
+        if not self._memory.nbytes // 2 <= nbytes <= self._memory.nbytes:
+            self._memory = MemoryPool(nbytes + nbytes // 8)
+        return np.ndarray(shape, np.int64, self._memory.take())
 
     def _to_words(self, addresses: Int64s) -> Int64s:
         """Number of the buffer and offset of some addresses, as a view has them."""
@@ -144,24 +161,10 @@ class Places:
         return words
 
 
-def _in_rows(first: Int64s, chunk: Int64s, row: Int64s, size: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-    """The pieces with a row for each batch, int64 ``[batches, most]``; pieces of no steps fill it up."""
-    counts = np.diff(first)
-    most = int(counts.max())
-    if (counts == most).all():
-        return chunk.reshape(-1, most), row.reshape(-1, most), size.reshape(-1, most)
-    place = first[:-1, None] + np.arange(most)
-    beyond = place >= first[1:, None]
-    place[beyond] = 0
-    filled = size[place]
-    filled[beyond] = 0
-    return chunk[place], row[place], filled
-
-
 def _put_inline(
     views: npt.NDArray[np.int64],
     fields: Sequence[CopiedField],
-    begins: Int64s,
+    begins: Sequence[Int64s],
     chunk: Int64s,
     row: Int64s,
     size: Int64s,
@@ -171,7 +174,7 @@ def _put_inline(
     Args:
         views: Int64 ``[batches, fields, values, 2]``.
         fields: The fields.
-        begins: The address of every chunk, int64 ``[fields, chunks]``.
+        begins: The address of every chunk by field, int64 ``[chunks]``.
         chunk, row, size: Where each value begins, and its steps, int64 ``[batches, values]``.
     """
     words = views.view(np.int32)
@@ -194,7 +197,7 @@ def _put_inline(
             if len(same):
                 batch, slot = batches[same], slots[same]
                 inline = np.zeros((len(same), 3), np.int32)
-                addresses = begins[place, chunk[same]] + field.row_bytes * row[same]
+                addresses = begins[place][chunk[same]] + field.row_bytes * row[same]
                 values = _read(addresses, count * field.row_bytes, field.dtype.itemsize)
                 inline[:, : values.shape[1]] = values
                 words[batch, place, slot, 1:] = inline

@@ -14,18 +14,18 @@ Int64s = npt.NDArray[np.int64]
 
 
 class Pieces(NamedTuple):
-    """Stretches of windows that each lie side by side in one chunk, in the order of the windows' steps.
+    """Windows cut into stretches that each lie side by side in one chunk, a row for each batch.
+
+    In the order of the windows' steps; where a batch has fewer than another, pieces of no steps fill it up.
 
     Args:
-        chunk, row: Where each begins, int64 ``[p]``.
-        size: Its steps, int64 ``[p]``.
-        window: The window that it belongs to, int64 ``[p]``.
+        chunk, row: Where each begins, int64 ``[batches, most]``.
+        size: Its steps, int64 ``[batches, most]``.
     """
 
     chunk: Int64s
     row: Int64s
     size: Int64s
-    window: Int64s
 
 
 class Steps(NamedTuple):
@@ -50,19 +50,28 @@ class Chunks:
 
     def __init__(self, starts: Int64s) -> None:
         self.starts = starts
+        # Files have chunks of one size, so that a division finds the chunk in a file; a search takes many times as long.
         sizes = np.diff(starts)
-        equal = len(sizes) > 0 and sizes[0] > 0 and (sizes[:-1] == sizes[0]).all() and sizes[-1] <= sizes[0]
-        self._size = int(sizes[0]) if equal else 0
+        first = np.concatenate([[0], np.nonzero(np.diff(sizes))[0] + 1]) if len(sizes) else np.zeros(0, np.int64)
+        self._runs = None
+        if len(sizes) and sizes.min() > 0 and 4 * len(first) <= len(sizes) + 8:
+            self._runs = (starts[first], first, sizes[first])
 
     def __len__(self) -> int:
         return len(self.starts) - 1
 
     def find(self, rows: Int64s) -> Int64s:
         """The chunk of each row."""
-        if self._size:
-            return rows // self._size  # eight times as fast as a search; files have chunks of one size
-        # side="right" steps over empty chunks.
-        return np.searchsorted(self.starts, rows, side="right") - 1
+        if self._runs is None:
+            # side="right" steps over empty chunks.
+            return np.searchsorted(self.starts, rows, side="right") - 1
+        begin, chunk, size = self._runs
+        if len(begin) == 1:
+            return rows // size[0]
+        run = np.searchsorted(begin, rows, side="right") - 1
+        found: Int64s = (rows - begin[run]) // size[run]
+        found += chunk[run]
+        return found
 
 
 class Windows:
@@ -124,10 +133,10 @@ class Windows:
 
     @memo
     def pieces(self) -> Pieces:
-        """All windows, cut where one stretch ends."""
-        if self._physical is not None and self.length > 1 and len(self):
-            return _join_steps(self.steps(np.arange(len(self))), self.length)
-        return _cut_at_chunks(self.chunks, self.starts, self.length)
+        """All windows, cut where one stretch ends; there must be some."""
+        if self._physical is not None and self.length > 1:
+            return _in_rows(*_join_steps(self.steps(np.arange(len(self))), self.length), self.bounds)
+        return _cut_once(self) or _in_rows(*_cut_at_chunks(self.chunks, self.starts, self.length), self.bounds)
 
     def steps(self, windows: Int64s) -> Steps:
         """All steps of some windows."""
@@ -171,30 +180,78 @@ class WindowsPart:
         return steps._replace(target=steps.target - self.begin * self.block.length)
 
 
-def _cut_at_chunks(chunks: Chunks, starts: Int64s, length: int) -> Pieces:
-    """The pieces of windows of consecutive rows, one for every chunk they touch."""
+def _cut_once(windows: Windows) -> Pieces | None:
+    """The pieces of windows of consecutive rows, if none touches more than two chunks and batches are of one size."""
+    sizes = set(np.diff(windows.bounds).tolist())
+    if len(sizes) > 1:
+        return None
+    chunks, starts, length, per_batch = windows.chunks, windows.starts, windows.length, sizes.pop()
+    batches = len(starts) // per_batch
+    chunk, row = windows.chunk, windows.row
+    room = chunks.starts[chunk + 1]
+    room -= starts
+    (broken,) = np.nonzero(room < length)
+    if not len(broken):
+        shape = (batches, per_batch)
+        return Pieces(chunk.reshape(shape), row.reshape(shape), np.full(shape, length))
+    rest = length - room[broken]
+    after = chunks.find(starts[broken] + room[broken])
+    if (chunks.starts[after + 1] - chunks.starts[after] < rest).any():
+        return None
+    more = np.bincount(broken // per_batch, minlength=batches)
+    most = per_batch + int(more.max())
+    # Where each window's first piece goes: behind those before it, of which some have two.
+    place = np.ones(len(starts), np.int64)
+    place[0] = 0
+    place[broken[broken < len(starts) - 1] + 1] = 2
+    np.cumsum(place, out=place)
+    unused = np.cumsum(most - per_batch - more)
+    place = place.reshape(batches, per_batch)
+    place[1:] += unused[:-1, None]
+    np.minimum(room, length, out=room)
+    filled = []
+    second = place.reshape(-1)[broken] + 1
+    for heads, tails in ((chunk, after), (row, 0), (room, rest)):
+        values = np.zeros(batches * most, np.int64)
+        values[place.reshape(-1)] = heads
+        values[second] = tails
+        filled.append(values.reshape(batches, most))
+    return Pieces(*filled)
+
+
+def _cut_at_chunks(chunks: Chunks, starts: Int64s, length: int) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+    """Chunk, row, size and window of the pieces of windows of consecutive rows, one for every chunk they touch."""
     first = chunks.find(starts)
-    windows = np.arange(len(starts))
-    last = first if length == 1 else chunks.find(starts + (length - 1))
-    counts = last - first
-    if not counts.any():
-        return Pieces(first, starts - chunks.starts[first], np.full(len(starts), length), windows)
-    counts += 1
-    window = np.repeat(windows, counts)
+    counts = chunks.find(starts + (length - 1)) - first + 1
+    window = np.repeat(np.arange(len(starts)), counts)
     chunk = np.arange(len(window)) + (first - np.cumsum(counts) + counts)[window]
     begin = starts[window]
     end = np.minimum(begin + length, chunks.starts[chunk + 1])
     begin = np.maximum(begin, chunks.starts[chunk])
-    pieces = Pieces(chunk, begin - chunks.starts[chunk], end - begin, window)
-    there = pieces.size > 0  # not so for empty chunks
-    return pieces if there.all() else Pieces(*(values[there] for values in pieces))
+    there = end > begin  # not so for empty chunks
+    return chunk[there], (begin - chunks.starts[chunk])[there], (end - begin)[there], window[there]
 
 
-def _join_steps(steps: Steps, length: int) -> Pieces:
-    """Single steps joined to pieces where they lie side by side in one window."""
+def _join_steps(steps: Steps, length: int) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+    """The same of single steps, joined to pieces where they lie side by side in one window."""
     joined = (np.diff(steps.chunk) == 0) & (np.diff(steps.row) == 1)
     # A window of the next batch may begin where this one ends.
     joined &= steps.target[1:] % length != 0
     begins = np.concatenate([[0], np.nonzero(~joined)[0] + 1])
     sizes = np.diff(np.concatenate([begins, [len(steps.chunk)]]))
-    return Pieces(steps.chunk[begins], steps.row[begins], sizes, steps.target[begins] // length)
+    return steps.chunk[begins], steps.row[begins], sizes, steps.target[begins] // length
+
+
+def _in_rows(chunk: Int64s, row: Int64s, size: Int64s, window: Int64s, bounds: Sequence[int]) -> Pieces:
+    """Pieces with a row for each batch."""
+    first = np.searchsorted(window, np.asarray(bounds))
+    counts = np.diff(first)
+    most = int(counts.max())
+    if (counts == most).all():
+        return Pieces(chunk.reshape(-1, most), row.reshape(-1, most), size.reshape(-1, most))
+    place = first[:-1, None] + np.arange(most)
+    beyond = place >= first[1:, None]
+    place[beyond] = 0
+    filled = size[place]
+    filled[beyond] = 0
+    return Pieces(chunk[place], row[place], filled)
