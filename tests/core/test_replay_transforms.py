@@ -269,6 +269,17 @@ def test_steps_that_are_masked_are_no_transitions() -> None:
     assert NextView(takes="arrived")(batch)["mask"].tolist() == [[True, False, False]]
 
 
+def test_tuples_stay_tuples() -> None:
+    batch = {"obs": (np.zeros((2, 3)), np.ones((2, 3))), "done": np.zeros((2, 3), int), "reward": np.ones((2, 3))}
+    for transform in (Compose(NextView(), NStep(2, 0.5)), NextView(takes="arrived")):
+        found = transform(batch)
+        assert isinstance(found["obs"], tuple)
+        assert isinstance(found["next"]["obs"], tuple)
+    assert isinstance(Select("obs")(batch)["obs"], tuple)
+    with pytest.raises(SchemaError, match="all or none of the tuple 'obs'"):
+        Select(("obs", 1))(batch)
+
+
 def test_fields_without_a_next() -> None:
     batch = {"obs": np.zeros((2, 3)), "task": np.zeros((2, 3)), "done": np.zeros((2, 3), int), "slice": np.zeros(2)}
     found = NextView(keep=("task",), takes="arrived")(batch)

@@ -86,6 +86,35 @@ def removed(batch: Any, key: FieldKey) -> Any:
     return replaced(batch, {path[:-1]: kept}) if kept else removed(batch, path[:-1])
 
 
+_NOTHING: Any = object()
+
+
+def only(tree: Any, fields: Mapping[Path, Array]) -> Any:
+    """A tree nested like ``tree`` that has these fields alone.
+
+    Raises:
+        SchemaError: Some of a tuple's fields, and not all.
+    """
+    found = _only(tree, fields, ())
+    return {} if found is _NOTHING else found
+
+
+def _only(node: Any, fields: Mapping[Path, Array], path: Path) -> Any:
+    if isinstance(node, Mapping):
+        children = {name: _only(child, fields, (*path, name)) for name, child in node.items()}
+        kept = {name: child for name, child in children.items() if child is not _NOTHING}
+        return kept or _NOTHING
+    if isinstance(node, tuple):
+        items = [_only(child, fields, (*path, place)) for place, child in enumerate(node)]
+        left_out = sum(item is _NOTHING for item in items)
+        if left_out == len(items):
+            return _NOTHING
+        if left_out:
+            raise SchemaError(f"fields: expected all or none of the tuple {key_of(path)!r}, found {left_out} left out")
+        return type(node)(*items) if hasattr(node, "_fields") else tuple(items)
+    return fields.get(path, _NOTHING)
+
+
 def place_of(batch: Any, key: FieldKey) -> FieldKey:
     """Where a field that belongs to a transition stands: in ``next`` if it is there, or else as it is named."""
     inside = (NEXT, *path_of(key))
@@ -129,6 +158,7 @@ __all__ = [
     "key_of",
     "leaves",
     "on_host",
+    "only",
     "path_of",
     "place_of",
     "removed",

@@ -15,7 +15,18 @@ from mouse_core._convert import convert
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.replay._trees import flatten
 from mouse_core.replay.protocols import FieldKey
-from mouse_core.replay.transforms._fields import BOOKKEEPING, check_keys, find, get, key_of, path_of, removed, replaced
+from mouse_core.replay.transforms._fields import (
+    BOOKKEEPING,
+    check_keys,
+    find,
+    get,
+    key_of,
+    leaves,
+    only,
+    path_of,
+    removed,
+    replaced,
+)
 from mouse_core.spec import check_dtype
 
 
@@ -86,11 +97,8 @@ class Select:
         for key in self.keys:
             get(batch, key, where="Select")
         wanted = [path_of(key) for key in self.keys] + [(name,) for name in BOOKKEEPING]
-        kept: Any = {}
-        for key, values in flatten(batch).items():
-            if any(path_of(key)[: len(path)] == path for path in wanted):
-                kept = replaced(kept, {key: values})
-        return kept
+        kept = {path: values for path, values in leaves(batch) if any(path[: len(start)] == start for start in wanted)}
+        return only(batch, kept)
 
 
 @dataclass(frozen=True, init=False)

@@ -10,7 +10,18 @@ from array_api_compat import array_namespace
 from mouse_core.errors import SchemaError
 from mouse_core.replay.protocols import FieldKey
 from mouse_core.replay.transforms._ends import ALIVE, TERMINAL, beside, end_codes, valid_steps
-from mouse_core.replay.transforms._fields import BOOKKEEPING, NEXT, check_keys, find, key_of, leaves, replaced, runs
+from mouse_core.replay.transforms._fields import (
+    BOOKKEEPING,
+    NEXT,
+    Path,
+    check_keys,
+    find,
+    key_of,
+    leaves,
+    only,
+    replaced,
+    runs,
+)
 from mouse_core.spec import Alignment, check_alignment
 
 Array = Any
@@ -84,7 +95,8 @@ class NextView:
         return (self._arrived if self.takes == "arrived" else self._outgoing)(batch, codes, valid)
 
     def _arrived(self, batch: Any, codes: Array, valid: Array) -> Any:
-        rows, after = {}, {}
+        rows: dict[Path, Array] = {}
+        after: dict[Path, Array] = {}
         for path, values in leaves(batch):
             if not runs(values, codes.shape):
                 rows[path] = values
@@ -97,13 +109,14 @@ class NextView:
                 if not self._stays(path):
                     after[path] = values[:, 1:]
         whole = valid[:, :-1] & valid[:, 1:] & (codes[:, :-1] == ALIVE)
-        return self._batch(rows, after, whole)
+        return self._batch(batch, rows, after, whole)
 
     def _outgoing(self, batch: Any, codes: Array, valid: Array) -> Any:
         xp = array_namespace(codes)
         there = xp.concat([valid[:, 1:], xp.zeros_like(valid[:, :1])], axis=1)
         followed = (codes == ALIVE) & there
-        rows, after = {}, {}
+        rows: dict[Path, Array] = {}
+        after: dict[Path, Array] = {}
         for path, values in leaves(batch):
             if runs(values, codes.shape) and key_of(path) in self.outcome:
                 after[path] = values
@@ -112,11 +125,10 @@ class NextView:
             if runs(values, codes.shape) and not self._stays(path):
                 shifted = xp.concat([values[:, 1:], values[:, -1:]], axis=1)
                 after[path] = xp.where(beside(followed, values), shifted, values)
-        return self._batch(rows, after, valid & (followed | (codes == TERMINAL)))
+        return self._batch(batch, rows, after, valid & (followed | (codes == TERMINAL)))
 
     def _stays(self, path: tuple[str | int, ...]) -> bool:
         return path[0] in BOOKKEEPING or key_of(path) in (*self.action, *self.keep, self.mask)
 
-    def _batch(self, rows: dict[Any, Array], after: dict[Any, Array], whole: Array) -> Any:
-        made = replaced({}, rows)
-        return replaced(made, {**{(NEXT, *path): values for path, values in after.items()}, self.mask: whole})
+    def _batch(self, batch: Any, rows: dict[Path, Array], after: dict[Path, Array], whole: Array) -> Any:
+        return replaced(only(batch, rows), {NEXT: only(batch, after), self.mask: whole})

@@ -1,0 +1,167 @@
+"""Replay buffers of JAX: pytrees in and out, narrowed with a check, in memory of their own."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import struct
+
+import mouse_core.replay as core
+from mouse_core._convert import convert
+from mouse_core.errors import ConfigError, DataError, SchemaError
+from mouse_core.replay import ArrayStorage, Compose, NextView, NStep, PrioritizedSampler, RandomCrop, SliceSampler
+from mouse_core.replay._trees import flatten
+from mouse_jax import NARROWED, PrioritizedReplayBuffer, ReplayBuffer, ReplayBufferEnsemble
+
+
+def rows(n: int, seed: int = 0) -> dict[str, Any]:
+    random = np.random.default_rng(seed)
+    done = np.zeros(n, np.int8)
+    done[9::10] = 1
+    return {
+        "obs": {"vector": random.normal(size=(n, 3)).astype(np.float32), "pair": (np.arange(n), random.normal(size=n))},
+        "action": random.integers(0, 4, n),
+        "reward": random.normal(size=n).astype(np.float32),
+        "done": done,
+    }
+
+
+def assert_batch(found: Any, wanted: Any, *, x64: bool = False) -> None:
+    one, other = flatten(found), flatten(wanted)
+    assert one.keys() == other.keys()
+    for key, values in other.items():
+        assert isinstance(one[key], jax.Array)
+        dtype = values.dtype if x64 else NARROWED.get(values.dtype, values.dtype)
+        np.testing.assert_array_equal(np.asarray(one[key]), convert(values, dtype), err_msg=str(key), strict=True)
+
+
+MAKERS = {
+    "rows": dict,
+    "steps": lambda: {"transform": Compose(NextView(), NStep(3, 0.9))},
+    "slices": lambda: {"sampler": SliceSampler(slice_len=4, end_key="done"), "transform": [RandomCrop(2)]},
+    "priorities": lambda: {"sampler": PrioritizedSampler(0.7, 0.5)},
+}
+
+
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("case", MAKERS)
+def test_batches_are_those_of_the_core(case: str, x64: bool) -> None:
+    with jax.enable_x64(x64):
+        options = {"batch_size": 8, "seed": 5}
+        mine = ReplayBuffer(ArrayStorage(64), **options, **MAKERS[case]())
+        other = core.ReplayBuffer(ArrayStorage(64), **options, **MAKERS[case]())
+        for number in range(4):
+            part = rows(25, number)
+            if x64:
+                given = jax.tree.map(jnp.asarray, part)
+            else:  # JAX's arrays would be narrower than those of the other buffer
+                given = {**part, "reward": jnp.asarray(part["reward"])}
+            assert mine.extend(given).tolist() == other.extend(part).tolist()
+            for _ in range(3):
+                found, wanted = mine.sample(), other.sample()
+                assert_batch(found, wanted, x64=x64)
+                if case == "priorities":
+                    mine.update_priority(found["index"], jnp.abs(found["reward"]))
+                    other.update_priority(wanted["index"], np.abs(wanted["reward"]))
+
+
+@struct.dataclass
+class Transition:
+    obs: jax.Array
+    reward: jax.Array
+
+
+class Pair(NamedTuple):
+    obs: jax.Array
+    reward: jax.Array
+
+
+def test_rows_of_any_kind_can_be_written() -> None:
+    obs, reward = jnp.ones((3, 2)), jnp.arange(3.0)
+    buffer = ReplayBuffer(ArrayStorage(20), batch_size=4)
+    assert buffer.extend(Transition(obs, reward)).tolist() == [0, 1, 2]
+    assert buffer.add({"obs": obs[0], "reward": reward[1]}) == 3
+    assert buffer.add({"obs": np.ones(2, np.float32), "reward": 5.0}) == 4
+    assert buffer.extend([Transition(obs[0], reward[2])]).tolist() == [5]
+    found = buffer.sample()
+    assert found.keys() == {"obs", "reward", "index"}
+    assert float(buffer[jnp.int32(4)]["reward"]) == 5.0
+    buffer[0] = Transition(obs[0], jnp.float32(7.0))
+    assert float(buffer[0]["reward"]) == 7.0
+    pairs = ReplayBuffer(ArrayStorage(20), batch_size=4)
+    pairs.extend(Pair(obs, reward))
+    assert isinstance(pairs.sample()["data"], Pair)
+    assert isinstance(pairs[1], Pair)
+    with pytest.raises(SchemaError, match="rows"):
+        buffer.add({"obs": obs[0]})
+
+
+def test_a_number_that_jax_cannot_hold_is_an_error() -> None:
+    buffer = ReplayBuffer(ArrayStorage(4), batch_size=2)
+    buffer.extend({"x": np.array([2**40 + 5])})
+    with pytest.raises(DataError, match=r"field 'x': expected values .* that fit int32, found 1099511627781"):
+        buffer.sample()
+    with jax.enable_x64(True):
+        assert buffer.sample()["x"].tolist() == [2**40 + 5] * 2
+
+
+def test_batches_never_change() -> None:
+    buffer = ReplayBuffer(ArrayStorage(64), batch_size=64)
+    kept = []
+    for number in range(30):
+        buffer.extend({"x": np.full((64, 64), number, np.float32)})
+        kept.append(buffer.sample()["x"])
+    for number, batch in enumerate(kept):
+        assert (np.asarray(batch) == number).all()
+
+
+def test_batches_go_into_jit() -> None:
+    buffer = PrioritizedReplayBuffer(
+        storage=ArrayStorage(64), batch_size=8, transform=Compose(NextView(), NStep(3, 0.9)), seed=1
+    )
+    buffer.extend(rows(30))
+
+    @jax.jit
+    def error(batch: dict[str, Any]) -> jax.Array:
+        target = batch["next"]["reward"] + batch["discount"] * (batch["next"]["done"] != 1)
+        return jnp.abs(target - batch["obs"]["vector"].sum(-1)) * batch["mask"]
+
+    for _ in range(3):
+        batch = buffer.sample()
+        buffer.update_priority(batch["index"], error(batch))
+    assert buffer.stats()["updates"] == 3
+
+
+def test_devices() -> None:
+    device = jax.devices()[1]
+    buffer = ReplayBuffer(ArrayStorage(8), batch_size=4, device=device)
+    buffer.extend({"x": np.arange(5.0, dtype=np.float32)})
+    assert buffer.sample()["x"].devices() == {device}
+    assert buffer.device == device
+    mesh = jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
+    sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data"))
+    buffer = ReplayBuffer(ArrayStorage(8), batch_size=4, device=sharding)
+    buffer.extend({"x": np.arange(5.0, dtype=np.float32)})
+    assert buffer.sample()["x"].sharding == sharding
+    assert ReplayBuffer(device="cpu:2").device == jax.devices()[2]
+    with pytest.raises(ConfigError, match="device: expected"):
+        ReplayBuffer(device="nothing")
+
+
+def test_ensembles_and_text() -> None:
+    members = [ReplayBuffer(ArrayStorage(64), seed=n) for n in range(2)]
+    plain = [core.ReplayBuffer(ArrayStorage(64), seed=n) for n in range(2)]
+    for number, (mine, other) in enumerate(zip(members, plain, strict=True)):
+        mine.extend(rows(20, number))
+        other.extend(rows(20, number))
+    mine = ReplayBufferEnsemble(*members, p=[0.75, 0.25], batch_size=8, seed=2)
+    other = core.ReplayBufferEnsemble(*plain, p=[0.75, 0.25], batch_size=8, seed=2)
+    for _ in range(3):
+        assert_batch(mine.sample(), other.sample())
+    words = ReplayBuffer(core.ListStorage(5), batch_size=2)
+    words.extend(["a", "b"])
+    assert set(words.sample()["data"]) <= {"a", "b"}

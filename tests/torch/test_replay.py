@@ -1,0 +1,313 @@
+"""Replay buffers of torch: TensorDicts in and out, rows kept as tensors, and CUDA where there is some."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+import mouse_core.replay as core
+from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
+from mouse_core.replay import ArrayStorage, Compose, NextView, NStep, PrioritizedSampler, RandomCrop, SliceSampler
+from mouse_core.replay._trees import flatten
+from mouse_torch import PrioritizedReplayBuffer, ReplayBuffer, ReplayBufferEnsemble, TensorStorage
+
+CUDA = pytest.param("cuda", marks=pytest.mark.cuda)
+
+
+def rows(n: int, seed: int = 0) -> dict[str, Any]:
+    """Rows with nested fields and an end in every tenth."""
+    random = np.random.default_rng(seed)
+    done = np.zeros(n, np.int8)
+    done[9::10] = 1
+    return {
+        "obs": {"vector": random.normal(size=(n, 3)).astype(np.float32), "step": np.arange(n)},
+        "action": random.integers(0, 4, n),
+        "reward": random.normal(size=n),
+        "done": done,
+    }
+
+
+def tensors(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {name: tensors(child) for name, child in tree.items()}
+    return torch.from_numpy(np.array(tree))
+
+
+def as_td(tree: Any, size: list[int]) -> TensorDict:
+    return TensorDict(tensors(tree), batch_size=size)
+
+
+def assert_batch(found: TensorDict, wanted: dict[str, Any]) -> None:
+    one, other = flatten(found.to_dict()), flatten(wanted)
+    assert one.keys() == other.keys()
+    for key, values in other.items():
+        np.testing.assert_array_equal(one[key].cpu().numpy(), values, err_msg=str(key), strict=True)
+
+
+def storage_of(kind: str, size: int = 64, **options: Any) -> Any:
+    if kind == "array":
+        return ArrayStorage(size, **options)
+    return TensorStorage(size, device="cuda" if kind == "cuda" else "cpu", **options)
+
+
+KINDS = ["array", "tensor", CUDA]
+MAKERS = {
+    "rows": dict,
+    "steps": lambda: {"transform": Compose(NextView(), NStep(3, 0.9))},
+    "slices": lambda: {"sampler": SliceSampler(slice_len=4, end_key="done"), "transform": [RandomCrop(2)]},
+    "padded": lambda: {
+        "sampler": SliceSampler(slice_len=12, end_key="done", strict_length=False, pad=True),
+        "batch_size": 24,
+    },
+    "priorities": lambda: {"sampler": PrioritizedSampler(0.7, 0.5)},
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("case", MAKERS)
+def test_batches_are_those_of_the_core(kind: str, case: str) -> None:
+    """Also when the ring has wrapped."""
+    device = "cuda" if kind == "cuda" else None
+    options = {"batch_size": 8, "seed": 5}
+    mine = ReplayBuffer(storage_of(kind), device=device, **{**options, **MAKERS[case]()})
+    other = core.ReplayBuffer(ArrayStorage(64), **{**options, **MAKERS[case]()})
+    for number in range(5):
+        part = rows(25, number)
+        assert mine.extend(as_td(part, [25])).tolist() == other.extend(part).tolist()
+        for _ in range(3):
+            found, wanted = mine.sample(), other.sample()
+            assert_batch(found, wanted)
+            assert found.batch_size == wanted["index"].shape
+            assert found.device == (torch.device("cuda", 0) if device else None)
+            if case == "priorities":
+                priority = np.abs(wanted["reward"])
+                mine.update_priority(found["index"], found["reward"].abs())
+                other.update_priority(wanted["index"], priority)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_of_any_kind_can_be_written(kind: str) -> None:
+    buffer = ReplayBuffer(storage_of(kind), device="cuda" if kind == "cuda" else None)
+    whole = rows(4)
+    one = {**whole, "obs": {name: values[3] for name, values in whole["obs"].items()}}
+    one |= {name: whole[name][3] for name in ("action", "reward", "done")}
+    assert buffer.extend(as_td(whole, [4])).tolist() == [0, 1, 2, 3]
+    assert buffer.add(as_td(one, [])) == 4
+    assert buffer.add(tensors(one)) == 5
+    assert buffer.add(one) == 6
+    assert buffer.add({**one, "reward": float(one["reward"]), "action": int(one["action"])}) == 7
+    assert buffer.extend([as_td(one, []), as_td(one, [])]).tolist() == [8, 9]
+    if kind != "cuda":
+        assert buffer.extend([one, one]).tolist() == [10, 11]
+    for number in range(3, len(buffer)):
+        found = buffer[number]
+        assert found.batch_size == torch.Size([])
+        assert_batch(found, {**one, "obs": {name: np.asarray(v) for name, v in one["obs"].items()}})
+    assert buffer[2:5].batch_size == torch.Size([3])
+    assert buffer[torch.tensor([[0, 1], [2, 3]])].batch_size == torch.Size([2, 2])
+    buffer[1] = as_td(one, [])
+    buffer[torch.tensor([0, 2])] = as_td(
+        {"obs": whole["obs"], **{n: whole[n] for n in ("action", "reward", "done")}}, [4]
+    )[:2]
+    assert buffer[1]["reward"] == one["reward"]
+    assert buffer[2]["reward"] == whole["reward"][1]
+    assert len(buffer) in (10, 12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_that_are_refused_change_nothing(kind: str) -> None:
+    buffer = ReplayBuffer(storage_of(kind, 8), batch_size=4, device="cuda" if kind == "cuda" else None)
+    buffer.extend(as_td(rows(6), [6]))
+    before = buffer.state_dict()
+    good = as_td(rows(3), [3])
+    wrong: list[tuple[Any, type[Exception]]] = [
+        (good.exclude("reward"), SchemaError),
+        (good.clone().set("extra", torch.zeros(3)), SchemaError),
+        (good.clone().set("reward", torch.zeros(3)), SchemaError),
+        (good.clone().set("action", torch.zeros(3, 2, dtype=torch.int64)), SchemaError),
+        (good.clone().set("reward", torch.zeros(3, dtype=torch.bfloat16)), SchemaError),
+        ({**tensors(rows(3)), "reward": torch.zeros(2, dtype=torch.float64)}, DataError),
+    ]
+    for item, error in wrong:
+        with pytest.raises(error, match="rows"):
+            buffer.extend(item)
+    for index in (6, -7, torch.tensor([0, 9])):
+        with pytest.raises(IndexError, match="index"):
+            buffer[index]
+    after = buffer.state_dict()
+    assert str(after) == str(before)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("into", ["array", "tensor", CUDA])
+def test_checkpoints_go_from_one_storage_to_another(kind: str, into: str, tmp_path: Path) -> None:
+    def make(name: str) -> PrioritizedReplayBuffer:
+        return PrioritizedReplayBuffer(
+            storage=storage_of(name, 16), batch_size=4, seed=3, device="cuda" if name == "cuda" else None
+        )
+
+    one, other = make(kind), make(into)
+    one.extend(as_td(rows(23), [23]))
+    one.update_priority(torch.arange(4), torch.tensor([1.0, 2.0, 3.0, 9.0]))
+    one.sample()
+    one.dumps(tmp_path / "checkpoint")
+    other.loads(tmp_path / "checkpoint")
+    for _ in range(4):
+        found, wanted = other.sample(), one.sample()
+        assert_batch(found, np_tree(wanted))
+        for buffer in (one, other):
+            buffer.add(as_td({**rows(1), "obs": rows(1)["obs"]}, [1])[0])
+
+
+def np_tree(found: TensorDict) -> dict[str, Any]:
+    def convert(node: Any) -> Any:
+        return {k: convert(v) for k, v in node.items()} if isinstance(node, dict) else node.cpu().numpy()
+
+    return convert(found.to_dict())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_environments_side_by_side(kind: str) -> None:
+    device = "cuda" if kind == "cuda" else None
+    options: dict[str, Any] = {"batch_size": 12, "seed": 1}
+    sampler = lambda: SliceSampler(slice_len=3, end_key="done")  # noqa: E731
+    mine = ReplayBuffer(storage_of(kind, 40, ndim=2), sampler(), device=device, **options)
+    other = core.ReplayBuffer(ArrayStorage(40, ndim=2), sampler(), **options)
+    for number in range(4):
+        flat = rows(24, number)
+        shaped = {"obs": {n: v.reshape(6, 4, *v.shape[1:]) for n, v in flat["obs"].items()}}
+        shaped |= {name: flat[name].reshape(6, 4) for name in ("action", "reward", "done")}
+        np.testing.assert_array_equal(mine.extend(as_td(shaped, [6, 4])), other.extend(shaped))
+        assert_batch(mine.sample(), other.sample())
+    step = {"obs": {n: v[0] for n, v in shaped["obs"].items()}} | {
+        n: shaped[n][0] for n in ("action", "reward", "done")
+    }
+    np.testing.assert_array_equal(mine.add(as_td(step, [4])), other.add(step))
+    with pytest.raises(SchemaError, match="environments"):
+        mine.add(as_td(rows(3), [3]))
+
+
+@pytest.mark.parametrize("kind", ["tensor", CUDA])
+def test_priorities_that_rows_bring_along(kind: str) -> None:
+    device = "cuda" if kind == "cuda" else "cpu"
+    mine = PrioritizedReplayBuffer(storage=TensorStorage(16, device=device), batch_size=64, device=device)
+    other = core.PrioritizedReplayBuffer(storage=ArrayStorage(16), batch_size=64)
+    part = {"x": np.arange(6.0), "td_error": np.array([0.0, 0, 0, 5, 1, 0])}
+    mine.extend(as_td(part, [6]).to(device))
+    other.extend(part)
+    assert_batch(mine.sample(), other.sample())
+    with pytest.raises(DataError, match="td_error"):
+        mine.extend(as_td({"x": np.zeros(1), "td_error": np.array([-1.0])}, [1]).to(device))
+    batch = mine.sample()
+    batch["td_error"] = batch["x"] + 1
+    mine.update_priority(batch)
+    with pytest.raises(ConfigError, match="knows priorities"):
+        ReplayBuffer(TensorStorage(4)).update_priority(torch.zeros(1), torch.zeros(1))
+
+
+def test_batches_share_no_memory_with_what_comes_later() -> None:
+    for kind in ("array", "tensor"):
+        buffer = ReplayBuffer(storage_of(kind, 8), batch_size=4)
+        buffer.extend(as_td(rows(8), [8]))
+        first = buffer.sample()
+        kept = first.clone()
+        buffer.extend(as_td(rows(8, 1), [8]))
+        buffer.sample()["reward"].zero_()
+        assert (first == kept).all()
+        first["reward"].zero_()  # and may be written to
+        assert not (buffer[:]["reward"] == 0).any()
+
+
+def test_objects_tuples_and_text() -> None:
+    buffer = ReplayBuffer(core.ListStorage(10), batch_size=5)
+    buffer.extend(["a", "b", "c"])
+    found = buffer.sample()
+    assert [found["data"][place] for place in range(5)] == ["abc"[i] for i in found["index"].tolist()]
+    pair = namedtuple("pair", "obs reward")
+    buffer = ReplayBuffer(ArrayStorage(10), batch_size=2)
+    buffer.extend(pair(torch.ones(3, 2), torch.zeros(3)))
+    assert flatten(buffer.sample()["data"].to_dict()).keys() == {"0", "1"}
+    assert buffer[0]["0"].tolist() == [1, 1]
+    named = ReplayBuffer(ArrayStorage(10), batch_size=3)
+    named.extend({"name": np.array(["x", "yy"]), "value": torch.zeros(2)})
+    found = named.sample()
+    assert found["name"][0] in ("x", "yy")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ensembles(kind: str) -> None:
+    device = "cuda" if kind == "cuda" else None
+    members = [ReplayBuffer(storage_of(kind), seed=n, device=device) for n in range(2)]
+    plain = [core.ReplayBuffer(ArrayStorage(64), seed=n) for n in range(2)]
+    for number, (mine, other) in enumerate(zip(members, plain, strict=True)):
+        mine.extend(as_td(rows(20, number), [20]))
+        other.extend(rows(20, number))
+    mine = ReplayBufferEnsemble(*members, p=[0.75, 0.25], batch_size=8, seed=2, device=device)
+    other = core.ReplayBufferEnsemble(*plain, p=[0.75, 0.25], batch_size=8, seed=2)
+    for _ in range(5):
+        found = mine.sample()
+        assert_batch(found, other.sample())
+        assert found.batch_size == torch.Size([8])
+    assert mine.device.type == ("cuda" if device else "cpu")
+
+
+def test_tensor_storage_reads_fields_for_samplers() -> None:
+    storage = TensorStorage(8)
+    assert len(storage) == 0
+    assert storage.keys == []
+    with pytest.raises(IndexError, match="index: expected"):
+        storage.get(np.array([0]))
+    buffer = ReplayBuffer(storage)
+    buffer.extend(as_td(rows(5), [5]))
+    np.testing.assert_array_equal(storage.read("action", np.array([1, 3])), rows(5)["action"][[1, 3]])
+    np.testing.assert_array_equal(storage.read(("obs", "step"), slice(0, 5)), np.arange(5))
+    with pytest.raises(MissingFieldError, match="expected a field 'nothing'"):
+        storage.read("nothing", slice(0, 1))
+    assert storage.nbytes == 8 * (12 + 8 + 8 + 8 + 1)
+    assert "5 of 8 rows" in repr(storage)
+    assert storage.writable
+    buffer.empty()
+    assert len(buffer) == 0
+    with pytest.raises(ConfigError, match="multiple of the 3 environments"):
+        ReplayBuffer(TensorStorage(8, ndim=2)).add(as_td(rows(3), [3]))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA")
+def test_cuda_where_there_is_none() -> None:
+    for make in (
+        lambda: ReplayBuffer(device="cuda"),
+        lambda: TensorStorage(3, device="cuda"),
+        lambda: ReplayBufferEnsemble(ReplayBuffer(), device="cuda"),
+    ):
+        with pytest.raises(ConfigError, match="no CUDA"):
+            make()
+    with pytest.raises(ConfigError, match="expected a torch device"):
+        ReplayBuffer(device="gpu")
+
+
+@pytest.mark.cuda
+def test_an_array_storage_moves_to_the_device() -> None:
+    full = ArrayStorage(arrays=rows(20))
+    buffer = ReplayBuffer(full, batch_size=4, device="cuda")
+    assert isinstance(buffer.storage, TensorStorage)
+    assert buffer.storage.device.type == "cuda"
+    assert len(buffer) == 20
+    assert buffer.sample()["obs", "vector"].is_cuda
+    assert buffer[3]["reward"].is_cuda
+    with pytest.raises(ConfigError, match="expected a ring"):
+        ReplayBuffer(ArrayStorage(3), writer=core.MaxValueWriter("reward"), device="cuda")
+    with pytest.raises(ConfigError, match="where the storage is"):
+        ReplayBuffer(TensorStorage(3, device="cuda"))
+
+
+@pytest.mark.cuda
+def test_rows_of_other_storages_are_moved_to_the_device() -> None:
+    buffer = ReplayBuffer(core.ListStorage(10), batch_size=4, device="cuda")
+    buffer.extend([as_td({"x": np.ones(2, np.float32)}, []) for _ in range(3)])
+    assert buffer.sample()["x"].is_cuda
