@@ -88,6 +88,17 @@ def remove(path: Path) -> None:
         pass
 
 
+def remove_partial(folder: Path) -> None:
+    """Remove the files of a folder that were never finished; only whoever writes there may do that."""
+    try:
+        names = os.listdir(folder)
+    except OSError:
+        return
+    for name in names:
+        if name.startswith(".") and name.endswith(PARTIAL):
+            remove(folder / name)
+
+
 def sync_files(paths: list[Path]) -> None:
     """Wait until the contents of some files of one filesystem are on the disk.
 

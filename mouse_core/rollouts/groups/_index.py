@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from mouse_core.errors import DataError
 from mouse_core.rollouts.groups._columns import EXAMPLES
-from mouse_core.rollouts.groups._files import BATCHES, PARTIAL, remove, storing
+from mouse_core.rollouts.groups._files import BATCHES, remove_partial, storing
 from mouse_core.rollouts.groups._log import Log, read_log
 from mouse_core.rollouts.groups._parts import Part, find_part, read_table
 from mouse_core.rollouts.groups.types import GroupKey
@@ -36,8 +36,6 @@ _PARTS = pa.schema(
         "uids": _UIDS,
         "created": pa.list_(pa.float64()),
         "rewards": pa.list_(pa.float64()),
-        "nbytes": pa.int64(),
-        "checksum": pa.int64(),
     }
 )
 _STORED = pa.schema({"name": pa.string(), "uids": _UIDS})
@@ -181,12 +179,10 @@ def _files(root: Path, *, clean: bool) -> dict[str, list[str]]:
     with os.scandir(root) as entries:
         folders = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
     for folder in folders:
+        if clean:
+            remove_partial(root / folder)
         # A folder that is no longer there has no files.
         with contextlib.suppress(FileNotFoundError):
-            for name in os.listdir(root / folder):
-                if name.endswith(PARTIAL) and name.startswith("."):
-                    if clean:
-                        remove(root / folder / name)
-                elif name.endswith(".parquet"):
-                    found.setdefault(folder, []).append(name)
+            names = os.listdir(root / folder)
+            found[folder] = [name for name in names if name.endswith(".parquet") and not name.startswith(".")]
     return found

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import zlib
+import hashlib
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,8 +39,6 @@ class Part:
         uids: Of its rollouts.
         created: When they were, in seconds since 1970.
         rewards: What they earned.
-        nbytes: The file's size.
-        checksum: CRC-32 of the file.
     """
 
     key: GroupKey
@@ -48,8 +47,6 @@ class Part:
     uids: tuple[str, ...]
     created: tuple[float, ...]
     rewards: tuple[float, ...]
-    nbytes: int
-    checksum: int
 
     def path(self, root: Path) -> Path:
         """Where the file is."""
@@ -96,13 +93,31 @@ def encode_group(rows: pa.RecordBatch, compression: str, number: int) -> memoryv
     return encode_table(rows, compression, {_NUMBER: str(number).encode()})
 
 
-def read_table(path: Path, schema: pa.Schema, checksum: int | None = None, content: bytes | None = None) -> pa.Table:
+def digest_of(content: bytes | memoryview) -> uuid.UUID:
+    """A UUID of version 8 (RFC 9562) made of the content; in the file's name it tells whether the file is damaged.
+
+    The checksums of pages leave out what describes the pages.
+    """
+    digest = int.from_bytes(hashlib.sha256(content).digest()[:16], "big")
+    digest = digest & ~(0xF << 76) | 8 << 76
+    return uuid.UUID(int=digest & ~(0x3 << 62) | 2 << 62)
+
+
+def _promised(path: Path) -> uuid.UUID | None:
+    """The digest that a file's name promises, if it does."""
+    try:
+        found = uuid.UUID(path.stem.replace("_", "-").partition("-")[2][:36])
+    except ValueError:
+        return None
+    return found if found.version == 8 else None
+
+
+def read_table(path: Path, schema: pa.Schema, content: bytes | None = None) -> pa.Table:
     """A file's rows.
 
     Args:
         path: The file.
         schema: The columns it must have.
-        checksum: What the CRC-32 of the file must be, if that is known.
         content: The file's content, if it has been read.
 
     Raises:
@@ -114,8 +129,9 @@ def read_table(path: Path, schema: pa.Schema, checksum: int | None = None, conte
     if content is None:
         with storing(f"part file {path}"):
             content = path.read_bytes()
-    if checksum is not None and zlib.crc32(content) != checksum:
-        raise DataError(f"part file {path}: expected it as it was written, found damage (its checksum differs)")
+    promised = _promised(path)
+    if promised is not None and digest_of(content) != promised:
+        raise DataError(f"part file {path}: expected it as it was written, found damage: its digest is another")
     try:
         with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
             table = file.read(use_threads=False)
@@ -135,7 +151,7 @@ def read_group(part: Part, root: Path) -> list[RolloutRecord]:
         DataError: The file is not what was written.
         StorageError: It cannot be read.
     """
-    return table_to_rollouts(read_table(part.path(root), ROLLOUTS, part.checksum))
+    return table_to_rollouts(read_table(part.path(root), ROLLOUTS))
 
 
 def find_part(path: Path) -> Part:
@@ -162,8 +178,6 @@ def find_part(path: Path) -> Part:
         uids=tuple(columns["rollout_uid"]),
         created=tuple(columns["created"]),
         rewards=tuple(columns["reward"]),
-        nbytes=len(content),
-        checksum=zlib.crc32(content),
     )
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
-import zlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,12 +15,13 @@ from mouse_core.rollouts.groups._files import (
     folder_name,
     publish,
     remove,
+    remove_partial,
     storing,
     sync_files,
     sync_folders,
     write_partial,
 )
-from mouse_core.rollouts.groups._parts import Part, encode_group
+from mouse_core.rollouts.groups._parts import Part, digest_of, encode_group
 from mouse_core.rollouts.groups.types import RolloutRecord
 
 # Groups whose columns are made together: enough to spread the cost, few enough for int32 offsets and little memory.
@@ -45,9 +44,7 @@ def write_groups(
     Raises:
         StorageError: They cannot be written; no file is left.
     """
-    names = [f"part-{uuid.uuid4()}.parquet" for _ in groups]
-    paths = [root / folder_name(group[0].environment) / name for group, name in zip(groups, names, strict=True)]
-    folders = sorted({path.parent for path in paths})
+    folders = sorted({root / folder_name(group[0].environment) for group in groups})
     parts: list[Part] = []
     with storing(f"groups in {root}"):
         try:
@@ -55,8 +52,8 @@ def write_groups(
             for folder in made:
                 folder.mkdir(exist_ok=True)
             for begin in range(0, len(groups), _TOGETHER):
-                piece = slice(begin, begin + _TOGETHER)
-                parts += _write(groups[piece], paths[piece], number + begin, compression)
+                parts += _write(root, groups[begin : begin + _TOGETHER], number + begin, compression)
+            paths = [part.path(root) for part in parts]
             if sync:
                 sync_files([beside(path) for path in paths])
             # From here on the rollouts are stored: readers see the files, and a restart finds them.
@@ -64,20 +61,19 @@ def write_groups(
             if sync:
                 sync_folders([*([root] if made else []), *folders])
         except BaseException:
-            for path in paths:
-                remove(beside(path))
-                remove(path)
+            for part in parts:
+                remove(part.path(root))
+            for folder in folders:
+                remove_partial(folder)
             raise
     return parts
 
 
-def _write(
-    groups: Sequence[Sequence[RolloutRecord]], paths: Sequence[Path], number: int, compression: str
-) -> list[Part]:
+def _write(root: Path, groups: Sequence[Sequence[RolloutRecord]], number: int, compression: str) -> list[Part]:
     rows = rollouts_to_table([rollout for group in groups for rollout in group])
     jobs, begin = [], 0
-    for offset, (group, path) in enumerate(zip(groups, paths, strict=True)):
-        jobs.append((group, rows.slice(begin, len(group)), path, number + offset, compression))
+    for offset, group in enumerate(groups):
+        jobs.append((root, group, rows.slice(begin, len(group)), number + offset, compression))
         begin += len(group)
     if len(jobs) < 4 or _THREADS == 1:
         return [_write_one(*job) for job in jobs]
@@ -85,19 +81,18 @@ def _write(
         return list(pool.map(_write_one, *zip(*jobs, strict=True)))
 
 
-def _write_one(group: Sequence[RolloutRecord], rows: pa.RecordBatch, path: Path, number: int, compression: str) -> Part:
+def _write_one(root: Path, group: Sequence[RolloutRecord], rows: pa.RecordBatch, number: int, compression: str) -> Part:
     content = encode_group(rows, compression, number)
-    write_partial(path, content)
-    return Part(
+    part = Part(
         key=group[0].key,
-        name=path.name,
+        name=f"part-{digest_of(content)}.parquet",
         number=number,
         uids=tuple(rollout.rollout_uid for rollout in group),
         created=tuple(rollout.created for rollout in group),
         rewards=tuple(rollout.reward for rollout in group),
-        nbytes=len(content),
-        checksum=zlib.crc32(content),
     )
+    write_partial(part.path(root), content)
+    return part
 
 
 def write_file(path: Path, content: memoryview, *, sync: bool) -> None:

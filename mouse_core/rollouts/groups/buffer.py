@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-import uuid
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,7 +20,7 @@ from mouse_core.rollouts.groups._columns import EXAMPLES, examples_to_table, tab
 from mouse_core.rollouts.groups._files import BATCHES, storing
 from mouse_core.rollouts.groups._index import STATE, StoredBatch, encode_batches, encode_parts, open_index
 from mouse_core.rollouts.groups._owner import Owner
-from mouse_core.rollouts.groups._parts import check_codec, encode_table, read_metadata, read_table
+from mouse_core.rollouts.groups._parts import check_codec, digest_of, encode_table, read_metadata, read_table
 from mouse_core.rollouts.groups._requests import Requests
 from mouse_core.rollouts.groups._waiting import Plan, Rules, Waiting
 from mouse_core.rollouts.groups._writing import write_file, write_groups
@@ -32,6 +31,8 @@ from mouse_core.rollouts.groups.types import RLExample, RolloutRecord
 # How long to wait before sealing is tried again, after the disk was full.
 _RETRY_SECONDS = 5.0
 _METADATA = b"mouse_batch_metadata"
+# Two batches may be of the same rollouts and are two batches all the same.
+_NUMBER = b"mouse_batch_time"
 
 
 class RolloutBuffer:
@@ -312,11 +313,10 @@ class RolloutBuffer:
             self._unstored = batch
             metadata = dict(self._maker.get_batch_metadata(batch))
             uids = tuple(uid for uid in (example.rollout_uid for example in batch) if uid)
-            batch_id = str(uuid.uuid4())
+            noted = {_METADATA: json.dumps(metadata, default=str).encode(), _NUMBER: str(time.time_ns()).encode()}
+            content = encode_table(examples_to_table(batch), self._compression, noted)
+            batch_id = str(digest_of(content))
             name = f"batch_{batch_id}_{int(time.time())}.parquet"
-            content = encode_table(
-                examples_to_table(batch), self._compression, {_METADATA: json.dumps(metadata, default=str).encode()}
-            )
             write_file(self._root / BATCHES / name, content, sync=self._sync)
             # The file is there, so from here on the batch exists; a restart would add it to the log.
             self._unstored = None

@@ -1,0 +1,67 @@
+"""Rollouts to test with."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from mouse_core.rollouts.groups import RolloutRecord, Turn
+
+METADATA: dict[str, Any] = {
+    "nothing": None,
+    "yes": True,
+    "one": 1,
+    "large": 2**70,
+    "odd": 2**53 + 1,
+    "half": 0.5,
+    "minus zero": -0.0,
+    "nan": math.nan,
+    "infinity": math.inf,
+    "text": "prüfen \n{}",
+    "empty": "",
+    "bytes": b"\x00\xff",
+    "list": [1, [2.5, None], (), {}],
+    "tuple": (True, "x"),
+    "dict": {"temperature": 0.7, "stop": ["a", "b"], "": {"deep": {"er": 1}}},
+    "array": np.arange(6, dtype=np.int16).reshape(2, 3),
+    "no values": np.zeros((0, 4)),
+    "point": np.array(3.5),
+    "number": np.float32(0.1),
+}
+
+
+def rollout(
+    number: int,
+    *,
+    environment: str = "math",
+    example: str = "problem",
+    version: str | int = "1",
+    reward: float | None = None,
+    created: float | None = None,
+    tokens: int = 5,
+    metadata: dict[str, Any] | None = None,
+) -> RolloutRecord:
+    """A rollout of two turns with uid ``r{number}`` whose reward is its number unless it is given."""
+    rng = np.random.default_rng(number)
+    answer = rng.integers(0, 1000, tokens)
+    return RolloutRecord(
+        environment,
+        example,
+        version,  # type: ignore[arg-type]
+        f"r{number}",
+        (
+            Turn("2 + 2 = ?", "user", rng.integers(0, 1000, 3)),
+            Turn("4", "assistant", answer, -rng.random(tokens), reward=0.5),
+        ),
+        float(number) if reward is None else reward,
+        float(number) if created is None else created,
+        f"replica-{number % 3}",
+        metadata or {},
+    )
+
+
+def group(first: int, size: int = 4, **options: Any) -> list[RolloutRecord]:
+    """Rollouts of one group, numbered from ``first``."""
+    return [rollout(number, **options) for number in range(first, first + size)]

@@ -1,0 +1,562 @@
+"""RolloutBuffer: groups are sealed into files, nothing is lost, nothing comes twice."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from mouse_core import ClosedError, ConfigError, DataError, ForkError, MissingFieldError, StorageError
+from mouse_core.rollouts.groups import GrpoBatchMaker, RolloutBuffer, RolloutRecord, open_rollouts
+from mouse_core.rollouts.groups._files import folder_name
+from tests.core.groups_cases import METADATA, group, rollout
+
+Make = Callable[..., RolloutBuffer]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Iterator[Make]:
+    made: list[weakref.ref[RolloutBuffer]] = []
+
+    def make(folder: str = "buffer", **options: Any) -> RolloutBuffer:
+        buffer = RolloutBuffer(tmp_path / folder, **{"group_size": 4, "seal_timeout": 1e6, **options})
+        made.append(weakref.ref(buffer))
+        return buffer
+
+    yield make
+    for buffer in made:
+        if (still := buffer()) is not None:
+            still.close()
+
+
+def parts(buffer: RolloutBuffer) -> list[str]:
+    return sorted(path.relative_to(buffer.root_path).as_posix() for path in buffer.root_path.glob("*/part-*.parquet"))
+
+
+def uids(buffer: RolloutBuffer) -> list[str]:
+    return buffer.rollouts().uids
+
+
+def until(condition: Callable[[], bool]) -> None:
+    limit = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < limit
+        time.sleep(0.01)
+
+
+# ---------------------------------------------------------------------- sealing
+
+
+def test_a_full_group_is_one_file(make: Make) -> None:
+    buffer = make()
+    given = [rollout(number, metadata=METADATA) for number in range(4)]
+    for item in given[:3]:
+        assert buffer.add_rollout(item)
+    assert (buffer.num_groups, buffer.num_waiting, len(buffer)) == (0, 3, 3)
+    assert not parts(buffer)
+    assert buffer.add_rollout(given[3])
+    assert (buffer.num_groups, buffer.num_waiting, len(buffer)) == (1, 0, 4)
+    (name,) = parts(buffer)
+    assert name.startswith("math/part-")
+    assert list(buffer.rollouts()) == given
+    file = pq.ParquetFile(buffer.root_path / name)
+    assert file.metadata.num_rows == 4
+    assert file.metadata.row_group(0).column(0).compression == "ZSTD"
+    assert file.schema_arrow.field("turns").type.value_type.field("tokens").type.value_type == "int32"
+
+
+def test_groups_are_told_apart(make: Make) -> None:
+    buffer = make()
+    given = [
+        rollout(number, environment=environment, example=example, version=version)
+        for number, (environment, example, version) in enumerate(
+            [(e, x, v) for e in ("math", "code") for x in ("1", "2") for v in ("1", "2")] * 4
+        )
+    ]
+    assert buffer.add_rollouts(given) == 32
+    assert (buffer.num_groups, buffer.num_waiting) == (8, 0)
+    for stored in buffer.rollouts().groups:
+        whole = stored.read()
+        assert {item.key for item in whole.rollouts} == {whole.key}
+        assert len(whole) == 4
+    assert len(buffer.rollouts(environment="code")) == 16
+    assert {name.split("/")[0] for name in parts(buffer)} == {"math", "code"}
+
+
+def test_adding_again_changes_nothing(make: Make) -> None:
+    buffer = make()
+    assert buffer.add_rollouts(group(0, 3)) == 3
+    assert not buffer.add_rollout(rollout(1))
+    assert buffer.add_rollouts([*group(0, 4), *group(0, 4)]) == 1
+    assert buffer.add_rollouts(group(0, 4)) == 0
+    assert buffer.add_rollouts([]) == 0
+    assert uids(buffer) == ["r0", "r1", "r2", "r3"]
+    assert "r2" in buffer
+    assert "r9" not in buffer
+
+
+def test_more_than_a_group_at_once(make: Make) -> None:
+    buffer = make()
+    assert buffer.add_rollouts(group(0, 11)) == 11
+    assert (buffer.num_groups, buffer.num_waiting) == (2, 3)
+    assert buffer.flush() == 1
+    assert [len(stored.uids) for stored in buffer.rollouts().groups] == [4, 4, 3]
+    assert list(buffer.rollouts()) == group(0, 11)
+    assert buffer.flush() == 0
+
+
+def test_flush_seals_what_there_is(make: Make) -> None:
+    buffer = make(min_group_size=2)
+    buffer.add_rollouts([rollout(0), rollout(1, example="other")])
+    assert buffer.flush() == 2
+    assert buffer.num_waiting == 0
+    assert sorted(uids(buffer)) == ["r0", "r1"]
+
+
+def test_the_time_out_seals_though_nothing_more_arrives(make: Make) -> None:
+    buffer = make(seal_timeout=0.1, min_group_size=2)
+    buffer.add_rollouts([rollout(0), rollout(1), rollout(2, example="alone")])
+    until(lambda: buffer.num_groups == 1)
+    assert uids(buffer) == ["r0", "r1"]
+    assert buffer.num_waiting == 1, "one rollout alone waits for another"
+    time.sleep(0.15)
+    buffer.add_rollout(rollout(3, example="alone"))
+    assert buffer.num_groups == 2, "enough, and older than the time-out"
+    buffer.add_rollout(rollout(4))
+    buffer.add_rollout(rollout(5))
+    until(lambda: buffer.num_groups == 3)
+
+
+def test_a_time_out_counts_from_before_a_restart(make: Make) -> None:
+    first = make(seal_timeout=0.4)
+    first.add_rollouts(group(0, 2))
+    first.close()
+    time.sleep(0.3)
+    again = make(seal_timeout=0.4)
+    began = time.monotonic()
+    until(lambda: again.num_groups == 1)
+    assert time.monotonic() - began < 10
+    assert uids(again) == ["r0", "r1"]
+
+
+def test_capacity_seals_the_oldest(make: Make) -> None:
+    buffer = make(capacity=5)
+    for number in range(3):
+        buffer.add_rollouts(group(10 * number, 2, example=str(number)))
+    assert buffer.num_waiting == 4
+    assert uids(buffer) == ["r0", "r1"]
+    buffer.add_rollouts([rollout(50 + number, example=f"one-{number}") for number in range(9)])
+    assert buffer.num_waiting <= 5
+    assert len(buffer) == 15
+
+
+def test_no_thread_outlives_the_buffer(make: Make) -> None:
+    before = set(threading.enumerate())
+
+    def started() -> int:
+        return len(set(threading.enumerate()) - before)
+
+    buffer = make(seal_timeout=1000)
+    assert started() == 0
+    buffer.add_rollouts(group(0, 2))
+    assert started() == 1
+    buffer.close()
+    until(lambda: started() == 0)
+
+    abandoned = make("abandoned", seal_timeout=1000)
+    abandoned.add_rollouts(group(0, 2))
+    folder = Path("/proc/self/fd")
+    files = len(list(folder.iterdir())) if folder.exists() else 0
+    gone = weakref.ref(abandoned)
+    del abandoned
+    gc.collect()
+    assert gone() is None
+    until(lambda: started() == 0)
+    assert not files or len(list(folder.iterdir())) == files - 3
+
+
+# ---------------------------------------------------------------------- names
+
+
+@pytest.mark.parametrize(
+    "environment", ["a/b", "../up", "..", ".", ".hidden", "batches", "é ü", "a\x00b", "x" * 400, "C:\\x", "%41", "A"]
+)
+def test_environments_have_safe_folders(make: Make, environment: str) -> None:
+    buffer = make()
+    buffer.add_rollouts(group(0, 4, environment=environment))
+    (path,) = [path for path in buffer.root_path.rglob("part-*.parquet")]
+    assert path.parent.parent == buffer.root_path
+    assert path.parent.name not in ("batches", ".state")
+    assert not path.parent.name.startswith(".")
+    buffer.close()
+    assert make().rollouts(environment=environment)[0].environment == environment
+
+
+def test_folders_differ_where_environments_do() -> None:
+    names = ["a/b", "a%2Fb", "a%2fb", "batches", "%62atches", ".a", "%2Ea", "x" * 300, "x" * 301, "x" * 200]
+    assert len({folder_name(name) for name in names}) == len(names)
+    assert folder_name("gsm8k-v1.2_x") == "gsm8k-v1.2_x"
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def test_reading_by_environment_version_and_time(make: Make) -> None:
+    buffer = make()
+    for first, options in [
+        (0, {}),
+        (10, {"version": 9}),
+        (20, {"version": 10}),
+        (30, {"environment": "code", "version": 10}),
+    ]:
+        buffer.add_rollouts(group(first, 4, **options))
+    stored = buffer.rollouts()
+    assert len(stored) == 16
+    assert stored.environments == ["code", "math"]
+    assert stored.policy_versions == ["1", "9", "10"]
+    assert stored[5] == rollout(11, version=9)
+    assert stored[-1] == rollout(33, environment="code", version=10)
+    assert stored[2:5] == [rollout(2), rollout(3), rollout(10, version=9)]
+    assert [item.rollout_uid for item in buffer.rollouts(policy_version=10)] == [
+        *(f"r{n}" for n in range(20, 24)),
+        *(f"r{n}" for n in range(30, 34)),
+    ]
+    assert len(buffer.rollouts(environment="math", policy_version=["9", "10"])) == 8
+    assert buffer.rollouts(since=12, until=22).uids == ["r12", "r13", "r20", "r21"]
+    assert [item.created for item in buffer.rollouts(since=12, until=22)] == [12.0, 13.0, 20.0, 21.0]
+    assert len(buffer.rollouts(until=0)) == 0
+    assert list(open_rollouts(buffer.root_path, environment="code")) == group(30, 4, environment="code", version=10)
+    with pytest.raises(IndexError, match=r"expected an index in -16\.\.15, found 16"):
+        stored[16]
+    with pytest.raises(MissingFieldError, match=r"environment: expected one of \['code', 'math'\], found 'chess'"):
+        buffer.rollouts(environment="chess")
+    with pytest.raises(ConfigError, match="expected the folder of a RolloutBuffer"):
+        open_rollouts(buffer.root_path / "nowhere")
+
+
+def test_reading_opens_only_what_is_asked_for(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = make()
+    buffer.add_rollouts(group(0, 40))
+    buffer.close()
+    opened: list[Path] = []
+    read = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: opened.append(path) or read(path))  # type: ignore[func-returns-value]
+    stored = make().rollouts()
+    assert len(stored) == 40
+    assert not [path for path in opened if path.suffix == ".parquet"]
+    assert stored[17].rollout_uid == "r17"
+    assert len([path for path in opened if path.suffix == ".parquet"]) == 1
+
+
+def test_a_view_does_not_change(make: Make) -> None:
+    buffer = make()
+    buffer.add_rollouts(group(0))
+    before = buffer.rollouts()
+    buffer.add_rollouts(group(10))
+    assert len(before) == 4
+    assert len(buffer.rollouts()) == 8
+
+
+# ---------------------------------------------------------------------- opening again
+
+
+def test_everything_is_there_again(make: Make) -> None:
+    buffer = make()
+    buffer.add_rollouts([*group(0, 6), *group(10, 3, example="other")])
+    buffer.close()
+    again = make()
+    assert (again.num_groups, again.num_waiting, len(again)) == (1, 5, 9)
+    assert again.add_rollouts([*group(0, 6), *group(10, 3, example="other")]) == 0
+    again.add_rollouts(group(6, 2))
+    assert list(again.rollouts()) == group(0, 8)
+
+
+def test_a_folder_without_its_log_is_read(make: Make) -> None:
+    buffer = make()
+    buffer.add_rollouts([*group(0, 8), *group(20, 4, environment="code")])
+    buffer.close()
+    (buffer.root_path / ".state" / "index.log").unlink()
+    again = make()
+    assert list(again.rollouts()) == list(buffer.rollouts())
+    assert again.add_rollouts(group(0, 8)) == 0
+    again.close()
+    assert len(open_rollouts(buffer.root_path)) == 12
+
+
+def test_files_that_were_taken_away_are_gone(make: Make) -> None:
+    buffer = make()
+    buffer.add_rollouts(group(0, 8))
+    buffer.close()
+    buffer.rollouts().groups[0].path.unlink()
+    again = make()
+    assert uids(again) == ["r4", "r5", "r6", "r7"]
+    assert again.add_rollouts(group(0, 4)) == 4
+
+
+def test_whoever_opens_a_folder_takes_it(make: Make) -> None:
+    first = make()
+    first.add_rollouts(group(0, 6))
+    second = make()
+    with pytest.raises(ClosedError, match="found it opened anew since"):
+        first.add_rollouts(group(6, 2))
+    with pytest.raises(ClosedError):
+        first.flush()
+    assert second.num_waiting == 2
+    second.add_rollouts(group(6, 2))
+    assert list(second.rollouts()) == group(0, 8)
+    second.close()
+    second.close()
+    with pytest.raises(ClosedError, match="found '.*' closed"):
+        second.add_rollout(rollout(20))
+    assert list(second.rollouts()) == group(0, 8), "what is stored can still be read"
+
+
+def test_a_forked_child_is_refused(make: Make) -> None:
+    buffer = make()
+    child = os.fork()
+    if not child:
+        try:
+            buffer.add_rollout(rollout(0))
+        except ForkError:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+# ---------------------------------------------------------------------- threads
+
+
+def test_many_threads_add(make: Make) -> None:
+    buffer = make(group_size=8)
+
+    def work(thread: int) -> None:
+        for number in range(0, 40, 2):
+            first = 1000 * thread + number
+            buffer.add_rollouts([rollout(first, example=str(number)), rollout(first + 1, example=str(number))])
+            buffer.add_rollout(rollout(number, environment="shared"))
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(buffer) == 160 + 0
+    buffer.flush()
+    assert sorted(uids(buffer)) == sorted(set(uids(buffer)))
+    assert len(buffer.rollouts()) == 160
+    buffer.close()
+    assert len(make(group_size=8)) == 160
+
+
+def test_one_caller_s_error_is_not_another_s(make: Make) -> None:
+    from mouse_core.rollouts.groups._requests import Requests
+
+    requests, entered, go = Requests(), threading.Event(), threading.Event()
+    served: list[list[int]] = []
+
+    def handle(given: Any) -> list[int]:
+        served.append(list(given))
+        if given == [0]:
+            entered.set()
+            go.wait()
+        if 2 in given:
+            raise DataError("two")
+        return [10 * number for number in given]
+
+    answers: dict[int, Any] = {}
+
+    def ask(number: int) -> None:
+        try:
+            answers[number] = requests.serve(number, handle)
+        except DataError as error:
+            answers[number] = str(error)
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    threads[0].start()
+    entered.wait()
+    for thread in threads[1:]:
+        thread.start()
+    until(lambda: len(requests._queue) == 3)
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert answers == {0: 0, 1: 10, 2: "two", 3: 30}
+    assert sorted(served[1]) == [1, 2, 3]
+
+
+# ---------------------------------------------------------------------- bad input
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"group_size": 0}, "group_size: expected an integer from 1, found 0"),
+        ({"min_group_size": 5}, "min_group_size: expected at most group_size 4, found 5"),
+        ({"seal_timeout": -1}, "seal_timeout: expected seconds, at least 0, found -1"),
+        ({"seal_timeout": float("nan")}, "seal_timeout: expected seconds"),
+        ({"compression": "zip"}, "compression: expected one of"),
+        ({"capacity": 0}, "capacity: expected an integer from 1"),
+    ],
+)
+def test_options_are_checked(make: Make, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(**options)
+
+
+@pytest.mark.parametrize("compression", ["zstd", "snappy", "gzip", "lz4", "none"])
+def test_compressions(make: Make, compression: str) -> None:
+    buffer = make(compression=compression, sync=False)
+    buffer.add_rollouts(group(0))
+    assert list(buffer.rollouts()) == group(0)
+
+
+def test_nothing_of_a_refused_call_is_added(make: Make) -> None:
+    buffer = make()
+    with pytest.raises(DataError, match="expected a RolloutRecord at 1, found 'rollout'"):
+        buffer.add_rollouts([rollout(0), "rollout"])  # type: ignore[list-item]
+    lone = RolloutRecord("e", "1", "1", "u", rollout(0).turns, 0.0, metadata={"a": "\ud800"})
+    with pytest.raises(DataError, match="Unicode"):
+        buffer.add_rollouts([rollout(0), lone])
+    assert len(buffer) == 0
+    assert buffer.add_rollouts(group(0)) == 4
+
+
+@pytest.mark.parametrize("fails_at", ["write", "replace", "fsync", "mkdir"])
+def test_a_full_disk_loses_nothing(make: Make, monkeypatch: pytest.MonkeyPatch, fails_at: str) -> None:
+    buffer = make()
+    buffer.add_rollouts(group(0, 3))
+
+    def full(*arguments: Any, **options: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, fails_at, full)
+        with pytest.raises(StorageError, match="No space left on device"):
+            buffer.add_rollouts([*group(3, 5), rollout(100, example="new")])
+        with pytest.raises(StorageError):
+            buffer.flush()
+    assert (buffer.num_groups, buffer.num_waiting, len(buffer)) == (0, 3, 3)
+    assert not list(buffer.root_path.glob("*/*part-*"))
+    buffer.add_rollouts([*group(3, 5), rollout(100, example="new")])
+    assert list(buffer.rollouts()) == group(0, 8)
+    buffer.close()
+    again = make()
+    assert (len(again), again.num_waiting) == (9, 1)
+
+
+def test_the_time_out_tries_again_after_a_full_disk(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mouse_core.rollouts.groups.buffer._RETRY_SECONDS", 0.1)
+    buffer = make(seal_timeout=0.2)
+    buffer.add_rollouts(group(0, 2))
+    tried = threading.Event()
+
+    def full(*arguments: Any) -> Any:
+        tried.set()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", full)
+        assert tried.wait(20)
+        time.sleep(0.05)
+    assert buffer.num_waiting == 2
+    until(lambda: buffer.num_groups == 1)
+
+
+def test_a_damaged_file_is_named(make: Make) -> None:
+    buffer = make(batch_maker=GrpoBatchMaker())
+    buffer.add_rollouts(group(0, 8))
+    damaged, other = (stored.path for stored in buffer.rollouts().groups)
+    content = bytearray(damaged.read_bytes())
+    content[len(content) // 2] ^= 4
+    damaged.write_bytes(content)
+    with pytest.raises(DataError, match=f"part file {damaged}: expected it as it was written, found damage"):
+        buffer.rollouts()[0]
+    assert buffer.rollouts()[4] == rollout(4)
+    buffer.close()
+    with pytest.raises(DataError, match=str(damaged)):
+        make(batch_maker=GrpoBatchMaker())
+    damaged.rename(damaged.with_suffix(".damaged"))
+    again = make(batch_maker=GrpoBatchMaker())
+    assert list(again.rollouts()) == group(4, 4)
+    assert other.exists()
+
+
+def test_no_flipped_bit_is_read(make: Make) -> None:
+    """Also in files that the log does not know, whose checksum is not known."""
+    buffer = make()
+    buffer.add_rollouts(group(0, 4))
+    buffer.close()
+    (path,) = [stored.path for stored in buffer.rollouts().groups]
+    (buffer.root_path / ".state" / "index.log").unlink()
+    content = path.read_bytes()
+    for place in range(0, len(content), 37):
+        changed = bytearray(content)
+        changed[place] ^= 1 << place % 8
+        path.write_bytes(changed)
+        try:
+            found = list(open_rollouts(buffer.root_path))
+        except DataError as error:
+            assert str(path) in str(error)
+        else:
+            assert found == group(0, 4), f"byte {place} changed what was read"
+
+
+@pytest.mark.parametrize("log", ["waiting.log", "index.log"])
+def test_a_damaged_log_is_named(make: Make, log: str) -> None:
+    buffer = make()
+    buffer.add_rollouts(group(0, 5))
+    buffer.add_rollouts(group(5, 1))
+    buffer.add_rollouts(group(10, 5, example="other"))
+    buffer.close()
+    path = buffer.root_path / ".state" / log
+    content = bytearray(path.read_bytes())
+    content[40] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=f"{path}: expected"):
+        make()
+    content[40] ^= 1
+    path.write_bytes(content)
+    assert len(make()) == 11
+
+
+def test_a_record_that_was_never_finished_is_dropped(make: Make) -> None:
+    buffer = make()
+    buffer.add_rollouts(group(0, 2))
+    path = buffer.root_path / ".state" / "waiting.log"
+    whole = path.read_bytes()
+    buffer.add_rollouts(group(2, 1))
+    buffer.close()
+    longer = path.read_bytes()
+    for size in range(len(whole), len(longer), 97):
+        path.write_bytes(longer[:size])
+        assert make().num_waiting == 2
+        assert path.read_bytes() == whole
+    path.write_bytes(whole + bytes(4096))
+    assert make().num_waiting == 2
+
+
+def test_the_log_does_not_grow_for_ever(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mouse_core.rollouts.groups._waiting._REWRITE_BYTES", 20_000)
+    buffer = make()
+    log = buffer.root_path / ".state" / "waiting.log"
+    buffer.add_rollout(rollout(9999, example="left behind"))
+    sizes = []
+    for first in range(0, 160, 4):
+        buffer.add_rollouts(group(first, 3, example=str(first)))
+        buffer.add_rollouts(group(first + 3, 1, example=str(first)))
+        sizes.append(log.stat().st_size)
+    assert max(sizes) < 40_000
+    buffer.close()
+    again = make()
+    assert (again.num_waiting, len(again)) == (1, 161)
+    again.flush()
+    assert log.stat().st_size == 0

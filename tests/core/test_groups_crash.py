@@ -1,0 +1,32 @@
+"""Nothing that was acknowledged is lost, and nothing comes twice, wherever the process is killed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def kills(folder: Path, first: int, stride: int) -> int:
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.core.groups_crash", str(folder), str(first), str(stride)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert run.returncode == 0, f"{run.stdout}\n{run.stderr}"
+    return int(run.stdout)
+
+
+def test_a_kill_at_some_steps(tmp_path: Path) -> None:
+    assert kills(tmp_path, 2, 11) > 5
+
+
+@pytest.mark.slow
+def test_a_kill_at_every_step(tmp_path: Path) -> None:
+    assert kills(tmp_path, 1, 1) > 60

@@ -1,0 +1,479 @@
+"""GrpoBatchMaker against plain loops, and batches as files."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import pickle
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mouse_core import ConfigError, DataError, MissingFieldError, StorageError
+from mouse_core.rollouts.groups import (
+    GrpoBatchMaker,
+    RLExample,
+    RolloutBuffer,
+    RolloutRecord,
+    Turn,
+    advantages,
+    make_examples,
+)
+from mouse_core.rollouts.groups.grpo import share_out
+from tests.core.groups_cases import group, rollout
+
+
+def uids(batch: list[RLExample] | None) -> list[str]:
+    assert batch is not None
+    return [example.rollout_uid for example in batch]
+
+
+def everything(maker: GrpoBatchMaker) -> set[str]:
+    """The uids of all that can be drawn; they are drawn."""
+    return set(uids(maker.create_batch(maker.available))) if maker.available else set()
+
+
+# ---------------------------------------------------------------------- advantages
+
+
+def by_hand(rewards: list[float], floor: float | None) -> list[float]:
+    """Leave-one-out advantages as they are written down."""
+    if len(rewards) == 1 or len(set(rewards)) == 1:
+        return [0.0] * len(rewards)
+    result = []
+    for index, reward in enumerate(rewards):
+        others = rewards[:index] + rewards[index + 1 :]
+        result.append(reward - math.fsum(others) / len(others))
+    if floor is not None:
+        mean = math.fsum(rewards) / len(rewards)
+        std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
+        result = [value / max(std, floor) for value in result]
+    return result
+
+
+numbers = st.floats(-1e3, 1e3).map(lambda value: round(value, 3))
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.lists(st.sampled_from([0.0, 1.0, 0.1]) | numbers, min_size=1, max_size=8), min_size=1, max_size=5),
+    st.sampled_from([None, 1e-6, 0.5]),
+    st.randoms(use_true_random=False),
+)
+def test_advantages_are_those_of_a_loop(groups: list[list[float]], floor: float | None, random: Any) -> None:
+    rows = [(reward, number) for number, rewards in enumerate(groups) for reward in rewards]
+    expected = [value for rewards in groups for value in by_hand(rewards, floor)]
+    order = list(range(len(rows)))
+    random.shuffle(order)
+    options = {} if floor is None else {"normalize_std": True, "std_floor": floor}
+    found = advantages([rows[i][0] for i in order], [rows[i][1] * 7 for i in order], **options)
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, [expected[i] for i in order], rtol=1e-9, atol=1e-9)
+
+
+def test_advantages_are_exact_where_that_matters() -> None:
+    assert not advantages([0.1] * 7).any()
+    assert advantages([0.1, 0.2, 0.3])[1] == 0.0
+    assert advantages([3.0]).tolist() == [0.0]
+    assert advantages([]).shape == (0,)
+    large = advantages([1e9, 1e9 + 1e-3])
+    np.testing.assert_allclose(large, [-(1e9 + 1e-3 - 1e9), 1e9 + 1e-3 - 1e9], rtol=1e-12)
+    assert advantages([0, 1e-9], normalize_std=True, std_floor=1.0).tolist() == [-1e-9, 1e-9]
+
+
+# ---------------------------------------------------------------------- batches
+
+
+def test_a_batch_is_a_sample_without_replacement() -> None:
+    maker = GrpoBatchMaker(rng_seed=3)
+    for item in group(0, 8):
+        maker.add_rollout(item)
+    assert maker.available == 8
+    assert maker.create_batch(9) is None
+    first, second = maker.create_batch(5), maker.create_batch(3)
+    assert set(uids(first)) | set(uids(second)) == {f"r{n}" for n in range(8)}
+    assert maker.create_batch(1) is None
+    assert first is not None
+    for example in first:
+        number = int(example.rollout_uid[1:])
+        expected = np.float32(number - (28 - number) / 7)
+        assert set(example.advantage[example.loss_mask].tolist()) == {float(expected)}
+        assert example.loss_mask.tolist() == [False] * 3 + [True] * 5
+
+
+def test_equal_seeds_give_equal_batches() -> None:
+    def batches(seed: int | None) -> list[list[str]]:
+        maker = GrpoBatchMaker(rng_seed=seed)
+        for item in group(0, 50):
+            maker.add_rollout(item)
+        return [uids(maker.create_batch(8)) for _ in range(3)]
+
+    assert batches(1) == batches(1)
+    assert batches(1) != batches(2)
+    assert batches(None) == batches(0)
+
+
+def test_every_rollout_is_drawn_equally_often() -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(300):
+        maker = GrpoBatchMaker(rng_seed=seed)
+        for item in group(0, 10):
+            maker.add_rollout(item)
+        counts.update(uids(maker.create_batch(3)))
+    assert len(counts) == 10
+    assert max(abs(count - 90) for count in counts.values()) < 4.5 * math.sqrt(300 * 0.3 * 0.7)
+
+
+def test_rollouts_without_an_advantage_are_left_out_and_replaced() -> None:
+    maker = GrpoBatchMaker()
+    for item in [*group(0, 4, example="all right", reward=1.0), *group(10, 4, example="mixed")]:
+        maker.add_rollout(item)
+    maker.add_rollout(rollout(30, example="alone"))
+    maker.add_rollout(rollout(31, example="middle", reward=1.0))
+    for number, reward in ((32, 0.0), (33, 2.0)):
+        maker.add_rollout(rollout(number, example="middle", reward=reward))
+    assert everything(maker) == {"r10", "r11", "r12", "r13", "r32", "r33"}
+    keeping = GrpoBatchMaker(filter_zero_variance=False)
+    for item in group(0, 4, reward=1.0):
+        keeping.add_rollout(item)
+    batch = keeping.create_batch(4)
+    assert batch is not None
+    assert not any(example.advantage.any() for example in batch)
+
+
+def test_rollouts_that_the_policy_did_not_write_only_count() -> None:
+    maker = GrpoBatchMaker()
+    maker.add_rollout(RolloutRecord("math", "problem", "1", "given", (Turn("4", "assistant", [1]),), 5.0))
+    maker.add_rollout(rollout(1))
+    (example,) = maker.create_batch(1) or []
+    assert example.rollout_uid == "r1"
+    assert example.advantage.max() == 0.0
+    assert example.advantage.min() == -4.0
+    assert maker.available == 0
+
+
+def test_later_rollouts_of_a_group_count_for_all() -> None:
+    maker = GrpoBatchMaker()
+    for number, reward in ((0, 0.0), (1, 1.0)):
+        maker.add_rollout(rollout(number, reward=reward))
+    used = uids(maker.create_batch(1))
+    maker.add_rollout(rollout(2, reward=4.0))
+    batch = {example.rollout_uid: example for example in maker.create_batch(2) or []}
+    assert set(batch) == {"r0", "r1", "r2"} - set(used)
+    assert batch["r2"].advantage.max() == 3.5
+
+
+def test_only_the_latest_version_of_a_problem_is_kept() -> None:
+    maker = GrpoBatchMaker()
+    for version in (9, 10, "9.5", 8):
+        for item in group(100 * int(float(version) * 10), 2, version=version):
+            maker.add_rollout(item)
+    for item in group(0, 2, example="other", version=2):
+        maker.add_rollout(item)
+    batch = maker.create_batch(4)
+    assert batch is not None
+    assert {example.policy_version for example in batch} == {"10", "2"}
+    assert maker.create_batch(1) is None
+
+
+def test_other_environments_are_left_out() -> None:
+    maker = GrpoBatchMaker(environment_name="code")
+    for item in [*group(0, 4), *group(10, 4, environment="code")]:
+        maker.add_rollout(item)
+    assert everything(maker) == {"r10", "r11", "r12", "r13"}
+
+
+def test_stale_rollouts_are_left_out() -> None:
+    maker = GrpoBatchMaker(max_staleness=2)
+    for version in (7, 8, 10):
+        for item in group(version * 10, 2, example=str(version), version=version):
+            maker.add_rollout(item)
+    maker.add_rollout(rollout(1, example="too late", version=7))
+    assert maker.available == 4
+    maker.set_policy_version(12)
+    assert everything(maker) == {"r100", "r101"}
+    names = GrpoBatchMaker(max_staleness=1)
+    for number, version in enumerate(["step-9", "step-10", "step-50"]):
+        for item in group(number * 10, 2, example=version, version=version):
+            names.add_rollout(item)
+    assert everything(names) == {"r10", "r11", "r20", "r21"}
+
+
+def test_a_rollout_can_be_used_more_than_once() -> None:
+    maker = GrpoBatchMaker(max_uses=3)
+    for item in group(0, 4):
+        maker.add_rollout(item)
+    counts: Counter[str] = Counter()
+    while (batch := maker.create_batch(3)) is not None:
+        assert len(set(uids(batch))) == 3
+        counts.update(uids(batch))
+    assert max(counts.values()) == 3
+    assert sum(counts.values()) >= 9
+
+
+def test_environments_are_balanced() -> None:
+    def maker(balance: bool | Mapping[str, float]) -> GrpoBatchMaker:
+        made = GrpoBatchMaker(balance=balance)
+        for item in [*group(0, 80), *group(100, 12, environment="code"), *group(200, 4, environment="chess")]:
+            made.add_rollout(item)
+        return made
+
+    equal = maker(True)
+    found = [equal.get_batch_metadata(equal.create_batch(9) or [])["environments"] for _ in range(3)]
+    assert found[0] == {"chess": 3, "code": 3, "math": 3}
+    assert found[1] == {"chess": 1, "code": 4, "math": 4}, "the others give what one lacks"
+    assert found[2] in ({"code": 5, "math": 4}, {"code": 4, "math": 5})
+    shares = maker({"math": 3, "code": 1})
+    metadata = shares.get_batch_metadata(shares.create_batch(8) or [])
+    assert metadata["environments"] == {"code": 2, "math": 6}
+    assert shares.available == 84, "chess has no share"
+    free = maker(False)
+    assert free.get_batch_metadata(free.create_batch(40) or [])["environments"]["math"] > 25
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 40), st.lists(st.tuples(st.floats(0.1, 5), st.integers(0, 30)), min_size=1, max_size=5))
+def test_shares_add_up(size: int, parts: list[tuple[float, int]]) -> None:
+    shares, limits = [share for share, _ in parts], [limit for _, limit in parts]
+    size = min(size, sum(limits))
+    quotas = share_out(size, shares, limits)
+    assert sum(quotas) == size
+    assert all(quota <= limit for quota, limit in zip(quotas, limits, strict=True))
+    if all(limit >= size for limit in limits):
+        exact = [size * share / math.fsum(shares) for share in shares]
+        assert all(abs(quota - value) < 1 for quota, value in zip(quotas, exact, strict=True))
+
+
+def test_memory_is_bounded() -> None:
+    maker = GrpoBatchMaker(capacity_bytes=2000)
+    for item in group(0, 100, tokens=10):
+        maker.add_rollout(item)
+    assert 5 < maker.available < 25
+    left = sorted(int(uid[1:]) for uid in everything(maker))
+    assert left == list(range(100 - len(left), 100)), "the oldest leave"
+
+
+actions = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("add"),
+            st.integers(0, 30),
+            st.sampled_from(["a", "b"]),
+            st.sampled_from(["x", "y"]),
+            st.sampled_from([1, 2, 10]),
+            st.sampled_from([0.0, 1.0, 2.0]),
+        ),
+        st.tuples(st.just("draw"), st.integers(1, 4)),
+    ),
+    max_size=40,
+)
+
+
+@settings(max_examples=60)
+@given(actions, st.integers(1, 2), st.sampled_from([None, 3]), st.booleans())
+def test_what_can_be_drawn_is_what_a_simple_model_says(
+    steps: list[Any], max_uses: int, max_staleness: int | None, filtered: bool
+) -> None:
+    maker = GrpoBatchMaker(max_uses=max_uses, max_staleness=max_staleness, filter_zero_variance=filtered)
+    seen: dict[str, RolloutRecord] = {}
+    newest = 0
+    uses: Counter[str] = Counter()
+
+    def drawable() -> set[str]:
+        latest: dict[tuple[str, str], int] = {}
+        for item in seen.values():
+            key, version = (item.environment, item.example_id), int(item.policy_version)
+            if max_staleness is None or newest - version <= max_staleness:
+                latest[key] = max(latest.get(key, version), version)
+        found = set()
+        for key, version in latest.items():
+            members = [x for x in seen.values() if x.key == (*key, str(version))]
+            worth = by_hand([x.reward for x in members], None)
+            for item, advantage in zip(members, worth, strict=True):
+                if uses[item.rollout_uid] < max_uses and (not filtered or abs(advantage) > 1e-9):
+                    found.add(item.rollout_uid)
+        return found
+
+    for what, *given_ in steps:
+        if what == "add":
+            number, environment, example, version, reward = given_
+            uid = f"r{number}{environment}{example}{version}"
+            item = RolloutRecord(environment, example, version, uid, rollout(0).turns, reward)
+            maker.add_rollout(item)
+            newest = max(newest, version)
+            seen.setdefault(uid, item)
+        else:
+            possible = drawable()
+            batch = maker.create_batch(given_[0])
+            if len(possible) < given_[0]:
+                assert batch is None
+            else:
+                assert len(uids(batch)) == len(set(uids(batch))) == given_[0]
+                assert set(uids(batch)) <= possible
+                uses.update(uids(batch))
+        assert maker.available == len(drawable())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"environment_name": ""}, "environment_name: expected a name or None"),
+        ({"rng_seed": -1}, "seed: expected an integer"),
+        ({"std_floor": 0}, "std_floor: expected a number above 0"),
+        ({"max_staleness": -1}, "max_staleness: expected an integer from 0"),
+        ({"max_uses": 0}, "max_uses: expected an integer from 1"),
+        ({"capacity_bytes": 0.5}, "capacity_bytes: expected an integer from 1"),
+        ({"balance": {"a": -1}}, "balance: expected shares of at least 0"),
+        ({"balance": {"a": 0}}, "balance: expected shares of at least 0 and one above"),
+        ({"balance": "equal"}, "balance: expected True, False or shares"),
+    ],
+)
+def test_options_are_checked(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        GrpoBatchMaker(**options)
+
+
+def test_bad_calls() -> None:
+    maker = GrpoBatchMaker()
+    with pytest.raises(ConfigError, match="batch_size: expected an integer from 1, found 0"):
+        maker.create_batch(0)
+    with pytest.raises(DataError, match="expected a RolloutRecord, found 3"):
+        maker.add_rollout(3)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="expected a finite number for each of 1 rollouts"):
+        make_examples([rollout(0)], [math.nan])
+
+
+# ---------------------------------------------------------------------- with a buffer
+
+
+def buffer(folder: Path, **options: Any) -> RolloutBuffer:
+    maker = options.pop("batch_maker", None) or GrpoBatchMaker(rng_seed=1)
+    return RolloutBuffer(folder, 4, seal_timeout=1e6, batch_maker=maker, sync=False, **options)
+
+
+def test_rollouts_reach_the_maker_group_by_group(tmp_path: Path) -> None:
+    class Maker:
+        def __init__(self) -> None:
+            self.got: list[str] = []
+
+        def add_rollout(self, item: RolloutRecord) -> None:
+            self.got.append(item.rollout_uid)
+
+        def create_batch(self, batch_size: int) -> list[RLExample] | None:
+            return None
+
+        def get_batch_metadata(self, batch: Sequence[RLExample]) -> dict[str, Any]:
+            return {}
+
+    maker = Maker()
+    whole = buffer(tmp_path, batch_maker=maker)
+    whole.add_rollouts([rollout(0), rollout(10, example="b"), rollout(1), rollout(2), rollout(11, example="b")])
+    assert maker.got == []
+    whole.add_rollout(rollout(3))
+    assert maker.got == ["r0", "r1", "r2", "r3"]
+    whole.flush()
+    assert maker.got[4:] == ["r10", "r11"]
+    assert whole.create_and_store_batch(2) is None
+    whole.close()
+    again = Maker()
+    buffer(tmp_path, batch_maker=again)
+    assert again.got == maker.got
+
+
+def test_a_stored_batch(tmp_path: Path) -> None:
+    whole = buffer(tmp_path)
+    whole.add_rollouts(group(0, 7))
+    assert whole.create_and_store_batch(5) is None
+    batch_id = whole.create_and_store_batch(3)
+    assert batch_id is not None
+    assert whole.batches == [batch_id]
+    (path,) = (tmp_path / "batches").iterdir()
+    assert path.name.startswith(f"batch_{batch_id}_")
+    assert path.name.removesuffix(".parquet").rpartition("_")[2].isdigit()
+    batch = whole.read_batch(batch_id)
+    assert len(batch) == 3
+    same = GrpoBatchMaker(rng_seed=1)
+    for item in group(0, 4):
+        same.add_rollout(item)
+    assert same.create_batch(3) == batch
+    assert whole.batch_metadata(batch_id) == same.get_batch_metadata(batch)
+    table = pq.read_table(path)
+    assert table.column("tokens").type.value_type == "int32"
+    assert table.column("loss_mask").type.value_type == "bool"
+    assert table.column("rollout_uid").to_pylist() == uids(batch)
+    with pytest.raises(MissingFieldError, match="expected the id of one of 1 stored batches, found 'x'"):
+        whole.read_batch("x")
+    with pytest.raises(ConfigError, match="expected a buffer with a batch_maker"):
+        RolloutBuffer(tmp_path / "other").create_and_store_batch(1)
+    content = bytearray(path.read_bytes())
+    content[100] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=f"{path}: expected it as it was written, found damage"):
+        whole.read_batch(batch_id)
+
+
+@pytest.mark.parametrize("kept", ["all", "no log", "no files"])
+@pytest.mark.parametrize("max_uses", [1, 2])
+def test_a_restart_goes_on_as_if_nothing_had_happened(tmp_path: Path, kept: str, max_uses: int) -> None:
+    def go(folder: Path, restart: bool) -> list[list[str]]:
+        def opened() -> RolloutBuffer:
+            return buffer(folder, batch_maker=GrpoBatchMaker(rng_seed=5, max_uses=max_uses, balance=True))
+
+        whole = opened()
+        drawn: list[list[str]] = []
+        for first in range(0, 60, 10):
+            for environment in ("math", "code"):
+                version = 1 + first // 30
+                many = group(first, 6, environment=environment, example=str(first % 30), version=version)
+                whole.add_rollouts(
+                    RolloutRecord(*x.key, f"{environment}{x.rollout_uid}", x.turns, x.reward, x.created) for x in many
+                )
+            if (batch_id := whole.create_and_store_batch(5)) is not None:
+                drawn.append(uids(whole.read_batch(batch_id)))
+            if restart:
+                whole.close()
+                if kept == "no log":
+                    (folder / ".state" / "index.log").unlink()
+                elif kept == "no files":
+                    for path in (folder / "batches").iterdir():
+                        path.unlink()
+                whole = opened()
+        whole.close()
+        return drawn
+
+    assert go(tmp_path / "with", True) == go(tmp_path / "without", False)
+
+
+def test_a_batch_that_could_not_be_written_is_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = buffer(tmp_path)
+    whole.add_rollouts(group(0, 4))
+
+    def full(*arguments: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        for _ in range(2):
+            with pytest.raises(StorageError, match="No space left"):
+                whole.create_and_store_batch(4)
+    assert whole.batches == []
+    batch_id = whole.create_and_store_batch(4)
+    assert batch_id is not None
+    assert sorted(uids(whole.read_batch(batch_id))) == ["r0", "r1", "r2", "r3"]
+    assert whole.create_and_store_batch(1) is None
+
+
+def test_a_maker_can_be_pickled() -> None:
+    maker = GrpoBatchMaker(rng_seed=2, max_staleness=3)
+    for item in group(0, 8):
+        maker.add_rollout(item)
+    other = pickle.loads(pickle.dumps(maker))
+    assert other.create_batch(4) == maker.create_batch(4)

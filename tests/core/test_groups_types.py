@@ -1,0 +1,262 @@
+"""Rollouts, and that they come back exactly from their columns."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mouse_core import DataError
+from mouse_core.rollouts.groups import RLExample, RolloutGroup, RolloutRecord, Turn, make_examples
+from mouse_core.rollouts.groups._columns import (
+    ROLLOUTS,
+    examples_to_table,
+    rollouts_to_table,
+    table_to_examples,
+    table_to_rollouts,
+)
+from mouse_core.rollouts.groups._parts import encode_table, read_table
+from mouse_core.rollouts.groups.types import same_values
+from mouse_core.rollouts.groups.versions import version_order
+from tests.core.groups_cases import METADATA, group, rollout
+
+
+def test_turns_keep_what_they_are_given() -> None:
+    turn = Turn("hi", "assistant", [1, 2, 3], [-0.5, -1.0, 0.0], 1, METADATA)
+    assert turn.tokens.dtype == np.int32 and turn.tokens.tolist() == [1, 2, 3]
+    assert turn.logprobs is not None and turn.logprobs.dtype == np.float32
+    assert turn.reward == 1.0
+    assert same_values(turn.metadata, METADATA)
+    assert turn.is_trained
+    assert not Turn("hi", "user", [1], [-0.5]).is_trained
+    assert not Turn("hi", "assistant", [1]).is_trained
+    assert Turn("a message of an interface without tokens", "tool").tokens.shape == (0,)
+
+
+def test_what_was_given_can_change_afterwards() -> None:
+    tokens, metadata = np.array([1, 2], np.int32), {"a": [1]}
+    turn = Turn("hi", "user", tokens, metadata=metadata)
+    tokens[0] = 7
+    metadata["a"].append(2)
+    assert turn.tokens.tolist() == [1, 2]
+    assert turn.metadata == {"a": [1]}
+    with pytest.raises(ValueError, match="read-only"):
+        turn.tokens[0] = 3
+
+
+def test_memory_that_nobody_writes_to_is_shared() -> None:
+    tokens = np.arange(4, dtype=np.int32)
+    tokens.flags.writeable = False
+    assert np.shares_memory(Turn("hi", "user", tokens).tokens, tokens)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"tokens": [1.5]}, r"tokens: expected integers \[n\], found float64"),
+        ({"tokens": [[1]]}, r"tokens: expected integers \[n\], found int64 \[1, 1\]"),
+        ({"tokens": [3, -1]}, "tokens: expected 0..2147483647, found -1 at 1"),
+        ({"tokens": [2**31]}, "found 2147483648 at 0"),
+        ({"logprobs": [-1.0]}, r"expected logprobs for each of 2 tokens, found shape \[1\]"),
+        ({"logprobs": [-1.0, math.nan]}, "expected logprobs as finite float32 numbers, found nan at 1"),
+        ({"logprobs": [-1.0, -math.inf]}, "found -inf at 1"),
+        ({"logprobs": ["a", "b"]}, "expected logprobs as numbers"),
+        ({"reward": math.nan}, "expected reward as a finite number, found nan"),
+        ({"reward": "high"}, "expected reward as a number, found 'high'"),
+        ({"message": 3}, "expected message as a str, found 3"),
+        ({"role": None}, "expected role as a str, found None"),
+        ({"metadata": {"a": {1: 2}}}, "expected keys of metadata as str, found 1"),
+        ({"metadata": {"a": [object()]}}, r"metadata\['a'\]\[0\]: expected None, bool"),
+        ({"metadata": [1]}, "expected metadata as a dict"),
+    ],
+)
+def test_turns_refuse(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        Turn(**{"message": "hi", "role": "user", "tokens": [1, 2], **changed})
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"reward": math.nan}, "rollout 'u': expected reward as a finite number, found nan"),
+        ({"reward": math.inf}, "found inf"),
+        ({"created": math.nan}, "expected created as a finite number"),
+        ({"environment": ""}, "expected environment as a str, not empty, found ''"),
+        ({"rollout_uid": ""}, "expected rollout_uid as a str, not empty"),
+        ({"policy_version": None}, "expected policy_version as a str"),
+        ({"turns": []}, "expected one or more turns"),
+        ({"turns": None}, "expected one or more turns"),
+        ({"turns": ["hi"]}, "expected one or more turns"),
+        ({"reward": None}, "expected a reward of its own or of one of its turns"),
+    ],
+)
+def test_rollouts_refuse(changed: dict[str, Any], message: str) -> None:
+    fields = {
+        "environment": "math",
+        "example_id": "1",
+        "policy_version": "1",
+        "rollout_uid": "u",
+        "turns": [Turn("hi", "user")],
+        "reward": 0.0,
+    }
+    with pytest.raises(DataError, match=message):
+        RolloutRecord(**fields | changed)  # type: ignore[arg-type]
+
+
+def test_a_reward_is_that_of_the_turns_unless_it_is_given() -> None:
+    turns = [Turn("a", "assistant", reward=0.1), Turn("b", "user"), Turn("c", "assistant", reward=0.2)]
+    assert RolloutRecord("e", 1, 2, "u", turns).reward == math.fsum([0.1, 0.2])  # type: ignore[arg-type]
+    assert RolloutRecord("e", 1, 2, "u", turns).key == ("e", "1", "2")  # type: ignore[arg-type]
+
+
+def test_groups_hold_together() -> None:
+    rollouts = group(0, 3)
+    whole = RolloutGroup("math", "problem", "1", tuple(rollouts))
+    assert len(whole) == 3
+    with pytest.raises(DataError, match="expected one or more rollouts, found none"):
+        RolloutGroup("math", "problem", "1", ())
+    with pytest.raises(DataError, match="expected rollouts of this group"):
+        RolloutGroup("math", "problem", "2", tuple(rollouts))
+    with pytest.raises(DataError, match="found one twice"):
+        RolloutGroup("math", "problem", "1", (rollouts[0], rollouts[0]))
+
+
+def test_examples_refuse() -> None:
+    tokens, mask, floats = np.arange(3), np.ones(3, bool), np.zeros(3)
+    example = RLExample(tokens, mask, floats, floats)
+    assert len(example) == 3
+    assert (example.tokens.dtype, example.advantage.dtype) == (np.int32, np.float32)
+    with pytest.raises(DataError, match=r"expected loss_mask as bool \[3\], found bool \[2\]"):
+        RLExample(tokens, mask[:2], floats, floats)
+    with pytest.raises(DataError, match=r"expected loss_mask as bool \[3\], found int64"):
+        RLExample(tokens, tokens, floats, floats)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="expected advantage for each of 3 tokens"):
+        RLExample(tokens, mask, floats[:1], floats)
+    with pytest.raises(DataError, match="expected generator_log_probs as finite"):
+        RLExample(tokens, mask, floats, floats + np.nan)
+
+
+def test_prompts_are_outside_of_the_loss() -> None:
+    turns = (
+        Turn("system", "system", [1, 2]),
+        Turn("question", "user", [3], [-9.0]),
+        Turn("answer", "assistant", [4, 5], [-0.25, -0.5]),
+        Turn("result", "tool", [6]),
+        Turn("given", "assistant", [7]),
+        Turn("again", "assistant", [8], [-1.0]),
+    )
+    rollouts = [RolloutRecord("e", "1", "1", "a", turns, 0.0), rollout(1)]
+    first, second = make_examples(rollouts, [2.0, -1.0])
+    assert first.tokens.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert first.loss_mask.tolist() == [False, False, False, True, True, False, False, True]
+    assert first.advantage.tolist() == [0, 0, 0, 2, 2, 0, 0, 2]
+    assert first.generator_log_probs.tolist() == [0, 0, 0, -0.25, -0.5, 0, 0, -1]
+    assert first == RLExample(*(getattr(first, name) for name in RLExample.__dataclass_fields__))
+    assert (second.rollout_uid, second.environment, second.policy_version) == ("r1", "math", "1")
+    assert second.advantage[second.loss_mask].tolist() == [-1.0] * 5
+    assert make_examples([], []) == []
+
+
+# ---------------------------------------------------------------------- columns
+
+texts = st.text(st.characters(codec="utf-8"), max_size=5)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | texts | st.binary(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3) | st.lists(inner, max_size=3).map(tuple)
+    ),
+    max_leaves=8,
+)
+metadata = st.dictionaries(texts, values, max_size=3)
+
+
+@st.composite
+def turns(draw: st.DrawFn) -> Turn:
+    tokens = draw(st.lists(st.integers(0, 2**31 - 1), max_size=4))
+    logprobs = draw(st.none() | st.just([-0.25 * token % 7 for token in tokens]))
+    reward = draw(st.none() | st.floats(allow_nan=False, allow_infinity=False))
+    return Turn(draw(texts), draw(texts), tokens, logprobs, reward, draw(metadata))
+
+
+rollouts = st.builds(
+    RolloutRecord,
+    texts.filter(bool),
+    texts.filter(bool),
+    texts.filter(bool) | st.integers(),
+    texts.filter(bool),
+    st.lists(turns(), min_size=1, max_size=3),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.floats(allow_nan=False, allow_infinity=False),
+    texts,
+    metadata,
+)
+
+
+@settings(max_examples=40)
+@given(st.lists(rollouts, min_size=1, max_size=4), st.sampled_from(["zstd", "none"]))
+def test_every_field_comes_back_exactly(given_: list[RolloutRecord], compression: str) -> None:
+    rows = rollouts_to_table(given_)
+    assert table_to_rollouts(rows) == given_
+    assert table_to_rollouts(rows.slice(1)) == given_[1:]
+    content = bytes(encode_table(rows, compression))
+    assert table_to_rollouts(read_table(__file__, ROLLOUTS, content=content)) == given_  # type: ignore[arg-type]
+
+
+def test_every_kind_of_metadata_comes_back() -> None:
+    given_ = [rollout(0, metadata=METADATA), rollout(1), rollout(2, metadata={"last": 1})]
+    back = table_to_rollouts(rollouts_to_table(given_))
+    assert back == given_
+    assert type(back[0].metadata["number"]) is np.float32
+    assert math.copysign(1, back[0].metadata["minus zero"]) == -1
+
+
+def test_the_comparison_sees_differences() -> None:
+    for one, other in [(1, True), (1, 1.0), ([1], (1,)), ({"a": 1}, {"a": 2}), (np.int32(1), np.int64(1)), ("1", 1)]:
+        assert not same_values(one, other)
+        assert rollout(0, metadata={"x": one}) != rollout(0, metadata={"x": other})
+    assert rollout(0) != rollout(0, created=1.5)
+    assert rollout(0) != rollout(0, tokens=6)
+
+
+def test_the_columns_are_nested_and_typed() -> None:
+    turn = ROLLOUTS.field("turns").type.value_type
+    assert str(turn.field("tokens").type) == "list<element: int32 not null>"
+    assert str(turn.field("logprobs").type) == "list<element: float not null>"
+    assert str(ROLLOUTS.field("reward").type) == "double"
+
+
+def test_text_must_be_unicode() -> None:
+    lone = RolloutRecord("e", "1", "1", "u", (Turn("\ud800", "user"),), 0.0)
+    with pytest.raises(DataError, match="expected text in Unicode"):
+        rollouts_to_table([lone])
+
+
+def test_examples_come_back() -> None:
+    examples = make_examples([rollout(0), rollout(1, tokens=0), rollout(2)], [1.0, 2.0, -0.5])
+    table = read_table(
+        __file__,  # type: ignore[arg-type]
+        examples_to_table(examples).schema,
+        content=bytes(encode_table(examples_to_table(examples), "zstd")),
+    )
+    assert table_to_examples(table) == examples
+
+
+# ---------------------------------------------------------------------- versions
+
+
+@pytest.mark.parametrize(
+    "in_order",
+    [
+        ["9", "10", "100"],
+        ["-1", "0", "0.5", "1e3", "1001"],
+        ["step-9", "step-10", "step-10b", "step-11"],
+        ["v1.9.2", "v1.10.0"],
+        ["draft", "1"],
+    ],
+)
+def test_versions_compare_as_numbers(in_order: list[str]) -> None:
+    assert sorted(reversed(in_order), key=version_order) == in_order
