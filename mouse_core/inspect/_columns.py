@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core.inspect._histogram import Histogram
-from mouse_core.inspect._values import UInt64s, Values
+from mouse_core.formats._values import UInt64s, Values
 from mouse_core.inspect.report import Column
 
 # So many places of a vector are kept apart; wider rows are counted as a whole.

@@ -1,0 +1,321 @@
+"""The layouts of TorchRL's TED, over nested dicts of NumPy arrays, and the ways between them.
+
+Nothing is lost: data that a layout cannot hold are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.errors import DataError, SchemaError
+
+DONE_KEYS = ("done", "truncated", "terminated")
+REWARD_KEYS = ("reward",)
+_SHAPE = "_storage_shape"
+
+Key = tuple[str, ...]
+Arrays = dict[Key, npt.NDArray[Any]]
+Bools = npt.NDArray[np.bool_]
+Int64s = npt.NDArray[np.int64]
+
+
+# The names are those that users of TorchRL know.
+def TED2Flat(
+    data: Mapping[str, Any] | None = None,
+    *,
+    shift: int = 0,
+    is_full: bool = True,
+    done_key: str = "done",
+    shift_key: str = "shift",
+    is_full_key: str = "is_full",
+    done_keys: Sequence[str] = DONE_KEYS,
+    reward_keys: Sequence[str] = REWARD_KEYS,
+) -> Any:
+    """Steps as TED holds them, with every observation once: T + 1 of them for a trajectory of T steps.
+
+    What stands at the root and in ``next`` becomes one array, a trajectory after the other, each followed by the
+    ``next`` of its last step. Reward and done flags, which stand in ``next``, become arrays of one entry a step, and so
+    does what stands at the root alone. A ring that is full is laid out from its oldest step on.
+
+    Args:
+        data: Nested dicts of arrays ``[n, ...]``, or ``[n, environments, ...]``, as the trailing 1 of ``done`` tells.
+            Without data the function itself is returned, with these options, as TorchRL's hooks are made.
+        shift: Where the ring's cursor stands: the oldest step, or, of a ring that is not full, the first unused place.
+        is_full: Whether all ``n`` places are used.
+        done_key: What, in ``next``, ends a trajectory.
+        shift_key, is_full_key: Names for the cursor and whether the ring is full, in the result.
+        done_keys: Names of done flags, which are False at the root.
+        reward_keys: Names of what stands in ``next`` alone.
+
+    Returns:
+        A nested dict of arrays, and the shift, whether the ring is full, and ``_storage_shape``.
+
+    Raises:
+        SchemaError: A key that stands in ``next`` alone and is no reward, arrays of differing lengths.
+        DataError: What this layout cannot hold: a done flag at the root, or a ``next`` that is not the following root
+            although the trajectory goes on.
+    """
+    if data is None:
+        return partial(
+            TED2Flat,
+            shift=shift,
+            is_full=is_full,
+            done_key=done_key,
+            shift_key=shift_key,
+            is_full_key=is_full_key,
+            done_keys=done_keys,
+            reward_keys=reward_keys,
+        )
+    root, following = _split(data)
+    done = _flag(following, done_key, "next")
+    shape = done.shape
+    n, valid = shape[0], shape[0] if is_full else shift
+    if not 0 <= shift <= n or (not is_full and not shift):
+        raise SchemaError(f"shift: expected {'0' if is_full else '1'}..{n}, found {shift}")
+    _check_lengths({**root, **{("next", *key): values for key, values in following.items()}}, shape)
+    apart = {*map(_key, done_keys), *map(_key, reward_keys)}
+    for key in following:
+        if key not in apart and key not in root:
+            raise SchemaError(f"next.{'.'.join(key)}: expected it at the root too, or among reward_keys")
+    for key in map(_key, done_keys):
+        if key in root and root[key].reshape(*shape, -1)[:valid].any():
+            raise DataError(f"{'.'.join(key)}: expected no done flag at the root of a step, found some")
+    lanes = _lane(done, shape)
+    flat: dict[Key, list[npt.NDArray[Any]]] = {}
+    for lane in range(lanes.shape[1]):
+        order = np.roll(np.arange(n), -shift) if is_full else np.arange(n)
+        ends = lanes[order, lane].copy()
+        ends[valid - 1] = True
+        begins = np.arange(n) + np.concatenate([[0], np.cumsum(ends)[:-1]])
+        for key, values in {**root, **{key: following[key] for key in following if key in apart}}.items():
+            mine = _lane(values, shape)[order, lane]
+            if key in following and key not in apart:
+                mine = _woven(mine, _lane(following[key], shape)[order, lane], ends, begins, valid, key)
+            flat.setdefault(key, []).append(mine)
+    result = _nested({key: np.concatenate(parts) for key, parts in flat.items()})
+    return {**result, shift_key: shift, is_full_key: is_full, _SHAPE: tuple(shape)}
+
+
+def Flat2TED(
+    data: Mapping[str, Any] | None = None,
+    *,
+    done_key: str = "done",
+    shift_key: str = "shift",
+    is_full_key: str = "is_full",
+    done_keys: Sequence[str] = DONE_KEYS,
+    reward_keys: Sequence[str] = REWARD_KEYS,
+) -> Any:
+    """The steps that ``TED2Flat`` laid out, each back in its place.
+
+    Args:
+        data: As ``TED2Flat`` gives it. Without data the function itself is returned, with these options.
+        done_key: What ends a trajectory.
+        shift_key, is_full_key: Names of the cursor and whether the ring is full; where they are missing it is full and
+            begins at 0.
+        done_keys: Names of done flags; at the root they become False.
+        reward_keys: Names of what belongs in ``next`` alone.
+
+    Returns:
+        A nested dict of arrays. In the places of a ring that were never used, what cannot be known is 0.
+
+    Raises:
+        SchemaError: No ``done``, or an array that has neither as many entries as there are steps, nor as many as there
+            are observations.
+    """
+    if data is None:
+        return partial(
+            Flat2TED,
+            done_key=done_key,
+            shift_key=shift_key,
+            is_full_key=is_full_key,
+            done_keys=done_keys,
+            reward_keys=reward_keys,
+        )
+    about = {name: data[name] for name in (shift_key, is_full_key, _SHAPE) if name in data}
+    arrays = _leaves({name: value for name, value in data.items() if name not in about})
+    done = _flag(arrays, done_key, "the data").reshape(-1)
+    shape = tuple(int(size) for size in np.atleast_1d(about.get(_SHAPE, (len(done),))))
+    if int(np.prod(shape)) != len(done) or not shape[0]:
+        raise SchemaError(f"{_SHAPE}: expected the shape of {len(done)} steps, found {shape}")
+    is_full, shift = bool(about.get(is_full_key, True)), int(about.get(shift_key, 0))
+    n, lanes = shape[0], len(done) // shape[0]
+    valid = n if is_full else shift
+    if not 0 <= shift <= n or not valid:
+        raise SchemaError(f"{shift_key}: expected a place in 0..{n}, found {shift}")
+    ends = done.reshape(lanes, n).copy()
+    ends[:, valid - 1] = True
+    sizes = n + ends.sum(axis=1)
+    firsts = np.concatenate([[0], np.cumsum(sizes)])
+    apart = {*map(_key, done_keys), *map(_key, reward_keys)}
+    result: dict[Key, list[npt.NDArray[Any]]] = {}
+    for key, values in arrays.items():
+        if len(values) not in (len(done), int(firsts[-1])):
+            raise SchemaError(
+                f"{'.'.join(key)}: expected {len(done)} entries, one a step, or {int(firsts[-1])}, one an observation, "
+                f"found {len(values)}"
+            )
+        for lane in range(lanes):
+            order = np.roll(np.arange(n), shift) if is_full else np.arange(n)
+            if len(values) == len(done):
+                mine = values[lane * n : (lane + 1) * n][order]
+                result.setdefault(("next", *key) if key in apart else key, []).append(mine)
+                if key in apart and key in map(_key, done_keys):
+                    result.setdefault(key, []).append(np.zeros_like(mine))
+                continue
+            mine = values[firsts[lane] : firsts[lane + 1]]
+            begins = np.arange(n) + np.concatenate([[0], np.cumsum(ends[lane])[:-1]])
+            after = np.minimum(begins + 1, len(mine) - 1)
+            following = mine[after]
+            following[begins + 1 >= len(mine)] = 0
+            result.setdefault(key, []).append(mine[begins][order])
+            result.setdefault(("next", *key), []).append(following[order])
+    joined = {key: parts[0] if len(shape) == 1 else np.stack(parts, axis=1) for key, parts in result.items()}
+    return _nested({key: values.reshape(*shape, *values.shape[min(len(shape), 2) :]) for key, values in joined.items()})
+
+
+def TED2Nested(data: Mapping[str, Any] | None = None, **options: Any) -> Any:
+    """Steps as TED holds them, a trajectory at a time: lists with an array for each trajectory.
+
+    Args:
+        data: As for ``TED2Flat``. Without data the function itself is returned, with these options.
+        **options: As for ``TED2Flat``.
+
+    Returns:
+        A nested dict of lists: ``[T + 1, ...]`` of what stands at the root and in ``next``, ``[T, ...]`` of all else;
+        and the shift, whether the ring is full, and ``_storage_shape``.
+
+    Raises:
+        SchemaError, DataError: As ``TED2Flat``.
+    """
+    if data is None:
+        return partial(TED2Nested, **options)
+    flat = TED2Flat(data, **options)
+    shift_key, is_full_key = options.get("shift_key", "shift"), options.get("is_full_key", "is_full")
+    about = {name: flat.pop(name) for name in (shift_key, is_full_key, _SHAPE)}
+    n = about[_SHAPE][0]
+    # TED2Flat writes done under the name it has in `next`.
+    ends = _flag(_leaves(flat), options.get("done_key", "done"), "the data").reshape(-1, n).copy()
+    valid = n if about[is_full_key] else about[shift_key]
+    ends[:, valid - 1] = True
+    widths = ends.astype(np.int64)  # an observation more where a trajectory ends
+    ends[:, -1] = True
+    stops = np.flatnonzero(ends.reshape(-1)) + 1
+    wide_stops = np.cumsum(1 + widths.reshape(-1))[stops - 1]
+    arrays = _leaves(flat)
+    cut = {
+        key: np.split(values, (stops if len(values) == ends.size else wide_stops)[:-1])
+        for key, values in arrays.items()
+    }
+    return {**_nested(cut), **about}
+
+
+def Nested2TED(data: Mapping[str, Any] | None = None, **options: Any) -> Any:
+    """The steps that ``TED2Nested`` laid out, each back in its place.
+
+    Args:
+        data: As ``TED2Nested`` gives it. Without data the function itself is returned, with these options.
+        **options: As for ``Flat2TED``.
+
+    Returns:
+        A nested dict of arrays.
+
+    Raises:
+        SchemaError: As ``Flat2TED``.
+    """
+    if data is None:
+        return partial(Nested2TED, **options)
+    names = (options.get("shift_key", "shift"), options.get("is_full_key", "is_full"), _SHAPE)
+    about = {name: data[name] for name in names if name in data}
+    rest = {name: value for name, value in data.items() if name not in about}
+    joined = _map(rest, lambda parts: np.concatenate([np.asarray(part) for part in parts]))
+    return Flat2TED({**joined, **about}, **options)
+
+
+# ---------------------------------------------------------------------- helpers
+
+
+def _woven(
+    root: npt.NDArray[Any], following: npt.NDArray[Any], ends: Bools, begins: Int64s, valid: int, key: Key
+) -> npt.NDArray[Any]:
+    """A trajectory's roots and the ``next`` of its last step, one trajectory after the other."""
+    goes_on = ~ends[: valid - 1]
+    ones, others = following[: valid - 1][goes_on], root[1:valid][goes_on]
+    unequal = ones != others
+    if unequal.dtype != bool:
+        raise SchemaError(f"{'.'.join(key)}: expected next of the root's shape {root.shape[1:]}")
+    if ones.dtype.kind == "f":
+        unequal &= ~(np.isnan(ones) & np.isnan(others))
+    if unequal.any():
+        row = int(np.flatnonzero(goes_on)[np.flatnonzero(unequal.reshape(len(unequal), -1).any(axis=1))[0]])
+        raise DataError(
+            f"{'.'.join(key)}: expected the next of step {row}, after which its trajectory goes on, to be the root of "
+            "the following step, found another value; this layout cannot hold both"
+        )
+    woven = np.zeros((len(root) + int(ends.sum()), *root.shape[1:]), root.dtype)
+    woven[begins] = root
+    woven[begins[ends] + 1] = following[ends]
+    return woven
+
+
+def _key(name: str | Sequence[str]) -> Key:
+    return (name,) if isinstance(name, str) else tuple(name)
+
+
+def _split(data: Mapping[str, Any]) -> tuple[Arrays, Arrays]:
+    if not isinstance(data.get("next"), Mapping):
+        raise SchemaError(f"data: expected arrays by name and 'next' with some more, found {list(data)}")
+    return _leaves({name: value for name, value in data.items() if name != "next"}), _leaves(data["next"])
+
+
+def _leaves(data: Mapping[str, Any], path: Key = ()) -> Arrays:
+    found: Arrays = {}
+    for name, value in data.items():
+        if isinstance(value, Mapping):
+            found |= _leaves(value, (*path, name))
+        else:
+            found[*path, name] = value if isinstance(value, list) else np.asarray(value)  # type: ignore[assignment]
+    return found
+
+
+def _nested(arrays: Mapping[Key, Any]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, values in arrays.items():
+        place = result
+        for name in key[:-1]:
+            place = place.setdefault(name, {})
+        place[key[-1]] = values
+    return result
+
+
+def _map(data: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    return {name: _map(value, change) if isinstance(value, Mapping) else change(value) for name, value in data.items()}
+
+
+def _flag(arrays: Arrays, name: str | Sequence[str], where: str) -> Bools:
+    """Done flags without the trailing 1."""
+    key = _key(name)
+    key = key[1:] if key[0] == "next" and key not in arrays else key
+    if key not in arrays:
+        raise SchemaError(f"{'.'.join(key)}: expected it in {where}, found {['.'.join(other) for other in arrays]}")
+    values = np.asarray(arrays[key])
+    if values.ndim > 1 and values.shape[-1] == 1:
+        values = values[..., 0]
+    if not values.size:
+        raise SchemaError(f"{'.'.join(key)}: expected steps, found none")
+    return values.astype(bool)
+
+
+def _lane(values: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    """``[n, environments, ...]``, of one environment where there is no such dimension."""
+    return values.reshape(shape[0], int(np.prod(shape[1:], dtype=np.int64)), *values.shape[len(shape) :])
+
+
+def _check_lengths(arrays: Arrays, shape: tuple[int, ...]) -> None:
+    for key, values in arrays.items():
+        if values.shape[: len(shape)] != shape:
+            raise SchemaError(f"{'.'.join(key)}: expected {list(shape)} steps, found shape {list(values.shape)}")
