@@ -30,7 +30,7 @@ class PrefetchBatchifier(Loader[dict[str, jax.Array]]):
     Args:
         store: A store, of which a snapshot is taken (see ``refresh``), or a snapshot.
         sequence_length: Steps in a window, S.
-        batch_size: Windows in a whole batch, B, over all shards and devices.
+        batch_size: Windows in a whole batch, B, over all shards and devices; by default 32.
         sampling: "random", "last", "sequential", "batch", or a ``Sampler``.
         prefetch: Batches to make ahead.
         num_workers: Threads that make them and put them on the device; with 0 the calling thread does. The stream is
@@ -53,7 +53,7 @@ class PrefetchBatchifier(Loader[dict[str, jax.Array]]):
         self,
         store: DatasetStore | Snapshot,
         sequence_length: int = 64,
-        batch_size: int = 32,
+        batch_size: int | None = None,
         sampling: str | Sampler = "random",
         prefetch: int = 4,
         num_workers: int = 2,
@@ -73,7 +73,7 @@ class PrefetchBatchifier(Loader[dict[str, jax.Array]]):
         source = BatchSource(
             store,
             sequence_length,
-            batch_size,
+            32 if batch_size is None else batch_size,
             sampling,
             seed,
             shard,

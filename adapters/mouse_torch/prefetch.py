@@ -25,7 +25,7 @@ class PrefetchBatchifier(Loader[TensorDict]):
     Args:
         store: A store, of which a snapshot is taken (see ``refresh``), or a snapshot.
         sequence_length: Steps in a window, S.
-        batch_size: Windows in a whole batch, B, over all shards.
+        batch_size: Windows in a whole batch, B, over all shards; by default 32.
         sampling: "random", "last", "sequential", "batch", or a ``Sampler``.
         prefetch: Batches to make ahead.
         num_workers: Threads that make them; with 0 the calling thread does. The stream is the same.
@@ -44,7 +44,7 @@ class PrefetchBatchifier(Loader[TensorDict]):
         self,
         store: DatasetStore | Snapshot,
         sequence_length: int = 64,
-        batch_size: int = 32,
+        batch_size: int | None = None,
         sampling: str | Sampler = "random",
         prefetch: int = 4,
         num_workers: int = 2,
@@ -65,7 +65,7 @@ class PrefetchBatchifier(Loader[TensorDict]):
         source = BatchSource(
             store,
             sequence_length,
-            batch_size,
+            32 if batch_size is None else batch_size,
             sampling,
             seed,
             shard,

@@ -1,0 +1,168 @@
+"""BufferSource: the batches of a buffer by number, drawn ahead of time for whoever prefetches them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mouse_core.errors import ConfigError, StateError
+from mouse_core.randomness import Key, Purpose
+from mouse_core.replay._sampled import Drawn, Sampled
+from mouse_core.replay._state import check_numbers, copied, part_of
+from mouse_core.replay._trees import map_tree
+from mouse_core.replay.protocols import Draw
+
+
+class Staleness(NamedTuple):
+    """How old a batch is that was drawn ahead of time.
+
+    Attributes:
+        batches: Batches that were delivered since it was drawn.
+        rows: Rows that were written since, by anyone.
+        updates: Updates of priorities since.
+    """
+
+    batches: int = 0
+    rows: int = 0
+    updates: int = 0
+
+
+@dataclass(slots=True)
+class _Ahead:
+    drawn: Drawn
+    last: bool  # of an epoch
+
+
+class BufferSource:
+    """The batches of a buffer, which are drawn in the caller's thread ``ahead`` batches before they are delivered.
+
+    So the draws do not depend on how many threads make batches of them, or on when.
+
+    Args:
+        buffer: A ``ReplayBuffer`` or a ``ReplayBufferEnsemble``.
+        batch_size: Rows in a batch; None: that of the buffer.
+        ahead: How many batches are drawn before the one that is delivered.
+
+    Raises:
+        ConfigError: No batch size.
+    """
+
+    epoch_start = 0
+
+    def __init__(self, buffer: Sampled, batch_size: int | None, ahead: int) -> None:
+        if batch_size is None and buffer.batch_size is None:
+            raise ConfigError("batch_size: expected one for the buffer or for the loader, found none")
+        self.buffer = buffer
+        self._batch_size = batch_size
+        self._count = ahead
+        self._drawn: dict[int, _Ahead] = {}
+        self._ends: set[int] = set()
+        self.staleness = Staleness()
+
+    def __repr__(self) -> str:
+        return repr(self.buffer)
+
+    def __len__(self) -> int:
+        raise ConfigError("loader: expected a store for a length, found a replay buffer, which has no epochs")
+
+    def prepare(self, index: int) -> None:
+        """Draw what is to be drawn before batch ``index`` is delivered; in the caller's thread.
+
+        Raises:
+            ConfigError: See ``ReplayBuffer.sample``.
+        """
+        for number in range(index, index + self._count + 1):
+            if number not in self._drawn:
+                drawn = self.buffer.draw(self._batch_size)
+                self._drawn[number] = _Ahead(drawn, self.buffer.ran_out)
+
+    def drawn(self, index: int) -> Drawn:
+        """What was drawn for batch ``index``; for any thread."""
+        return self._drawn[index].drawn
+
+    def __getitem__(self, index: int) -> Any:
+        """Batch ``index``, which has been drawn."""
+        return self.buffer.finish(self.drawn(index))
+
+    def delivered(self, index: int) -> None:
+        """Batch ``index`` is with the caller."""
+        ahead = self._drawn.pop(index)
+        rows, updates = self.buffer.counts
+        self.staleness = Staleness(
+            self._count, max(rows - ahead.drawn.written, 0), max(updates - ahead.drawn.updates, 0)
+        )
+        self._ends = {index + 1} if ahead.last else set()
+
+    def ends_at(self, index: int) -> bool:
+        """Whether an epoch ended with batch ``index - 1``."""
+        return index in self._ends
+
+    def state(self, next_index: int) -> dict[str, Any]:
+        """The number of the next batch, and what has been drawn and not delivered."""
+        numbers = sorted(number for number in self._drawn if number >= next_index)
+        return {
+            "next_index": next_index,
+            "ahead": self._count,
+            "drawn": {str(number): _encoded(self._drawn[number]) for number in numbers},
+        }
+
+    def restored(self, state: Mapping[str, Any]) -> tuple[BufferSource, int]:
+        """A source as ``state`` says, and the number of its next batch.
+
+        Raises:
+            StateError: The state is of another loader, or damaged.
+        """
+        numbers = check_numbers(state, {"ahead": self._count}, ("next_index",))
+        source = BufferSource(self.buffer, self._batch_size, self._count)
+        try:
+            source._drawn = {
+                int(number): _decoded(copied(entry)) for number, entry in part_of(state, "drawn", {}).items()
+            }
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(f"state: expected draws, found {error!r}") from error
+        return source, numbers["next_index"]
+
+
+def _encoded(ahead: _Ahead) -> dict[str, Any]:
+    drawn, draw = ahead.drawn, ahead.drawn.draw
+    rows = drawn.rows
+    return {
+        "last": ahead.last,
+        "seed": drawn.key.seed,
+        "sample": drawn.key.index,
+        "written": drawn.written,
+        "updates": drawn.updates,
+        "members": [number for number, _ in rows] if _of_ensemble(rows) else None,
+        "rows": {str(number): _encoded(_Ahead(part, False)) for number, part in rows}
+        if _of_ensemble(rows)
+        else map_tree(_copy, rows),
+        "index": np.array(draw.index),
+        "mask": draw.mask,
+        "priority_weight": draw.priority_weight,
+        "pad": draw.pad,
+        "extra": dict(draw.extra),
+    }
+
+
+def _decoded(entry: Mapping[str, Any]) -> _Ahead:
+    rows: Any = entry["rows"]
+    if entry["members"] is not None:
+        rows = [(number, _decoded(rows[str(number)]).drawn) for number in entry["members"]]
+    draw = Draw(entry["index"], entry["mask"], entry["priority_weight"], entry["pad"], entry["extra"])
+    key = Key(int(entry["seed"]), Purpose.REPLAY, int(entry["sample"]))
+    return _Ahead(Drawn(rows, draw, key, int(entry["written"]), int(entry["updates"])), bool(entry["last"]))
+
+
+def _of_ensemble(rows: Any) -> bool:
+    return (
+        isinstance(rows, list)
+        and bool(rows)
+        and all(isinstance(part, tuple) and len(part) == 2 and isinstance(part[1], Drawn) for part in rows)
+    )
+
+
+def _copy(leaf: Any) -> Any:
+    return np.array(leaf) if isinstance(leaf, np.ndarray) else leaf
