@@ -8,8 +8,8 @@ same for both frameworks, and so are its draws; only the network and its update 
 the greedy policy earns 475 of the 500 points of an episode on average, which counts as solved.
 
 Observations are stored once: a row holds the observation at t and what led to it ("arrived"), and the reset of an
-environment is a row, too. ``NextView`` makes transitions of these rows when they are read, and ``NStep`` makes transitions
-of three steps.
+environment is a row, too. ``NextView`` makes transitions of these rows when they are read, and ``NStep`` makes of these
+others of three steps.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import gymnasium as gym
@@ -90,8 +89,12 @@ def torch_learner(seed: int) -> Learner:
     class TorchLearner:
         def __init__(self) -> None:
             self.network = nn.Sequential(
-                nn.Linear(OBSERVATION_SIZE, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, HIDDEN), nn.ReLU(), nn.Linear(HIDDEN, ACTIONS)
-            )  # fmt: skip
+                nn.Linear(OBSERVATION_SIZE, HIDDEN),
+                nn.ReLU(),
+                nn.Linear(HIDDEN, HIDDEN),
+                nn.ReLU(),
+                nn.Linear(HIDDEN, ACTIONS),
+            )
             self.target = copy.deepcopy(self.network)
             self.optimizer = torch.optim.Adam(self.network.parameters(), LEARNING_RATE)
 
@@ -232,7 +235,9 @@ def train(learner: Learner, *, steps: int, seed: int) -> Progress:
     buffer.add(rows_of(observations, nothing, nothing, nothing, nothing))
     progress = Progress(0, 0, [], [], 0.0)
     began = time.perf_counter()
-    for number in lunar_lander.progress(range(1, steps // ENVIRONMENTS + 1), description="learning", total=steps // ENVIRONMENTS):
+    for number in lunar_lander.progress(
+        range(1, steps // ENVIRONMENTS + 1), description="learning", total=steps // ENVIRONMENTS
+    ):
         at_random = random.random(ENVIRONMENTS) < EXPLORATION(number)
         actions = np.where(at_random, random.integers(ACTIONS, size=ENVIRONMENTS), learner.act(observations))
         # An environment that has ended is reset by its next step: then a row holds the first observation of a new
