@@ -235,7 +235,7 @@ class RolloutRows:
 
     def _checked_mask(self, name: str, mask: Any) -> Array:
         if mask is None:
-            mask = np.ones(self.num_envs, bool)
+            return self._zeros((self.num_envs,), np.dtype(bool)) == 0
         made = self._as(name, mask, (self.num_envs, 1), None)
         if self._validate:
             _checks.refuse(name, made, (made == 0) | (made == 1), "True or False", self._step)
@@ -253,9 +253,6 @@ class RolloutRows:
             return None
         if not isinstance(hidden, tuple | list) or len(hidden) != 2:
             raise SchemaError(f"hidden_states: expected (actor, critic), found {type(hidden).__name__}")
-        if self._step and not self._with_hidden:
-            raise SchemaError(f"hidden_states: expected them in every row, found them first in row {self._step}")
-
         def check(path: str, leaf: Any) -> Array:
             made = self._array(leaf)
             axis = _hidden.env_axis(tuple(made.shape), self._hidden_axis)
@@ -267,6 +264,8 @@ class RolloutRows:
             return made
 
         hidden = _hidden.tree_map(check, tuple(hidden))
+        if self._step and not self._with_hidden:
+            raise SchemaError(f"hidden_states: expected them in every row, found them first in row {self._step}")
         if self._step:
             _hidden.tree_map(_check_same, hidden, self._hidden)
         return hidden

@@ -40,12 +40,13 @@ class Transition:
             self._values[ALIASES.get(name, name)] = value
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):  # asked for while an instance is being unpickled
+            raise AttributeError(name)
         canonical = ALIASES.get(name, name)
-        if not name.startswith("_"):
-            if canonical in self._values:
-                return self._values[canonical]
-            if canonical in KNOWN:
-                return None
+        if canonical in self._values:
+            return self._values[canonical]
+        if canonical in KNOWN:
+            return None
         raise AttributeError(f"Transition: expected one of {sorted(self._values)}, found {name!r}")
 
     def __iter__(self) -> Iterator[tuple[str, Any]]:

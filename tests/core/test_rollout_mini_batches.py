@@ -1,0 +1,536 @@
+"""Mini-batches, trajectories and previous states, against plain loops over rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mouse_core import ConfigError, SchemaError, StateError
+from mouse_core.errors import RolloutError
+from mouse_core.randomness import Key, Purpose
+from mouse_core.rollouts import (
+    MiniBatch,
+    RolloutField,
+    RolloutStorage,
+    episode_starts,
+    history_rows,
+    permutation,
+    split_and_pad_trajectories,
+    unpad_trajectories,
+)
+from tests.core.rollout_cases import MOTION, motion_transition, trajectories
+
+STEPS, ENVS = 6, 5
+
+
+def motion(
+    steps: int = STEPS, envs: int = ENVS, *, seed: int = 0, hidden: Any = None, **options: Any
+) -> RolloutStorage:
+    """A full storage of everything; `hidden(random)` makes hidden states."""
+    random = np.random.default_rng(seed)
+    more = {key: options.pop(key) for key in ("hidden_axis",) if key in options}
+    storage = RolloutStorage.motion_mimic("rl", envs, steps, **{**MOTION, **options}, seed=seed, **more)
+    for _ in range(steps):
+        transition = motion_transition(random, envs, **options)
+        if hidden:
+            transition.hidden_states = hidden(random)
+        storage.add_transitions(transition)
+    storage.compute_returns(random.normal(size=envs), 0.99, 0.95)
+    return storage
+
+
+def numbered(steps: int, envs: int, dones: Any = None, **options: Any) -> RolloutStorage:
+    """Rows whose field `number` is their flat number."""
+    storage = RolloutStorage(envs, steps, {"number": RolloutField((), "int64")}, **options)
+    dones = np.zeros((steps, envs)) if dones is None else dones
+    for row in range(steps):
+        storage.add_transitions(
+            {"number": row * envs + np.arange(envs), "rewards": np.zeros(envs), "dones": dones[row]}
+        )
+    return storage
+
+
+# ---------------------------------------------------------------------- which rows
+
+
+@settings(max_examples=30)
+@given(
+    steps=st.integers(1, 9),
+    envs=st.integers(1, 9),
+    parts=st.integers(1, 12),
+    epochs=st.integers(1, 3),
+    drop_last=st.booleans(),
+    seed=st.integers(0, 2**64 - 1),
+)
+def test_each_row_comes_once_in_each_epoch(
+    steps: int, envs: int, parts: int, epochs: int, drop_last: bool, seed: int
+) -> None:
+    storage, rows = numbered(steps, envs, seed=seed), steps * envs
+    if parts > rows:
+        with pytest.raises(ConfigError, match="num_mini_batches: expected at most"):
+            storage.mini_batch_generator(parts)
+        return
+    batches = list(storage.mini_batch_generator(parts, epochs, drop_last=drop_last))
+    assert len(batches) == parts * epochs
+    for epoch in range(epochs):
+        own = [batch["number"] for batch in batches[epoch * parts : (epoch + 1) * parts]]
+        sizes = [len(numbers) for numbers in own]
+        assert set(sizes) == {rows // parts} if drop_last else max(sizes) - min(sizes) <= 1
+        seen = np.concatenate(own)
+        assert len(set(seen)) == len(seen) == (rows // parts * parts if drop_last else rows)
+        np.testing.assert_array_equal(seen, permutation(seed, epoch, rows)[: len(seen)])
+    for batch in batches:
+        np.testing.assert_array_equal(batch.rows, batch["number"])
+
+
+def test_orders_are_new_in_every_epoch_and_for_every_seed() -> None:
+    orders = [tuple(permutation(seed, epoch, 50)) for seed in range(3) for epoch in range(20)]
+    assert len(set(orders)) == 60
+    assert all(sorted(order) == list(range(50)) for order in orders)
+    storage = numbered(5, 10)
+    first = [tuple(batch["number"]) for batch in storage.mini_batch_generator(2, 2)]
+    again = [tuple(batch["number"]) for batch in storage.mini_batch_generator(2, 2)]
+    assert len({*first, *again}) == 8
+
+
+def test_the_order_is_that_of_the_random_words() -> None:
+    """The stream is pinned: a change of it would break resumed runs."""
+    words = Key(7, Purpose.ROLLOUTS, 3).bits(6)
+    assert list(permutation(7, 3, 6)) == sorted(range(6), key=lambda row: (int(words[row]) >> 3, row))
+    assert Purpose.ROLLOUTS == 5
+    assert list(permutation(7, 3, 1)) == [0]
+    assert list(permutation(0, 0, 12)) == [3, 6, 2, 4, 8, 1, 9, 0, 5, 10, 11, 7]
+
+
+def test_every_order_is_about_equally_likely() -> None:
+    counts = np.zeros((4, 4))
+    for epoch in range(4000):
+        counts[np.arange(4), permutation(1, epoch, 4)] += 1
+    assert np.abs(counts - 1000).max() < 6 * np.sqrt(1000 * 0.75)
+
+
+def test_a_run_that_is_resumed_has_the_same_orders() -> None:
+    storage = numbered(3, 4, seed=9)
+    for _ in storage.mini_batch_generator(2, 3):
+        pass
+    state = storage.state_dict()
+    assert state == {"seed": 9, "epoch": 3, "num_envs": 4, "num_transitions_per_env": 3}
+    expected = [list(batch["number"]) for batch in storage.mini_batch_generator(2, 2)]
+    other = numbered(3, 4)
+    other.load_state_dict(state)
+    assert [list(batch["number"]) for batch in other.mini_batch_generator(2, 2)] == expected
+    for wrong in (
+        {**state, "num_envs": 5},
+        {**state, "epoch": -1},
+        {**state, "seed": 1.5},
+        {**state, "more": 1},
+        {"seed": 9},
+        None,
+    ):
+        with pytest.raises(StateError, match="state: expected"):
+            other.load_state_dict(wrong)  # type: ignore[arg-type]
+    assert other.state_dict() == storage.state_dict()
+
+
+# ---------------------------------------------------------------------- what they hold
+
+
+def test_the_tuple_has_the_known_order() -> None:
+    storage = motion(apply_dagger_actions=True, rnd_state_shape=(6,), amp_cfg=AMP)
+    flat = {name: storage[name].reshape(STEPS * ENVS, *storage[name].shape[2:]) for name in storage.spec}
+    for batch in storage.mini_batch_generator(4, 2):
+        expected = (
+            "observations",
+            ("reference_observations", "reference_observations_mask"),
+            "privileged_observations",
+            ("privileged_reference_observations", "privileged_reference_observations_mask"),
+            "actions",
+            "values",
+            "advantages",
+            "returns",
+            "actions_log_prob",
+            "mu",
+            "sigma",
+            "dagger_actions",
+            None,
+            None,
+            "rnd_state",
+        )
+        found = batch.astuple()
+        assert len(found) == 18
+        for value, name in zip(found, expected, strict=False):
+            for part, of in zip(value, name, strict=True) if isinstance(name, tuple) else [(value, name)]:
+                if of:
+                    np.testing.assert_array_equal(part, flat[of][batch.rows], err_msg=of)
+        assert found[12] == (None, None)
+        assert found[13] is None
+        assert found[15] is batch.obs_prev_state
+        assert found[16] is batch.ref_obs_prev_state
+        assert found[17] is batch.ref_obs_prev_mask
+        np.testing.assert_array_equal(batch["rewards"], flat["rewards"][batch.rows])
+        np.testing.assert_array_equal(batch.old_mu, flat["mu"][batch.rows])
+
+
+def test_what_is_not_there_is_none() -> None:
+    nothing = dict.fromkeys(("ref_obs_shape", "privileged_obs_shape", "privileged_ref_obs_shape"))
+    storage = RolloutStorage.motion_mimic("rl", 3, 2, **{**MOTION, **nothing})
+    random = np.random.default_rng(0)
+    for _ in range(2):
+        given_ = {name: value for name, value in motion_transition(random, 3) if name in storage.spec}
+        storage.add_transitions(given_)
+    storage.compute_returns(np.zeros(3), 0.9, 0.9)
+    batch = next(storage.mini_batch_generator(1))
+    found = batch.astuple()
+    assert found[2] is found[0]
+    assert [place for place, value in enumerate(found) if value is None] == [1, 3, 11, 13, 14, 15, 16, 17]
+    assert batch.obs_prev_mask is None
+    assert found[12] == (None, None)
+    recurrent = next(storage.recurrent_mini_batch_generator(1)).astuple()
+    assert [place for place, value in enumerate(recurrent) if value is None] == [1, 3, 11, 14, 15, 16, 17]
+
+
+def test_the_critic_sees_the_references_where_it_has_none_of_its_own() -> None:
+    storage = motion()
+    batch = next(storage.mini_batch_generator(2))
+    assert batch.critic_ref_obs.shape == (15, 2, 2)
+    fields = {name: values for name, values in batch.fields.items() if "privileged" not in name}
+    plain = MiniBatch(fields)
+    assert plain.astuple()[3] == (plain.ref_obs, plain.ref_mask)
+
+
+def test_mini_batches_are_copies() -> None:
+    storage = motion()
+    batch = next(storage.mini_batch_generator(1))
+    before = batch.obs.copy()
+    storage.observations[:] = 7.0
+    np.testing.assert_array_equal(batch.obs, before)
+
+
+# ---------------------------------------------------------------------- previous states
+
+
+def obs_state(obs: np.ndarray) -> np.ndarray:
+    return obs[..., :2] * 2.0 + 1.0
+
+
+def ref_state(reference: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    obs, mask = reference
+    return obs[..., 1:] - 1.0, mask & (obs[..., 0] > -0.5)
+
+
+AMP = {"amp_obs_extractor": obs_state, "amp_ref_obs_extractor": ref_state}
+
+
+@pytest.mark.parametrize("steps", [1, 2, 9])
+def test_pairs_never_cross_an_episode(steps: int) -> None:
+    storage = motion(steps, amp_cfg=AMP)
+    flats = list(storage.mini_batch_generator(3, 2))
+    recurrent = list(storage.recurrent_mini_batch_generator(2, 1))
+    seen = 0
+    for batch in flats + recurrent:
+        assert batch.obs_prev_state.shape == (*batch.rows.shape, 2)
+        for place, number in np.ndenumerate(batch.rows):
+            row, env = divmod(int(number), ENVS)
+            there = row > 0 and not storage.dones[row - 1, env, 0]
+            seen += there
+            assert batch.obs_prev_mask[place] == there
+            if not there:
+                assert not batch.ref_obs_prev_mask[place]
+                assert not batch.obs_prev_state[place].any()
+                assert not batch.ref_obs_prev_state[place].any()
+                continue
+            np.testing.assert_array_equal(batch.obs_prev_state[place], obs_state(storage.observations[row - 1, env]))
+            reference = storage.reference_observations[row - 1, env], storage.reference_observations_mask[row - 1, env]
+            state, mask = ref_state(reference)
+            np.testing.assert_array_equal(batch.ref_obs_prev_state[place], state)
+            assert batch.ref_obs_prev_mask[place] == mask
+    assert steps == 1 or seen
+
+
+def test_extractors_of_other_kinds() -> None:
+    class Config:
+        amp_obs_extractor = staticmethod(obs_state)
+
+        @staticmethod
+        def amp_ref_obs_extractor(reference: Any) -> Any:
+            return reference[0]
+
+    batch = next(motion(amp_cfg=Config).mini_batch_generator(1))
+    expected = next(motion(amp_cfg=AMP | {"amp_ref_obs_extractor": lambda pair: pair}).mini_batch_generator(1))
+    np.testing.assert_array_equal(batch.ref_obs_prev_mask, expected.ref_obs_prev_mask)
+    np.testing.assert_array_equal(batch.ref_obs_prev_state, expected.ref_obs_prev_state)
+    columns = motion(amp_cfg=AMP | {"amp_ref_obs_extractor": lambda pair: (pair[0], pair[1][:, None])})
+    mask = next(columns.mini_batch_generator(1)).ref_obs_prev_mask
+    np.testing.assert_array_equal(mask[:, 0], expected.ref_obs_prev_mask)
+
+
+@pytest.mark.parametrize("length", [1, 2, 4, 20])
+def test_histories_never_cross_an_episode(length: int) -> None:
+    storage = motion(9)
+    for batch in storage.mini_batch_generator(
+        3, 1, histories={"observations": length, "reference_observations": length, "rewards": 2}
+    ):
+        frames, mask = batch.histories["observations"]
+        _, available = batch.histories["reference_observations"]
+        assert frames.shape == (15, length, 5)
+        assert batch.histories["rewards"][0].shape == (15, 2, 1)
+        np.testing.assert_array_equal(frames[:, -1], batch.obs)
+        assert mask[:, -1].all()
+        for place, number in enumerate(batch.rows):
+            row, env = divmod(int(number), ENVS)
+            first = max([t + 1 for t in range(row) if storage.dones[t, env, 0]], default=0)
+            for back in range(length):
+                there = row - back >= first
+                assert mask[place, length - 1 - back] == there
+                expected = storage.observations[row - back, env] if there else 0.0
+                np.testing.assert_array_equal(frames[place, length - 1 - back], expected * np.ones(5))
+                expected_mask = there and storage.reference_observations_mask[row - back, env]
+                assert available[place, length - 1 - back] == expected_mask
+
+
+def test_history_rows_stay_in_their_episode() -> None:
+    dones = np.array([[0, 1], [1, 0], [0, 0]])
+    rows, mask = history_rows(np.array([4, 5, 0]), episode_starts(dones), 3)
+    assert rows.tolist() == [[4, 4, 4], [3, 3, 5], [0, 0, 0]]
+    assert mask.tolist() == [[False, False, True], [False, True, True], [False, False, True]]
+
+
+# ---------------------------------------------------------------------- trajectories
+
+
+@settings(max_examples=40)
+@given(
+    steps=st.integers(1, 8), envs=st.integers(1, 5), ends=st.sampled_from([0.0, 0.2, 0.7, 1.0]), seed=st.integers(0, 99)
+)
+def test_split_and_pad_and_back(steps: int, envs: int, ends: float, seed: int) -> None:
+    random = np.random.default_rng(seed)
+    dones = (random.random((steps, envs, 1)) < ends).astype(np.uint8)
+    values = random.normal(size=(steps, envs, 3))
+    padded, masks = split_and_pad_trajectories(values, dones)
+    expected = trajectories(dones)
+    assert padded.shape == (steps, len(expected), 3)
+    assert masks.dtype == bool
+    for place, (env, first, last) in enumerate(expected):
+        np.testing.assert_array_equal(padded[: last - first, place], values[first:last, env])
+        assert not padded[last - first :, place].any()
+        np.testing.assert_array_equal(masks[:, place], np.arange(steps) < last - first)
+    np.testing.assert_array_equal(unpad_trajectories(padded, masks), values)
+    np.testing.assert_array_equal(unpad_trajectories(padded, masks, num_envs=envs), values)
+
+    more, more_masks = split_and_pad_trajectories(values, dones[..., 0], num_trajectories=len(expected) + 2)
+    np.testing.assert_array_equal(more[:, :-2], padded)
+    assert not more_masks[:, -2:].any()
+    assert not more[:, -2:].any()
+    np.testing.assert_array_equal(unpad_trajectories(more, more_masks), values)
+
+
+def test_trajectories_of_wrong_shapes() -> None:
+    values, dones = np.zeros((4, 3, 2)), np.zeros((4, 3))
+    with pytest.raises(SchemaError, match="values: expected"):
+        split_and_pad_trajectories(values, dones[:3])
+    with pytest.raises(SchemaError, match=r"dones: expected \[T, N\]"):
+        split_and_pad_trajectories(values, np.zeros((4, 3, 2)))
+    with pytest.raises(SchemaError, match="num_trajectories: expected at least 3, found 2"):
+        split_and_pad_trajectories(values, dones, num_trajectories=2)
+    padded, masks = split_and_pad_trajectories(values, dones)
+    with pytest.raises(SchemaError, match="padded: expected"):
+        unpad_trajectories(padded[:, 1:], masks)
+    with pytest.raises(SchemaError, match="masks: expected a multiple of 4 rows"):
+        unpad_trajectories(padded, masks & (np.arange(4)[:, None] < 3))
+
+
+PADDED = (
+    "observations",
+    "reference_observations",
+    "reference_observations_mask",
+    "privileged_observations",
+    "privileged_reference_observations",
+    "privileged_reference_observations_mask",
+    "rnd_state",
+)
+
+
+def gru(random: np.random.Generator) -> Any:
+    return random.normal(size=(2, ENVS, 3)), random.normal(size=(1, ENVS, 4))
+
+
+def lstm(random: np.random.Generator) -> Any:
+    return tuple((random.normal(size=(2, ENVS, 3)), random.normal(size=(2, ENVS, 3))) for _ in range(2))
+
+
+def mixed(random: np.random.Generator) -> Any:
+    return [random.normal(size=(ENVS, 3)), {"c": random.normal(size=(2, ENVS, 1)), "h": [random.normal(size=ENVS)]}]
+
+
+def actor_only(random: np.random.Generator) -> Any:
+    return (random.normal(size=(1, ENVS, 3)), None)
+
+
+def batch_first(random: np.random.Generator) -> Any:
+    return random.normal(size=(ENVS, 2, 3)), random.normal(size=(ENVS, 2, 3, 1))
+
+
+def leaves(tree: Any) -> list[np.ndarray]:
+    if tree is None:
+        return []
+    if isinstance(tree, dict):
+        return [leaf for part in tree.values() for leaf in leaves(part)]
+    return [leaf for part in tree for leaf in leaves(part)] if isinstance(tree, list | tuple) else [tree]
+
+
+@pytest.mark.parametrize("hidden", [gru, lstm, mixed, actor_only, batch_first])
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("parts", [1, 2, 5])
+def test_recurrent_mini_batches(parts: int, shuffle: bool, hidden: Any) -> None:
+    axis = 0 if hidden is batch_first else None
+    storage = motion(
+        hidden=hidden, hidden_axis=axis, amp_cfg=AMP, apply_dagger_actions=True, rnd_state_shape=(6,), seed=parts
+    )
+    seen: list[int] = []
+    for batch in storage.recurrent_mini_batch_generator(parts, 2, shuffle=shuffle):
+        envs = [int(env) for env in batch.rows[0]]
+        seen += envs
+        np.testing.assert_array_equal(batch.rows, np.arange(STEPS)[:, None] * ENVS + envs)
+        for name in ("actions", "values", "advantages", "returns", "actions_log_prob", "mu", "sigma", "dagger_actions"):
+            np.testing.assert_array_equal(batch[name], storage[name][:, envs], err_msg=name)
+        own = [(envs[env], first, last) for env, first, last in trajectories(storage.dones[:, envs])]
+        assert batch.masks.shape == (STEPS, len(own))
+        for name in PADDED:
+            assert batch[name].shape[:2] == batch.masks.shape
+            for place, (env, first, last) in enumerate(own):
+                np.testing.assert_array_equal(batch[name][: last - first, place], storage[name][first:last, env])
+                assert not batch[name][last - first :, place].any()
+        for place, (_, first, last) in enumerate(own):
+            np.testing.assert_array_equal(batch.masks[:, place], np.arange(STEPS) < last - first)
+        found, stored = leaves(batch.hidden_states), leaves(storage.hidden_states)
+        assert len(found) == len(stored)
+        for state, array in zip(found, stored, strict=True):
+            env_axis = axis if axis is not None else (1 if array.ndim > 3 else 0)
+            expected = [np.take(array[first], env, axis=env_axis) for env, first, _ in own]
+            np.testing.assert_array_equal(state, np.stack(expected, axis=env_axis))
+        assert batch.astuple()[12] is batch.hidden_states
+        assert batch.astuple()[13] is batch.masks
+        np.testing.assert_array_equal(
+            unpad_trajectories(batch.obs, batch.masks), storage.observations[:, envs], strict=True
+        )
+    for epoch in (seen[:ENVS], seen[ENVS:]):
+        assert sorted(epoch) == list(range(ENVS))
+        assert shuffle or epoch == list(range(ENVS))
+
+
+def test_hidden_states_keep_their_structure() -> None:
+    storage = motion(hidden=lstm)
+    actor, critic = storage.hidden_states
+    assert isinstance(actor, tuple)
+    assert actor[0].shape == (STEPS, 2, ENVS, 3)
+    assert len(critic) == 2
+    batch = next(storage.mini_batch_generator(2))
+    row, env = divmod(int(batch.rows[3]), ENVS)
+    np.testing.assert_array_equal(batch.hidden_states[1][0][:, 3], critic[0][row][:, env])
+    kept = actor[0]
+    storage.clear()
+    assert storage.hidden_states is None
+    random = np.random.default_rng(0)
+    storage.add_transitions(row_with(random, hidden_states=lstm(random)))
+    assert storage.hidden_states[0][0] is kept
+    with pytest.raises(SchemaError, match=r"hidden_states\[0\]: expected an array as in the rows before"):
+        storage.add_transitions(row_with(random, hidden_states=gru(random)))
+    with pytest.raises(SchemaError, match="found none in row 1"):
+        storage.add_transitions(row_with(random, hidden_states=(None, None)))
+    storage.clear()
+    storage.add_transitions(row_with(random, hidden_states=gru(random)))
+    assert storage.hidden_states[0].shape == (STEPS, 2, ENVS, 3)
+
+
+def row_with(random: np.random.Generator, **more: Any) -> dict[str, Any]:
+    return dict(motion_transition(random, ENVS)) | more
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_environments_that_remain(drop_last: bool) -> None:
+    batches = list(motion().recurrent_mini_batch_generator(2, 1, drop_last=drop_last))
+    assert [batch.rows.shape[1] for batch in batches] == ([2, 2] if drop_last else [3, 2])
+
+
+# ---------------------------------------------------------------------- distillation
+
+
+@pytest.mark.parametrize("privileged_references", [True, False])
+@pytest.mark.parametrize("references", [True, False])
+@pytest.mark.parametrize("privileged", [True, False])
+def test_the_generator_for_distillation(privileged: bool, references: bool, privileged_references: bool) -> None:
+    shapes = {
+        **MOTION,
+        "ref_obs_shape": MOTION["ref_obs_shape"] if references else None,
+        "privileged_obs_shape": MOTION["privileged_obs_shape"] if privileged else None,
+        "privileged_ref_obs_shape": MOTION["privileged_ref_obs_shape"] if privileged_references else None,
+    }
+    storage = RolloutStorage.motion_mimic("distillation", ENVS, STEPS, **shapes)
+    random = np.random.default_rng(0)
+    with pytest.raises(RolloutError, match="generator: expected 6 rows, found 0"):
+        storage.generator()
+    for _ in range(STEPS):
+        made = motion_transition(random, ENVS, training_type="distillation")
+        storage.add_transitions({name: value for name, value in made if name in storage.spec})
+    rows = list(storage.generator())
+    assert len(rows) == STEPS
+    for row, found in enumerate(rows):
+        observations, seen, reference, privileged_reference, actions, privileged_actions, dones = found
+        np.testing.assert_array_equal(observations, storage.observations[row])
+        np.testing.assert_array_equal(
+            seen, storage.privileged_observations[row] if privileged else storage.observations[row]
+        )
+        if references:
+            np.testing.assert_array_equal(reference[0], storage.reference_observations[row])
+            np.testing.assert_array_equal(reference[1], storage.reference_observations_mask[row])
+        else:
+            assert reference is None
+        if references and privileged_references:
+            np.testing.assert_array_equal(privileged_reference[0], storage.privileged_reference_observations[row])
+            np.testing.assert_array_equal(privileged_reference[1], storage.privileged_reference_observations_mask[row])
+        else:
+            assert privileged_reference is None
+        np.testing.assert_array_equal(actions, storage.actions[row])
+        np.testing.assert_array_equal(privileged_actions, storage.privileged_actions[row])
+        np.testing.assert_array_equal(dones, storage.dones[row])
+    for reader in (storage.mini_batch_generator, storage.recurrent_mini_batch_generator):
+        with pytest.raises(ConfigError, match="expected a storage for reinforcement learning"):
+            reader(1)
+    with pytest.raises(ConfigError, match="generator: expected a storage for distillation"):
+        motion().generator()
+
+
+# ---------------------------------------------------------------------- out of turn
+
+
+def test_reading_out_of_turn() -> None:
+    storage = motion()
+    for reader in (storage.mini_batch_generator, storage.recurrent_mini_batch_generator):
+        for number in (0, -1, 1.5, True):
+            with pytest.raises(ConfigError, match="num_mini_batches: expected an integer from 1"):
+                reader(number)  # type: ignore[arg-type]
+            with pytest.raises(ConfigError, match="num_epochs: expected an integer from 1"):
+                reader(1, number)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="num_mini_batches: expected at most"):
+            reader(1000)
+        batches = reader(2)
+        next(batches)
+        storage.compute_returns(np.zeros(ENVS), 0.9, 0.9)
+        with pytest.raises(RolloutError, match="found it changed"):
+            next(batches)
+    with pytest.raises(ConfigError, match=r"histories: expected fields of .*, found 'nonsense'"):
+        storage.mini_batch_generator(1, histories={"nonsense": 2})
+    with pytest.raises(ConfigError, match=r"histories\['observations'\]: expected an integer from 1"):
+        storage.mini_batch_generator(1, histories={"observations": 0})
+    storage.clear()
+    with pytest.raises(RolloutError, match="mini_batch_generator: expected 6 rows, found 0"):
+        storage.mini_batch_generator(1)
+    random = np.random.default_rng(0)
+    for _ in range(STEPS):
+        storage.add_transitions(motion_transition(random, ENVS))
+    with pytest.raises(RolloutError, match="expected returns, found none for these rows"):
+        storage.mini_batch_generator(1)
