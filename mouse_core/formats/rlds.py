@@ -102,13 +102,7 @@ def _peek(
             yield seen[-1] if once else episode
 
     iterator = iter(given() if callable(given) else given)
-    pieces = stack_rows(stacks(noted(iterator), batch_rows, path), final=final or "mark", path=path)
-    columns, where = next(pieces, (None, path))
-    if columns is None:
-        raise DataError(f"{path}: expected episodes with steps, found none")
-    if final != "mark":
-        columns.pop(MISSING, None)
-    batch = to_batch(columns, None, where=where)
+    batch = first_batch(stacks(noted(iterator), batch_rows, path), final=final, path=path)
     left: list[Iterable[Any]] = [chain(seen, iterator)]
 
     def fresh() -> Iterable[Any]:
@@ -127,6 +121,21 @@ def _kept(episode: Any) -> Any:
         steps = episode.get("steps")
         return {**episode, "steps": list(steps)} if isinstance(steps, Iterator) else episode
     return list(episode) if isinstance(episode, Iterator) else episode
+
+
+def first_batch(pieces: Iterator[Stack], *, final: str | None, path: str) -> pa.RecordBatch:
+    """The first rows there are, to know the columns by.
+
+    Raises:
+        DataError: There are none.
+    """
+    # Whether an episode is complete is asked while rows are read.
+    columns, where = next(stack_rows(pieces, final=final or "mark", path=path), (None, path))
+    if columns is None:
+        raise DataError(f"{path}: expected episodes with steps, found none")
+    if final != "mark":
+        columns.pop(MISSING, None)
+    return to_batch(columns, None, where=where)
 
 
 def stack_rows(pieces: Iterator[Stack], *, final: str | None, path: str) -> Iterator[tuple[Columns, str]]:

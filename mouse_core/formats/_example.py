@@ -1,0 +1,159 @@
+"""tf.train.Example and SequenceExample, read from their bytes without protobuf.
+
+The wire format is that of protocol buffers: tagged fields of numbers in base 128, fixed 32 or 64 bits, or lengths.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.errors import DataError
+
+Feature = npt.NDArray[Any] | list[bytes]
+"""A feature's values: int64 or float32 ``[n]``, or byte strings."""
+
+
+def parse_example(data: bytes) -> dict[str, Feature]:
+    """All features of an Example (or a SequenceExample, whose lists are joined), by name.
+
+    Raises:
+        DataError: It is not one.
+    """
+    found: dict[str, Feature] = {}
+    for number, value in _fields(data, 0, len(data)):
+        start, stop = _span(value, "an example's features")
+        for inner, entry in _fields(data, start, stop):
+            if inner == 1:
+                _entry(data, *_span(entry, "a feature"), number == 2, found)
+    return found
+
+
+def _entry(data: bytes, start: int, stop: int, is_list: bool, found: dict[str, Feature]) -> None:
+    """One entry of the map from names to features."""
+    name, span = "", None
+    for number, value in _fields(data, start, stop):
+        if number == 1:
+            first, last = _span(value, "a feature's name")
+            try:
+                name = data[first:last].decode()
+            except UnicodeDecodeError as error:
+                raise DataError("expected a feature's name as UTF-8") from error
+        elif number == 2:
+            span = _span(value, "a feature's value")
+    if span is None:
+        return
+    if not is_list:
+        found[name] = _feature(data, *span)
+        return
+    parts = [_feature(data, *_span(value, "a feature")) for number, value in _fields(data, *span) if number == 1]
+    if parts and isinstance(parts[0], list):
+        found[name] = [item for part in parts for item in part]
+    elif parts:
+        found[name] = np.concatenate(parts)
+
+
+def _feature(data: bytes, start: int, stop: int) -> Feature:
+    for number, value in _fields(data, start, stop):
+        first, last = _span(value, "a list of values")
+        if number == 1:
+            items = [_span(item, "a byte string") for inner, item in _fields(data, first, last) if inner == 1]
+            return [data[begin:end] for begin, end in items]
+        if number == 2:
+            return _floats(data, first, last)
+        if number == 3:
+            return _integers(data, first, last)
+    return []
+
+
+def _floats(data: bytes, start: int, stop: int) -> npt.NDArray[np.float32]:
+    parts = []
+    for number, value in _fields(data, start, stop):
+        if number != 1:
+            continue
+        if isinstance(value, bytes):
+            parts.append(np.frombuffer(value, "<f4"))
+            continue
+        first, last = _span(value, "packed floats")
+        if (last - first) % 4:
+            raise DataError(f"expected floats of 4 bytes, found {last - first} bytes")
+        parts.append(np.frombuffer(data, "<f4", (last - first) // 4, first))
+    return np.concatenate(parts) if len(parts) != 1 else parts[0] if parts else np.zeros(0, np.float32)
+
+
+def _integers(data: bytes, start: int, stop: int) -> npt.NDArray[np.int64]:
+    parts: list[npt.NDArray[np.int64]] = []
+    for number, value in _fields(data, start, stop):
+        if number != 1:
+            continue
+        if isinstance(value, int):
+            parts.append(np.array([value], np.uint64).view(np.int64))
+        else:
+            parts.append(_varints(np.frombuffer(data, np.uint8)[slice(*_span(value, "packed integers"))]))
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
+def _varints(octets: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    """Numbers in base 128, all at once: as many passes as the longest has digits."""
+    ends = np.flatnonzero(octets < 0x80)
+    if len(ends) == len(octets):
+        return octets.astype(np.int64)
+    if not len(ends) or ends[-1] != len(octets) - 1:
+        raise DataError("expected packed integers, found one that does not end")
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    lengths = ends - starts + 1
+    if lengths.max() > 10:
+        raise DataError("expected integers of at most 10 bytes, found a longer one")
+    values = np.zeros(len(ends), np.uint64)
+    for digit in range(int(lengths.max())):
+        some = lengths > digit
+        values[some] |= (octets[starts[some] + digit].astype(np.uint64) & np.uint64(0x7F)) << np.uint64(7 * digit)
+    return values.view(np.int64)
+
+
+def _span(value: Any, what: str) -> tuple[int, int]:
+    if not isinstance(value, tuple):
+        raise DataError(f"expected {what}, found a single number")
+    return value
+
+
+def _fields(data: bytes, start: int, stop: int) -> list[tuple[int, Any]]:
+    """The fields of a message: numbers as int, 4 or 8 bytes as bytes, everything else as where it begins and ends."""
+    found: list[tuple[int, Any]] = []
+    place = start
+    while place < stop:
+        tag, place = _varint(data, place, stop)
+        kind = tag & 7
+        value: Any
+        if kind == 0:
+            value, place = _varint(data, place, stop)
+        elif kind == 2:
+            length, place = _varint(data, place, stop)
+            value = (place, place + length)
+            place += length
+        elif kind in (1, 5):
+            width = 8 if kind == 1 else 4
+            value = data[place : place + width]
+            place += width
+        else:
+            raise DataError(f"expected a message at byte {start}, found a field of kind {kind} at byte {place}")
+        if place > stop:
+            raise DataError(f"expected a message that ends at byte {stop}, found a field that ends at byte {place}")
+        found.append((tag >> 3, value))
+    return found
+
+
+def _varint(data: bytes, place: int, stop: int) -> tuple[int, int]:
+    value = shift = 0
+    while place < stop:
+        octet = data[place]
+        place += 1
+        value |= (octet & 0x7F) << shift
+        if octet < 0x80:
+            return value & 0xFFFFFFFFFFFFFFFF, place
+        shift += 7
+        if shift > 63:
+            break
+    raise DataError(f"expected a number, found none that ends before byte {place}")
