@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._locks import ProcessLock
+from mouse_core._mask import remember_lengths
 from mouse_core._windows import Windows
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key, Purpose
-from mouse_core.sampling.plan import Plan, Sampler
+from mouse_core.sampling.plan import PaddedSampler, Plan, Sampler
 from mouse_core.snapshot import Snapshot
 
 # Windows of consecutive batches are located together, about so many: the few dozen array operations that it takes
@@ -92,10 +93,17 @@ class Planner:
 
     def locate(self, starts: npt.NDArray[np.int64], bounds: Sequence[int] | None = None) -> Windows:
         """See ``Snapshot.locate``; raises ConfigError if some windows are not in the snapshot."""
-        last = self._snapshot.num_rows - self._sampler.sequence_length
-        if len(starts) and not (starts.min() >= 0 and starts.max() <= last):
+        length, lengths = self._sampler.sequence_length, None
+        if isinstance(self._sampler, PaddedSampler):
+            lengths = self._sampler.lengths(starts, self._snapshot)
+        last = self._snapshot.num_rows - (length if lengths is None else lengths)
+        if len(starts) and not (starts.min() >= 0 and (starts <= last).all()):
+            last = int(np.min(last))
             raise ConfigError(f"sampler: expected starts in 0..{last}, found {int(starts.min())}..{int(starts.max())}")
-        return self._snapshot.locate(starts, self._sampler.sequence_length, bounds)
+        windows = self._snapshot.locate(starts, length, bounds, lengths)
+        if lengths is not None:
+            remember_lengths(windows, lengths)
+        return windows
 
     def _block(self, index: int) -> _Block:
         """The block that batch ``index`` is in."""

@@ -4,28 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
-import numpy as np
 import numpy.typing as npt
 
-from mouse_core._binding import FieldReader
 from mouse_core._copying import Copier
+from mouse_core._mask import check_fill, fill_rest
 from mouse_core._memo import memo
 from mouse_core._planner import Planner
 from mouse_core._pool import BatchLayout, MemoryPool
+from mouse_core._source_options import as_names, check_integer, check_shard, choose_readers, delivered_dtypes
 from mouse_core._windows import Windows
 from mouse_core.augment.config import AugmentTokensConfig
 from mouse_core.augment.stream import stream_augment
 from mouse_core.columns import Column
-from mouse_core.errors import ConfigError, MissingFieldError
+from mouse_core.errors import ConfigError
 from mouse_core.randomness import check_seed
-from mouse_core.sampling.plan import Plan, Sampler
-from mouse_core.sampling.windows import window_sampler
+from mouse_core.sampling.episodes import Boundary, Weighting, sampler_of
+from mouse_core.sampling.plan import PaddedSampler, Plan, Sampler
 from mouse_core.snapshot import Snapshot
-from mouse_core.spec import Spec, check_dtype
+from mouse_core.spec import Spec
 from mouse_core.store import DatasetStore
 
 __all__ = ["Batch", "BatchLayout", "BatchSource"]
@@ -74,6 +73,13 @@ class BatchSource:
         augment: How batches are augmented, with random numbers that depend on seed and index alone.
         views: How many views of each batch to deliver. With more than one, a batch is a tuple of so many: they share
             permutations and scalars and differ in masks, and arrays that no mask changes are the same in all of them.
+        boundary: "stream": windows cross the ends of episodes; "episode": each lies in one, and batches have a field
+            ``mask``, bool ``[b, S]``, that says which steps are there. For a sampling that is a name.
+        weighting: With "episode" and "random": "step", every window comes equally often, so long episodes come more
+            often; or "trajectory", every episode does.
+        pad: With "episode": whether windows may have fewer steps than S, as those of shorter episodes and the last ones
+            of windows that lie side by side; otherwise these are left out. True repeats the last step that is there, a
+            number is what all fields become in the others. None: True.
 
     Raises:
         ConfigError: An argument out of range, fewer rows than one window, an empty store, an unknown sampling.
@@ -97,28 +103,38 @@ class BatchSource:
         epoch_start: int = 0,
         augment: AugmentTokensConfig | None = None,
         views: int = 1,
+        boundary: Boundary = "stream",
+        weighting: Weighting = "step",
+        pad: bool | float | None = None,
     ) -> None:
         if not isinstance(store, DatasetStore | Snapshot):
             raise ConfigError(f"store: expected a DatasetStore or a Snapshot, found {type(store).__name__}")
         self.snapshot = store.snapshot() if isinstance(store, DatasetStore) else store
         if isinstance(sampling, str):
-            sampling = window_sampler(
+            sampling = sampler_of(
                 sampling,
-                sequence_length=_check_integer("sequence_length", sequence_length, lowest=1),
-                batch_size=_check_integer("batch_size", batch_size, lowest=1),
+                sequence_length=check_integer("sequence_length", sequence_length, lowest=1),
+                batch_size=check_integer("batch_size", batch_size, lowest=1),
                 drop_last=drop_last,
+                boundary=boundary,
+                weighting=weighting,
+                pad=pad,
             )
         elif not isinstance(sampling, Sampler):
             raise ConfigError(f"sampling: expected a name or a Sampler, found {sampling!r}")
+        elif (boundary, weighting, pad) != ("stream", "step", None):
+            raise ConfigError(
+                f"boundary, weighting, pad: expected them with the name of a sampling, found {sampling!r}"
+            )
         self.sampler = sampling
         self.seed = check_seed(seed)
-        self.shard = _check_shard(shard, sampling.batch_size)
-        self.epoch_start = _check_integer("epoch_start", epoch_start, lowest=0)
+        self.shard = check_shard(shard, sampling.batch_size)
+        self.epoch_start = check_integer("epoch_start", epoch_start, lowest=0)
         if not self.snapshot.num_rows:
             raise ConfigError("store: expected rows, found an empty store")
         self._batches_per_epoch = sampling.batches_per_epoch(self.snapshot)
-        fields = None if fields is None else _names(fields)
-        required_fields = _names(required_fields)
+        fields = None if fields is None else as_names(fields)
+        required_fields = as_names(required_fields)
         dtypes, narrow = dict(dtypes or {}), dict(narrow or {})
         self._chosen: dict[str, Any] = {
             "fields": fields,
@@ -129,8 +145,10 @@ class BatchSource:
             "views": views,
         }
         self._planner = Planner(sampling, self.snapshot, seed=self.seed, shard=self.shard, epoch_start=self.epoch_start)
-        self._readers = _choose(self.snapshot, fields, required_fields)
-        self._dtypes = _delivered(self._readers, dtypes or {}, narrow or {})
+        self._readers = choose_readers(
+            self.snapshot, fields, required_fields, masked=isinstance(sampling, PaddedSampler)
+        )
+        self._dtypes = delivered_dtypes(self._readers, dtypes or {}, narrow or {})
         self._narrow = {name: reader.travel_dtype(self._dtypes[name]) for name, reader in self._readers.items()}
         self._fields = {
             name: reader.spec.replace(dtype=self._dtypes[name], stored_dtype=self._narrow[name])
@@ -141,12 +159,17 @@ class BatchSource:
             augment,
             views,
             self._fields,
-            _delivered(self._readers, dtypes or {}, {}),
+            delivered_dtypes(self._readers, dtypes or {}, {}),
             max_num_actions=self.snapshot.config.max_action_dim or 0,
         )
         if self._augment is not None:
             self._dtypes, self._narrow = self._augment.intake(self._dtypes), self._augment.intake(self._narrow)
         self._shapes = {name: spec.shape for name, spec in self._fields.items()}
+        self._fill = sampling.fill if isinstance(sampling, PaddedSampler) else None
+        if self._fill is not None:
+            check_fill(self._fill, self._narrow)
+            if self._augment is not None:
+                raise ConfigError(f"pad: expected True or False with augment or views, found {self._fill}")
         if self._augment is not None:
             self._fields = self._augment.spec
         self._copiers: dict[bool, _Copiers] = {}
@@ -254,7 +277,10 @@ class BatchSource:
             name: self._readers[name].read(windows, dtypes[name], out.get(name), copiers.by_name.get(name))
             for name in rest
         }
-        return {name: batch[name] if name in batch else read[name] for name in self._readers}
+        whole = {name: batch[name] if name in batch else read[name] for name in self._readers}
+        if self._fill is not None:
+            fill_rest(whole, windows, self._fill)
+        return whole
 
     def _make_copiers(self, widen: bool) -> _Copiers:
         """What copies the fields that are delivered as they are stored, and those that are converted."""
@@ -317,56 +343,3 @@ class BatchSource:
 
 def _restore(snapshot: Snapshot, sampler: Sampler, options: dict[str, Any]) -> BatchSource:
     return BatchSource(snapshot, sampling=sampler, **options)
-
-
-def _names(names: Sequence[str]) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names)
-
-
-def _choose(snapshot: Snapshot, fields: tuple[str, ...] | None, required: tuple[str, ...]) -> dict[str, FieldReader]:
-    readers = snapshot.readers
-    for option, names in (("required_fields", required), ("fields", fields or ())):
-        for name in names:
-            if name not in readers:
-                known = snapshot.config.fields.get(name)
-                column = "" if known is None else f" (from a column {known.column!r} that is not null throughout)"
-                raise MissingFieldError(f"{option}: expected {name!r}{column}, found {list(readers)}")
-    return {name: reader for name, reader in readers.items() if fields is None or name in fields}
-
-
-def _delivered(
-    readers: Mapping[str, FieldReader],
-    dtypes: Mapping[str, npt.DTypeLike],
-    narrow: Mapping[Any, npt.DTypeLike],
-) -> dict[str, np.dtype[np.generic]]:
-    for name in dtypes:
-        if name not in readers:
-            raise MissingFieldError(f"dtypes: expected fields among {list(readers)}, found {name!r}")
-    table = {check_dtype(wide, where="narrow"): check_dtype(less, where="narrow") for wide, less in narrow.items()}
-    chosen = {
-        name: check_dtype(dtypes[name], where=f"dtypes[{name!r}]") if name in dtypes else reader.spec.dtype
-        for name, reader in readers.items()
-    }
-    delivered = {name: table.get(dtype, dtype) for name, dtype in chosen.items()}
-    for name, dtype in delivered.items():
-        readers[name].check_fills(dtype)
-    return delivered
-
-
-def _check_integer(name: str, value: Any, *, lowest: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < lowest:
-        wanted = "a positive integer" if lowest == 1 else f"an integer from {lowest}"
-        raise ConfigError(f"{name}: expected {wanted}, found {value!r}")
-    return int(value)
-
-
-def _check_shard(shard: Any, batch_size: int) -> tuple[int, int]:
-    try:
-        rank, count = (operator.index(part) for part in shard)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"shard: expected (rank, count), found {shard!r}") from error
-    if not 0 <= rank < count:
-        raise ConfigError(f"shard: expected 0 <= rank < count, found {(rank, count)}")
-    if batch_size % count:
-        raise ConfigError(f"shard: expected a count that divides batch_size {batch_size}, found {count}")
-    return rank, count

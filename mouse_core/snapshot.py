@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._binding import FieldReader, bind_fields
+from mouse_core._episode_starts import episode_starts
 from mouse_core._layout import ColumnType
 from mouse_core._memo import memo
 from mouse_core._segments import Segment
@@ -91,14 +92,38 @@ class Snapshot:
         """The fields' dtypes and shapes, and the alignment."""
         return Spec({name: reader.spec for name, reader in self.readers.items()}, self.alignment)
 
-    def locate(self, starts: npt.NDArray[np.int64], length: int, bounds: Sequence[int] | None = None) -> Windows:
+    def locate(
+        self,
+        starts: npt.NDArray[np.int64],
+        length: int,
+        bounds: Sequence[int] | None = None,
+        lengths: npt.NDArray[np.int64] | None = None,
+    ) -> Windows:
         """Where the windows of ``length`` rows that begin at ``starts`` (int64 ``[n]``) lie.
 
-        ``bounds`` are the first window of each batch, and the end; by default all are one batch. The caller sees to
-        ``0 <= start`` and ``start + length <= num_rows``.
+        ``bounds`` are the first window of each batch, and the end; by default all are one batch. ``lengths`` (int64
+        ``[n]``) are how many rows of each window are there; the last of them stands for those that are not. The caller
+        sees to ``0 <= start``, ``lengths >= 1`` and ``start + length <= num_rows``, or that of ``lengths``.
         """
-        physical = self._physical(starts[:, None] + np.arange(length)) if self.has_row_numbers else None
+        steps = np.arange(length)
+        physical: npt.NDArray[np.int64] | None
+        if lengths is not None and (lengths < length).any():
+            physical = self._physical(starts[:, None] + np.minimum(steps, lengths[:, None] - 1))
+        else:
+            physical = self._physical(starts[:, None] + steps) if self.has_row_numbers else None
         return Windows(self.chunks, starts, length, bounds, physical)
+
+    @memo
+    def episode_starts(self) -> npt.NDArray[np.int64]:
+        """The rows at which episodes begin, int64 ``[n]``, ascending; the first read looks at all rows once.
+
+        An episode begins behind a row whose ``done`` is not 0, and where ``time`` is there, also at a row whose time is
+        0 or not larger than that of the row before.
+
+        Raises:
+            DataError: A code of ``done`` that does not exist.
+        """
+        return episode_starts(self.segments, self.num_rows, self.readers, self.locate)
 
     @memo
     def fingerprint(self) -> str:

@@ -1,6 +1,7 @@
 """Samplers: pure functions from (seed, index, snapshot) to a plan of which windows a batch consists of."""
 
-from mouse_core.sampling.plan import Plan, Sampler
+from mouse_core.sampling.episodes import EpisodeWindows
+from mouse_core.sampling.plan import PaddedSampler, Plan, Sampler
 from mouse_core.sampling.windows import (
     CyclicWindows,
     LastWindows,
@@ -11,7 +12,9 @@ from mouse_core.sampling.windows import (
 
 __all__ = [
     "CyclicWindows",
+    "EpisodeWindows",
     "LastWindows",
+    "PaddedSampler",
     "Plan",
     "RandomWindows",
     "Sampler",

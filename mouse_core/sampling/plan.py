@@ -72,3 +72,17 @@ class ManyStarts(Protocol):
     ) -> npt.NDArray[np.int64] | None:
         """What ``starts`` gives for ``first .. first + count - 1``, int64 ``[count, B]``; None: ask one by one."""
         ...
+
+
+@runtime_checkable
+class PaddedSampler(Sampler, Protocol):
+    """A sampler whose windows may have fewer steps than they are long; its batches have a field ``mask``."""
+
+    @property
+    def fill(self) -> float | None:
+        """What all fields become in steps that are not there; None: they repeat the window's last one that is."""
+        ...
+
+    def lengths(self, starts: npt.NDArray[np.int64], snapshot: Snapshot) -> npt.NDArray[np.int64]:
+        """How many steps of the windows that begin at ``starts`` (int64 ``[n]``) are there, int64 ``[n]``, from 1."""
+        ...
