@@ -1,0 +1,87 @@
+"""Examples of rollout groups as JAX arrays, padded or packed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import jax
+from jax.sharding import Sharding
+
+from mouse_core import ConfigError
+from mouse_core.rollouts import groups
+from mouse_core.rollouts.groups import RLExample
+from mouse_core.rollouts.groups.batches import Arrays
+from mouse_jax.placement import Placement, find_device
+
+
+def pad(
+    examples: Sequence[RLExample],
+    length: int | None = None,
+    *,
+    pad_token: int = 0,
+    truncate: bool = False,
+    device: jax.Device | str | None = None,
+    sharding: Sharding | None = None,
+) -> dict[str, jax.Array]:
+    """One example a row, filled up at the end; see ``mouse_core.rollouts.groups.pad``.
+
+    Args:
+        examples, length, pad_token, truncate: As there. A jitted step compiles anew for every ``length`` and number of
+            examples.
+        device: Where the arrays go; None: JAX's default.
+        sharding: How they are laid out ``[B, L]`` over devices of this process; None: on ``device``.
+
+    Returns:
+        The same arrays, ``[B, L]``.
+
+    Raises:
+        ConfigError, DataError: As there; a device that is not there, or both arguments.
+    """
+    placement = _placement(device, sharding)
+    return _placed(groups.pad(examples, length, pad_token=pad_token, truncate=truncate), placement)
+
+
+def pack(
+    examples: Sequence[RLExample],
+    length: int,
+    *,
+    num_rows: int | None = None,
+    pad_token: int = 0,
+    truncate: bool = False,
+    device: jax.Device | str | None = None,
+    sharding: Sharding | None = None,
+) -> dict[str, jax.Array]:
+    """Several examples a row, one behind the other; see ``mouse_core.rollouts.groups.pack``.
+
+    Args:
+        examples, length, num_rows, pad_token, truncate: As there. A jitted step compiles anew for every ``length`` and
+            number of rows.
+        device, sharding: As in ``pad``.
+
+    Returns:
+        The same arrays, ``[R, L]``.
+
+    Raises:
+        ConfigError, DataError: As ``pad``.
+    """
+    placement = _placement(device, sharding)
+    return _placed(groups.pack(examples, length, num_rows=num_rows, pad_token=pad_token, truncate=truncate), placement)
+
+
+def _placement(device: jax.Device | str | None, sharding: Sharding | None) -> Placement:
+    if sharding is None:
+        return Placement(find_device(device))
+    if not isinstance(sharding, Sharding):
+        raise ConfigError(f"sharding: expected a jax.sharding.Sharding, found {sharding!r}")
+    if device is not None:
+        raise ConfigError(f"device: expected None beside a sharding, found {device!r}")
+    return Placement(sharding)
+
+
+def _placed(arrays: Arrays, placement: Placement) -> dict[str, jax.Array]:
+    try:
+        placed = placement.put(list(arrays.values()))
+    except ValueError as error:
+        shape = list(arrays["tokens"].shape)
+        raise ConfigError(f"sharding: expected one that divides arrays of shape {shape}, found: {error}") from error
+    return dict(zip(arrays, placed, strict=True))

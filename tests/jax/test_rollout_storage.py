@@ -1,0 +1,383 @@
+"""Rollouts as a pytree: the numbers and orders of NumPy, step by step and under jit."""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mouse_core import ConfigError, DataError, MissingFieldError, MouseError, SchemaError
+from mouse_core import rollouts as core
+from mouse_core.errors import RolloutError, RolloutFullError
+from mouse_core.randomness import Key, Purpose
+from mouse_core.rollouts import RolloutField, motion_mimic_fields
+from mouse_jax import _philox, returns, rollout_storage
+from tests.core import rollout_cases as oracle
+from tests.core.rollout_cases import MOTION, motion_transition, random_case
+
+STEPS, ENVS = 6, 5
+LAYOUT: dict[str, Any] = {**MOTION, "apply_dagger_actions": True, "rnd_state_shape": (6,)}
+
+
+def obs_state(obs: Any) -> Any:
+    return obs[..., :2] * 2.0
+
+
+def ref_state(reference: Any) -> Any:
+    return reference[0][..., 1:], reference[1]
+
+
+AMP = {"amp_obs_extractor": obs_state, "amp_ref_obs_extractor": ref_state}
+
+
+def hidden_states(random: np.random.Generator) -> Any:
+    def normal(*shape: int) -> np.ndarray:
+        return random.normal(size=shape).astype(np.float32)
+
+    return normal(2, ENVS, 3), (normal(ENVS, 2), normal(ENVS, 2))
+
+
+def transitions(seed: int = 0) -> list[dict[str, Any]]:
+    random = np.random.default_rng(seed)
+    made = (motion_transition(random, ENVS, apply_dagger_actions=True, rnd_state_shape=(6,)) for _ in range(STEPS))
+    return [{**dict(transition), "hidden_states": hidden_states(random)} for transition in made]
+
+
+def ends(storage: Any) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(1)
+    time_outs = np.asarray(storage["dones"]).astype(bool) & (random.random((STEPS, ENVS, 1)) < 0.5)
+    final_values = np.where(time_outs, random.normal(size=time_outs.shape), np.nan).astype(np.float32)
+    return {"time_outs": time_outs, "final_values": final_values}
+
+
+LAST = np.arange(ENVS, dtype=np.float32)
+
+
+def empty(seed: int = 3) -> rollout_storage.Rollout:
+    states = hidden_states(np.random.default_rng(0))
+    fields = motion_mimic_fields("rl", **LAYOUT)
+    return rollout_storage.init(ENVS, STEPS, fields, seed, amp_cfg=AMP, hidden_states=states)
+
+
+@cache  # a value, that no function changes
+def full(*, jit: bool = False) -> rollout_storage.Rollout:
+    add: Any = jax.jit(rollout_storage.add, donate_argnums=0) if jit else rollout_storage.add
+    rollout = empty()
+    for transition in transitions():
+        rollout = add(rollout, transition)
+    compute: Any = rollout_storage.compute_returns
+    return (jax.jit(compute) if jit else compute)(rollout, LAST, 0.99, 0.95, **ends(rollout))
+
+
+def expected_storage() -> core.RolloutStorage:
+    storage = core.RolloutStorage.motion_mimic("rl", ENVS, STEPS, **LAYOUT, amp_cfg=AMP, seed=3)
+    for transition in transitions():
+        storage.add_transitions(transition)
+    storage.compute_returns(LAST, 0.99, 0.95, **ends(storage))
+    return storage
+
+
+def same(found: Any, expected: Any, where: str = "") -> None:
+    if isinstance(expected, tuple | list):
+        assert len(found) == len(expected)
+        for place, (one, other) in enumerate(zip(found, expected, strict=True)):
+            same(one, other, f"{where}[{place}]")
+    elif isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for name, other in expected.items():
+            same(found[name], other, f"{where}.{name}")
+    elif expected is None:
+        assert found is None, where
+    else:
+        assert isinstance(found, jax.Array), where
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5, err_msg=where)
+
+
+# ---------------------------------------------------------------------- the order of rows
+
+
+def test_random_words_are_those_of_numpy() -> None:
+    bits = jax.jit(_philox._bits, static_argnums=(2, 3))
+    for seed, epoch, n, call in ((0, 0, 1, 0), (2**64 - 1, 7, 10, 3), (12345678901234567890, 2**31 + 5, 101, 2**33)):
+        high, low = bits(jnp.asarray([seed >> 32, seed & 0xFFFFFFFF], jnp.uint32), jnp.uint32(epoch), n, call)
+        words = np.asarray(high).astype(np.uint64) << np.uint64(32) | np.asarray(low)
+        np.testing.assert_array_equal(words, Key(seed, Purpose.ROLLOUTS, epoch, call).bits(n))
+
+
+def test_orders_are_those_of_numpy() -> None:
+    order = jax.jit(_philox.permutation, static_argnums=2)
+    for seed, epoch, n in ((0, 0, 1), (1, 2, 2), (2**63 + 1, 3, 5), (7, 9, 1000), (5, 0, 98304)):
+        found = order(jnp.asarray([seed >> 32, seed & 0xFFFFFFFF], jnp.uint32), epoch, n)
+        np.testing.assert_array_equal(found, core.permutation(seed, epoch, n))
+
+
+# ---------------------------------------------------------------------- the storage
+
+
+@pytest.mark.parametrize("jit", [False, True])
+def test_a_rollout_is_that_of_numpy(jit: bool) -> None:
+    storage, rollout = expected_storage(), full(jit=jit)
+    for name in storage.spec:
+        same(rollout[name], storage[name], name)
+    same(rollout.hidden_states, storage.hidden_states)
+    statistics = jax.jit(rollout_storage.get_statistics)(rollout)
+    np.testing.assert_allclose(statistics, storage.get_statistics(), rtol=1e-5, atol=1e-6)
+    assert rollout.layout.spec.alignment == "outgoing"
+
+
+def test_mini_batches_are_those_of_numpy() -> None:
+    storage, rollout = expected_storage(), full()
+    for parts, drop_last in ((4, False), (3, True)):
+        expected = storage.mini_batch_generator(parts, 2, drop_last=drop_last, histories={"observations": 3})
+        after, batches = rollout_storage.mini_batches(rollout, parts, 2, drop_last=drop_last, histories={"observations": 3})
+        count = 0
+        for one, other in zip(batches, expected, strict=True):
+            count += 1
+            same(one.astuple(), other.astuple())
+            same(one.fields, other.fields)
+            same(one.histories, other.histories)
+            same(one.obs_prev_mask, other.obs_prev_mask)
+        assert count == 2 * parts
+        assert int(after.epoch) == storage.epoch
+        rollout = after
+
+
+def test_recurrent_mini_batches_are_those_of_numpy() -> None:
+    storage, rollout = expected_storage(), full()
+    for parts, shuffle in ((1, False), (2, True)):
+        expected = storage.recurrent_mini_batch_generator(parts, 1, shuffle=shuffle)
+        rollout, batches = rollout_storage.recurrent_mini_batches(rollout, parts, 1, shuffle=shuffle)
+        for one, other in zip(batches, expected, strict=True):
+            same(one.astuple(), other.astuple())
+
+
+def test_mini_batches_under_jit() -> None:
+    """A whole update in one compiled function, as a scan over epochs and mini-batches."""
+    rollout = full()
+
+    @jax.jit
+    def update(rollout: rollout_storage.Rollout) -> Any:
+        def epoch(total: jax.Array, number: jax.Array) -> Any:
+            order = rollout_storage.permutation(rollout, number).reshape(5, -1)
+
+            def step(total: jax.Array, rows: jax.Array) -> Any:
+                batch = rollout_storage.mini_batch(rollout, rows)
+                return total + batch.advantages.sum(), (batch.rows, batch.obs_prev_mask)
+
+            return jax.lax.scan(step, total, order)
+
+        total, seen = jax.lax.scan(epoch, jnp.float32(0), jnp.arange(2))
+        return rollout_storage.advance(rollout, 2), total, seen
+
+    after, total, (rows, masks) = update(rollout)
+    storage = expected_storage()
+    expected = list(storage.mini_batch_generator(5, 2))
+    np.testing.assert_array_equal(rows.reshape(10, -1), [batch.rows for batch in expected])
+    np.testing.assert_array_equal(masks.reshape(10, -1), [batch.obs_prev_mask for batch in expected])
+    assert float(total) == pytest.approx(0.0, abs=1e-4)
+    assert int(after.epoch) == 2
+
+    unrolled = jax.jit(lambda rollout: list(rollout_storage.mini_batches(rollout, 5, 1)[1]))(after)
+    for one, other in zip(unrolled, storage.mini_batch_generator(5, 1), strict=True):
+        same(one.astuple(), other.astuple())
+
+    recurrent = jax.jit(lambda rollout: list(rollout_storage.recurrent_mini_batches(rollout, 2, 1)[1]))(rollout)
+    for one, other in zip(recurrent, storage.recurrent_mini_batch_generator(2, 1), strict=True):
+        count = other.masks.shape[1]
+        assert not one.masks[:, count:].any()
+        same(one.obs[:, :count], other.obs)
+        same(one.masks[:, :count], other.masks)
+        same(one.actions, other.actions)
+        same(one.hidden_states[0][:, :count], other.hidden_states[0])
+
+
+def test_a_rollout_in_a_scan() -> None:
+    """Environments in JAX: rows are added inside a scan, and the next rollout begins where the last one ended."""
+    fields = {"observations": (1,), "values": ()}
+
+    @jax.jit
+    def collect(rollout: rollout_storage.Rollout, start: jax.Array) -> rollout_storage.Rollout:
+        def step(carry: Any, number: jax.Array) -> Any:
+            rollout, state = carry
+            row = {"observations": state[:, None], "values": state, "rewards": state + number, "dones": state > 5.0}
+            return (rollout_storage.add(rollout, row), state + 1.0), None
+
+        (rollout, state), _ = jax.lax.scan(step, (rollout_storage.clear(rollout), start), jnp.arange(4))
+        return rollout_storage.compute_returns(rollout, state, 0.5, 1.0, normalize_advantage=False)
+
+    rollout = rollout_storage.init(3, 4, fields)
+    for _ in range(2):
+        rollout = collect(rollout, jnp.asarray([0.0, 1.0, 5.0]))
+    storage = core.RolloutStorage(3, 4, fields)
+    state = np.array([0.0, 1.0, 5.0])
+    for number in range(4):
+        storage.add_transitions(
+            {"observations": state[:, None], "values": state, "rewards": state + number, "dones": state > 5.0}
+        )
+        state = state + 1.0
+    storage.compute_returns(state, 0.5, 1.0, normalize_advantage=False)
+    same(rollout["returns"], storage.returns)
+    same(rollout["advantages"], storage.advantages)
+
+
+def test_masks_dtypes_and_optional_fields() -> None:
+    fields = {
+        "actions": RolloutField((), "int64"),
+        "goal": RolloutField((1,), mask=True, optional=True),
+        "map": RolloutField((), mask=True),
+    }
+    rollout = rollout_storage.init(2, 2, fields)
+    assert rollout["actions"].dtype == jnp.int32
+    assert rollout["dones"].dtype == jnp.uint8
+    row = {"rewards": [1, 2], "dones": [0.0, 2.0], "actions": np.array([1, 2]), "map": ([1.0, 2.0], [[1], [0]])}
+    rollout = rollout_storage.add(rollout, row)
+    rollout = rollout_storage.add(rollout, {**row, "goal": [3.0, 4.0]})
+    same(rollout["map_mask"], np.array([[1, 0], [1, 0]]))
+    same(rollout["goal_mask"], np.array([[0, 0], [1, 1]]))
+    same(rollout["goal"][..., 0], np.array([[0, 0], [3, 4]]))
+    same(rollout["dones"][..., 0], np.array([[0, 2], [0, 2]]))
+    with pytest.raises(DataError, match=r"actions: expected -2147483648..2147483647 \(int32\), found 4294967296"):
+        rollout_storage.add(rollout_storage.clear(rollout), {**row, "actions": np.array([2**32, 0])})
+    with pytest.raises(MissingFieldError, match=r"expected one of .*found 'nonsense'"):
+        rollout["nonsense"]
+
+
+# ---------------------------------------------------------------------- bad input
+
+
+NAN = np.array([0.0, np.nan, 1.0, 2.0, 3.0])
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "message"),
+    [
+        ({"rewards": NAN}, DataError, "rewards: expected finite numbers, found nan at environment 1, row 0"),
+        ({"rewards": jnp.asarray(NAN)}, DataError, "rewards: expected finite numbers, found nan at environment 1"),
+        ({"dones": [0, 1, 2, 3, 0]}, DataError, "dones: expected 0"),
+        ({"rewards": np.zeros(3)}, SchemaError, r"rewards: expected shape \[5, 1\] or \[5\], found \[3\]"),
+        ({"observations": "abc"}, SchemaError, "observations: expected numbers, found"),
+        ({"observations": [[1.0], [1.0, 2.0]]}, SchemaError, "observations: expected an array"),
+        ({"reference_observations_mask": [0.5] * 5}, DataError, "_mask: expected True or False, found 0.5"),
+        ({"bogus": np.zeros(5)}, SchemaError, "found also 'bogus'"),
+        ({"mu": None}, MissingFieldError, r"\['mu'\] missing"),
+        ({"hidden_states": None}, SchemaError, "hidden_states: expected them in every row"),
+        ({"hidden_states": (np.zeros((2, 5, 4)), None)}, SchemaError, "hidden_states"),
+        (
+            {"hidden_states": (np.zeros((2, 5, 4)), (np.zeros((5, 2)),) * 2)},
+            SchemaError,
+            r"hidden_states\[0\]: expected",
+        ),
+        ({"hidden_states": (np.zeros((2, 4, 3)), (np.zeros((5, 2)),) * 2)}, SchemaError, "expected 5 environments"),
+    ],
+)
+def test_bad_rows(change: dict[str, Any], kind: type[MouseError], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        rollout_storage.add(empty(), {**transitions()[0], **change})
+
+
+def test_out_of_turn() -> None:
+    rollout = full()
+    with pytest.raises(RolloutFullError, match="add: expected at most 6 rows"):
+        rollout_storage.add(rollout, transitions()[0])
+    dropped = jax.jit(rollout_storage.add)(rollout, transitions(5)[0])
+    same(dropped["observations"], np.asarray(rollout["observations"]))
+    with pytest.raises(RolloutError, match="mini_batches: expected 6 rows, found 7"):
+        rollout_storage.mini_batches(dropped, 2)
+    with pytest.raises(RolloutError, match="compute_returns: expected 6 rows, found 0"):
+        rollout_storage.compute_returns(empty(), LAST, 0.9, 0.9)
+    again = rollout_storage.clear(rollout)
+    for transition in transitions():
+        again = rollout_storage.add(again, transition)
+    with pytest.raises(RolloutError, match="expected returns, found none"):
+        rollout_storage.mini_batches(again, 2)
+    with pytest.raises(DataError, match="last_values: expected finite numbers"):
+        rollout_storage.compute_returns(again, LAST * np.nan, 0.9, 0.9)
+    with pytest.raises(ConfigError, match="gamma: expected a number from 0 to 1"):
+        rollout_storage.compute_returns(again, LAST, 2.0, 0.9)
+    with pytest.raises(ConfigError, match="final_values: expected them together"):
+        rollout_storage.compute_returns(again, LAST, 0.9, 0.9, time_outs=np.zeros((6, 5)))
+    with pytest.raises(ConfigError, match="num_mini_batches: expected at most 30"):
+        rollout_storage.mini_batches(rollout, 31)
+    with pytest.raises(ConfigError, match="histories: expected fields"):
+        rollout_storage.mini_batches(rollout, 2, histories={"nonsense": 2})
+    with pytest.raises(ConfigError, match="expected mask=True beside optional=True"):
+        rollout_storage.init(2, 2, {"a": RolloutField((), optional=True)})
+    plain = rollout_storage.add(rollout_storage.init(1, 1, {}), {"rewards": [1.0], "dones": [0]})
+    with pytest.raises(MissingFieldError, match="expected a field 'values'"):
+        rollout_storage.compute_returns(plain, [0.0], 0.9, 0.9)
+
+
+# ---------------------------------------------------------------------- the functions
+
+
+@pytest.mark.parametrize("source", [core, returns])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 3), (7, 5), (24, 4)])
+def test_functions_agree_with_numpy(shape: tuple[int, int], source: Any) -> None:
+    case = random_case(1, *shape, dtype="float32")
+    ours, theirs = case.arrays(), case.arrays(convert=jnp.asarray)
+    less = {name: values for name, values in theirs.items() if name != "values"}
+    core_less = {name: values for name, values in ours.items() if name != "values"}
+    for name, own, other, options in (
+        ("gae", ours, theirs, {"lam": 0.9}),
+        ("lambda_returns", ours, theirs, {"lam": 0.9}),
+        ("n_step_returns", ours, theirs, {"n": 3}),
+        ("discounted_returns", core_less, less, {}),
+        ("vtrace", {**ours, "ratios": case.ratios}, {**theirs, "ratios": jnp.asarray(case.ratios)}, {"lam": 0.8}),
+    ):
+        expected = getattr(core, name)(**own, discount=0.99, **options)
+        compiled = jax.jit(partial(getattr(source, name), **options))(**other, discount=0.99)
+        same(compiled, expected if isinstance(expected, tuple) else np.asarray(expected), name)
+    same(jax.jit(source.normalized)(theirs["rewards"]), core.normalized(case.rewards))
+
+
+def test_split_and_pad_under_jit() -> None:
+    random = np.random.default_rng(0)
+    values, dones = random.normal(size=(6, 4, 2)).astype(np.float32), random.random((6, 4, 1)) < 0.3
+    expected, masks = core.split_and_pad_trajectories(values, dones)
+    split = jax.jit(core.split_and_pad_trajectories, static_argnames="num_trajectories")
+    found = split(values=jnp.asarray(values), dones=jnp.asarray(dones), num_trajectories=24)
+    same(found[0][:, : masks.shape[1]], expected)
+    same(found[1][:, : masks.shape[1]], masks)
+    back = jax.jit(core.unpad_trajectories, static_argnames="num_envs")(*found, num_envs=4)
+    same(back, values)
+
+
+# ---------------------------------------------------------------------- rlax
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_formulas_agree_with_rlax(seed: int) -> None:
+    """rlax knows terminations as discounts of 0, one environment at a time; it knows no truncation inside a rollout."""
+    rlax = pytest.importorskip("rlax", reason="rlax is not installed")
+    case = random_case(seed, 11, 5, dtype="float32")
+    arrays = case.arrays(truncation=False)
+    advantages, _ = core.gae(**arrays, discount=0.97, lam=0.9)
+    mixed = core.lambda_returns(**arrays, discount=0.97, lam=0.9)
+    steps = core.n_step_returns(**arrays, discount=0.97, n=3)
+    summed = core.discounted_returns(case.rewards, case.dones, case.last_values, discount=0.97)
+    targets, policy = core.vtrace(**arrays, ratios=case.ratios, discount=0.97, clip_rho=1.5, clip_pg_rho=1.2)
+    decayed, _ = core.vtrace(**arrays, ratios=case.ratios, discount=0.97, lam=0.8)
+    for env in range(5):
+        rewards, values, ratios = (jnp.asarray(part[:, env, 0]) for part in (case.rewards, case.values, case.ratios))
+        discounts = 0.97 * (1.0 - jnp.asarray(case.dones[:, env, 0], jnp.float32))
+        all_values = jnp.append(values, case.last_values[env, 0])
+        close = partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
+        close(
+            advantages[:, env, 0], rlax.truncated_generalized_advantage_estimation(rewards, discounts, 0.9, all_values)
+        )
+        close(mixed[:, env, 0], rlax.lambda_returns(rewards, discounts, all_values[1:], 0.9))
+        close(steps[:, env, 0], rlax.n_step_bootstrapped_returns(rewards, discounts, all_values[1:], 3))
+        close(summed[:, env, 0], rlax.discounted_returns(rewards, discounts, all_values[1:]))
+        theirs = rlax.vtrace_td_error_and_advantage(values, all_values[1:], rewards, discounts, ratios, 1.0, 1.5, 1.2)
+        close(targets[:, env, 0], theirs.errors + values)
+        close(policy[:, env, 0], theirs.pg_advantage)
+        close(decayed[:, env, 0], rlax.vtrace(values, all_values[1:], rewards, discounts, ratios, 0.8) + values)
+
+
+def test_the_oracle_is_the_same_for_all() -> None:
+    case = random_case(2, 9, 4)
+    np.testing.assert_allclose(core.gae(**case.arrays(), discount=0.9, lam=0.7)[0], oracle.gae(case, 0.9, 0.7))
