@@ -69,6 +69,7 @@ def goals(cores: int) -> Iterator[Goal]:
                 limit,
                 " us",
             )
+    yield from _replay_goals()
     for key, work in SCALES.items():
         yield _over_floor(key, work, 1.3)
     yield _figure("scale-first", "first batch after from_dataset, 100 million steps", "under 0.3 s", 0.3, " s")
@@ -94,6 +95,45 @@ def goals(cores: int) -> Iterator[Goal]:
             2.0,
             unit=" times",
         )
+
+
+def _replay_goals() -> Iterator[Goal]:
+    """What replay buffers are to reach, beside those of others."""
+
+    def compared(key: str, work: str, wanted: str, slower: str, faster: str, limit: float) -> Goal:
+        def value(results: Results) -> float | None:
+            table = results.table(key)
+            return table.times(slower, faster) if table else None
+
+        return Goal(work, wanted, value, limit, at_most=slower == "mouse", unit=" times")
+
+    def microseconds(key: str, work: str, limit: float) -> Goal:
+        def value(results: Results) -> float | None:
+            table = results.table(key)
+            row = table and table.row("mouse")
+            return row.seconds[1] * 1e6 if row else None
+
+        return Goal(work, f"under {limit:.0f} us for five fields", value, limit, unit=" us")
+
+    yield compared(
+        "replay-prioritized", "replay, 256 of 1M by priority", "at least as fast as cpprb", "cpprb", "mouse", 1
+    )
+    yield compared(
+        "replay-updates", "replay, 256 priorities set", "at most 1.5 times cpprb's time", "mouse", "cpprb", 1.5
+    )
+    yield compared("replay-uniform", "replay, 256 of 1M", "at least as fast as cpprb", "cpprb", "mouse", 1)
+    yield compared(
+        "replay-slices", "replay, slices [32, 64] of 1M", "at least 6 times as fast as TorchRL", "TorchRL", "mouse", 6
+    )
+    yield Goal(
+        "replay, slices [32, 64] of 50M",
+        "at most 1.3 times the time at 1M",
+        lambda results: _ratio(results, "replay-large", "50,000,000 rows"),
+        1.3,
+        unit=" times",
+    )
+    yield microseconds("replay-add", "replay, one row added", 8)
+    yield microseconds("replay-extend", "replay, 256 rows added at once", 60)
 
 
 SCALES = {

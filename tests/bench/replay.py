@@ -1,0 +1,206 @@
+"""Replay buffers beside those of TorchRL, cpprb and flashbax: the same rows, written and drawn by each.
+
+A row is a transition: observation and next observation of 17 numbers, an action of 6, reward and done, all float32.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core._measure import Contender, interleave
+from mouse_core.replay import ArrayStorage, PrioritizedReplayBuffer, ReplayBuffer, SliceSampler
+from tests.bench.results import Table, table_of
+from tests.bench.workloads import Settings
+
+Rows = dict[str, npt.NDArray[np.float32]]
+
+BATCH = 256
+SLICES, LENGTH = 32, 64
+EPISODE = 200
+OURS = "mouse"
+_WIDTHS = {"obs": 17, "next_obs": 17, "action": 6, "reward": 0, "done": 0}
+_PEERS = ("replay_of_cpprb", "replay_of_torchrl", "replay_of_flashbax")
+_CHUNK = 100_000
+
+
+def make_rows(count: int, *, first: int = 0, widths: dict[str, int] | None = None) -> Rows:
+    """``count`` rows of a stream of episodes of 200 steps, of which these are the ones from ``first``."""
+    random = np.random.default_rng([7, first])
+    rows = {
+        name: random.standard_normal((count, width) if width else count, np.float32)
+        for name, width in (widths or _WIDTHS).items()
+    }
+    rows["done"] = ((np.arange(first, first + count) + 1) % EPISODE == 0).astype(np.float32)
+    return rows
+
+
+def chunks(count: int, widths: dict[str, int] | None = None) -> Iterator[Rows]:
+    """The same rows, a few at a time."""
+    for first in range(0, count, _CHUNK):
+        yield make_rows(min(_CHUNK, count - first), first=first, widths=widths)
+
+
+class Peer(Protocol):
+    """What a module of ``tests.bench.peers`` gives; each may lack some."""
+
+    def prioritized(self, rows: int) -> Contender:
+        """Draw 256 rows by priority."""
+        ...
+
+    def updates(self, rows: int) -> Contender:
+        """Set 256 priorities."""
+        ...
+
+    def uniform(self, rows: int) -> Contender:
+        """Draw 256 rows."""
+        ...
+
+    def slices(self, rows: int) -> Contender | list[Contender]:
+        """Draw 32 slices of 64 steps within episodes."""
+        ...
+
+    def add(self, rows: int) -> Contender:
+        """Write one row."""
+        ...
+
+    def extend(self, rows: int) -> Contender:
+        """Write 256 rows at once."""
+        ...
+
+
+def tables(settings: Settings) -> list[Table]:
+    """All of it."""
+    titles = {
+        "prioritized": f"Replay: {BATCH} of {settings.rows:,} rows by priority",
+        "updates": f"Replay: {BATCH} priorities set, of {settings.rows:,} rows",
+        "uniform": f"Replay: {BATCH} of {settings.rows:,} rows",
+        "slices": f"Replay: {SLICES} slices of {LENGTH} steps within episodes, {settings.rows:,} rows",
+        "add": "Replay: one row added",
+        "extend": f"Replay: {BATCH} rows added at once",
+    }
+    found = [_table(settings, work, title) for work, title in titles.items()]
+    return [*found, _large(settings)]
+
+
+def _table(settings: Settings, work: str, title: str) -> Table:
+    notes: list[str] = []
+    contenders = [_ours()[work](settings.rows), *_peers(work, settings.rows, notes)]
+    timings = interleave(contenders, rounds=settings.rounds, budget_seconds=settings.budget)
+    return table_of(f"replay-{work}", title, timings, notes=notes)
+
+
+def _peers(work: str, rows: int, notes: list[str]) -> Iterator[Contender]:
+    for name in _PEERS:
+        shown = name.removeprefix("replay_of_")
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                make = getattr(importlib.import_module(f"tests.bench.peers.{name}"), work, None)
+                if make is not None:
+                    made = make(rows)
+                    yield from made if isinstance(made, list) else [made]
+        except ImportError as error:
+            notes.append(f"{shown} did not take part: {error}")
+        except RuntimeError as error:
+            reason = str(error).partition("\n")[0]
+            notes.append(f"{shown} could not do it: {reason}")
+
+
+# ---------------------------------------------------------------------- ours
+
+
+def _ours() -> dict[str, Callable[[int], Contender]]:
+    return {
+        "prioritized": _prioritized,
+        "updates": _updates,
+        "uniform": _uniform,
+        "slices": _slices,
+        "add": _add,
+        "extend": _extend,
+    }
+
+
+def _filled(buffer: Any, rows: int, widths: dict[str, int] | None = None) -> Any:
+    for chunk in chunks(rows, widths):
+        buffer.extend(chunk)
+    return buffer
+
+
+def _with_priorities(rows: int) -> PrioritizedReplayBuffer:
+    buffer = PrioritizedReplayBuffer(0.6, 0.4, storage=ArrayStorage(rows), batch_size=BATCH)
+    _filled(buffer, rows)
+    buffer.update_priority(np.arange(rows), priorities(rows))
+    return buffer
+
+
+def priorities(rows: int) -> npt.NDArray[np.float64]:
+    """One for each row."""
+    return np.abs(np.random.default_rng(3).standard_normal(rows)) + 0.01
+
+
+def _prioritized(rows: int) -> Contender:
+    buffer = _with_priorities(rows)
+    return Contender(f"{OURS} PrioritizedReplayBuffer", lambda number: buffer.sample(), "ours")
+
+
+def _updates(rows: int) -> Contender:
+    buffer = _with_priorities(rows)
+    index, priority = updated(rows)
+    return Contender(
+        f"{OURS} PrioritizedReplayBuffer",
+        lambda number: buffer.update_priority(index[number % len(index)], priority[number % len(index)]),
+        "ours",
+    )
+
+
+def updated(rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
+    """Indices and priorities to set, ``[100, 256]``."""
+    random = np.random.default_rng(4)
+    return random.integers(0, rows, (100, BATCH)), np.abs(random.standard_normal((100, BATCH))) + 0.01
+
+
+def _uniform(rows: int) -> Contender:
+    buffer = _filled(ReplayBuffer(ArrayStorage(rows), batch_size=BATCH), rows)
+    return Contender(f"{OURS} ReplayBuffer", lambda number: buffer.sample(), "ours")
+
+
+def _slices(rows: int) -> Contender:
+    sampler = SliceSampler(slice_len=LENGTH, end_key="done")
+    buffer = _filled(ReplayBuffer(ArrayStorage(rows), sampler, batch_size=SLICES * LENGTH), rows)
+    return Contender(f"{OURS} SliceSampler", lambda number: buffer.sample(), "ours")
+
+
+def _add(rows: int) -> Contender:
+    buffer = ReplayBuffer(ArrayStorage(rows))
+    some = single_rows()
+    return Contender(f"{OURS} add", lambda number: buffer.add(some[number % len(some)]), "ours")
+
+
+def single_rows() -> list[dict[str, Any]]:
+    """Rows one by one."""
+    whole = make_rows(1000)
+    return [{name: values[number] for name, values in whole.items()} for number in range(1000)]
+
+
+def _extend(rows: int) -> Contender:
+    buffer = ReplayBuffer(ArrayStorage(rows))
+    some = [make_rows(BATCH, first=number * BATCH) for number in range(20)]
+    return Contender(f"{OURS} extend", lambda number: buffer.extend(some[number % len(some)]), "ours")
+
+
+def _large(settings: Settings) -> Table:
+    """Slices of narrow rows at the usual size and at 50 times as many."""
+    widths = {"obs": 2, "reward": 0, "done": 0}
+    contenders = []
+    for rows in (settings.rows, settings.rows * (5 if settings.quick else 50)):
+        sampler = SliceSampler(slice_len=LENGTH, end_key="done")
+        buffer = _filled(ReplayBuffer(ArrayStorage(rows), sampler, batch_size=SLICES * LENGTH), rows, widths)
+        contenders.append(Contender(f"{rows:,} rows", lambda number, buffer=buffer: buffer.sample(), "ours"))
+    timings = interleave(contenders, rounds=settings.rounds, budget_seconds=settings.budget)
+    return table_of("replay-large", f"Replay: {SLICES} slices of {LENGTH} steps of few and of many rows", timings)
