@@ -193,7 +193,7 @@ def test_no_thread_outlives_the_buffer(make: Make) -> None:
 def test_environments_have_safe_folders(make: Make, environment: str) -> None:
     buffer = make()
     buffer.add_rollouts(group(0, 4, environment=environment))
-    (path,) = [path for path in buffer.root_path.rglob("part-*.parquet")]
+    (path,) = list(buffer.root_path.rglob("part-*.parquet"))
     assert path.parent.parent == buffer.root_path
     assert path.parent.name not in ("batches", ".state")
     assert not path.parent.name.startswith(".")
@@ -315,7 +315,7 @@ def test_whoever_opens_a_folder_takes_it(make: Make) -> None:
     assert list(second.rollouts()) == group(0, 8)
     second.close()
     second.close()
-    with pytest.raises(ClosedError, match="found '.*' closed"):
+    with pytest.raises(ClosedError, match=r"found '.*' closed"):
         second.add_rollout(rollout(20))
     assert list(second.rollouts()) == group(0, 8), "what is stored can still be read"
 
@@ -502,12 +502,8 @@ def test_no_flipped_bit_is_read(make: Make) -> None:
         changed = bytearray(content)
         changed[place] ^= 1 << place % 8
         path.write_bytes(changed)
-        try:
-            found = list(open_rollouts(buffer.root_path))
-        except DataError as error:
-            assert str(path) in str(error)
-        else:
-            assert found == group(0, 4), f"byte {place} changed what was read"
+        with pytest.raises(DataError, match=f"{path}: expected it as it was written, found damage"):
+            list(open_rollouts(buffer.root_path))
 
 
 @pytest.mark.parametrize("log", ["waiting.log", "index.log"])

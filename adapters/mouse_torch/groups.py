@@ -1,0 +1,69 @@
+"""Examples of rollout groups as torch tensors, padded or packed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from tensordict import TensorDict
+
+from mouse_core.rollouts import groups
+from mouse_core.rollouts.groups import RLExample
+from mouse_core.rollouts.groups.batches import Arrays
+from mouse_torch.placement import check_device
+
+
+def pad(
+    examples: Sequence[RLExample],
+    length: int | None = None,
+    *,
+    pad_token: int = 0,
+    truncate: bool = False,
+    device: str | torch.device | None = None,
+) -> TensorDict:
+    """One example a row, filled up at the end; see ``mouse_core.rollouts.groups.pad``.
+
+    Args:
+        examples, length, pad_token, truncate: As there.
+        device: Where the tensors go; None: the CPU.
+
+    Returns:
+        The same arrays as tensors, batch size ``[B, L]``.
+
+    Raises:
+        ConfigError, DataError: As there; a device that is not there.
+    """
+    target = check_device(device)
+    return _tensors(groups.pad(examples, length, pad_token=pad_token, truncate=truncate), target)
+
+
+def pack(
+    examples: Sequence[RLExample],
+    length: int,
+    *,
+    num_rows: int | None = None,
+    pad_token: int = 0,
+    truncate: bool = False,
+    device: str | torch.device | None = None,
+) -> TensorDict:
+    """Several examples a row, one behind the other; see ``mouse_core.rollouts.groups.pack``.
+
+    Args:
+        examples, length, num_rows, pad_token, truncate: As there.
+        device: Where the tensors go; None: the CPU.
+
+    Returns:
+        The same arrays as tensors, batch size ``[R, L]``.
+
+    Raises:
+        ConfigError, DataError: As there; a device that is not there.
+    """
+    target = check_device(device)
+    packed = groups.pack(examples, length, num_rows=num_rows, pad_token=pad_token, truncate=truncate)
+    return _tensors(packed, target)
+
+
+def _tensors(arrays: Arrays, device: torch.device) -> TensorDict:
+    # The arrays are fresh, so the tensors take their memory over.
+    tensors = {name: torch.from_numpy(values).to(device) for name, values in arrays.items()}
+    return TensorDict(tensors, batch_size=arrays["tokens"].shape, device=device)

@@ -1,0 +1,101 @@
+"""Padding and packing of examples against plain loops."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mouse_core import ConfigError, DataError
+from mouse_core.rollouts.groups import RLExample, pack, pad
+
+
+def example(number: int, length: int) -> RLExample:
+    """An example whose values say which token of which example they belong to."""
+    places = np.arange(length)
+    return RLExample(1000 * number + places + 1, places % 2 == 1, places + 0.5, -places - 0.25, f"r{number}")
+
+
+FIELDS = ("tokens", "loss_mask", "advantage", "generator_log_probs")
+sizes = st.lists(st.integers(0, 9), min_size=1, max_size=12).filter(any)
+
+
+@settings(max_examples=40)
+@given(sizes, st.integers(0, 3))
+def test_padding_is_that_of_a_loop(lengths: list[int], more: int) -> None:
+    examples = [example(number, length) for number, length in enumerate(lengths)]
+    length = max(lengths) + more
+    arrays = pad(examples, length, pad_token=7)
+    for row, one in enumerate(examples):
+        for name in FIELDS:
+            values: npt.NDArray[Any] = getattr(one, name)
+            assert arrays[name].dtype == values.dtype
+            assert arrays[name].shape == (len(examples), length)
+            np.testing.assert_array_equal(arrays[name][row, : len(one)], values)
+            assert (arrays[name][row, len(one) :] == (7 if name == "tokens" else 0)).all()
+        assert arrays["mask"][row].tolist() == [True] * len(one) + [False] * (length - len(one))
+    assert pad(examples)["tokens"].shape == (len(examples), max(lengths))
+
+
+@settings(max_examples=60)
+@given(sizes, st.integers(0, 8), st.integers(0, 2))
+def test_packing_keeps_every_example_whole(lengths: list[int], more: int, spare: int) -> None:
+    examples = [example(number, length) for number, length in enumerate(lengths)]
+    length = max(lengths) + more
+    arrays = pack(examples, length, pad_token=7)
+    rows = len(arrays["tokens"])
+    found = []
+    for row in range(rows):
+        segments = arrays["segment_ids"][row]
+        there = segments > 0
+        np.testing.assert_array_equal(arrays["mask"][row], there)
+        assert (arrays["tokens"][row][~there] == 7).all()
+        for name in (*FIELDS[1:], "positions"):
+            assert not arrays[name][row][~there].any()
+        for segment in sorted(set(segments[there].tolist())):
+            (places,) = np.nonzero(segments == segment)
+            assert places.tolist() == list(range(places[0], places[0] + len(places))), "in one piece"
+            number = (int(arrays["tokens"][row, places[0]]) - 1) // 1000
+            found.append(number)
+            for name in FIELDS:
+                np.testing.assert_array_equal(arrays[name][row, places], getattr(examples[number], name))
+            np.testing.assert_array_equal(arrays["positions"][row, places], np.arange(len(places)))
+    assert sorted(found) == [number for number, size in enumerate(lengths) if size]
+    assert rows <= 2 * -(-sum(lengths) // length) + 1
+    wider = pack(examples, length, pad_token=7, num_rows=rows + spare)
+    for name, values in arrays.items():
+        np.testing.assert_array_equal(wider[name][:rows], values)
+    assert not wider["mask"][rows:].any()
+
+
+def test_packing_fills_rows() -> None:
+    arrays = pack([example(0, 3), example(1, 5), example(2, 2), example(3, 4)], 7)
+    assert arrays["segment_ids"].tolist() == [[1] * 5 + [2] * 2, [1] * 4 + [2] * 3]
+    assert arrays["positions"].tolist() == [[0, 1, 2, 3, 4, 0, 1], [0, 1, 2, 3, 0, 1, 2]]
+
+
+def test_truncation() -> None:
+    long = [example(0, 6), example(1, 2)]
+    with pytest.raises(DataError, match="expected at most 4 tokens, found 6 at 0"):
+        pad(long, 4)
+    cut = pad(long, 4, truncate=True)
+    assert cut["tokens"].tolist() == [[1, 2, 3, 4], [1001, 1002, 0, 0]]
+    packed = pack(long, 4, truncate=True)
+    assert packed["tokens"].tolist() == [[1, 2, 3, 4], [1001, 1002, 0, 0]]
+
+
+def test_bad_calls() -> None:
+    with pytest.raises(DataError, match="examples: expected at least one, found none"):
+        pad([])
+    with pytest.raises(DataError, match="expected an RLExample at 0, found 3"):
+        pack([3], 4)  # type: ignore[list-item]
+    with pytest.raises(ConfigError, match="length: expected an integer from 1, found 0"):
+        pad([example(0, 1)], 0)
+    with pytest.raises(DataError, match="num_rows: expected at least 2 rows of 4 for these examples, found 1"):
+        pack([example(0, 3), example(1, 3)], 4, num_rows=1)
+    with pytest.raises(ConfigError, match="num_rows: expected an integer from 1"):
+        pack([example(0, 3)], 4, num_rows=True)

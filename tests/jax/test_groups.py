@@ -1,0 +1,46 @@
+"""Padding and packing in JAX: the same values, types and errors as in NumPy."""
+
+from __future__ import annotations
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from mouse_core import ConfigError, DataError
+from mouse_core.rollouts import groups
+from mouse_jax.groups import pack, pad
+from tests.core.groups_cases import rollout
+
+EXAMPLES = groups.make_examples([rollout(number, tokens=number) for number in range(6)], np.arange(6.0))
+
+
+def test_values_are_those_of_numpy() -> None:
+    for ours, theirs in [
+        (pad(EXAMPLES, 12, pad_token=3), groups.pad(EXAMPLES, 12, pad_token=3)),
+        (pack(EXAMPLES, 16, num_rows=4), groups.pack(EXAMPLES, 16, num_rows=4)),
+    ]:
+        assert set(ours) == set(theirs)
+        for name, values in theirs.items():
+            assert isinstance(ours[name], jax.Array)
+            assert ours[name].dtype == values.dtype
+            np.testing.assert_array_equal(ours[name], values)
+
+
+def test_a_sharding_lays_rows_out() -> None:
+    mesh = jax.make_mesh((4,), ("data",))
+    sharding = NamedSharding(mesh, PartitionSpec("data"))
+    packed = pack(EXAMPLES, 16, num_rows=4, sharding=sharding)
+    assert packed["tokens"].sharding == sharding
+    np.testing.assert_array_equal(packed["tokens"], groups.pack(EXAMPLES, 16, num_rows=4)["tokens"])
+    with pytest.raises(ConfigError, match=r"sharding: expected one that divides arrays of shape \[6, 12\]"):
+        pad(EXAMPLES, 12, sharding=sharding)
+
+
+def test_refusals() -> None:
+    with pytest.raises(ConfigError, match="device: expected one of this machine"):
+        pad(EXAMPLES, device="nowhere")
+    with pytest.raises(ConfigError, match="device: expected None beside a sharding"):
+        pad(EXAMPLES, device="cpu", sharding=jax.sharding.SingleDeviceSharding(jax.devices()[0]))
+    with pytest.raises(DataError, match="expected at most 4 tokens"):
+        pack(EXAMPLES, 4)

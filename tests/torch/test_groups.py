@@ -1,0 +1,34 @@
+"""Padding and packing in torch: the same values, types and errors as in NumPy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from mouse_core import ConfigError, DataError
+from mouse_core.rollouts import groups
+from mouse_torch.groups import pack, pad
+from tests.core.groups_cases import rollout
+
+EXAMPLES = groups.make_examples([rollout(number, tokens=number) for number in range(6)], np.arange(6.0))
+
+
+def test_values_are_those_of_numpy() -> None:
+    for ours, theirs in [
+        (pad(EXAMPLES, 12, pad_token=3), groups.pad(EXAMPLES, 12, pad_token=3)),
+        (pack(EXAMPLES, 16, num_rows=4), groups.pack(EXAMPLES, 16, num_rows=4)),
+    ]:
+        assert set(ours.keys()) == set(theirs)
+        assert ours.batch_size == torch.Size(theirs["tokens"].shape)
+        for name, values in theirs.items():
+            assert ours[name].numpy().dtype == values.dtype
+            np.testing.assert_array_equal(ours[name].numpy(), values)
+    assert pad(EXAMPLES)["tokens"].dtype == torch.int32
+
+
+def test_refusals() -> None:
+    with pytest.raises(ConfigError, match="device: expected"):
+        pad(EXAMPLES, device="nowhere")
+    with pytest.raises(DataError, match="expected at most 4 tokens"):
+        pack(EXAMPLES, 4)
