@@ -323,6 +323,9 @@ _STORES_ONLY: dict[str, Any] = {
     "drop_last": True,
     "augment": None,
     "views": 1,
+    "boundary": "stream",
+    "weighting": "step",
+    "pad": None,
 }
 
 

@@ -14,6 +14,7 @@ from mouse_core.batches import Batch
 from mouse_core.errors import ConfigError
 from mouse_core.replay.buffer import ReplayBuffer
 from mouse_core.replay.ensemble import ReplayBufferEnsemble
+from mouse_core.sampling.episodes import Boundary, Weighting
 from mouse_core.sampling.plan import Sampler
 from mouse_core.snapshot import Snapshot
 from mouse_core.store import DatasetStore
@@ -39,6 +40,8 @@ class PrefetchBatchifier(Loader[Batch]):
         seed, shard, dtypes, required_fields, fields, drop_last: See ``BatchSource``.
         augment: How batches are augmented, in the workers; see ``BatchSource``.
         views: With more than one, a batch is a tuple of so many; see ``BatchSource``.
+        boundary: "episode" for windows that lie in one episode each, with a field ``mask``; see ``BatchSource``.
+        weighting, pad: Of windows within episodes; see ``BatchSource``.
 
     Raises:
         ConfigError, MissingFieldError: See ``BatchSource``.
@@ -67,6 +70,9 @@ class PrefetchBatchifier(Loader[Batch]):
         drop_last: bool = True,
         augment: AugmentTokensConfig | None = None,
         views: int = 1,
+        boundary: Boundary = "stream",
+        weighting: Weighting = "step",
+        pad: bool | float | None = None,
     ) -> None:
         if device not in (None, "cpu"):
             raise ConfigError(f"device: expected None or 'cpu' for NumPy batches, found {device!r}")
@@ -83,6 +89,9 @@ class PrefetchBatchifier(Loader[Batch]):
             drop_last=drop_last,
             augment=augment,
             views=views,
+            boundary=boundary,
+            weighting=weighting,
+            pad=pad,
             ahead=prefetch,
         )
         super().__init__(

@@ -12,7 +12,7 @@ from jax.sharding import Sharding
 from mouse_core import BatchSource, DatasetStore, Snapshot
 from mouse_core.augment import AugmentTokensConfig
 from mouse_core.prefetch import Loader
-from mouse_core.sampling import Sampler
+from mouse_core.sampling import Boundary, Sampler, Weighting
 from mouse_jax.dtypes import narrowing
 from mouse_jax.pipeline import GrainPrefetcher
 from mouse_jax.placement import find_placement
@@ -39,6 +39,9 @@ class PrefetchBatchifier(Loader[dict[str, jax.Array]]):
         device: Where batches arrive: a ``jax.Device``, a platform ("cpu", "gpu"), or both with a number ("gpu:1");
             None: JAX's default device.
         seed, shard, dtypes, required_fields, fields, drop_last, augment, views: See ``mouse_core.BatchSource``.
+        boundary: "episode" for windows that lie in one episode each, with a field ``mask``; see
+            ``mouse_core.BatchSource``.
+        weighting, pad: Of windows within episodes; see ``mouse_core.BatchSource``.
         sharding: How a whole batch is laid out over the devices of this process or of several, instead of on one
             device; say, ``NamedSharding(mesh, P("data"))``. Each process gathers only the rows that its devices hold,
             and ``source`` is that of the whole batch.
@@ -68,6 +71,9 @@ class PrefetchBatchifier(Loader[dict[str, jax.Array]]):
         drop_last: bool = True,
         augment: AugmentTokensConfig | None = None,
         views: int = 1,
+        boundary: Boundary = "stream",
+        weighting: Weighting = "step",
+        pad: bool | float | None = None,
         sharding: Sharding | None = None,
     ) -> None:
         source = BatchSource(
@@ -84,6 +90,9 @@ class PrefetchBatchifier(Loader[dict[str, jax.Array]]):
             drop_last=drop_last,
             augment=augment,
             views=views,
+            boundary=boundary,
+            weighting=weighting,
+            pad=pad,
         )
         placement = find_placement(device, sharding, source)
         super().__init__(

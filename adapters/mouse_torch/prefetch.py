@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 from mouse_core import AugmentTokensConfig, BatchSource, DatasetStore, Snapshot
 from mouse_core.prefetch import Loader
-from mouse_core.sampling import Sampler
+from mouse_core.sampling import Boundary, Sampler, Weighting
 from mouse_torch.placement import check_device, check_pin
 from mouse_torch.transfer import device_maker, hand_over, host_maker
 
@@ -34,6 +34,9 @@ class PrefetchBatchifier(Loader[TensorDict]):
         seed, shard, dtypes, required_fields, fields, drop_last: See ``mouse_core.BatchSource``.
         augment: How batches are augmented, on the host, in the workers; see ``mouse_core.BatchSource``.
         views: With more than one, a batch is a tuple of so many; see ``mouse_core.BatchSource``.
+        boundary: "episode" for windows that lie in one episode each, with a field ``mask``; see
+            ``mouse_core.BatchSource``.
+        weighting, pad: Of windows within episodes; see ``mouse_core.BatchSource``.
 
     Raises:
         ConfigError: ``pin_memory=True`` or a device that is not there; else see ``BatchSource``.
@@ -59,6 +62,9 @@ class PrefetchBatchifier(Loader[TensorDict]):
         drop_last: bool = True,
         augment: AugmentTokensConfig | None = None,
         views: int = 1,
+        boundary: Boundary = "stream",
+        weighting: Weighting = "step",
+        pad: bool | float | None = None,
     ) -> None:
         target = check_device(device)
         pin = check_pin(pin_memory)
@@ -75,6 +81,9 @@ class PrefetchBatchifier(Loader[TensorDict]):
             drop_last=drop_last,
             augment=augment,
             views=views,
+            boundary=boundary,
+            weighting=weighting,
+            pad=pad,
         )
         on_host = target.type == "cpu"
         super().__init__(

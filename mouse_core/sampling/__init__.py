@@ -1,6 +1,6 @@
 """Samplers: pure functions from (seed, index, snapshot) to a plan of which windows a batch consists of."""
 
-from mouse_core.sampling.episodes import EpisodeWindows
+from mouse_core.sampling.episodes import Boundary, EpisodeWindows, Weighting
 from mouse_core.sampling.plan import PaddedSampler, Plan, Sampler
 from mouse_core.sampling.windows import (
     CyclicWindows,
@@ -11,6 +11,7 @@ from mouse_core.sampling.windows import (
 )
 
 __all__ = [
+    "Boundary",
     "CyclicWindows",
     "EpisodeWindows",
     "LastWindows",
@@ -19,5 +20,6 @@ __all__ = [
     "RandomWindows",
     "Sampler",
     "SequentialWindows",
+    "Weighting",
     "window_sampler",
 ]
