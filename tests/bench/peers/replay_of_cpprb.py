@@ -32,7 +32,7 @@ def updates(rows: int) -> Contender:
     index, priority = updated(rows)
     return Contender(
         "cpprb PrioritizedReplayBuffer",
-        lambda number: buffer.update_priorities(index[number % len(index)], priority[number % len(index)]),
+        lambda number: buffer.update_priorities(index[number % len(index)], priority[number % len(priority)]),
     )
 
 

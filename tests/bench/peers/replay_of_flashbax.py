@@ -70,7 +70,7 @@ def updates(rows: int) -> Contender:
 
     def call(number: int) -> None:
         nonlocal state
-        state = setting(state, places[number % len(places)], values[number % len(places)])
+        state = setting(state, places[number % len(places)], values[number % len(values)])
         jax.block_until_ready(state)
 
     return Contender("flashbax prioritised trajectory buffer, jitted, CPU", call)

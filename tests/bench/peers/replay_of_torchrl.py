@@ -41,7 +41,7 @@ def updates(rows: int) -> Contender:
     index, priority = (torch.from_numpy(values) for values in updated(rows))
     return Contender(
         "TorchRL PrioritizedSampler",
-        lambda number: buffer.update_priority(index[number % len(index)], priority[number % len(index)]),
+        lambda number: buffer.update_priority(index[number % len(index)], priority[number % len(priority)]),
     )
 
 
