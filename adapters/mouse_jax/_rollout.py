@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,11 +14,14 @@ import numpy as np
 
 from mouse_core import MissingFieldError, SchemaError, Spec
 from mouse_core.rollouts import MiniBatch, RolloutField, _checks, _hidden
-from mouse_core.rollouts.amp import Extractor
+from mouse_core.rollouts.amp import AmpStates, Extractor
 from mouse_core.rollouts.fields import stored_spec
+from mouse_core.rollouts.mini_batches import take_mini_batch
+from mouse_core.rollouts.recurrent import take_recurrent_mini_batch
 from mouse_jax.dtypes import narrowing
 
-jax.tree_util.register_dataclass(MiniBatch, [one.name for one in dataclasses.fields(MiniBatch)], [])
+for _kind in (AmpStates, MiniBatch):
+    jax.tree_util.register_dataclass(_kind, [one.name for one in dataclasses.fields(_kind)], [])
 
 
 @dataclass(frozen=True)
@@ -142,3 +146,17 @@ def check_hidden(layout: Layout, path: str, leaf: Any) -> None:
     axis = _hidden.env_axis(shape, layout.hidden_axis)
     if len(shape) <= axis or shape[axis] != layout.num_envs:
         raise SchemaError(f"{path}: expected {layout.num_envs} environments on axis {axis}, found shape {list(shape)}")
+
+
+@partial(jax.jit, static_argnames=("histories", "hidden_axis"))
+def _take_rows(*args: Any, histories: tuple[tuple[str, int], ...], **options: Any) -> MiniBatch:
+    return take_mini_batch(*args, histories=dict(histories), **options)
+
+
+take_rows: Callable[..., MiniBatch] = _take_rows
+"""``take_mini_batch``, compiled; ``histories`` are pairs of a field and a number of frames."""
+
+take_environments: Callable[..., MiniBatch] = jax.jit(
+    take_recurrent_mini_batch, static_argnames=("num_trajectories", "hidden_axis")
+)
+"""``take_recurrent_mini_batch``, compiled."""

@@ -21,12 +21,21 @@ from mouse_core.randomness import check_seed
 from mouse_core.rollouts import MiniBatch, RolloutField, Transition, _checks, _hidden, episode_starts
 from mouse_core.rollouts.amp import AmpStates, amp_states, find_extractors
 from mouse_core.rollouts.fields import complete_fields
-from mouse_core.rollouts.mini_batches import check_count, cut, take_mini_batch
-from mouse_core.rollouts.recurrent import take_recurrent_mini_batch
+from mouse_core.rollouts.mini_batches import check_count, cut
 from mouse_core.rollouts.returns import check_truncation, normalized
 from mouse_core.rollouts.transition import fields_of
 from mouse_jax import _philox, returns
-from mouse_jax._rollout import Layout, Rollout, are_known, as_array, check_hidden, checked_rows, known
+from mouse_jax._rollout import (
+    Layout,
+    Rollout,
+    are_known,
+    as_array,
+    check_hidden,
+    checked_rows,
+    known,
+    take_environments,
+    take_rows,
+)
 
 
 def init(
@@ -262,8 +271,9 @@ def recurrent_mini_batches(
     Args:
         rollout: A full rollout, with returns if it has values.
         num_mini_batches, num_epochs, drop_last, shuffle: As there; static.
-        num_trajectories: K, the most trajectories in a mini-batch; the others are empty. None: as many as there are,
-            which under ``jax.jit`` is not known: there, T times the environments of a mini-batch.
+        num_trajectories: K, the most trajectories in a mini-batch; those beyond what there are are empty. None: as many
+            as there are, another number in every mini-batch, each of which is compiled; and under ``jax.jit``, where
+            that is not known, T times the environments.
 
     Returns:
         The rollout after these epochs, and an iterator over the mini-batches.
@@ -275,11 +285,14 @@ def recurrent_mini_batches(
     _check_readable(rollout, "recurrent_mini_batches")
     layout = rollout.layout
     parts = cut(layout.num_envs, num_mini_batches, drop_last=drop_last, what="environments")
-    amp, traced = _amp(rollout), not are_known(rollout["dones"])
+    amp = _amp(rollout)
 
     def take(envs: jax.Array) -> MiniBatch:
-        most = layout.num_transitions_per_env * len(envs) if num_trajectories is None and traced else num_trajectories
-        return take_recurrent_mini_batch(
+        most = num_trajectories
+        if most is None:
+            starts = episode_starts(rollout["dones"])[:, envs]
+            most = starts.size if isinstance(starts, jax.core.Tracer) else int(starts.sum())
+        return take_environments(
             rollout.arrays,
             envs,
             num_trajectories=most,
@@ -333,12 +346,12 @@ def _row_taker(rollout: Rollout, histories: Mapping[str, int]) -> Callable[[jax.
     flat, starts, amp = _flat(rollout), episode_starts(rollout["dones"]), _amp(rollout)
 
     def take(rows: jax.Array) -> MiniBatch:
-        return take_mini_batch(
+        return take_rows(
             flat,
             rows,
             starts,
             amp=amp,
-            histories=histories,
+            histories=tuple(histories.items()),
             hidden_states=rollout.hidden_states,
             hidden_axis=rollout.layout.hidden_axis,
         )
