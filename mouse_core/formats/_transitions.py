@@ -94,9 +94,9 @@ class TransitionRows:
         self._final = final
         self._where = where
         self._step = 0
-        self._held: tuple[Columns, Columns, npt.NDArray[np.bool_]] | None = None
-        self._last: Columns | None = None
         self._begun = False
+        self._held: dict[str, Columns] | None = None
+        self._last: Columns | None = None
         self.episodes = 0
 
     def add(
@@ -105,8 +105,9 @@ class TransitionRows:
         arriving: Mapping[str, npt.NDArray[Any]],
         begins: npt.NDArray[np.bool_],
         following: Mapping[str, npt.NDArray[Any]] | None = None,
+        beside: Mapping[str, npt.NDArray[Any]] | None = None,
     ) -> Columns:
-        """Rows for some transitions; without ``following`` the last transition waits for its successor.
+        """Rows for some transitions; the last ones wait for their successors, where these matter.
 
         Args:
             observations: Columns of the observation that a transition leaves, ``[T, ...]``.
@@ -114,130 +115,124 @@ class TransitionRows:
             begins: Whether an episode begins with this transition, ``[T]``. The first of all always begins one.
             following: The columns of ``observations``, of the observation that the transition leads to. Where they
                 differ from the next transition's, the recording is not continuous, and an episode begins there too.
+            beside: Columns that stay with the observation that a transition leaves, and of which nothing is known where
+                an episode ends: NaN there, or 0 for what is not fractions.
 
         Returns:
             Columns of rows; empty arrays where all is held back.
 
         Raises:
             ConfigError: An episode's final observation is missing and no ``final`` was chosen.
-            DataError: Columns of differing lengths.
+            DataError: Columns of differing lengths or shapes.
         """
-        lengths = {len(values) for part in (observations, arriving, following or {}) for values in part.values()}
-        if len(lengths | {len(begins)}) > 1:
+        parts: dict[str, Columns] = {
+            "observations": dict(observations),
+            "arriving": dict(arriving),
+            "following": dict(following or {}),
+            "beside": dict(beside or {}),
+            "begins": {"begins": np.array(begins, dtype=bool)},
+        }
+        lengths = {len(values) for part in parts.values() for values in part.values()}
+        if len(lengths) > 1:
             raise DataError(f"{self._where}: expected columns of one length, found lengths {sorted(lengths)}")
-        begins = np.array(begins, dtype=bool)
-        if following is not None:
-            return self._with_following(observations, arriving, begins, following)
-        observations, arriving = dict(observations), dict(arriving)
         if self._held is not None:
-            held_observations, held_arriving, held_begins = self._held
-            observations = self._joined(held_observations, observations)
-            arriving = self._joined(held_arriving, arriving)
-            begins = np.concatenate([held_begins, begins])
-        if len(begins) and not self._begun:
-            begins[0] = self._begun = True
+            parts = {name: self._joined(self._held[name], part) for name, part in parts.items()}
+        flags = parts["begins"]["begins"]
+        for name, values in parts["following"].items():
+            flags[1:] |= _differ(values[:-1], parts["observations"][name][1:])
+            if self._last is not None:
+                flags[:1] |= _differ(self._last[name], parts["observations"][name][:1])
+        if len(flags) and not self._begun:
+            flags[0] = self._begun = True
         # To see whether a transition is the last one of its episode takes its successor; "drop" must also know
         # whether the successor is.
-        return self._take(observations, arriving, begins, max(len(begins) - (2 if self._final == "drop" else 1), 0))
+        waiting = 2 if self._final == "drop" else 1
+        if parts["following"]:
+            # Nothing waits where all is known already.
+            waiting = 1 if parts["beside"] else 0
+            if len(flags) and not waiting:
+                self._last = {name: values[-1:].copy() for name, values in parts["following"].items()}
+        return self._take(parts, max(len(flags) - waiting, 0))
 
     def finish(self) -> Columns | None:
         """Rows for the transitions that waited, of which the last ends its episode; None where none did."""
-        if self._held is None or not len(self._held[2]):
+        if self._held is None or not len(self._held["begins"]["begins"]):
             return None
-        observations, arriving, begins = self._held
-        return self._take(observations, arriving, begins, len(begins))
+        return self._take(self._held, len(self._held["begins"]["begins"]))
 
-    def _take(self, observations: Columns, arriving: Columns, begins: npt.NDArray[np.bool_], ready: int) -> Columns:
+    def _take(self, parts: dict[str, Columns], ready: int) -> Columns:
         """Rows for the first ``ready`` transitions; the others are held back."""
-        last = np.concatenate([begins[1:], np.ones(1, bool)])[: len(begins)]
-        missing = last[:ready]
-        if missing.any() and self._final is None:
+        flags = parts["begins"]["begins"]
+        ends = np.concatenate([flags[1:], np.ones(1, bool)])[: len(flags)]
+        last = ends[:ready]
+        known = bool(parts["following"])
+        if last.any() and self._final is None and not known:
             check_final(None, where=self._where)
-        # Where all are taken, what follows the last one is not known; what stands there is not used.
-        whole = ready == len(begins)
-        following = {
-            name: np.roll(values, -1, axis=0) if whole else values[1 : ready + 1]
-            for name, values in observations.items()
+        self._held = {
+            name: {column: values[ready:].copy() for column, values in part.items()} for name, part in parts.items()
         }
-        now = {name: values[:ready] for name, values in observations.items()}
-        brought = {name: values[:ready] for name, values in arriving.items()}
-        if self._final == "drop" and "done" in brought:
-            stops = ~missing & np.concatenate([last[1:], np.zeros(1, bool)])[:ready]
-            brought["done"] = np.where(stops & (brought["done"] == 0), 2, brought["done"])
-        self._held = (
-            {name: values[ready:].copy() for name, values in observations.items()},
-            {name: values[ready:].copy() for name, values in arriving.items()},
-            begins[ready:].copy(),
-        )
-        return self._layout(now, brought, begins[:ready], following, missing)
+        now = {name: {column: values[:ready] for column, values in part.items()} for name, part in parts.items()}
+        brought = now["arriving"]
+        kept = np.ones(ready, bool)
+        if self._final == "drop" and not known:
+            kept = ~last
+            if "done" in brought:
+                stops = kept & np.concatenate([ends[1:], np.zeros(1, bool)])[:ready]
+                brought["done"] = np.where(stops & (brought["done"] == 0), 2, brought["done"])
+        leading = now["following"] if known else _next(parts["observations"], ready)
+        beside = _next(parts["beside"], ready)
+        return self._layout(now, leading, beside, kept, last, known)
 
-    def _joined(self, held: Columns, values: Mapping[str, npt.NDArray[Any]]) -> Columns:
+    def _joined(self, held: Columns, values: Columns) -> Columns:
         for name, array in values.items():
             if name not in held or held[name].shape[1:] != array.shape[1:]:
                 wanted = list(held[name].shape[1:]) if name in held else "no such column"
                 raise DataError(f"{self._where}: column {name!r}: expected {wanted}, found {list(array.shape[1:])}")
         return {name: np.concatenate([held[name], array]) for name, array in values.items()}
 
-    def _with_following(
-        self,
-        observations: Mapping[str, npt.NDArray[Any]],
-        arriving: Mapping[str, npt.NDArray[Any]],
-        begins: npt.NDArray[np.bool_],
-        following: Mapping[str, npt.NDArray[Any]],
-    ) -> Columns:
-        if len(begins):
-            for name, values in observations.items():
-                begins[1:] |= _differ(following[name][:-1], values[1:])
-                if self._last is not None:
-                    begins[:1] |= _differ(self._last[name], values[:1])
-            if not self._begun:
-                begins[0] = self._begun = True
-            self._last = {name: values[-1:].copy() for name, values in following.items()}
-        return self._layout(observations, arriving, begins, following, None)
-
     def _layout(
         self,
-        observations: Mapping[str, npt.NDArray[Any]],
-        arriving: Mapping[str, npt.NDArray[Any]],
-        begins: npt.NDArray[np.bool_],
-        following: Mapping[str, npt.NDArray[Any]],
-        missing: npt.NDArray[np.bool_] | None,
+        now: dict[str, Columns],
+        leading: Columns,
+        beside: Columns,
+        kept: npt.NDArray[np.bool_],
+        last: npt.NDArray[np.bool_],
+        known: bool,
     ) -> Columns:
-        """Lay rows out: every transition gives the row that it leads to, and before the first of an episode its start.
+        """Lay rows out: each transition gives the row that it leads to, and before the first of an episode its start.
 
-        ``missing`` says which transitions lead to an observation that is not stored; None where all are.
+        ``kept`` says which transitions have a row, ``last`` which end an episode, ``known`` whether the observations
+        that those lead to are there; ``leading`` and ``beside`` hold what belongs to the row a transition leads to.
         """
-        n = len(begins)
-        kept = np.ones(n, bool)
-        if missing is not None and self._final == "drop":
-            kept = ~missing
+        begins = now["begins"]["begins"]
         # Row of what transition j leads to: the rows of those before it, and the starts up to and including its own.
-        starts_at = np.cumsum(begins) - 1
         leads_to = np.cumsum(kept) - 1 + np.cumsum(begins)
         start_rows = leads_to[begins] - kept[begins]
         count = int(kept.sum() + begins.sum())
+        ends_at = leads_to[last & kept]
         leads_to = leads_to[kept]
         rows: Columns = {}
-        for name, values in arriving.items():
+        for name, values in now["arriving"].items():
             rows[name] = placeholder(values, count)
             rows[name][leads_to] = values[kept]
-        for name, values in observations.items():
-            rows[name] = placeholder(values, count)
-            rows[name][start_rows] = values[begins]
-            rows[name][leads_to] = following[name][kept]
-            if missing is not None and self._final == "mark":
-                rows[name][leads_to[missing]] = placeholder(values)
-        if missing is not None and self._final == "mark":
+        for part, then in (("observations", leading), ("beside", beside)):
+            for name, values in now[part].items():
+                rows[name] = placeholder(values, count)
+                rows[name][start_rows] = values[begins]
+                rows[name][leads_to] = then[name][kept]
+                if part == "beside" or not known:
+                    unknown = np.nan if part == "beside" and values.dtype.kind == "f" else placeholder(values)
+                    rows[name][ends_at] = unknown
+        if self._final == "mark" and not known:
             rows[MISSING] = np.zeros(count, np.int64)
-            rows[MISSING][leads_to[missing]] = 1
-        rows["episode_step"] = self._steps(begins, starts_at, kept, leads_to, count)
+            rows[MISSING][ends_at] = 1
+        rows["episode_step"] = self._steps(begins, kept, leads_to, count)
         self.episodes += int(begins.sum())
         return rows
 
     def _steps(
         self,
         begins: npt.NDArray[np.bool_],
-        starts_at: npt.NDArray[np.int64],
         kept: npt.NDArray[np.bool_],
         leads_to: npt.NDArray[np.int64],
         count: int,
@@ -245,12 +240,20 @@ class TransitionRows:
         n = len(begins)
         steps = np.zeros(count, np.int64)
         if n:
-            first = np.flatnonzero(begins)
+            first, starts_at = np.flatnonzero(begins), np.cumsum(begins) - 1
             origin = np.where(starts_at >= 0, first[starts_at] if len(first) else 0, -self._step)
             number = np.arange(n) - origin + 1
             steps[leads_to] = number[kept]
             self._step = int(number[-1])
         return steps
+
+
+def _next(columns: Columns, ready: int) -> Columns:
+    """What stands one later, for the first ``ready``; after the last of all nothing is known, and anything stands."""
+    return {
+        name: values[1 : ready + 1] if ready < len(values) else np.roll(values, -1, axis=0)
+        for name, values in columns.items()
+    }
 
 
 def _differ(ones: npt.NDArray[Any], others: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
