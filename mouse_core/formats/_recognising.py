@@ -59,7 +59,12 @@ def is_tfds(path: Path) -> bool:
 
 def is_memmap(path: Path) -> bool:
     """A folder that ``TensorDict.memmap`` wrote, or a TorchRL buffer that holds one."""
-    return any("tensordict" in str(_json(folder / "meta.json").get("_type", "")) for folder in (path, path / "storage"))
+    return any(
+        "tensordict" in str(_json(folder / "meta.json").get("_type", ""))
+        or ((folder / "meta.json").is_file() and any(folder.glob("*.memmap")))
+        or (folder / "checkpoint.h5").is_file()
+        for folder in (path, path / "storage")
+    )
 
 
 def is_dopamine(path: Path) -> bool:

@@ -94,13 +94,13 @@ def _files_by_split(root: Path) -> dict[str, list[Path]]:
     if root.is_file() and root.suffix in _SUFFIXES:
         return {"train": [root]}
     if (root / "dataset_dict.json").is_file():
-        listed = _json(root / "dataset_dict.json").get("splits")
+        listed = read_json_object(root / "dataset_dict.json").get("splits")
         if not isinstance(listed, list) or not listed:
             raise damaged(root / "dataset_dict.json", f"expected the names of splits, found {listed!r}")
         names = [_plain_name(name, root / "dataset_dict.json") for name in listed]
         return {name: _saved_files(root / name) for name in names}
     if (root / "state.json").is_file():
-        name = _json(root / "state.json").get("_split")
+        name = read_json_object(root / "state.json").get("_split")
         return {name if isinstance(name, str) and name else "train": _saved_files(root)}
     for folder in (root, root / "data"):
         files = sorted(file for file in folder.glob("*") if file.suffix in _SUFFIXES) if folder.is_dir() else []
@@ -114,7 +114,7 @@ def _files_by_split(root: Path) -> dict[str, list[Path]]:
 
 
 def _saved_files(folder: Path) -> list[Path]:
-    state = _json(folder / "state.json")
+    state = read_json_object(folder / "state.json")
     if state.get("_indices_data_files"):
         raise ConfigError(f"{folder}: expected a dataset without an indices mapping; save it with flatten_indices()")
     listed = state.get("_data_files")
@@ -134,7 +134,12 @@ def _plain_name(name: object, file: Path) -> str:
     return name
 
 
-def _json(file: Path) -> Mapping[str, Any]:
+def read_json_object(file: Path) -> Mapping[str, Any]:
+    """A JSON object.
+
+    Raises:
+        DataError: The file is damaged, or holds something else.
+    """
     with reading(file):
         if file.stat().st_size > _MOST_STRING:
             raise damaged(file, f"expected at most {_MOST_STRING} bytes")
@@ -175,7 +180,7 @@ def _declared(file: Path, schema: pa.Schema) -> str | None:
         return _checked(stated.decode(errors="replace"), file)
     info = file.parent / "dataset_info.json"
     if file.suffix == ".arrow" and info.is_file():
-        for line in str(_json(info).get("description", "")).splitlines():
+        for line in str(read_json_object(info).get("description", "")).splitlines():
             if line.startswith(_MARK):
                 return _checked(line[len(_MARK) :].strip(), info)
     return None
@@ -192,7 +197,7 @@ def _checked(stated: str, file: Path) -> str:
 
 def _batches(files: Sequence[Path], schema: pa.Schema, batch_rows: int) -> Iterator[pa.RecordBatch]:
     for file in files:
-        read = _parquet_batches if file.suffix == ".parquet" else _arrow_batches
+        read = parquet_batches if file.suffix == ".parquet" else _arrow_batches
         for batch in read(file, batch_rows):
             if not batch.schema.equals(schema):
                 batch = pa.RecordBatch.from_arrays(batch.columns, schema=schema)
@@ -258,13 +263,28 @@ def _parquet(file: Path) -> pq.ParquetFile:
     )
 
 
-def _parquet_batches(file: Path, batch_rows: int) -> Iterator[pa.RecordBatch]:
+def parquet_batches(file: Path, batch_rows: int, *, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """The validated record batches of a Parquet file.
+
+    Args:
+        file: The file.
+        batch_rows: How many rows a batch has, at most; fewer where they are large.
+        columns: Those to read; by default all.
+
+    Raises:
+        DataError: The file is damaged, or lacks a column.
+    """
     with reading(file):
         source = _parquet(file)
+        for name in columns or ():
+            if name not in source.schema_arrow.names:
+                raise damaged(file, f"expected a column {name!r}, found {source.schema_arrow.names[:40]}")
         metadata = source.metadata
         each = max(1, sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)))
         each = max(1, each // max(1, metadata.num_rows))
-        batches = source.iter_batches(batch_size=max(1, min(batch_rows, _BATCH_BYTES // each)), use_threads=False)
+        batches = source.iter_batches(
+            batch_size=max(1, min(batch_rows, _BATCH_BYTES // each)), columns=columns, use_threads=False
+        )
     with source:
         seen = 0
         while True:

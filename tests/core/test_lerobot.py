@@ -1,0 +1,359 @@
+"""LeRobotDataset v3: files made to the published layout, and what a reader makes of them, frame by frame."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mouse_core import ConfigError, DataError, SchemaError, formats
+from mouse_core.formats.lerobot import read_lerobot
+from mouse_core.inspect._pictures import png
+
+FPS = 10
+SIDE = (48, 64)
+
+
+class Robot:
+    """What was recorded, frame by frame.
+
+    Args:
+        lengths: Frames of each episode.
+        cameras: Names of cameras, videos or pictures.
+    """
+
+    def __init__(self, lengths: Sequence[int] = (5, 3, 7, 4), *, cameras: Sequence[str] = (), seed: int = 0) -> None:
+        rng = np.random.default_rng(seed)
+        n = sum(lengths)
+        self.lengths = list(lengths)
+        self.cameras = list(cameras)
+        self.state = rng.normal(size=(n, 6)).astype(np.float32)
+        self.action = rng.normal(size=(n, 6)).astype(np.float32)
+        self.reward = rng.normal(size=n).astype(np.float32)
+        self.episode = np.repeat(np.arange(len(lengths)), lengths)
+        self.frame = np.concatenate([np.arange(length) for length in lengths])
+        self.done = self.frame == np.array(lengths)[self.episode] - 1
+
+    def picture(self, camera: int, place: int) -> npt.NDArray[np.uint8]:
+        """A frame that says which it is: its left half by brightness, its right half by the camera."""
+        pixels = np.zeros((*SIDE, 3), np.uint8)
+        pixels[:, : SIDE[1] // 2] = 20 + 10 * place % 220
+        pixels[:, SIDE[1] // 2 :] = 60 * (camera + 1)
+        return pixels
+
+    def write(
+        self,
+        root: Path,
+        *,
+        kind: str = "video",
+        files: Sequence[Sequence[int]] = ((0, 1), (2, 3)),
+        drop: Sequence[str] = (),
+        change: Callable[[dict[str, Any]], None] | None = None,
+    ) -> Path:
+        """Write the dataset, its episodes spread over files as `files` says."""
+        feature = {
+            "observation.state": {"dtype": "float32", "shape": [6], "names": [f"joint_{k}" for k in range(6)]},
+            "action": {"dtype": "float32", "shape": [6], "names": [f"joint_{k}" for k in range(6)]},
+            "next.reward": {"dtype": "float32", "shape": [1], "names": None},
+            "next.done": {"dtype": "bool", "shape": [1], "names": None},
+            "timestamp": {"dtype": "float32", "shape": [1], "names": None},
+            **{
+                name: {"dtype": "int64", "shape": [1], "names": None}
+                for name in ("frame_index", "episode_index", "index", "task_index")
+            },
+            **{
+                f"observation.images.{camera}": {
+                    "dtype": kind,
+                    "shape": [*SIDE, 3],
+                    "names": ["height", "width", "channels"],
+                }
+                for camera in self.cameras
+            },
+        }
+        info: dict[str, Any] = {
+            "codebase_version": "v3.0",
+            "robot_type": "arm",
+            "total_episodes": len(self.lengths),
+            "total_frames": len(self.frame),
+            "total_tasks": 2,
+            "chunks_size": 1000,
+            "fps": FPS,
+            "splits": {"train": f"0:{len(self.lengths)}"},
+            "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
+            "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
+            "features": {name: entry for name, entry in feature.items() if name not in drop},
+        }
+        if change:
+            change(info)
+        (root / "meta").mkdir(parents=True)
+        (root / "meta" / "info.json").write_text(json.dumps(info))
+        (root / "meta" / "stats.json").write_text(json.dumps({"action": {"mean": [0.0] * 6}}))
+        pq.write_table(
+            pa.table({"task_index": [0, 1], "__index_level_0__": ["pick", "place"]}), root / "meta" / "tasks.parquet"
+        )
+        starts = np.concatenate([[0], np.cumsum(self.lengths)])
+        rows: list[dict[str, Any]] = []
+        for number, chosen in enumerate(files):
+            frames = np.concatenate([np.arange(starts[k], starts[k + 1]) for k in chosen])
+            self.write_data(root, number, frames, kind, drop)
+            offset = 0
+            for k in chosen:
+                row = {
+                    "episode_index": k,
+                    "tasks": ["pick" if k % 2 == 0 else "place"],
+                    "length": self.lengths[k],
+                    "dataset_from_index": int(starts[k]),
+                    "dataset_to_index": int(starts[k + 1]),
+                    "data/chunk_index": 0,
+                    "data/file_index": number,
+                }
+                for camera in self.cameras if kind == "video" else ():
+                    key = f"videos/observation.images.{camera}"
+                    row |= {f"{key}/chunk_index": 0, f"{key}/file_index": number}
+                    row |= {
+                        f"{key}/from_timestamp": offset / FPS,
+                        f"{key}/to_timestamp": (offset + self.lengths[k]) / FPS,
+                    }
+                offset += self.lengths[k]
+                rows.append(row)
+            for place, camera in enumerate(self.cameras if kind == "video" else ()):
+                folder = root / "videos" / f"observation.images.{camera}" / "chunk-000"
+                folder.mkdir(parents=True, exist_ok=True)
+                encode(folder / f"file-{number:03d}.mp4", [self.picture(place, int(t)) for t in frames])
+        (root / "meta" / "episodes" / "chunk-000").mkdir(parents=True)
+        pq.write_table(pa.Table.from_pylist(rows), root / "meta" / "episodes" / "chunk-000" / "file-000.parquet")
+        return root
+
+    def write_data(self, root: Path, number: int, frames: Any, kind: str, drop: Sequence[str]) -> None:
+        columns: dict[str, Any] = {
+            "observation.state": pa.array(self.state[frames].tolist(), pa.list_(pa.float32(), 6)),
+            "action": pa.array(self.action[frames].tolist(), pa.list_(pa.float32(), 6)),
+            "next.reward": self.reward[frames],
+            "next.done": self.done[frames],
+            "timestamp": (self.frame[frames] / FPS).astype(np.float32),
+            "frame_index": self.frame[frames],
+            "episode_index": self.episode[frames],
+            "index": frames,
+            "task_index": self.episode[frames] % 2,
+        }
+        if kind == "image":
+            for place, camera in enumerate(self.cameras):
+                columns[f"observation.images.{camera}"] = pa.array(
+                    [{"bytes": png(self.picture(place, int(t))), "path": None} for t in frames],
+                    pa.struct({"bytes": pa.binary(), "path": pa.string()}),
+                )
+        folder = root / "data" / "chunk-000"
+        folder.mkdir(parents=True, exist_ok=True)
+        table = pa.table({name: values for name, values in columns.items() if name not in drop})
+        pq.write_table(table, folder / f"file-{number:03d}.parquet", write_page_checksum=True)
+
+    def expected(self, final: str) -> dict[str, list[Any]]:
+        """The rows, by a plain loop over what was recorded."""
+        rows: dict[str, list[Any]] = {
+            name: [] for name in ("observation", "action", "reward", "done", "episode_step", "episode")
+        }
+        place = 0
+        for number, length in enumerate(self.lengths):
+            for step in range(length + (final == "mark")):
+                t = place + step
+                known = step < length
+                rows["observation"].append(self.state[t].tolist() if known else [0.0] * 6)
+                rows["action"].append(self.action[t - 1].tolist() if step else [0.0] * 6)
+                rows["reward"].append(float(self.reward[t - 1]) if step else 0.0)
+                ends = step == length if final == "mark" else step == length - 1
+                rows["done"].append((1 if final == "mark" else 2) if ends and step else 0)
+                rows["episode_step"].append(step)
+                rows["episode"].append(number)
+            place += length
+        return rows
+
+
+def encode(file: Path, frames: Sequence[npt.NDArray[np.uint8]]) -> None:
+    av = pytest.importorskip("av")
+    with av.open(str(file), "w") as container:
+        stream = container.add_stream("libx264", rate=FPS, options={"crf": "10", "g": "4"})
+        stream.height, stream.width, stream.pix_fmt = *SIDE, "yuv420p"
+        for pixels in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        container.mux(stream.encode())
+
+
+@pytest.mark.parametrize("final", ["drop", "mark"])
+@pytest.mark.parametrize("size", [1, 2, 8192])
+def test_rows_are_what_was_recorded(final: str, size: int, tmp_path: Path) -> None:
+    robot = Robot()
+    stream = formats.open(robot.write(tmp_path / "set"), final=final, batch_rows=size)
+    table = stream.to_table()
+    wanted = robot.expected(final)
+    for name in ("observation", "action", "reward", "done", "episode_step"):
+        assert table.column(name).to_pylist() == wanted[name], name
+    assert table.column("metadata_episode_index").to_pylist() == wanted["episode"]
+    assert (stream.format, stream.episodes, stream.rows) == ("lerobot", 4, table.num_rows)
+    assert stream.metadata["tasks"] == {0: "pick", 1: "place"}
+    assert stream.metadata["stats"] == {"action": {"mean": [0.0] * 6}}
+    assert any("does not tell terminal states" in note for note in stream.notes)
+    if final == "mark":
+        ends = [step == length for length in robot.lengths for step in range(length + 1)]
+        assert table.column("observation_missing").to_pylist() == [int(end) for end in ends]
+    else:
+        assert table.column("metadata_timestamp").to_pylist() == [
+            float(np.float32(step / FPS)) for length in robot.lengths for step in range(length)
+        ]
+    assert rows_again(stream) == table.num_rows
+
+
+def rows_again(stream: Any) -> int:
+    return sum(batch.num_rows for batch in stream)
+
+
+def test_final_must_be_chosen(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="final='drop'"):
+        formats.open(Robot().write(tmp_path / "set"))
+
+
+@pytest.mark.parametrize("kind", ["video", "image"])
+@pytest.mark.parametrize("cameras", [["top"], ["top", "wrist"]])
+@pytest.mark.parametrize("size", [2, 8192])
+def test_pictures_belong_to_their_frames(kind: str, cameras: list[str], size: int, tmp_path: Path) -> None:
+    robot = Robot((5, 3, 7, 12), cameras=cameras)
+    table = read_lerobot(robot.write(tmp_path / "set", kind=kind), final="drop", batch_rows=size).to_table()
+    for number, camera in enumerate(cameras):
+        name = "observation_image" if len(cameras) == 1 else f"observation_images_{camera}"
+        found = np.array(table.column(name).to_pylist(), np.int64)
+        wanted = np.stack([robot.picture(number, t) for t in range(len(robot.frame))]).astype(np.int64)
+        assert found.shape == wanted.shape
+        assert np.abs(found - wanted)[:, :, 4:24].max() <= (4 if kind == "video" else 0)
+        assert np.abs(found - wanted)[:, :, 40:].max() <= (4 if kind == "video" else 0)
+    assert "observation_image" not in read_lerobot(tmp_path / "set", final="drop", cameras=False).columns
+
+
+def test_every_frame_is_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    av = pytest.importorskip("av")
+    robot = Robot((5, 3, 7, 12), cameras=["top"])
+    robot.write(tmp_path / "set")
+    decoded = []
+    opened = av.open
+
+    class Counting:
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            self.inner = opened(*arguments, **options)
+            self.streams = self.inner.streams
+
+        def decode(self, stream: Any) -> Any:
+            for frame in self.inner.decode(stream):
+                decoded.append(frame.pts)
+                yield frame
+
+        def close(self) -> None:
+            self.inner.close()
+
+    monkeypatch.setattr(av, "open", Counting)
+    read_lerobot(tmp_path / "set", final="drop", batch_rows=3).to_table()
+    assert len(decoded) == len(robot.frame)
+
+
+def test_without_reward_and_done(tmp_path: Path) -> None:
+    robot = Robot()
+    stream = read_lerobot(robot.write(tmp_path / "set", drop=["next.reward", "next.done"]), final="mark")
+    table = stream.to_table()
+    assert set(table.column("reward").to_pylist()) == {0.0}
+    assert table.column("done").to_pylist() == [2 if code else 0 for code in robot.expected("mark")["done"]]
+    assert len(stream.notes) == 2
+
+
+def test_episodes_may_stand_in_any_order_in_the_videos(tmp_path: Path) -> None:
+    robot = Robot((4, 4, 4, 4), cameras=["top"])
+    robot.write(tmp_path / "set")
+    file = tmp_path / "set" / "meta" / "episodes" / "chunk-000" / "file-000.parquet"
+    rows = pq.read_table(file).to_pylist()
+    key = "videos/observation.images.top"
+    for name in (f"{key}/from_timestamp", f"{key}/to_timestamp"):
+        rows[0][name], rows[1][name] = rows[1][name], rows[0][name]
+    pq.write_table(pa.Table.from_pylist(rows), file)
+    table = read_lerobot(tmp_path / "set", final="drop").to_table()
+    found = [image[0][4][0] for image in table.column("observation_image").to_pylist()]
+    wanted = [robot.picture(0, t)[0, 4, 0] for t in (4, 5, 6, 7, 0, 1, 2, 3)]
+    assert np.abs(np.array(found[:8]) - np.array(wanted)).max() <= 4
+
+
+# ---------------------------------------------------------------------- what is wrong
+
+
+def old(info: dict[str, Any]) -> None:
+    info["codebase_version"] = "v2.1"
+
+
+def more(info: dict[str, Any]) -> None:
+    info["total_frames"] += 1
+
+
+def still(info: dict[str, Any]) -> None:
+    info["fps"] = 0
+
+
+def outside(info: dict[str, Any]) -> None:
+    info["features"]["../../etc"] = {"dtype": "video", "shape": [2, 2, 3], "names": None}
+
+
+def huge(info: dict[str, Any]) -> None:
+    info["features"]["observation.images.top"]["shape"] = [10**6, 10**6, 3]
+
+
+def other_size(info: dict[str, Any]) -> None:
+    info["features"]["observation.images.top"]["shape"] = [40, 40, 3]
+
+
+def no_action(info: dict[str, Any]) -> None:
+    del info["features"]["action"]
+
+
+def wrong_shape(info: dict[str, Any]) -> None:
+    info["features"]["action"]["shape"] = [7]
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (old, ConfigError, r"info\.json: expected codebase_version v3\.0, found 'v2\.1'"),
+        (more, DataError, r"info\.json: expected total_frames of 19"),
+        (still, DataError, r"info\.json: expected fps as a positive number"),
+        (outside, DataError, r"info\.json: expected the name of a feature"),
+        (huge, DataError, r"expected a shape \[height, width, channels\]"),
+        (other_size, DataError, r"file-000\.mp4: expected frames of 40x40, found 48x64"),
+        (no_action, SchemaError, r"expected a feature 'action'"),
+        (wrong_shape, DataError, r"file-000\.parquet: action: expected shape \[7\], found \[6\]"),
+    ],
+)
+def test_descriptions_that_cannot_be(change: Any, error: type[Exception], message: str, tmp_path: Path) -> None:
+    Robot(cameras=["top"]).write(tmp_path / "set", change=change)
+    with pytest.raises(error, match=message):
+        rows_again(read_lerobot(tmp_path / "set", final="drop"))
+
+
+def test_missing_parts_are_named(tmp_path: Path) -> None:
+    robot = Robot(cameras=["top"])
+    for part, message in (
+        ("videos/observation.images.top/chunk-000/file-001.mp4", "expected a video, found none"),
+        ("data/chunk-000/file-001.parquet", "expected 7 frames of episode 2, found 0"),
+        ("meta/episodes/chunk-000/file-000.parquet", "expected Parquet files with episodes, found none"),
+    ):
+        root = robot.write(tmp_path / part.replace("/", "-"))
+        (root / part).unlink()
+        with pytest.raises(DataError, match=message):
+            rows_again(read_lerobot(root, final="drop"))
+
+
+def test_frames_out_of_order_are_found(tmp_path: Path) -> None:
+    robot = Robot()
+    robot.frame[2], robot.frame[3] = 3, 2
+    with pytest.raises(
+        DataError, match=r"file-000\.parquet: expected frame 2 of episode 0, found frame 3 of episode 0"
+    ):
+        rows_again(read_lerobot(robot.write(tmp_path / "set"), final="drop"))
