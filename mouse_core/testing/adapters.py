@@ -75,6 +75,11 @@ class AdapterConformance:
             for workers in (0, 1, 2, 8):
                 with self._loader(store, sampling=sampling, num_workers=workers) as loader:
                     self._same(loader, self._source(store, sampling=sampling), 12)
+        for options in ({"weighting": "trajectory"}, {"sampling": "sequential", "pad": 0}):
+            within = {"boundary": "episode", "sequence_length": 40, **options}
+            with self._loader(store, **within) as loader:
+                assert "mask" in loader.spec
+                self._same(loader, self._source(store, **within), 3)
 
     def test_the_spec_says_what_comes(self) -> None:
         """Names in their order, dtypes and shapes, before the first batch."""
