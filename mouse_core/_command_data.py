@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mouse_core.formats.base import RowStream
 
+_NETWORK = ("huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2", "requests")
+
 INSPECT_EXAMPLES = """examples:
   mouse inspect recordings                          a folder of save_to_disk, Minari, RLDS, LeRobot, TED, ...
   mouse inspect halfcheetah.hdf5 --final mark       D4RL lacks the last observation of every episode
@@ -226,6 +228,9 @@ def _refusals_as_errors(call: Any, *arguments: Any, **options: Any) -> Any:
         return call(*arguments, **options)
     except MouseError:
         raise
-    except OSError as error:  # what the Hub's client raises, connections included
+    except Exception as error:
+        # The Hub's client lets through what the library below it raises when there is no connection.
+        if not isinstance(error, OSError) and type(error).__module__.split(".")[0] not in _NETWORK:
+            raise
         shown = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ConfigError(f"the Hub: {shown}") from error

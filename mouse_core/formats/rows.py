@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,9 @@ _MOST_STRING = 64 << 20
 _MOST_ITEMS = 1 << 22
 # A batch as it lies in a file may be of any size; it is handed on in pieces of about this many bytes.
 _BATCH_BYTES = 16 << 20
+# After so many bytes pages of a mapped file are let go; looking at the head of a batch brings in about so many.
+_RELEASED = 64 << 20
+_TOUCHED = 128 << 10
 
 
 def read_rows(
@@ -156,7 +161,7 @@ def _schema_of(file: Path) -> pa.Schema:
     with reading(file):
         if file.suffix == ".parquet":
             return _parquet(file).schema_arrow
-        with pa.memory_map(str(file)) as source:
+        with _mapped(file) as (source, _):
             return _reader(source).schema
 
 
@@ -205,9 +210,8 @@ def _batches(files: Sequence[Path], schema: pa.Schema, batch_rows: int) -> Itera
 
 
 def _arrow_batches(file: Path, batch_rows: int) -> Iterator[pa.RecordBatch]:
-    with pa.memory_map(str(file)) as source:
-        with reading(file):
-            reader = _reader(source)
+    with reading(file), _mapped(file) as (source, release):
+        reader = _reader(source)
         for number, read in enumerate(_each(reader)):
             with reading(file, at=f"record batch {number}"):
                 batch = read()
@@ -216,6 +220,28 @@ def _arrow_batches(file: Path, batch_rows: int) -> Iterator[pa.RecordBatch]:
                 batch.validate(full=True)
                 _check_size(batch, file, number)
             yield batch
+            release(batch.nbytes)
+
+
+@contextmanager
+def _mapped(file: Path) -> Iterator[tuple[Any, Callable[[int], None]]]:
+    """A file mapped into memory, and a function to say that so many bytes of it have been read.
+
+    Pages that were read count as the process's memory until they are let go, which the function does now and then.
+    """
+    with file.open("rb") as stream:
+        mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    seen = 0
+
+    def release(count: int) -> None:
+        nonlocal seen
+        seen += count
+        if seen >= _RELEASED and hasattr(mapped, "madvise"):
+            mapped.madvise(mmap.MADV_DONTNEED)
+            seen = 0
+
+    # The mapping ends when the last batch that lies in it is gone.
+    yield pa.BufferReader(pa.py_buffer(mapped)), release
 
 
 def _each(reader: Any) -> Iterator[Any]:
@@ -311,10 +337,11 @@ def _count(file: Path) -> int:
         if file.suffix == ".parquet":
             return int(_parquet(file).metadata.num_rows)
         rows = 0
-        with pa.memory_map(str(file)) as source:
+        with _mapped(file) as (source, release):
             for read in _each(_reader(source)):
                 batch = read()
                 if batch is None:
                     break
                 rows += batch.num_rows
+                release(_TOUCHED)
         return rows

@@ -1,0 +1,412 @@
+"""`mouse convert` and `mouse push`: what arrives is what was there, whatever happens on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from mouse_core import ConfigError, DataError, DatasetStore, formats
+from mouse_core.cli import main
+from mouse_core.formats.base import RowStream, rows_digest
+from mouse_core.formats.converting import convert
+from mouse_core.inspect._pictures import png
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def table(rows: int = 500) -> pa.Table:
+    rng = np.random.default_rng(0)
+    step = np.arange(rows) % 25
+    return pa.table(
+        {
+            "action": pa.array(np.where(step == 0, 0, rng.integers(0, 4, rows)), pa.int32()),
+            "reward": pa.array(np.where(step == 0, 0, rng.normal(size=rows)), pa.float32()),
+            "done": pa.array(np.where(step == 24, 1 + (np.arange(rows) // 25) % 2, 0), pa.int64()),
+            "episode_step": step,
+            "observation": pa.array(rng.normal(size=(rows, 3)).tolist(), pa.list_(pa.float32(), 3)),
+            "observation_image": pa.array(
+                rng.integers(0, 255, (rows, 4, 5)).tolist(), pa.list_(pa.list_(pa.uint8(), 5), 4)
+            ),
+            "metadata_ragged": pa.array([[float(k)] * (k % 3) if k % 7 else None for k in range(rows)]),
+            "metadata_level": pa.array([f"level {k % 3}" for k in range(rows)]),
+            "metadata_odd": pa.array([float("nan"), -0.0, 0.0, float("inf")] * (rows // 4)),
+        }
+    )
+
+
+def stream(source: pa.Table | None = None, *, size: int = 33, **options: Any) -> RowStream:
+    found = table() if source is None else source
+    return RowStream(
+        "made", "ted", found.schema, lambda: iter(found.to_batches(max_chunksize=size)), rows=len(found), **options
+    )
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of few rows, so that small data have several shards."""
+    monkeypatch.setattr("mouse_core.formats._blocks._BLOCK_ROWS", 40)
+
+
+@pytest.mark.parametrize(("target", "to"), [("folder", None), ("folder", "parquet"), ("file.parquet", None)])
+@pytest.mark.parametrize("alignment", ["arrived", "outgoing"])
+@pytest.mark.usefixtures("small")
+def test_what_arrives_is_what_was_there(target: str, to: str | None, alignment: Any, tmp_path: Path) -> None:
+    source = stream(alignment=alignment)
+    done = convert(source, tmp_path / target, to=to, shard_bytes=9000)
+    assert (done.rows, done.resumed_rows, done.digest) == (500, 0, source.digest())
+    assert (done.shards > 2) == (target == "folder")
+    read = formats.open(tmp_path / target)
+    assert read.digest() == done.digest
+    assert read.alignment == alignment
+    assert os.listdir(tmp_path) == [target]
+    if to is None and target == "folder":
+        loaded = datasets.load_from_disk(str(tmp_path / target))
+        assert rows_digest(loaded.data.table) == done.digest
+        store = DatasetStore(alignment=alignment).from_dataset(loaded)
+        assert store[30]["action"] == table().column("action")[30].as_py()
+
+
+def test_no_rows_are_a_dataset_too(tmp_path: Path) -> None:
+    done = convert(stream(table().slice(0, 0)), tmp_path / "none")
+    assert (done.rows, done.shards) == (0, 1)
+    assert formats.open(tmp_path / "none").to_table().num_rows == 0
+
+
+# ---------------------------------------------------------------------- interruptions
+
+KILLED = """
+import os, signal, sys
+import tests.core.test_convert as here
+from mouse_core.formats import _blocks, _shards, converting
+
+_blocks._BLOCK_ROWS = 40
+moment, after, target, to = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4] or None
+left = [after]
+
+def killing(function):
+    def call(*arguments, **options):
+        left[0] -= 1
+        if left[0] < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return function(*arguments, **options)
+    return call
+
+if moment == "write":
+    _shards.ShardWriter.write = killing(_shards.ShardWriter.write)
+elif moment == "finish":
+    _shards.ShardWriter.finish = killing(_shards.ShardWriter.finish)
+elif moment == "save":
+    converting._Job._save = killing(converting._Job._save)
+elif moment == "verify":
+    converting._Job._verify = killing(converting._Job._verify)
+elif moment == "rename":
+    converting.os.rename = killing(os.rename)
+converting.convert(here.stream(), target, to=to, shard_bytes=9000)
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no such signal")
+@pytest.mark.parametrize(
+    ("moment", "after", "to"),
+    [("write", 0, ""), ("write", 5, "parquet"), ("save", 2, ""), ("verify", 0, "parquet"), ("rename", 0, "")],
+)
+def test_a_killed_conversion_goes_on(moment: str, after: int, to: str, tmp_path: Path, small: None) -> None:
+    target = tmp_path / "out"
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, moment, str(after), str(target), to],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert not target.exists()
+    done = convert(stream(), target, to=to or None, shard_bytes=9000)
+    assert done.digest == stream().digest() == formats.open(target).digest()
+    assert (done.resumed_rows > 0) == (moment not in ("write",) or after > 3)
+    assert os.listdir(tmp_path) == ["out"]
+
+
+class Interrupted(BaseException):
+    pass
+
+
+@pytest.mark.parametrize("to", ["arrow", "parquet"])
+@pytest.mark.usefixtures("small")
+def test_any_number_of_interruptions(to: str, tmp_path: Path) -> None:
+    source, target = stream(), tmp_path / "out"
+    kept = []
+    for rows in (10, 60, 130, 130, 300, 499):
+        with pytest.raises(Interrupted):
+            convert(cut(source, rows), target, to=to, shard_bytes=9000)
+        job = tmp_path / ".out.converting" / "job.json"
+        kept.append(sum(shard["rows"] for shard in json.loads(job.read_text())["shards"]) if job.exists() else 0)
+    assert kept == sorted(kept)
+    assert kept[-1] > 200
+    done = convert(source, target, to=to, shard_bytes=9000)
+    assert done.resumed_rows == kept[-1]
+    assert done.digest == source.digest() == formats.open(target).digest()
+
+
+@pytest.mark.usefixtures("small")
+def test_a_source_that_changed_meanwhile_is_refused(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    interrupt(stream(), target)
+    other = table().set_column(1, "reward", pa.array(np.zeros(500), pa.float32()))
+    with pytest.raises(DataError, match="expected the rows that an interrupted conversion has read"):
+        convert(stream(other), target, shard_bytes=9000)
+    with pytest.raises(ConfigError, match=r"unfinished conversion of something else .* it differs in alignment"):
+        convert(stream(alignment="outgoing"), target, shard_bytes=9000)
+    assert convert(stream(), target, shard_bytes=9000).resumed_rows > 0
+
+
+@pytest.mark.usefixtures("small")
+def test_files_that_got_lost_are_written_again(tmp_path: Path) -> None:
+    target = tmp_path / "out"
+    interrupt(stream(), target)
+    parts = sorted((tmp_path / ".out.converting").glob("part-*.arrow"))
+    assert len(parts) > 1
+    parts[-1].write_bytes(b"cut")
+    done = convert(stream(), target, shard_bytes=9000)
+    assert 0 < done.resumed_rows < 300
+    assert formats.open(target).digest() == stream().digest()
+
+
+def cut(source: RowStream, rows: int) -> RowStream:
+    """The same source, interrupted after about so many rows."""
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        seen = 0
+        for batch in source:
+            yield batch
+            seen += batch.num_rows
+            if seen >= rows:
+                raise Interrupted
+
+    return source.replace(batches=batches)
+
+
+def interrupt(source: RowStream, target: Path) -> None:
+    with pytest.raises(Interrupted):
+        convert(cut(source, 390), target, shard_bytes=9000)
+
+
+def test_a_result_that_differs_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mouse_core.formats import _shards
+
+    write = _shards.ShardWriter.write
+
+    def wrong(self: Any, batch: pa.RecordBatch) -> None:
+        place = batch.schema.get_field_index("reward")
+        write(self, batch.set_column(place, batch.schema.field(place), pa.array(np.zeros(len(batch)), pa.float32())))
+
+    monkeypatch.setattr(_shards.ShardWriter, "write", wrong)
+    with pytest.raises(DataError, match="expected rows with the digest of the source"):
+        convert(stream(), tmp_path / "out")
+    assert os.listdir(tmp_path) == []
+
+
+def test_refusals(tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    with pytest.raises(ConfigError, match="expected a path where nothing is"):
+        convert(stream(), tmp_path / "there")
+    with pytest.raises(ConfigError, match="to: expected one of"):
+        convert(stream(), tmp_path / "x", to="csv")
+    with pytest.raises(ConfigError, match="to: expected one of"):
+        convert(stream(), tmp_path / "x.parquet", to="arrow")
+    with pytest.raises(ConfigError, match="shard_bytes"):
+        convert(stream(), tmp_path / "x", shard_bytes=0)
+    with pytest.raises(ConfigError, match="cannot be written"):
+        convert(stream(), "/proc/nowhere/x")
+    assert os.listdir(tmp_path) == ["there"]
+
+
+# ---------------------------------------------------------------------- the commands
+
+
+def run(*arguments: object) -> int:
+    return main([str(argument) for argument in arguments])
+
+
+@pytest.fixture
+def parquet(tmp_path: Path) -> Path:
+    convert(stream(), tmp_path / "source.parquet")
+    return tmp_path / "source.parquet"
+
+
+def test_convert_on_the_command_line(parquet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("convert", parquet, tmp_path / "out", "--shard-size", "10kB") == 0
+    shown = capsys.readouterr().out
+    assert "500 rows in" in shown
+    assert f"verified: source and result have the digest {stream().digest()}" in shown
+    assert run("convert", parquet, tmp_path / "out") == 2
+    assert run("convert", tmp_path / "nowhere", tmp_path / "out2") == 2
+    shown = capsys.readouterr().err.strip().splitlines()
+    assert len(shown) == 2
+    assert shown[0].startswith("mouse convert: convert: expected a path where nothing is")
+
+
+def test_push_on_the_command_line(
+    parquet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run("push", parquet, "someone/something", "--dry-run") == 0
+    assert "would push someone/something at main: train: 500 rows; 1 files" in capsys.readouterr().out
+    assert run("push", parquet, "someone/something", "--dry-run", "--as-split", "eval") == 0
+    assert "eval: 500 rows" in capsys.readouterr().out
+    monkeypatch.setenv("HF_TOKEN", "hf_nobody")
+    assert run("push", parquet, "someone/something") == 2  # there is no Hub here
+    shown = capsys.readouterr().err.strip()
+    assert shown.startswith("mouse push: ")
+    assert "\n" not in shown
+
+
+def test_push_keeps_splits_apart(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dataset = datasets.Dataset(table().drop_columns(["metadata_ragged"]))
+    datasets.DatasetDict({"train": dataset, "eval": dataset.select(range(100))}).save_to_disk(str(tmp_path / "both"))
+    assert run("push", tmp_path / "both", "a/b", "--dry-run") == 0
+    assert "train: 500 rows, eval: 100 rows" in capsys.readouterr().out
+    assert run("push", tmp_path / "both", "a/b", "--dry-run", "--split", "eval") == 0
+    assert "at main: eval: 100 rows" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["inspect", "convert", "push", "bench"])
+def test_help_shows_examples_and_loads_nothing_heavy(command: str) -> None:
+    code = (
+        "import sys\nfrom mouse_core.cli import main\n"
+        f"try:\n    main(['{command}', '--help'])\nexcept SystemExit: pass\n"
+        "assert not {'datasets', 'torch', 'jax', 'rich', 'pandas', 'h5py'} & set(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "examples:" in done.stdout
+    assert f"mouse {command} " in done.stdout
+
+
+# ---------------------------------------------------------------------- opening
+
+
+def test_what_is_recognised(tmp_path: Path, parquet: Path) -> None:
+    found = formats.open(parquet)
+    assert found.format == "parquet"
+    saved = tmp_path / "saved"
+    datasets.Dataset(table().drop_columns(["metadata_ragged"])).save_to_disk(str(saved))
+    assert formats.open(saved).format == "datasets"
+    assert formats.open(next(saved.glob("*.arrow"))).rows == 500
+    (tmp_path / "hub" / "data").mkdir(parents=True)
+    for name in ("train-00000-of-00002", "train-00001-of-00002", "eval-00000-of-00001"):
+        (tmp_path / "hub" / "data" / f"{name}.parquet").write_bytes(parquet.read_bytes())
+    hub = formats.open(tmp_path / "hub")
+    assert hub.rows == 1500
+    assert {name: len(files) for name, files in hub.metadata["splits"].items()} == {"eval": 1, "train": 2}
+    assert formats.open(tmp_path / "hub", splits=["train"]).rows == 1000
+    with pytest.raises(ConfigError, match="split: expected one of"):
+        formats.open(tmp_path / "hub", splits=["test"])
+
+
+def test_what_is_not_recognised_says_what_was_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("nothing")
+    for path in (tmp_path, tmp_path / "notes.txt"):
+        with pytest.raises(ConfigError, match=r"no format recognised; looked for lerobot: .*; minari: .*; ogbench: "):
+            formats.open(path)
+    with pytest.raises(ConfigError, match="expected a file or folder, found none"):
+        formats.open(tmp_path / "nowhere")
+    with pytest.raises(ConfigError, match="format: expected one of"):
+        formats.open(tmp_path, format="csv")
+
+
+def test_files_outside_of_a_dataset_are_not_read(tmp_path: Path, parquet: Path) -> None:
+    saved = tmp_path / "saved"
+    datasets.Dataset(table().drop_columns(["metadata_ragged"])).save_to_disk(str(saved))
+    state = json.loads((saved / "state.json").read_text())
+    for name in ("../source.parquet", str(parquet), "..", "", 3):
+        state["_data_files"] = [{"filename": name}]
+        (saved / "state.json").write_text(json.dumps(state))
+        with pytest.raises(DataError, match=r"state\.json: expected the name of a file in the same folder"):
+            formats.open(saved)
+
+
+def test_a_stream_that_was_cut_between_batches_is_damaged(tmp_path: Path) -> None:
+    convert(stream(), tmp_path / "out")
+    file = next((tmp_path / "out").glob("*.arrow"))
+    file.write_bytes(file.read_bytes()[:-8])
+    with pytest.raises(DataError, match="cut or never finished"):
+        formats.open(tmp_path / "out")
+
+
+# ---------------------------------------------------------------------- memory
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pictures", [False, True])
+def test_ten_million_steps_take_little_memory(pictures: bool, tmp_path: Path) -> None:
+    code = """
+    import resource, sys
+    import numpy as np, pyarrow as pa
+    from mouse_core.formats import open as open_rows
+    from mouse_core.formats.base import RowStream
+    from mouse_core.formats.converting import convert
+    from mouse_core.inspect import inspect
+
+    ROWS, PICTURES = (40_000, True) if sys.argv[2] == "True" else (10_000_000, False)
+    def batch(first, n):
+        rows = np.arange(first, first + n)
+        step = rows % 200
+        made = {"action": rows % 4, "reward": (rows % 7).astype(np.float32) * (step > 0), "episode_step": step,
+                "done": np.where(step == 199, 1 + rows // 200 % 2, 0), "observation": pa.FixedSizeListArray.from_arrays(
+                    pa.array(np.repeat(rows, 4).astype(np.float32)), 4)}
+        if PICTURES:
+            pixels = pa.array(np.resize(np.arange(251, dtype=np.uint8), n * 84 * 84))
+            lines = pa.FixedSizeListArray.from_arrays(pixels, 84)
+            made["observation_image"] = pa.FixedSizeListArray.from_arrays(lines, 84)
+        return pa.RecordBatch.from_pydict(made)
+    schema = batch(0, 1).schema
+    stream = RowStream("made", "made", schema, lambda: (batch(k, 8000) for k in range(0, ROWS, 8000)), rows=ROWS)
+    done = convert(stream, sys.argv[1] + "/arrow")
+    again = convert(open_rows(sys.argv[1] + "/arrow"), sys.argv[1] + "/all.parquet")
+    assert done.digest == again.digest and done.rows == ROWS
+    report = inspect(open_rows(sys.argv[1] + "/all.parquet"))
+    assert report.episodes.count == ROWS // 200
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(tmp_path), str(pictures)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout.split()[-1]) < 500
+
+
+def test_encoded_pictures_stay_encoded(tmp_path: Path) -> None:
+    encoded = [png(np.full((3, 3, 1), k, np.uint8)) for k in range(8)]
+    source = datasets.Dataset.from_dict(
+        {
+            "action": [0] * 8,
+            "reward": [0.0] * 8,
+            "done": [0] * 8,
+            "observation_image": [{"bytes": one, "path": None} for one in encoded],
+        },
+        features=datasets.Features(
+            action=datasets.Value("int64"),
+            reward=datasets.Value("float64"),
+            done=datasets.Value("int64"),
+            observation_image=datasets.Image(),
+        ),
+    )
+    source.save_to_disk(str(tmp_path / "in"))
+    convert(formats.open(tmp_path / "in"), tmp_path / "out")
+    loaded = datasets.load_from_disk(str(tmp_path / "out"))
+    assert isinstance(loaded.features["observation_image"], datasets.Image)
+    assert (
+        loaded.cast_column("observation_image", datasets.Image(decode=False))[3]["observation_image"]["bytes"]
+        == encoded[3]
+    )
