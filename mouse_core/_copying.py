@@ -123,7 +123,7 @@ class Copier:
         clean = True
         for values, dtype, offset, highest in checks:
             codes: Any = np.ndarray((count, values), dtype, memory, offset, (layout.nbytes, dtype.itemsize))
-            clean = clean and bool(np.maximum.reduce(codes, axis=None) <= highest)
+            clean = clean and bool(np.maximum.reduce(codes, axis=None, initial=0) <= highest)
         return [(batch, clean) for batch in layout.batches(memory, count)]
 
     def _layout(self, views: Views, n: int) -> tuple[BatchLayout, list[_Check]]:

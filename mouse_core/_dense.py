@@ -10,8 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mouse_core._convert import RowError, convert
-from mouse_core._layout import ColumnType, is_list
-from mouse_core.images import decode_image
+from mouse_core._layout import is_list
 
 
 def plain(array: pa.Array) -> pa.Array:
@@ -23,7 +22,6 @@ def plain(array: pa.Array) -> pa.Array:
 
 def dense_rows(
     array: pa.Array,
-    kind: ColumnType,
     shape: tuple[int, ...],
     dtype: np.dtype[np.generic],
     *,
@@ -34,15 +32,14 @@ def dense_rows(
 
     Args:
         array: Rows of one column.
-        kind: The column's type.
-        shape: The shape of one row; images as ``(H, W, C)``.
+        shape: The shape of one row.
         dtype: Of the result.
         fill: What a null row or value becomes; None: an error.
         pad: What rows shorter than ``shape`` are filled up with; None: an error.
 
     Raises:
-        RowError: A null without ``fill``, a row that is wider than ``shape``, or narrower without ``pad``, an image
-            that cannot be read or is of another size, a value that does not fit ``dtype``.
+        RowError: A null without ``fill``, a row that is wider than ``shape``, or narrower without ``pad``, or a value
+            that does not fit ``dtype``.
     """
     array = plain(array)
     nulls = np.asarray(array.is_null())
@@ -52,8 +49,8 @@ def dense_rows(
     out = np.empty((len(array), width), dtype)
     if pa.types.is_null(array.type):
         out[:] = fill
-    elif kind.kind == "image" or len(shape) > 1:
-        _fill_row_by_row(array, kind, shape, out, fill)
+    elif len(shape) > 1:
+        _fill_row_by_row(array, shape, out, fill)
     elif is_list(array.type):
         _fill_lists(array, nulls, out, fill, pad)
     elif width > 1 and pad is None:
@@ -115,16 +112,14 @@ def _fill_lists(
         out[nulls] = fill
 
 
-def _fill_row_by_row(
-    array: pa.Array, kind: ColumnType, shape: tuple[int, ...], out: npt.NDArray[Any], fill: float | None
-) -> None:
+def _fill_row_by_row(array: pa.Array, shape: tuple[int, ...], out: npt.NDArray[Any], fill: float | None) -> None:
     for row, scalar in enumerate(array):
         value = scalar.as_py()
         if value is None:
             out[row] = fill
             continue
         try:
-            found: npt.NDArray[Any] = decode_image(value) if kind.kind == "image" else np.array(value)
+            found: npt.NDArray[Any] = np.array(value)
         except ValueError as error:
             raise RowError(row, str(error)) from error
         if found.shape != shape and (*found.shape, 1) != shape:

@@ -8,6 +8,7 @@ from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 
+from mouse_core._decoding import DecodePool, decoding_by
 from mouse_core._ordered import OrderedPrefetcher, Prefetcher
 from mouse_core.batches import BatchSource
 from mouse_core.errors import ClosedError, ConfigError, ForkError, StateError, WorkerError
@@ -60,6 +61,7 @@ class Loader(Generic[T]):
         self._next_index = source.epoch_start
         self._make: Callable[[int], Any] | None = None
         self._ahead: Prefetcher | None = None
+        self._decoders: DecodePool | None = None
         self._failure: WorkerError | None = None
         self._closed = False
         self._process: int | None = None
@@ -112,6 +114,9 @@ class Loader(Generic[T]):
             self._process = os.getpid()
         if self._make is None:
             self._make = self._maker(self._source)
+            if self._num_workers:
+                self._decoders = self._decoders or DecodePool(self._num_workers)
+                self._make = decoding_by(self._decoders, self._make)
         if not self._num_workers:
             return self._make(self._next_index)
         ahead = self._ahead
@@ -255,6 +260,8 @@ class Loader(Generic[T]):
         """Stop the threads and drop prefetched batches; ``next_batch`` raises from now on. May be called twice."""
         self._closed = True
         self._stop()
+        if self._decoders is not None:
+            self._decoders.close()
 
     def _stop(self) -> None:
         if self._ahead is not None and self._process == os.getpid():

@@ -138,7 +138,7 @@ class Places:
         return tuple(np.nonzero(kept)[0].tolist())
 
     def _empty(self, shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
-        """Memory for views, that of earlier ones if they are gone: fresh memory costs more than what is written there."""
+        """Memory for views, that of earlier ones if they are gone: fresh memory costs more than writing to it."""
         nbytes = 8 * prod(shape)
         if nbytes < _POOL_FROM:
             return np.empty(shape, np.int64)

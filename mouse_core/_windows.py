@@ -50,7 +50,7 @@ class Chunks:
 
     def __init__(self, starts: Int64s) -> None:
         self.starts = starts
-        # Files have chunks of one size, so that a division finds the chunk in a file; a search takes many times as long.
+        # Files have chunks of one size, so that a division finds the chunk in a file: many times as fast as a search.
         sizes = np.diff(starts)
         first = np.concatenate([[0], np.nonzero(np.diff(sizes))[0] + 1]) if len(sizes) else np.zeros(0, np.int64)
         self._runs = None
@@ -66,10 +66,12 @@ class Chunks:
             # side="right" steps over empty chunks.
             return np.searchsorted(self.starts, rows, side="right") - 1
         begin, chunk, size = self._runs
+        found: Int64s
         if len(begin) == 1:
-            return rows // size[0]
+            found = rows // int(size[0])
+            return found
         run = np.searchsorted(begin, rows, side="right") - 1
-        found: Int64s = (rows - begin[run]) // size[run]
+        found = (rows - begin[run]) // size[run]
         found += chunk[run]
         return found
 
@@ -206,14 +208,13 @@ def _cut_once(windows: Windows) -> Pieces | None:
     place[broken[broken < len(starts) - 1] + 1] = 2
     np.cumsum(place, out=place)
     unused = np.cumsum(most - per_batch - more)
-    place = place.reshape(batches, per_batch)
-    place[1:] += unused[:-1, None]
+    place.reshape(batches, per_batch)[1:] += unused[:-1, None]
     np.minimum(room, length, out=room)
     filled = []
-    second = place.reshape(-1)[broken] + 1
+    second = place[broken] + 1
     for heads, tails in ((chunk, after), (row, 0), (room, rest)):
         values = np.zeros(batches * most, np.int64)
-        values[place.reshape(-1)] = heads
+        values[place] = heads
         values[second] = tails
         filled.append(values.reshape(batches, most))
     return Pieces(*filled)

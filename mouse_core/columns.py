@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from mouse_core._convert import RowError, convert
 from mouse_core._dense import dense_rows, plain
+from mouse_core._image_rows import fill_images
 from mouse_core._layout import ColumnType, locate_values
 from mouse_core._locks import ProcessLock
 from mouse_core._memory import copy_bits, copy_runs, element_of, element_of_all
@@ -175,16 +176,22 @@ class Column:
         begins = [0, *(np.nonzero(~joined)[0] + 1).tolist(), len(chunk)]
         slices: dict[pa.DataType, list[pa.Array]] = {}
         targets: dict[pa.DataType, list[Int64s]] = {}
+        images: list[tuple[pa.Array, int]] = []
         for begin, end in pairwise(begins):
             n = (end - begin) * length
             values = plain(self._chunk_values(int(chunk[begin])).slice(int(row[begin]), n))
+            if self.kind.kind == "image":
+                images.append((values, int(target[begin])))
+                continue
             slices.setdefault(values.type, []).append(values)
             targets.setdefault(values.type, []).append(np.arange(int(target[begin]), int(target[begin]) + n))
+        if images:
+            fill_images(images, self.shape, steps, fill=self._fill)  # type: ignore[arg-type]
         for data_type, arrays in slices.items():
             places = np.concatenate(targets[data_type])
             try:
                 steps[places] = dense_rows(
-                    pa.concat_arrays(arrays), self.kind, self.shape, steps.dtype, fill=self._fill, pad=self._pad
+                    pa.concat_arrays(arrays), self.shape, steps.dtype, fill=self._fill, pad=self._pad
                 )
             except RowError as error:
                 raise RowError(int(places[error.row]), str(error)) from error

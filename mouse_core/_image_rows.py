@@ -1,0 +1,76 @@
+"""Reading the encoded images of a column's rows, where they lie."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mouse_core._convert import RowError, convert
+from mouse_core._decoding import Encoded, decode_rows
+from mouse_core.images import decode_image
+
+
+def fill_images(
+    runs: Sequence[tuple[pa.Array, int]], shape: tuple[int, int, int], out: npt.NDArray[Any], *, fill: float | None
+) -> None:
+    """Decode rows of images into rows of ``out``.
+
+    Args:
+        runs: Rows of an image column (binary, or ``{bytes, path}``), and the row of ``out`` that the first goes to.
+        shape: ``(H, W, C)`` of an image.
+        out: ``[rows, H * W * C]`` of any dtype.
+        fill: What a null becomes; None: an error.
+
+    Raises:
+        RowError: A null without ``fill``, an image that cannot be read, or one of another shape.
+        ValueError: The array is damaged.
+    """
+    encoded: list[Encoded] = []
+    for values, row in runs:
+        if not values.null_count and pa.types.is_struct(values.type):
+            inner = values.field("bytes")
+        else:
+            inner = values
+        if not inner.null_count and not pa.types.is_struct(inner.type) and not pa.types.is_null(inner.type):
+            encoded.append(_bytes_of(inner, row))
+        else:
+            _fill_one_by_one(values, row, shape, out, fill)
+    decode_rows(encoded, shape, out)
+
+
+def _bytes_of(values: pa.Array, row: int) -> Encoded:
+    """Where the bytes of binary values lie."""
+    _, ends, data = values.buffers()
+    wide = pa.types.is_large_binary(values.type)
+    every = np.frombuffer(ends, np.int64 if wide else np.int32)[values.offset : values.offset + len(values) + 1]
+    size = 0 if data is None else data.size
+    if every[0] < 0 or every[-1] > size or (np.diff(every) < 0).any():
+        raise ValueError(f"expected encoded images in {size} bytes, found {every[0]}..{every[-1]}; it is damaged")
+    octets = np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+    return Encoded(octets, every.astype(np.int64), row)
+
+
+def _fill_one_by_one(
+    values: pa.Array, first: int, shape: tuple[int, int, int], out: npt.NDArray[Any], fill: float | None
+) -> None:
+    """The same for rows some of which are null, or lie in files of their own."""
+    for row, value in enumerate(values.to_pylist(), first):
+        if value is None:
+            if fill is None:
+                raise RowError(row, "expected a value, found null")
+            out[row] = fill
+            continue
+        try:
+            found = decode_image(value)
+        except ValueError as error:
+            raise RowError(row, str(error)) from error
+        if found.shape != shape:
+            raise RowError(row, f"expected shape {list(shape)}, found {list(found.shape)}")
+        try:
+            out[row] = convert(found.reshape(-1), out.dtype)
+        except RowError as error:
+            raise RowError(row, str(error)) from error
