@@ -73,16 +73,28 @@ def find_placement(device: jax.Device | str | None, sharding: Sharding | None, s
         ConfigError: A device that is not there; both arguments; a sharding beside a shard, without devices of this
             process, or as in ``check_layout``.
     """
+    target = find_target(device, sharding)
     if sharding is None:
-        return Placement(find_device(device))
-    if not isinstance(sharding, Sharding):
-        raise ConfigError(f"sharding: expected a jax.sharding.Sharding, found {sharding!r}")
-    if device is not None:
-        raise ConfigError(f"device: expected None beside a sharding, found {device!r}")
+        return Placement(target)
     if source.shard != (0, 1):
         raise ConfigError(f"shard: expected (0, 1) beside a sharding, which says who needs what, found {source.shard}")
     check_layout(sharding, source)
     return Placement(sharding, _own_parts(sharding, source))
+
+
+def find_target(device: jax.Device | str | None, sharding: Sharding | None) -> jax.Device | Sharding | None:
+    """The device or the sharding that is meant; None: JAX's default device.
+
+    Raises:
+        ConfigError: A device that is not there; both arguments; a sharding that is none.
+    """
+    if sharding is None:
+        return find_device(device)
+    if not isinstance(sharding, Sharding):
+        raise ConfigError(f"sharding: expected a jax.sharding.Sharding, found {sharding!r}")
+    if device is not None:
+        raise ConfigError(f"device: expected None beside a sharding, found {device!r}")
+    return sharding
 
 
 def check_layout(target: object, source: BatchSource) -> None:

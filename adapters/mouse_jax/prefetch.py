@@ -9,14 +9,17 @@ import jax
 import numpy.typing as npt
 from jax.sharding import Sharding
 
-from mouse_core import BatchSource, DatasetStore, Snapshot
+from mouse_core import DatasetStore, Snapshot
 from mouse_core.augment import AugmentTokensConfig
-from mouse_core.prefetch import Loader
+from mouse_core.prefetch import Loader, make_source
+from mouse_core.replay.buffer import ReplayBuffer
+from mouse_core.replay.ensemble import ReplayBufferEnsemble
+from mouse_core.replay.source import BufferSource
 from mouse_core.sampling import Boundary, Sampler, Weighting
 from mouse_jax.dtypes import narrowing
 from mouse_jax.pipeline import GrainPrefetcher
-from mouse_jax.placement import find_placement
-from mouse_jax.transfer import batch_maker, thread_settings
+from mouse_jax.placement import find_placement, find_target
+from mouse_jax.transfer import batch_maker, drawn_maker, thread_settings
 
 
 class PrefetchBatchifier(Loader[dict[str, jax.Array]]):
@@ -28,9 +31,11 @@ class PrefetchBatchifier(Loader[dict[str, jax.Array]]):
     At most ``prefetch + 1`` batches exist in the pipeline at a time, and a batch once delivered never changes.
 
     Args:
-        store: A store, of which a snapshot is taken (see ``refresh``), or a snapshot.
+        store: A store, of which a snapshot is taken (see ``refresh``), or a snapshot; or a replay buffer, whose batches
+            are drawn ``prefetch`` calls before they are delivered (see ``staleness``).
         sequence_length: Steps in a window, S.
-        batch_size: Windows in a whole batch, B, over all shards and devices; by default 32.
+        batch_size: Windows in a whole batch, B, over all shards and devices; by default 32. Of a replay buffer as in
+            ``sample``.
         sampling: "random", "last", "sequential", "batch", or a ``Sampler``.
         prefetch: Batches to make ahead.
         num_workers: Threads that make them and put them on the device; with 0 the calling thread does. The stream is
@@ -54,7 +59,7 @@ class PrefetchBatchifier(Loader[dict[str, jax.Array]]):
 
     def __init__(
         self,
-        store: DatasetStore | Snapshot,
+        store: DatasetStore | Snapshot | ReplayBuffer | ReplayBufferEnsemble,
         sequence_length: int = 64,
         batch_size: int | None = None,
         sampling: str | Sampler = "random",
@@ -76,10 +81,10 @@ class PrefetchBatchifier(Loader[dict[str, jax.Array]]):
         pad: bool | float | None = None,
         sharding: Sharding | None = None,
     ) -> None:
-        source = BatchSource(
+        source = make_source(
             store,
             sequence_length,
-            32 if batch_size is None else batch_size,
+            batch_size,
             sampling,
             seed,
             shard,
@@ -93,7 +98,21 @@ class PrefetchBatchifier(Loader[dict[str, jax.Array]]):
             boundary=boundary,
             weighting=weighting,
             pad=pad,
+            ahead=prefetch,
         )
+        if isinstance(source, BufferSource):
+            of_buffer = getattr(store, "device", None)
+            own = of_buffer if isinstance(of_buffer, jax.Device | Sharding) else None
+            target = own if device is None and sharding is None else find_target(device, sharding)
+            # Draws are made in the caller's thread, batch by batch; grain would ask for one that is not drawn yet.
+            super().__init__(
+                source,
+                None,
+                maker=partial(drawn_maker, target=target, **thread_settings()),
+                prefetch=prefetch,
+                num_workers=num_workers,
+            )
+            return
         placement = find_placement(device, sharding, source)
         super().__init__(
             source,

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
 import numpy.typing as npt
+from jax.sharding import Sharding
 
 from mouse_core import BatchSource, Spec
+from mouse_core.replay.source import BufferSource
 from mouse_jax.dtypes import x64_enabled
 from mouse_jax.placement import Placement
+from mouse_jax.trees import as_jax
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -73,6 +76,25 @@ def batch_maker(source: BatchSource, *, placement: Placement, x64: bool, default
         ConfigError: A batch that the placement's sharding does not divide.
     """
     return BatchMaker(placement.sources(source), placement, source.spec, x64, default_device)
+
+
+def drawn_maker(
+    source: BufferSource, *, target: jax.Device | Sharding | None, x64: bool, default_device: Any
+) -> Callable[[int], Any]:
+    """The function from an index to a batch that was drawn from a replay buffer.
+
+    Args:
+        source: Where batches are drawn.
+        target: Where they go; None: JAX's default device.
+        x64, default_device: See ``thread_settings``.
+    """
+
+    def make(index: int) -> Any:
+        batch = source.buffer.batch_of(source.drawn(index))
+        with jax.enable_x64(x64), jax.default_device(default_device):
+            return as_jax(batch, target)
+
+    return make
 
 
 def thread_settings() -> dict[str, Any]:

@@ -9,9 +9,13 @@ import numpy.typing as npt
 import torch
 from tensordict import TensorDict
 
-from mouse_core import AugmentTokensConfig, BatchSource, DatasetStore, Snapshot
-from mouse_core.prefetch import Loader
+from mouse_core import AugmentTokensConfig, DatasetStore, Snapshot
+from mouse_core.prefetch import Loader, make_source
+from mouse_core.replay.buffer import ReplayBuffer
+from mouse_core.replay.ensemble import ReplayBufferEnsemble
+from mouse_core.replay.source import BufferSource
 from mouse_core.sampling import Boundary, Sampler, Weighting
+from mouse_torch.drawn import drawn_maker, keeps_tensors
 from mouse_torch.placement import check_device, check_pin
 from mouse_torch.transfer import device_maker, hand_over, host_maker
 
@@ -23,14 +27,16 @@ class PrefetchBatchifier(Loader[TensorDict]):
     pinned slab in its stored dtypes, copied ahead of time on a stream of its own, and widened on the device.
 
     Args:
-        store: A store, of which a snapshot is taken (see ``refresh``), or a snapshot.
+        store: A store, of which a snapshot is taken (see ``refresh``), or a snapshot; or a replay buffer, whose batches
+            are drawn ``prefetch`` calls before they are delivered (see ``staleness``).
         sequence_length: Steps in a window, S.
-        batch_size: Windows in a whole batch, B, over all shards; by default 32.
+        batch_size: Windows in a whole batch, B, over all shards; by default 32. Of a replay buffer as in ``sample``.
         sampling: "random", "last", "sequential", "batch", or a ``Sampler``.
         prefetch: Batches to make ahead.
-        num_workers: Threads that make them; with 0 the calling thread does. The stream is the same.
+        num_workers: Threads that make them; with 0 the calling thread does. The stream is the same. (Of a replay buffer
+            that keeps tensors the calling thread always does.)
         pin_memory: Whether host memory is pinned; None: where there is an accelerator.
-        device: Where batches arrive; None: on the host.
+        device: Where batches arrive; None: on the host, or where the replay buffer has them.
         seed, shard, dtypes, required_fields, fields, drop_last: See ``mouse_core.BatchSource``.
         augment: How batches are augmented, on the host, in the workers; see ``mouse_core.BatchSource``.
         views: With more than one, a batch is a tuple of so many; see ``mouse_core.BatchSource``.
@@ -45,7 +51,7 @@ class PrefetchBatchifier(Loader[TensorDict]):
 
     def __init__(
         self,
-        store: DatasetStore | Snapshot,
+        store: DatasetStore | Snapshot | ReplayBuffer | ReplayBufferEnsemble,
         sequence_length: int = 64,
         batch_size: int | None = None,
         sampling: str | Sampler = "random",
@@ -66,12 +72,15 @@ class PrefetchBatchifier(Loader[TensorDict]):
         weighting: Weighting = "step",
         pad: bool | float | None = None,
     ) -> None:
+        if device is None and isinstance(store, ReplayBuffer | ReplayBufferEnsemble):
+            of_buffer = getattr(store, "device", None)
+            device = of_buffer if isinstance(of_buffer, torch.device) else None
         target = check_device(device)
         pin = check_pin(pin_memory)
-        source = BatchSource(
+        source = make_source(
             store,
             sequence_length,
-            32 if batch_size is None else batch_size,
+            batch_size,
             sampling,
             seed,
             shard,
@@ -84,7 +93,19 @@ class PrefetchBatchifier(Loader[TensorDict]):
             boundary=boundary,
             weighting=weighting,
             pad=pad,
+            ahead=prefetch,
         )
+        if isinstance(source, BufferSource):
+            # What is on a device already is made there by the stream that it was gathered on.
+            super().__init__(
+                source,
+                None,
+                maker=partial(drawn_maker, device=target, pin=pin),
+                hand_over=hand_over,
+                prefetch=prefetch,
+                num_workers=0 if keeps_tensors(store) else num_workers,
+            )
+            return
         on_host = target.type == "cpu"
         super().__init__(
             source,

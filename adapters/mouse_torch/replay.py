@@ -89,6 +89,11 @@ class ReplayBuffer(buffer.ReplayBuffer):
         """Where batches arrive."""
         return self._target
 
+    @property
+    def keeps_tensors(self) -> bool:
+        """Whether rows are kept as tensors."""
+        return self._kept
+
     def __getitem__(self, index: Any) -> Any:
         """Rows as they are stored, without transforms: a TensorDict with the axes of ``index``; see the core's."""
         index = on_host(index)

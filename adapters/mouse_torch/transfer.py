@@ -122,7 +122,7 @@ def hand_over(made: InFlight) -> TensorDict:
         stream = torch.cuda.current_stream(made.views[0].device)
         stream.wait_event(made.event)
         for view in made.views:
-            for tensor in view.values():
+            for tensor in view.values(include_nested=True, leaves_only=True):
                 # The allocator must not reuse the memory before the caller's stream is done with it.
                 tensor.record_stream(stream)
     return _delivered(list(made.views))

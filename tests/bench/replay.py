@@ -162,7 +162,7 @@ def _updates(rows: int) -> Contender:
 
 
 def updated(rows: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]:
-    """Indices ``[1000, 256]`` and priorities ``[997, 256]`` to set in turn, so that a row gets another one each time."""
+    """Indices ``[1000, 256]`` and priorities ``[997, 256]`` to set in turn, so that a row gets another each time."""
     random = np.random.default_rng(4)
     return random.integers(0, rows, (1000, BATCH)), np.abs(random.standard_normal((997, BATCH))) + 0.01
 
