@@ -160,3 +160,13 @@ take_environments: Callable[..., MiniBatch] = jax.jit(
     take_recurrent_mini_batch, static_argnames=("num_trajectories", "hidden_axis")
 )
 """``take_recurrent_mini_batch``, compiled."""
+
+
+def _put_rows(arrays: Any, rows: Any, step: jax.Array) -> Any:
+    fields, hidden = arrays
+    put = {name: fields[name].at[step].set(row, mode="drop") for name, row in rows[0].items()}
+    return {**fields, **put}, jax.tree.map(lambda array, row: array.at[step].set(row, mode="drop"), hidden, rows[1])
+
+
+put_rows: Callable[..., Any] = jax.jit(_put_rows)
+"""(fields, hidden states) with the rows of one step; a step beyond the last one changes nothing."""

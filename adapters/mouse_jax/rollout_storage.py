@@ -33,6 +33,7 @@ from mouse_jax._rollout import (
     check_hidden,
     checked_rows,
     known,
+    put_rows,
     take_environments,
     take_rows,
 )
@@ -70,23 +71,15 @@ def init(
         if one.optional and not one.mask:
             raise ConfigError(f"fields[{name!r}]: expected mask=True beside optional=True, as all memory is allocated")
     seed = check_seed(seed)
-    layout = Layout(
-        int(num_envs),
-        int(num_transitions_per_env),
-        tuple(completed.items()),
-        find_extractors(amp_cfg, completed),
-        hidden_axis,
-    )
+    shape, extractors = (int(num_transitions_per_env), int(num_envs)), find_extractors(amp_cfg, completed)
+    layout = Layout(shape[1], shape[0], tuple(completed.items()), extractors, hidden_axis)
 
     def memory(path: str, leaf: Any) -> jax.Array:
         check_hidden(layout, path, leaf)
         return jnp.zeros((layout.num_transitions_per_env, *np.shape(leaf)), jnp.result_type(leaf))
 
     return Rollout(
-        {
-            name: jnp.zeros((num_transitions_per_env, num_envs, *one.shape), one.dtype)
-            for name, one in layout.spec.items()
-        },
+        {name: jnp.zeros((*shape, *one.shape), one.dtype) for name, one in layout.spec.items()},
         None if _hidden.is_empty(hidden_states) else _hidden.tree_map(memory, hidden_states),
         jnp.int32(0),
         jnp.uint32(0),
@@ -112,27 +105,25 @@ def add(rollout: Rollout, transition: Transition | Mapping[str, Any]) -> Rollout
     """
     layout = rollout.layout
     step = known(rollout.step)
-    if step is not None and step >= layout.num_transitions_per_env:
-        raise RolloutFullError(
-            f"add: expected at most {layout.num_transitions_per_env} rows, found one more; clear first"
-        )
+    most = layout.num_transitions_per_env
+    if step is not None and step >= most:
+        raise RolloutFullError(f"add: expected at most {most} rows, found one more; clear first")
     given = fields_of(transition)
     _checks.drop_stand_ins(given, rollout.arrays)
     _checks.check_names(given, dict(layout.fields))
-    arrays = dict(rollout.arrays)
-    for name, row in checked_rows(layout, given, step).items():
-        arrays[name] = arrays[name].at[rollout.step].set(row, mode="drop")
+    rows = checked_rows(layout, given, step)
     hidden = given.get("hidden_states")
     if _hidden.is_empty(hidden) != (rollout.hidden_states is None):
         raise SchemaError("hidden_states: expected them in every row, and in init, or nowhere")
 
-    def put(path: str, array: jax.Array, leaf: Any) -> jax.Array:
+    def check(path: str, array: jax.Array, leaf: Any) -> jax.Array:
         check_hidden(layout, path, leaf)
         if np.shape(leaf) != array.shape[1:]:
             raise SchemaError(f"{path}: expected shape {list(array.shape[1:])}, found {list(np.shape(leaf))}")
-        return array.at[rollout.step].set(leaf, mode="drop")
+        return jnp.asarray(leaf, array.dtype)
 
-    hidden = None if rollout.hidden_states is None else _hidden.tree_map(put, rollout.hidden_states, hidden)
+    hidden = None if rollout.hidden_states is None else _hidden.tree_map(check, rollout.hidden_states, hidden)
+    arrays, hidden = put_rows((rollout.arrays, rollout.hidden_states), (rows, hidden), rollout.step)
     return replace(rollout, arrays=arrays, hidden_states=hidden, step=rollout.step + 1, computed=jnp.asarray(False))
 
 

@@ -110,7 +110,7 @@ def test_random_words_are_those_of_numpy() -> None:
 
 def test_orders_are_those_of_numpy() -> None:
     order = jax.jit(_philox.permutation, static_argnums=2)
-    for seed, epoch, n in ((0, 0, 1), (1, 2, 2), (2**63 + 1, 3, 5), (7, 9, 1000), (5, 0, 98304)):
+    for seed, epoch, n in ((0, 0, 1), (1, 2, 2), (2**63 + 1, 3, 5), (7, 9, 1000), (5, 0, 20_000)):
         found = order(jnp.asarray([seed >> 32, seed & 0xFFFFFFFF], jnp.uint32), epoch, n)
         np.testing.assert_array_equal(found, core.permutation(seed, epoch, n))
 
@@ -131,9 +131,11 @@ def test_a_rollout_is_that_of_numpy(jit: bool) -> None:
 
 def test_mini_batches_are_those_of_numpy() -> None:
     storage, rollout = expected_storage(), full()
-    for parts, drop_last in ((4, False), (3, True)):
+    for parts, drop_last in ((4, False), (2, True)):
         expected = storage.mini_batch_generator(parts, 2, drop_last=drop_last, histories={"observations": 3})
-        after, batches = rollout_storage.mini_batches(rollout, parts, 2, drop_last=drop_last, histories={"observations": 3})
+        after, batches = rollout_storage.mini_batches(
+            rollout, parts, 2, drop_last=drop_last, histories={"observations": 3}
+        )
         count = 0
         for one, other in zip(batches, expected, strict=True):
             count += 1
@@ -148,7 +150,7 @@ def test_mini_batches_are_those_of_numpy() -> None:
 
 def test_recurrent_mini_batches_are_those_of_numpy() -> None:
     storage, rollout = expected_storage(), full()
-    for parts, shuffle in ((1, False), (2, True)):
+    for parts, shuffle in ((1, False), (1, True)):
         expected = storage.recurrent_mini_batch_generator(parts, 1, shuffle=shuffle)
         rollout, batches = rollout_storage.recurrent_mini_batches(rollout, parts, 1, shuffle=shuffle)
         for one, other in zip(batches, expected, strict=True):
@@ -157,7 +159,17 @@ def test_recurrent_mini_batches_are_those_of_numpy() -> None:
 
 def test_mini_batches_under_jit() -> None:
     """A whole update in one compiled function, as a scan over epochs and mini-batches."""
-    rollout = full()
+    fields = {"observations": (3,), "actions": (), "values": ()}
+    storage = core.RolloutStorage(ENVS, STEPS, fields, 3, amp_cfg=AMP)
+    states = hidden_states(np.random.default_rng(0))
+    rollout = rollout_storage.init(ENVS, STEPS, fields, 3, amp_cfg=AMP, hidden_states=states)
+    for whole in transitions():
+        row = {name: whole[name] for name in ("rewards", "dones", "values", "hidden_states")}
+        row |= {"observations": whole["reference_observations"], "actions": whole["rewards"]}
+        storage.add_transitions(row)
+        rollout = rollout_storage.add(rollout, row)
+    storage.compute_returns(LAST, 0.9, 0.9)
+    rollout = rollout_storage.compute_returns(rollout, LAST, 0.9, 0.9)
 
     @jax.jit
     def update(rollout: rollout_storage.Rollout) -> Any:
@@ -174,19 +186,18 @@ def test_mini_batches_under_jit() -> None:
         return rollout_storage.advance(rollout, 2), total, seen
 
     after, total, (rows, masks) = update(rollout)
-    storage = expected_storage()
     expected = list(storage.mini_batch_generator(5, 2))
     np.testing.assert_array_equal(rows.reshape(10, -1), [batch.rows for batch in expected])
     np.testing.assert_array_equal(masks.reshape(10, -1), [batch.obs_prev_mask for batch in expected])
     assert float(total) == pytest.approx(0.0, abs=1e-4)
     assert int(after.epoch) == 2
 
-    unrolled = jax.jit(lambda rollout: list(rollout_storage.mini_batches(rollout, 5, 1)[1]))(after)
-    for one, other in zip(unrolled, storage.mini_batch_generator(5, 1), strict=True):
+    unrolled = jax.jit(lambda rollout: list(rollout_storage.mini_batches(rollout, 2, 1)[1]))(after)
+    for one, other in zip(unrolled, storage.mini_batch_generator(2, 1), strict=True):
         same(one.astuple(), other.astuple())
 
-    recurrent = jax.jit(lambda rollout: list(rollout_storage.recurrent_mini_batches(rollout, 2, 1)[1]))(rollout)
-    for one, other in zip(recurrent, storage.recurrent_mini_batch_generator(2, 1), strict=True):
+    recurrent = jax.jit(lambda rollout: list(rollout_storage.recurrent_mini_batches(rollout, 1, 1)[1]))(rollout)
+    for one, other in zip(recurrent, storage.recurrent_mini_batch_generator(1, 1), strict=True):
         count = other.masks.shape[1]
         assert not one.masks[:, count:].any()
         same(one.obs[:, :count], other.obs)
@@ -314,8 +325,9 @@ def test_out_of_turn() -> None:
 # ---------------------------------------------------------------------- the functions
 
 
-@pytest.mark.parametrize("source", [core, returns])
-@pytest.mark.parametrize("shape", [(1, 1), (1, 3), (7, 5), (24, 4)])
+@pytest.mark.parametrize(
+    ("shape", "source"), [((1, 3), core), ((5, 4), core), ((1, 1), returns), ((5, 4), returns), ((24, 4), returns)]
+)
 def test_functions_agree_with_numpy(shape: tuple[int, int], source: Any) -> None:
     case = random_case(1, *shape, dtype="float32")
     ours, theirs = case.arrays(), case.arrays(convert=jnp.asarray)
@@ -349,11 +361,10 @@ def test_split_and_pad_under_jit() -> None:
 # ---------------------------------------------------------------------- rlax
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_formulas_agree_with_rlax(seed: int) -> None:
+def test_formulas_agree_with_rlax() -> None:
     """rlax knows terminations as discounts of 0, one environment at a time; it knows no truncation inside a rollout."""
     rlax = pytest.importorskip("rlax", reason="rlax is not installed")
-    case = random_case(seed, 11, 5, dtype="float32")
+    case = random_case(0, 11, 5, dtype="float32")
     arrays = case.arrays(truncation=False)
     advantages, _ = core.gae(**arrays, discount=0.97, lam=0.9)
     mixed = core.lambda_returns(**arrays, discount=0.97, lam=0.9)
