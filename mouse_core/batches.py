@@ -21,6 +21,7 @@ from mouse_core.augment.stream import stream_augment
 from mouse_core.columns import Column
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import check_seed
+from mouse_core.sampling._identity import sampler_identity
 from mouse_core.sampling.episodes import Boundary, Weighting, sampler_of
 from mouse_core.sampling.plan import PaddedSampler, Plan, Sampler
 from mouse_core.snapshot import Snapshot
@@ -201,7 +202,7 @@ class BatchSource:
     def fingerprint(self) -> str:
         """A digest of the data and of all that decides about a batch, but for the seed and the delivered dtypes."""
         fields = [reader.identity for reader in self._readers.values()]
-        config = [self.snapshot.fingerprint, repr(self.sampler), fields]
+        config = [self.snapshot.fingerprint, sampler_identity(self.sampler), fields]
         if self._augment is not None:
             config.append(self._augment.identity)
         return hashlib.sha256(json.dumps(config).encode()).hexdigest()[:32]

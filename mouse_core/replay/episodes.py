@@ -204,9 +204,8 @@ class Episodes:
 
     def _replace(self, env: int, first: int, begins: Int64s, ids: Int64s) -> None:
         count = int(self._counts[env])
-        if len(begins) == count - first and (begins + self._spans[env] == self._begins[env, first:count]).all():
-            if not (ids == self._ids[env, first:count]).all():
-                self._ids[env, first:count] = ids
+        if np.array_equal(begins + self._spans[env], self._begins[env, first:count]):
+            self._ids[env, first:count] = ids
             return
         more = np.zeros(self.num_envs, np.int64)
         more[env] = max(len(begins) - (count - first), 0)

@@ -1,0 +1,318 @@
+"""What a sampler must do, of windows or of a replay buffer, as tests that its author runs with pytest."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.batches import BatchSource
+from mouse_core.errors import ConfigError, DataError, MouseError, StateError
+from mouse_core.randomness import Key, Purpose
+from mouse_core.replay.array_storage import ArrayStorage
+from mouse_core.replay.buffer import ReplayBuffer
+from mouse_core.replay.protocols import Draw, PrioritySampler
+from mouse_core.replay.protocols import Sampler as ReplaySampler
+from mouse_core.sampling._identity import sampler_identity
+from mouse_core.sampling.plan import PaddedSampler, Sampler
+from mouse_core.testing.examples import example_store
+
+_INDICES = (0, 1, 2, 17, 1000)
+
+
+class WindowSamplerConformance:
+    """Tests that a sampler of windows is one that ``BatchSource`` can use: ``mouse_core.sampling.Sampler``.
+
+    Subclass it in a test file, under a name that begins with ``Test``, and say how one is made:
+
+        class TestMine(WindowSamplerConformance):
+            def make(self):
+                return MySampler(sequence_length=8, batch_size=4)
+
+    Attributes:
+        rows: Rows of the stores that it is tried on, in episodes of 1 to 13; see ``example_store``.
+        draws: Whether batches of other seeds are others.
+    """
+
+    rows: tuple[int, ...] = (300, 1000)
+    draws: bool = True
+
+    def make(self) -> Any:
+        """A new sampler, always the same, with windows that the smallest of the stores can give."""
+        raise NotImplementedError
+
+    def test_it_has_what_the_protocol_names(self) -> None:
+        """Sizes are integers from 1, and so is the number of batches in an epoch."""
+        sampler = self.make()
+        assert isinstance(sampler, Sampler), (
+            f"expected sequence_length, batch_size, batches_per_epoch, starts: {sampler}"
+        )
+        for rows in self.rows:
+            for number in (sampler.sequence_length, sampler.batch_size, sampler.batches_per_epoch(_snapshot(rows))):
+                assert isinstance(number, int | np.integer), f"expected an integer, found {number!r}"
+                assert number >= 1, f"expected at least 1, found {number}"
+
+    def test_windows_lie_in_the_snapshot(self) -> None:
+        """As integers ``[b]``, up to a batch of them, for every index."""
+        sampler = self.make()
+        for rows in self.rows:
+            snapshot = _snapshot(rows)
+            for index in _INDICES:
+                starts = self._starts(sampler, rows, index=index)
+                assert starts.ndim == 1, f"expected [b], found {list(starts.shape)}"
+                assert starts.dtype.kind in "iu", f"expected integers, found {starts.dtype}"
+                assert 1 <= len(starts) <= sampler.batch_size, f"expected a batch, found {len(starts)} windows"
+                reach: Any = sampler.sequence_length
+                if isinstance(sampler, PaddedSampler):
+                    reach = sampler.lengths(starts, snapshot)
+                    assert reach.shape == starts.shape, "expected a length for each window"
+                    assert reach.min() >= 1, "expected a step in every window"
+                    assert reach.max() <= sampler.sequence_length, "expected no more steps than a window has"
+                assert starts.min() >= 0, f"expected rows from 0, found {starts.min()}"
+                assert (starts + reach <= rows).all(), f"expected windows up to row {rows}, found them beyond"
+
+    def test_it_is_a_pure_function(self) -> None:
+        """Of seed, index, snapshot and epoch: also when asked in another order, and when it was pickled."""
+        first, second = self.make(), pickle.loads(pickle.dumps(self.make()))
+        asked = [(seed, index, start) for seed in (0, 5) for index in _INDICES for start in (0, index)]
+        for rows in self.rows:
+            forward = [self._starts(first, rows, *what) for what in asked]
+            backward = [self._starts(second, rows, *what) for what in reversed(asked)][::-1]
+            for what, one, other in zip(asked, forward, backward, strict=True):
+                assert np.array_equal(one, other), f"expected the same for (seed, index, epoch_start) = {what}"
+                assert np.array_equal(one, self._starts(first, rows, *what)), f"expected {what} twice the same"
+
+    def test_seeds_differ(self) -> None:
+        """Where batches are drawn."""
+        sampler = self.make()
+        streams = {
+            tuple(start for index in range(3) for start in self._starts(sampler, self.rows[-1], seed, index).tolist())
+            for seed in range(5)
+        }
+        assert not self.draws or len(streams) > 1, "expected other batches for other seeds"
+
+    def test_many_are_the_same_as_one_by_one(self) -> None:
+        """Where a sampler plans several batches at once."""
+        sampler = self.make()
+        draw: Any = getattr(sampler, "starts_of_many", None)
+        for rows in self.rows if draw is not None else ():
+            for first, count in ((0, 3), (5, 1), (11, 40)):
+                many = draw(3, first, count, _snapshot(rows), 0)
+                if many is not None:
+                    single = [self._starts(sampler, rows, 3, index) for index in range(first, first + count)]
+                    assert np.array_equal(many, np.stack(single)), f"expected what starts gives for {first}.. {count}"
+
+    def test_too_few_rows_are_refused(self) -> None:
+        """By a ConfigError when an epoch is asked for; not if windows are filled up."""
+        sampler = self.make()
+        if not isinstance(sampler, PaddedSampler) and sampler.sequence_length > 1:
+            try:
+                found = sampler.batches_per_epoch(_snapshot(sampler.sequence_length - 1))
+            except ConfigError:
+                return
+            raise AssertionError(f"expected a ConfigError for fewer rows than a window, found {found} batches")
+
+    def test_checkpoints_know_it_again(self) -> None:
+        """What the fingerprint says of it is the same for one made anew, and names its sizes or class."""
+        identity = sampler_identity(self.make())
+        assert identity == sampler_identity(self.make()), "expected the same fingerprint for the same sampler"
+        assert type(self.make()).__name__ in identity, f"expected a repr with the name of the class, found {identity}"
+
+    def test_a_source_delivers_its_windows(self) -> None:
+        """Whole, in shards, and after pickling."""
+        source = BatchSource(example_store(self.rows[0]), sampling=self.make(), seed=4)
+        again = pickle.loads(pickle.dumps(source))
+        for index in _INDICES[:3]:
+            plan, batch = source.plan(index), source[index]
+            rewards = batch["reward"]
+            assert rewards.shape == (len(plan.starts), source.sequence_length)
+            assert np.array_equal(again[index]["reward"], rewards)
+
+    def _starts(self, sampler: Any, rows: int, seed: int = 0, index: int = 0, epoch_start: int = 0) -> npt.NDArray[Any]:
+        return np.asarray(sampler.starts(seed, index, _snapshot(rows), epoch_start)).copy()
+
+
+class ReplaySamplerConformance:
+    """Tests that a sampler is one that ``ReplayBuffer`` can use: ``mouse_core.replay.Sampler``.
+
+    Subclass it in a test file, under a name that begins with ``Test``, and say how one is made:
+
+        class TestMine(ReplaySamplerConformance):
+            def make(self):
+                return MySampler()
+
+    Attributes:
+        batch_size: Steps in the batches that are asked for; at most 12.
+        draws: Whether batches of other seeds are others.
+    """
+
+    batch_size: int = 12
+    draws: bool = True
+
+    def make(self) -> Any:
+        """A new sampler, always the same."""
+        raise NotImplementedError
+
+    def rows(self, first: int, n: int) -> dict[str, npt.NDArray[Any]]:
+        """Rows to write, ``[n, ...]``; override it for a sampler that needs other fields."""
+        numbers = np.arange(first, first + n)
+        return {"row": numbers, "done": numbers % 9 == 8}
+
+    def test_it_has_what_the_protocol_names(self) -> None:
+        """And needs_order is True or False."""
+        sampler = self.make()
+        assert isinstance(sampler, ReplaySampler), f"expected needs_order, wrote, reset, draw, states: {sampler!r}"
+        assert isinstance(sampler.needs_order, bool), f"needs_order: expected a bool, found {sampler.needs_order!r}"
+
+    def test_draws_lie_in_the_buffer(self) -> None:
+        """With the shapes and dtypes of ``Draw``, while rows come, are overwritten, changed and forgotten."""
+        for buffer in self._history(self._buffer()):
+            draw = self._draw(buffer)
+            index = draw.index
+            assert index.dtype == np.int64, f"index: expected int64, found {index.dtype}"
+            assert index.ndim in (1, 2), f"index: expected [b] or [num_slices, slice_len], found {list(index.shape)}"
+            assert 1 <= index.size <= self.batch_size, f"index: expected up to {self.batch_size}, found {index.size}"
+            assert 0 <= index.min() <= index.max() < len(buffer), "index: expected slots in use"
+            if draw.mask is not None:
+                assert draw.mask.dtype == np.bool_, f"mask: expected bool, found {draw.mask.dtype}"
+                assert draw.mask.shape == index.shape, "mask: expected the shape of the index"
+            weight = draw.priority_weight
+            if weight is not None:
+                assert weight.dtype == np.float32, f"priority_weight: expected float32, found {weight.dtype}"
+                assert weight.shape in (index.shape, index.shape[:1]), "priority_weight: expected one a step or slice"
+            for name, values in draw.extra.items():
+                assert values.shape[: index.ndim] == index.shape, f"{name}: expected the axes of the index in front"
+
+    def test_a_draw_depends_on_its_key_and_on_what_was_written(self) -> None:
+        """Two that went through the same draw the same."""
+        pairs = zip(self._history(self._buffer()), self._history(self._buffer()), strict=True)
+        for one, other in pairs:
+            _same(self._draw(one), self._draw(other), "expected the same draw after the same writes")
+
+    def test_seeds_differ(self) -> None:
+        """Where batches are drawn."""
+        streams = set()
+        for seed in range(5):
+            buffer = self._buffer(seed)
+            buffer.extend(self.rows(0, 36))
+            streams.add(tuple(slot for _ in range(3) for slot in self._draw(buffer).index.reshape(-1).tolist()))
+        assert not self.draws or len(streams) > 1, "expected other batches for other seeds"
+
+    def test_it_goes_on_from_its_state(self) -> None:
+        """As if nothing had happened, from a copy that knows nothing of the original."""
+        for number, buffer in enumerate(self._history(self._buffer())):
+            self._draw(buffer)
+            again = self._buffer(seed=99)
+            again.load_state_dict(copy.deepcopy(buffer.state_dict()))
+            for _ in range(3):
+                _same(
+                    self._draw(buffer), self._draw(again), f"expected the next draws after the state of step {number}"
+                )
+
+    def test_its_state_is_plain(self) -> None:
+        """Values and arrays, no objects, and not what the sampler goes on to change."""
+        for buffer in self._history(self._buffer()):
+            self._draw(buffer)
+            state = buffer.sampler.state_dict()
+            kept = copy.deepcopy(state)
+            for name, value in state.items():
+                plain = isinstance(value, str | bool | int | float | np.number)
+                array = isinstance(value, np.ndarray) and not value.dtype.hasobject
+                assert plain or array, f"state: {name}: expected a value or an array, found {type(value).__name__}"
+            buffer.extend(self.rows(500, 5))
+            self._draw(buffer)
+            for name, value in kept.items():
+                assert np.array_equal(value, state[name]), f"state: {name}: expected it to stay as it was"
+
+    def test_what_is_wrong_changes_nothing(self) -> None:
+        """Too few rows, and a state of something else, are refused by errors of the library."""
+        buffer, other = self._buffer(), self._buffer()
+        _refused(MouseError, lambda: buffer.sampler.draw(buffer.storage, self.batch_size, _key(0)))
+        _refused(StateError, lambda: buffer.sampler.load_state_dict({"something": "else"}))
+        for one in (buffer, other):
+            one.extend(self.rows(0, 36))
+        self._draw(buffer)
+        self._draw(other)
+        _refused(StateError, lambda: buffer.sampler.load_state_dict({"something": "else"}))
+        _same(self._draw(buffer), self._draw(other), "expected what was refused to change nothing")
+
+    def test_priorities_that_cannot_be_are_refused(self) -> None:
+        """Of a sampler that has them, and nothing has changed then."""
+        buffer, other = self._buffer(), self._buffer()
+        if not isinstance(buffer.sampler, PrioritySampler):
+            return
+        for one in (buffer, other):
+            one.extend(self.rows(0, 36))
+            one.update_priority(np.arange(36), np.arange(36) % 5 + 0.5)
+        for index, priority, error in (
+            ([1, 2], [9.0, -1.0], DataError),
+            ([1, 2], [9.0, np.nan], DataError),
+            ([1, 2], [9.0, np.inf], DataError),
+            ([1, 36], [9.0, 9.0], IndexError),
+        ):
+            update = partial(buffer.update_priority, np.array(index), np.array(priority))
+            _refused(error, update)
+        for _ in range(3):
+            _same(self._draw(buffer), self._draw(other), "expected what was refused to change nothing")
+
+    # ------------------------------------------------------------------ helpers
+
+    def _buffer(self, seed: int = 3) -> ReplayBuffer:
+        return ReplayBuffer(ArrayStorage(40), self.make(), batch_size=self.batch_size, seed=seed)
+
+    def _history(self, buffer: ReplayBuffer) -> Any:
+        """The buffer after each of some writes; in a ring that comes round, and from the beginning again."""
+        written = 0
+        for n in (27, 1, 8, 30, 1, 40, 55):
+            buffer.extend(self.rows(written, n))
+            written += n
+            yield buffer
+            if isinstance(buffer.sampler, PrioritySampler):
+                slots = np.arange(0, len(buffer), 3)
+                buffer.update_priority(slots, slots % 7 + 0.5)
+                yield buffer
+        for slot in (3, 39):
+            buffer[slot] = {name: values[0] for name, values in self.rows(8, 1).items()}
+            yield buffer
+        buffer.empty()
+        buffer.extend(self.rows(0, 36))
+        yield buffer
+
+    def _draw(self, buffer: ReplayBuffer) -> Draw:
+        """The draw of the buffer's next sample."""
+        return buffer.draw().draw
+
+
+def _key(index: int) -> Key:
+    return Key(3, Purpose.REPLAY, index)
+
+
+_snapshots: dict[int, Any] = {}
+
+
+def _snapshot(rows: int) -> Any:
+    if rows not in _snapshots:
+        _snapshots[rows] = example_store(rows).snapshot()
+    return _snapshots[rows]
+
+
+def _same(one: Draw, other: Draw, says: str) -> None:
+    for name in ("index", "mask", "priority_weight"):
+        mine, yours = getattr(one, name), getattr(other, name)
+        assert (mine is None) == (yours is None), f"{says}: {name}"
+        assert mine is None or np.array_equal(mine, yours), f"{says}: {name}: {mine.tolist()}, {yours.tolist()}"
+    assert one.extra.keys() == other.extra.keys(), says
+    for name, values in one.extra.items():
+        assert np.array_equal(values, other.extra[name]), f"{says}: {name}"
+
+
+def _refused(error: type[BaseException], call: Any) -> None:
+    try:
+        found = call()
+    except error:
+        return
+    raise AssertionError(f"expected {error.__name__}, found {found!r:.80}")

@@ -1,0 +1,278 @@
+"""What a storage of a replay buffer must do, as tests that its author runs with pytest."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.errors import MissingFieldError, MouseError, StateError
+from mouse_core.replay import ReplayBuffer, Storage
+
+Rows = dict[str, Any]
+
+
+class StorageConformance:
+    """Tests that a class keeps rows as the protocol ``mouse_core.replay.Storage`` says.
+
+    Subclass it in a test file, under a name that begins with ``Test``, and say how one is made:
+
+        class TestMine(StorageConformance):
+            def make(self, max_size, ndim, folder):
+                return MyStorage(max_size, ndim=ndim)
+
+    Attributes:
+        typed: Whether all rows must be like the first; not so for a storage of any objects.
+        ndims: The ``ndim`` that it knows.
+    """
+
+    typed = True
+    ndims: tuple[int, ...] = (1, 2)
+
+    def make(self, max_size: int, ndim: int, folder: Path) -> Any:
+        """A new storage; ``folder`` is an empty one that it may use."""
+        raise NotImplementedError
+
+    def to_numpy(self, values: Any) -> npt.NDArray[Any]:
+        """A leaf as a NumPy array; override it for a storage that gives others."""
+        return np.asarray(values)
+
+    # ------------------------------------------------------------------ what it holds
+
+    def test_it_has_what_the_protocol_names(self, tmp_path: Path) -> None:
+        """Before anything is written."""
+        storage = self.make(12, 1, tmp_path)
+        assert isinstance(storage, Storage)
+        assert (len(storage), storage.capacity, storage.written, storage.num_envs) == (0, 12, 0, 1)
+        assert storage.writable is True
+        assert storage.alignment in ("arrived", "outgoing")
+
+    def test_rows_lie_where_a_ring_puts_them(self, tmp_path: Path) -> None:
+        """Single rows and many, in every order, up to more than there is room for."""
+        storage = self.make(7, 1, tmp_path)
+        kept: dict[int, int] = {}
+        written = 0
+        for n in (1, 3, 0, 2, 5, 1, 7, 19, 1, 6):
+            first, count = storage.append(rows_from(written, n)) if n != 1 else storage.append(row_of(written), one=True)
+            assert (first, count) == (written, n)
+            for number in range(written, written + n):
+                kept[number % 7] = number
+            written += n
+            assert storage.written == written
+            assert len(storage) == min(written, 7)
+            self._holds(storage, kept)
+
+    def test_lists_of_rows_are_rows(self, tmp_path: Path) -> None:
+        """One item after another."""
+        storage = self.make(7, 1, tmp_path)
+        storage.append([row_of(number) for number in range(9)])
+        self._holds(storage, {number % 7: number for number in range(2, 9)})
+
+    def test_time_steps_of_environments_stay_together(self, tmp_path: Path) -> None:
+        """``[time, env]``: slot = time * num_envs + env."""
+        if 2 not in self.ndims:
+            return
+        storage = self.make(12, 2, tmp_path)
+        steps = [rows_from(number, 3) for number in (0, 3, 6, 9, 12)]
+        assert storage.append(steps[0], one=True) == (0, 3)
+        assert storage.append(_map(lambda leaves: np.stack(leaves), *steps[1:])) == (3, 12)
+        assert (storage.num_envs, storage.capacity, len(storage), storage.written) == (3, 12, 12, 15)
+        self._holds(storage, {number % 12: number for number in range(3, 15)})
+
+    def test_rows_are_given_in_any_shape_and_order(self, tmp_path: Path) -> None:
+        """``[n]``, ``[a, b]``, none, the same row twice."""
+        storage = self.make(7, 1, tmp_path)
+        storage.append(rows_from(0, 5))
+        for slots in ([3, 0, 3], [[1, 2], [4, 4], [0, 3]], []):
+            index = np.array(slots, np.int64)
+            self._same(storage.get(index), index)
+
+    def test_what_was_given_is_never_written_to(self, tmp_path: Path) -> None:
+        """And what is written does not change with the caller's arrays."""
+        storage = self.make(4, 1, tmp_path)
+        mine = rows_from(0, 4)
+        storage.append(copy.deepcopy(mine))
+        slots = np.arange(4)
+        before = storage.get(slots)
+        kept = copy.deepcopy(before)
+        storage.append(rows_from(50, 4))
+        storage.put(slots, rows_from(90, 4))
+        storage.empty()
+        for given, expected in zip(_leaves(before), _leaves(kept), strict=True):
+            np.testing.assert_array_equal(self.to_numpy(given), self.to_numpy(expected))
+
+    def test_single_fields_are_read(self, tmp_path: Path) -> None:
+        """By name, nested ones by a tuple of names; through slots and slices."""
+        storage = self.make(6, 1, tmp_path)
+        storage.append(rows_from(0, 4))
+        slots = np.array([[2, 0], [3, 3]])
+        np.testing.assert_array_equal(storage.read("reward", slots), slots.astype(np.float32))
+        np.testing.assert_array_equal(storage.read("reward", slice(1, 4)), np.arange(1, 4, dtype=np.float32))
+        np.testing.assert_array_equal(storage.read(("next", "done"), np.array([1, 3])), [True, True])
+        _refused(MissingFieldError, "nothing", lambda: storage.read("nothing", np.array([0])))
+
+    # ------------------------------------------------------------------ what changes it
+
+    def test_rows_are_overwritten_in_place(self, tmp_path: Path) -> None:
+        """Neither cursor nor length move, and the change is counted."""
+        storage = self.make(5, 1, tmp_path)
+        storage.append(rows_from(0, 8))
+        changes = storage.changes
+        storage.put(np.array([4, 1]), rows_from(70, 2))
+        assert (len(storage), storage.written) == (5, 8)
+        assert storage.changes > changes
+        self._holds(storage, {0: 5, 1: 71, 2: 7, 3: 3, 4: 70})
+        storage.append(row_of(8), one=True)
+        self._holds(storage, {0: 5, 1: 71, 2: 7, 3: 8, 4: 70})
+
+    def test_it_can_be_emptied(self, tmp_path: Path) -> None:
+        """The next row has number 0."""
+        storage = self.make(5, 1, tmp_path)
+        storage.append(rows_from(0, 8))
+        changes = storage.changes
+        storage.empty()
+        assert (len(storage), storage.written) == (0, 0)
+        assert storage.changes > changes
+        _refused(IndexError, "", lambda: storage.get(np.array([0])))
+        assert storage.append(rows_from(20, 2)) == (0, 2)
+        self._holds(storage, {0: 20, 1: 21})
+
+    def test_a_state_goes_on_elsewhere(self, tmp_path: Path) -> None:
+        """After every number of rows, with the cursor; as long as the data."""
+        for n in (0, 1, 4, 5, 13):
+            storage = self.make(5, 1, _folder(tmp_path, f"from{n}"))
+            storage.append(rows_from(0, n))
+            state = copy.deepcopy(storage.state())
+            other = self.make(5, 1, _folder(tmp_path, f"to{n}"))
+            other.append(rows_from(40, 3))
+            other.load(state)
+            assert (len(other), other.written) == (len(storage), n)
+            other.append(rows_from(n, 2))
+            kept = {number % 5: number for number in range(n + 2)}
+            self._holds(other, kept)
+
+    def test_a_damaged_state_is_refused(self, tmp_path: Path) -> None:
+        """And leaves everything as it was."""
+        storage = self.make(5, 1, _folder(tmp_path, "a"))
+        storage.append(rows_from(0, 7))
+        larger = self.make(6, 1, _folder(tmp_path, "b"))
+        larger.append(rows_from(0, 7))
+        good = copy.deepcopy(storage.state())
+        bad = [larger.state(), {}, {**good, "kind": "something"}]
+        bad += [{name: value for name, value in good.items() if name != missing} for missing in good]
+        for state in bad:
+            _refused(StateError, "expected", lambda state=state: storage.load(state))
+            self._holds(storage, {number % 5: number for number in range(2, 7)})
+            assert storage.written == 7
+
+    def test_what_is_refused_changes_nothing(self, tmp_path: Path) -> None:
+        """Rows unlike the first, and slots that are not in use."""
+        storage = self.make(5, 1, tmp_path)
+        storage.append(rows_from(0, 3))
+        for slots in ([3], [-1], [0, 5]):
+            _refused(IndexError, "", lambda slots=slots: storage.get(np.array(slots)))
+        _refused(MouseError, "expected", lambda: storage.put(np.array([0, 1]), rows_from(50, 3)))
+        if self.typed:
+            good = rows_from(50, 2)
+            for bad in (
+                {**good, "extra": np.zeros(2)},
+                {name: value for name, value in good.items() if name != "reward"},
+                {**good, "reward": good["reward"].astype(np.float64)},
+                {**good, "obs": good["obs"][:, :2]},
+                {**good, "reward": good["reward"][:1]},
+                {**good, "next": good["reward"]},
+            ):
+                _refused(MouseError, "expected", lambda bad=bad: storage.append(bad))
+                _refused(MouseError, "expected", lambda bad=bad: storage.put(np.array([0, 1]), bad))
+        assert storage.written == 3
+        self._holds(storage, {0: 0, 1: 1, 2: 2})
+
+    def test_a_buffer_is_built_on_it(self, tmp_path: Path) -> None:
+        """Rows that are added come back in batches, and after a checkpoint."""
+        buffer = ReplayBuffer(self.make(8, 1, _folder(tmp_path, "a")), batch_size=6, seed=3)
+        buffer.extend(rows_from(0, 11))
+        buffer.add(row_of(11))
+        buffer.dumps(tmp_path / "saved")
+        batch = buffer.sample()
+        rewards = self.to_numpy(batch["reward"])
+        assert set(rewards.tolist()) <= set(range(4, 12))
+        np.testing.assert_array_equal(rewards % 8, self.to_numpy(batch["index"]))
+        other = ReplayBuffer(self.make(8, 1, _folder(tmp_path, "b")), batch_size=6)
+        other.loads(tmp_path / "saved")
+        np.testing.assert_array_equal(self.to_numpy(other.sample()["reward"]), rewards)
+
+    # ------------------------------------------------------------------ helpers
+
+    def _holds(self, storage: Any, kept: dict[int, int]) -> None:
+        """Slot by slot, the rows of these numbers, and no others."""
+        assert len(storage) == len(kept)
+        slots = np.array(sorted(kept), np.int64)
+        assert slots.tolist() == list(range(len(kept)))
+        if len(kept):
+            self._same(storage.get(slots), np.array([kept[slot] for slot in slots.tolist()]))
+
+    def _same(self, found: Any, numbers: npt.NDArray[np.int64]) -> None:
+        if isinstance(found, list):  # of any objects
+            flat = [item for part in found for item in (part if isinstance(part, list) else [part])]
+            assert len(flat) == numbers.size
+            for item, number in zip(flat, numbers.reshape(-1).tolist(), strict=True):
+                for leaf, expected in zip(_leaves(item), _leaves(row_of(number)), strict=True):
+                    np.testing.assert_array_equal(leaf, expected)
+            return
+        expected = rows_at(numbers)
+        for leaf, wanted in zip(_leaves(found), _leaves(expected), strict=True):
+            array = self.to_numpy(leaf)
+            assert array.dtype == wanted.dtype
+            np.testing.assert_array_equal(array, wanted)
+
+
+def rows_at(numbers: npt.NDArray[np.int64]) -> Rows:
+    """Rows that can be told by their numbers, with the axes of ``numbers`` in front."""
+    reward = numbers.astype(np.float32)
+    pixels = np.empty((*numbers.shape, 40, 30), np.uint8)
+    pixels[...] = (numbers % 251)[..., None, None]
+    return {
+        "obs": reward[..., None] * 10 + np.arange(3, dtype=np.float32),
+        "reward": reward,
+        "action": numbers % 100,
+        "next": {"done": numbers % 2 == 1, "pixels": pixels},
+    }
+
+
+def rows_from(first: int, n: int) -> Rows:
+    """``n`` rows from number ``first``."""
+    return rows_at(np.arange(first, first + n))
+
+
+def row_of(number: int) -> Rows:
+    """A single row."""
+    return rows_at(np.array(number))
+
+
+def _refused(error: type[Exception], text: str, call: Callable[[], Any]) -> None:
+    try:
+        found = call()
+    except error as raised:
+        assert text in str(raised), f"expected {text!r} in the message, found {raised}"
+        return
+    raise AssertionError(f"expected {error.__name__}, found {found!r}")
+
+
+def _leaves(tree: Any) -> list[Any]:
+    return [leaf for child in tree.values() for leaf in _leaves(child)] if isinstance(tree, dict) else [tree]
+
+
+def _map(join: Any, *trees: Any) -> Any:
+    if isinstance(trees[0], dict):
+        return {name: _map(join, *(tree[name] for tree in trees)) for name in trees[0]}
+    return join(trees)
+
+
+def _folder(parent: Path, name: str) -> Path:
+    folder = parent / name
+    folder.mkdir()
+    return folder
