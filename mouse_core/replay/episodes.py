@@ -228,9 +228,7 @@ class Episodes:
         return int(self._view(rule).episodes.cumulative[-1])
 
     def windows(self, rule: WindowRule, ranks: Int64s) -> Windows:
-        """The windows of these ranks, int64 ``[n]`` in ``0 .. count(rule) - 1``: those of an environment together, in
-        the order of their starts.
-        """
+        """The windows of these ranks, int64 ``[n]`` in ``0 .. count(rule) - 1``: environment by environment, in order."""
         env, column, number = self._view(rule).windows.find(ranks)
         return self._at(rule, env, column, number)
 
