@@ -1,0 +1,216 @@
+"""NumPy, PyTorch and JAX draw the same batches from replay buffers, at once or ahead of time, with any threads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+
+import mouse_core
+import mouse_jax
+import mouse_torch
+from mouse_core import replay
+from mouse_core.errors import ClosedError, ConfigError, WorkerError
+from mouse_core.replay import (
+    ArrayStorage,
+    Compose,
+    HindsightRelabel,
+    LinearSchedule,
+    NextView,
+    NStep,
+    PrioritizedSampler,
+    RandomCrop,
+    ReturnsToGo,
+    SamplerWithoutReplacement,
+    SliceSampler,
+)
+from mouse_core.replay._trees import flatten
+
+PACKAGES: dict[str, tuple[ModuleType, Any]] = {
+    "numpy": (mouse_core, replay),
+    "torch": (mouse_torch, mouse_torch),
+    "jax": (mouse_jax, mouse_jax),
+}
+
+
+def rows(n: int, seed: int) -> dict[str, Any]:
+    random = np.random.default_rng(seed)
+    done = np.zeros(n, np.int8)
+    done[6::7] = 1
+    done[13::21] = 2
+    return {
+        "observation": {
+            "achieved_goal": random.integers(0, 3, (n, 1)).astype(np.float32),
+            "desired_goal": random.integers(0, 3, (n, 1)).astype(np.float32),
+        },
+        "action": random.integers(0, 4, n).astype(np.int32),
+        "reward": random.normal(size=n).astype(np.float32),
+        "done": done,
+    }
+
+
+def reached(achieved: Any, goal: Any, batch: Any) -> Any:
+    return -((achieved - goal) ** 2).sum(-1)
+
+
+def relabel(**options: Any) -> HindsightRelabel:
+    names = {"goal": ("observation", "desired_goal"), "achieved": ("observation", "achieved_goal")}
+    return HindsightRelabel(compute_reward=reached, **names, **options)
+
+
+CASES: dict[str, Callable[[], dict[str, Any]]] = {
+    "transitions": lambda: {"transform": Compose(NextView(), NStep(3, 0.9))},
+    "priorities": lambda: {
+        "sampler": PrioritizedSampler(0.7, LinearSchedule(0.4, 1.0, 10)),
+        "transform": NStep(2, 0.5, takes="arrived"),
+        "storage": ArrayStorage(60, alignment="arrived"),
+    },
+    "crops": lambda: {
+        "sampler": SliceSampler(slice_len=5, end_key="done", strict_length=False, pad=True),
+        "transform": [RandomCrop(3), ReturnsToGo(0.9)],
+    },
+    "epochs": lambda: {"sampler": SamplerWithoutReplacement()},
+    "hindsight": lambda: {"transform": relabel(horizon=7)},
+    "environments": lambda: {"storage": ArrayStorage(60, ndim=2), "transform": Compose(NextView(), NStep(3, 0.9))},
+}
+
+
+def make(name: str, case: str) -> Any:
+    options = {"storage": ArrayStorage(60), "batch_size": 10, "seed": 9, **CASES[case]()}
+    return PACKAGES[name][1].ReplayBuffer(**options)
+
+
+def write(buffer: Any, case: str, number: int) -> None:
+    part = rows(24, number)
+    if case == "environments":
+        part = {
+            name: {n: v.reshape(6, 4, 1) for n, v in values.items()}
+            if isinstance(values, dict)
+            else values.reshape(6, 4)
+            for name, values in part.items()
+        }
+    buffer.extend(part)
+
+
+def as_numpy(batch: Any) -> dict[Any, np.ndarray]:
+    if isinstance(batch, dict) and all(isinstance(values, np.ndarray) for values in batch.values()):
+        return batch  # already
+    tree = batch.to_dict() if isinstance(batch, TensorDict) else batch
+    return {key: np.asarray(values) for key, values in flatten(tree).items()}
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    one, other = as_numpy(found), as_numpy(wanted)
+    assert one.keys() == other.keys()
+    for key, values in other.items():
+        np.testing.assert_array_equal(one[key], values, err_msg=str(key))
+
+
+def update(buffer: Any, batch: Any) -> None:
+    """Priorities as a training makes them, in the framework's own arrays."""
+    if buffer.prioritized:
+        errors = batch["next"]["reward"] if isinstance(batch, dict) else batch["next", "reward"]
+        buffer.update_priority(batch["index"], abs(errors))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_same_batches_in_all_packages(case: str) -> None:
+    buffers = {name: make(name, case) for name in PACKAGES}
+    for number in range(6):
+        for buffer in buffers.values():
+            write(buffer, case, number)
+        for _ in range(4):
+            batches = {name: buffer.sample() for name, buffer in buffers.items()}
+            for name, batch in batches.items():
+                assert_same(batch, batches["numpy"])
+                update(buffers[name], batch)
+    assert isinstance(batches["torch"]["index"], torch.Tensor)
+    assert isinstance(batches["jax"]["index"], jax.Array)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_threads_are_not_seen(case: str) -> None:
+    """Batches drawn ahead, between writes and updates, in every package and with any number of workers."""
+    streams: dict[tuple[str, int], list[dict[Any, np.ndarray]]] = {}
+    for name, (package, _) in PACKAGES.items():
+        for workers in (0, 1, 3):
+            buffer = make(name, case)
+            write(buffer, case, 0)
+            stream = streams[name, workers] = []
+            with package.PrefetchBatchifier(buffer, num_workers=workers, prefetch=3) as loader:
+                for number in range(12):
+                    batch = loader.next_batch()
+                    stream.append(as_numpy(batch))
+                    update(buffer, batch)
+                    if number % 3 == 0:
+                        write(buffer, case, number)
+                assert loader.staleness.batches == 3
+                assert loader.staleness.rows in (0, 24)
+                assert loader.staleness.updates == (3 if buffer.prioritized else 0)
+    wanted = streams["numpy", 0]
+    for stream in streams.values():
+        for found, other in zip(stream, wanted, strict=True):
+            assert_same(found, other)
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_a_loader_goes_on_where_it_was(name: str) -> None:
+    package = PACKAGES[name][0]
+    buffer, other = make(name, "priorities"), make(name, "priorities")
+    for member in (buffer, other):
+        write(member, "priorities", 0)
+    with package.PrefetchBatchifier(buffer, prefetch=2) as loader:
+        for _ in range(3):
+            loader.next_batch()
+        states = loader.state_dict(), buffer.state_dict()
+        wanted = [as_numpy(loader.next_batch()) for _ in range(4)]
+    other.load_state_dict(states[1])
+    with package.PrefetchBatchifier(other, prefetch=2, num_workers=0) as loader:
+        loader.load_state_dict(states[0])
+        for batch in wanted:
+            assert_same(loader.next_batch(), batch)
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_an_ensemble_is_prefetched(name: str) -> None:
+    package, buffers = PACKAGES[name]
+    members = [make(name, "transitions"), make(name, "transitions")]
+    for number, member in enumerate(members):
+        write(member, "transitions", number)
+    plain = [make("numpy", "transitions"), make("numpy", "transitions")]
+    for number, member in enumerate(plain):
+        write(member, "transitions", number)
+    with package.PrefetchBatchifier(buffers.ReplayBufferEnsemble(*members, p=[0.3, 0.7], batch_size=10)) as loader:
+        other = replay.ReplayBufferEnsemble(*plain, p=[0.3, 0.7], batch_size=10)
+        for _ in range(5):
+            assert_same(loader.next_batch(), other.sample())
+
+
+@pytest.mark.parametrize("name", PACKAGES)
+def test_failures_of_prefetching(name: str) -> None:
+    package, buffers = PACKAGES[name]
+
+    def broken(batch: Any) -> Any:
+        raise ValueError("broken on purpose")
+
+    buffer = buffers.ReplayBuffer(ArrayStorage(8), transform=broken, batch_size=2)
+    loader = package.PrefetchBatchifier(buffer)
+    with pytest.raises(ConfigError, match="empty buffer"):
+        loader.next_batch()
+    buffer.extend({"x": np.zeros(3)})
+    for _ in range(2):
+        with pytest.raises(WorkerError, match="batch 0: ValueError: broken on purpose"):
+            loader.next_batch()
+    loader.close()
+    with pytest.raises(ClosedError):
+        loader.next_batch()
+    with pytest.raises(ConfigError, match="seed: expected none for a replay buffer"):
+        package.PrefetchBatchifier(buffer, seed=3)
+    with pytest.raises(ConfigError, match="batch_size"):
+        package.PrefetchBatchifier(buffers.ReplayBuffer(ArrayStorage(8)))
