@@ -184,6 +184,15 @@ def from_arrow(array: Any, *, where: str) -> npt.NDArray[Any]:
     return np.asarray(array.to_numpy(zero_copy_only=False))
 
 
+def ordered(columns: Columns) -> Columns:
+    """Columns in the order that all readers use: action, reward, done, step, observations, metadata."""
+    fixed = ("reward", "done", "episode_step")
+    actions = [name for name in columns if name == "action" or name.startswith("action_")]
+    others = [name for name in columns if name not in fixed and name not in actions]
+    others.sort(key=lambda name: name.startswith("metadata_"))
+    return {name: columns[name] for name in (*actions, *fixed, *others)}
+
+
 def schema_of(columns: Mapping[str, npt.NDArray[Any]]) -> pa.Schema:
     """The schema of rows that have these columns."""
     return pa.schema([(name, to_arrow(values, where=name).type) for name, values in columns.items()])

@@ -21,6 +21,7 @@ from mouse_core.formats._columns import (
     flatten,
     named_action,
     named_observation,
+    ordered,
     to_batch,
     travels_with_action,
 )
@@ -174,7 +175,7 @@ def stack_rows(pieces: Iterator[Stack], *, final: str | None, path: str) -> Iter
             if not complete:
                 check_final(final, where=where)
                 columns = _ended(columns, before, staying, final)
-        yield _ordered(columns), where
+        yield ordered(columns), where
 
 
 def _ended(columns: Columns, before: Columns, staying: Columns, final: str | None) -> Columns:
@@ -247,15 +248,6 @@ def _fitting(before: npt.NDArray[Any], values: npt.NDArray[Any], name: str) -> n
     if before.shape[1:] != values.shape[1:]:
         raise DataError(f"{name}: expected shape {list(before.shape[1:])}, found {list(values.shape[1:])}")
     return before
-
-
-def _ordered(columns: Columns) -> Columns:
-    """Columns in the order that all readers use: action, reward, done, step, observations, metadata."""
-    fixed = ("reward", "done", "episode_step")
-    actions = [name for name in columns if name == "action" or name.startswith("action_")]
-    others = [name for name in columns if name not in fixed and name not in actions]
-    others.sort(key=lambda name: name.startswith("metadata_"))
-    return {name: columns[name] for name in (*actions, *fixed, *others)}
 
 
 def write_rlds(rows: Any) -> Iterator[dict[str, Any]]:

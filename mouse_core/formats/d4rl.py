@@ -1,0 +1,220 @@
+"""D4RL's HDF5 files: flat arrays of transitions, with terminals and timeouts kept apart.
+
+Row t of a file is a transition: an observation, the action taken on it, and what that brought. An episode ends where
+``terminals`` or ``timeouts`` is set. The observation it ends in is in the file only if there are ``next_observations``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mouse_core.errors import ConfigError
+from mouse_core.formats._columns import (
+    Columns,
+    named_action,
+    named_observation,
+    ordered,
+    to_batch,
+    travels_with_action,
+)
+from mouse_core.formats._h5 import H5File
+from mouse_core.formats._transitions import TransitionRows, check_final, done_codes
+from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
+
+__all__ = ["is_d4rl", "read_d4rl"]
+
+_BUDGET = 32 << 20
+_NEEDED = ("observations", "actions", "rewards", "terminals")
+_NEXT = "next_observations"
+
+
+def is_d4rl(path: str | os.PathLike[str]) -> bool:
+    """Whether an HDF5 file has what D4RL's have."""
+    try:
+        with H5File(path) as file:
+            return set(_NEEDED) <= set(file.names())
+    except (ValueError, OSError, ImportError):
+        return False
+
+
+def read_d4rl(
+    path: str | os.PathLike[str],
+    *,
+    final: str | None = None,
+    batch_rows: int = BATCH_ROWS,
+    episode_steps: int | None = None,
+) -> RowStream:
+    """A D4RL file as rows.
+
+    ``done`` is 1 where ``terminals`` is set, also with a timeout, and 2 where only ``timeouts`` is. ``infos/<key>`` and
+    other arrays become ``metadata_infos_<key>`` and ``metadata_<key>``: those whose names begin with ``action``,
+    ``policy`` or ``log_prob`` move with the action, the others stay with their observation, and are NaN (0 for
+    whole numbers) where an episode ends. Where ``next_observations`` are there and are not the next row's
+    observations although no flag is set, a new episode begins, so that nothing is lost.
+
+    Args:
+        path: The file.
+        final: What becomes of the last transition of an episode where there are no ``next_observations``: "drop"
+            leaves it out, "mark" keeps it with a missing observation.
+        batch_rows: At most how many transitions go into a batch.
+        episode_steps: For files without ``timeouts``: after how many steps the environment cut episodes off.
+
+    Raises:
+        ConfigError: No such file; ``final`` is needed and was not chosen.
+        DataError: A damaged file, or none of D4RL.
+        ImportError: h5py is not installed.
+    """
+    if batch_rows < 1:
+        raise ConfigError(f"batch_rows: expected a positive number, found {batch_rows!r}")
+    if episode_steps is not None and episode_steps < 1:
+        raise ConfigError(f"episode_steps: expected a positive number, found {episode_steps!r}")
+    name = os.fspath(path)
+    with H5File(path) as file:
+        arrays, about = _arrays(file)
+        needed = not any(key == _NEXT or key.startswith(f"{_NEXT}/") for key in arrays)
+        check_final(final, where=name, needed=needed)
+        count = arrays["rewards"]["shape"][0]
+        schema = _schema(file, arrays, final)
+    notes = []
+    if "timeouts" not in arrays:
+        notes.append(
+            "The file has no timeouts: "
+            + (
+                f"episodes were taken to be cut off after {episode_steps} steps."
+                if episode_steps
+                else "where an episode was cut off cannot be seen, unless episode_steps says it."
+            )
+        )
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        rows = TransitionRows(final=final, where=name)
+        steps = _Steps(episode_steps if "timeouts" not in arrays else None)
+        size = _rows_at_once(arrays, batch_rows)
+        keys = list(arrays)
+        with H5File(path) as file:
+            for start in range(0, count, size):
+                stop = min(start + size, count)
+                values = dict(zip(keys, file.read([(f"/{key}", start, stop) for key in keys]), strict=True))
+                with reading(path, at=f"rows {start}..{stop - 1}"):
+                    made = rows.add(*_parts(values, steps))
+                    if len(made["done"]):
+                        yield to_batch(made, schema, where=name)
+        rest = rows.finish()
+        if rest is not None:
+            yield to_batch(rest, schema, where=name)
+
+    return RowStream(name, "d4rl", schema, batches, notes=tuple(notes), metadata=about)
+
+
+def _arrays(file: H5File) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
+    """All arrays of one value a transition, by path, and what else the file says."""
+    found: dict[str, dict[str, Any]] = {}
+
+    def collect(tree: Mapping[str, Any], path: str) -> None:
+        for name, part in tree["items"].items():
+            here = f"{path}{name}"
+            if part["kind"] == "group":
+                collect(part, f"{here}/")
+            else:
+                found[here] = part
+
+    (tree,) = file.trees(["/"])
+    collect(tree, "")
+    missing = [key for key in _NEEDED if key not in found and not any(path.startswith(f"{key}/") for path in found)]
+    if missing:
+        raise damaged(file.path, f"expected arrays {list(_NEEDED)}, found no {missing} among {list(found)[:20]}")
+    shape = found["rewards"]["shape"]
+    if not shape or not shape[0]:
+        raise damaged(file.path, f"rewards: expected one number a transition, found shape {shape}")
+    arrays: dict[str, dict[str, Any]] = {}
+    about = dict(tree["attributes"])
+    for key, part in found.items():
+        fits = part["kind"] == "number" and part["shape"] and part["shape"][0] == shape[0]
+        if fits and not key.startswith("metadata/"):
+            arrays[key] = part
+        elif key.split("/")[0] in (*_NEEDED, "timeouts", _NEXT):
+            raise damaged(
+                file.path, f"{key}: expected {shape[0]} rows of numbers, found {part['kind']} of shape {part['shape']}"
+            )
+        else:
+            about[key] = part["shape"]
+    return arrays, about
+
+
+def _schema(file: H5File, arrays: Mapping[str, Any], final: str | None) -> pa.Schema:
+    keys = list(arrays)
+    with reading(file.path):
+        values = dict(zip(keys, file.read([(f"/{key}", 0, 1) for key in keys]), strict=True))
+        rows = TransitionRows(final=final, where=file.path)
+        return to_batch(ordered(rows.add(*_parts(values, _Steps(None)))), None, where=file.path).schema
+
+
+def _rows_at_once(arrays: Mapping[str, Any], batch_rows: int) -> int:
+    width: int = sum(int(np.prod(part["shape"][1:])) * np.dtype(part["dtype"]).itemsize for part in arrays.values())
+    return max(1, min(batch_rows, _BUDGET // max(width, 1)))
+
+
+class _Steps:
+    """Counts the steps of episodes, where only their number says when one was cut off."""
+
+    def __init__(self, limit: int | None) -> None:
+        self._limit = limit
+        self._since = 0
+        self._ended = True
+
+    def begins(self, ended: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Where episodes begin, given where they end."""
+        begins = np.concatenate([[self._ended], ended[:-1]])
+        self._ended = bool(ended[-1])
+        return begins
+
+    def cut(self, terminal: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Where episodes are cut off: each after so many steps without an end."""
+        cut = np.zeros(len(terminal), bool)
+        if self._limit is None:
+            return cut
+        for index, over in enumerate(terminal.tolist()):
+            self._since += 1
+            if over or self._since == self._limit:
+                cut[index] = not over
+                self._since = 0
+        return cut
+
+
+def _parts(values: Columns, steps: _Steps) -> tuple[Columns, Columns, npt.NDArray[np.bool_], Columns | None, Columns]:
+    """What ``TransitionRows.add`` takes."""
+    terminal = _flags(values["terminals"])
+    cut = _flags(values["timeouts"]) if "timeouts" in values else steps.cut(terminal)
+    arriving = named_action(_nested(values, "actions"))
+    reward = values["rewards"]
+    arriving["reward"] = reward[:, 0] if reward.ndim == 2 and reward.shape[1] == 1 else reward
+    arriving["done"] = done_codes(terminal, cut)
+    after = _nested(values, _NEXT)
+    following = None if after is None else named_observation(after)
+    beside: Columns = {}
+    for key, array in values.items():
+        if key.split("/")[0] not in (*_NEEDED, "timeouts", _NEXT):
+            target = arriving if travels_with_action(key) else beside
+            target["metadata_" + key.replace("/", "_")] = array
+    observations = named_observation(_nested(values, "observations"))
+    return observations, arriving, steps.begins(terminal | cut), following, beside
+
+
+def _flags(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    return values.reshape(len(values)).astype(bool)
+
+
+def _nested(values: Columns, key: str) -> Any:
+    """An array, or the arrays of a group by path; None where there is neither."""
+    if key in values:
+        return values[key]
+    parts = {
+        path[len(key) + 1 :].replace("/", "_"): array for path, array in values.items() if path.startswith(f"{key}/")
+    }
+    return parts or None

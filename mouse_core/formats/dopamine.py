@@ -1,0 +1,269 @@
+"""Replay buffers of Dopamine, and the DQN Replay Dataset: gzipped NumPy arrays of a ring of transitions.
+
+Row t has an observation (one frame), the action taken on it, and the reward and the terminal flag that this brought.
+The frame that an episode ends in is not stored. Before every episode Dopamine puts rows of zeros, which fill up the
+first stacks of frames; they are no steps, and are left out.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.formats._columns import Columns, named_action, named_observation, ordered, to_batch
+from mouse_core.formats._npy import NpyRows
+from mouse_core.formats._transitions import TransitionRows, check_final, done_codes
+from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
+
+__all__ = ["is_dopamine", "read_dopamine"]
+
+_BUDGET = 32 << 20
+_STORES = ("observation", "action", "reward", "terminal")
+_NAME = re.compile(r"\$store\$_(\w+?)_ckpt\.(\d{1,12})\.gz")
+
+
+def is_dopamine(path: str | os.PathLike[str]) -> bool:
+    """Whether a folder (or the folder ``replay_logs`` in it) holds files of a replay buffer of Dopamine."""
+    try:
+        return bool(_checkpoints(Path(path)))
+    except OSError:
+        return False
+
+
+def read_dopamine(
+    path: str | os.PathLike[str],
+    *,
+    final: str | None = None,
+    batch_rows: int = BATCH_ROWS,
+    checkpoints: tuple[int, ...] | list[int] | None = None,
+    stack_size: int = 4,
+) -> RowStream:
+    """Checkpoints of a replay buffer as rows, the oldest transition first.
+
+    ``done`` is 1 where ``terminal`` is set. Dopamine sets it for episodes that were cut off, too, so these cannot be
+    told apart. More arrays (``$store$_<name>_ckpt``) become ``metadata_<name>`` and move with the action.
+
+    Args:
+        path: The folder with ``$store$_observation_ckpt.<number>.gz`` and so on, or one that has it as ``replay_logs``.
+        final: What becomes of the last transition of every episode, whose next frame is not stored: "drop" or "mark".
+        batch_rows: At most how many transitions go into a batch.
+        checkpoints: Numbers of the checkpoints to read; by default all, in their order.
+        stack_size: How many frames the agent saw at once; ``stack_size - 1`` rows of zeros before an episode are
+            padding. 1 keeps all rows.
+
+    Raises:
+        ConfigError: No such files, an unknown checkpoint, or ``final`` was not chosen.
+        DataError: A damaged file.
+    """
+    if batch_rows < 1 or stack_size < 1:
+        raise ConfigError(f"batch_rows, stack_size: expected positive numbers, found {batch_rows!r}, {stack_size!r}")
+    found = _checkpoints(Path(path))
+    if not found:
+        raise ConfigError(f"{path}: expected files $store$_observation_ckpt.<number>.gz, found none")
+    numbers = sorted(found) if checkpoints is None else list(checkpoints)
+    unknown = [number for number in numbers if number not in found]
+    if unknown:
+        raise ConfigError(f"{path}: checkpoints: expected some of {sorted(found)}, found {unknown}")
+    check_final(final, where=os.fspath(path))
+    parts = [_Checkpoint(number, found[number]) for number in numbers]
+    name = os.fspath(path)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for rows in _rows(parts, final, batch_rows, stack_size, name):
+            if len(rows["done"]):
+                yield to_batch(ordered(rows), schema, where=name)
+
+    first = next(_rows(parts[:1], final, 1, 1, name))
+    schema = to_batch(ordered(first), None, where=name).schema
+    notes = ("Terminal states and time limits are one flag in this format; both are done 1.",)
+    return RowStream(name, "dopamine", schema, batches, notes=notes, metadata={"checkpoints": numbers})
+
+
+def _checkpoints(path: Path) -> dict[int, dict[str, Path]]:
+    """The files of every checkpoint by what they store."""
+    folder = path / "replay_logs" if (path / "replay_logs").is_dir() else path
+    found: dict[int, dict[str, Path]] = {}
+    for file in sorted(folder.iterdir()) if folder.is_dir() else ():
+        match = _NAME.fullmatch(file.name)
+        if match:
+            found.setdefault(int(match[2]), {})[match[1]] = file
+    return {number: files for number, files in found.items() if "observation" in files}
+
+
+@dataclass(frozen=True)
+class _Checkpoint:
+    """One checkpoint's files by what they store."""
+
+    number: int
+    files: dict[str, Path]
+
+    def added(self) -> int | None:
+        """How many transitions had been added to the ring, if that is there."""
+        file = self.files["observation"].with_name(f"add_count_ckpt.{self.number}.gz")
+        if not file.exists():
+            return None
+        with reading(file), gzip.open(file) as stream:
+            count = int(NpyRows(stream, where=str(file)).read(1).reshape(-1)[0])
+            if count < 0:
+                raise damaged(file, f"expected a count, found {count}")
+            return count
+
+    def pieces(self, size: int) -> Iterator[Columns]:
+        """The transitions from the oldest to the newest."""
+        missing = [store for store in _STORES if store not in self.files]
+        if missing:
+            where = self.files["observation"]
+            raise damaged(where, f"expected stores {list(_STORES)} of checkpoint {self.number}, found no {missing}")
+        added = self.added()
+        capacity = self.capacity()
+        if added is None or (added >= capacity and added % capacity == 0):
+            yield from self._stretch(0, capacity, size)
+        elif added < capacity:
+            yield from self._stretch(0, added, size)
+        else:
+            yield from self._stretch(added % capacity, capacity, size)
+            yield from self._stretch(0, added % capacity, size)
+
+    def capacity(self) -> int:
+        """How many transitions the ring holds."""
+        lengths = {}
+        for store, file in self.files.items():
+            with reading(file), gzip.open(file) as stream:
+                lengths[store] = len(NpyRows(stream, where=str(file)))
+        if len(set(lengths.values())) > 1 or not lengths["action"]:
+            raise damaged(self.files["action"], f"expected arrays of one length, found {lengths}")
+        return lengths["action"]
+
+    def _stretch(self, start: int, stop: int, size: int) -> Iterator[Columns]:
+        with ExitStack() as stack:
+            arrays = {}
+            for store, file in self.files.items():
+                with reading(file):
+                    stream = stack.enter_context(gzip.open(file))
+                    arrays[store] = NpyRows(stream, where=str(file))
+                    arrays[store].skip(start)
+            width = max(sum(array.row_bytes for array in arrays.values()), 1)
+            size = max(1, min(size, _BUDGET // width))
+            for place in range(start, stop, size):
+                values = {}
+                for store, array in arrays.items():
+                    with reading(self.files[store], at=f"rows from {place}"):
+                        values[store] = array.read(min(size, stop - place))
+                yield values
+            for store, array in arrays.items():
+                if stop == len(array):
+                    with reading(self.files[store]):
+                        array.end()
+
+
+def _rows(
+    checkpoints: list[_Checkpoint], final: str | None, batch_rows: int, stack_size: int, name: str
+) -> Iterator[Columns]:
+    rows = TransitionRows(final=final, where=name)
+    padding = _Padding(stack_size - 1)
+    previous: int | None = None
+    for checkpoint in checkpoints:
+        added, count = checkpoint.added(), 0
+        for values in checkpoint.pieces(batch_rows):
+            # The rings of a log follow each other without a gap if each was full when it was written.
+            gap = not count and (previous is None or added is None or added != previous + checkpoint.capacity())
+            count += len(values["terminal"])
+            kept, begins = padding.take(values, gap)
+            yield rows.add(*_parts(kept), begins)
+        previous = added
+    kept, begins = padding.take(None, False)
+    yield rows.add(*_parts(kept), begins)
+    rest = rows.finish()
+    if rest is not None:
+        yield rest
+
+
+def _parts(values: Columns) -> tuple[Columns, Columns]:
+    arriving = named_action(values["action"])
+    arriving["reward"] = _one_each(values, "reward")
+    arriving["done"] = done_codes(_one_each(values, "terminal"))
+    for store, array in values.items():
+        if store not in _STORES:
+            arriving[f"metadata_{store}"] = array
+    return named_observation(values["observation"]), arriving
+
+
+def _one_each(values: Columns, store: str) -> npt.NDArray[Any]:
+    array = values[store]
+    if array.size != len(array):
+        raise DataError(f"{store}: expected one number a row, found shape {list(array.shape[1:])}")
+    return array.reshape(len(array))
+
+
+_CHECK, _BEGIN = 1, 2
+
+
+class _Padding:
+    """Leaves out the rows of zeros before an episode, and says where episodes begin.
+
+    Args:
+        count: How many rows of zeros there are before each; fewer are no padding.
+    """
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._held: Columns | None = None
+        self._marks = np.zeros(0, np.int8)
+        self._next = 0
+
+    def take(self, values: Columns | None, gap: bool) -> tuple[Columns, npt.NDArray[np.bool_]]:
+        """Rows without padding, and where episodes begin; a few rows wait for those after them.
+
+        Args:
+            values: More rows; None for no more.
+            gap: Whether the first of them does not follow those before it.
+        """
+        marks = self._marks
+        if values is not None:
+            ended = _one_each(values, "terminal").astype(bool)
+            fresh = np.concatenate([[False], ended[:-1]]) * np.int8(_CHECK)
+            fresh[0] = max(self._next, _CHECK if gap else 0)
+            self._next = _CHECK if ended[-1] else 0
+            marks = np.concatenate([marks, fresh.astype(np.int8)])
+            held = self._held
+            values = (
+                values
+                if held is None
+                else {name: np.concatenate([held[name], array]) for name, array in values.items()}
+            )
+        joined = self._held if values is None else values
+        if joined is None:
+            raise DataError("expected rows, found none")
+        total = len(marks)
+        ready = total if values is None else max(total - self._count, 0)
+        kept = np.ones(total, bool)
+        for place in np.flatnonzero(marks[:ready] == _CHECK).tolist():
+            marks[place] = _BEGIN
+            stop = place + self._count
+            if self._count and stop <= total and _blank(joined, slice(place, stop)):
+                kept[place:stop] = False
+                ready = max(ready, stop)
+                if stop < total:
+                    marks[stop] = _BEGIN
+                else:
+                    self._next = _BEGIN
+        given = {name: array[:ready][kept[:ready]] for name, array in joined.items()}
+        begins = marks[:ready][kept[:ready]] == _BEGIN
+        self._held = {name: array[ready:].copy() for name, array in joined.items()}
+        self._marks = marks[ready:]
+        return given, begins
+
+
+def _blank(values: Columns, rows: slice) -> bool:
+    return not any(array[rows].any() for array in values.values())
