@@ -228,7 +228,7 @@ class Episodes:
         return int(self._view(rule).episodes.cumulative[-1])
 
     def windows(self, rule: WindowRule, ranks: Int64s) -> Windows:
-        """The windows of these ranks, int64 ``[n]`` in ``0 .. count(rule) - 1``: environment by environment, in order."""
+        """The windows of these ranks, int64 ``[n]`` in ``0 .. count(rule) - 1``: one environment after another."""
         env, column, number = self._view(rule).windows.find(ranks)
         return self._at(rule, env, column, number)
 
