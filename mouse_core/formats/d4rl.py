@@ -27,20 +27,11 @@ from mouse_core.formats._h5 import H5File
 from mouse_core.formats._transitions import TransitionRows, check_final, done_codes
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
 
-__all__ = ["is_d4rl", "read_d4rl"]
+__all__ = ["read_d4rl"]
 
 _BUDGET = 32 << 20
 _NEEDED = ("observations", "actions", "rewards", "terminals")
 _NEXT = "next_observations"
-
-
-def is_d4rl(path: str | os.PathLike[str]) -> bool:
-    """Whether an HDF5 file has what D4RL's have."""
-    try:
-        with H5File(path) as file:
-            return set(_NEEDED) <= set(file.names())
-    except (ValueError, OSError, ImportError):
-        return False
 
 
 def read_d4rl(

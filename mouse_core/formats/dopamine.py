@@ -26,19 +26,11 @@ from mouse_core.formats._npy import NpyRows
 from mouse_core.formats._transitions import TransitionRows, check_final, done_codes
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
 
-__all__ = ["is_dopamine", "read_dopamine"]
+__all__ = ["read_dopamine"]
 
 _BUDGET = 32 << 20
 _STORES = ("observation", "action", "reward", "terminal")
 _NAME = re.compile(r"\$store\$_(\w+?)_ckpt\.(\d{1,12})\.gz")
-
-
-def is_dopamine(path: str | os.PathLike[str]) -> bool:
-    """Whether a folder (or the folder ``replay_logs`` in it) holds files of a replay buffer of Dopamine."""
-    try:
-        return bool(_checkpoints(Path(path)))
-    except OSError:
-        return False
 
 
 def read_dopamine(
@@ -55,7 +47,8 @@ def read_dopamine(
     told apart. More arrays (``$store$_<name>_ckpt``) become ``metadata_<name>`` and move with the action.
 
     Args:
-        path: The folder with ``$store$_observation_ckpt.<number>.gz`` and so on, or one that has it as ``replay_logs``.
+        path: The folder with ``$store$_observation_ckpt.<number>.gz`` and so on, one that has it as ``replay_logs``, or
+            one of the files, for its checkpoint alone.
         final: What becomes of the last transition of every episode, whose next frame is not stored: "drop" or "mark".
         batch_rows: At most how many transitions go into a batch.
         checkpoints: Numbers of the checkpoints to read; by default all, in their order.
@@ -91,7 +84,11 @@ def read_dopamine(
 
 
 def _checkpoints(path: Path) -> dict[int, dict[str, Path]]:
-    """The files of every checkpoint by what they store."""
+    """The files of every checkpoint by what they store; of one, where ``path`` is one of its files."""
+    if path.is_file():
+        number = re.search(r"_ckpt\.(\d{1,12})\.gz$", path.name)
+        siblings = _checkpoints(path.parent)
+        return {int(number[1]): siblings[int(number[1])]} if number and int(number[1]) in siblings else {}
     folder = path / "replay_logs" if (path / "replay_logs").is_dir() else path
     found: dict[int, dict[str, Path]] = {}
     for file in sorted(folder.iterdir()) if folder.is_dir() else ():

@@ -25,21 +25,11 @@ from mouse_core.formats._spaces import is_picture, parse_space, space_leaves
 from mouse_core.formats._transitions import done_codes, episode_rows
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
 
-__all__ = ["is_minari", "read_minari", "write_minari"]
+__all__ = ["read_minari", "write_minari"]
 
 _PIECES = {"hdf5": h5_pieces, "arrow": arrow_pieces, "parquet": arrow_pieces}
 _SAMPLED = 32
 _MAIN = "main_data.hdf5"
-
-
-def is_minari(path: str | os.PathLike[str]) -> bool:
-    """Whether a folder holds a Minari dataset, by the look of its metadata."""
-    file = Path(path) / "data" / "metadata.json"
-    file = file if file.exists() else Path(path) / "metadata.json"
-    try:
-        return file.is_file() and b'"data_format"' in file.read_bytes()[: 1 << 20]
-    except OSError:
-        return False
 
 
 def read_minari(
@@ -55,7 +45,8 @@ def read_minari(
     fractions become vectors of one, and shapes of more than one dimension that are no picture are flattened.
 
     Args:
-        path: The dataset's folder, or the folder ``data`` in it.
+        path: The dataset's folder, the folder ``data`` in it, or an HDF5 file alone. Without ``metadata.json`` nothing
+            is known of spaces, and values are taken as they are stored.
         final: Not needed, the last observations are there; accepted so that all readers take it.
         batch_rows: At most how many rows a batch has.
         infos: Whether to read infos.
@@ -71,10 +62,10 @@ def read_minari(
     if batch_rows < 1:
         raise ConfigError(f"batch_rows: expected a positive number, found {batch_rows!r}")
     folder = _data_folder(Path(path))
-    metadata = _metadata(folder)
+    metadata: dict[str, Any] = {"data_format": "hdf5"} if folder.is_file() else _metadata(folder)
     spaces = {"observations": metadata.get("observation_space"), "actions": metadata.get("action_space")}
     pieces = _PIECES[metadata["data_format"]]
-    source = folder / _MAIN if metadata["data_format"] == "hdf5" else folder
+    source = folder / _MAIN if metadata["data_format"] == "hdf5" and folder.is_dir() else folder
     schema = _schema(pieces(source, metadata, spaces, rows=2, infos=infos, sample=_SAMPLED), str(source))
 
     def batches() -> Iterator[pa.RecordBatch]:
@@ -109,6 +100,8 @@ def _data_folder(path: Path) -> Path:
     for folder in (path / "data", path, path.parent):
         if (folder / "metadata.json").is_file():
             return folder
+    if path.is_file():
+        return path
     raise ConfigError(f"{path}: expected a Minari dataset (a folder with data/metadata.json), found none")
 
 

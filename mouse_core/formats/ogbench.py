@@ -30,21 +30,12 @@ from mouse_core.formats._npy import NpyRows
 from mouse_core.formats._transitions import TransitionRows, check_final, placeholder
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
 
-__all__ = ["is_ogbench", "read_ogbench"]
+__all__ = ["read_ogbench"]
 
 _BUDGET = 32 << 20
 _NEEDED = ("observations", "actions", "terminals")
 _NEXT = "next_observations"
 _SPECIAL = (*_NEEDED, "rewards", "masks", "valids", _NEXT)
-
-
-def is_ogbench(path: str | os.PathLike[str]) -> bool:
-    """Whether an npz file has what OGBench's have."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return {f"{name}.npy" for name in _NEEDED} <= set(archive.namelist())
-    except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError):
-        return False
 
 
 def read_ogbench(

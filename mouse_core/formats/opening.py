@@ -43,17 +43,23 @@ _FORMATS = (
         "lerobot", "meta/info.json with a codebase_version", signs.is_lerobot, "lerobot", "read_lerobot", final=True
     ),
     _Format(
-        "minari", "main_data.hdf5, or metadata.json of Minari, below data/", signs.is_minari, "minari", "read_minari"
+        "minari", "main_data.hdf5, or metadata.json of Minari, below data/", signs.is_minari, "minari", "read_minari", final=True
     ),
     _Format(
-        "tfds", "features.json and dataset_info.json of TFDS (RLDS)", signs.is_tfds, "tfds", "read_tfds", splits=True
+        "tfds",
+        "features.json and dataset_info.json of TFDS (RLDS)",
+        signs.is_tfds,
+        "tfds",
+        "read_tfds",
+        final=True,
+        splits=True,
     ),
     _Format("ted", "meta.json of a memory-mapped TensorDict", signs.is_memmap, "ted", "read_ted"),
     _Format("dopamine", "files $store$_action_ckpt.N.gz", signs.is_dopamine, "dopamine", "read_dopamine", final=True),
     _Format(
         "rows", "Arrow or Parquet files, or a folder of save_to_disk", signs.is_rows, "rows", "read_rows", splits=True
     ),
-    _Format("minari", "an HDF5 file with groups episode_N", signs.is_minari_file, "minari", "read_minari"),
+    _Format("minari", "an HDF5 file with groups episode_N", signs.is_minari_file, "minari", "read_minari", final=True),
     _Format("ted", "an HDF5 file with 'next', or with groups traj_N", signs.is_ted_file, "ted", "read_ted"),
     _Format("d4rl", "an HDF5 file with observations and actions", signs.is_d4rl, "d4rl", "read_d4rl", final=True),
     _Format(

@@ -30,19 +30,11 @@ from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
 from mouse_core.formats.rlds import first_batch, rlds_steps, stack_rows
 from mouse_core.images import encode_png
 
-__all__ = ["is_tfds", "read_tfds", "write_tfds"]
+__all__ = ["read_tfds", "write_tfds"]
 
 _BUDGET = 32 << 20
 _ABOUT_NUMBERS = 64
 _STEPS = "steps/"
-
-
-def is_tfds(path: str | os.PathLike[str]) -> bool:
-    """Whether a folder holds a dataset of TFDS, or versions of one."""
-    try:
-        return bool(_folders(Path(path)))
-    except OSError:
-        return False
 
 
 def read_tfds(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.formats.minari import is_minari, read_minari, write_minari
+from mouse_core.formats.minari import read_minari, write_minari
 from tests.core.formats.recording import Counting, Episode, check_rows, leaves
 
 minari = pytest.importorskip("minari")
@@ -92,8 +92,6 @@ def test_rows_are_what_the_environment_returned(kind: str, storage: str, root: P
     assert stream.to_table().column("metadata_episode_seed").to_pylist()[:6] == [0] * 5 + [1]
     assert read_minari(root / "counting-v0" / "data", batch_rows=1000).digest() == stream.digest()
     assert max(batch.num_rows for batch in stream) <= 5
-    assert is_minari(root / "counting-v0")
-    assert not is_minari(root)
 
 
 @pytest.mark.parametrize("storage", ["hdf5", "arrow"])
@@ -286,3 +284,9 @@ def test_damage_is_named(what: str, message: str, root: Path) -> None:
 def test_nothing_there(root: Path) -> None:
     with pytest.raises(ConfigError, match="expected a Minari dataset"):
         read_minari(root / "none-v0")
+
+
+def test_a_file_alone(root: Path) -> None:
+    logs = collect("counting-v0", Counting(LENGTHS), episodes=2)
+    (root / "counting-v0" / "data" / "main_data.hdf5").rename(root / "alone.hdf5")
+    check_rows(read_minari(root / "alone.hdf5").to_table(), logs)

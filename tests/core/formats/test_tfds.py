@@ -17,7 +17,7 @@ from mouse_core.formats._crc32c import _update, crc32c, masked_crc32c
 from mouse_core.formats._example import parse_example
 from mouse_core.formats._tfrecord import array_records
 from mouse_core.formats.rlds import read_rlds
-from mouse_core.formats.tfds import is_tfds, read_tfds, write_tfds
+from mouse_core.formats.tfds import read_tfds, write_tfds
 from tests.core.formats.recording import Counting, Episode, check_rows, record, rlds_episode
 
 library = pytest.importorskip("tensorflow_datasets")
@@ -126,9 +126,6 @@ def test_rows_are_what_the_environment_returned(kind: str, tmp_path: Path) -> No
     assert read_tfds(records).digest() == stream.digest()
     check_rows(read_tfds(path, splits="val").to_table(), logs[5:])
     assert read_tfds(path, splits=["val", "train"]).to_table().num_rows == stream.to_table().num_rows
-    assert is_tfds(path)
-    assert is_tfds(tmp_path)
-    assert not is_tfds(Path(__file__).parent)
 
 
 @pytest.mark.parametrize("kind", ["vector", "discrete", "image", "nested"])
