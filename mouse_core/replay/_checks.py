@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from mouse_core.errors import ConfigError, DataError
-from mouse_core.replay.protocols import Slots
+from mouse_core.errors import ConfigError, DataError, MissingFieldError
+from mouse_core.replay.protocols import FieldKey, Slots
 
 
 def check_max_size(max_size: Any) -> int:
@@ -41,3 +43,11 @@ def check_part(name: str, part: Any, kind: type) -> Any:
     if not isinstance(part, kind):
         raise ConfigError(f"{name}: expected a {kind.__name__}, found {part!r:.80}")
     return part
+
+
+def column_of(columns: Mapping[FieldKey, npt.NDArray[Any]], key: FieldKey) -> npt.NDArray[Any]:
+    """A field's values, or MissingFieldError."""
+    try:
+        return columns[key]
+    except (KeyError, TypeError) as error:
+        raise MissingFieldError(f"rows: expected a field {key!r}, found {list(columns)}") from error

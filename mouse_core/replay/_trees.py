@@ -141,6 +141,8 @@ def stack(items: Sequence[Any]) -> Any:
 def _stack(key: FieldKey, leaves: list[Any]) -> Any:
     strong = next((leaf for leaf in leaves if not is_weak(leaf)), None)
     if strong is None:  # left as they are: whether numbers fit is for the storage to say, which knows the dtype
+        if len({np.asarray(leaf).dtype.kind == "b" for leaf in leaves if not isinstance(leaf, list)}) > 1:
+            raise SchemaError(f"rows: field {key!r}: expected all numbers or all booleans, found both")
         return leaves
     first = np.asarray(strong)
     arrays = []

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
-from mouse_core.replay._checks import check_max_size, check_ndim, check_put, slot_error
+from mouse_core.replay._checks import check_max_size, check_ndim, check_put, column_of, slot_error
 from mouse_core.replay._memory import Bytes, RowMemory
 from mouse_core.replay._rows import RowSchema
 from mouse_core.replay._state import rows_state, state_rows
@@ -210,7 +210,7 @@ class ArrayStorage:
         column = columns.get(key, columns.get(key_of(path_of(key))))
         if column is None:
             raise MissingFieldError(f"rows: expected a field {key!r}, found {list(columns)}")
-        values: npt.NDArray[Any] = column[slots]
+        values: npt.NDArray[Any] = column_of(columns, key)[slots]
         return values
 
     def lock(self) -> None:
@@ -244,6 +244,15 @@ class ArrayStorage:
             return np.empty(nbytes, np.uint8)
 
         return RowMemory.allocate(schema, self._capacity, fresh)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"writable": self._writable, "changes": self._changes, "state": self.state()}
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        state = kept["state"]
+        self.__init__(state["capacity"], state["ndim"], alignment=state["alignment"])  # type: ignore[misc]
+        self.load(state)
+        self._writable, self._changes = kept["writable"], kept["changes"]
 
     def _take_memory(self, memory: RowMemory) -> None:
         self._memory = memory

@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, StateError, StorageError
-from mouse_core.replay._checks import check_max_size, check_ndim, check_put, slot_error
+from mouse_core.replay._checks import check_max_size, check_ndim, check_put, column_of, slot_error
 from mouse_core.replay._mapped import FileLock, Head, Now, lengthen, map_file, replace_file
 from mouse_core.replay._memory import RowMemory, blocks_of
 from mouse_core.replay._rows import RowSchema
 from mouse_core.replay._state import rows_state, state_rows
-from mouse_core.replay._trees import find, stack, unflatten
+from mouse_core.replay._trees import stack, unflatten
 from mouse_core.replay.checkpoint import read_checkpoint, write_checkpoint
 from mouse_core.replay.protocols import FieldKey, Slots
 from mouse_core.spec import Alignment, check_alignment
@@ -291,10 +291,9 @@ class MemmapStorage:
         with self._lock:
             now = self._know()
             columns = {} if self._memory is None else self._memory.by_key
-            column = columns[key] if key in columns else find(columns, key)
             if isinstance(slots, slice):
                 slots = np.arange(len(self), dtype=np.int64)[slots]
-            values: npt.NDArray[Any] = column[self._places(slots, now)]
+            values: npt.NDArray[Any] = column_of(columns, key)[self._places(slots, now)]
             return values
 
     # ------------------------------------------------------------------ state

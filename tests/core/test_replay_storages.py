@@ -1,0 +1,348 @@
+"""Storages of replay buffers: the suite that everybody's can be run through, and what only some of ours do."""
+
+from __future__ import annotations
+
+import pickle
+import tracemalloc
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from mouse_core import ConfigError, DataError, DatasetStore, SchemaError, StateError
+from mouse_core.replay import ArrayStorage, ListStorage, MemmapStorage, ReplayBuffer, Storage
+from mouse_core.testing import StorageConformance, example_columns, example_store
+
+
+class TestArrayStorage(StorageConformance):
+    def make(self, max_size: int, ndim: int, folder: Path) -> Any:
+        return ArrayStorage(max_size, ndim)
+
+
+class TestMemmapStorage(StorageConformance):
+    def make(self, max_size: int, ndim: int, folder: Path) -> Any:
+        return MemmapStorage(max_size, folder / "mapped", ndim)
+
+
+class TestReopenedMemmapStorage(StorageConformance):
+    """Every call goes to a storage that was opened for it."""
+
+    def make(self, max_size: int, ndim: int, folder: Path) -> Any:
+        class Reopened:
+            def __getattribute__(self, name: str) -> Any:
+                if name == "lock":  # every call takes one of its own
+                    return lambda: None
+                return getattr(MemmapStorage(max_size, folder / "mapped", ndim), name)
+
+            def __len__(self) -> int:
+                return len(MemmapStorage(None, folder / "mapped", ndim))
+
+        return Reopened()
+
+
+class TestListStorage(StorageConformance):
+    typed = False
+    ndims = (1,)
+
+    def make(self, max_size: int, ndim: int, folder: Path) -> Any:
+        return ListStorage(max_size)
+
+
+class Forgetful(ArrayStorage):
+    """Wrong on purpose: rows beyond the end are taken from the wrong place, and refused ones change the cursor."""
+
+    def append(self, rows: Any, *, one: bool = False) -> tuple[int, int]:
+        self._written += 1
+        first, n = super().append(rows, one=one)
+        return first - 1, n
+
+
+def test_the_suite_can_fail(tmp_path: Path) -> None:
+    class Suite(StorageConformance):
+        def make(self, max_size: int, ndim: int, folder: Path) -> Any:
+            return Forgetful(max_size, ndim)
+
+    with pytest.raises(AssertionError):
+        Suite().test_rows_lie_where_a_ring_puts_them(tmp_path)
+
+
+# ---------------------------------------------------------------------- arrays
+
+
+class Step(NamedTuple):
+    obs: Any
+    reward: Any
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        {"a": np.arange(5), "b": {"c": np.arange(10.0).reshape(5, 2), "d": {"e": np.array(list("vwxyz"))}}},
+        (np.arange(5), {"x": np.arange(5) > 2}),
+        Step(np.ones((5, 3), np.float32), np.arange(5.0)),
+        np.arange(15).reshape(5, 3),
+        {"big": np.arange(5 * 600).reshape(5, 600), "small": np.arange(5, dtype=np.int8), "none": np.empty((5, 0))},
+        {"time": np.arange(5).astype("datetime64[s]"), "complex": np.arange(5) * 1j, "half": np.arange(5, dtype="f2")},
+        {"other_endian": np.arange(5, dtype=">f4"), "empty": (), "not_contiguous": np.arange(20).reshape(5, 4)[:, ::2]},
+    ],
+)
+@pytest.mark.parametrize("kind", ["array", "memmap"])
+def test_any_nesting_of_any_arrays(kind: str, rows: Any, tmp_path: Path) -> None:
+    storage = ArrayStorage(4) if kind == "array" else MemmapStorage(4, tmp_path / "m")
+    storage.append(rows)
+    found = storage.get(np.array([0, 3, 1]))  # rows 4, 3, 1
+
+    def compare(given: Any, got: Any) -> None:
+        assert type(got) is type(given)
+        if isinstance(given, dict):
+            assert list(got) == list(given)
+            for name in given:
+                compare(given[name], got[name])
+        elif isinstance(given, tuple):
+            assert len(got) == len(given)
+            for one, other in zip(given, got, strict=True):
+                compare(one, other)
+        else:
+            assert got.dtype == given.dtype.newbyteorder("=")
+            np.testing.assert_array_equal(got, given[[4, 3, 1]])
+            assert got.flags.c_contiguous
+            assert got.flags.writeable
+            assert not got.nbytes or got.ctypes.data % 64 == 0
+
+    compare(rows, found)
+
+
+def test_memory_is_taken_from_the_first_write_on() -> None:
+    tracemalloc.start()
+    storage = ArrayStorage(1_000_000)
+    assert tracemalloc.get_traced_memory()[0] < 1 << 20
+    storage.append({"obs": np.zeros((2, 10), np.float32)})
+    assert tracemalloc.get_traced_memory()[0] > 40_000_000
+    tracemalloc.stop()
+    assert storage.nbytes == 40_000_000
+
+
+def test_arrays_that_exist_become_the_storage() -> None:
+    arrays = {"obs": np.arange(12.0).reshape(6, 2), "nested": {"reward": np.arange(6, dtype=np.float32)}}
+    storage = ArrayStorage(arrays=arrays)
+    assert (len(storage), storage.capacity, storage.written) == (6, 6, 6)
+    buffer = ReplayBuffer(storage, batch_size=4)
+    np.testing.assert_array_equal(buffer[:]["obs"], arrays["obs"])
+    assert buffer.add({"obs": [7.0, 8.0], "nested": {"reward": 9.0}}) == 0
+    assert arrays["nested"]["reward"][0] == 9
+    batch = buffer.sample()
+    assert not np.shares_memory(batch["obs"], arrays["obs"])
+    np.testing.assert_array_equal(arrays["obs"][batch["index"]], batch["obs"])
+
+
+def test_wrapped_arrays_need_not_be_contiguous_or_writable() -> None:
+    base = np.arange(40).reshape(10, 4)
+    frozen = np.arange(10.0)
+    frozen.flags.writeable = False
+    storage = ArrayStorage(arrays={"a": base[:, ::2], "b": frozen, "c": base[::-1, 1]})
+    found = storage.get(np.array([7, 2]))
+    np.testing.assert_array_equal(found["a"], base[[7, 2]][:, ::2])
+    np.testing.assert_array_equal(found["b"], [7, 2])
+    np.testing.assert_array_equal(found["c"], base[::-1, 1][[7, 2]])
+    assert not storage.writable
+    for change in (lambda: storage.append({}), lambda: storage.empty(), lambda: storage.put(np.array([0]), {})):
+        with pytest.raises(ConfigError, match="read-only"):
+            change()
+    with pytest.raises(ConfigError, match="ImmutableWriter"):
+        ReplayBuffer(storage).add({})
+
+
+def test_wrapped_arrays_of_environments() -> None:
+    storage = ArrayStorage(arrays={"a": np.arange(12).reshape(4, 3)}, ndim=2)
+    assert (storage.num_envs, storage.capacity, len(storage)) == (3, 12, 12)
+    np.testing.assert_array_equal(storage.get(np.array([5, 7]))["a"], [5, 7])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"max_size": 0}, "max_size: expected an integer from 1, found 0"),
+        ({"max_size": 2.5}, "found 2.5"),
+        ({"max_size": True}, "found True"),
+        ({"max_size": None}, "found None"),
+        ({"max_size": 3, "ndim": 3}, "ndim: expected 1 or 2, found 3"),
+        ({"max_size": 3, "alignment": "left"}, "alignment"),
+        ({"max_size": 3, "arrays": {"a": np.arange(3)}}, "found both"),
+    ],
+)
+def test_arguments_out_of_range(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ArrayStorage(**arguments)
+    if "arrays" not in arguments and arguments["max_size"] is not None:
+        with pytest.raises(ConfigError, match=message):
+            MemmapStorage(path=tmp_path / "m", **arguments)
+
+
+def test_environments_must_divide_the_size_and_stay_as_many() -> None:
+    storage = ArrayStorage(10, ndim=2)
+    with pytest.raises(ConfigError, match="multiple of the 3 environments, found 10"):
+        storage.append({"a": np.zeros(3)}, one=True)
+    assert (len(storage), storage.keys) == (0, [])
+    storage.append({"a": np.zeros((2, 5))})
+    with pytest.raises(SchemaError, match="expected 5 environments, found 2"):
+        storage.append({"a": np.zeros((2, 2))})
+
+
+# ---------------------------------------------------------------------- what a row may be
+
+
+@pytest.mark.parametrize("kind", ["array", "memmap"])
+def test_python_numbers_take_the_dtype_of_their_field(kind: str, tmp_path: Path) -> None:
+    storage = ArrayStorage(9) if kind == "array" else MemmapStorage(9, tmp_path / "m")
+    storage.append({"x": np.float32(1), "n": np.uint8(1), "done": np.False_, "v": np.zeros(2, np.float32)}, one=True)
+    storage.append({"x": 0.1, "n": 200, "done": True, "v": [1, 2.5]}, one=True)
+    storage.append({"x": 3, "n": 0, "done": False, "v": np.ones(2, np.float32)}, one=True)
+    found = storage.get(np.arange(3))
+    np.testing.assert_array_equal(found["x"], np.array([1, 0.1, 3], np.float32))
+    assert found["n"].tolist() == [1, 200, 0]
+    assert found["done"].tolist() == [False, True, False]
+    for bad, error in (
+        ({"x": 1e39}, DataError),
+        ({"x": np.float64(1)}, SchemaError),
+        ({"x": "text"}, SchemaError),
+        ({"x": True}, SchemaError),
+        ({"x": None}, SchemaError),
+        ({"x": 1j}, SchemaError),
+        ({"n": 256}, DataError),
+        ({"n": -1}, DataError),
+        ({"n": 1.0}, SchemaError),
+        ({"n": np.int64(1)}, SchemaError),
+        ({"done": 1}, SchemaError),
+        ({"v": [1.0]}, SchemaError),
+        ({"v": [1.0, [2.0]]}, SchemaError),
+        ({"v": {"a": 1.0}}, SchemaError),
+        ({"v": (1.0, 2.0)}, SchemaError),
+    ):
+        row = {"x": 1.0, "n": 1, "done": True, "v": [0, 0], **bad}
+        with pytest.raises(error, match=f"{next(iter(bad))!r}|fields"):
+            storage.append(row, one=True)
+        with pytest.raises(error):
+            storage.append([{"x": 1.0, "n": 1, "done": True, "v": [0, 0]}, row])
+    assert (len(storage), storage.written) == (3, 3)
+    infinite = {"x": float("inf"), "n": 1, "done": True, "v": [float("nan"), 0]}
+    storage.append(infinite, one=True)
+    assert storage.get(np.array([3]))["x"][0] == np.inf
+
+
+@pytest.mark.parametrize(
+    ("rows", "error"),
+    [
+        ({}, SchemaError),
+        ({"a": {}}, SchemaError),
+        ({"a": object()}, SchemaError),
+        ({"a": [object()]}, SchemaError),
+        ({1: np.zeros(3)}, SchemaError),
+        ({"a": 1.0}, SchemaError),
+        ({"a": np.zeros(3), "b": np.zeros(4)}, DataError),
+        ([], DataError),
+        ([{"a": 1}, {"b": 1}], SchemaError),
+        ([{"a": np.zeros(2)}, {"a": np.zeros(3)}], SchemaError),
+        ([{"a": np.float32(1)}, {"a": np.float64(1)}], SchemaError),
+    ],
+)
+def test_first_rows_that_cannot_be_stored(rows: Any, error: type[Exception]) -> None:
+    storage = ArrayStorage(5)
+    with pytest.raises(error, match="expected"):
+        storage.append(rows)
+    assert (len(storage), storage.keys) == (0, [])
+    storage.append({"anything": np.zeros(2)})
+
+
+def test_the_message_names_field_and_item() -> None:
+    storage = ArrayStorage(5)
+    storage.append({"obs": {"x": np.zeros((2, 3), np.float32)}, "r": np.zeros(2)})
+    with pytest.raises(SchemaError, match=r"field \('obs', 'x'\): expected the dtype float32 .* found float64"):
+        storage.append({"obs": {"x": np.zeros((2, 3))}, "r": np.zeros(2)})
+    with pytest.raises(SchemaError, match=r"expected the shape \[n, 3\] of the first write, found \[2, 4\]"):
+        storage.append({"obs": {"x": np.zeros((2, 4), np.float32)}, "r": np.zeros(2)})
+    with pytest.raises(SchemaError, match=r"'a'.* in item 1"):
+        storage.append([{"a": np.zeros(2)}, {"a": np.zeros(3)}])
+
+
+# ---------------------------------------------------------------------- copies
+
+
+def test_storages_can_be_pickled(tmp_path: Path) -> None:
+    rows = {"a": np.arange(7), "b": {"c": np.arange(14.0).reshape(7, 2)}}
+    for storage in (ArrayStorage(5), MemmapStorage(5, tmp_path / "m"), ListStorage(5)):
+        storage.append(rows)
+        other = pickle.loads(pickle.dumps(storage))
+        assert (len(other), other.written) == (5, 7)
+        other.append({"a": np.array([70]), "b": {"c": np.zeros((1, 2))}})
+        found = ReplayBuffer(other)[:]
+        values = [item["a"] for item in found] if isinstance(found, list) else found["a"].tolist()
+        assert values == [5, 6, 70, 3, 4]
+
+
+def test_buffers_can_be_pickled() -> None:
+    buffer = ReplayBuffer(ArrayStorage(5), batch_size=3)
+    buffer.extend({"a": np.arange(7)})
+    buffer.sample()
+    other = pickle.loads(pickle.dumps(buffer))
+    for _ in range(3):
+        np.testing.assert_array_equal(other.sample()["a"], buffer.sample()["a"])
+
+
+def test_states_of_arrays_and_mapped_files_are_the_same(tmp_path: Path) -> None:
+    storage, mapped = ArrayStorage(5), MemmapStorage(5, tmp_path / "m")
+    storage.append({"a": np.arange(8), "b": (np.arange(8.0),)})
+    mapped.load(storage.state())
+    back = ArrayStorage(5)
+    back.load(mapped.state())
+    np.testing.assert_array_equal(back.get(np.arange(5))["a"], [5, 6, 7, 3, 4])
+    assert back.written == mapped.written == 8
+
+
+# ---------------------------------------------------------------------- recorded data
+
+
+def test_a_store_is_a_storage_as_it_stands() -> None:
+    store = example_store()
+    for given in (store, store.snapshot(), store.to_dataset(), store.to_dataset().data.table):
+        buffer = ReplayBuffer(given, batch_size=5)
+        assert isinstance(buffer.storage, Storage)
+        assert len(buffer) == len(store)
+        assert buffer.alignment == "arrived"
+        batch = buffer.sample()
+        assert batch["obs_continuous"].dtype == store.snapshot().spec["obs_continuous"].dtype
+        for number, row in enumerate(batch["index"].tolist()):
+            assert batch["reward"][number] == np.float32(store[row]["reward"])
+        for change in (
+            lambda buffer=buffer: buffer.add({}),
+            lambda buffer=buffer: buffer.extend({}),
+            lambda buffer=buffer: buffer.empty(),
+            lambda buffer=buffer: buffer.__setitem__(0, {}),
+        ):
+            with pytest.raises(ConfigError, match="expected a buffer that may be written to"):
+                change()
+
+
+def test_a_buffer_over_a_store_sees_the_rows_of_its_beginning() -> None:
+    columns = example_columns(80)
+    store = DatasetStore()
+    store.extend({name: values[:50] for name, values in columns.items()})
+    buffer = ReplayBuffer(store, batch_size=5)
+    store.extend({name: values[50:60] for name, values in columns.items()})
+    assert len(buffer) == 50
+    state = buffer.state_dict()
+    expected = buffer.sample()["index"]
+    again = ReplayBuffer(store.snapshot(50))
+    again.load_state_dict(state)
+    np.testing.assert_array_equal(again.sample(5)["index"], expected)
+    with pytest.raises(StateError, match="expected the state of these rows"):
+        ReplayBuffer(store).load_state_dict(state)
+    slots = np.array([[3, 4, 5], [40, 41, 42]])
+    np.testing.assert_array_equal(buffer[slots]["reward"], buffer[:]["reward"][slots])
+    np.testing.assert_array_equal(buffer.storage.read("reward", slice(2, 9, 3)), buffer[:]["reward"][2:9:3])
+
+
+def test_what_is_no_storage_is_refused() -> None:
+    for thing in (5, "store", object(), {}, DatasetStore()):
+        with pytest.raises(ConfigError, match="storage: expected"):
+            ReplayBuffer(thing)
