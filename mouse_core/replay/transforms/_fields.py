@@ -15,7 +15,7 @@ from mouse_core.replay.protocols import FieldKey
 Array = Any
 Path = tuple[str | int, ...]
 
-BOOKKEEPING = frozenset({"index", "mask", "priority_weight", "traj_id", "buffer_ids"})
+BOOKKEEPING = frozenset({"index", "mask", "priority_weight", "traj_id", "slice_id", "buffer_ids"})
 """What a sampler adds to a batch: it belongs to a drawn step and is no part of the row."""
 
 NEXT = "next"

@@ -77,7 +77,7 @@ def _renamed(batch: Any, moves: Mapping[FieldKey, tuple[FieldKey, Any]]) -> Any:
 
 @dataclass(frozen=True, init=False)
 class Select:
-    """Keeps some fields, and what the sampler added (index, mask, priority_weight, traj_id, buffer_ids).
+    """Keeps some fields, and what the sampler added (index, mask, priority_weight, traj_id, slice_id, buffer_ids).
 
     Args:
         keys: Names of fields, or of nodes with all fields below.
