@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._convert import RowError
+from mouse_core._convert import RowError, convert
 from mouse_core._copying import Copier
 from mouse_core._layout import ColumnType, check_readable, fixed_shape
 from mouse_core._segments import Segment
@@ -92,25 +93,50 @@ class FieldReader:
         """
         n, length = len(windows), windows.block.length
         values = np.empty((n, length, *self.spec.shape), dtype) if out is None else out
-        try:
+        with self._named(windows):
             if copier is None or not copier.write(windows.block, windows.number, self.spec.name, values):
                 self.column.gather(windows, values.reshape(n, length, self.column.width))
+        self.check(values, windows)
+        return values
+
+    def convert(
+        self,
+        values: npt.NDArray[Any],
+        windows: WindowsPart,
+        dtype: np.dtype[np.generic],
+        out: npt.NDArray[np.generic] | None = None,
+    ) -> npt.NDArray[Any]:
+        """The windows' values, ``[n, S, *shape]``, in another dtype, in ``out`` or a fresh array.
+
+        Raises:
+            DataError: A value that does not fit.
+        """
+        if out is not None and np.can_cast(values.dtype, dtype, "safe"):
+            np.copyto(out, values)
+            return out
+        with self._named(windows):
+            converted = convert(values.reshape(-1, self.column.width), dtype).reshape(values.shape)
+        if out is None:
+            return converted
+        np.copyto(out, converted)
+        return out
+
+    @contextmanager
+    def _named(self, windows: WindowsPart) -> Iterator[None]:
+        """Errors in here name the field, the snapshot's row and the column."""
+        try:
+            yield
         except RowError as error:
             row = windows.row_of(error.row)
             raise DataError(f"{self.spec.name}: {error} at row {row} (column {self.spec.column!r})") from error
         except ValueError as error:
             raise DataError(f"{self.spec.name}: {error} (column {self.spec.column!r})") from error
-        self.check(values, windows)
-        return values
 
     def check(self, values: npt.NDArray[Any], windows: WindowsPart) -> None:
         """Raise DataError if some of the windows' values, ``[n, S, ...]``, are out of bounds."""
         if self._bounds is not None:
-            try:
+            with self._named(windows):
                 self._check_bounds(values)
-            except RowError as error:
-                row = windows.row_of(error.row)
-                raise DataError(f"{self.spec.name}: {error} at row {row} (column {self.spec.column!r})") from error
 
     def _check_bounds(self, values: npt.NDArray[Any]) -> None:
         low, high = self._bounds or (0, 0)

@@ -29,6 +29,10 @@ def convert(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
         return array
     if np.can_cast(array.dtype, dtype, "safe") or not array.size:
         return array.astype(dtype)
+    if array.dtype.kind in "biu" and dtype.kind in "iu":
+        converted = array.astype(dtype)
+        if (converted == array).all():  # most likely; otherwise what does not fit is looked for
+            return converted
     if array.dtype.kind not in "biuf":
         raise RowError(0, f"expected numbers, found {array.dtype}")
     if dtype.kind == "f":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy.typing as npt
 
@@ -18,7 +18,6 @@ from mouse_core._source_options import as_names, check_integer, check_shard, cho
 from mouse_core._windows import Windows
 from mouse_core.augment.config import AugmentTokensConfig
 from mouse_core.augment.stream import stream_augment
-from mouse_core.columns import Column
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import check_seed
 from mouse_core.sampling._identity import sampler_identity
@@ -35,20 +34,6 @@ Batch = dict[str, npt.NDArray[Any]]
 # Smaller batches are as fast in memory of their own.
 _POOL_FROM = 1 << 17
 _POOLS_KEPT = 2
-
-
-class _Copiers(NamedTuple):
-    """What copies a source's fields.
-
-    Args:
-        stored: Those that are delivered as they are stored.
-        checks: Whether it sees to it that all their values are allowed.
-        by_name: What copies each field, whether it is converted or not.
-    """
-
-    stored: Copier
-    checks: bool
-    by_name: dict[str, Copier]
 
 
 class BatchSource:
@@ -173,7 +158,6 @@ class BatchSource:
                 raise ConfigError(f"pad: expected True or False with augment or views, found {self._fill}")
         if self._augment is not None:
             self._fields = self._augment.spec
-        self._copiers: dict[bool, _Copiers] = {}
         self._layouts: dict[tuple[tuple[str, ...], int, bool], BatchLayout] = {}
         self._pools: dict[int, MemoryPool] = {}
 
@@ -259,43 +243,53 @@ class BatchSource:
 
     def _gather(self, block: Windows, number: int, *, widen: bool, out: Mapping[str, Any] | None = None) -> Batch:
         """Batch ``number`` of a block, before it is augmented."""
-        copiers = self._copiers.get(widen) or self._copiers.setdefault(widen, self._make_copiers(widen))
-        batch: Batch = {}
-        if out is None:
-            batch, clean = copiers.stored.take(block, number)
-            clean = clean and copiers.checks
-            if clean and len(batch) == len(self._readers):
-                return batch
-            if not clean:  # this one, or another that was copied with it
-                for name, values in batch.items():
-                    self._readers[name].check(values, block.part(number))
-        windows = block.part(number)
-        rest = [name for name in self._readers if name not in batch]
-        if out is None:
-            out = self._memory_for(tuple(rest), len(windows), widen)
         dtypes = self._dtypes if widen else self._narrow
-        read = {
-            name: self._readers[name].read(windows, dtypes[name], out.get(name), copiers.by_name.get(name))
-            for name in rest
-        }
-        whole = {name: batch[name] if name in batch else read[name] for name in self._readers}
+        copier, unchecked, converted = self._copying[widen]
+        if out is not None:
+            windows = block.part(number)
+            whole = {
+                name: reader.read(windows, dtypes[name], out[name], copier) for name, reader in self._readers.items()
+            }
+        else:
+            whole, clean = copier.take(block, number)
+            if clean and not unchecked and not converted and self._fill is None and len(whole) == len(self._readers):
+                return whole
+            windows = block.part(number)
+            there = tuple(whole)
+            rest = tuple(name for name in self._readers if name not in whole)
+            memory = self._memory_for((*converted, *rest), len(windows), widen)
+            for name in converted:
+                if name in whole:
+                    whole[name] = self._readers[name].convert(whole[name], windows, dtypes[name], memory.get(name))
+            # If a code is not allowed, it may also be in another batch that was copied with this one.
+            for name in there if not clean else unchecked:
+                if name in there:
+                    self._readers[name].check(whole[name], windows)
+            for name in rest:
+                whole[name] = self._readers[name].read(windows, dtypes[name], memory.get(name))
+            if rest:
+                whole = {name: whole[name] for name in self._readers}
         if self._fill is not None:
             fill_rest(whole, windows, self._fill)
         return whole
 
-    def _make_copiers(self, widen: bool) -> _Copiers:
-        """What copies the fields that are delivered as they are stored, and those that are converted."""
-        dtypes = self._dtypes if widen else self._narrow
-        stored: dict[str, tuple[Column, tuple[int, ...]]] = {}
-        converted: dict[str, tuple[Column, tuple[int, ...]]] = {}
-        for name, reader in self._readers.items():
-            if reader.column.is_plain:
-                chosen = stored if reader.column.kind.dtype == dtypes[name] else converted
-                chosen[name] = (reader.column, self._shapes[name])
-        highest = {name: reader.highest for name, reader in self._readers.items() if reader.highest is not None}
-        copiers = (Copier(stored, self.sequence_length, highest=highest), Copier(converted, self.sequence_length))
-        checks = all(name in highest or not self._readers[name].is_bounded for name in stored)
-        return _Copiers(copiers[0], checks, {name: copiers[name in converted] for name in (*stored, *converted)})
+    @memo
+    def _copying(self) -> dict[bool, tuple[Copier, tuple[str, ...], tuple[str, ...]]]:
+        """What copies the plain columns; which of these it leaves to be checked; and which are converted, if widened or
+        not.
+        """
+        plain = {name: reader for name, reader in self._readers.items() if reader.column.is_plain}
+        copier = Copier(
+            {name: (reader.column, self._shapes[name]) for name, reader in plain.items()},
+            self.sequence_length,
+            highest={name: reader.highest for name, reader in plain.items() if reader.highest is not None},
+        )
+        unchecked = tuple(name for name, reader in plain.items() if reader.is_bounded and reader.highest is None)
+        stored = {name: reader.column.kind.dtype for name, reader in plain.items()}
+        return {
+            widen: (copier, unchecked, tuple(name for name in plain if stored[name] != dtypes[name]))
+            for widen, dtypes in ((True, self._dtypes), (False, self._narrow))
+        }
 
     def _memory_for(self, names: tuple[str, ...], n: int, widen: bool) -> Batch:
         """Memory for fields of ``n`` windows, kept from batch to batch where it is large; else none."""
