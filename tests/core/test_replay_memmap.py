@@ -1,0 +1,338 @@
+"""Mapped buffers that several processes write and read, and processes that are killed while they do."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mouse_core import ConfigError, StateError
+from mouse_core.errors import StorageError
+from mouse_core.replay import ArrayStorage, MaxValueWriter, MemmapStorage, PrioritizedReplayBuffer, ReplayBuffer
+from mouse_core.replay import _mapped as mapped
+from tests.core.replay_writer import checksums, rows_of
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def start_writer(folder: Path, writer: int, seconds: float, size: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.core.replay_writer", str(folder), str(writer), str(seconds), str(size)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def check(batch: dict[str, Any]) -> int:
+    np.testing.assert_array_equal(batch["checksum"], checksums(batch), "a row that is not whole")
+    return len(batch["checksum"])
+
+
+def write_and_sample(folder: Path, seconds: float) -> None:
+    """Two processes write, this one samples."""
+    buffer = ReplayBuffer(MemmapStorage(500, folder), batch_size=64)
+    prioritized = PrioritizedReplayBuffer(storage=MemmapStorage(500, folder), batch_size=64)
+    writers = [start_writer(folder, number, seconds, 500) for number in (1, 2)]
+    seen: set[int] = set()
+    samples = 0
+    try:
+        while any(writer.poll() is None for writer in writers):
+            if len(buffer) < 64:
+                continue
+            batch = buffer.sample()
+            check(batch)
+            seen |= set(batch["writer"].tolist())
+            samples += 1
+            if samples % 10 == 0:
+                check(buffer[:])
+                weighed = prioritized.sample()
+                check(weighed)
+                prioritized.update_priority(weighed["index"], weighed["number"] % 7 + 0.5)
+    finally:
+        written = [int(writer.communicate(timeout=60)[0]) for writer in writers]
+    assert seen == {1, 2}
+    assert samples > 20
+    # Nothing is lost: every row that was written was numbered.
+    assert buffer.storage.written == sum(written)
+    check(buffer[:])
+
+
+def test_two_processes_write_and_one_samples(tmp_path: Path) -> None:
+    write_and_sample(tmp_path / "m", 2.0)
+
+
+@pytest.mark.slow
+def test_two_processes_write_and_one_samples_for_a_minute(tmp_path: Path) -> None:
+    write_and_sample(tmp_path / "m", 60.0)
+
+
+def kill_writers(folder: Path, times: int) -> None:
+    rng = random.Random(5)
+    before = 0
+    for number in range(times):
+        writer = start_writer(folder, number, 60, 300)
+        time.sleep(0.02 + rng.random() * 0.15)
+        writer.send_signal(signal.SIGKILL)
+        writer.communicate()
+        buffer = ReplayBuffer(MemmapStorage(300, folder), batch_size=32)
+        if len(buffer):
+            check(buffer[:])
+            check(buffer.sample())
+            assert buffer.storage.written >= before
+            buffer.extend(rows_of(99, 0, 5))
+            check(buffer[:])
+            before = buffer.storage.written
+    assert before > 300
+
+
+def test_writers_that_are_killed_leave_whole_rows(tmp_path: Path) -> None:
+    kill_writers(tmp_path / "m", 4)
+
+
+@pytest.mark.slow
+def test_many_writers_that_are_killed_leave_whole_rows(tmp_path: Path) -> None:
+    kill_writers(tmp_path / "m", 60)
+
+
+class Died(BaseException):
+    """Stands for the death of the process at some line."""
+
+
+@pytest.mark.parametrize("size", [1, 3, 40])
+def test_a_death_at_any_step_of_a_write_leaves_the_rows_of_before_or_after(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copying of each column, and the store that makes it count."""
+    storage = MemmapStorage(40, tmp_path / "m")
+    storage.append(rows_of(1, 0, 60))
+    for step in range(20):
+        before = ReplayBuffer(MemmapStorage(None, tmp_path / "m"))[:]
+        done = _die_after(step, monkeypatch, lambda: storage.append(rows_of(2, 1000 * step, size)))
+        after = ReplayBuffer(MemmapStorage(None, tmp_path / "m"))[:]
+        check(after)
+        if not done:
+            np.testing.assert_array_equal(after["number"], before["number"])
+    assert done
+
+
+def test_a_death_while_rows_are_changed_in_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = MemmapStorage(40, tmp_path / "m")
+    storage.append(rows_of(1, 0, 60))
+    outcomes = set()
+    for step in range(20):
+        slots = np.array([step, 30, 39])
+        done = _die_after(step, monkeypatch, lambda: storage.put(slots, rows_of(2, 1000 * step, 3)))  # noqa: B023
+        after = ReplayBuffer(MemmapStorage(None, tmp_path / "m"))[:]
+        check(after)
+        changed = after["number"][slots] >= 1000 * step
+        changed &= after["writer"][slots] == 2
+        assert changed.all() or done is False
+        assert changed.all() or not (after["number"][slots] == 1000 * step + np.arange(3)).any()
+        outcomes.add((done, bool(changed.all())))
+        storage = MemmapStorage(None, tmp_path / "m")
+    assert {done for done, _ in outcomes} == {True, False}
+
+
+def _die_after(steps: int, monkeypatch: pytest.MonkeyPatch, call: Any) -> bool:
+    """Run ``call`` up to its n-th copy or commit; whether it came to its end."""
+    count = 0
+
+    def counted(real: Any) -> Any:
+        def run(*arguments: Any) -> Any:
+            nonlocal count
+            if count == steps:
+                raise Died
+            count += 1
+            return real(*arguments)
+
+        return run
+
+    class Columns(list[Any]):
+        def __iter__(self) -> Any:
+            for place in range(len(self)):
+                counted(lambda: None)()
+                yield self[place]
+
+    from mouse_core.replay import _memory
+
+    def torn(self: Any, *arguments: Any) -> Any:
+        return _with_columns(self, Columns, real_write, arguments)
+
+    def torn_put(self: Any, *arguments: Any) -> Any:
+        return _with_columns(self, Columns, real_put, arguments)
+
+    real_write, real_put = _memory.RowMemory.write, _memory.RowMemory.put
+    with monkeypatch.context() as patch:
+        patch.setattr(mapped.Head, "commit", counted(mapped.Head.commit))
+        patch.setattr(_memory.RowMemory, "write", torn)
+        patch.setattr(_memory.RowMemory, "put", torn_put)
+        try:
+            call()
+        except Died:
+            return False
+    return True
+
+
+def _with_columns(memory: Any, kind: Any, write: Any, arguments: Any) -> Any:
+    plain = memory.columns
+    memory.columns = kind(plain)
+    try:
+        return write(memory, *arguments)
+    finally:
+        memory.columns = plain
+
+
+# ---------------------------------------------------------------------- several at once
+
+
+def test_each_sees_what_the_other_writes(tmp_path: Path) -> None:
+    one = PrioritizedReplayBuffer(storage=MemmapStorage(10, tmp_path / "m"), batch_size=50)
+    other = PrioritizedReplayBuffer(storage=MemmapStorage(10, tmp_path / "m"), batch_size=50)
+    one.extend({"a": np.arange(6)})
+    assert set(other.sample()["a"].tolist()) == set(range(6))
+    other.update_priority(np.arange(6), [0, 0, 0, 0, 0, 1000.0])
+    assert set(other.sample()["a"].tolist()) == {5}
+    one.extend({"a": np.arange(6, 12)})
+    other.update_priority(np.arange(10), np.arange(10.0))
+    batch = other.sample()
+    assert 0 not in batch["index"]
+    assert set(batch["a"].tolist()) <= {11, 2, 3, 4, 5, 6, 7, 8, 9}
+    one[3] = {"a": 77}
+    np.testing.assert_array_equal(other[:]["a"], [10, 11, 2, 77, 4, 5, 6, 7, 8, 9])
+    other.empty()
+    with pytest.raises(ConfigError, match="empty"):
+        one.sample()
+    one.add({"a": 5})
+    assert set(other.sample()["a"].tolist()) == {5}
+
+
+def test_threads_with_storages_of_their_own_take_turns(tmp_path: Path) -> None:
+    failures = []
+
+    def write(number: int) -> None:
+        buffer = ReplayBuffer(MemmapStorage(100, tmp_path / "m"))
+        for turn in range(30):
+            buffer.extend(rows_of(number, turn * 10, 10))
+            try:
+                check(buffer.sample(20))
+            except AssertionError as error:
+                failures.append(error)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    storage = MemmapStorage(None, tmp_path / "m")
+    assert storage.written == 900
+    check(storage.get(np.arange(100)))
+
+
+def test_a_forked_child_has_a_lock_of_its_own(tmp_path: Path) -> None:
+    buffer = ReplayBuffer(MemmapStorage(50, tmp_path / "m"))
+    buffer.extend(rows_of(0, 0, 10))
+    child = os.fork()
+    if not child:
+        try:
+            for turn in range(40):
+                buffer.extend(rows_of(1, turn * 5, 5))
+        finally:
+            os._exit(0)
+    for _ in range(40):
+        check(buffer.sample(16))
+        buffer.extend(rows_of(2, 0, 3))
+    os.waitpid(child, 0)
+    assert buffer.storage.written == 10 + 200 + 120
+    check(buffer[:])
+
+
+def test_the_best_rows_are_kept_in_mapped_files(tmp_path: Path) -> None:
+    buffer = ReplayBuffer(MemmapStorage(4, tmp_path / "m"), writer=MaxValueWriter("r"))
+    buffer.extend({"r": np.array([3.0, 1, 5, 2, 9, 1, 4])})
+    again = ReplayBuffer(MemmapStorage(4, tmp_path / "m"), writer=MaxValueWriter("r"))
+    assert sorted(again[:]["r"].tolist()) == [3, 4, 5, 9]
+    assert again.add({"r": 3.5}) == 0
+    assert again.add({"r": 3.5}) == -1
+
+
+# ---------------------------------------------------------------------- files
+
+
+def row_files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("rows-*"))
+
+
+def test_files_are_as_long_as_the_data(tmp_path: Path) -> None:
+    storage = MemmapStorage(10_000_000, tmp_path / "m")
+    storage.append({"a": np.zeros((100, 10)), "big": np.zeros((100, 2000), np.uint8)})
+    assert sum(file.stat().st_size for file in row_files(tmp_path / "m")) < 100 * 2080 + 2 * (1 << 16)
+    storage.close()
+    assert [file.stat().st_size for file in row_files(tmp_path / "m")] == [100 * 80, 100 * 2000]
+    storage.append({"a": np.ones((3, 10)), "big": np.zeros((3, 2000), np.uint8)})
+    assert MemmapStorage(None, tmp_path / "m").get(np.array([102]))["a"].tolist() == [[1.0] * 10]
+
+
+def test_another_goes_on_where_one_was_closed(tmp_path: Path) -> None:
+    one, other = MemmapStorage(1000, tmp_path / "m"), MemmapStorage(1000, tmp_path / "m")
+    one.append({"a": np.arange(20)})
+    other.append({"a": np.arange(20, 40)})
+    one.close()
+    other.append({"a": np.arange(40, 60)})
+    np.testing.assert_array_equal(other.get(np.arange(60))["a"], np.arange(60))
+    np.testing.assert_array_equal(one.get(np.arange(60))["a"], np.arange(60))
+
+
+def test_another_size_or_alignment_is_refused(tmp_path: Path) -> None:
+    MemmapStorage(12, tmp_path / "m").append({"a": np.arange(3)})
+    for arguments in ((13, 1, "outgoing"), (12, 2, "outgoing"), (12, 1, "arrived")):
+        with pytest.raises(ConfigError, match=r"expected a buffer of \(max_size, ndim, alignment\)"):
+            MemmapStorage(arguments[0], tmp_path / "m", arguments[1], alignment=arguments[2])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="max_size: expected one for a"):
+        MemmapStorage(None, tmp_path / "new")
+    with pytest.raises(StorageError):
+        MemmapStorage(12, tmp_path / "m" / "head" / "inside")
+
+
+@pytest.mark.parametrize("file", ["head", "schema", "rows-0-0"])
+def test_damaged_files_are_refused(file: str, tmp_path: Path) -> None:
+    MemmapStorage(12, tmp_path / "m").append({"a": np.arange(3)})
+    (tmp_path / "m" / file).write_bytes(b"\1" * 10)
+    with pytest.raises(StateError, match=file):
+        MemmapStorage(12, tmp_path / "m")
+
+
+def test_a_full_disk_is_found_before_a_row_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    storage = MemmapStorage(100_000, tmp_path / "m")
+    buffer = ReplayBuffer(storage)
+    buffer.extend({"a": np.arange(1000)})
+    state = buffer.state_dict()
+
+    def full(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        with pytest.raises(StorageError, match="No space left") as caught:
+            buffer.extend({"a": np.arange(50_000)})
+        assert isinstance(caught.value, OSError)
+        larger = ReplayBuffer(ArrayStorage(100_000))
+        larger.extend({"a": np.arange(90_000)})
+        with pytest.raises(StorageError):
+            buffer.load_state_dict(larger.state_dict())
+    assert (len(buffer), buffer.storage.written) == (1000, 1000)
+    np.testing.assert_array_equal(buffer[:]["a"], np.arange(1000))
+    buffer.extend({"a": np.arange(1000, 50_000)})
+    np.testing.assert_array_equal(buffer[:]["a"], np.arange(50_000))
+    buffer.load_state_dict(state)
+    np.testing.assert_array_equal(buffer[:]["a"], np.arange(1000))
+    assert len(row_files(tmp_path / "m")) == 1
