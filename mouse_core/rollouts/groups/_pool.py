@@ -41,6 +41,10 @@ class Pool:
     def __len__(self) -> int:
         return len(self.records)
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Where arrays come through shared memory they cannot be written to.
+        self.__dict__.update(state, _columns={name: np.array(values) for name, values in state["_columns"].items()})
+
     def column(self, name: str) -> npt.NDArray[Any]:
         """ "reward", "advantage", "group", "environment" or "present" (has not left) of every row, ``[n]``."""
         return self._columns[name][: len(self)]

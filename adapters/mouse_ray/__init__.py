@@ -1,0 +1,12 @@
+"""Ray adapter: buffers of ``mouse_core`` as actors, and stores as Ray Datasets."""
+
+try:
+    import ray as _ray  # noqa: F401
+except ImportError as error:
+    raise ImportError("mouse_ray needs Ray: pip install 'mouse-data[ray]'") from error
+
+from mouse_ray.datasets import read
+from mouse_ray.replay_buffer import ReplayBuffer
+from mouse_ray.rollout_buffer import RolloutBuffer
+
+__all__ = ["ReplayBuffer", "RolloutBuffer", "read"]

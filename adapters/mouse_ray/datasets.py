@@ -1,0 +1,128 @@
+"""Stores as Ray Datasets, in blocks of whole episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import ray
+import ray.data
+from ray.data.block import BlockAccessor, BlockMetadata
+
+from mouse_core import ConfigError, DatasetStore, MissingFieldError, Snapshot
+
+_EPISODE = "episode"
+
+
+def read(
+    store: DatasetStore | Snapshot, *, fields: Sequence[str] | None = None, rows_per_block: int = 4096
+) -> ray.data.Dataset:
+    """A Ray Dataset of the steps, with the store's fields as columns.
+
+    A block holds whole episodes: as many as make ``rows_per_block`` steps, and at least one. Ray delivers blocks in the
+    order in which they are finished, unless ``execution_options.preserve_order`` is set in its ``DataContext``. With
+    ``dataset.streaming_split(n)`` every trainer gets whole blocks, so each episode goes to one trainer; with
+    ``equal=True`` Ray cuts blocks so that all get the same number of steps.
+
+    Args:
+        store: The steps. Datasets on disk are read by the tasks, from the same path; steps that are only in memory
+            travel through the object store.
+        fields: The fields to read; by default all. There is also a column ``episode``, int64, which counts episodes
+            from 0.
+        rows_per_block: About how many steps a block has. Ray cuts blocks that are larger than
+            ``DataContext.target_max_block_size`` (128 MB).
+
+    Raises:
+        ConfigError: A store without steps, or an argument of another kind.
+        MissingFieldError: A field that is not there.
+    """
+    snapshot = store.snapshot() if isinstance(store, DatasetStore) else store
+    if not isinstance(snapshot, Snapshot):
+        raise ConfigError(f"read: expected a DatasetStore or a Snapshot, found {type(store).__name__}")
+    if isinstance(rows_per_block, bool) or not isinstance(rows_per_block, int) or rows_per_block < 1:
+        raise ConfigError(f"rows_per_block: expected an integer from 1, found {rows_per_block!r}")
+    if not snapshot.num_rows:
+        raise ConfigError("store: expected rows, found an empty store")
+    names = list(snapshot.spec) if fields is None else list(fields)
+    missing = [name for name in names if name not in snapshot.spec]
+    if missing or not names:
+        raise MissingFieldError(f"fields: expected some of {list(snapshot.spec)}, found {missing or names}")
+    if _EPISODE in names:
+        raise ConfigError(f"fields: expected none called {_EPISODE!r}, which counts the episodes")
+    source = _Episodes(snapshot, tuple(names), rows_per_block)
+    # As many blocks as there are, or Ray would cut them further.
+    dataset: ray.data.Dataset = ray.data.read_datasource(source, override_num_blocks=len(source.blocks))
+    return dataset
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Rows ``starts[0]`` to ``end``: the episodes from number ``first`` on, which begin at ``starts``."""
+
+    first: int
+    starts: npt.NDArray[np.int64]
+    end: int
+
+
+class _Episodes(ray.data.Datasource):
+    """Reads a snapshot block by block."""
+
+    def __init__(self, snapshot: Snapshot, names: tuple[str, ...], rows_per_block: int) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._snapshot, self._names = snapshot, names
+        self.blocks = _cut(np.asarray(snapshot.episode_starts, np.int64), snapshot.num_rows, rows_per_block)
+        spec = snapshot.spec
+        sizes = [spec[name].dtype.itemsize * int(np.prod(spec[name].shape, dtype=np.int64)) for name in names]
+        self._row_bytes = 8 + sum(sizes)
+
+    def get_name(self) -> str:
+        return "Episodes"
+
+    def estimate_inmemory_data_size(self) -> int:
+        return self._row_bytes * self._snapshot.num_rows
+
+    def get_read_tasks(
+        self, parallelism: int, per_task_row_limit: int | None = None, data_context: Any = None
+    ) -> list[ray.data.ReadTask]:
+        # Steps that are only in memory are sent once, and not with every task.
+        snapshot = ray.put(self._snapshot)
+        tasks = []
+        for block in self.blocks:
+            rows = block.end - int(block.starts[0])
+            metadata = BlockMetadata(num_rows=rows, size_bytes=rows * self._row_bytes, exec_stats=None)
+            tasks.append(
+                ray.data.ReadTask(
+                    partial(_read, snapshot, self._names, block), metadata, per_task_row_limit=per_task_row_limit
+                )
+            )
+        return tasks
+
+
+def _cut(starts: npt.NDArray[np.int64], rows: int, rows_per_block: int) -> list[_Block]:
+    """Blocks of whole episodes; each is closed once it has enough rows."""
+    ends = np.append(starts[1:], rows)
+    blocks, first = [], 0
+    while first < len(starts):
+        last = int(np.searchsorted(ends, starts[first] + rows_per_block))
+        last = min(last, len(starts) - 1)
+        blocks.append(_Block(first, starts[first : last + 1], int(ends[last])))
+        first = last + 1
+    return blocks
+
+
+def _read(reference: Any, names: Iterable[str], block: _Block) -> Iterator[Any]:
+    snapshot: Snapshot = ray.get(reference)
+    begin = int(block.starts[0])
+    length = block.end - begin
+    windows = snapshot.locate(np.array([begin]), length).part(0)
+    columns = {}
+    for name in names:
+        reader = snapshot.readers[name]
+        columns[name] = reader.read(windows, reader.spec.dtype)[0]
+    lengths = np.diff(np.append(block.starts, block.end))
+    columns[_EPISODE] = block.first + np.repeat(np.arange(len(lengths)), lengths)
+    yield BlockAccessor.batch_to_block(columns)
