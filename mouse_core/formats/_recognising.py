@@ -49,7 +49,11 @@ def is_tfds(path: Path) -> bool:
     """A folder of TFDS, or one above it that holds versions."""
     if not path.is_dir():
         return False
-    folders = [path, *path.glob("*"), *path.glob("*/*")] if not (path / "features.json").exists() else [path]
+    folders = (
+        [path, *path.glob("*"), *path.glob("*/*"), *path.glob("*/*/*")]
+        if not (path / "features.json").exists()
+        else [path]
+    )
     return any(
         (folder / "features.json").is_file() and (folder / "dataset_info.json").is_file()
         for folder in folders[:1000]
@@ -69,7 +73,8 @@ def is_memmap(path: Path) -> bool:
 
 def is_dopamine(path: Path) -> bool:
     """A folder with Dopamine's checkpoints of its replay buffer, or one such file."""
-    names = [path.name] if path.is_file() else [file.name for file in path.glob("*.gz")] if path.is_dir() else []
+    folder = path / "replay_logs" if (path / "replay_logs").is_dir() else path
+    names = [path.name] if path.is_file() else [file.name for file in folder.glob("*.gz")] if folder.is_dir() else []
     return any(re.fullmatch(r"(\$store\$_|add_count|invalid_range)\w*_ckpt\.\d+\.gz", name) for name in names)
 
 

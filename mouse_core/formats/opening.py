@@ -43,7 +43,12 @@ _FORMATS = (
         "lerobot", "meta/info.json with a codebase_version", signs.is_lerobot, "lerobot", "read_lerobot", final=True
     ),
     _Format(
-        "minari", "main_data.hdf5, or metadata.json of Minari, below data/", signs.is_minari, "minari", "read_minari", final=True
+        "minari",
+        "main_data.hdf5, or metadata.json of Minari, below data/",
+        signs.is_minari,
+        "minari",
+        "read_minari",
+        final=True,
     ),
     _Format(
         "tfds",
