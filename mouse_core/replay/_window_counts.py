@@ -62,6 +62,25 @@ class View:
         self.known = np.zeros(len(spans), np.int64)
         self.windows = Sums(spans, room)
         self.episodes = Sums(spans, room)
+        nothing = np.zeros(len(spans), np.int64)
+        self._edges = (nothing, nothing, nothing, nothing)
+
+    def settle(self, at: int, first: Int64s, last: Int64s, oldest: Int64s, newest: Int64s) -> None:
+        """Say which columns are alive when ``at`` steps were written, and the windows of the oldest and newest."""
+        self.at, self._edges = at, (first, last, oldest, newest)
+
+    def of_windows(self) -> Sums:
+        """The sums of windows."""
+        if self.windows.at != self.at:
+            self.windows.close(self.at, *self._edges)
+        return self.windows
+
+    def of_episodes(self) -> Sums:
+        """The sums of episodes that have windows."""
+        if self.episodes.at != self.at:
+            first, last, oldest, newest = self._edges
+            self.episodes.close(self.at, first, last, (oldest > 0).astype(np.int64), (newest > 0).astype(np.int64))
+        return self.episodes
 
 
 class Sums:
@@ -71,6 +90,7 @@ class Sums:
     """
 
     def __init__(self, spans: Int64s, room: int) -> None:
+        self.at = -1
         self._room = room
         # The sum before each column, up to the last one known; shifted as the begins are.
         self._sums = np.repeat((spans + (SPAN - 1))[:, None], room, axis=1)
@@ -85,8 +105,9 @@ class Sums:
         known = self._sums[envs, columns[begin[envs]]]
         self._sums[envs, columns + 1] = known + running[1:] - running[begin[envs]]
 
-    def close(self, first: Int64s, last: Int64s, oldest: Int64s, newest: Int64s) -> None:
+    def close(self, at: int, first: Int64s, last: Int64s, oldest: Int64s, newest: Int64s) -> None:
         """Say which columns are alive, ``first .. last``, and the values of these two; ``newest`` 0 if they are one."""
+        self.at = at
         envs = np.arange(len(first))
         between = np.where(last > first, self._sums[envs, last] - self._sums[envs, np.minimum(first + 1, last)], 0)
         self._first, self._oldest = first, oldest

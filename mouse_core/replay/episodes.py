@@ -56,6 +56,7 @@ class Episodes:
         self.end = first
         self._base = first
         self._envs = np.arange(num_envs, dtype=np.int64)
+        self._envs_twice = np.tile(self._envs, 2)
         self._spans = self._envs * SPAN
         self._room = 16
         self._begins = self._empty()
@@ -221,15 +222,15 @@ class Episodes:
 
     def count(self, rule: WindowRule) -> int:
         """How many windows there are."""
-        return int(self._view(rule).windows.cumulative[-1])
+        return int(self._view(rule).of_windows().cumulative[-1])
 
     def count_episodes(self, rule: WindowRule) -> int:
         """How many episodes have windows."""
-        return int(self._view(rule).episodes.cumulative[-1])
+        return int(self._view(rule).of_episodes().cumulative[-1])
 
     def windows(self, rule: WindowRule, ranks: Int64s) -> Windows:
         """The windows of these ranks, int64 ``[n]`` in ``0 .. count(rule) - 1``: one environment after another."""
-        env, column, number = self._view(rule).windows.find(ranks)
+        env, column, number = self._view(rule).of_windows().find(ranks)
         return self._at(rule, env, column, number)
 
     def windows_of(self, rule: WindowRule, ranks: Int64s, uniform: npt.NDArray[np.float64]) -> Windows:
@@ -240,7 +241,7 @@ class Episodes:
             ranks: Int64 ``[n]`` in ``0 .. count_episodes(rule) - 1``.
             uniform: Which of its windows, float64 ``[n]`` in ``[0, 1)``.
         """
-        env, column, _ = self._view(rule).episodes.find(ranks)
+        env, column, _ = self._view(rule).of_episodes().find(ranks)
         begin, end = self._bounds(env, column)
         counts = rule.count(end - begin)
         number = np.minimum((uniform * counts).astype(np.int64), counts - 1)
@@ -292,13 +293,9 @@ class Episodes:
             view.episodes.append(envs, columns, (counts > 0).astype(np.int64), more)
             view.known = closed
         first = self._first()
-        begin, end = self._bounds(self._envs, first)
-        oldest = view.rule.count(end - begin)
-        begin, end = self._bounds(self._envs, closed)
-        newest = np.where(closed > first, view.rule.count(end - begin), 0)
-        view.windows.close(first, closed, oldest, newest)
-        view.episodes.close(first, closed, (oldest > 0).astype(np.int64), (newest > 0).astype(np.int64))
-        view.at = self.end
+        begin, end = self._bounds(self._envs_twice, np.concatenate([first, closed]))
+        oldest, newest = view.rule.count(end - begin).reshape(2, -1)
+        view.settle(self.end, first, closed, oldest, np.where(closed > first, newest, 0))
 
     # ------------------------------------------------------------------ state
 
