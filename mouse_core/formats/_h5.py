@@ -23,7 +23,7 @@ import numpy.typing as npt
 from mouse_core.errors import ConfigError
 from mouse_core.formats.base import damaged
 
-PATIENCE = 20.0
+PATIENCE = 15.0
 """Seconds within which the library must answer a request; they are of at most some 64 MB."""
 
 _CHILD = Path(__file__).with_name("_h5_child.py")

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import struct
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -187,26 +185,6 @@ def damaged(path: str | os.PathLike[str], reason: object, *, at: str = "") -> Da
     return DataError(f"{os.fspath(path)}{f', {at}' if at else ''}: {reason}")
 
 
-_CAUSES = (
-    ArithmeticError,
-    AttributeError,
-    BufferError,
-    EOFError,
-    LookupError,
-    MemoryError,
-    NotImplementedError,
-    OSError,
-    RecursionError,
-    RuntimeError,
-    SyntaxError,
-    TypeError,
-    ValueError,
-    pa.ArrowException,
-    struct.error,
-    zlib.error,
-)
-
-
 @contextmanager
 def reading(path: str | os.PathLike[str], *, at: str = "") -> Iterator[None]:
     """Turn whatever a library raises over damaged bytes into a DataError that names the file.
@@ -229,8 +207,8 @@ def reading(path: str | os.PathLike[str], *, at: str = "") -> Iterator[None]:
         if name in str(error):
             raise
         raise damaged(name, error, at=at) from error
-    except MouseError:
+    except (MouseError, ImportError):
         raise
-    except _CAUSES as error:
+    except Exception as error:  # whatever it is that a library stumbles over
         shown = str(error).strip().splitlines()
         raise damaged(name, f"cannot be read: {shown[0] if shown else type(error).__name__}", at=at) from error
