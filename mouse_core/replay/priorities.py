@@ -152,6 +152,7 @@ class PrioritizedSampler:
         self._loaded: Floats | None = None  # the weights of a state, until the storage's capacity is known
         # New rows whose weights are not yet in the tree: those with these numbers.
         self._begin = self._end = 0
+        self._size = 0  # rows there were when the tree was last complete
 
     def __repr__(self) -> str:
         return f"PrioritizedSampler(alpha={self.alpha}, beta={self.beta!r}, eps={self.eps})"
@@ -182,21 +183,24 @@ class PrioritizedSampler:
 
     def wrote(self, storage: Storage, write: Write) -> None:
         """The rows have the largest priority from now on."""
-        if write.first is None:
-            tree = self._settle(storage)
-            tree.set(write.slots, self._priorities.weight_of_new)
-        elif write.first == self._end:
-            self._end += len(write.slots)
+        slots, first, capacity = write.slots, write.first, storage.capacity
+        if not len(slots):
+            return
+        if first is None or slots[0] != first % capacity or slots[-1] != (first + len(slots) - 1) % capacity:
+            self._settle(storage).set(slots, self._priorities.weight_of_new)
+        elif first == self._end:
+            self._end += len(slots)
         else:
             self._settle(storage)
-            self._begin, self._end = write.first, write.first + len(write.slots)
+            self._begin, self._end = first, first + len(slots)
 
     def reset(self, storage: Storage) -> None:
         """All rows are new, and no priority was ever set."""
         self._priorities = Priorities(self.alpha, self.eps)
         self._tree = self._loaded = None
         self._end = storage.written
-        self._begin = self._end - len(storage)
+        self._size = len(storage)
+        self._begin = self._end - self._size
 
     def _settle(self, storage: Storage) -> SumTree:
         """The tree, with the weights of all rows in it."""
@@ -210,6 +214,7 @@ class PrioritizedSampler:
                 self._loaded = None
             self._tree = tree
         self._add_new(tree)
+        self._size = len(storage)
         return tree
 
     def _add_new(self, tree: SumTree) -> None:
@@ -264,7 +269,7 @@ class PrioritizedSampler:
         """The weights of all rows, the largest priority, and beta where it is a number: plain values and an array."""
         if self._tree is not None:
             self._add_new(self._tree)
-            weights = self._tree.weights[: self._end].copy()
+            weights = self._tree.weights[: max(self._size, self._end)].copy()
         else:
             weights = np.zeros(0) if self._loaded is None else self._loaded
         numbers = {"max_priority": self.max_priority, "begin": self._begin, "end": self._end}
@@ -288,12 +293,13 @@ class PrioritizedSampler:
         weights = values["weights"].astype(np.float64)
         if weights.size and not (weights.min() >= 0 and weights.max() < np.inf):
             raise StateError("sampler: expected weights that are finite and not negative")
-        if not (values["begin"] <= values["end"] and len(weights) <= values["end"] and values["max_priority"] >= 1):
-            raise StateError("sampler: expected begin <= end, at most end weights, and max_priority from 1")
+        if not (values["begin"] <= values["end"] and values["max_priority"] >= 1):
+            raise StateError("sampler: expected begin <= end, and max_priority from 1")
         priorities = Priorities(self.alpha, self.eps)
         priorities.raise_largest(values["max_priority"])
         self._priorities, self._tree, self._loaded = priorities, None, weights
         self._begin, self._end = values["begin"], values["end"]
+        self._size = len(weights)
         self._beta = values.get("beta", self._beta)
 
 

@@ -17,6 +17,7 @@ from mouse_core.replay.array_storage import ArrayStorage
 from mouse_core.replay.buffer import ReplayBuffer
 from mouse_core.replay.priorities import LinearSchedule, PrioritizedSampler
 from mouse_core.replay.prioritized_slices import PrioritizedSliceSampler
+from mouse_core.replay.writers import MaxValueWriter
 from tests.core.statistics import check_frequencies
 
 
@@ -190,6 +191,31 @@ def test_priorities_are_those_of_a_list(data: st.DataObject, capacity: int, alph
         np.testing.assert_allclose(
             batch["priority_weight"], (expected[chosen] / expected.min()) ** -0.5, rtol=1e-6, atol=0
         )
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), sizes=st.lists(st.integers(1, 8), min_size=1, max_size=8))
+def test_rows_that_do_not_lie_in_a_ring(seed: int, sizes: list[int]) -> None:
+    """New rows in any slots, as MaxValueWriter puts them."""
+
+    def make() -> ReplayBuffer:
+        return ReplayBuffer(ArrayStorage(6), PrioritizedSampler(1.0, 1.0, 0.0), MaxValueWriter("rank"), batch_size=4)
+
+    rng, buffer, known, largest = np.random.default_rng(seed), make(), {}, 1.0
+    for n in sizes:
+        slots = buffer.extend({"rank": rng.random(n)})
+        known |= {slot: largest for slot in slots.tolist() if slot >= 0}
+        batch = buffer.sample()
+        assert weights_in(buffer).tolist() == [known[slot] for slot in range(len(buffer))]
+        other = make()
+        other.load_state_dict(buffer.state_dict())
+        for _ in range(2):
+            batch, again = buffer.sample(), other.sample()
+            np.testing.assert_array_equal(batch["index"], again["index"])
+            np.testing.assert_array_equal(batch["priority_weight"], again["priority_weight"])
+        slot, priority = int(batch["index"][0]), float(rng.integers(1, 5))
+        buffer.update_priority(np.array([slot]), np.array([priority]))
+        known[slot], largest = priority, max(largest, priority)
 
 
 def test_rows_come_in_proportion() -> None:
