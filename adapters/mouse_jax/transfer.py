@@ -45,7 +45,10 @@ class BatchMaker:
 
         On a host they have the dtypes to deliver; else those they are stored in, so that few bytes travel.
         """
-        parts = [source.gather(source.plan(index), widen=self.placement.on_host) for source in self.sources]
+        if self.placement.on_host:
+            parts = [source[index] for source in self.sources]
+        else:
+            parts = [source.gather(source.plan(index), widen=False) for source in self.sources]
         return parts[0] if len(parts) == 1 else _joined(parts)
 
     def transfer(self, gathered: Any) -> Any:

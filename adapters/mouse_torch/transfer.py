@@ -23,15 +23,11 @@ def host_maker(source: BatchSource, *, pin: bool) -> Callable[[int], TensorDict]
 
 
 def _make_host(source: BatchSource, index: int) -> TensorDict:
-    plan = source.plan(index)
-    gathered: Any = source.gather(plan)
-    views = [
-        TensorDict(
-            {name: torch.from_numpy(values) for name, values in view.items()},
-            batch_size=[len(plan.starts), plan.length],
-        )
-        for view in (gathered if isinstance(gathered, tuple) else (gathered,))
-    ]
+    gathered: Any = source[index]
+    views = []
+    for view in gathered if isinstance(gathered, tuple) else (gathered,):
+        tensors = {name: torch.from_numpy(values) for name, values in view.items()}
+        views.append(TensorDict(tensors, batch_size=next(iter(tensors.values())).shape[:2]))
     return _delivered(views)
 
 

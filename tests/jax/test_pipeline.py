@@ -100,14 +100,14 @@ def test_none_is_an_item() -> None:
 def test_a_failing_batch_leaves_the_state_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """grain alone would lose the batch and be off by one."""
     broken = True
-    gather = BatchSource.gather
+    get = BatchSource.__getitem__
 
-    def sometimes(self: BatchSource, plan: Any, *arguments: Any, **options: Any) -> Any:
-        if broken and plan.key.index == 5:
+    def sometimes(self: BatchSource, index: int) -> Any:
+        if broken and index == 5:
             raise OSError("the disk is gone")
-        return gather(self, plan, *arguments, **options)
+        return get(self, index)
 
-    monkeypatch.setattr(BatchSource, "gather", sometimes)
+    monkeypatch.setattr(BatchSource, "__getitem__", sometimes)
     store = example_store()
     expected = [BatchSource(store, **OPTIONS)[index] for index in (0, 1, 2, 3, 4)]
     for workers in (0, 1, 2, 8):
@@ -169,16 +169,16 @@ def test_so_many_batches_are_alive_and_no_more(prefetch: int, monkeypatch: pytes
     alive = 0
     most = 0
     lock = threading.Lock()
-    gather = BatchSource.gather
+    get = BatchSource.__getitem__
 
     def gone() -> None:
         nonlocal alive
         with lock:
             alive -= 1
 
-    def counted(self: BatchSource, *arguments: Any, **options: Any) -> Any:
+    def counted(self: BatchSource, index: int) -> Any:
         nonlocal alive, most
-        batch = gather(self, *arguments, **options)
+        batch = get(self, index)
         memory = np.empty(batch["reward"].nbytes + 64, np.uint8)
         start = -memory.ctypes.data % 64  # so aligned, JAX keeps the memory itself
         reward = memory[start : start + batch["reward"].nbytes].view(np.float32).reshape(batch["reward"].shape)
@@ -189,7 +189,7 @@ def test_so_many_batches_are_alive_and_no_more(prefetch: int, monkeypatch: pytes
         weakref.finalize(memory, gone)
         return {**batch, "reward": reward}
 
-    monkeypatch.setattr(BatchSource, "gather", counted)
+    monkeypatch.setattr(BatchSource, "__getitem__", counted)
     with PrefetchBatchifier(example_store(), **OPTIONS, prefetch=prefetch, num_workers=8) as loader:
         for number in range(40):
             batch = loader.next_batch()
