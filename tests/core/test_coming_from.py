@@ -1,0 +1,674 @@
+"""The tables of docs/guides/coming-from.md, line by line: each number has its test here."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mouse_core import DatasetStore, PrefetchBatchifier, replay
+from mouse_core.errors import ConfigError, DataError, SchemaError, StateError
+from mouse_core.randomness import Key, Purpose
+from mouse_core.replay import (
+    ArrayStorage,
+    Cast,
+    Compose,
+    Exclude,
+    HindsightRelabel,
+    ImmutableWriter,
+    LinearSchedule,
+    ListStorage,
+    MaxValueWriter,
+    MemmapStorage,
+    NextView,
+    NStep,
+    OnWrite,
+    PrioritizedReplayBuffer,
+    PrioritizedSampler,
+    PrioritizedSliceSampler,
+    RandomCrop,
+    RandomSampler,
+    Rename,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    Resize,
+    ReturnsToGo,
+    RoundRobinWriter,
+    SamplerWithoutReplacement,
+    Select,
+    SliceSampler,
+    SliceSamplerWithoutReplacement,
+    ToFloatImage,
+)
+
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "coming-from.md"
+KEY = Key(1, Purpose.REPLAY)
+
+
+def rows(n: int, episode: int = 10) -> dict[str, Any]:
+    done = np.zeros(n, np.int8)
+    done[episode - 1 :: episode] = 1
+    return {
+        "x": np.arange(n),
+        "reward": np.ones(n, np.float32),
+        "done": done,
+        "episode": np.arange(n) // episode,
+    }
+
+
+def filled(n: int = 40, size: int = 100, **options: Any) -> ReplayBuffer:
+    buffer = ReplayBuffer(ArrayStorage(size), **{"batch_size": 8, **options})
+    buffer.extend(rows(n))
+    return buffer
+
+
+def sliced(n: int = 40, size: int = 100, batch_size: int = 20, **options: Any) -> ReplayBuffer:
+    return filled(n, size, sampler=SliceSampler(**options), batch_size=batch_size)
+
+
+def test_every_line_has_a_test() -> None:
+    numbers = re.findall(r"^\| ([TFC]\d\d) \|", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert len(numbers) == len(set(numbers))
+    tested = {part for name in globals() for part in re.findall(r"[TFC]\d\d", name) if name.startswith("test_")}
+    tested |= {row for row, _, _ in ABSENT}
+    assert tested == set(numbers)
+
+
+# What is not offered: the names of the arguments, which are taken by none of these.
+ABSENT: list[tuple[str, Callable[..., Any], tuple[str, ...]]] = [
+    ("T17", ReplayBuffer, ("dim_extend",)),
+    ("T19", ReplayBuffer, ("consume_after_n_samples",)),
+    ("T33", PrioritizedSampler, ("max_priority_within_buffer",)),
+    ("T44", SliceSampler, ("init_key",)),
+    ("T45", SliceSampler, ("cache_values", "ends", "trajectories", "compile", "use_gpu")),
+    ("T52", RoundRobinWriter, ("track_generations",)),
+    ("T54", ReplayBufferEnsemble, ("sample_from_all", "num_buffer_sampled")),
+    ("T57", ReplayBufferEnsemble, ("routing_key", "routing_dim")),
+    ("F06", SliceSampler, ("period",)),
+    ("C10", PrioritizedReplayBuffer, ("check_for_update",)),
+]
+
+
+@pytest.mark.parametrize(("row", "kind", "names"), ABSENT)
+def test_what_is_not_offered(row: str, kind: Callable[..., Any], names: tuple[str, ...]) -> None:
+    assert not set(names) & set(inspect.signature(kind).parameters)
+
+
+# ---------------------------------------------------------------------- TorchRL: buffers
+
+
+def test_T01_defaults() -> None:
+    buffer = ReplayBuffer()
+    assert isinstance(buffer.storage, ListStorage)
+    assert buffer.storage.capacity == 1000
+    assert isinstance(buffer.sampler, RandomSampler)
+    assert isinstance(buffer.writer, RoundRobinWriter)
+
+
+def test_T02_indices() -> None:
+    buffer = ReplayBuffer(ArrayStorage(6))
+    assert buffer.extend(rows(5)).tolist() == [0, 1, 2, 3, 4]
+    single = {name: values[0] for name, values in rows(1).items()}
+    assert [buffer.add(single) for _ in range(3)] == [5, 0, 1]
+    vector = ReplayBuffer(ArrayStorage(12, ndim=2))
+    assert vector.add({"x": np.arange(3)}).tolist() == [0, 1, 2]
+    assert vector.extend({"x": np.zeros((2, 3), int)}).tolist() == [[3, 4, 5], [6, 7, 8]]
+
+
+def test_T03_batch_sizes() -> None:
+    assert filled().sample()["x"].shape == (8,)
+    assert filled().sample(3)["x"].shape == (3,)
+    with pytest.raises(ConfigError, match="batch_size"):
+        filled(batch_size=None).sample()
+
+
+def test_T04_iterating() -> None:
+    batches = list(filled(20, sampler=SamplerWithoutReplacement()))
+    assert sorted(np.concatenate([batch["x"] for batch in batches]).tolist()) == list(range(20))
+    endless = iter(filled(20))
+    assert len([next(endless) for _ in range(30)]) == 30
+
+
+def test_T05_any_data_and_collate() -> None:
+    buffer = ReplayBuffer(ListStorage(100), collate_fn=lambda items: items)
+    buffer.extend(["a", 1, None])
+    batch = buffer.sample(5)
+    assert [("a", 1, None)[index] for index in batch["index"]] == batch["data"]
+
+
+def test_T06_pytrees() -> None:
+    buffer = ReplayBuffer(ArrayStorage(10), batch_size=4)
+    tree = {"a": np.ones(3), "b": {"c": (np.zeros(2), np.ones(1))}}
+    buffer.extend([tree, tree])
+    assert len(buffer) == 2
+    found = buffer.sample()
+    assert found["b"]["c"][0].shape == (4, 2)
+    with pytest.raises(SchemaError, match="strings"):
+        ReplayBuffer(ArrayStorage(10)).add({30: np.ones(3)})
+
+
+def test_T07_transforms_and_inverses() -> None:
+    class Double:
+        def __call__(self, batch: Any) -> Any:
+            return {**batch, "x": batch["x"] * 2}
+
+        def inverse(self, rows: Any) -> Any:
+            return {**rows, "x": rows["x"] + 100}
+
+    buffer = ReplayBuffer(
+        ArrayStorage(10), transform=[Double(), lambda batch: {**batch, "y": batch["x"]}], batch_size=4
+    )
+    buffer.extend({"x": np.zeros(3, int)})
+    buffer.add({"x": np.int64(0)})
+    assert (buffer[:]["x"] == 100).all()
+    assert (buffer.sample()["y"] == 200).all()
+
+
+def test_T08_reading_and_writing_in_place() -> None:
+    buffer = filled(40, transform=lambda batch: 1 / 0)
+    buffer[3] = {**buffer[4], "x": 77}
+    assert buffer[3]["x"] == 77
+    assert len(buffer) == 40
+    assert buffer.add(buffer[0]) == 40
+
+
+def test_T09_empty() -> None:
+    buffer = filled()
+    buffer.empty()
+    assert len(buffer) == 0
+    assert buffer.extend(rows(2)).tolist() == [0, 1]
+
+
+def test_T10_T11_checkpoints_are_exact_and_short(tmp_path: Path) -> None:
+    buffer = sliced(95, 60, slice_len=4, end_key="done")  # the ring has wrapped
+    buffer.dumps(tmp_path / "one")
+    state = buffer.state_dict()
+    wanted = [buffer.sample()["x"].tolist() for _ in range(5)]
+    for restore in (lambda other: other.loads(tmp_path / "one"), lambda other: other.load_state_dict(state)):
+        other = ReplayBuffer(ArrayStorage(60), SliceSampler(slice_len=4, end_key="done"), batch_size=20)
+        restore(other)
+        found = [other.sample()["x"].tolist() for _ in range(5)]
+        assert found == wanted
+        assert all((np.diff(part) == 1).all() for part in found)
+    big = ReplayBuffer(ArrayStorage(1_000_000))
+    big.extend(rows(10))
+    big.dumps(tmp_path / "two")
+    assert (tmp_path / "two").stat().st_size < 5_000
+
+
+def test_T12_index_and_weights_are_in_the_batch() -> None:
+    batch = filled(sampler=PrioritizedSampler()).sample()
+    assert batch["index"].shape == batch["priority_weight"].shape == (8,)
+
+
+def test_T13_F02_the_seed_decides_the_draws_and_those_of_transforms() -> None:
+    class Noise:
+        random = True
+
+        def __call__(self, batch: Any, key: Key) -> Any:
+            return {**batch, "noise": key.uniform(8)}
+
+    streams = []
+    for seed in (1, 1, 2):
+        np.random.seed(len(streams))  # noqa: NPY002 - which must not matter
+        buffer = filled(transform=Noise(), seed=seed)
+        streams.append([np.concatenate([(b := buffer.sample())["x"], b["noise"]]).tolist() for _ in range(3)])
+    assert streams[0] == streams[1] != streams[2]
+
+
+def test_T14_prefetching_is_the_same_with_any_number_of_threads() -> None:
+    streams = []
+    for workers in (0, 1, 4):
+        buffer = filled(sampler=PrioritizedSampler())
+        with PrefetchBatchifier(buffer, prefetch=3, num_workers=workers) as loader:
+            stream = []
+            for _ in range(8):
+                batch = loader.next_batch()
+                stream.append(batch["index"].tolist())
+                buffer.update_priority(batch["index"], np.arange(8.0))
+            assert loader.staleness == (3, 0, 3)
+        streams.append(stream)
+    assert streams[0] == streams[1] == streams[2]
+
+
+def test_T15_C15_numbers() -> None:
+    buffer = filled(40, 25)
+    buffer.sample()
+    found = buffer.stats()
+    assert (found["size"], found["capacity"], found["written"], found["samples"]) == (25, 25, 40, 1)
+    assert buffer[:]["x"].shape == (25,)
+    assert len(buffer) == 25
+
+
+def test_T16_T24_C13_mapped_rows_are_shared_and_reopened(tmp_path: Path) -> None:
+    one = ReplayBuffer(MemmapStorage(100, tmp_path / "rows"), batch_size=4)
+    one.extend(rows(10))
+    other = ReplayBuffer(MemmapStorage(100, tmp_path / "rows"), batch_size=4)
+    assert len(other) == 10
+    other.extend(rows(5))
+    assert len(one) == 15
+    assert one.sample()["x"].shape == (4,)
+
+
+def test_T18_T20_parts_are_chosen_once() -> None:
+    assert not any(hasattr(ReplayBuffer, name) for name in ("set_storage", "set_sampler", "set_writer"))
+    storage = ArrayStorage(10)
+    ReplayBuffer(storage).extend(rows(5))
+    assert len(ReplayBuffer(storage, SliceSampler(slice_len=2, end_key="done"))) == 5
+    with pytest.raises(ConfigError):
+        ReplayBuffer(lambda: ArrayStorage(10))
+    with pytest.raises(ConfigError, match="keeps the order"):
+        ReplayBuffer(ArrayStorage(9), SliceSampler(slice_len=2), MaxValueWriter("reward"))
+
+
+def test_T21_changing_many_rows() -> None:
+    buffer = filled(10)
+    part = buffer[2:4]
+    buffer[np.array([2, 3])] = {**part, "x": part["x"] + 50}
+    assert buffer[:]["x"].tolist() == [0, 1, 52, 53, 4, 5, 6, 7, 8, 9]
+
+
+# ---------------------------------------------------------------------- TorchRL: storages
+
+
+def test_T22_C01_C02_the_first_write_allocates() -> None:
+    storage = ArrayStorage(1000)
+    assert storage.nbytes == 0
+    buffer = ReplayBuffer(storage, batch_size=3)
+    buffer.extend({"reward": np.ones(2, np.float32), "obs": np.ones((2, 4))})
+    assert storage.nbytes == 1000 * (4 + 32)
+    assert buffer.sample()["reward"].shape == (3,)
+    with pytest.raises(SchemaError, match="expected the dtype float32 of the first write"):
+        buffer.extend({"reward": np.ones(2, np.float64), "obs": np.ones((2, 4))})
+
+
+def test_T23_arrays_that_exist() -> None:
+    arrays = rows(10)
+    buffer = ReplayBuffer(ArrayStorage(arrays=arrays), batch_size=4)
+    assert len(buffer) == 10
+    arrays["x"][3] = 99
+    assert buffer[3]["x"] == 99
+
+
+def test_T25_T46_F05_environments_are_streams() -> None:
+    buffer = ReplayBuffer(ArrayStorage(40, ndim=2), SliceSampler(slice_len=3, end_key="done"), batch_size=30)
+    for step in range(14):  # more than fit
+        buffer.add({"x": np.arange(4) * 1000 + step, "done": np.zeros(4, bool)})
+    found = buffer.sample()["x"]
+    assert (np.diff(found, axis=1) == 1).all()
+    assert found.min() % 1000 >= 4
+    assert len(np.unique(found // 1000)) > 1
+
+
+def test_T26_devices() -> None:
+    from mouse_torch import ReplayBuffer as TorchBuffer
+    from mouse_torch import TensorStorage
+
+    buffer = TorchBuffer(TensorStorage(10, device="cpu"), batch_size=2, device="cpu")
+    buffer.extend({"x": np.arange(3)})
+    assert buffer.sample()["x"].device.type == "cpu"
+
+
+def test_T27_T51_recorded_data_is_a_storage() -> None:
+    store = DatasetStore()
+    store.extend({"action": np.arange(6), "reward": np.ones(6), "done": np.zeros(6, np.int64)})
+    buffer = ReplayBuffer(store, batch_size=3)
+    assert isinstance(buffer.writer, ImmutableWriter)
+    assert buffer.sample()["action"].shape == (3,)
+    assert buffer.alignment == "arrived"
+    with pytest.raises(ConfigError, match="may be written to"):
+        buffer.add({"action": 1})
+
+
+# ---------------------------------------------------------------------- TorchRL: samplers
+
+
+def test_T28_F07_uniform_draws() -> None:
+    buffer = filled(10)
+    counts = np.bincount(np.concatenate([buffer.sample(100)["x"] for _ in range(50)]), minlength=10)
+    assert ((counts - 500) ** 2 / 500).sum() < 27.9  # chi-square, 9 degrees of freedom, 0.1 %
+
+
+def test_T29_without_replacement() -> None:
+    for shuffle in (False, True):
+        buffer = filled(10, sampler=SamplerWithoutReplacement(shuffle=shuffle), batch_size=4)
+        epoch = [buffer.sample()["x"].tolist() for _ in range(3)]
+        assert [len(batch) for batch in epoch] == [4, 4, 2]
+        order = [row for batch in epoch for row in batch]
+        assert sorted(order) == list(range(10))
+        assert (order == list(range(10))) is not shuffle
+    dropped = filled(10, sampler=SamplerWithoutReplacement(drop_last=True), batch_size=4)
+    assert [len(dropped.sample()["x"]) for _ in range(4)] == [4, 4, 4, 4]
+    begun = filled(10, sampler=SamplerWithoutReplacement(shuffle=False), batch_size=4)
+    begun.sample()
+    begun.extend(rows(1))
+    assert begun.sample()["x"].tolist() == [0, 1, 2, 3]
+
+
+def test_T30_T31_C07_proportional_draws_and_weights() -> None:
+    buffer = filled(4, sampler=PrioritizedSampler(0.5, 0.4, eps=0.0))
+    priority = np.array([1.0, 4.0, 16.0, 9.0])
+    buffer.update_priority(np.arange(4), priority)
+    p = priority**0.5
+    batches = [buffer.sample(100) for _ in range(100)]
+    index = np.concatenate([batch["index"] for batch in batches])
+    expected = p / p.sum() * 10_000
+    assert ((np.bincount(index) - expected) ** 2 / expected).sum() < 16.3  # 3 degrees of freedom, 0.1 %
+    weights = np.concatenate([batch["priority_weight"] for batch in batches])
+    np.testing.assert_allclose(weights, (p[index] / p.min()) ** -0.4, rtol=1e-6)
+    assert weights.max() == 1.0
+
+
+def test_T32_new_rows_have_the_largest_priority() -> None:
+    sampler = PrioritizedSampler(1.0, 0.4, eps=0.0)
+    buffer = filled(4, sampler=sampler)
+    assert sampler.max_priority == 1.0
+    buffer.update_priority(np.arange(4), np.array([0.0, 0.0, 50.0, 0.0]))
+    buffer.add(buffer[0])
+    assert sampler.max_priority == 50.0
+    counts = np.bincount(buffer.sample(1000)["index"], minlength=5)
+    assert counts[[0, 1, 3]].sum() == 0
+    assert abs(counts[4] - 500) < 80
+
+
+def test_T34_C08_beta_follows_a_schedule() -> None:
+    buffer = filled(4, sampler=PrioritizedSampler(1.0, LinearSchedule(0.0, 1.0, samples=2), eps=0.0))
+    buffer.update_priority(np.arange(4), np.array([1.0, 2.0, 2.0, 2.0]))
+    lowest = [buffer.sample(64)["priority_weight"].min() for _ in range(4)]
+    np.testing.assert_allclose(lowest, [1.0, 2**-0.5, 0.5, 0.5], rtol=1e-6)
+    buffer.sampler.beta = 0.0  # type: ignore[attr-defined]
+    assert (buffer.sample()["priority_weight"] == 1.0).all()
+
+
+def test_T35_priorities_of_slices() -> None:
+    buffer = filled(40, sampler=PrioritizedSliceSampler(slice_len=4, end_key="done"), batch_size=8)
+    batch = buffer.sample()
+    buffer.update_priority(batch["index"], np.ones(2))
+    buffer.update_priority(batch["index"], np.ones((2, 4)))
+    with pytest.raises(ConfigError, match="shape of the index"):
+        buffer.update_priority(batch["index"], np.ones(3))
+    with pytest.raises(DataError):
+        buffer.update_priority(batch["index"], -np.ones(2))
+
+
+def test_T36_T38_shapes_of_slices() -> None:
+    assert sliced(slice_len=5, end_key="done").sample()["x"].shape == (4, 5)
+    assert sliced(num_slices=5, end_key="done").sample()["x"].shape == (5, 4)
+    for wrong in ({}, {"num_slices": 2, "slice_len": 2}):
+        with pytest.raises(ConfigError, match="slice"):
+            SliceSampler(**wrong)
+
+
+@pytest.mark.parametrize("key", [{"end_key": "done"}, {"traj_key": "episode"}, {}])
+def test_T37_F04_slices_stay_within_episodes(key: dict[str, str]) -> None:
+    for _ in range(3):
+        batch = sliced(95, 60, slice_len=4, batch_size=400, **key).sample()
+        assert (np.diff(batch["x"], axis=1) == 1).all()
+        assert (batch["episode"] == batch["episode"][:, :1]).all()
+        assert (batch["traj_id"] == batch["traj_id"][:, :1]).all()
+
+
+def short_episodes(**options: Any) -> ReplayBuffer:
+    """Episodes of 2 and of 10 steps."""
+    buffer = ReplayBuffer(
+        ArrayStorage(100), SliceSampler(slice_len=4, end_key="done", **options), batch_size=400, seed=2
+    )
+    done = np.zeros(12, np.int8)
+    done[[1, 11]] = 1
+    buffer.extend({"x": np.arange(12), "done": done})
+    return buffer
+
+
+def test_T39_shorter_episodes() -> None:
+    assert short_episodes().sample()["x"].min() >= 2
+    batch = short_episodes(strict_length=False).sample()
+    assert batch["x"].ndim == 1
+    assert {0, 1} <= set(batch["x"].tolist())
+    assert batch["slice_id"].shape == batch["x"].shape
+
+
+def test_T40_padding() -> None:
+    batch = short_episodes(strict_length=False, pad=True).sample()
+    short = batch["x"][:, 0] == 0
+    assert short.any()
+    assert (batch["x"][short] == [0, 1, 1, 1]).all()
+    assert (batch["mask"][short] == [True, True, False, False]).all()
+    assert batch["mask"][~short].all()
+    filled_up = short_episodes(strict_length=False, pad=-1).sample()
+    assert (filled_up["x"][filled_up["x"][:, 0] == 0] == [0, 1, -1, -1]).all()
+
+
+def test_T41_span() -> None:
+    batch = short_episodes(pad=True, span=(False, True)).sample()
+    lengths = batch["mask"].sum(axis=1)
+    assert set(lengths[batch["x"][:, 0] >= 2].tolist()) == {1, 2, 3, 4}
+
+
+def test_T42_both_weightings() -> None:
+    steps, trajectories = (
+        (short_episodes(pad=True, weighting=weighting).sample()["x"][:, 0] < 2).mean()
+        for weighting in ("step", "trajectory")
+    )
+    assert abs(steps - 1 / 8) < 0.12  # 7 slices of the long episode, 1 of the short one
+    assert abs(trajectories - 1 / 2) < 0.2
+
+
+def test_T43_ends_of_slices_are_not_written_over() -> None:
+    batch = sliced(40, slice_len=4, end_key="done").sample()
+    np.testing.assert_array_equal(batch["done"], rows(40)["done"][batch["x"]])
+    summed = NStep(3, 1.0)({name: batch[name] for name in ("reward", "done")})
+    assert summed["steps"][:, -1].tolist() == [1] * 5
+
+
+def test_T47_slices_without_replacement() -> None:
+    buffer = filled(40, sampler=SliceSamplerWithoutReplacement(slice_len=5, end_key="done"), batch_size=10)
+    epoch = np.concatenate([buffer.sample()["x"].ravel() for _ in range(4)])
+    assert sorted(epoch.tolist()) == list(range(40))
+
+
+def test_T48_prioritised_slices() -> None:
+    buffer = filled(40, sampler=PrioritizedSliceSampler(1.0, 0.4, 0.0, slice_len=4, end_key="done"), batch_size=400)
+    priority = np.zeros(40)
+    priority[[3, 8, 25]] = 1.0, 100.0, 3.0  # row 8 is too near the end of its episode
+    buffer.update_priority(np.arange(40), priority)
+    begins = buffer.sample()["x"][:, 0]
+    assert set(begins.tolist()) == {3, 25}
+    assert abs((begins == 25).mean() - 0.75) < 0.15
+
+
+# ---------------------------------------------------------------------- TorchRL: writers and ensembles
+
+
+def test_T49_ring() -> None:
+    buffer = ReplayBuffer(ArrayStorage(4))
+    assert buffer.extend({"x": np.arange(6)}).tolist() == [0, 1, 2, 3, 0, 1]
+    assert buffer[:]["x"].tolist() == [4, 5, 2, 3]
+
+
+def test_T50_the_best_rows() -> None:
+    buffer = ReplayBuffer(ArrayStorage(2), writer=MaxValueWriter("reward", "sum"))
+    assert [buffer.add({"reward": np.float64(value)}) for value in (1, 5, 0, 3)] == [0, 1, -1, 0]
+    assert sorted(buffer[:]["reward"].tolist()) == [3, 5]
+
+
+def test_T53_T55_T56_F11_ensembles_are_exact() -> None:
+    members = [filled(10, transform=lambda batch: {**batch, "x": batch["x"] + 1}), filled(40)]
+    mixed = ReplayBufferEnsemble(
+        *members, p=[0.25, 0.75], transform=lambda batch: {**batch, "x": batch["x"] * 100}, batch_size=16
+    )
+    for _ in range(5):
+        batch = mixed.sample()
+        assert np.bincount(batch["buffer_ids"]).tolist() == [4, 12]
+        wanted = 100 * (batch["index"] + (batch["buffer_ids"] == 0))
+        assert batch["x"].tolist() == wanted.tolist()
+    listed = ReplayBufferEnsemble(*members, batch_size=4, collate_fn=lambda parts: {"parts": len(parts)})
+    assert listed.sample()["parts"] == 2
+
+
+# ---------------------------------------------------------------------- TorchRL: transforms
+
+
+def test_T58_T59_F03_C04_C05_steps_are_summed_when_read() -> None:
+    buffer = ReplayBuffer(ArrayStorage(100), transform=[NextView(), NStep(3, 0.5)], batch_size=200)
+    buffer.extend(rows(10))  # all of them can be drawn at once
+    batch = buffer.sample()
+    assert set(batch["x"].tolist()) == set(range(10))
+    last = np.minimum(batch["x"] + 2, 9)
+    np.testing.assert_array_equal(batch["next"]["done"], last == 9)
+    np.testing.assert_allclose(batch["next"]["reward"], 2 - 0.5 ** (last - batch["x"]))
+    np.testing.assert_allclose(batch["discount"], 0.5 ** (last - batch["x"] + 1))
+    np.testing.assert_array_equal(batch["next"]["x"], np.minimum(batch["x"] + 3, 9))
+    assert batch["mask"].all()
+    other = ReplayBuffer(buffer.storage, transform=[NextView(), NStep(5, 0.5)], batch_size=200)
+    assert other.sample()["steps"].max() == 5
+
+
+def test_T60_returns_when_written() -> None:
+    buffer = ReplayBuffer(ArrayStorage(100), transform=OnWrite(ReturnsToGo(1.0)), batch_size=5)
+    buffer.extend(rows(10))
+    assert buffer[:]["return_to_go"].tolist() == list(range(10, 0, -1))
+
+
+def test_T61_crops() -> None:
+    batch = {"x": np.tile(np.arange(4), (200, 1)), "index": np.zeros((200, 4), int)}
+    assert set(RandomCrop(2)(batch, KEY)["x"][:, 0].tolist()) == {0, 1, 2}
+    assert (RandomCrop(4)(batch, KEY)["x"] == np.arange(4)).all()
+
+
+def test_T62_where_there_is_no_next() -> None:
+    buffer = ReplayBuffer(ArrayStorage(100), transform=NextView(), batch_size=200)
+    buffer.extend({"x": np.arange(5), "done": np.array([0, 2, 0, 0, 0])})
+    batch = buffer.sample()
+    np.testing.assert_array_equal(batch["mask"], ~np.isin(batch["x"], [1, 4]))
+    np.testing.assert_array_equal(batch["next"]["x"][batch["mask"]], batch["x"][batch["mask"]] + 1)
+    assert batch["next"]["x"].dtype == np.int64
+
+
+def test_T63_names_dtypes_and_images() -> None:
+    transform = Compose(
+        Rename({"pixels": "image"}),
+        Exclude("secret"),
+        Resize("image", size=(2, 2)),
+        ToFloatImage("image", channels="first"),
+        Cast(every={"float64": "float32"}),
+        Select("image", "value"),
+    )
+    batch = {
+        "pixels": np.full((3, 4, 4, 1), 255, np.uint8),
+        "secret": np.ones(3),
+        "value": np.ones(3),
+        "other": np.ones(3),
+    }
+    found = transform(batch)
+    assert found.keys() == {"image", "value"}
+    assert found["image"].shape == (3, 1, 2, 2)
+    assert (found["image"] == 1).all()
+    assert found["value"].dtype == np.float32
+
+
+@pytest.mark.parametrize("strategy", ["future", "final", "episode", "random"])
+def test_T64_C11_hindsight(strategy: Any) -> None:
+    relabel = HindsightRelabel(
+        compute_reward=lambda achieved, goal, batch: (achieved == goal).astype(np.float32)[..., 0],
+        strategy=strategy,
+        ratio=0.5,
+        horizon=10,
+    )
+    buffer = ReplayBuffer(ArrayStorage(100), transform=relabel, batch_size=300)
+    place = np.arange(40.0)[:, None]
+    buffer.extend(
+        {
+            "achieved_goal": place,
+            "desired_goal": np.full((40, 1), -1.0),
+            "reward": np.zeros(40, np.float32),
+            "done": rows(40)["done"],
+            "next": {"achieved_goal": place + 1},
+        }
+    )
+    batch = buffer.sample()
+    changed = batch["relabelled"]
+    assert abs(changed.mean() - 0.5) < 0.12
+    assert (batch["desired_goal"][~changed] == -1).all()
+    if strategy != "random":
+        reached, drawn = batch["desired_goal"][changed, 0] - 1, batch["achieved_goal"][changed, 0]
+        assert (reached // 10 == drawn // 10).all()
+        assert (reached >= drawn).all()
+    wanted = batch["desired_goal"][..., 0] == batch["next"]["achieved_goal"][..., 0]
+    np.testing.assert_array_equal(batch["reward"], wanted & changed)
+
+
+def test_T65_C09_priorities_in_the_batch() -> None:
+    buffer = PrioritizedReplayBuffer(1.0, 0.4, eps=0.0, storage=ArrayStorage(10), batch_size=4)
+    buffer.extend({"x": np.arange(3), "td_error": np.array([0.0, 1.0, 0.0])})
+    batch = buffer.sample()
+    assert (batch["x"] == 1).all()
+    batch["td_error"] = np.full(4, 2.0)
+    buffer.update_priority(batch)
+    assert buffer.sampler.max_priority == 2.0  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------------- flashbax and cpprb
+
+
+def test_F01_pytrees_of_jax() -> None:
+    import jax
+
+    import mouse_jax
+
+    buffer = mouse_jax.ReplayBuffer(ArrayStorage(10), batch_size=4)
+    buffer.extend({"x": np.arange(3.0, dtype=np.float32)})
+    assert jax.jit(lambda batch: batch["x"].sum())(buffer.sample()) >= 0
+    with mouse_jax.PrefetchBatchifier(buffer) as loader:
+        assert isinstance(loader.next_batch()["x"], jax.Array)
+
+
+def test_F08_F09_priorities() -> None:
+    buffer = PrioritizedReplayBuffer(alpha=0.6, storage=ArrayStorage(10), batch_size=4)
+    buffer.extend(rows(5))
+    batch = buffer.sample()
+    buffer.update_priority(batch["index"], np.ones(4))
+    assert batch["priority_weight"].dtype == np.float32
+
+
+def test_F10_too_little() -> None:
+    with pytest.raises(ConfigError, match="empty buffer"):
+        ReplayBuffer(ArrayStorage(10), batch_size=4).sample()
+    with pytest.raises(ConfigError, match="at most 3 rows"):
+        filled(3, sampler=SamplerWithoutReplacement()).sample()
+    with pytest.raises(ConfigError):
+        sliced(3, slice_len=4, end_key="done").sample()
+
+
+def test_F12_C14_nothing_is_lost_and_damage_is_found(tmp_path: Path) -> None:
+    buffer = filled(37)
+    buffer.dumps(tmp_path / "file")
+    other = ReplayBuffer(ArrayStorage(100))
+    other.loads(tmp_path / "file")
+    assert other[:]["x"].tolist() == list(range(37))
+    content = bytearray((tmp_path / "file").read_bytes())
+    content[100] ^= 1
+    (tmp_path / "file").write_bytes(content)
+    with pytest.raises(StateError):
+        other.loads(tmp_path / "file")
+
+
+def test_F13_C12_C16_names_that_are_not_there() -> None:
+    assert not {"Queue", "ReverseReplayBuffer", "create_env_dict"} & set(replay.__all__)
+
+
+def test_C03_rows_of_one_and_of_many() -> None:
+    buffer = ReplayBuffer(ArrayStorage(10))
+    buffer.add({"obs": np.array([1, 2, 3])})
+    buffer.extend({"obs": np.array([[1, 2, 3], [4, 5, 6]])})
+    assert buffer[:]["obs"].tolist() == [[1, 2, 3], [1, 2, 3], [4, 5, 6]]
+
+
+def test_C06_stacked_frames_are_stored_once() -> None:
+    buffer = sliced(40, slice_len=4, end_key="done")
+    assert (np.diff(buffer.sample()["x"], axis=1) == 1).all()
+    assert len(buffer) == 40
