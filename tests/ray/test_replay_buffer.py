@@ -17,7 +17,7 @@ from mouse_core.replay import ArrayStorage, MemmapStorage
 
 def rows(first: int, count: int) -> dict[str, Any]:
     numbers = np.arange(first, first + count)
-    return {"observation": numbers[:, None] * np.ones(3, np.float32), "reward": numbers.astype(np.float32)}
+    return {"observation": (numbers[:, None] * np.ones(3)).astype(np.float32), "reward": numbers.astype(np.float32)}
 
 
 @pytest.mark.slow

@@ -1,0 +1,127 @@
+"""Rollouts of language models: taken in, sealed and written beside plain files; batches beside their copy."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from mouse_core._measure import Contender, interleave
+from mouse_core.rollouts.groups import GrpoBatchMaker, RolloutBuffer, RolloutRecord, Turn
+from mouse_core.rollouts.groups._files import sync_files
+from tests.bench.results import Table, table_of
+from tests.bench.workloads import Settings
+
+TOKENS = 512
+GROUP = 8
+_PROMPT = 128
+_AT_ONCE = 4096
+
+
+def make_rollouts(count: int) -> list[RolloutRecord]:
+    """Rollouts of 512 tokens, eight for each problem; their tokens are shared, to spare memory."""
+    random = np.random.default_rng(0)
+    prompts = [Turn("What is it?", "user", random.integers(0, 50_000, _PROMPT)) for _ in range(64)]
+    answers = [
+        Turn(
+            "An answer. " * 40,
+            "assistant",
+            random.integers(0, 50_000, TOKENS - _PROMPT),
+            -random.random(TOKENS - _PROMPT),
+        )
+        for _ in range(64)
+    ]
+    return [
+        RolloutRecord(
+            "math", str(number // GROUP), "1", f"r{number}", (prompts[number % 64], answers[number % 64]), number % 3
+        )
+        for number in range(count)
+    ]
+
+
+def tables(settings: Settings) -> list[Table]:
+    """All of it."""
+    return [_writing(settings), _drawing(settings)]
+
+
+def _writing(settings: Settings) -> Table:
+    rollouts = make_rollouts(_AT_ONCE)
+    folder = settings.folder / "rollout-groups"
+    folders = (folder / str(number) for number in itertools.count())
+
+    def buffer(*, sync: bool) -> Callable[[int], None]:
+        def add(number: int) -> None:
+            root = next(folders)
+            with RolloutBuffer(root, GROUP, sync=sync) as made:
+                made.add_rollouts(rollouts)
+            shutil.rmtree(root)
+
+        return add
+
+    example = next(folders)
+    with RolloutBuffer(example, GROUP) as made:
+        made.add_rollouts(rollouts)
+        contents = [stored.path.read_bytes() for stored in made.rollouts().groups]
+    shutil.rmtree(example)
+
+    def files(number: int) -> None:
+        root = next(folders)
+        root.mkdir(parents=True)
+        _plain_files(root, contents)
+        shutil.rmtree(root)
+
+    timings = interleave(
+        [
+            Contender("the same files written, synced and renamed", files, "floor", wall=True),
+            Contender("mouse add_rollouts", buffer(sync=True), "ours", wall=True),
+            Contender("mouse add_rollouts, sync=False", buffer(sync=False), "ours", wall=True),
+        ],
+        rounds=max(5, settings.rounds // 5),
+        budget_seconds=3 * settings.budget,
+    )
+    shutil.rmtree(folder, ignore_errors=True)
+    return table_of(
+        "groups-write",
+        f"Rollout groups: {_AT_ONCE:,} rollouts of {TOKENS} tokens added, sealed and written, {GROUP} a file",
+        timings,
+        units=_AT_ONCE,
+        unit="rollouts",
+        notes=["By the wall clock; times include removing the files again."],
+    )
+
+
+def _plain_files(root: Path, contents: list[bytes]) -> None:
+    paths = [root / f"{number}.partial" for number in range(len(contents))]
+    for path, content in zip(paths, contents, strict=True):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+        os.write(file, content)
+        os.close(file)
+    sync_files(paths)
+    for path in paths:
+        os.replace(path, path.with_suffix(".parquet"))
+
+
+def _drawing(settings: Settings) -> Table:
+    count, size = (20_000, 1024) if settings.quick else (100_000, 1024)
+    maker = GrpoBatchMaker(max_uses=10**9)
+    for rollout in make_rollouts(count):
+        maker.add_rollout(rollout)
+    batch = maker.create_batch(size) or []
+
+    def copy(number: int) -> None:
+        for name in ("tokens", "loss_mask", "advantage", "generator_log_probs"):
+            np.concatenate([getattr(example, name) for example in batch])
+
+    timings = interleave(
+        [
+            Contender("NumPy copying the same examples", copy, "floor"),
+            Contender("mouse create_batch", lambda number: maker.create_batch(size), "ours"),
+        ],
+        rounds=settings.rounds,
+        budget_seconds=settings.budget,
+    )
+    return table_of("groups-draw", f"Rollout groups: a batch of {size:,} of {count:,} rollouts", timings)
