@@ -1,0 +1,147 @@
+"""Rollouts of thousands of environments: their returns, and an epoch of mini-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mouse_core._measure import Contender, interleave
+from mouse_core.rollouts import RolloutStorage, Transition
+from tests.bench.results import Figure, Table, table_of
+from tests.bench.workloads import Settings
+
+STEPS, ENVS = 24, 4096
+_OBSERVATION, _ACTION = 48, 12
+_PARTS = 4
+_GAMMA, _LAM = 0.99, 0.95
+
+
+def returns(settings: Settings) -> tuple[Table, list[Figure]]:
+    """``compute_returns`` of 24 steps of 4,096 environments, normalised; and how many milliseconds it takes."""
+    random = np.random.default_rng(0)
+    last = random.normal(size=(ENVS, 1)).astype(np.float32)
+    storage = _filled(RolloutStorage, np.asarray)
+    time_outs, finals = storage.dones != 0, storage.values + 1.0
+    contenders = [
+        Contender("NumPy copying rewards, values and dones", _copying(storage), "floor"),
+        Contender("mouse, NumPy", lambda number: storage.compute_returns(last, _GAMMA, _LAM), "ours"),
+        Contender(
+            "mouse, NumPy, with truncation",
+            lambda number: storage.compute_returns(last, _GAMMA, _LAM, time_outs=time_outs, final_values=finals),
+            "ours",
+        ),
+        *_in_torch(last),
+        *_in_jax(last),
+    ]
+    timings = interleave(contenders, rounds=settings.rounds, budget_seconds=settings.budget)
+    title = f"Returns of a rollout, T={STEPS}, N={ENVS:,}"
+    figures = [
+        Figure(key, f"compute_returns, T={STEPS}, N={ENVS:,}{what}", 1e3 * timings[place].median, "ms")
+        for key, what, place in (("returns", "", 1), ("returns-truncated", ", with truncation", 2))
+    ]
+    return table_of("rollout-returns", title, timings), figures
+
+
+def mini_batches(settings: Settings) -> Table:
+    """One epoch of four mini-batches of all rows."""
+    storage = _filled(RolloutStorage, np.asarray)
+    storage.compute_returns(np.zeros(ENVS), _GAMMA, _LAM)
+    random = np.random.default_rng(0)
+    flat = [storage[name].reshape(STEPS * ENVS, -1) for name in storage.spec]
+
+    def gather(number: int) -> None:
+        order = random.permutation(STEPS * ENVS)
+        for rows in np.array_split(order, _PARTS):
+            for values in flat:
+                np.take(values, rows, axis=0)
+
+    def epoch(number: int) -> None:
+        for _ in storage.mini_batch_generator(_PARTS, 1):
+            pass
+
+    timings = interleave(
+        [
+            Contender("NumPy: a permutation, and the same rows taken", gather, "floor"),
+            Contender("mouse mini_batch_generator", epoch, "ours"),
+        ],
+        rounds=settings.rounds,
+        budget_seconds=settings.budget,
+    )
+    title = f"Rollout, T={STEPS}, N={ENVS:,}: an epoch of {_PARTS} mini-batches"
+    return table_of("rollout-batches", title, timings, units=STEPS * ENVS, unit="rows")
+
+
+def _filled(kind: Callable[..., Any], convert: Callable[[Any], Any]) -> Any:
+    shapes: Any = ((_OBSERVATION,), None, None, None, (_ACTION,))
+    storage = kind.motion_mimic("rl", ENVS, STEPS, *shapes)  # type: ignore[attr-defined]
+    random = np.random.default_rng(1)
+
+    def normal(*shape: int) -> Any:
+        return convert(random.standard_normal((ENVS, *shape), np.float32))
+
+    for _ in range(STEPS):
+        storage.add_transitions(
+            Transition(
+                observations=normal(_OBSERVATION),
+                actions=normal(_ACTION),
+                rewards=normal(1),
+                dones=convert(random.random((ENVS, 1)) < 0.05),
+                values=normal(1),
+                actions_log_prob=normal(1),
+                mu=normal(_ACTION),
+                sigma=normal(_ACTION),
+            )
+        )
+    return storage
+
+
+def _copying(storage: RolloutStorage) -> Callable[[int], None]:
+    targets = {name: np.empty_like(storage[name]) for name in ("rewards", "values", "dones")}
+
+    def copy(number: int) -> None:
+        for name, target in targets.items():
+            np.copyto(target, storage[name])
+
+    return copy
+
+
+def _in_torch(last: np.ndarray[Any, Any]) -> list[Contender]:
+    try:
+        import torch
+
+        import mouse_torch
+    except ImportError:
+        return []
+    storage = _filled(mouse_torch.RolloutStorage, torch.as_tensor)
+    last_values = torch.as_tensor(last)
+    ours = Contender("mouse, torch", lambda number: storage.compute_returns(last_values, _GAMMA, _LAM), "ours")
+    try:
+        from torchrl.objectives.value.functional import vec_generalized_advantage_estimate
+    except ImportError:
+        return [ours]
+    # [N, T, 1], as it wants them.
+    values, rewards, dones = (storage[name].transpose(0, 1).contiguous() for name in ("values", "rewards", "dones"))
+    following = torch.cat([values[:, 1:], last_values[:, None]], dim=1)
+
+    def theirs(number: int) -> None:
+        advantages, _ = vec_generalized_advantage_estimate(_GAMMA, _LAM, values, following, rewards, dones.bool())
+        (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+
+    return [ours, Contender("TorchRL vec_generalized_advantage_estimate", theirs)]
+
+
+def _in_jax(last: np.ndarray[Any, Any]) -> list[Contender]:
+    try:
+        import jax
+
+        from mouse_jax import rollout_storage
+    except ImportError:
+        return []
+    rollout = rollout_storage.init(ENVS, STEPS, {"values": ()})
+    storage = _filled(RolloutStorage, np.asarray)
+    for row in range(STEPS):
+        rollout = rollout_storage.add(rollout, {name: storage[name][row] for name in ("values", "rewards", "dones")})
+    compute = jax.jit(lambda rollout, last: rollout_storage.compute_returns(rollout, last, _GAMMA, _LAM).arrays)
+    return [Contender("mouse, JAX under jit", lambda number: jax.block_until_ready(compute(rollout, last)), "ours")]
