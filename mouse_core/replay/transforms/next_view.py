@@ -65,7 +65,8 @@ class NextView:
         >>> from mouse_core.replay import NextView
         >>> rows = {"obs": [[5, 6, 7]], "action": [[0, 1, 0]], "reward": [[1, 2, 3]], "done": [[0, 0, 1]]}
         >>> batch = NextView()({name: np.array(values) for name, values in rows.items()})
-        >>> batch["next"]["obs"], batch["mask"]
+        >>> following = batch["next"]
+        >>> following["obs"], batch["mask"]
         (array([[6, 7, 7]]), array([[ True,  True,  True]]))
     """
 
