@@ -100,7 +100,7 @@ def test_writers_that_are_killed_leave_whole_rows(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_many_writers_that_are_killed_leave_whole_rows(tmp_path: Path) -> None:
-    kill_writers(tmp_path / "m", 60)
+    kill_writers(tmp_path / "m", 25)
 
 
 class Died(BaseException):
@@ -116,7 +116,8 @@ def test_a_death_at_any_step_of_a_write_leaves_the_rows_of_before_or_after(
     storage.append(rows_of(1, 0, 60))
     for step in range(20):
         before = ReplayBuffer(MemmapStorage(None, tmp_path / "m"))[:]
-        done = _die_after(step, monkeypatch, lambda: storage.append(rows_of(2, 1000 * step, size)))
+        rows = rows_of(2, 1000 * step, size)
+        done = _die_after(step, monkeypatch, lambda rows=rows: storage.append(rows))  # type: ignore[misc]
         after = ReplayBuffer(MemmapStorage(None, tmp_path / "m"))[:]
         check(after)
         if not done:
