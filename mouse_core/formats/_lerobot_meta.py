@@ -13,9 +13,10 @@ import numpy as np
 import pyarrow as pa
 
 from mouse_core.errors import ConfigError
+from mouse_core.formats._parquet import parquet_batches
 from mouse_core.formats._video import frame_shape
 from mouse_core.formats.base import damaged, reading
-from mouse_core.formats.rows import parquet_batches, read_json_object
+from mouse_core.formats.rows import read_json_object
 
 _INDICES = ("episode_index", "length", "data/chunk_index", "data/file_index")
 _MOST = 2**48

@@ -15,6 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 
+_ROW_GROUP_BYTES = 4 << 20
+
+
 @dataclass(frozen=True)
 class Shard:
     """A file that was written.
@@ -66,7 +69,11 @@ class ShardWriter:
         if not table.schema.equals(self._schema, check_metadata=True):
             table = table.cast(self._schema).combine_chunks()
         if isinstance(self._writer, pq.ParquetWriter):
-            self._writer.write_table(table)
+            # Encoding takes several times the memory of what is encoded; a piece becomes a row group.
+            each = max(1, table.nbytes // max(1, table.num_rows))
+            most = max(1, _ROW_GROUP_BYTES // each)
+            for first in range(0, max(table.num_rows, 1), most):
+                self._writer.write_table(table.slice(first, most))
             return
         for piece in table.to_batches():
             self._writer.write_batch(piece)

@@ -15,11 +15,11 @@ import pyarrow as pa
 from mouse_core.errors import SchemaError
 from mouse_core.formats._columns import Columns, named_action, named_observation, schema_of, to_batch
 from mouse_core.formats._lerobot_meta import Description, numbered, read_description
+from mouse_core.formats._parquet import parquet_batches
 from mouse_core.formats._transitions import TransitionRows, check_final
 from mouse_core.formats._values import read_values
 from mouse_core.formats._video import Camera
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged
-from mouse_core.formats.rows import parquet_batches
 from mouse_core.images import decode_image
 
 _INDEX = ("episode_index", "frame_index", "index")

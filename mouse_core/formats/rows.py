@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from mouse_core.errors import ConfigError, DataError, SchemaError
+from mouse_core.formats._parquet import open_parquet, parquet_batches
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
 from mouse_core.spec import check_alignment
 
@@ -24,9 +24,8 @@ _SUFFIXES = (".arrow", ".parquet")
 _MARK = "mouse_alignment:"
 _FILE_MAGIC = b"ARROW1"
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
-# What a Parquet footer may claim to hold, so that a damaged one asks for no gigabytes.
-_MOST_STRING = 64 << 20
-_MOST_ITEMS = 1 << 22
+# What a description may take.
+_MOST_JSON = 64 << 20
 # A batch as it lies in a file may be of any size; it is handed on in pieces of about this many bytes.
 _BATCH_BYTES = 16 << 20
 # After so many bytes pages of a mapped file are let go; looking at the head of a batch brings in about so many.
@@ -146,8 +145,8 @@ def read_json_object(file: Path) -> Mapping[str, Any]:
         DataError: The file is damaged, or holds something else.
     """
     with reading(file):
-        if file.stat().st_size > _MOST_STRING:
-            raise damaged(file, f"expected at most {_MOST_STRING} bytes")
+        if file.stat().st_size > _MOST_JSON:
+            raise damaged(file, f"expected at most {_MOST_JSON} bytes")
         found = json.loads(file.read_text(encoding="utf-8"))
     if not isinstance(found, Mapping):
         raise damaged(file, f"expected a JSON object, found {type(found).__name__}")
@@ -160,7 +159,7 @@ def read_json_object(file: Path) -> Mapping[str, Any]:
 def _schema_of(file: Path) -> pa.Schema:
     with reading(file):
         if file.suffix == ".parquet":
-            return _parquet(file).schema_arrow
+            return open_parquet(file).schema_arrow
         with _mapped(file) as (source, _):
             return _reader(source).schema
 
@@ -280,51 +279,6 @@ def _check_size(batch: pa.RecordBatch, file: Path, number: int) -> None:
         raise damaged(file, f"expected rows, found {batch.num_rows} without a value", at=f"record batch {number}")
 
 
-def _parquet(file: Path) -> pq.ParquetFile:
-    return pq.ParquetFile(
-        str(file),
-        page_checksum_verification=True,
-        thrift_string_size_limit=_MOST_STRING,
-        thrift_container_size_limit=_MOST_ITEMS,
-    )
-
-
-def parquet_batches(file: Path, batch_rows: int, *, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """The validated record batches of a Parquet file.
-
-    Args:
-        file: The file.
-        batch_rows: How many rows a batch has, at most; fewer where they are large.
-        columns: Those to read; by default all.
-
-    Raises:
-        DataError: The file is damaged, or lacks a column.
-    """
-    with reading(file):
-        source = _parquet(file)
-        for name in columns or ():
-            if name not in source.schema_arrow.names:
-                raise damaged(file, f"expected a column {name!r}, found {source.schema_arrow.names[:40]}")
-        metadata = source.metadata
-        each = max(1, sum(metadata.row_group(i).total_byte_size for i in range(metadata.num_row_groups)))
-        each = max(1, each // max(1, metadata.num_rows))
-        batches = source.iter_batches(
-            batch_size=max(1, min(batch_rows, _BATCH_BYTES // each)), columns=columns, use_threads=False
-        )
-    with source:
-        seen = 0
-        while True:
-            with reading(file, at=f"row {seen}"):
-                batch = next(batches, None)
-                if batch is None:
-                    break
-                batch.validate(full=True)
-            seen += batch.num_rows
-            yield batch
-        if seen != metadata.num_rows:
-            raise damaged(file, f"expected {metadata.num_rows} rows as its footer says, found {seen}")
-
-
 def _pieces(batch: pa.RecordBatch, batch_rows: int) -> Iterator[pa.RecordBatch]:
     each = max(1, batch.nbytes // max(1, batch.num_rows))
     most = max(1, min(batch_rows, _BATCH_BYTES // each))
@@ -335,7 +289,7 @@ def _pieces(batch: pa.RecordBatch, batch_rows: int) -> Iterator[pa.RecordBatch]:
 def _count(file: Path) -> int:
     with reading(file):
         if file.suffix == ".parquet":
-            return int(_parquet(file).metadata.num_rows)
+            return int(open_parquet(file).metadata.num_rows)
         rows = 0
         with _mapped(file) as (source, release):
             for read in _each(_reader(source)):

@@ -210,7 +210,7 @@ class _Shown:
         self.sums = _sums(sample)
         if pictures:
             chosen = _frames(rows, pictures)
-            rows, places, self.sums = rows.take(chosen), places[chosen], [self.sums[place] for place in chosen]
+            rows, places, self.sums = _rows_at(rows, chosen), places[chosen], [self.sums[place] for place in chosen]
         self.places = [int(place) for place in places]
         self.images = {name: [thumbnail(value.as_py()) for value in rows.column(name)] for name in pictures}
         names = [name for name in rows.schema.names if name not in pictures]
@@ -250,9 +250,13 @@ def _sums(sample: Sample) -> list[float]:
     gaps = np.flatnonzero(np.diff(sample.places) != 1)
     head = int(gaps[0]) + 1 if len(gaps) else len(rewards)
     before = np.cumsum(rewards[:head])
-    following = np.concatenate([np.cumsum(rewards[head:][::-1])[::-1][1:], [0.0]]) if head < len(rewards) else []
+    following: Any = np.concatenate([np.cumsum(rewards[head:][::-1])[::-1][1:], [0.0]]) if head < len(rewards) else []
     total = sample.total if math.isfinite(sample.total) else 0.0
     return [float(f"{value:.6g}") for value in (*before.tolist(), *(total - value for value in following))]
+
+
+def _rows_at(rows: pa.Table, chosen: npt.NDArray[np.int64]) -> pa.Table:
+    return pa.concat_tables([rows.slice(place, 1) for place in chosen.tolist()])
 
 
 def _frames(rows: pa.Table, pictures: Sequence[str]) -> npt.NDArray[np.int64]:

@@ -148,5 +148,6 @@ def _most_rows(rows: pa.RecordBatch) -> int:
 
 
 def _copied(rows: pa.RecordBatch, first: int, end: int) -> pa.RecordBatch:
-    # A slice would keep the whole batch in memory.
-    return rows.take(pa.array(np.arange(first, end)))
+    # A slice would keep the whole batch in memory. Not by take(): pyarrow's ends the process on slices of nested
+    # fixed-size lists.
+    return pa.ipc.read_record_batch(rows.slice(first, end - first).serialize(), rows.schema)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -102,10 +103,9 @@ class Scan:
         """Actions that were taken: not the placeholder of an episode's first row."""
         if self._action is None:
             return
-        taken = rows.column("action")
+        found = values["action"]
         if start is not None and self._arrived:
-            taken = taken.filter(pa.array(~start))
-        found = read_values(taken)
+            found = _chosen(found, rows, ~start)
         self._action.add(found, None)
         if self._actions is None or found.numbers is None or not found.numbers.size:
             return
@@ -163,6 +163,12 @@ def scan(
             found.add(block)
         advance(block.num_rows)
     return found
+
+
+def _chosen(values: Values, rows: pa.RecordBatch, kept: npt.NDArray[np.bool_]) -> Values:
+    if values.shape is None or values.numbers is None:
+        return read_values(rows.column("action").filter(pa.array(kept)))
+    return replace(values, rows=int(kept.sum()), numbers=values.numbers[kept])
 
 
 def _has_histogram(name: str, data_type: pa.DataType) -> bool:

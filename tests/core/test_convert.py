@@ -358,7 +358,7 @@ def test_ten_million_steps_take_little_memory(pictures: bool, tmp_path: Path) ->
     from mouse_core.formats.converting import convert
     from mouse_core.inspect import inspect
 
-    ROWS, PICTURES = (40_000, True) if sys.argv[2] == "True" else (10_000_000, False)
+    ROWS, N, PICTURES = (40_000, 2000, True) if sys.argv[2] == "True" else (10_000_000, 8000, False)
     def batch(first, n):
         rows = np.arange(first, first + n)
         step = rows % 200
@@ -371,7 +371,7 @@ def test_ten_million_steps_take_little_memory(pictures: bool, tmp_path: Path) ->
             made["observation_image"] = pa.FixedSizeListArray.from_arrays(lines, 84)
         return pa.RecordBatch.from_pydict(made)
     schema = batch(0, 1).schema
-    stream = RowStream("made", "made", schema, lambda: (batch(k, 8000) for k in range(0, ROWS, 8000)), rows=ROWS)
+    stream = RowStream("made", "made", schema, lambda: (batch(k, N) for k in range(0, ROWS, N)), rows=ROWS)
     done = convert(stream, sys.argv[1] + "/arrow")
     again = convert(open_rows(sys.argv[1] + "/arrow"), sys.argv[1] + "/all.parquet")
     assert done.digest == again.digest and done.rows == ROWS
