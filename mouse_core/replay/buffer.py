@@ -200,10 +200,14 @@ class ReplayBuffer(Sampled):
             self._parts.empty()
 
     def observer(self) -> Callable[[Any], None]:
-        """A function that writes a trajectory (a tree of arrays ``[time, ...]``, or a list of rows) to the buffer."""
+        """A function that writes a trajectory to the buffer.
+
+        A trajectory is a tree of arrays ``[time, ...]``, a named tuple of such, whose names become those of the fields,
+        or a list of rows.
+        """
 
         def observe(trajectory: Any) -> None:
-            self.extend(trajectory)
+            self.extend(trajectory._asdict() if hasattr(trajectory, "_asdict") else trajectory)
 
         return observe
 

@@ -104,6 +104,11 @@ class PrioritizedSliceSampler:
         """The largest priority so far, at least 1: that of new rows."""
         return self._rows.max_priority
 
+    @property
+    def slice_len(self) -> int | None:
+        """Steps in a slice; None where it depends on the size of the batch."""
+        return self._config.slice_len
+
     def wrote(self, storage: Storage, write: Write) -> None:
         """The rows have the largest priority from now on; take note of the ends of episodes among them."""
         self._rows.wrote(storage, write)

@@ -80,6 +80,11 @@ class SliceSampler:
     def __repr__(self) -> str:
         return f"SliceSampler({self._config.shown()}, {self._index.shown()}, weighting={self.weighting!r})"
 
+    @property
+    def slice_len(self) -> int | None:
+        """Steps in a slice; None where it depends on the size of the batch."""
+        return self._config.slice_len
+
     def wrote(self, storage: Storage, write: Write) -> None:
         """Take note of the ends of episodes among the rows, in time proportional to their number."""
         self._index.wrote(storage, write)
@@ -179,6 +184,11 @@ class SliceSamplerWithoutReplacement:
     def ran_out(self) -> bool:
         """Whether the last draw was the last of its epoch, if the next one asks for as many steps."""
         return self._ran_out
+
+    @property
+    def slice_len(self) -> int | None:
+        """Steps in a slice; None where it depends on the size of the batch."""
+        return self._config.slice_len
 
     def wrote(self, storage: Storage, write: Write) -> None:
         """Take note of the ends of episodes among the rows; the next draw begins an epoch."""

@@ -1,0 +1,571 @@
+"""ReplayBuffer: what its parts make of rows, batches and errors."""
+
+from __future__ import annotations
+
+import threading
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from mouse_core import ConfigError, DataError, MissingFieldError, SchemaError, StateError
+from mouse_core.errors import StorageError
+from mouse_core.randomness import Key
+from mouse_core.replay import (
+    ArrayStorage,
+    ImmutableWriter,
+    ListStorage,
+    MaxValueWriter,
+    NextView,
+    PrioritizedReplayBuffer,
+    PrioritizedSampler,
+    RandomSampler,
+    ReplayBuffer,
+    SamplerWithoutReplacement,
+    SliceSampler,
+)
+from mouse_core.replay import checkpoint as files
+
+
+def numbered(n: int, size: int | None = None, **options: Any) -> ReplayBuffer:
+    buffer = ReplayBuffer(ArrayStorage(size or n), **options)
+    buffer.extend({"a": np.arange(n), "deep": {"b": np.arange(n, dtype=np.float32)}})
+    return buffer
+
+
+# ---------------------------------------------------------------------- batches
+
+
+def test_a_batch_is_nested_as_the_rows_are() -> None:
+    batch = numbered(20, 8).sample(5)
+    assert list(batch) == ["a", "deep", "index"]
+    np.testing.assert_array_equal(batch["a"], batch["deep"]["b"])
+    np.testing.assert_array_equal(batch["a"] % 8, batch["index"])
+    assert batch["index"].dtype == np.int64
+
+
+def test_rows_that_are_no_dict_are_the_field_data() -> None:
+    buffer = ReplayBuffer(ArrayStorage(5))
+    buffer.extend((np.arange(4), {"x": np.arange(4.0)}))
+    batch = buffer.sample(3)
+    assert set(batch) == {"data", "index"}
+    np.testing.assert_array_equal(batch["data"][0], batch["index"])
+    np.testing.assert_array_equal(batch["data"][1]["x"], batch["index"])
+    lone = ReplayBuffer(ArrayStorage(5))
+    assert lone.extend(np.arange(8).reshape(4, 2)).tolist() == [0, 1, 2, 3]
+    batch = lone.sample(3)
+    np.testing.assert_array_equal(batch["data"][:, 0], batch["index"] * 2)
+
+
+def test_draws_depend_on_seed_number_and_contents_only() -> None:
+    one, same, other = numbered(50, seed=4), numbered(50, seed=4), numbered(50, seed=5)
+    first = [one.sample(8)["index"].tolist() for _ in range(4)]
+    same[3] = {"a": 9, "deep": {"b": 9.0}}
+    assert [same.sample(8)["index"].tolist() for _ in range(4)] == first
+    assert [other.sample(8)["index"].tolist() for _ in range(4)] != first
+    assert len({tuple(drawn) for drawn in first}) == 4
+
+
+def test_every_row_is_drawn_equally_often() -> None:
+    buffer = numbered(30, 10)
+    counts = np.bincount(np.concatenate([buffer.sample(100)["a"] for _ in range(100)]), minlength=30)
+    assert counts[:20].sum() == 0
+    expected = 1000.0
+    assert ((counts[20:] - expected) ** 2 / expected).sum() < 27.9  # chi-square, 9 degrees of freedom, p = 0.001
+
+
+def test_batches_need_rows_and_a_size() -> None:
+    buffer = ReplayBuffer(ArrayStorage(5))
+    for size in (0, -1, 2.5, True, "4"):
+        with pytest.raises(ConfigError, match="batch_size: expected an integer from 1"):
+            buffer.sample(size)  # type: ignore[arg-type]
+        with pytest.raises(ConfigError, match="batch_size"):
+            ReplayBuffer(ArrayStorage(5), batch_size=size)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="batch_size: expected one"):
+        buffer.sample()
+    with pytest.raises(ConfigError, match="found an empty buffer"):
+        buffer.sample(2)
+    buffer.add({"a": 1})
+    assert buffer.stats()["samples"] == 0
+    with pytest.raises(ConfigError, match="without replacement"):
+        ReplayBuffer(buffer.storage, SamplerWithoutReplacement()).sample(2)
+    assert buffer.sample(2)["a"].tolist() == [1, 1]
+
+
+def test_iterating_ends_with_an_epoch_or_never() -> None:
+    buffer = ReplayBuffer(ArrayStorage(10), SamplerWithoutReplacement(), batch_size=4)
+    buffer.extend({"a": np.arange(10)})
+    for _ in range(2):
+        batches = [batch["a"] for batch in buffer]
+        assert sorted(map(len, batches)) == [2, 4, 4]
+        assert sorted(np.concatenate(batches).tolist()) == list(range(10))
+    assert len(list(islice(numbered(10, batch_size=3), 7))) == 7
+    with pytest.raises(ConfigError, match="batch_size"):
+        next(iter(numbered(10)))
+
+
+def test_a_batch_is_not_touched_again() -> None:
+    buffer = numbered(8)
+    batch = buffer.sample(8)
+    kept = batch["a"].copy()
+    buffer.extend({"a": np.full(8, -1), "deep": {"b": np.full(8, -1, np.float32)}})
+    for _ in range(5):
+        buffer.sample(8)
+    np.testing.assert_array_equal(batch["a"], kept)
+
+
+def test_fields_that_a_batch_adds_must_be_free() -> None:
+    buffer = ReplayBuffer(ArrayStorage(4))
+    buffer.extend({"index": np.arange(4)})
+    with pytest.raises(SchemaError, match=r"without the fields \['index'\]"):
+        buffer.sample(2)
+
+
+# ---------------------------------------------------------------------- rows
+
+
+def test_rows_by_index() -> None:
+    buffer = numbered(13, 10)
+    assert buffer[2]["a"] == 12
+    assert buffer[-1]["a"] == 9
+    np.testing.assert_array_equal(buffer[:]["a"], [10, 11, 12, *range(3, 10)])
+    np.testing.assert_array_equal(buffer[8:2:-3]["a"], [8, 5])
+    np.testing.assert_array_equal(buffer[[0, -1]]["deep"]["b"], [10, 9])
+    np.testing.assert_array_equal(buffer[np.array([[0, 1], [2, 3]])]["a"], [[10, 11], [12, 3]])
+    np.testing.assert_array_equal(buffer[np.arange(10) % 4 == 0]["a"], [10, 4, 8])
+    assert buffer[[]]["a"].shape == (0,)
+    for wrong in (10, -11, [0, 10], 1.5, "a", np.ones(3, bool), None):
+        with pytest.raises(IndexError, match="index: expected"):
+            buffer[wrong]
+
+
+def test_rows_are_overwritten_where_they_are() -> None:
+    buffer = numbered(13, 10)
+    buffer[0] = {"a": -1, "deep": {"b": -1.0}}
+    buffer[[4, 6]] = {"a": np.array([-4, -6]), "deep": {"b": np.zeros(2, np.float32)}}
+    buffer[8:] = [{"a": -8, "deep": {"b": 0.0}}, {"a": -9, "deep": {"b": 0.0}}]
+    buffer[np.array([[1], [2]])] = {"a": np.array([[-11], [-12]]), "deep": {"b": np.zeros((2, 1), np.float32)}}
+    np.testing.assert_array_equal(buffer[:]["a"], [-1, -11, -12, 3, -4, 5, -6, 7, -8, -9])
+    assert len(buffer) == 10
+    assert buffer.add({"a": 13, "deep": {"b": 0.0}}) == 3
+    for index, rows in ((10, {"a": 1, "deep": {"b": 1.0}}), (0, {"a": 1}), ([0, 1], {"a": [1], "deep": {"b": [1.0]}})):
+        before = buffer[:]["a"].copy()
+        with pytest.raises((IndexError, SchemaError, DataError)):
+            buffer[index] = rows
+        np.testing.assert_array_equal(buffer[:]["a"], before)
+
+
+def test_lists_are_stacks_and_tuples_trees() -> None:
+    buffer = ReplayBuffer(ArrayStorage(10))
+    assert buffer.extend([{"a": 1, "b": (np.zeros(2), 3.0)}, {"a": 2, "b": (np.ones(2), 4.0)}]).tolist() == [0, 1]
+    assert buffer.extend({"a": [3], "b": (np.ones((1, 2)), [5.0])}).tolist() == [2]
+    found = buffer[:]
+    assert isinstance(found["b"], tuple)
+    np.testing.assert_array_equal(found["b"][1], [3, 4, 5])
+
+
+def test_environments_are_streams_side_by_side() -> None:
+    buffer = ReplayBuffer(ArrayStorage(12, ndim=2), SliceSampler(slice_len=2, end_key="done"))
+    assert buffer.add({"a": np.arange(3), "done": np.zeros(3, bool)}).tolist() == [0, 1, 2]
+    given = buffer.extend({"a": np.arange(3, 15).reshape(4, 3), "done": np.zeros((4, 3), bool)})
+    assert given.tolist() == [[3, 4, 5], [6, 7, 8], [9, 10, 11], [0, 1, 2]]
+    for _ in range(20):
+        batch = buffer.sample(8)
+        assert batch["a"].shape == (4, 2)
+        np.testing.assert_array_equal(batch["a"][:, 1] - batch["a"][:, 0], 3)
+    assert buffer.stats()["num_envs"] == 3
+
+
+def test_objects_of_any_kind() -> None:
+    buffer = ReplayBuffer(ListStorage(5))
+    thing = object()
+    assert buffer.add(thing) == 0
+    assert buffer.extend(["a", {"b": 1}]).tolist() == [1, 2]
+    assert buffer[0] is thing
+    assert buffer[:] == [thing, "a", {"b": 1}]
+    batch = buffer.sample(6)
+    assert isinstance(batch["data"], list)
+    assert all(item in (thing, "a", {"b": 1}) for item in batch["data"])
+
+
+def test_items_of_a_list_are_stacked_where_they_can_be() -> None:
+    buffer = ReplayBuffer(ListStorage(5))
+    buffer.extend([{"a": number, "b": np.full(2, number)} for number in range(4)])
+    batch = buffer.sample(6)
+    np.testing.assert_array_equal(batch["a"], batch["index"])
+    assert batch["b"].shape == (6, 2)
+    ragged = ReplayBuffer(ListStorage(5))
+    ragged.extend([{"a": np.zeros(1)}, {"a": np.zeros(2)}])
+    with pytest.raises(SchemaError, match="item"):
+        ragged.sample(50)
+
+
+def test_a_function_of_ones_own_makes_the_batch() -> None:
+    def collate(rows: list[Any]) -> dict[str, Any]:
+        assert isinstance(rows, list)
+        return {"total": sum(int(row["a"]) for row in rows), "n": len(rows)}
+
+    for storage in (ArrayStorage(5), ListStorage(5)):
+        buffer = ReplayBuffer(storage, collate_fn=collate)
+        buffer.extend([{"a": number} for number in range(5)])
+        batch = buffer.sample(7)
+        assert (batch["n"], batch["total"]) == (7, batch["index"].sum())
+    joined = ReplayBuffer(ListStorage(5), collate_fn="".join)
+    joined.extend(["x", "y"])
+    assert len(joined.sample(4)["data"]) == 4
+    with pytest.raises(ConfigError, match="collate_fn"):
+        ReplayBuffer(collate_fn=3)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------- writers
+
+
+def test_the_best_rows_are_kept() -> None:
+    buffer = ReplayBuffer(ArrayStorage(3), writer=MaxValueWriter("r"))
+    assert buffer.extend({"r": np.array([3.0, 1, 5, 2, 9, 1, 4])}).tolist() == [-1, -1, 2, -1, 1, -1, 0]
+    assert sorted(buffer[:]["r"].tolist()) == [4, 5, 9]
+    assert buffer.add({"r": 4.0}) == -1
+    assert buffer.add({"r": 4.5}) == 0
+    assert set(buffer.sample(50)["r"].tolist()) == {4.5, 5, 9}
+
+
+@pytest.mark.parametrize(("reduction", "kept"), [("sum", 1), ("mean", 1), ("max", 0), ("min", 1), ("median", 2)])
+def test_ranks_of_whole_trajectories(reduction: str, kept: int) -> None:
+    rewards = np.array([[0.0, 0, 9], [4, 4, 4], [0, 5, 5.5]])
+    buffer = ReplayBuffer(ArrayStorage(1), writer=MaxValueWriter(("deep", "r"), reduction))
+    buffer.extend({"deep": {"r": rewards}, "which": np.arange(3)})
+    assert buffer[0]["which"] == kept
+
+
+def test_rows_that_cannot_be_ranked() -> None:
+    buffer = ReplayBuffer(ArrayStorage(2), writer=MaxValueWriter("r"))
+    buffer.extend({"r": np.array([3.0, 1])})
+    for rows, error in (
+        ({"r": np.array([np.nan])}, DataError),
+        ({"x": np.array([5.0])}, MissingFieldError),
+        ({"r": np.array(["z"])}, DataError),
+        ({"r": np.array([0.0]), "more": np.array([0.0])}, SchemaError),
+        ({"r": np.array([0.0]), "more": np.zeros(2)}, DataError),
+    ):
+        with pytest.raises(error):
+            buffer.extend(rows)
+    assert buffer[:]["r"].tolist() == [3, 1]
+    with pytest.raises(ConfigError, match="reduction"):
+        MaxValueWriter("r", "most")
+    with pytest.raises(ConfigError, match="ndim=2"):
+        ReplayBuffer(ArrayStorage(4, ndim=2), writer=MaxValueWriter("r")).extend({"r": np.zeros((2, 2))})
+    with pytest.raises(ConfigError, match="keeps the order of rows"):
+        ReplayBuffer(ArrayStorage(4), SliceSampler(slice_len=2, end_key="r"), MaxValueWriter("r"))
+    with pytest.raises(ConfigError, match="keeps the order of rows"):
+        ReplayBuffer(ArrayStorage(4), None, MaxValueWriter("r"), NextView())
+
+
+def test_nothing_is_written_to_an_immutable_buffer() -> None:
+    storage = ArrayStorage(arrays={"a": np.arange(4)})
+    buffer = ReplayBuffer(storage, writer=ImmutableWriter())
+    for write in (
+        lambda: buffer.add({"a": 1}),
+        lambda: buffer.extend({"a": [1]}),
+        lambda: buffer.empty(),
+        lambda: buffer.__setitem__(0, {"a": 1}),
+    ):
+        with pytest.raises(ConfigError, match="ImmutableWriter"):
+            write()
+    np.testing.assert_array_equal(buffer[:]["a"], np.arange(4))
+
+
+# ---------------------------------------------------------------------- priorities
+
+
+def test_the_shorthand_for_priorities() -> None:
+    buffer = PrioritizedReplayBuffer(storage=ArrayStorage(10), alpha=1.0, beta=1.0, batch_size=400, seed=1)
+    buffer.extend({"a": np.arange(4)})
+    buffer.update_priority([0, 1, 2, 3], [0.0, 1.0, 1.0, 2.0])
+    batch = buffer.sample()
+    counts = np.bincount(batch["index"], minlength=4)
+    assert counts[0] == 0
+    assert abs(counts[3] - 200) < 50
+    assert batch["priority_weight"].dtype == np.float32
+    assert buffer.stats()["updates"] == 1
+    assert buffer.prioritized
+    assert not ReplayBuffer(ArrayStorage(3)).prioritized
+
+
+def test_priorities_are_read_from_a_batch() -> None:
+    buffer = PrioritizedReplayBuffer(storage=ArrayStorage(10), batch_size=4, priority_key=("loss", "td"))
+    buffer.extend({"a": np.arange(4)})
+    batch = {**buffer.sample(), "loss": {"td": np.array([0.0, 0, 0, 0])}, "index": np.arange(4)}
+    batch["loss"]["td"][2] = 1e6
+    buffer.update_priority(batch)
+    assert set(buffer.sample(64)["index"].tolist()) == {2}
+    with pytest.raises(MissingFieldError, match="td"):
+        buffer.update_priority({"index": np.arange(4)})
+    with pytest.raises(ConfigError, match="knows priorities"):
+        numbered(3).update_priority([0], [1.0])
+
+
+def test_rows_may_bring_their_priority_along() -> None:
+    buffer = PrioritizedReplayBuffer(storage=ArrayStorage(10))
+    buffer.extend({"a": np.arange(4), "td_error": np.array([0.0, 0, 1e6, 0])})
+    assert set(buffer.sample(64)["index"].tolist()) == {2}
+    buffer.add({"a": 4, "td_error": 1e12})
+    assert set(buffer.sample(64)["index"].tolist()) == {4}
+    for bad in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(DataError, match="finite priorities from 0"):
+            buffer.add({"a": 5, "td_error": bad})
+        with pytest.raises(DataError):
+            buffer.extend([{"a": 5, "td_error": 1.0}, {"a": 5, "td_error": bad}])
+    assert len(buffer) == 5
+
+
+def test_bad_priorities_change_nothing() -> None:
+    buffer = PrioritizedReplayBuffer(storage=ArrayStorage(10), batch_size=8)
+    buffer.extend({"a": np.arange(4)})
+    state = buffer.state_dict()
+    for index, priority, error in (
+        ([0, 1], [1.0, -1.0], DataError),
+        ([0, 1], [1.0, np.nan], DataError),
+        ([0, 1], [1.0, np.inf], DataError),
+        ([0, 4], [1.0, 1.0], IndexError),
+        ([0, -1], [1.0, 1.0], IndexError),
+        ([0, 1], [1.0, 2.0, 3.0], ConfigError),
+        ([0.5], [1.0], ConfigError),
+        ([0], ["much"], DataError),
+    ):
+        with pytest.raises(error):
+            buffer.update_priority(index, priority)
+    same = PrioritizedReplayBuffer(storage=ArrayStorage(10), batch_size=8)
+    same.load_state_dict(state)
+    np.testing.assert_array_equal(buffer.sample()["index"], same.sample()["index"])
+    assert buffer.stats()["updates"] == 0
+
+
+# ---------------------------------------------------------------------- transforms
+
+
+class Scale:
+    def __init__(self, factor: float) -> None:
+        self.factor = factor
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        return {**batch, "x": batch["x"] / self.factor}
+
+    def inverse(self, rows: dict[str, Any]) -> dict[str, Any]:
+        return {**rows, "x": rows["x"] * self.factor}
+
+
+def test_transforms_out_and_inverses_in() -> None:
+    buffer = ReplayBuffer(ArrayStorage(5), transform=[Scale(2.0), Scale(5.0), lambda batch: {**batch, "y": batch["x"]}])
+    buffer.add({"x": 3.0})
+    buffer.extend({"x": np.array([4.0, 5.0])})
+    assert buffer[:]["x"].tolist() == [30, 40, 50]
+    batch = buffer.sample(6)
+    np.testing.assert_allclose(batch["x"], batch["index"] + 3)
+    assert batch["y"] is batch["x"]
+
+
+def test_transforms_may_draw_random_numbers_of_the_sample() -> None:
+    class Noise:
+        random = True
+
+        def __call__(self, batch: dict[str, Any], key: Key) -> dict[str, Any]:
+            return {**batch, "noise": key.uniform(len(batch["index"]))}
+
+    one, same = (numbered(9, transform=[Noise(), Noise()], seed=2) for _ in range(2))
+    first, second = one.sample(5)["noise"], one.sample(5)["noise"]
+    assert (first != second).all()
+    np.testing.assert_array_equal(same.sample(5)["noise"], first)
+    drawn = one.draw(5)
+    np.testing.assert_array_equal(one.finish(drawn)["noise"], one.finish(drawn)["noise"])
+
+
+def test_a_transform_may_change_the_dict_it_is_given() -> None:
+    def change(batch: dict[str, Any]) -> dict[str, Any]:
+        batch.pop("a")
+        batch["deep"].pop("b")
+        return batch
+
+    buffer = numbered(5, transform=change)
+    drawn = buffer.draw(3)
+    assert list(buffer.finish(drawn)) == list(buffer.finish(drawn)) == ["deep", "index"]
+
+
+def test_next_entries_of_single_rows() -> None:
+    buffer = ReplayBuffer(ArrayStorage(10), transform=NextView())
+    buffer.extend({"observation": np.arange(13.0), "done": np.arange(13) % 4 == 3, "reward": np.arange(13.0)})
+    for _ in range(10):
+        batch = buffer.sample(6)
+        assert batch["index"].shape == (6,)
+        assert batch["observation"].shape[0] == 6
+
+
+# ---------------------------------------------------------------------- checkpoints
+
+
+def test_what_a_state_is_taken_from_may_go_on() -> None:
+    buffer = numbered(6, batch_size=3)
+    state = buffer.state_dict()
+    expected = buffer.sample()["a"]
+    buffer.extend({"a": np.full(6, -1), "deep": {"b": np.zeros(6, np.float32)}})
+    buffer.load_state_dict(state)
+    np.testing.assert_array_equal(buffer.sample()["a"], expected)
+    np.testing.assert_array_equal(buffer[:]["a"], np.arange(6))
+
+
+def test_files_are_as_long_as_the_data(tmp_path: Path) -> None:
+    buffer = ReplayBuffer(ArrayStorage(1_000_000), PrioritizedSampler())
+    buffer.extend({"a": np.zeros((10, 100))})
+    buffer.dumps(tmp_path / "saved")
+    assert (tmp_path / "saved").stat().st_size < 10 * 800 + 4000
+    assert [file.name for file in tmp_path.iterdir()] == ["saved"]
+    (tmp_path / "folder").mkdir()
+    buffer.dumps(tmp_path / "folder")
+    other = ReplayBuffer(ArrayStorage(1_000_000), PrioritizedSampler())
+    other.loads(tmp_path / "folder")
+    assert len(other) == 10
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_any_damage_to_a_file_is_found(tmp_path: Path, prioritized: bool) -> None:
+    sampler = PrioritizedSampler() if prioritized else RandomSampler()
+    buffer = ReplayBuffer(ArrayStorage(20), sampler, batch_size=4)
+    buffer.extend({"a": np.arange(30), "b": {"c": np.arange(30.0)}})
+    path = tmp_path / "saved"
+    buffer.dumps(path)
+    good = path.read_bytes()
+    assert good[8:20] != b"\0" * 12
+    buffer.extend({"a": np.arange(5), "b": {"c": np.arange(5.0)}})
+    before = buffer.state_dict()
+    rng = np.random.default_rng(0)
+    used = [place for place in range(len(good)) if not _is_padding(good, place)]
+    damaged = [b"", b"something else", good[:7], good[:30], good[: len(good) // 2], good[:-1], good + b"\0"]
+    for place in [*rng.choice(used, 60, replace=False).tolist(), 0, 9, len(good) - 1]:
+        damaged.append(good[:place] + bytes([good[place] ^ (1 << int(rng.integers(8)))]) + good[place + 1 :])
+    for content in damaged:
+        path.write_bytes(content)
+        with pytest.raises(StateError, match="expected"):
+            buffer.loads(path)
+    assert_states_equal(buffer.state_dict(), before)
+    path.write_bytes(good)
+    buffer.loads(path)
+    np.testing.assert_array_equal(np.sort(buffer[:]["a"]), np.arange(10, 30))
+
+
+def _is_padding(content: bytes, place: int) -> bool:
+    """Zeros between arrays that nothing reads."""
+    begin = content.rfind(b"{", 0, place)
+    return begin < 0 and content[place] == 0
+
+
+def assert_states_equal(one: Any, other: Any) -> None:
+    if isinstance(one, dict):
+        assert one.keys() == other.keys()
+        for name in one:
+            assert_states_equal(one[name], other[name])
+    elif not isinstance(one, np.ndarray):
+        assert one == other
+    else:
+        np.testing.assert_array_equal(one, other)
+
+
+def test_states_of_other_buffers_are_refused() -> None:
+    buffer = numbered(8, 5)
+    before = buffer.state_dict()
+    other_fields = ReplayBuffer(ArrayStorage(5))
+    other_fields.extend({"z": np.arange(3)})
+    others = [
+        numbered(8, 6),
+        numbered(8, 5, sampler=SamplerWithoutReplacement()),
+        numbered(8, 5, sampler=PrioritizedSampler()),
+        ReplayBuffer(ArrayStorage(5), writer=MaxValueWriter("a")),
+        ReplayBuffer(ListStorage(5)),
+        ReplayBuffer(ArrayStorage(5, alignment="arrived")),
+        other_fields,
+    ]
+    states: list[Any] = [other.state_dict() for other in others]
+    states += [None, {}, 5, {**before, "seed": -1}, {**before, "samples": "x"}, {**before, "storage": None}]
+    states += [{name: value for name, value in before.items() if name != missing} for missing in before]
+    for state in states:
+        with pytest.raises(StateError, match="expected"):
+            buffer.load_state_dict(state)
+        assert_states_equal(buffer.state_dict(), before)
+
+
+def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = numbered(6)
+    path = tmp_path / "saved"
+    buffer.dumps(path)
+    good = path.read_bytes()
+    buffer.add({"a": 7, "deep": {"b": 7.0}})
+    for step in ("fsync", "replace"):
+        with monkeypatch.context() as patch:
+            patch.setattr(files.os, step, _no_space)
+            with pytest.raises(StorageError, match="No space left") as caught:
+                buffer.dumps(path)
+        assert isinstance(caught.value, OSError)
+        assert path.read_bytes() == good
+        assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(StorageError):
+        buffer.dumps(tmp_path / "nowhere" / "saved")
+    with pytest.raises(StorageError):
+        buffer.loads(tmp_path / "nothing")
+
+
+def _no_space(*arguments: Any) -> None:
+    raise OSError(28, "No space left on device")
+
+
+# ---------------------------------------------------------------------- the rest
+
+
+def test_trajectories_are_observed() -> None:
+    class Trajectory(NamedTuple):
+        observation: Any
+        reward: Any
+
+    buffer = ReplayBuffer(ArrayStorage(10))
+    observe = buffer.observer()
+    assert observe(Trajectory(np.zeros((4, 2)), np.arange(4.0))) is None  # type: ignore[func-returns-value]
+    observe({"observation": np.ones((3, 2)), "reward": np.arange(3.0)})
+    assert set(buffer.sample(2)) == {"observation", "reward", "index"}
+    assert len(buffer) == 7
+
+
+def test_many_threads_may_write_and_sample() -> None:
+    buffer = PrioritizedReplayBuffer(storage=ArrayStorage(50), batch_size=8)
+    buffer.add({"a": 0, "b": np.zeros(40)})
+    errors: list[BaseException] = []
+
+    def work(number: int) -> None:
+        try:
+            for turn in range(60):
+                value = number * 1000 + turn
+                buffer.extend({"a": np.full(3, value), "b": np.full((3, 40), float(value))})
+                batch = buffer.sample()
+                np.testing.assert_array_equal(batch["b"], np.repeat(batch["a"][:, None], 40, 1))
+                buffer.update_priority(batch["index"], np.ones(8))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors
+    assert buffer.stats()["written"] == 1 + 4 * 60 * 3
+    assert buffer.stats()["samples"] == 240
+
+
+def test_parts_must_be_what_they_are_called() -> None:
+    for arguments in ({"sampler": 3}, {"writer": RandomSampler()}, {"sampler": ImmutableWriter()}, {"transform": 3}):
+        with pytest.raises(ConfigError, match="expected"):
+            ReplayBuffer(ArrayStorage(3), **arguments)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="seed"):
+        ReplayBuffer(seed=-1)
+    text = repr(ReplayBuffer(ArrayStorage(3)))
+    assert "ArrayStorage(0 of 3 rows" in text
+    assert "RandomSampler()" in text
+    assert "RoundRobinWriter()" in text

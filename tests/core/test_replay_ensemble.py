@@ -1,0 +1,245 @@
+"""Ensembles of replay buffers: exact sizes, shares, and what each member does by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mouse_core import ConfigError, DataError, SchemaError, StateError
+from mouse_core.randomness import Key
+from mouse_core.replay import (
+    ArrayStorage,
+    ListStorage,
+    NextView,
+    PrioritizedReplayBuffer,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    SamplerWithoutReplacement,
+    SliceSampler,
+)
+from mouse_core.testing import example_store
+
+
+def member(number: int, rows: int = 20, kind: Any = ReplayBuffer, **options: Any) -> Any:
+    buffer = kind(storage=ArrayStorage(rows), **options)
+    values = np.arange(rows) + 1000 * number
+    buffer.extend({"a": values, "deep": {"b": values.astype(np.float32)}, "done": np.arange(rows) % 5 == 4})
+    return buffer
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    weights=st.lists(st.floats(0, 10), min_size=1, max_size=5).filter(lambda weights: sum(weights) > 1e-3),
+    size=st.integers(1, 70),
+    seed=st.integers(0, 99),
+)
+def test_batches_have_as_many_rows_as_asked(weights: list[float], size: int, seed: int) -> None:
+    members = [member(number) for number in range(len(weights))]
+    ensemble = ReplayBufferEnsemble(*members, p=weights, seed=seed)
+    shares = np.array(weights) / sum(weights)
+    for _ in range(3):
+        batch = ensemble.sample(size)
+        assert batch["index"].shape == batch["buffer_ids"].shape == (size,)
+        counts = np.bincount(batch["buffer_ids"], minlength=len(weights))
+        # Rounded up or down, never further.
+        assert (np.abs(counts - shares * size) < 1 + 1e-6).all()
+        np.testing.assert_array_equal(batch["a"], batch["buffer_ids"] * 1000 + batch["index"])
+        np.testing.assert_array_equal(batch["deep"]["b"], batch["a"])
+
+
+def test_whole_shares_are_exact_and_others_are_right_on_average() -> None:
+    ensemble = ReplayBufferEnsemble(member(0), member(1), p=[1, 3], batch_size=16)
+    for _ in range(20):
+        assert np.bincount(ensemble.sample()["buffer_ids"]).tolist() == [4, 12]
+    thirds = ReplayBufferEnsemble(member(0), member(1), member(2), batch_size=1, seed=3)
+    counts = np.bincount(np.concatenate([thirds.sample()["buffer_ids"] for _ in range(3000)]), minlength=3)
+    assert ((counts - 1000) ** 2 / 1000).sum() < 13.8  # chi-square, 2 degrees of freedom, p = 0.001
+
+
+def test_members_of_one_seed_do_not_draw_the_same_rows() -> None:
+    batch = ReplayBufferEnsemble(member(0), member(1), batch_size=40).sample()
+    assert (batch["index"][:20] != batch["index"][20:]).any()
+
+
+def test_draws_come_from_the_seed_of_the_ensemble() -> None:
+    def drawn(seeds: int, **options: Any) -> list[int]:
+        members = [member(0, **options), member(1, **options)]
+        ensemble = ReplayBufferEnsemble(*members, p=[0.3, 0.7], batch_size=9, seed=seeds)
+        return [value for _ in range(4) for value in ensemble.sample()["a"].tolist()]
+
+    assert drawn(1) == drawn(1, seed=7)
+    assert drawn(1) != drawn(2)
+
+
+def test_recorded_rows_and_fresh_ones_need_one_alignment() -> None:
+    store = example_store()
+    fresh = ReplayBuffer(ArrayStorage(50))
+    with pytest.raises(ConfigError, match="expected one alignment, found"):
+        ReplayBufferEnsemble(fresh, store)
+    arrived = ReplayBufferEnsemble(store, ReplayBuffer(ArrayStorage(5, alignment="arrived")), p=[1, 0], batch_size=4)
+    assert arrived.alignment == "arrived"
+    assert arrived.sample()["reward"].shape == (4,)
+    converted = ReplayBuffer(store, SliceSampler(slice_len=2, end_key="done"), transform=NextView(takes="arrived"))
+    assert converted.alignment == "outgoing"
+    assert ReplayBufferEnsemble(fresh, converted).alignment == "outgoing"
+
+
+def test_transforms_of_members_then_its_own() -> None:
+    def double(batch: dict[str, Any]) -> dict[str, Any]:
+        return {**batch, "a": batch["a"] * 2}
+
+    def add(batch: dict[str, Any]) -> dict[str, Any]:
+        return {**batch, "a": batch["a"] + batch["buffer_ids"]}
+
+    ensemble = ReplayBufferEnsemble(member(0, transform=double), member(1), transform=add, batch_size=6)
+    batch = ensemble.sample()
+    expected = np.where(batch["buffer_ids"] == 0, batch["index"] * 2, batch["index"] + 1001)
+    np.testing.assert_array_equal(batch["a"], expected)
+
+
+def test_random_transforms_of_an_ensemble() -> None:
+    class Noise:
+        random = True
+
+        def __call__(self, batch: dict[str, Any], key: Key) -> dict[str, Any]:
+            return {**batch, "noise": key.uniform(len(batch["index"]))}
+
+    batches = [ReplayBufferEnsemble(member(0), member(1), transform=Noise(), batch_size=6).sample() for _ in range(2)]
+    np.testing.assert_array_equal(batches[0]["noise"], batches[1]["noise"])
+
+
+def test_slices_of_one_length() -> None:
+    members = [member(number, sampler=SliceSampler(slice_len=4, end_key="done")) for number in range(2)]
+    ensemble = ReplayBufferEnsemble(*members, p=[1, 2])
+    for _ in range(10):
+        batch = ensemble.sample(16)
+        assert batch["a"].shape == batch["buffer_ids"].shape == (4, 4)
+        assert (np.diff(batch["a"], axis=1) == 1).all()
+    with pytest.raises(ConfigError, match="multiple of the 4 steps"):
+        ensemble.sample(10)
+    other = member(2, sampler=SliceSampler(slice_len=2, end_key="done"))
+    with pytest.raises(SchemaError, match=r"buffer 1: field 'a'"):
+        ReplayBufferEnsemble(members[0], other).sample(16)
+
+
+def test_fields_must_be_alike() -> None:
+    def other(rows: dict[str, Any]) -> ReplayBuffer:
+        buffer = ReplayBuffer(ArrayStorage(4))
+        buffer.extend(rows)
+        return buffer
+
+    good = {"a": np.arange(4), "deep": {"b": np.zeros(4, np.float32)}, "done": np.zeros(4, bool)}
+    for bad, message in (
+        ({**good, "more": np.zeros(4)}, "'more'"),
+        ({"a": np.arange(4)}, "'b'|done"),
+        ({**good, "a": np.arange(4.0)}, "field 'a': expected int64"),
+        ({**good, "a": np.zeros((4, 2), np.int64)}, r"field 'a': expected int64 \[\]"),
+    ):
+        with pytest.raises(SchemaError, match=message):
+            ReplayBufferEnsemble(member(0), other(bad)).sample(8)
+
+
+def test_priorities_go_to_the_members_that_know_them() -> None:
+    plain, first, second = member(0), *[member(number, kind=PrioritizedReplayBuffer, alpha=1.0) for number in (1, 2)]
+    ensemble = ReplayBufferEnsemble(plain, first, second, batch_size=60)
+    batch = ensemble.sample()
+    assert batch["priority_weight"].dtype == np.float32
+    np.testing.assert_array_equal(batch["priority_weight"][:20], 1)
+    ids = np.repeat([0, 1, 2], 20)
+    priority = np.zeros(60)
+    priority[[5, 20 + 3, 40 + 7]] = 1e6
+    ensemble.update_priority(np.tile(np.arange(20), 3), priority, ids)
+    batch = ensemble.sample()
+    assert set(batch["index"][20:40].tolist()) == {3}
+    assert set(batch["index"][40:].tolist()) == {7}
+    assert len(set(batch["index"][:20].tolist())) > 5
+    ensemble.update_priority({**batch, "td_error": np.where(batch["buffer_ids"] == 1, 0.0, 1.0)})
+    with pytest.raises(ConfigError, match="buffer_ids"):
+        ensemble.update_priority([1], [1.0])
+    with pytest.raises(ConfigError, match="buffer_ids"):
+        ensemble.update_priority([1], [1.0], [3])
+    with pytest.raises(DataError):
+        ensemble.update_priority([1], [-1.0], [1])
+    assert ensemble.stats()["buffers"][1]["updates"] == 2
+
+
+def test_ensembles_of_ensembles_and_lists() -> None:
+    inner = ReplayBufferEnsemble(member(0), member(1))
+    outer = ReplayBufferEnsemble(inner, member(2), p=[2, 1], batch_size=6)
+    batch = outer.sample()
+    assert batch["buffer_ids"].tolist() == [0, 0, 0, 0, 1, 1]
+    assert (batch["a"] // 1000).tolist() == [0, 0, 1, 1, 2, 2]
+    lists = [ReplayBuffer(ListStorage(4)) for _ in range(2)]
+    for number, buffer in enumerate(lists):
+        buffer.extend([f"{number}{letter}" for letter in "abcd"])
+    batch = ReplayBufferEnsemble(*lists, batch_size=4).sample()
+    assert [item[0] for item in batch["data"]] == ["0", "0", "1", "1"]
+    total = ReplayBufferEnsemble(*lists, batch_size=4, collate_fn=lambda parts: {"n": len(parts)}).sample()
+    assert total["n"] == 2
+
+
+def test_an_epoch_ends_with_that_of_a_member() -> None:
+    ensemble = ReplayBufferEnsemble(member(0, rows=20, sampler=SamplerWithoutReplacement()), member(1), batch_size=10)
+    seen = np.concatenate([batch["index"][batch["buffer_ids"] == 0] for batch in ensemble])
+    assert sorted(seen.tolist()) == list(range(20))
+
+
+def make() -> ReplayBufferEnsemble:
+    first, second = member(0), member(1, kind=PrioritizedReplayBuffer)
+    return ReplayBufferEnsemble(first, second, p=[0.4, 0.6], batch_size=7, seed=1)
+
+
+@pytest.mark.parametrize("to_file", [False, True])
+def test_everything_goes_on_after_a_checkpoint(to_file: bool, tmp_path: Path) -> None:
+    ensemble = make()
+    batch = ensemble.sample()
+    ensemble.update_priority(batch["index"], np.arange(7.0), batch["buffer_ids"])
+    other = make()
+    if to_file:
+        ensemble.dumps(tmp_path / "saved")
+        other.loads(tmp_path / "saved")
+    else:
+        other.load_state_dict(ensemble.state_dict())
+    for _ in range(5):
+        one, two = ensemble.sample(), other.sample()
+        for name in ("a", "index", "buffer_ids", "priority_weight"):
+            np.testing.assert_array_equal(one[name], two[name])
+    assert ensemble.stats() == other.stats()
+
+
+def test_a_state_of_another_ensemble_changes_nothing() -> None:
+    ensemble = make()
+    good = ensemble.state_dict()
+    one_bad = {**good, "buffers": {**good["buffers"], "1": good["buffers"]["0"]}}
+    for bad in (None, {}, {**good, "p": (0.5, 0.5)}, one_bad, {**good, "seed": "x"}, {**good, "buffers": {}}):
+        first = ensemble.buffers[0]
+        first.add({"a": 7, "deep": {"b": 7.0}, "done": False})
+        before = first[:]["a"]
+        with pytest.raises(StateError):
+            ensemble.load_state_dict(bad)
+        np.testing.assert_array_equal(first[:]["a"], before)
+
+
+def test_arguments() -> None:
+    buffer = member(0)
+    for buffers, options, message in (
+        ((), {}, "at least one"),
+        ((buffer, buffer), {}, "twice"),
+        ((buffer,), {"p": [0]}, "p: expected 1 weights"),
+        ((buffer,), {"p": [-1]}, "p: expected"),
+        ((buffer,), {"p": [1, 2]}, "p: expected"),
+        ((buffer,), {"p": [float("nan")]}, "p: expected"),
+        ((buffer,), {"p": "x"}, "p: expected"),
+        ((3,), {}, "storage: expected"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            ReplayBufferEnsemble(*buffers, **options)
+    with pytest.raises(ConfigError, match="found buffer 1 empty"):
+        ReplayBufferEnsemble(buffer, ReplayBuffer(ArrayStorage(3))).sample(4)
+    assert buffer.stats()["samples"] == 0
+    assert len(ReplayBufferEnsemble(buffer, member(1))) == 40
