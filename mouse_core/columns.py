@@ -140,8 +140,9 @@ class Column:
         if not len(chunk):
             return
         first, width = self._places(chunk)
-        for found in np.unique(width[first >= 0]).tolist():
-            (same,) = np.nonzero((first >= 0) & (width == found))
+        regular = first >= 0
+        for found in _different(width[regular]):
+            (same,) = np.nonzero(regular & (width == found))
             if found > self.width or (found < self.width and self._pad is None):
                 wanted = f"at most {self.width}" if self._pad is not None else str(self.width)
                 raise RowError(int(target[same[0]]), f"expected {wanted} values, found {found}")
@@ -202,7 +203,8 @@ class Column:
         """Where each chunk's values begin (an address; for booleans 8 times that and the bit's number), or
         ``IRREGULAR``, and the values in a row.
         """
-        new = np.unique(chunk[self._begin[chunk] == UNKNOWN])
+        unknown = self._begin[chunk] == UNKNOWN
+        new = np.unique(chunk[unknown]) if unknown.any() else chunk[:0]
         if len(new) > _FEW:
             ends = np.searchsorted(new, self._first_chunk[1:]).tolist()
             for number, (begin, end) in enumerate(pairwise([0, *ends])):
@@ -263,3 +265,10 @@ class Column:
     def _chunk_values(self, number: int) -> pa.Array:
         part_number = int(np.searchsorted(self._first_chunk, number, side="right")) - 1
         return self._parts[part_number].chunk(number - int(self._first_chunk[part_number]))
+
+
+def _different(numbers: Int64s) -> list[int]:
+    """The numbers there are, most often one."""
+    if len(numbers) and (numbers == numbers[0]).all():
+        return [int(numbers[0])]
+    return np.unique(numbers).tolist()

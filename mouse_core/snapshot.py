@@ -174,6 +174,8 @@ class Snapshot:
 
     def _physical(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Rows of the tables behind the snapshot's ``rows``, same shape."""
+        if len(self.segments) == 1:
+            return self.segments[0].row_numbers(rows.reshape(-1)).reshape(rows.shape)
         owner = np.searchsorted(self._starts, rows, side="right") - 1
         physical = rows - self._starts[owner] + self._physical_starts[owner]
         for number in np.unique(owner).tolist():

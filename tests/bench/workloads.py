@@ -45,7 +45,7 @@ class Settings:
 
 
 # Windows that ours plans together.
-_PLANNED = 4096
+_PLANNED = 8192
 # Peers that a quick run leaves out, by how their names begin; it has them all in the first table.
 _SLOW = ("torch DataLoader", "LeRobot", "grain", "datasets, numpy", "TorchRL SliceSampler, LazyTensor")
 
