@@ -639,6 +639,7 @@ def test_single_transitions_with_what_is_read_behind_them() -> None:
     """As a buffer does it: rows [b, 1 + reach], an index [b]."""
     transform = Compose(Select("obs", "action", "reward", "done"), NextView(), NStep(2, 0.5), Exclude("steps"))
     assert transform.reach == 2
+    assert NStep(1, 0.5).reach == NStep(2, 0.5).reach == 1
     rows = {
         "obs": np.arange(6.0).reshape(2, 3),
         "action": np.array([[5, 6, 7], [8, 9, 10]]),

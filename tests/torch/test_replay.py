@@ -15,6 +15,7 @@ import mouse_core.replay as core
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
 from mouse_core.replay import ArrayStorage, Compose, NextView, NStep, PrioritizedSampler, RandomCrop, SliceSampler
 from mouse_core.replay._trees import flatten
+from mouse_core.testing import StorageConformance
 from mouse_torch import PrioritizedReplayBuffer, ReplayBuffer, ReplayBufferEnsemble, TensorStorage
 
 CUDA = pytest.param("cuda", marks=pytest.mark.cuda)
@@ -311,3 +312,21 @@ def test_rows_of_other_storages_are_moved_to_the_device() -> None:
     buffer = ReplayBuffer(core.ListStorage(10), batch_size=4, device="cuda")
     buffer.extend([as_td({"x": np.ones(2, np.float32)}, []) for _ in range(3)])
     assert buffer.sample()["x"].is_cuda
+
+
+class TestTensorStorage(StorageConformance):
+    """The suite for storages of one's own."""
+
+    def make(self, max_size: int, ndim: int, folder: Path) -> TensorStorage:
+        return TensorStorage(max_size, ndim)
+
+
+@pytest.mark.cuda
+class TestTensorStorageOnTheDevice(TestTensorStorage):
+    """The same on CUDA."""
+
+    def make(self, max_size: int, ndim: int, folder: Path) -> TensorStorage:
+        return TensorStorage(max_size, ndim, device="cuda")
+
+    def to_numpy(self, values: Any) -> np.ndarray:
+        return np.asarray(values.cpu() if isinstance(values, torch.Tensor) else values)

@@ -96,8 +96,8 @@ class HindsightRelabel:
 
     @property
     def reach(self) -> int:
-        """How many rows behind a drawn one it needs."""
-        return int(self.horizon) + (self.takes == "arrived")
+        """How many rows behind a drawn one it needs; at least 1, so that there is an axis of time."""
+        return max(1, int(self.horizon) + (self.takes == "arrived"))
 
     def __call__(self, batch: Any, key: Key) -> Any:
         """The batch ``{field: [N, T, ...]}`` with new goals and rewards."""

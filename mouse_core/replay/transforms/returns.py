@@ -80,8 +80,8 @@ class NStep:
 
     @property
     def reach(self) -> int:
-        """How many rows behind a drawn one it needs."""
-        return int(self.n) - 1 + (self.takes == "arrived")
+        """How many rows behind a drawn one it needs; at least 1, so that there is an axis of time."""
+        return max(1, int(self.n) - 1 + (self.takes == "arrived"))
 
     def __call__(self, batch: Any) -> Any:
         """The batch ``{field: [N, T, ...]}`` with the fields named above."""
