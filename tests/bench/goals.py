@@ -70,6 +70,7 @@ def goals(cores: int) -> Iterator[Goal]:
                 " us",
             )
     yield from _replay_goals()
+    yield from _rollout_goals()
     for key, work in SCALES.items():
         yield _over_floor(key, work, 1.3)
     yield _figure("scale-first", "first batch after from_dataset, 100 million steps", "under 0.3 s", 0.3, " s")
@@ -134,6 +135,19 @@ def _replay_goals() -> Iterator[Goal]:
     )
     yield microseconds("replay-add", "replay, one row added", 8)
     yield microseconds("replay-extend", "replay, 256 rows added at once", 60)
+
+
+def _rollout_goals() -> Iterator[Goal]:
+    """What rollouts are to reach."""
+
+    def milliseconds(name: str, results: Results) -> float | None:
+        table = results.table("rollout-returns")
+        row = table and table.row(name)
+        return row.seconds[1] * 1e3 if row else None
+
+    for name in ("mouse, NumPy", "mouse, NumPy, with truncation"):
+        work = f"returns of a rollout, T=24, N=4,096, {name.removeprefix('mouse, ')}"
+        yield Goal(work, "at most 2 ms", partial(milliseconds, name), 2.0, unit=" ms")
 
 
 SCALES = {

@@ -9,7 +9,7 @@ import numpy as np
 
 from mouse_core._measure import Contender, interleave
 from mouse_core.rollouts import RolloutStorage, Transition
-from tests.bench.results import Figure, Table, table_of
+from tests.bench.results import Table, table_of
 from tests.bench.workloads import Settings
 
 STEPS, ENVS = 24, 4096
@@ -18,8 +18,13 @@ _PARTS = 4
 _GAMMA, _LAM = 0.99, 0.95
 
 
-def returns(settings: Settings) -> tuple[Table, list[Figure]]:
-    """``compute_returns`` of 24 steps of 4,096 environments, normalised; and how many milliseconds it takes."""
+def tables(settings: Settings) -> list[Table]:
+    """Both tables."""
+    return [_returns(settings), _mini_batches(settings)]
+
+
+def _returns(settings: Settings) -> Table:
+    """``compute_returns`` of 24 steps of 4,096 environments, normalised."""
     random = np.random.default_rng(0)
     last = random.normal(size=(ENVS, 1)).astype(np.float32)
     storage = _filled(RolloutStorage, np.asarray)
@@ -37,14 +42,10 @@ def returns(settings: Settings) -> tuple[Table, list[Figure]]:
     ]
     timings = interleave(contenders, rounds=settings.rounds, budget_seconds=settings.budget)
     title = f"Returns of a rollout, T={STEPS}, N={ENVS:,}"
-    figures = [
-        Figure(key, f"compute_returns, T={STEPS}, N={ENVS:,}{what}", 1e3 * timings[place].median, "ms")
-        for key, what, place in (("returns", "", 1), ("returns-truncated", ", with truncation", 2))
-    ]
-    return table_of("rollout-returns", title, timings), figures
+    return table_of("rollout-returns", title, timings)
 
 
-def mini_batches(settings: Settings) -> Table:
+def _mini_batches(settings: Settings) -> Table:
     """One epoch of four mini-batches of all rows."""
     storage = _filled(RolloutStorage, np.asarray)
     storage.compute_returns(np.zeros(ENVS), _GAMMA, _LAM)
