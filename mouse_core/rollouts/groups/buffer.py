@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,25 +12,23 @@ from typing import Any, Self
 import numpy as np
 
 from mouse_core._locks import ProcessLock
-from mouse_core.errors import ConfigError, DataError, MissingFieldError, StorageError
+from mouse_core.errors import ConfigError, DataError, StorageError
 from mouse_core.rollouts.groups._alarm import Alarm
-from mouse_core.rollouts.groups._columns import EXAMPLES, examples_to_table, table_to_examples
+from mouse_core.rollouts.groups._batch_files import BatchFiles
 from mouse_core.rollouts.groups._files import BATCHES, storing
-from mouse_core.rollouts.groups._index import STATE, StoredBatch, encode_batches, encode_parts, open_index
+from mouse_core.rollouts.groups._index import STATE, encode_parts, open_index
+from mouse_core.rollouts.groups._making import Making
 from mouse_core.rollouts.groups._owner import Owner
-from mouse_core.rollouts.groups._parts import check_codec, digest_of, encode_table, read_metadata, read_table
+from mouse_core.rollouts.groups._parts import check_codec
 from mouse_core.rollouts.groups._requests import Requests
 from mouse_core.rollouts.groups._waiting import Plan, Rules, Waiting
-from mouse_core.rollouts.groups._writing import write_file, write_groups
-from mouse_core.rollouts.groups.protocol import BatchMaker, ResumableBatchMaker
-from mouse_core.rollouts.groups.reading import StoredGroup, StoredRollouts, select_rollouts
+from mouse_core.rollouts.groups._writing import write_groups
+from mouse_core.rollouts.groups.protocol import BatchMaker
+from mouse_core.rollouts.groups.reading import StoredRollouts, select_rollouts
 from mouse_core.rollouts.groups.types import RLExample, RolloutRecord
 
 # How long to wait before sealing is tried again, after the disk was full.
 _RETRY_SECONDS = 5.0
-_METADATA = b"mouse_batch_metadata"
-# Two batches may be of the same rollouts and are two batches all the same.
-_NUMBER = b"mouse_batch_time"
 
 
 class RolloutBuffer:
@@ -85,11 +81,9 @@ class RolloutBuffer:
         self._compression = check_codec(compression)
         self._sync = bool(sync)
         self._root = Path(root_path)
-        self._maker = batch_maker
+        self._making = None if batch_maker is None else Making(batch_maker)
         self._lock = ProcessLock()
         self._requests = Requests()
-        self._unmade: deque[RolloutRecord] = deque()
-        self._unstored: list[RLExample] | None = None
         with storing(f"folder {self._root}"):
             (self._root / STATE).mkdir(parents=True, exist_ok=True)
             (self._root / BATCHES).mkdir(exist_ok=True)
@@ -104,29 +98,18 @@ class RolloutBuffer:
         self._alarm.set(self._waiting.next_due())
 
     def _open(self, rules: Rules) -> None:
-        self._index, self._index_log = open_index(self._root)
-        self._parts = self._index.parts
+        index, self._index_log = open_index(self._root)
+        self._parts = index.parts
+        self._batches = BatchFiles(
+            self._root, index.batches, self._index_log, compression=self._compression, sync=self._sync
+        )
         self._uids = {uid for part in self._parts for uid in part.uids}
         self._number = max((part.number for part in self._parts), default=-1) + 1
         self._waiting = Waiting(self._root, rules, self._uids)
         self._uids.update(r.rollout_uid for group in self._waiting.groups.values() for r in group.rollouts)
         self._waiting.tidy()
-        self._resume_maker()
-
-    def _resume_maker(self) -> None:
-        maker = self._maker
-        if maker is None:
-            return
-        groups = [StoredGroup(self._root, part) for part in self._parts]
-        if isinstance(maker, ResumableBatchMaker):
-            maker.resume(groups, [batch.uids for batch in self._index.batches])
-            return
-        used = {uid for batch in self._index.batches for uid in batch.uids}
-        for group in groups:
-            if not used.issuperset(group.uids):
-                for rollout in group.read().rollouts:
-                    if rollout.rollout_uid not in used:
-                        maker.add_rollout(rollout)
+        if self._making is not None:
+            self._making.resume(self._root, self._parts, self._batches.stored)
 
     # ------------------------------------------------------------------ what is there
 
@@ -140,7 +123,7 @@ class RolloutBuffer:
     def __repr__(self) -> str:
         return (
             f"RolloutBuffer({str(self._root)!r}, groups={len(self._parts)}, rollouts={len(self)}, "
-            f"waiting={self.num_waiting}, batches={len(self._index.batches)})"
+            f"waiting={self.num_waiting}, batches={len(self._batches.stored)})"
         )
 
     @property
@@ -151,7 +134,7 @@ class RolloutBuffer:
     @property
     def batch_maker(self) -> BatchMaker | None:
         """What batches are made by."""
-        return self._maker
+        return None if self._making is None else self._making.maker
 
     @property
     def num_groups(self) -> int:
@@ -270,18 +253,13 @@ class RolloutBuffer:
         self._parts.extend(parts)
         self._number += len(parts)
         if parts:
-            self._note(encode_parts(parts), sync=False)
+            # The files say the same, and a log can be made smaller another time.
+            with contextlib.suppress(StorageError):
+                self._index_log.append(encode_parts(parts), sync=False)
             with contextlib.suppress(StorageError):
                 self._waiting.tidy()
-            if self._maker is not None:
-                self._unmade.extend(rollout for group in plan.sealed for rollout in group)
-                self._feed()
-
-    def _feed(self) -> None:
-        """Give the maker what was sealed, each rollout once, also if it refuses one of them."""
-        maker = self._maker
-        while maker is not None and self._unmade:
-            maker.add_rollout(self._unmade.popleft())
+            if self._making is not None:
+                self._making.feed(rollout for group in plan.sealed for rollout in group)
 
     # ------------------------------------------------------------------ batches
 
@@ -303,33 +281,21 @@ class RolloutBuffer:
             ClosedError, ForkError: As ``add_rollouts``.
         """
         size = _count("batch_size", batch_size)
-        if self._maker is None:
+        if self._making is None:
             raise ConfigError("create_and_store_batch: expected a buffer with a batch_maker, found none")
         with self._step():
-            self._feed()
-            batch = self._maker.create_batch(size) if self._unstored is None else self._unstored
-            if batch is None:
+            made = self._making.batch(size)
+            if made is None:
                 return None
-            self._unstored = batch
-            metadata = dict(self._maker.get_batch_metadata(batch))
-            uids = tuple(uid for uid in (example.rollout_uid for example in batch) if uid)
-            noted = {_METADATA: json.dumps(metadata, default=str).encode(), _NUMBER: str(time.time_ns()).encode()}
-            content = encode_table(examples_to_table(batch), self._compression, noted)
-            batch_id = str(digest_of(content))
-            name = f"batch_{batch_id}_{int(time.time())}.parquet"
-            write_file(self._root / BATCHES / name, content, sync=self._sync)
-            # The file is there, so from here on the batch exists; a restart would add it to the log.
-            self._unstored = None
-            stored = StoredBatch(name, uids)
-            self._index.batches.append(stored)
-            self._note(encode_batches([stored]), sync=self._sync)
+            batch_id = self._batches.store(*made)
+            self._making.stored()
         return batch_id
 
     @property
     def batches(self) -> list[str]:
         """The ids of all stored batches, in order; old files may have been deleted since."""
         with self._lock:
-            return [batch.batch_id for batch in self._index.batches]
+            return [batch.batch_id for batch in self._batches.stored]
 
     def read_batch(self, batch_id: str) -> list[RLExample]:
         """A stored batch.
@@ -339,7 +305,7 @@ class RolloutBuffer:
             DataError: Its file is damaged.
             StorageError: It cannot be read.
         """
-        return table_to_examples(read_table(self._batch_path(batch_id), EXAMPLES))
+        return self._batches.read(batch_id)
 
     def batch_metadata(self, batch_id: str) -> dict[str, Any]:
         """What the batch maker said of a stored batch.
@@ -347,15 +313,7 @@ class RolloutBuffer:
         Raises:
             MissingFieldError, DataError, StorageError: As ``read_batch``.
         """
-        found: dict[str, Any] = json.loads(read_metadata(self._batch_path(batch_id)).get(_METADATA, b"{}"))
-        return found
-
-    def _batch_path(self, batch_id: str) -> Path:
-        with self._lock:
-            names = {batch.batch_id: batch.name for batch in self._index.batches}
-        if batch_id not in names:
-            raise MissingFieldError(f"batch: expected the id of one of {len(names)} stored batches, found {batch_id!r}")
-        return self._root / BATCHES / names[batch_id]
+        return self._batches.metadata(batch_id)
 
     # ------------------------------------------------------------------ end
 
@@ -378,11 +336,6 @@ class RolloutBuffer:
         """Keep other threads, and other owners of the folder, out while something changes."""
         with self._lock, self._owner.step():
             yield
-
-    def _note(self, record: bytes, *, sync: bool) -> None:
-        # The files themselves say the same; a restart that does not find them in the log reads them.
-        with contextlib.suppress(StorageError):
-            self._index_log.append(record, sync=sync)
 
 
 def _count(name: str, value: object) -> int:

@@ -1,0 +1,83 @@
+"""Stored batches: files, and the ledger of the rollouts they used."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mouse_core.errors import MissingFieldError, StorageError
+from mouse_core.rollouts.groups._columns import EXAMPLES, examples_to_table, table_to_examples
+from mouse_core.rollouts.groups._files import BATCHES
+from mouse_core.rollouts.groups._index import StoredBatch, encode_batches
+from mouse_core.rollouts.groups._log import Log
+from mouse_core.rollouts.groups._parts import digest_of, encode_table, read_metadata, read_table
+from mouse_core.rollouts.groups._writing import write_file
+from mouse_core.rollouts.groups.types import RLExample
+
+_METADATA = b"mouse_batch_metadata"
+# Two batches may be of the same rollouts and are two batches all the same.
+_TIME = b"mouse_batch_time"
+
+
+class BatchFiles:
+    """The batches of a folder. Its one writer sees to it that only one thread at a time stores one.
+
+    Args:
+        root: The buffer's folder.
+        stored: Those there are, in order; new ones are added to the list.
+        log: Where new ones are noted.
+        compression: Of the pages.
+        sync: Whether to wait until all is on the disk.
+    """
+
+    def __init__(self, root: Path, stored: list[StoredBatch], log: Log, *, compression: str, sync: bool) -> None:
+        self.stored = stored
+        self._folder = root / BATCHES
+        self._log, self._compression, self._sync = log, compression, sync
+
+    def store(self, batch: Sequence[RLExample], metadata: Mapping[str, Any]) -> str:
+        """Write a batch; its id.
+
+        Raises:
+            StorageError: It cannot be written; there is no such batch then.
+        """
+        noted = {_METADATA: json.dumps(dict(metadata), default=str).encode(), _TIME: str(time.time_ns()).encode()}
+        content = encode_table(examples_to_table(batch), self._compression, noted)
+        batch_id = str(digest_of(content))
+        name = f"batch_{batch_id}_{int(time.time())}.parquet"
+        write_file(self._folder / name, content, sync=self._sync)
+        # The file is there, so from here on the batch exists; a restart that does not find it in the log adds it.
+        stored = StoredBatch(name, tuple(example.rollout_uid for example in batch if example.rollout_uid))
+        self.stored.append(stored)
+        with contextlib.suppress(StorageError):
+            self._log.append(encode_batches([stored]), sync=self._sync)
+        return batch_id
+
+    def read(self, batch_id: str) -> list[RLExample]:
+        """A batch.
+
+        Raises:
+            MissingFieldError: There is no such batch.
+            DataError: Its file is damaged.
+            StorageError: It cannot be read.
+        """
+        return table_to_examples(read_table(self._path(batch_id), EXAMPLES))
+
+    def metadata(self, batch_id: str) -> dict[str, Any]:
+        """What was stored with a batch.
+
+        Raises:
+            MissingFieldError, DataError, StorageError: As ``read``.
+        """
+        found: dict[str, Any] = json.loads(read_metadata(self._path(batch_id)).get(_METADATA, b"{}"))
+        return found
+
+    def _path(self, batch_id: str) -> Path:
+        names = {batch.batch_id: batch.name for batch in list(self.stored)}
+        if batch_id not in names:
+            raise MissingFieldError(f"batch: expected the id of one of {len(names)} stored batches, found {batch_id!r}")
+        return self._folder / names[batch_id]
