@@ -200,6 +200,10 @@ def test_returns_of_episodes_as_they_are_written() -> None:
     written = OnWrite(ReturnsToGo(0.5)).inverse(rows)
     assert written["return_to_go"].tolist() == [7, 6, 8]
     assert written["obs"].shape == (3, 2)
+    in_torch = OnWrite(ReturnsToGo(0.5)).inverse(
+        {"reward": torch.tensor([4.0, 2.0, 8.0]), "done": torch.tensor([0, 0, 1])}
+    )
+    assert in_torch["return_to_go"].tolist() == [7, 6, 8]
     assert OnWrite(ReturnsToGo(0.5))({"reward": 1}) == {"reward": 1}
     with pytest.raises(SchemaError, match="expected rows"):
         OnWrite(ReturnsToGo()).inverse({"reward": 1.0, "done": 0})
@@ -524,6 +528,7 @@ def test_casting() -> None:
     }  # fmt: skip
     assert {str(values.dtype) for values in flatten(cast(as_torch(BATCH))).values()} == {"torch.float32", "torch.int64"}
     assert cast.inverse({"obs": 1.5})["obs"].dtype == np.float16
+    assert cast.inverse({"obs": torch.ones(2)})["obs"].dtype == torch.float16
     with pytest.raises(DataError, match=r"Cast: 'x': expected values 0..255 that fit uint8, found 256"):
         Cast({"x": "uint8"})({"x": np.array([1, 256])})
     for wrong in ({"dtypes": {"x": "object"}}, {"stored": {"x": "nothing"}}, {"every": {"float64": "str"}}):

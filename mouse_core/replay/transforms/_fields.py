@@ -136,6 +136,11 @@ def along_time(batch: Any, steps: tuple[int, int], change: Callable[[Array], Arr
     return map_tree(lambda values: change(values) if runs(values, steps) else values, batch)
 
 
+def as_array(value: Any) -> Array:
+    """Python's own numbers as an array; an array stays what it is."""
+    return value if hasattr(value, "shape") else np.asarray(value)
+
+
 def on_host(values: Array) -> npt.NDArray[Any]:
     """An array of NumPy or torch, on whatever device, as one of NumPy."""
     return np.asarray(values.cpu() if hasattr(values, "cpu") else values)
@@ -152,6 +157,7 @@ __all__ = [
     "Array",
     "Path",
     "along_time",
+    "as_array",
     "check_keys",
     "find",
     "get",

@@ -12,7 +12,7 @@ from array_api_compat import array_namespace, is_numpy_array
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.randomness import Key
 from mouse_core.replay._trees import flatten, map_tree
-from mouse_core.replay.transforms._fields import find, runs
+from mouse_core.replay.transforms._fields import as_array, find, runs
 from mouse_core.spec import Alignment
 
 Array = Any
@@ -181,12 +181,12 @@ class OnWrite:
 
     def inverse(self, rows: Any) -> Any:
         """The rows, transformed along their first axis."""
-        arrays = map_tree(np.asarray, rows)
-        lengths = {values.shape[:1] for values in flatten(arrays).values()}
+        arrays = map_tree(as_array, rows)
+        lengths = {tuple(values.shape[:1]) for values in flatten(arrays).values()}
         if lengths == {()} or len(lengths) != 1:
             raise SchemaError(f"OnWrite: expected rows [time, ...] of one episode, found first axes {sorted(lengths)}")
         made = map_tree(lambda values: values[0], self.transform(map_tree(lambda values: values[None], arrays)))
-        given = {values.shape[:1] for values in flatten(made).values()}
+        given = {tuple(values.shape[:1]) for values in flatten(made).values()}
         if given != lengths:
             raise SchemaError(f"OnWrite: expected {self.transform!r} to give as many rows as it takes, found {given}")
         return made

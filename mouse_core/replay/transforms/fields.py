@@ -17,6 +17,7 @@ from mouse_core.replay._trees import flatten
 from mouse_core.replay.protocols import FieldKey
 from mouse_core.replay.transforms._fields import (
     BOOKKEEPING,
+    as_array,
     check_keys,
     find,
     get,
@@ -175,7 +176,7 @@ class Cast:
         return replaced(
             rows,
             {
-                key: _converted(np.asarray(get(rows, key, where="Cast")), np.dtype(dtype), key)
+                key: _converted(as_array(get(rows, key, where="Cast")), np.dtype(dtype), key)
                 for key, dtype in self.stored.items()
             },
         )
