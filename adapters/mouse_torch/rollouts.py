@@ -39,8 +39,6 @@ class RolloutStorage(rollouts.RolloutStorage):
                  [1.]]])
     """
 
-    device: torch.device
-
     def _find_device(self, device: Any) -> torch.device:
         try:
             # The number of the current device belongs to it: tensors say "cuda:0".
@@ -49,7 +47,7 @@ class RolloutStorage(rollouts.RolloutStorage):
             raise ConfigError(f"device: expected a torch device that is there, found {device!r}") from error
 
     def _on_host(self) -> bool:
-        return self.device.type == "cpu"
+        return bool(self.device.type == "cpu")
 
     def _zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
         return torch.zeros(shape, dtype=torch_dtype(dtype), device=self.device)

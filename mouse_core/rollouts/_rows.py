@@ -18,6 +18,7 @@ from mouse_core.rollouts.fields import (
     COMPUTED,
     KNOWN,
     RolloutField,
+    TrainingType,
     complete_fields,
     stored_spec,
 )
@@ -33,6 +34,8 @@ class RolloutRows:
     """What a ``RolloutStorage`` holds, and how it is filled; see there."""
 
     Transition: ClassVar[type[_Transition]] = _Transition
+    training_type: TrainingType | None = None
+    device: Any
 
     def __init__(
         self,
@@ -253,6 +256,7 @@ class RolloutRows:
             return None
         if not isinstance(hidden, tuple | list) or len(hidden) != 2:
             raise SchemaError(f"hidden_states: expected (actor, critic), found {type(hidden).__name__}")
+
         def check(path: str, leaf: Any) -> Array:
             made = self._array(leaf)
             axis = _hidden.env_axis(tuple(made.shape), self._hidden_axis)

@@ -67,8 +67,6 @@ class RolloutStorage(RolloutRows):
         array([1.75, 1.5 , 1.  ], dtype=float32)
     """
 
-    training_type: TrainingType | None = None
-
     @classmethod
     def motion_mimic(
         cls,
