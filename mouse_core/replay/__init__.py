@@ -11,6 +11,7 @@ from mouse_core.replay.prioritized_slices import PrioritizedSliceSampler
 from mouse_core.replay.protocols import Draw, FieldKey, PrioritySampler, Sampler, Storage, Transform, Write, Writer
 from mouse_core.replay.samplers import RandomSampler, SamplerWithoutReplacement
 from mouse_core.replay.slices import SliceSampler, SliceSamplerWithoutReplacement
+from mouse_core.replay.source import BufferSource, Staleness
 from mouse_core.replay.transforms import (
     Cast,
     Compose,
@@ -30,6 +31,7 @@ from mouse_core.replay.writers import ImmutableWriter, MaxValueWriter, RoundRobi
 
 __all__ = [
     "ArrayStorage",
+    "BufferSource",
     "Cast",
     "Compose",
     "Draw",
@@ -62,6 +64,7 @@ __all__ = [
     "Select",
     "SliceSampler",
     "SliceSamplerWithoutReplacement",
+    "Staleness",
     "Storage",
     "ToFloatImage",
     "Transform",

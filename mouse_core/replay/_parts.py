@@ -140,14 +140,14 @@ class Parts:
         """All there is; arrays may be views."""
         self.sync()
         return {
-            "writer": repr(self.writer),
+            "writer": _shown(self.writer),
             "sampler": {"kind": type(self.sampler).__name__, "state": self.sampler.state_dict()},
             "storage": self.storage.state(),
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was taken, or raise StateError and stay as before."""
-        part_of({"writer": state}, "writer", {"writer": repr(self.writer)})
+        part_of({"writer": state}, "writer", {"writer": _shown(self.writer)})
         sampler = part_of(state, "sampler", {"kind": type(self.sampler).__name__})
         self.sync()
         before = self.sampler.state_dict()
@@ -159,3 +159,8 @@ class Parts:
             raise
         self._changes, self._seen = self.storage.changes, self.storage.written
         self.writer.reset(self.storage)
+
+
+def _shown(part: Any) -> str:
+    """What a part is, the same in every process."""
+    return type(part).__name__ if type(part).__repr__ is object.__repr__ else repr(part)

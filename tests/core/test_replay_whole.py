@@ -1,0 +1,219 @@
+"""Everything together: streams side by side in a ring, every sampler, several processes' rows, transforms, loaders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mouse_core import PrefetchBatchifier
+from mouse_core.replay import (
+    ArrayStorage,
+    Compose,
+    MaxValueWriter,
+    MemmapStorage,
+    NextView,
+    NStep,
+    PrioritizedReplayBuffer,
+    PrioritizedSampler,
+    PrioritizedSliceSampler,
+    RandomSampler,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    SamplerWithoutReplacement,
+    SliceSampler,
+    SliceSamplerWithoutReplacement,
+)
+
+SAMPLERS: dict[str, Callable[[], Any]] = {
+    "random": RandomSampler,
+    "without": SamplerWithoutReplacement,
+    "prioritized": lambda: PrioritizedSampler(0.7, 0.5),
+    "slices": lambda: SliceSampler(slice_len=3, end_key="done"),
+    "trajectories": lambda: SliceSampler(slice_len=3, traj_key="episode", weighting="trajectory"),
+    "num slices": lambda: SliceSampler(num_slices=4, end_key="done"),
+    "slices without": lambda: SliceSamplerWithoutReplacement(slice_len=3, end_key="done"),
+    "prioritized slices": lambda: PrioritizedSliceSampler(0.7, 0.5, slice_len=3, end_key="done"),
+}
+SLICED = [name for name in SAMPLERS if name not in ("random", "without", "prioritized")]
+
+
+class World:
+    """Environments side by side, whose every row says which step of which stream and episode it is."""
+
+    def __init__(self, envs: int, seed: int = 0) -> None:
+        self.random = np.random.default_rng(seed)
+        self.envs = envs
+        self.time = 0
+        self.episode = np.zeros(envs, np.int64)
+
+    def steps(self, n: int) -> dict[str, Any]:
+        rows = [self.step() for _ in range(n)]
+        return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+    def step(self) -> dict[str, Any]:
+        done = self.random.random(self.envs) < 0.1
+        row = {
+            "time": np.full(self.envs, self.time),
+            "env": np.arange(self.envs),
+            "episode": self.episode * 100 + np.arange(self.envs),
+            "done": done,
+            "reward": np.full(self.envs, float(self.time)),
+        }
+        self.time += 1
+        self.episode = self.episode + done
+        return row
+
+
+def check_slices(batch: dict[str, Any], oldest: int, newest: int) -> None:
+    time, env, episode = batch["time"], batch["env"], batch["episode"]
+    assert time.shape[1] == 3
+    assert (np.diff(time, axis=1) == 1).all(), "steps that do not follow each other"
+    assert (env == env[:, :1]).all(), "a slice of two streams"
+    assert (episode == episode[:, :1]).all(), "a slice of two episodes"
+    assert time.min() >= oldest
+    assert time.max() <= newest
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_streams_side_by_side(name: str, mapped: bool, tmp_path: Path) -> None:
+    """Through several turns of the ring, with priorities and checkpoints on the way."""
+
+    def make(number: int) -> ReplayBuffer:
+        storage = MemmapStorage(120, tmp_path / f"m{number}", 2) if mapped else ArrayStorage(120, 2)
+        return ReplayBuffer(storage, SAMPLERS[name](), batch_size=12, seed=3)
+
+    world, buffer = World(4), make(0)
+    for turn in range(30):
+        if turn % 3:
+            rows = world.steps(1 + turn % 7)
+            index = buffer.extend(rows)
+        else:
+            rows = world.step()
+            index = buffer.add(rows)[None]
+            rows = {key: values[None] for key, values in rows.items()}
+        # The slot is the time's place in the ring times the environments, plus the environment.
+        np.testing.assert_array_equal(index, rows["time"] % 30 * 4 + rows["env"])
+        if turn < 4:
+            continue
+        batch = buffer.sample()
+        np.testing.assert_array_equal(batch["time"] % 30 * 4 + batch["env"], batch["index"])
+        if name in SLICED:
+            check_slices(batch, max(0, world.time - 30), world.time - 1)
+        if buffer.prioritized:
+            buffer.update_priority(batch["index"], np.ones(batch["index"].shape) * turn)
+        if turn % 10 == 9:
+            buffer.dumps(tmp_path / "saved")
+            other = make(turn)
+            other.loads(tmp_path / "saved")
+            for one, two in zip((buffer.sample(), buffer.sample()), (other.sample(), other.sample()), strict=True):
+                for key in one:
+                    np.testing.assert_array_equal(one[key], two[key], key)
+            buffer = other
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_rows_that_another_process_wrote_are_drawn_as_ones_own(name: str, tmp_path: Path) -> None:
+    """Few of them, and more than there is room for."""
+    world = World(1)
+
+    def flat(rows: dict[str, Any]) -> dict[str, Any]:
+        return {key: values[:, 0] for key, values in rows.items()}
+
+    mine = ReplayBuffer(MemmapStorage(60, tmp_path / "m"), SAMPLERS[name](), batch_size=12)
+    theirs = ReplayBuffer(MemmapStorage(60, tmp_path / "m"))
+    mine.extend(flat(world.steps(40)))
+    seen: set[int] = set()
+    for turn, n in enumerate((1, 5, 30, 59, 60, 61, 200, 7)):
+        theirs.extend(flat(world.steps(n)))
+        if turn % 2:
+            mine.extend(flat(world.steps(2)))
+        for _ in range(6):
+            batch = mine.sample()
+            if name in SLICED:
+                check_slices(batch, world.time - 60, world.time - 1)
+            np.testing.assert_array_equal(batch["time"] % 60, batch["index"])
+            assert batch["time"].min() >= world.time - 60
+            seen |= set((world.time - 1 - batch["time"]).reshape(-1).tolist())
+    assert len(seen) > 40
+
+
+def test_n_steps_are_the_same_for_single_rows_and_for_what_a_loop_sums() -> None:
+    world = World(3)
+    buffer = PrioritizedReplayBuffer(
+        storage=ArrayStorage(90, 2), transform=Compose(NextView(), NStep(3, 0.5)), batch_size=40, seed=1
+    )
+    rows = {}
+    for _ in range(50):
+        row = world.step()
+        buffer.add({**row, "observation": row["time"].astype(np.float32)})
+        for env in range(3):
+            rows[int(row["time"][env]), env] = (float(row["reward"][env]), bool(row["done"][env]))
+    compared = 0
+    for _ in range(10):
+        batch = buffer.sample()
+        assert batch["index"].shape == (40,)
+        for place in range(40):
+            if not batch["mask"][place]:
+                continue
+            key = (int(batch["time"][place]), int(batch["env"][place]))
+            total, weight, time = 0.0, 1.0, key[0]
+            while True:
+                reward, done = rows[time, key[1]]
+                total, weight, time = total + weight * reward, weight * 0.5, time + 1
+                if done or time == key[0] + 3 or (time, key[1]) not in rows:
+                    break
+            if (time, key[1]) not in rows:  # the newest rows: their target is not there yet
+                continue
+            assert batch["next"]["reward"][place] == pytest.approx(total)
+            assert batch["next"]["done"][place] == done
+            assert batch["discount"][place] == pytest.approx(weight)
+            compared += 1
+    assert compared > 200
+
+
+def test_the_best_rows_by_priority() -> None:
+    buffer = ReplayBuffer(ArrayStorage(5), PrioritizedSampler(1.0, 1.0), MaxValueWriter("reward"), batch_size=200)
+    buffer.extend({"reward": np.arange(10.0)})
+    buffer.update_priority(np.arange(5), [0.0, 0, 0, 0, 5.0])
+    lowest = buffer[4]["reward"]
+    assert set(buffer.sample()["reward"].tolist()) == {lowest}
+    # A row that takes another's place has the largest priority so far, as any new one.
+    index = buffer.add({"reward": 50.0})
+    drawn = set(buffer.sample()["index"].tolist())
+    assert drawn == {index, 4} or index == 4
+
+
+def test_loaders_over_an_ensemble_of_everything(tmp_path: Path) -> None:
+    def run(workers: int) -> list[Any]:
+        worlds = [World(1, seed) for seed in range(2)]
+        members = [
+            ReplayBuffer(ArrayStorage(60), SliceSampler(slice_len=3, end_key="done")),
+            ReplayBuffer(
+                MemmapStorage(60, tmp_path / f"m{workers}"), PrioritizedSliceSampler(slice_len=3, end_key="done")
+            ),
+        ]
+        for world, member in zip(worlds, members, strict=True):
+            member.extend({key: values[:, 0] for key, values in world.steps(50).items()})
+        ensemble = ReplayBufferEnsemble(*members, p=[1, 2], batch_size=18, seed=4)
+        drawn: list[Any] = []
+        with PrefetchBatchifier(ensemble, num_workers=workers, prefetch=2) as loader:
+            for turn in range(8):
+                batch = loader.next_batch()
+                drawn += [batch["index"].tolist(), batch["time"].tolist(), loader.staleness]
+                ensemble.update_priority(batch["index"], np.full(batch["index"].shape, turn + 1.0), batch["buffer_ids"])
+                members[0].extend({key: values[:, 0] for key, values in worlds[0].steps(4).items()})
+                if turn == 4:
+                    ensemble_state, loader_state = ensemble.state_dict(), loader.state_dict()
+                    ensemble.load_state_dict(ensemble_state)
+                    loader.load_state_dict(loader_state)
+        return drawn
+
+    first = run(0)
+    assert run(1) == first
+    assert run(4) == first
+    assert first[-1] == (2, 8, 2)
