@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -38,7 +39,7 @@ class NpyRows:
             raise DataError(f"{where}: expected an array of numbers, found {dtype} {list(shape)}")
         self.shape: tuple[int, ...] = tuple(int(size) for size in shape)
         self.dtype: np.dtype[Any] = dtype
-        self.row_bytes = int(np.prod(self.shape[1:], dtype=object) or 0) * dtype.itemsize if self.shape else dtype.itemsize
+        self.row_bytes = math.prod(self.shape[1:]) * dtype.itemsize
         self.place = 0
         self._whole = self._read_fortran() if fortran and len(self.shape) > 1 else None
 
