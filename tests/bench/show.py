@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.bench.goals import goals
+from tests.bench.goals import SCALES, goals
 from tests.bench.results import Quartiles, Results, Row, Table
 
 _GOAL_HEAD = ("work", "goal", "found", "met")
@@ -19,8 +19,18 @@ def goal_rows(results: Results) -> list[tuple[str, str, str, str]]:
         value = goal.value(results)
         shown = "not measured" if value is None else f"{number(value)}{goal.unit}"
         met = "" if value is None else "yes" if goal.met(value) else "**no**"
-        rows.append((goal.work, goal.goal, shown, met))
+        rows.append((_measured(goal.work, results), goal.goal, shown, met))
     return rows
+
+
+def _measured(work: str, results: Results) -> str:
+    """What was measured, where that may be another size than the goal's."""
+    table = next((results.table(key) for key, named in SCALES.items() if named == work), None)
+    if table is not None:
+        return table.title
+    if work.startswith("first batch after from_dataset"):
+        return next((figure.name for figure in results.figures if figure.key == "scale-first"), work)
+    return work
 
 
 def number(value: float) -> str:

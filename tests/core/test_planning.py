@@ -1,0 +1,205 @@
+"""Planning many batches together and copying several at a time: nothing of it shows."""
+
+from __future__ import annotations
+
+import threading
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mouse_core import BatchSource, ConfigError, DataError, DatasetStore
+from mouse_core._windows import Chunks, Windows
+from mouse_core.sampling import CyclicWindows, RandomWindows, SequentialWindows
+from mouse_core.snapshot import Snapshot
+
+ROWS = 300
+
+
+@pytest.fixture(scope="module")
+def store() -> DatasetStore:
+    made = DatasetStore()
+    numbers = np.arange(ROWS)
+    made.extend(
+        {
+            "action": numbers % 5,
+            "reward": numbers.astype(np.float32),
+            "done": np.zeros(ROWS, np.int64),
+            "observation": numbers[:, None] + np.arange(3, dtype=np.float32),
+        }
+    )
+    return made
+
+
+def snapshot_of(rows: int) -> Snapshot:
+    store = DatasetStore()
+    store.extend({"action": np.arange(rows), "reward": np.zeros(rows), "done": np.zeros(rows, np.int64)})
+    return store.snapshot()
+
+
+SNAPSHOTS = {rows: snapshot_of(rows) for rows in (40, 97, 1000)}
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_the_starts_of_many_are_those_of_each(data: st.DataObject) -> None:
+    snapshot = SNAPSHOTS[data.draw(st.sampled_from(sorted(SNAPSHOTS)))]
+    length, size = data.draw(st.integers(1, 7)), data.draw(st.integers(1, 5))
+    epoch_start = data.draw(st.integers(0, 3))
+    first, count = epoch_start + data.draw(st.integers(0, 60)), data.draw(st.integers(1, 50))
+    for sampler in (
+        RandomWindows(length, size),
+        CyclicWindows(length, size),
+        SequentialWindows(length, size),
+        SequentialWindows(length, size, drop_last=False),
+    ):
+        each = [sampler.starts(9, index, snapshot, epoch_start) for index in range(first, first + count)]
+        many = sampler.starts_of_many(9, first, count, snapshot, epoch_start)
+        if many is None:
+            assert any(len(starts) < size for starts in each)
+        else:
+            np.testing.assert_array_equal(many, np.stack(each))
+
+
+@pytest.mark.parametrize("sampling", ["random", "last", "sequential", "batch"])
+@pytest.mark.parametrize("boundary", [0, 5])
+def test_any_order_of_asking_gives_the_same(store: DatasetStore, sampling: str, boundary: int) -> None:
+    options: dict[str, Any] = {"sampling": sampling, "seed": 4, "drop_last": False, "epoch_start": boundary}
+    alone = [BatchSource(store, 4, 3, **options)[boundary + index] for index in range(60)]
+    orders = [list(range(60)), list(range(60))[::-1], list(range(0, 60, 2)) + list(range(1, 60, 2))]
+    orders += [np.random.default_rng(0).permutation(60).tolist() * 2]
+    for order in orders:
+        source = BatchSource(store, 4, 3, **options)
+        for index in order:
+            batch = source[boundary + index]
+            assert list(batch) == list(alone[index])
+            for name, values in alone[index].items():
+                np.testing.assert_array_equal(batch[name], values)
+
+
+def test_what_is_done_to_a_batch_stays_with_it(store: DatasetStore) -> None:
+    """Batches that were copied together share a stretch of memory, but no byte of it."""
+    source, other = BatchSource(store, 4, 3), BatchSource(store, 4, 3)
+    wanted = [{name: values.copy() for name, values in other[index].items()} for index in range(80)]
+    for index in (*range(80), *range(80), 70, 3, 3):
+        batch = source[index]
+        for name, values in batch.items():
+            np.testing.assert_array_equal(values, wanted[index][name])
+            values[...] = 77
+
+
+def test_threads_that_ask_in_turn(store: DatasetStore) -> None:
+    other = BatchSource(store, 4, 3)
+    wanted = [other[index]["reward"] for index in range(400)]
+    for threads in (2, 5):
+        source, wrong, handed = BatchSource(store, 4, 3), [], iter(range(400))
+        lock = threading.Lock()
+
+        def work(
+            source: BatchSource = source, wrong: list[int] = wrong, handed: Any = handed, lock: Any = lock
+        ) -> None:
+            while True:
+                with lock:
+                    index = next(handed, None)
+                if index is None:
+                    return
+                batch = source[index]
+                if not np.array_equal(batch["reward"], wanted[index]):
+                    wrong.append(index)
+                for values in batch.values():
+                    values[...] = 0
+
+        running = [threading.Thread(target=work) for _ in range(threads)]
+        for thread in running:
+            thread.start()
+        for thread in running:
+            thread.join()
+        assert not wrong
+
+
+def test_a_code_that_is_not_allowed_fails_its_own_batch_alone() -> None:
+    store = DatasetStore()
+    done = np.zeros(200, np.int64)
+    from datasets import Dataset
+
+    done[123] = 7
+    columns = {"action": np.zeros(200, np.int64), "reward": np.zeros(200, np.float32), "done": done}
+    store.from_dataset(Dataset.from_dict(columns))
+    source = BatchSource(store, 5, 2, sampling="sequential")
+    failed = []
+    for index in (*range(20), *range(20)):
+        holds = any(start <= 123 < start + 5 for start in source.plan(index).starts.tolist())
+        if holds:
+            with pytest.raises(DataError, match=r"done: expected one of 0 .* found 7 at row 123"):
+                source[index]
+            failed.append(index)
+        else:
+            source[index]
+    assert len(failed) == 2
+
+
+class Plain:
+    """A sampler that knows nothing of planning together, and fails at one index."""
+
+    sequence_length, batch_size = 4, 3
+
+    def batches_per_epoch(self, snapshot: Snapshot) -> int:
+        return 10
+
+    def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Any:
+        if index == 37:
+            raise OSError("no starts today")
+        if index == 40:
+            return [0.5]
+        return (np.arange(1 + index % 3) * 7 + index) % (snapshot.num_rows - 4)
+
+
+def test_a_simple_sampler_works_and_fails_where_it_fails(store: DatasetStore) -> None:
+    for order in (range(60), range(59, -1, -1)):
+        source = BatchSource(store, sampling=Plain())
+        for index in order:
+            if index == 37:
+                with pytest.raises(OSError, match="no starts today"):
+                    source[index]
+            elif index == 40:
+                with pytest.raises(ConfigError, match="for batch 40"):
+                    source[index]
+            else:
+                starts = (np.arange(1 + index % 3) * 7 + index) % (ROWS - 4)
+                np.testing.assert_array_equal(source[index]["reward"], starts[:, None] + np.arange(4))
+
+
+# ---------------------------------------------------------------------- where windows lie
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    sizes=st.lists(st.sampled_from([0, 1, 2, 5, 5, 5, 5, 5, 5, 7]), min_size=1, max_size=40).filter(sum),
+    length=st.integers(1, 12),
+    data=st.data(),
+)
+def test_pieces_put_together_are_the_windows(sizes: list[int], length: int, data: st.DataObject) -> None:
+    edges = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    rows = int(edges[-1])
+    length = min(length, rows)
+    chunks = Chunks(edges)
+    every = np.arange(rows)
+    found = chunks.find(every)
+    assert ((edges[found] <= every) & (every < edges[found + 1])).all()
+    per_batch = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=5).filter(sum))
+    starts = np.array(
+        data.draw(st.lists(st.integers(0, rows - length), min_size=sum(per_batch), max_size=sum(per_batch)))
+    )
+    bounds = [0, *np.cumsum(per_batch).tolist()]
+    pieces = Windows(chunks, starts, length, bounds).pieces
+    assert pieces.chunk.shape[0] == len(per_batch)
+    for batch, (begin, end) in enumerate(pairwise(bounds)):
+        read: list[int] = []
+        for chunk, row, size in zip(*(values[batch].tolist() for values in pieces), strict=True):
+            if size:
+                assert row + size <= edges[chunk + 1] - edges[chunk]
+                read += range(edges[chunk] + row, edges[chunk] + row + size)
+        assert read == [start + step for start in starts[begin:end].tolist() for step in range(length)]
