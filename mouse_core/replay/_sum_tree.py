@@ -140,8 +140,6 @@ class SumTree:
         within = slice(begin * _FAN, end * _FAN)
         children = self._sums[level][within]
         words = self._mins[level - 1][within] if level else children.view(np.uint64) - _ONE
-        self._sums[level + 1][begin:end] = 0.0
-        parents = len(children) // _FAN  # fewer at the end, where nodes are there to fill up the level
-        self._sums[level + 1][begin : begin + parents] = np.add.reduce(children.reshape(-1, _FAN), axis=1)
-        self._mins[level][begin:end] = _NONE
-        self._mins[level][begin : begin + parents] = np.minimum.reduce(words.reshape(-1, _FAN), axis=1)
+        parents = slice(begin, begin + len(children) // _FAN)  # the level's last nodes may have no children
+        self._sums[level + 1][parents] = np.add.reduce(children.reshape(-1, _FAN), axis=1)
+        self._mins[level][parents] = np.minimum.reduce(words.reshape(-1, _FAN), axis=1)

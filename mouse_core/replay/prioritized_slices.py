@@ -177,10 +177,7 @@ class PrioritizedSliceSampler:
             first = episodes.begin
         if first == episodes.end:
             return self._tree
-        # What was written is no begin of a slice until it is known to be one; nor is what was overwritten.
         begins, weights = self._begins, self._rows.weights_at(storage, slice(None))
-        new = np.arange(first, episodes.end) % episodes.steps
-        begins.reshape(-1, num_envs)[new] = False
         # With so many rows behind them the ones before may be begins now; and so may the oldest one, if it is cut off.
         step = max(first - rule.length + 1, episodes.begin)
         while step < episodes.end:

@@ -99,6 +99,17 @@ def test_zero_is_never_drawn() -> None:
     assert tree.smallest == 1e-300
 
 
+def test_zero_is_never_drawn_for_rounding() -> None:
+    """A node may be a little more than its children one after the other."""
+    for seed in range(200):
+        weights = np.zeros(70_000)
+        weights[33:47] = np.random.default_rng(seed).random(14)
+        tree = SumTree(len(weights))
+        tree.assign(weights)
+        (drawn,) = tree.draw(np.array([1 - 2**-53])).tolist()
+        assert drawn == 46
+
+
 # ---------------------------------------------------------------------- the sampler
 
 
@@ -216,6 +227,15 @@ def test_rows_that_do_not_lie_in_a_ring(seed: int, sizes: list[int]) -> None:
         slot, priority = int(batch["index"][0]), float(rng.integers(1, 5))
         buffer.update_priority(np.array([slot]), np.array([priority]))
         known[slot], largest = priority, max(largest, priority)
+
+
+def test_new_rows_are_new_on_both_sides_of_the_seam() -> None:
+    buffer = ReplayBuffer(ArrayStorage(10), PrioritizedSampler(1.0, 1.0, 0.0), batch_size=4)
+    buffer.extend(rows_of(0, 17))
+    buffer.update_priority(np.arange(10), np.full(10, 0.5))
+    buffer.extend(rows_of(17, 6))
+    buffer.sample()
+    assert weights_in(buffer).tolist() == [1.0] * 3 + [0.5] * 4 + [1.0] * 3
 
 
 def test_rows_come_in_proportion() -> None:
@@ -401,6 +421,21 @@ def test_slices_begin_where_whole_ones_fit(
             assert rows.tolist() == list(range(rows[0], rows[0] + len(rows)))
             assert not any(ends[env][row] for row in rows.tolist()[:-1])
             assert len(rows) == length or (ends[env][rows[-1]] or rows[-1] + 1 == len(ends[env]))
+
+
+def test_what_is_left_of_an_episode_is_one_that_is_shorter() -> None:
+    """Row by row, while the ring overwrites the oldest."""
+    sampler = PrioritizedSliceSampler(1.0, 1.0, 0.0, slice_len=4, end_key="done", pad=True)
+    buffer = ReplayBuffer(ArrayStorage(10), sampler, batch_size=4)
+    ends = []
+    for row in range(60):
+        ends.append(row % 6 == 5)
+        buffer.add({"row": row, "done": ends[-1]})
+        buffer.sample()
+        begin = max(0, row + 1 - 10)
+        tree: Any = sampler._tree
+        found = {row for row in range(begin, row + 1) if tree.weights[row % 10]}
+        assert found == starts_by_looking(ends, begin, 4, strict=False)
 
 
 def test_slices_come_in_proportion_to_their_first_rows() -> None:

@@ -296,6 +296,14 @@ def test_a_span_reaches_over_the_ends() -> None:
     assert set(Counter(flat["slice_id"].tolist()).values()) == {3, 4}
 
 
+def test_a_span_of_a_short_episode() -> None:
+    """It counts from slices as long as the episode."""
+    sampler = SliceSampler(slice_len=5, span=(True, 1), strict_length=False, pad=True)
+    batch = episodes_buffer([3], sampler, 5 * 200).sample()
+    found = {tuple(row[mask].tolist()) for row, mask in zip(batch["row"], batch["mask"], strict=True)}
+    assert found == {(0,), (0, 1), (0, 1, 2), (1, 2)}
+
+
 def test_traj_ids_stay_with_their_episodes() -> None:
     """While rows come in and go, and after a restart."""
     sampler = SliceSampler(slice_len=2)

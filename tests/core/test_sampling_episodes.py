@@ -175,6 +175,7 @@ def test_times_say_where_an_episode_was_broken_off() -> None:
         assert store.snapshot().episode_starts.tolist() == [0, 4, 5, 11]
         assert store_of([4, 1, 6, 3], kind, ends=False, time=False).snapshot().episode_starts.tolist() == [0]
         assert store_of([4, 1, 6, 3], kind, time=False).snapshot().episode_starts.tolist() == [0, 4, 5, 11]
+    assert store_of([3, 3], "parts", time=False).snapshot().episode_starts.tolist() == [0, 3]
     # Times that are not known say nothing; larger steps of time are no boundary.
     rows = rows_of([9])
     rows["episode_step"] = [0, 2, None, None, 4, 4, None, 0, 1]
@@ -250,6 +251,10 @@ def test_the_mask_is_a_field_like_others() -> None:
     for view in views[5]:
         np.testing.assert_array_equal(view["mask"], plain[5]["mask"])
     assert "mask" not in BatchSource(store, 4, 2).spec
+    filled = BatchSource(store, 4, 2, boundary="episode", pad=1)[5]
+    np.testing.assert_array_equal(filled["mask"], plain[5]["mask"])
+    assert (filled["reward"][~filled["mask"]] == 1).all()
+    assert not filled["mask"].all()
     assert isinstance(EpisodeWindows(4, 2), PaddedSampler)
     own = DatasetStore(fields=[Field("mask")])
     own.extend({**rows_of([5]), "mask": np.zeros(5)})
