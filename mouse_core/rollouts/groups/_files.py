@@ -9,7 +9,7 @@ import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 
 from mouse_core.errors import StorageError
@@ -20,6 +20,7 @@ PARTIAL = ".partial"
 _LONGEST = 200
 
 
+@lru_cache(maxsize=1024)
 def folder_name(environment: str) -> str:
     """A name that is safe in paths for an environment's folder, another one for every environment.
 

@@ -72,6 +72,7 @@ def encode_table(rows: pa.RecordBatch, compression: str, metadata: dict[bytes, b
         rows.schema,
         compression=compression,
         write_page_checksum=True,
+        data_page_version="2.0",
         use_dictionary=False,
         use_byte_stream_split=_numbers(rows.schema),
         write_statistics=False,

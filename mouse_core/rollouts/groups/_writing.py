@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 
 import pyarrow as pa
@@ -70,15 +71,21 @@ def write_groups(
 
 
 def _write(root: Path, groups: Sequence[Sequence[RolloutRecord]], number: int, compression: str) -> list[Part]:
+    """Write some groups beside where they belong."""
     rows = rollouts_to_table([rollout for group in groups for rollout in group])
-    jobs, begin = [], 0
-    for offset, group in enumerate(groups):
-        jobs.append((root, group, rows.slice(begin, len(group)), number + offset, compression))
-        begin += len(group)
-    if len(jobs) < 4 or _THREADS == 1:
-        return [_write_one(*job) for job in jobs]
+    ends = list(accumulate(map(len, groups), initial=0))
+
+    def write(first: int, last: int) -> list[Part]:
+        return [
+            _write_one(root, groups[place], rows.slice(begin, end - begin), number + place, compression)
+            for place, (begin, end) in enumerate(pairwise(ends[first : last + 1]), start=first)
+        ]
+
+    if len(groups) < 4 or _THREADS == 1:
+        return write(0, len(groups))
+    cuts = [len(groups) * piece // (4 * _THREADS) for piece in range(4 * _THREADS + 1)]
     with ThreadPoolExecutor(_THREADS) as pool:
-        return list(pool.map(_write_one, *zip(*jobs, strict=True)))
+        return list(chain.from_iterable(pool.map(write, cuts, cuts[1:])))
 
 
 def _write_one(root: Path, group: Sequence[RolloutRecord], rows: pa.RecordBatch, number: int, compression: str) -> Part:
