@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from mouse_core.rollouts import RolloutField, Transition
+from mouse_core.rollouts import MiniBatch, RolloutField, Transition
 from mouse_jax import rollout_storage
 from mouse_torch import RolloutStorage
 
@@ -258,7 +258,7 @@ def step_carts(carts: JaxCarts, actions: jax.Array) -> tuple[JaxCarts, Stepped]:
     return JaxCarts(states, jnp.where(ended, 0, ages), key), Stepped(states, terminated, truncated, moved)
 
 
-def loss_of(parameters: Parameters, batch: rollout_storage.MiniBatch) -> jax.Array:
+def loss_of(parameters: Parameters, batch: MiniBatch) -> jax.Array:
     """PPO's loss of a mini-batch."""
     scores = jax.nn.log_softmax(output(parameters["actor"], batch["observations"]))
     log_prob = jnp.take_along_axis(scores, batch["actions"][:, None], axis=1)

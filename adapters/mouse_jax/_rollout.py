@@ -12,11 +12,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mouse_core import MissingFieldError, SchemaError, Spec
-from mouse_core.rollouts import MiniBatch, RolloutField, _checks, _hidden
-from mouse_core.rollouts.amp import AmpStates, Extractor
+from mouse_core import ConfigError, MissingFieldError, RolloutError, SchemaError, Spec
+from mouse_core.rollouts import MiniBatch, RolloutField, _checks, _hidden, episode_starts
+from mouse_core.rollouts.amp import AmpStates, Extractor, amp_states
 from mouse_core.rollouts.fields import stored_spec
-from mouse_core.rollouts.mini_batches import take_mini_batch
+from mouse_core.rollouts.mini_batches import check_count, take_mini_batch
 from mouse_core.rollouts.recurrent import take_recurrent_mini_batch
 from mouse_jax.dtypes import narrowing
 
@@ -146,6 +146,57 @@ def check_hidden(layout: Layout, path: str, leaf: Any) -> None:
     axis = _hidden.env_axis(shape, layout.hidden_axis)
     if len(shape) <= axis or shape[axis] != layout.num_envs:
         raise SchemaError(f"{path}: expected {layout.num_envs} environments on axis {axis}, found shape {list(shape)}")
+
+
+def check_full(rollout: Rollout, caller: str) -> None:
+    """RolloutError if the rollout is known to lack rows."""
+    step = known(rollout.step)
+    if step is not None and step != rollout.layout.num_transitions_per_env:
+        raise RolloutError(f"{caller}: expected {rollout.layout.num_transitions_per_env} rows, found {step}")
+
+
+def check_readable(rollout: Rollout, caller: str) -> None:
+    """RolloutError if the rollout is known to lack rows, or returns."""
+    check_full(rollout, caller)
+    if "values" in rollout.arrays and known(rollout.computed) == 0:
+        raise RolloutError(f"{caller}: expected returns, found none for these rows; compute_returns first")
+
+
+def checked_histories(rollout: Rollout, histories: Mapping[str, int] | None) -> dict[str, int]:
+    """The histories that are asked for, or ConfigError."""
+    for name, length in (histories or {}).items():
+        if name not in rollout.arrays:
+            raise ConfigError(f"histories: expected fields of {list(rollout.arrays)}, found {name!r}")
+        check_count(f"histories[{name!r}]", length)
+    return dict(histories or {})
+
+
+def _flat(rollout: Rollout) -> dict[str, jax.Array]:
+    return {name: array.reshape((-1, *array.shape[2:])) for name, array in rollout.arrays.items()}
+
+
+def amp_of(rollout: Rollout) -> AmpStates | None:
+    """What the extractors say of all rows; None where there are none."""
+    extractors = rollout.layout.extractors
+    return None if extractors is None else amp_states(_flat(rollout), *extractors)
+
+
+def row_taker(rollout: Rollout, histories: Mapping[str, int]) -> Callable[[jax.Array], MiniBatch]:
+    """The function from row numbers to a mini-batch."""
+    flat, starts, amp = _flat(rollout), episode_starts(rollout["dones"]), amp_of(rollout)
+
+    def take(rows: jax.Array) -> MiniBatch:
+        return take_rows(
+            flat,
+            rows,
+            starts,
+            amp=amp,
+            histories=tuple(histories.items()),
+            hidden_states=rollout.hidden_states,
+            hidden_axis=rollout.layout.hidden_axis,
+        )
+
+    return take
 
 
 @partial(jax.jit, static_argnames=("histories", "hidden_axis"))

@@ -7,7 +7,7 @@ outside of ``jax.jit``; inside, a row beyond the last one is dropped.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,10 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from mouse_core import ConfigError, MissingFieldError, SchemaError
-from mouse_core.errors import RolloutError, RolloutFullError
+from mouse_core.errors import RolloutFullError
 from mouse_core.randomness import check_seed
 from mouse_core.rollouts import MiniBatch, RolloutField, Transition, _checks, _hidden, episode_starts
-from mouse_core.rollouts.amp import AmpStates, amp_states, find_extractors
+from mouse_core.rollouts.amp import find_extractors
 from mouse_core.rollouts.fields import complete_fields
 from mouse_core.rollouts.mini_batches import check_count, cut
 from mouse_core.rollouts.returns import check_truncation, normalized
@@ -28,15 +28,33 @@ from mouse_jax import _philox, returns
 from mouse_jax._rollout import (
     Layout,
     Rollout,
+    amp_of,
     are_known,
     as_array,
+    check_full,
     check_hidden,
+    check_readable,
+    checked_histories,
     checked_rows,
     known,
     put_rows,
+    row_taker,
     take_environments,
-    take_rows,
 )
+
+__all__ = [
+    "Rollout",
+    "add",
+    "advance",
+    "clear",
+    "compute_returns",
+    "get_statistics",
+    "init",
+    "mini_batch",
+    "mini_batches",
+    "permutation",
+    "recurrent_mini_batches",
+]
 
 
 def init(
@@ -160,7 +178,7 @@ def compute_returns(
     Raises:
         RolloutError, ConfigError, SchemaError, DataError, MissingFieldError: As there, where values are known.
     """
-    _check_full(rollout, "compute_returns")
+    check_full(rollout, "compute_returns")
     if "values" not in rollout.arrays:
         raise MissingFieldError(f"compute_returns: expected a field 'values', found {list(rollout.arrays)}")
     gamma, lam = (
@@ -210,9 +228,9 @@ def mini_batch(rollout: Rollout, rows: jax.Array, *, histories: Mapping[str, int
     Raises:
         RolloutError, ConfigError: As ``mini_batches``.
     """
-    histories = _checked_histories(rollout, histories)
-    _check_readable(rollout, "mini_batch")
-    return _row_taker(rollout, histories)(rows)
+    histories = checked_histories(rollout, histories)
+    check_readable(rollout, "mini_batch")
+    return row_taker(rollout, histories)(rows)
 
 
 def mini_batches(
@@ -239,11 +257,11 @@ def mini_batches(
         ConfigError: A number out of range; a history of an unknown field.
     """
     check_count("num_epochs", num_epochs)
-    histories = _checked_histories(rollout, histories)
-    _check_readable(rollout, "mini_batches")
+    histories = checked_histories(rollout, histories)
+    check_readable(rollout, "mini_batches")
     layout = rollout.layout
     parts = cut(layout.num_transitions_per_env * layout.num_envs, num_mini_batches, drop_last=drop_last)
-    take = _row_taker(rollout, histories)
+    take = row_taker(rollout, histories)
     orders = (permutation(rollout, number) for number in range(num_epochs))
     return advance(rollout, num_epochs), (take(order[part]) for order in orders for part in parts)
 
@@ -273,10 +291,10 @@ def recurrent_mini_batches(
         RolloutError, ConfigError: As ``mini_batches``.
     """
     check_count("num_epochs", num_epochs)
-    _check_readable(rollout, "recurrent_mini_batches")
+    check_readable(rollout, "recurrent_mini_batches")
     layout = rollout.layout
     parts = cut(layout.num_envs, num_mini_batches, drop_last=drop_last, what="environments")
-    amp = _amp(rollout)
+    amp = amp_of(rollout)
 
     def take(envs: jax.Array) -> MiniBatch:
         most = num_trajectories
@@ -299,52 +317,3 @@ def recurrent_mini_batches(
 
     orders = (order(number) for number in range(num_epochs))
     return advance(rollout, num_epochs), (take(envs[part]) for envs in orders for part in parts)
-
-
-# ---------------------------------------------------------------------- details
-
-
-def _check_full(rollout: Rollout, caller: str) -> None:
-    step = known(rollout.step)
-    if step is not None and step != rollout.layout.num_transitions_per_env:
-        raise RolloutError(f"{caller}: expected {rollout.layout.num_transitions_per_env} rows, found {step}")
-
-
-def _check_readable(rollout: Rollout, caller: str) -> None:
-    _check_full(rollout, caller)
-    if "values" in rollout.arrays and known(rollout.computed) == 0:
-        raise RolloutError(f"{caller}: expected returns, found none for these rows; compute_returns first")
-
-
-def _checked_histories(rollout: Rollout, histories: Mapping[str, int] | None) -> dict[str, int]:
-    for name, length in (histories or {}).items():
-        if name not in rollout.arrays:
-            raise ConfigError(f"histories: expected fields of {list(rollout.arrays)}, found {name!r}")
-        check_count(f"histories[{name!r}]", length)
-    return dict(histories or {})
-
-
-def _flat(rollout: Rollout) -> dict[str, jax.Array]:
-    return {name: array.reshape((-1, *array.shape[2:])) for name, array in rollout.arrays.items()}
-
-
-def _amp(rollout: Rollout) -> AmpStates | None:
-    extractors = rollout.layout.extractors
-    return None if extractors is None else amp_states(_flat(rollout), *extractors)
-
-
-def _row_taker(rollout: Rollout, histories: Mapping[str, int]) -> Callable[[jax.Array], MiniBatch]:
-    flat, starts, amp = _flat(rollout), episode_starts(rollout["dones"]), _amp(rollout)
-
-    def take(rows: jax.Array) -> MiniBatch:
-        return take_rows(
-            flat,
-            rows,
-            starts,
-            amp=amp,
-            histories=tuple(histories.items()),
-            hidden_states=rollout.hidden_states,
-            hidden_axis=rollout.layout.hidden_axis,
-        )
-
-    return take
