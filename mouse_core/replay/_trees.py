@@ -41,7 +41,9 @@ def flatten(tree: Any) -> dict[FieldKey, Any]:
 
 
 def _collect(tree: Any, path: _Path, leaves: dict[FieldKey, Any]) -> None:
-    if isinstance(tree, Mapping):
+    if type(tree) is np.ndarray:  # asking whether it is a Mapping takes longer than all the rest
+        leaves[key_of(path)] = tree
+    elif isinstance(tree, Mapping):
         for name, child in tree.items():
             if not isinstance(name, str):
                 raise SchemaError(f"rows: expected names of fields as strings, found {name!r} in {path or 'the root'}")
@@ -95,6 +97,8 @@ def structure_from_json(value: Any) -> Structure:
 
 def map_tree(change: Callable[[Any], Any], tree: Any) -> Any:
     """The tree with every leaf changed; the containers are new."""
+    if type(tree) is np.ndarray:
+        return change(tree)
     if isinstance(tree, Mapping):
         return {name: map_tree(change, child) for name, child in tree.items()}
     if isinstance(tree, tuple):

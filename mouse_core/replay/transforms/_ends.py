@@ -5,11 +5,19 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
-from array_api_compat import array_namespace, device
-
 from mouse_core.errors import MissingFieldError, SchemaError
 from mouse_core.replay.protocols import FieldKey
-from mouse_core.replay.transforms._fields import find, get, key_of, leaves, path_of, place_of, steps_of
+from mouse_core.replay.transforms._fields import (
+    device_of,
+    find,
+    get,
+    key_of,
+    leaves,
+    namespace,
+    path_of,
+    place_of,
+    steps_of,
+)
 
 Array = Any
 
@@ -56,8 +64,8 @@ def end_codes(batch: Any, done: FieldKey, *, where: str) -> Array:
         name: flat_flags(get(batch, key, where=where), shape, where=where, key=key) for name, key in fields.items()
     }
     first = next(iter(flags.values()))
-    xp = array_namespace(first)
-    codes = xp.zeros(shape, dtype=xp.int8, device=device(first))
+    xp = namespace(first)
+    codes = xp.zeros(shape, dtype=xp.int8, device=device_of(first))
     if "done" in flags:
         ended = flags["done"] != 0
         coded = not xp.isdtype(flags["done"].dtype, "bool")
@@ -75,10 +83,10 @@ def end_codes(batch: Any, done: FieldKey, *, where: str) -> Array:
 
 def valid_steps(batch: Any, codes: Array, mask: FieldKey, *, where: str) -> Array:
     """Which steps are there, bool ``[N, T]``: those of the mask, or all."""
-    xp = array_namespace(codes)
+    xp = namespace(codes)
     found = find(batch, mask)
     if found is None:
-        return xp.ones(codes.shape, dtype=xp.bool, device=device(codes))
+        return xp.ones(codes.shape, dtype=xp.bool, device=device_of(codes))
     return flat_flags(found, tuple(codes.shape), where=where, key=mask) != 0
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import array_api_compat.numpy as numpy_namespace
 import numpy as np
 import numpy.typing as npt
+from array_api_compat import array_namespace, device
 
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
 from mouse_core.replay._trees import flatten, key_of, map_tree, path_of
@@ -136,6 +138,16 @@ def along_time(batch: Any, steps: tuple[int, int], change: Callable[[Array], Arr
     return map_tree(lambda values: change(values) if runs(values, steps) else values, batch)
 
 
+def namespace(values: Array) -> Any:
+    """The array API's functions for an array; at once for those of NumPy, which is asked for on every batch."""
+    return numpy_namespace if type(values) is np.ndarray else array_namespace(values)
+
+
+def device_of(values: Array) -> Any:
+    """The device of an array."""
+    return "cpu" if type(values) is np.ndarray else device(values)
+
+
 def as_array(value: Any) -> Array:
     """Python's own numbers as an array; an array stays what it is."""
     return value if hasattr(value, "shape") else np.asarray(value)
@@ -159,10 +171,12 @@ __all__ = [
     "along_time",
     "as_array",
     "check_keys",
+    "device_of",
     "find",
     "get",
     "key_of",
     "leaves",
+    "namespace",
     "on_host",
     "only",
     "path_of",

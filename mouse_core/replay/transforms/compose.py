@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from array_api_compat import array_namespace, is_numpy_array
+from array_api_compat import is_numpy_array
 
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.randomness import Key
 from mouse_core.replay._trees import flatten, map_tree
-from mouse_core.replay.transforms._fields import as_array, find, runs
+from mouse_core.replay.transforms._fields import as_array, find, namespace, runs
 from mouse_core.spec import Alignment
 
 Array = Any
@@ -140,9 +140,7 @@ def _first_steps(batch: Any, read: _Read) -> Any:
             return values
         taken = values[:, 0]
         # Contiguous, and without holding on to the steps behind.
-        return (
-            np.ascontiguousarray(taken) if is_numpy_array(taken) else array_namespace(taken).asarray(taken, copy=True)
-        )
+        return np.ascontiguousarray(taken) if is_numpy_array(taken) else namespace(taken).asarray(taken, copy=True)
 
     fields = iter([first(key, values) for key, values in flatten(batch).items()])
     return map_tree(lambda _: next(fields), batch)

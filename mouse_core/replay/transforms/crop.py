@@ -6,14 +6,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from array_api_compat import array_namespace, device
 
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
 from mouse_core.randomness import Key
 from mouse_core.replay._trees import flatten
 from mouse_core.replay.protocols import FieldKey
 from mouse_core.replay.transforms._ends import flat_flags
-from mouse_core.replay.transforms._fields import along_time, find, on_host
+from mouse_core.replay.transforms._fields import along_time, device_of, find, namespace, on_host
 
 Array = Any
 
@@ -56,8 +55,8 @@ class RandomCrop:
         places = begin[:, None] + np.arange(self.length)
 
         def crop(values: Array) -> Array:
-            xp = array_namespace(values)
-            where = device(values)
+            xp = namespace(values)
+            where = device_of(values)
             return values[xp.arange(count, device=where)[:, None], xp.asarray(places, device=where)]
 
         return along_time(batch, steps, crop)

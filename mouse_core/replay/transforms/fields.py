@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from array_api_compat import array_namespace, is_numpy_array
+from array_api_compat import is_numpy_array
 
 from mouse_core._convert import convert
 from mouse_core.errors import ConfigError, DataError, SchemaError
@@ -23,6 +23,7 @@ from mouse_core.replay.transforms._fields import (
     get,
     key_of,
     leaves,
+    namespace,
     only,
     path_of,
     removed,
@@ -187,7 +188,7 @@ class Cast:
 
 def _converted(values: Any, dtype: np.dtype[Any], key: FieldKey) -> Any:
     if not is_numpy_array(values):
-        xp = array_namespace(values)
+        xp = namespace(values)
         return xp.astype(values, getattr(xp, dtype.name))
     try:
         converted = convert(np.atleast_1d(values), dtype)

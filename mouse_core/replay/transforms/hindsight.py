@@ -9,13 +9,23 @@ from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
-from array_api_compat import array_namespace, device
 
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.randomness import Key
 from mouse_core.replay.protocols import FieldKey
 from mouse_core.replay.transforms._ends import ALIVE, TERMINAL, beside, end_codes, valid_steps
-from mouse_core.replay.transforms._fields import NEXT, check_keys, find, get, on_host, path_of, place_of, replaced
+from mouse_core.replay.transforms._fields import (
+    NEXT,
+    check_keys,
+    device_of,
+    find,
+    get,
+    namespace,
+    on_host,
+    path_of,
+    place_of,
+    replaced,
+)
 from mouse_core.replay.transforms.next_view import NextView
 from mouse_core.spec import Alignment, check_alignment
 
@@ -112,7 +122,7 @@ class HindsightRelabel:
         achieved = get(batch, (NEXT, *path_of(self.achieved)), where=where)
         goal = get(batch, self.goal, where=where)
         chosen, source = self._draw(on_host(codes), on_host(valid), key)
-        xp, place = array_namespace(achieved), device(achieved)
+        xp, place = namespace(achieved), device_of(achieved)
         flat = achieved.reshape((-1, *achieved.shape[2:]))
         taken = flat[xp.asarray(source.reshape(-1), device=place)].reshape(achieved.shape)
         new = xp.asarray(chosen, device=place)
@@ -166,8 +176,8 @@ class HindsightRelabel:
 
     @staticmethod
     def _shaped(values: Array, like: Array, name: str) -> Array:
-        xp = array_namespace(like)
-        made = xp.asarray(values, device=device(like))
+        xp = namespace(like)
+        made = xp.asarray(values, device=device_of(like))
         if math.prod(made.shape) != math.prod(like.shape) or tuple(made.shape[:2]) != tuple(like.shape[:2]):
             raise SchemaError(
                 f"HindsightRelabel: {name}: expected values of shape {list(like.shape[:2])}, found {list(made.shape)}"

@@ -9,11 +9,11 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-from array_api_compat import array_namespace, device, is_numpy_array
+from array_api_compat import is_numpy_array
 
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.replay.protocols import FieldKey
-from mouse_core.replay.transforms._fields import check_keys, get, replaced
+from mouse_core.replay.transforms._fields import check_keys, device_of, get, namespace, replaced
 from mouse_core.spec import check_dtype
 
 Array = Any
@@ -71,7 +71,7 @@ class Resize:
         if tuple(images.shape[-3:-1]) == self.size:
             return values
         if self.method == "nearest":
-            xp, where = array_namespace(images), device(images)
+            xp, where = namespace(images), device_of(images)
             rows = xp.asarray(_nearest(images.shape[-3], height), device=where)
             columns = xp.asarray(_nearest(images.shape[-2], width), device=where)
             resized = images[..., rows[:, None], columns[None, :], :]
@@ -125,7 +125,7 @@ class ToFloatImage:
 
     def _floating(self, values: Array, key: FieldKey) -> Array:
         images = _images(values, self.image_shape, key, "ToFloatImage")
-        xp = array_namespace(images)
+        xp = namespace(images)
         if not xp.isdtype(images.dtype, "integral"):
             raise SchemaError(f"ToFloatImage: {key!r}: expected whole numbers 0..255, found {images.dtype}")
         if self.channels == "first":
@@ -140,13 +140,13 @@ class ToFloatImage:
 
 
 def _bilinear(images: Array, height: int, width: int) -> Array:
-    xp = array_namespace(images)
-    rows = xp.asarray(_weights(images.shape[-3], height), device=device(images))
-    columns = xp.asarray(_weights(images.shape[-2], width), device=device(images))
+    xp = namespace(images)
+    rows = xp.asarray(_weights(images.shape[-3], height), device=device_of(images))
+    columns = xp.asarray(_weights(images.shape[-2], width), device=device_of(images))
     *lead, old_height, old_width, channels = images.shape
     flat = images.reshape((-1, old_height, old_width, channels))
     whole = xp.isdtype(images.dtype, "integral")
-    resized = xp.empty((flat.shape[0], height, width, channels), dtype=images.dtype, device=device(images))
+    resized = xp.empty((flat.shape[0], height, width, channels), dtype=images.dtype, device=device_of(images))
     block = max(1, _BLOCK_BYTES // (4 * max(1, old_height * old_width * channels)))
     for first in range(0, flat.shape[0], block):
         part = xp.astype(flat[first : first + block], xp.float32)

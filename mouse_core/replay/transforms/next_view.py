@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from array_api_compat import array_namespace
-
 from mouse_core.errors import SchemaError
 from mouse_core.replay.protocols import FieldKey
 from mouse_core.replay.transforms._ends import ALIVE, TERMINAL, beside, end_codes, valid_steps
@@ -18,6 +16,7 @@ from mouse_core.replay.transforms._fields import (
     find,
     key_of,
     leaves,
+    namespace,
     only,
     replaced,
     runs,
@@ -113,7 +112,7 @@ class NextView:
         return self._batch(batch, rows, after, whole)
 
     def _outgoing(self, batch: Any, codes: Array, valid: Array) -> Any:
-        xp = array_namespace(codes)
+        xp = namespace(codes)
         there = xp.concat([valid[:, 1:], xp.zeros_like(valid[:, :1])], axis=1)
         followed = (codes == ALIVE) & there
         rows: dict[Path, Array] = {}

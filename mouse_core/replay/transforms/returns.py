@@ -7,12 +7,22 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from array_api_compat import array_namespace, device
 
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.replay.protocols import FieldKey
 from mouse_core.replay.transforms._ends import ALIVE, beside, end_codes, end_fields, valid_steps
-from mouse_core.replay.transforms._fields import NEXT, check_keys, find, get, key_of, leaves, place_of, replaced
+from mouse_core.replay.transforms._fields import (
+    NEXT,
+    check_keys,
+    device_of,
+    find,
+    get,
+    key_of,
+    leaves,
+    namespace,
+    place_of,
+    replaced,
+)
 from mouse_core.replay.transforms.next_view import NextView
 from mouse_core.spec import Alignment, check_alignment
 
@@ -95,12 +105,12 @@ class NStep:
         place = place_of(batch, self.reward)
         reward = get(batch, place, where="NStep")
         total, steps = n_step_sums(reward, codes != ALIVE, valid, n=int(self.n), discount=float(self.discount))
-        xp = array_namespace(codes)
-        rows = xp.arange(codes.shape[0], device=device(codes))[:, None]
-        last = xp.arange(codes.shape[1], device=device(codes))[None, :] + xp.clip(steps - 1, 0)
+        xp = namespace(codes)
+        rows = xp.arange(codes.shape[0], device=device_of(codes))[:, None]
+        last = xp.arange(codes.shape[1], device=device_of(codes))[None, :] + xp.clip(steps - 1, 0)
         moved = {*end_fields(batch, self.done).values(), *self._shifted(batch)} - {place}
         changes: dict[FieldKey, Array] = {key: get(batch, key, where="NStep")[rows, last] for key in moved}
-        powers = xp.asarray(float(self.discount) ** np.arange(self.n + 1.0), device=device(codes))
+        powers = xp.asarray(float(self.discount) ** np.arange(self.n + 1.0), device=device_of(codes))
         changes |= {place: total, "discount": xp.astype(powers[steps], xp.float32), "steps": steps}
         return replaced(batch, changes)
 
@@ -126,10 +136,10 @@ def n_step_sums(reward: Array, ended: Array, valid: Array, *, n: int, discount: 
         Sums, ``[N, T, ...]`` in the dtype of ``reward``, or float32 where that is no floating dtype, computed in
         float64; and steps, int64 ``[N, T]``, 0 where a step is not there.
     """
-    xp = array_namespace(reward)
+    xp = namespace(reward)
     length = valid.shape[1]
-    total = xp.zeros(reward.shape, dtype=xp.float64, device=device(reward))
-    steps = xp.zeros(valid.shape, dtype=xp.int64, device=device(valid))
+    total = xp.zeros(reward.shape, dtype=xp.float64, device=device_of(reward))
+    steps = xp.zeros(valid.shape, dtype=xp.int64, device=device_of(valid))
     wide = xp.astype(reward, xp.float64)
     going = valid
     for taken in range(min(n, length)):
@@ -188,9 +198,9 @@ class ReturnsToGo:
         codes = end_codes(batch, self.done, where="ReturnsToGo")
         valid = valid_steps(batch, codes, self.mask, where="ReturnsToGo")
         reward = get(batch, place_of(batch, self.reward), where="ReturnsToGo")
-        xp = array_namespace(reward)
+        xp = namespace(reward)
         wide = xp.astype(reward, xp.float64)
-        returns = xp.zeros(reward.shape, dtype=xp.float64, device=device(reward))
+        returns = xp.zeros(reward.shape, dtype=xp.float64, device=device_of(reward))
         following = xp.zeros_like(returns[:, 0])
         last = codes.shape[1] - 1
         for step in range(last, -1, -1):
