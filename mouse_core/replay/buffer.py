@@ -13,7 +13,7 @@ from mouse_core.replay._dataset_storage import as_storage
 from mouse_core.replay._parts import Parts
 from mouse_core.replay._sampled import Collate, Drawn, Sampled
 from mouse_core.replay._state import check_numbers
-from mouse_core.replay._trees import find, map_tree
+from mouse_core.replay._trees import find, flatten, map_tree
 from mouse_core.replay.list_storage import ListStorage
 from mouse_core.replay.protocols import FieldKey, Sampler, Slots, Transform, Writer
 
@@ -203,11 +203,13 @@ class ReplayBuffer(Sampled):
         """A function that writes a trajectory to the buffer.
 
         A trajectory is a tree of arrays ``[time, ...]``, a named tuple of such, whose names become those of the fields,
-        or a list of rows.
+        or a list of rows. One that holds single values is one step of it, as RLDS and TF-Agents hand them over.
         """
 
         def observe(trajectory: Any) -> None:
-            self.extend(trajectory._asdict() if hasattr(trajectory, "_asdict") else trajectory)
+            rows = trajectory._asdict() if hasattr(trajectory, "_asdict") else trajectory
+            single = not isinstance(rows, list) and any(not np.ndim(leaf) for leaf in flatten(rows).values())
+            (self.add if single else self.extend)(rows)
 
         return observe
 

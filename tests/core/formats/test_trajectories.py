@@ -224,3 +224,15 @@ def test_an_observers_error_is_its_own() -> None:
 
     with pytest.raises(RuntimeError, match="full"):
         push_rlds_to_reverb([COMPLETE], refuse)
+
+
+def test_replay_buffers_take_trajectories() -> None:
+    from mouse_core.replay import ArrayStorage, ReplayBuffer
+
+    buffer = ReplayBuffer(ArrayStorage(100))
+    data = [episode(0, 3, nested=True), episode(20, 1, nested=True)]
+    assert push_rlds_to_reverb(data, buffer.observer()) == len(buffer) == 4
+    rows = buffer[:]
+    assert rows["step_type"].tolist() == [0, 1, 2, 2]
+    assert rows["observation"]["ear"].tolist() == [0, 1, 2, 20]
+    assert rows["discount"].tolist() == [0.5, 0.5, 0.0, 0.0]
