@@ -56,6 +56,12 @@ class Entries(Protocol):
         """Rows ``first..end - 1`` of some entries."""
         ...
 
+    def read_lane(
+        self, keys: Sequence[Key], first: int, end: int, dimensions: int, lane: int
+    ) -> list[npt.NDArray[Any]]:
+        """The same of one environment, ``dimensions`` being time and those over environments."""
+        ...
+
     def about(self) -> Mapping[str, Any]:
         """Values that are no arrays."""
         ...
@@ -91,6 +97,12 @@ class FolderEntries:
     def read(self, keys: Sequence[Key], first: int, end: int) -> list[npt.NDArray[Any]]:
         """See ``Entries``."""
         return [self._found.arrays[key].read(first, end) for key in keys]
+
+    def read_lane(
+        self, keys: Sequence[Key], first: int, end: int, dimensions: int, lane: int
+    ) -> list[npt.NDArray[Any]]:
+        """See ``Entries``."""
+        return [self._found.arrays[key].read_lane(first, end, dimensions, lane) for key in keys]
 
     def about(self) -> Mapping[str, Any]:
         """See ``Entries``."""
@@ -135,6 +147,15 @@ class FileEntries:
     def read(self, keys: Sequence[Key], first: int, end: int) -> list[npt.NDArray[Any]]:
         """See ``Entries``."""
         return self._file.read([("/".join((self._place, *key)), first, end) for key in keys])
+
+    def read_lane(
+        self, keys: Sequence[Key], first: int, end: int, dimensions: int, lane: int
+    ) -> list[npt.NDArray[Any]]:
+        """See ``Entries``. All environments are read, for a file of chunks is."""
+        return [
+            values.reshape(len(values), -1, *values.shape[dimensions:])[:, lane]
+            for values in self.read(keys, first, end)
+        ]
 
     def about(self) -> Mapping[str, Any]:
         """See ``Entries``."""
@@ -196,7 +217,10 @@ def _steps(entries: Entries, batch_rows: int) -> Iterator[Piece]:
         for first, stop in order:
             for begin in range(first, stop, size):
                 end = min(begin + size, stop)
-                read = [_lane(values, len(shape), lane) for values in entries.read(wanted, begin, end)]
+                if len(shape) == 1:
+                    read = entries.read(wanted, begin, end)
+                else:
+                    read = entries.read_lane(wanted, begin, end, len(shape), lane)
                 begins = np.zeros(end - begin, bool)
                 begins[0], fresh = fresh, False
                 found = dict(zip(wanted, read, strict=True))
@@ -294,12 +318,6 @@ def _piece(entries: Entries, keys: Sequence[Key], batch_rows: int) -> int:
     """How many steps are read at a time: no more than asked for, and no more than some megabytes."""
     each = sum(8 * math.prod(entries.shape(key)[1:]) for key in keys)
     return max(1, min(batch_rows, _PIECE_BYTES // max(1, each)))
-
-
-def _lane(values: npt.NDArray[Any], dimensions: int, lane: int) -> npt.NDArray[Any]:
-    if dimensions == 1:
-        return values
-    return values.reshape(len(values), -1, *values.shape[dimensions:])[:, lane]
 
 
 def _number(value: Any, most: int, name: str, what: str) -> int | None:

@@ -64,18 +64,35 @@ class MemmapArray:
         Raises:
             DataError: The file has become shorter.
         """
-        stored = np.dtype("uint16" if self.dtype == "bfloat16" else "uint8" if self.dtype == "bool" else self.dtype)
+        count = max(end - first, 0)
         width = math.prod(self.shape[1:])
         with reading(self.file):
-            offset = first * width * stored.itemsize
-            values = np.fromfile(self.file, stored.newbyteorder("<"), max(end - first, 0) * width, offset=offset)
-        if values.size != max(end - first, 0) * width:
+            values = np.fromfile(self.file, self._stored, count * width, offset=first * width * self._stored.itemsize)
+        if values.size != count * width:
             raise damaged(self.file, f"expected rows up to {end}, found its end before")
+        return self._delivered(values).reshape(count, *self.shape[1:])
+
+    def read_lane(self, first: int, end: int, dimensions: int, lane: int) -> npt.NDArray[Any]:
+        """The same of one lane: rows are ``[..., *rest]`` with so many leading dimensions, of which all but the first
+        are lanes. Only the lane's values are read."""
+        if not math.prod(self.shape):
+            return self.read(first, end).reshape(end - first, -1, *self.shape[dimensions:])[:, 0]
+        with reading(self.file):
+            mapped: Any = np.memmap(self.file, self._stored, mode="r", shape=self.shape)
+            lanes = mapped.reshape(self.shape[0], -1, *self.shape[dimensions:])
+            return self._delivered(np.array(lanes[first:end, lane]))
+
+    @property
+    def _stored(self) -> np.dtype[Any]:
+        name = {"bfloat16": "uint16", "bool": "uint8"}.get(self.dtype, self.dtype)
+        return np.dtype(name).newbyteorder("<")
+
+    def _delivered(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if self.dtype == "bool":
-            values = values != 0
-        elif self.dtype == "bfloat16":
-            values = (values.astype(np.uint32) << 16).view(np.float32)
-        return values.reshape(max(end - first, 0), *self.shape[1:])
+            return np.asarray(values != 0)
+        if self.dtype == "bfloat16":
+            return np.asarray((values.astype(np.uint32) << 16).view(np.float32))
+        return values
 
 
 @dataclass(frozen=True)

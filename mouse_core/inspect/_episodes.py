@@ -134,7 +134,7 @@ class EpisodeCounter:
         done, step = known["done"], known["step"]
         transition = follows if self.arrived else np.ones(len(done), bool)
         self.transitions += int(transition.sum())
-        count["reward-at-start"] += int((reward[start] != 0).sum())
+        count["reward-at-start"] += int((np.nan_to_num(reward[start]) != 0).sum())
         count["done-at-start"] += int((done[start] != 0).sum())
         count["continues-after-terminal"] += int((follows & (shifted["done"] == 1)).sum())
         count["continues-after-truncation"] += int((follows & (shifted["done"] == 2)).sum())
@@ -262,11 +262,13 @@ def _distribution(numbers: npt.NDArray[Any]) -> Distribution:
     histogram = Histogram()
     histogram.add(finite)
     edges, counts = histogram.bars()
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean, deviation = float(finite.mean()), float(finite.std())
     return Distribution(
         low=finite.min().item(),
         high=finite.max().item(),
-        mean=float(finite.mean()),
-        deviation=float(finite.std()),
+        mean=mean,
+        deviation=deviation,
         quantiles=[float(value) for value in np.quantile(finite, [0.05, 0.25, 0.5, 0.75, 0.95])],
         edges=edges,
         counts=counts,

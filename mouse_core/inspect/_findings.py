@@ -25,7 +25,7 @@ def findings(
         arrived: Whether rows stand as "arrived".
         rows: How many there are.
     """
-    found = list(_about_columns(columns, rows))
+    found = list(_about_columns(columns, rows, arrived=arrived))
     if episodes is not None:
         found += _about_ends(episodes)
         found += _about_alignment(episodes, arrived=arrived)
@@ -43,7 +43,7 @@ def _note(code: str, message: str) -> Finding:
     return Finding(code, "note", message)
 
 
-def _about_columns(columns: Sequence[Column], rows: int) -> Iterator[Finding]:
+def _about_columns(columns: Sequence[Column], rows: int, *, arrived: bool) -> Iterator[Finding]:
     names = {column.name for column in columns}
     missing = [name for name in ("action", "reward", "done") if name not in names]
     if missing:
@@ -73,7 +73,9 @@ def _about_columns(columns: Sequence[Column], rows: int) -> Iterator[Finding]:
             )
         if column.constant and column.name not in ("done", MISSING):
             value = f", {column.low:g}" if column.low is not None and column.low == column.high else ""
-            yield level("constant-column", f"{column.name}: the same in every row{value}")
+            # A reward for every step there is, where rows hold what leaves them, is how many tasks are.
+            for_living = column.name == "reward" and not arrived and bool(column.low)
+            yield (_note if for_living else level)("constant-column", f"{column.name}: the same in every row{value}")
         elif column.places:
             still = [
                 place

@@ -150,4 +150,7 @@ def _most_rows(rows: pa.RecordBatch) -> int:
 def _copied(rows: pa.RecordBatch, first: int, end: int) -> pa.RecordBatch:
     # A slice would keep the whole batch in memory. Not by take(): pyarrow's ends the process on slices of nested
     # fixed-size lists.
-    return pa.ipc.read_record_batch(rows.slice(first, end - first).serialize(), rows.schema)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, rows.schema) as writer:
+        writer.write_batch(rows.slice(first, end - first))
+    return pa.ipc.open_stream(sink.getvalue()).read_next_batch()

@@ -312,6 +312,26 @@ def test_a_ring_is_read_from_its_oldest_step(tmp_path: Path) -> None:
     assert sum(batch.num_rows for batch in read_ted(tmp_path)) < 9
 
 
+@pytest.mark.parametrize("name", ["folder", "file.h5"])
+def test_environments_follow_each_other(name: str, tmp_path: Path) -> None:
+    lengths = [[4, 2, 6], [5, 7], [12]]
+    lanes = [steps(lengths[k], seed=k) for k in range(3)]
+    data = stacked(lanes)
+    del data["camera"], data["next"]["camera"]
+    if name == "folder":
+        memmap(tmp_path / name, data, batch=(12, 3))
+    else:
+        h5py = pytest.importorskip("h5py")
+        with h5py.File(tmp_path / name, "w") as file:
+            for path, values in leaves(data):
+                file[path.replace(".", "/")] = values
+    wanted = [expected(lengths[k], lane) for k, lane in enumerate(lanes)]
+    for size in (5, 8192):
+        table = formats.open(tmp_path / name, batch_rows=size).to_table()
+        for column in ("observation", "action", "reward", "done"):
+            assert table.column(column).to_pylist() == [value for rows in wanted for value in rows[column]], column
+
+
 def memmap(folder: Path, data: dict[str, Any], batch: tuple[int, ...]) -> None:
     """A folder by the description of the format: meta.json and the plain bytes."""
     folder.mkdir(parents=True)
