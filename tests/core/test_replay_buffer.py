@@ -493,6 +493,18 @@ def test_states_of_other_buffers_are_refused() -> None:
         assert_states_equal(buffer.state_dict(), before)
 
 
+def test_a_sampler_goes_on_as_before_where_the_rows_cannot_be_loaded() -> None:
+    buffers = [PrioritizedReplayBuffer(storage=ArrayStorage(9), batch_size=20, seed=2) for _ in range(3)]
+    for number, buffer in enumerate(buffers):
+        buffer.extend({"a": np.arange(12)})
+        buffer.update_priority(np.arange(9), np.arange(9.0) if number else np.arange(9.0)[::-1])
+    state = buffers[0].state_dict()
+    state["storage"]["columns"]["0"] = np.zeros((9, 2))
+    with pytest.raises(StateError, match="field 'a'"):
+        buffers[1].load_state_dict(state)
+    np.testing.assert_array_equal(buffers[1].sample()["a"], buffers[2].sample()["a"])
+
+
 def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = numbered(6)
     path = tmp_path / "saved"
