@@ -125,7 +125,8 @@ class _H5Episode:
                 raise damaged(
                     self._path,
                     f"{here[1:]}: expected {sorted(wanted)} rows of numbers or text beside {self.length} rewards, "
-                    f"found {part['kind']} {part['dtype']} {part['shape']}",
+                    f"found {part['kind']} {part['dtype']} {part['shape']}"
+                    + ("; infos=False reads the rest" if first == "infos" else ""),
                     at=self._where,
                 )
             self._leaves.append((here, part, length))

@@ -88,7 +88,7 @@ def read_tfds(
         schema,
         batches,
         episodes=None if -1 in lengths else sum(lengths),
-        notes=_notes(leaves),
+        notes=_notes(leaves, str(info.get("name", ""))),
         metadata=info,
     )
 
@@ -122,8 +122,10 @@ def _chosen(found: list[Split], names: str | Sequence[str] | None, folder: Path)
     return [by_name[name] for name in chosen]
 
 
-def _notes(leaves: Mapping[str, Leaf]) -> tuple[str, ...]:
+def _notes(leaves: Mapping[str, Leaf], name: str) -> tuple[str, ...]:
     notes = []
+    if name.startswith("d4rl_"):
+        notes.append("TFDS ends every episode of its D4RL datasets with the last observation of the whole dataset.")
     rounded = [
         leaf.name
         for leaf in leaves.values()
