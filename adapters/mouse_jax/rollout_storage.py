@@ -42,6 +42,8 @@ from mouse_jax._rollout import (
     take_environments,
 )
 
+Batches = Iterator[MiniBatch] | tuple[MiniBatch, ...]
+
 __all__ = [
     "Rollout",
     "add",
@@ -240,17 +242,18 @@ def mini_batches(
     *,
     drop_last: bool = False,
     histories: Mapping[str, int] | None = None,
-) -> tuple[Rollout, Iterator[MiniBatch]]:
+) -> tuple[Rollout, Batches]:
     """Mini-batches of rows, every row once in each epoch, in the order of ``RolloutStorage.mini_batch_generator``.
 
-    Under ``jax.jit`` the loop over them is unrolled; ``permutation`` and ``mini_batch`` serve scans.
+    ``permutation`` and ``mini_batch`` serve scans.
 
     Args:
         rollout: A full rollout, with returns if it has values.
         num_mini_batches, num_epochs, drop_last, histories: As there; static.
 
     Returns:
-        The rollout after these epochs, and an iterator over the mini-batches, which are pytrees.
+        The rollout after these epochs, and an iterator over the mini-batches, which are pytrees; under ``jax.jit`` a
+        tuple of them.
 
     Raises:
         RolloutError: The rollout is not full, or has no returns, where that is known.
@@ -263,7 +266,7 @@ def mini_batches(
     parts = cut(layout.num_transitions_per_env * layout.num_envs, num_mini_batches, drop_last=drop_last)
     take = row_taker(rollout, histories)
     orders = (permutation(rollout, number) for number in range(num_epochs))
-    return advance(rollout, num_epochs), (take(order[part]) for order in orders for part in parts)
+    return advance(rollout, num_epochs), _delivered(rollout, (take(order[part]) for order in orders for part in parts))
 
 
 def recurrent_mini_batches(
@@ -274,7 +277,7 @@ def recurrent_mini_batches(
     drop_last: bool = False,
     shuffle: bool = False,
     num_trajectories: int | None = None,
-) -> tuple[Rollout, Iterator[MiniBatch]]:
+) -> tuple[Rollout, Batches]:
     """Mini-batches of trajectories, as ``RolloutStorage.recurrent_mini_batch_generator`` delivers them.
 
     Args:
@@ -285,7 +288,7 @@ def recurrent_mini_batches(
             that is not known, T times the environments.
 
     Returns:
-        The rollout after these epochs, and an iterator over the mini-batches.
+        The rollout after these epochs, and an iterator over the mini-batches; under ``jax.jit`` a tuple of them.
 
     Raises:
         RolloutError, ConfigError: As ``mini_batches``.
@@ -316,4 +319,9 @@ def recurrent_mini_batches(
         return _philox.permutation(rollout.seed, rollout.epoch + jnp.uint32(number), layout.num_envs)
 
     orders = (order(number) for number in range(num_epochs))
-    return advance(rollout, num_epochs), (take(envs[part]) for envs in orders for part in parts)
+    return advance(rollout, num_epochs), _delivered(rollout, (take(envs[part]) for envs in orders for part in parts))
+
+
+def _delivered(rollout: Rollout, batches: Iterator[MiniBatch]) -> Batches:
+    """One by one, or, where a compiled function is to return them, all at once."""
+    return tuple(batches) if isinstance(rollout.step, jax.core.Tracer) else batches

@@ -165,7 +165,7 @@ class RolloutRows:
     # ------------------------------------------------------------------ for other kinds of arrays
 
     def _find_device(self, device: Any) -> Any:
-        if device not in (None, "cpu"):
+        if device is not None and str(device) != "cpu":
             raise ConfigError(f"device: expected 'cpu' or None for NumPy arrays, found {device!r}")
         return "cpu"
 

@@ -246,6 +246,7 @@ def test_masks_say_what_was_available() -> None:
     np.testing.assert_array_equal(storage.map_mask, [[1, 1], [1, 0], [0, 1]])
     np.testing.assert_array_equal(storage.goal[..., 0], [[0, 0], [5, 6], [0, 0]])
     np.testing.assert_array_equal(storage.goal_mask, [[0, 0], [0, 1], [0, 0]])
+    assert all("goal" in batch.fields for batch in storage.mini_batch_generator(1, 1))
     storage.clear()
     for _ in range(3):
         storage.add_transitions({**ROW, "map": [1.0, 2.0]})

@@ -192,11 +192,13 @@ def test_mini_batches_under_jit() -> None:
     assert float(total) == pytest.approx(0.0, abs=1e-4)
     assert int(after.epoch) == 2
 
-    unrolled = jax.jit(lambda rollout: list(rollout_storage.mini_batches(rollout, 2, 1)[1]))(after)
+    compiled: Any = jax.jit(rollout_storage.mini_batches, static_argnums=(1, 2))
+    after, unrolled = compiled(after, 2, 1)
+    assert int(after.epoch) == 3
     for one, other in zip(unrolled, storage.mini_batch_generator(2, 1), strict=True):
         same(one.astuple(), other.astuple())
 
-    recurrent = jax.jit(lambda rollout: list(rollout_storage.recurrent_mini_batches(rollout, 1, 1)[1]))(rollout)
+    recurrent = jax.jit(lambda rollout: rollout_storage.recurrent_mini_batches(rollout, 1, 1)[1])(rollout)
     for one, other in zip(recurrent, storage.recurrent_mini_batch_generator(1, 1), strict=True):
         count = other.masks.shape[1]
         assert not one.masks[:, count:].any()
