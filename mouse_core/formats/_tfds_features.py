@@ -29,7 +29,7 @@ class Leaf:
 
     Args:
         name: Its path, joined by "/".
-        kind: "tensor", "image" or "text".
+        kind: "tensor", "image", "text", or "other" for what cannot be a column (videos, sounds).
         dtype: Its values' dtype; empty for text.
         shape: The shape of one value; None where a size is not fixed.
         encoding: "none", "bytes" or "zlib" for tensors.
@@ -45,7 +45,7 @@ class Leaf:
 
 
 def parse_features(path: Path) -> dict[str, Leaf]:
-    """The leaves of ``features.json`` by path. Features of a kind that cannot be rows are left out.
+    """The leaves of ``features.json`` by path.
 
     Raises:
         DataError: It is not what TFDS writes.
@@ -83,6 +83,8 @@ def _leaves(node: Any, path: str, ragged: int) -> Iterator[Leaf]:
         yield Leaf(path, "tensor", "int64", (), ragged=ragged)
     elif "boundingBox" in node:
         yield Leaf(path, "tensor", "float32", (4,), ragged=ragged)
+    else:
+        yield Leaf(path, "other", "", (), ragged=ragged)
 
 
 def _shape(node: Mapping[str, Any]) -> tuple[int | None, ...]:

@@ -66,7 +66,8 @@ def read_tfds(
     if batch_rows < 1:
         raise ConfigError(f"batch_rows: expected a positive number, found {batch_rows!r}")
     folder = _folder(Path(path))
-    leaves = parse_features(folder / "features.json")
+    described = parse_features(folder / "features.json")
+    leaves = {name: leaf for name, leaf in described.items() if _is_column(leaf)}
     if f"{_STEPS}is_first" not in leaves or f"{_STEPS}reward" not in leaves:
         raise ConfigError(f"{folder}: expected an RLDS dataset with a feature 'steps', found {sorted(leaves)[:12]}")
     info, kind, found = parse_info(folder)
@@ -88,7 +89,7 @@ def read_tfds(
         schema,
         batches,
         episodes=None if -1 in lengths else sum(lengths),
-        notes=_notes(leaves, str(info.get("name", ""))),
+        notes=_notes(described, str(info.get("name", ""))),
         metadata=info,
     )
 
@@ -133,10 +134,19 @@ def _notes(leaves: Mapping[str, Leaf], name: str) -> tuple[str, ...]:
     ]
     if rounded:
         notes.append(f"TFDS stores {rounded} as 32-bit floats, though declared as float64.")
-    left = [leaf.name for leaf in leaves.values() if not leaf.name.startswith(_STEPS) and not _repeatable(leaf)]
+    unlike = [leaf.name for leaf in leaves.values() if not _is_column(leaf)]
+    if unlike:
+        notes.append(f"{unlike} cannot be columns (videos, sounds, sequences in sequences): left out.")
+    large = [leaf for leaf in leaves.values() if _is_column(leaf) and not leaf.name.startswith(_STEPS)]
+    left = [leaf.name for leaf in large if not _repeatable(leaf)]
     if left:
         notes.append(f"{left} belong to whole episodes and are too large to be repeated in every row: left out.")
     return tuple(notes)
+
+
+def _is_column(leaf: Leaf) -> bool:
+    """Whether a feature can be a column: one value a step, or one sequence of values."""
+    return leaf.kind != "other" and leaf.ragged - leaf.name.startswith(_STEPS) <= 1
 
 
 def _repeatable(leaf: Leaf) -> bool:

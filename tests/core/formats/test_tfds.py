@@ -171,7 +171,16 @@ def test_features_of_episodes_and_more_of_steps(tmp_path: Path) -> None:
         episode_metadata={"file": library.features.Text(), "score": np.float32},
     )
     write(tmp_path / "x", features, {"train": [episode | {"episode_metadata": {"file": "a.h5", "score": 0.5}}]})
-    table = read_tfds(tmp_path / "x").to_table()
+    # A kind that cannot be made without TensorFlow.
+    described = json.loads((tmp_path / "x" / "features.json").read_text())
+    inner = described["featuresDict"]["features"]["steps"]["sequence"]["feature"]["featuresDict"]["features"]
+    inner["sound"] = {"pythonClassName": "tensorflow_datasets.core.features.audio_feature.Audio", "audio": {}}
+    (tmp_path / "x" / "features.json").write_text(json.dumps(described))
+    stream = read_tfds(tmp_path / "x")
+    (note,) = stream.notes
+    assert note.startswith("['steps/sound'] cannot be columns")
+    table = stream.to_table()
+    assert not [name for name in table.column_names if "sound" in name]
     assert table.column("metadata_language").to_pylist() == ["do 0", "do 1", "do 2", "do 3"]
     assert table.column("metadata_u64").to_pylist() == [2**64 - 1 - number for number in range(4)]
     assert table.column("metadata_half").to_pylist() == [0, 1, 2, 3]
