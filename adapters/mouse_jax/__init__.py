@@ -6,7 +6,7 @@ try:
 except ImportError as error:
     raise ImportError("mouse_jax needs JAX and grain: pip install 'mouse-data[jax]'") from error
 
-from mouse_jax import returns, rollout_storage
+from mouse_jax import groups, returns, rollout_storage
 from mouse_jax.augment import TokenAugmenter
 from mouse_jax.dtypes import NARROWED, narrowing
 from mouse_jax.map_dataset import to_grain
@@ -20,6 +20,7 @@ __all__ = [
     "ReplayBuffer",
     "ReplayBufferEnsemble",
     "TokenAugmenter",
+    "groups",
     "narrowing",
     "returns",
     "rollout_storage",

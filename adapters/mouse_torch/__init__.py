@@ -6,6 +6,7 @@ try:
 except ImportError as error:
     raise ImportError("mouse_torch needs PyTorch and tensordict: pip install 'mouse-data[torch]'") from error
 
+from mouse_torch import groups
 from mouse_torch.augment import TokenAugmenter
 from mouse_torch.prefetch import PrefetchBatchifier
 from mouse_torch.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayBufferEnsemble
@@ -20,4 +21,5 @@ __all__ = [
     "RolloutStorage",
     "TensorStorage",
     "TokenAugmenter",
+    "groups",
 ]

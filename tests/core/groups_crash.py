@@ -36,6 +36,9 @@ def script() -> Iterator[tuple[str, Any]]:
     yield "flush", None
     yield "add", group(32, 2, example="d")
     yield "batch", 5
+    # So many groups at once that threads write them.
+    yield "add", [item for number in range(5) for item in group(50 + 4 * number, 4, example=f"e{number}")]
+    yield "batch", 8
 
 
 ADDED = {item.rollout_uid: item for what, given in script() if what == "add" for item in given}

@@ -430,6 +430,55 @@ def test_nothing_of_a_refused_call_is_added(make: Make) -> None:
     assert buffer.add_rollouts(group(0)) == 4
 
 
+@pytest.mark.parametrize("whole_filesystem", [True, False])
+def test_everything_is_on_the_disk_before_it_counts(
+    make: Make, monkeypatch: pytest.MonkeyPatch, whole_filesystem: bool
+) -> None:
+    """Contents are synced before files get their names, and names before a call returns."""
+    from mouse_core.rollouts.groups import _files
+
+    buffer = make(batch_maker=GrpoBatchMaker())
+    dirty: set[str] = set()
+    names: dict[int, str] = {}
+    opened, write, replace, fsync = os.open, os.write, os.replace, os.fsync
+
+    def noting_open(path: Any, *arguments: Any) -> int:
+        file = opened(path, *arguments)
+        names[file] = str(path)
+        return file
+
+    def noting_write(file: int, content: Any) -> int:
+        dirty.add(os.readlink(f"/proc/self/fd/{file}") if os.path.exists("/proc/self/fd") else names[file])
+        return write(file, content)
+
+    def noting_replace(old: Path, new: Path) -> None:
+        assert str(old) not in dirty, "a file got its name before its content was on the disk"
+        dirty.add(str(new.parent))
+        replace(old, new)
+
+    def noting_fsync(file: int) -> None:
+        dirty.discard(os.readlink(f"/proc/self/fd/{file}") if os.path.exists("/proc/self/fd") else names[file])
+        fsync(file)
+
+    def syncfs(file: int) -> int:
+        dirty.clear()
+        return 0
+
+    monkeypatch.setattr(_files, "_syncfs", lambda: syncfs if whole_filesystem else None)
+    for name, call in [
+        ("open", noting_open), ("write", noting_write), ("replace", noting_replace), ("fsync", noting_fsync)
+    ]:  # fmt: skip
+        monkeypatch.setattr(os, name, call)
+    ignored = str(buffer.root_path / ".state" / "index.log")
+    for given in (group(0, 3), [item for n in range(6) for item in group(10 * n + 10, 5, example=str(n))]):
+        buffer.add_rollouts(given)
+        assert dirty <= {ignored}, "the index can be made again from the files"
+    buffer.flush()
+    assert dirty <= {ignored}
+    assert buffer.create_and_store_batch(4) is not None
+    assert not dirty
+
+
 @pytest.mark.parametrize("fails_at", ["write", "replace", "fsync", "mkdir"])
 def test_a_full_disk_loses_nothing(make: Make, monkeypatch: pytest.MonkeyPatch, fails_at: str) -> None:
     buffer = make()
