@@ -21,6 +21,8 @@ from mouse_core._dense import dense_rows, plain
 from mouse_core._image_rows import fill_images
 from mouse_core._layout import ColumnType, locate_values
 from mouse_core._locks import ProcessLock
+from mouse_core._masked import MaskedChunks
+from mouse_core._memo import memo
 from mouse_core._memory import copy_bits, copy_runs, element_of, element_of_all
 from mouse_core._windows import Int64s, WindowsPart
 from mouse_core.errors import DataError
@@ -172,6 +174,12 @@ class Column:
     def _gather_irregular(
         self, chunk: Int64s, row: Int64s, target: Int64s, length: int, steps: npt.NDArray[Any]
     ) -> None:
+        if self.is_plain and len(self.shape) < 2:
+            within = np.arange(length)
+            rows = self._gather_masked(np.repeat(chunk, length), (row[:, None] + within).reshape(-1), steps.dtype)
+            if rows is not None:
+                steps[(target[:, None] + within).reshape(-1)] = rows
+                return
         # Rows that follow each other in source and target are one slice, and slices of one type are converted together.
         joined = (np.diff(chunk) == 0) & (np.diff(row) == length) & (np.diff(target) == length)
         begins = [0, *(np.nonzero(~joined)[0] + 1).tolist(), len(chunk)]
@@ -196,6 +204,18 @@ class Column:
                 )
             except RowError as error:
                 raise RowError(int(places[error.row]), str(error)) from error
+
+    def _gather_masked(self, chunk: Int64s, row: Int64s, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
+        for number in self._masked.unknown(chunk).tolist():
+            try:
+                self._masked.look_up(number, self._chunk_values(number))
+            except pa.ArrowException as error:
+                raise DataError(f"column {self.name!r}: {error}") from error
+        return self._masked.gather(chunk, row, dtype)
+
+    @memo
+    def _masked(self) -> MaskedChunks:
+        return MaskedChunks(len(self._begin), self._stored, self.width, fill=self._fill, pad=self._pad)
 
     # ------------------------------------------------------------------ where chunks lie
 
@@ -271,4 +291,5 @@ def _different(numbers: Int64s) -> list[int]:
     """The numbers there are, most often one."""
     if len(numbers) and (numbers == numbers[0]).all():
         return [int(numbers[0])]
-    return np.unique(numbers).tolist()
+    different: list[int] = np.unique(numbers).tolist()
+    return different
