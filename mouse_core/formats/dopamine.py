@@ -111,7 +111,9 @@ class _Checkpoint:
         if not file.exists():
             return None
         with reading(file), gzip.open(file) as stream:
-            count = int(NpyRows(stream, where=str(file)).read(1).reshape(-1)[0])
+            rows = NpyRows(stream, where=str(file))
+            count = int(rows.read(1).reshape(-1)[0])
+            rows.end()
             if count < 0:
                 raise damaged(file, f"expected a count, found {count}")
             return count
@@ -130,7 +132,7 @@ class _Checkpoint:
             yield from self._stretch(0, added, size)
         else:
             yield from self._stretch(added % capacity, capacity, size)
-            yield from self._stretch(0, added % capacity, size)
+            yield from self._stretch(0, added % capacity, size, again=True)
 
     def capacity(self) -> int:
         """How many transitions the ring holds."""
@@ -142,7 +144,7 @@ class _Checkpoint:
             raise damaged(self.files["action"], f"expected arrays of one length, found {lengths}")
         return lengths["action"]
 
-    def _stretch(self, start: int, stop: int, size: int) -> Iterator[Columns]:
+    def _stretch(self, start: int, stop: int, size: int, *, again: bool = False) -> Iterator[Columns]:
         with ExitStack() as stack:
             arrays = {}
             for store, file in self.files.items():
@@ -159,8 +161,10 @@ class _Checkpoint:
                         values[store] = array.read(min(size, stop - place))
                 yield values
             for store, array in arrays.items():
-                if stop == len(array):
-                    with reading(self.files[store]):
+                # The CRC stands at the end. Where a ring is read in two stretches, the first one has come by.
+                with reading(self.files[store]):
+                    if not again:
+                        array.skip(len(array) - array.place)
                         array.end()
 
 
