@@ -45,6 +45,9 @@ class Parts:
         if not self.writer.ordered and (self.sampler.needs_order or self._reach):
             part = self.sampler if self.sampler.needs_order else transform
             raise ConfigError(f"writer: expected one that keeps the order of rows, as {part!r} needs, found {writer!r}")
+        # A ring of single rows that nobody else writes is the commonest by far, and written to without detours.
+        self.plain_ring = type(writer) is RoundRobinWriter and storage.ndim == 1 and storage.lock() is None
+        self._heard_later = min(_HEARD_LATER, storage.capacity)
         # Up to where the sampler knows the rows; it begins by looking at those there are.
         self._seen = 0
         self._changes = -1
@@ -62,15 +65,22 @@ class Parts:
         slots, written, first = self.writer.write(self.storage, rows, one=one)
         if not self.writer.ordered:
             self._heard(Write(written, first, self._reader(written)))
-        elif not one or priority is not None or self.storage.written - self._seen >= self._later():
+        elif not one or priority is not None or self.storage.written - self._seen >= self._heard_later:
             self.sync()
         if priority is not None:
             kept = slots >= 0
             self._priority_sampler.update_priority(self.storage, slots[kept], priority[kept])
         return slots
 
-    def _later(self) -> int:
-        return min(_HEARD_LATER, self.storage.capacity)
+    def append(self, row: Any) -> int:
+        """Write one row to a plain ring, and return its slot."""
+        storage = self.storage
+        if self._changes != storage.changes:
+            self.sync()
+        first = storage.append(row, one=True)[0]
+        if first - self._seen >= self._heard_later:
+            self.sync()
+        return first % storage.capacity
 
     def check_writable(self) -> None:
         """Raise ConfigError where rows must not be written."""

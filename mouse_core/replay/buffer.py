@@ -143,6 +143,8 @@ class ReplayBuffer(Sampled):
         After an error the buffer is as it was.
         """
         slots = self._write(item, one=True)
+        if isinstance(slots, int):
+            return slots
         return slots if self._parts.storage.ndim == 2 else int(slots[0])
 
     def extend(self, items: Any) -> Slots:
@@ -163,11 +165,14 @@ class ReplayBuffer(Sampled):
         slots = self._write(items, one=False)
         return slots.reshape(-1, self._parts.storage.num_envs) if self._parts.storage.ndim == 2 else slots
 
-    def _write(self, rows: Any, *, one: bool) -> Slots:
+    def _write(self, rows: Any, *, one: bool) -> Any:
         rows = self._accept(rows)
         if self._inverse is not None:
             rows = self._inverse(rows)
         priority = priorities_in(rows, self._priority_key, one=one) if self._parts.prioritized else None
+        if one and priority is None and self._parts.plain_ring:
+            with self._lock:
+                return self._parts.append(rows)
         with self._lock, self._shared():
             return self._parts.write(rows, priority, one=one)
 
