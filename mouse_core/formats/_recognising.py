@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from mouse_core.formats._h5 import H5File
 from mouse_core.formats.rows import is_rows
 
 __all__ = [
+    "hdf5_names",
     "is_d4rl",
     "is_dopamine",
     "is_lerobot",
@@ -78,20 +80,19 @@ def is_dopamine(path: Path) -> bool:
     return any(re.fullmatch(r"(\$store\$_|add_count|invalid_range)\w*_ckpt\.\d+\.gz", name) for name in names)
 
 
-def is_minari_file(path: Path) -> bool:
-    """An HDF5 file of Minari."""
-    return any(re.fullmatch(r"episode_\d+", name) for name in _hdf5_names(path))
+def is_minari_file(names: Sequence[str]) -> bool:
+    """Minari, by the names in an HDF5 file."""
+    return any(re.fullmatch(r"episode_\d+", name) for name in names)
 
 
-def is_ted_file(path: Path) -> bool:
-    """An HDF5 file that TensorDict wrote."""
-    names = _hdf5_names(path)
+def is_ted_file(names: Sequence[str]) -> bool:
+    """What TensorDict writes, by the names in an HDF5 file."""
     return "next" in names or any(re.fullmatch(r"traj_\d+", name) for name in names) or {"done", "shift"} <= set(names)
 
 
-def is_d4rl(path: Path) -> bool:
-    """An HDF5 file of D4RL, or any that cannot be looked into."""
-    return _begins(path, _HDF5) or path.suffix in (".h5", ".hdf5")
+def is_d4rl(names: Sequence[str]) -> bool:
+    """D4RL, by the names in an HDF5 file; one that cannot be looked into is taken for it, whose reader says why."""
+    return not names or bool({"observations", "actions", "rewards", "terminals"} & set(names))
 
 
 def is_ogbench(path: Path) -> bool:
@@ -123,9 +124,10 @@ def _begins(path: Path, magic: bytes) -> bool:
         return False
 
 
-def _hdf5_names(path: Path) -> list[str]:
-    if not path.is_file() or not _begins(path, _HDF5):
-        return []
+def hdf5_names(path: Path) -> list[str] | None:
+    """What lies in an HDF5 file; nothing where it cannot be looked into, None where it is no such file."""
+    if not path.is_file() or not (_begins(path, _HDF5) or path.suffix in (".h5", ".hdf5")):
+        return None
     try:
         # In a process of its own: the file may be damaged.
         with H5File(path) as file:

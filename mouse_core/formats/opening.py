@@ -21,20 +21,22 @@ class _Format:
     Args:
         name: For ``format=``.
         sign: What is looked for, in words.
-        is_there: Whether it is found at a path.
+        is_there: Whether it is found at a path; of HDF5 files, among the names in it.
         module: Where its reader is.
         reader: The reader's name.
         final: Whether the reader takes ``final``.
         splits: Whether the reader takes ``splits``.
+        hdf5: Whether it is recognised by the names in an HDF5 file.
     """
 
     name: str
     sign: str
-    is_there: Callable[[Path], bool]
+    is_there: Callable[[Any], bool]
     module: str
     reader: str
     final: bool = False
     splits: bool = False
+    hdf5: bool = False
 
 
 # In the order in which they are tried: what has a sign of its own comes before what only has a suffix.
@@ -64,9 +66,19 @@ _FORMATS = (
     _Format(
         "rows", "Arrow or Parquet files, or a folder of save_to_disk", signs.is_rows, "rows", "read_rows", splits=True
     ),
-    _Format("minari", "an HDF5 file with groups episode_N", signs.is_minari_file, "minari", "read_minari", final=True),
-    _Format("ted", "an HDF5 file with 'next', or with groups traj_N", signs.is_ted_file, "ted", "read_ted"),
-    _Format("d4rl", "an HDF5 file with observations and actions", signs.is_d4rl, "d4rl", "read_d4rl", final=True),
+    _Format(
+        "minari",
+        "an HDF5 file with groups episode_N",
+        signs.is_minari_file,
+        "minari",
+        "read_minari",
+        final=True,
+        hdf5=True,
+    ),
+    _Format("ted", "an HDF5 file with 'next', or with groups traj_N", signs.is_ted_file, "ted", "read_ted", hdf5=True),
+    _Format(
+        "d4rl", "an HDF5 file with observations and actions", signs.is_d4rl, "d4rl", "read_d4rl", final=True, hdf5=True
+    ),
     _Format(
         "ogbench", "an npz file with observations and actions", signs.is_ogbench, "ogbench", "read_ogbench", final=True
     ),
@@ -104,7 +116,7 @@ def open(
     root = Path(path)
     if not root.exists():
         raise ConfigError(f"{root}: expected a file or folder, found none")
-    found = _named(format) if format is not None else next((one for one in _FORMATS if one.is_there(root)), None)
+    found = _named(format) if format is not None else _recognised(root)
     if found is None:
         raise ConfigError(
             f"{root}: no format recognised; looked for " + "; ".join(f"{one.name}: {one.sign}" for one in _FORMATS)
@@ -121,6 +133,14 @@ def open(
             raise
         raise ConfigError(f"{root}: {error}") from error
     return opened
+
+
+def _recognised(root: Path) -> _Format | None:
+    names = signs.hdf5_names(root)
+    for one in _FORMATS:
+        if one.is_there(names) if one.hdf5 and names is not None else (not one.hdf5 and one.is_there(root)):
+            return one
+    return None
 
 
 def _named(name: str) -> _Format:

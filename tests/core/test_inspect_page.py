@@ -121,7 +121,7 @@ def test_pictures_of_all_shapes() -> None:
     assert thumbnail({"bytes": png(grey[:, :, None]), "path": None}) == plain
     assert thumbnail({"bytes": None, "path": "/etc/hostname"}) is None
     assert thumbnail({"bytes": b"no picture", "path": None}) is None
-    large = thumbnail(np.zeros((1000, 700, 3), np.uint8).tolist())
+    large = thumbnail(np.zeros((1000, 700, 3), np.uint8))
     assert large is not None
     assert len(large) < 2000
 

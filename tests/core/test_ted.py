@@ -82,7 +82,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 @given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=6), shift=st.integers(0, 30), open_end=st.booleans())
-@settings(max_examples=40)
+@settings(max_examples=25)
 def test_layouts_lose_nothing(lengths: list[int], shift: int, open_end: bool) -> None:
     data = steps(lengths, codes=[0] if open_end else None)
     n = sum(lengths)
@@ -201,8 +201,14 @@ def rows_of(data: dict[str, Any], lengths: list[int]) -> RowStream:
 
 
 @pytest.mark.parametrize("layout", ["ted", "flat", "nested"])
-@pytest.mark.parametrize("name", ["folder", "file.h5"])
-@pytest.mark.parametrize("size", [1, 4, 8192])
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [
+        *(("folder", size) for size in (1, 4, 8192)),
+        ("file.h5", 4),
+        *(pytest.param("file.h5", size, marks=pytest.mark.slow) for size in (1, 8192)),
+    ],
+)
 def test_what_is_written_is_read(layout: str, name: str, size: int, tmp_path: Path) -> None:
     if name == "file.h5":
         pytest.importorskip("h5py")
