@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ import ray
 import mouse_ray
 from mouse_core import replay
 from mouse_core.replay import ArrayStorage, MemmapStorage
+from tests.ray.actors import kill
 
 
 def rows(first: int, count: int) -> dict[str, Any]:
@@ -48,14 +48,8 @@ def test_batches_are_those_of_a_buffer_here() -> None:
 def test_mapped_rows_outlive_the_actor(tmp_path: Path) -> None:
     actor = mouse_ray.ReplayBuffer.remote(MemmapStorage(100, tmp_path / "rows"), batch_size=4)
     ray.get(actor.extend.remote(rows(0, 30)))
-    ray.kill(actor, no_restart=False)
-    time.sleep(2)  # until then the dying actor may still answer
-    for _ in range(100):
-        try:
-            assert ray.get(actor.size.remote()) == 30
-            break
-        except ray.exceptions.RayActorError:
-            time.sleep(0.1)
+    kill(actor)
+    assert ray.get(actor.size.remote()) == 30
     ray.get(actor.add.remote({"observation": np.ones(3, np.float32), "reward": np.float32(7)}))
     assert ray.get(actor.get.remote(30))["reward"] == 7
     assert ray.get(actor.get.remote(slice(0, 30)))["reward"].tolist() == list(range(30))
