@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mouse_core import ConfigError, MissingFieldError, SchemaError
-from mouse_core.errors import RolloutFullError
+from mouse_core.errors import RolloutError, RolloutFullError
 from mouse_core.randomness import check_seed
 from mouse_core.rollouts import MiniBatch, RolloutField, Transition, _checks, _hidden, episode_starts
 from mouse_core.rollouts.amp import find_extractors
@@ -153,7 +153,13 @@ def clear(rollout: Rollout) -> Rollout:
 
 
 def get_statistics(rollout: Rollout) -> tuple[jax.Array, jax.Array]:
-    """The mean length of trajectories, which the end of the rollout cuts, and the mean reward, ``[]`` each."""
+    """The mean length of trajectories, which the end of the rollout cuts, and the mean reward, ``[]`` each.
+
+    Raises:
+        RolloutError: There is no row yet, where that is known.
+    """
+    if known(rollout.step) == 0:
+        raise RolloutError("get_statistics: expected at least one row, found none")
     filled = jnp.arange(rollout.layout.num_transitions_per_env)[:, None] < rollout.step
     starts = episode_starts(rollout["dones"]) & filled
     rows = filled.sum() * rollout.layout.num_envs

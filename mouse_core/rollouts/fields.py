@@ -93,7 +93,8 @@ def complete_fields(fields: Mapping[str, Any]) -> dict[str, RolloutField]:
     """The fields of a storage: those that are asked for, with rewards and dones, which every rollout has.
 
     Args:
-        fields: By name: a ``RolloutField``, a ``FieldSpec``, or a shape, which stands for float32.
+        fields: By name: a ``RolloutField``, a ``FieldSpec``, or a shape, which stands for float32. A ``Spec`` must have
+            the alignment "outgoing".
 
     Returns:
         In their order. What is one number for each row has the shape ``(1,)``.
@@ -103,6 +104,8 @@ def complete_fields(fields: Mapping[str, Any]) -> dict[str, RolloutField]:
     """
     if not isinstance(fields, Mapping):
         raise ConfigError(f"fields: expected a dict of names and RolloutFields or shapes, found {fields!r}")
+    if isinstance(fields, Spec) and fields.alignment != "outgoing":
+        raise ConfigError(f"fields: expected a spec of alignment 'outgoing', found {fields.alignment!r}")
     made = {}
     for name, given in {**fields, **{name: fields.get(name, ()) for name in ("rewards", "dones")}}.items():
         if not isinstance(name, str) or not name or name.startswith("_"):

@@ -288,8 +288,9 @@ def _following(
     if not rewards.shape or rewards.shape[0] < 1:
         raise SchemaError(f"rewards: expected at least one row, found shape {tuple(rewards.shape)}")
     xp = array_namespace(rewards)
-    if not xp.isdtype(rewards.dtype, "real floating"):
-        raise SchemaError(f"rewards: expected floating numbers, found {rewards.dtype}")
+    for name, given in (("rewards", rewards), ("values", values)):
+        if not xp.isdtype(given.dtype, "real floating"):
+            raise SchemaError(f"{name}: expected floating numbers, found {given.dtype}")
     check_rows("values", values, rewards.shape)
     check_rows("dones", dones, rewards.shape)
     check_rows("last_values", last_values, rewards.shape[1:])

@@ -220,6 +220,8 @@ def test_shapes_that_would_broadcast_are_refused() -> None:
         discounted_returns(np.zeros((0, 3)), np.zeros((0, 3)), np.zeros(3), discount=0.9)
     with pytest.raises(SchemaError, match="floating numbers, found int64"):
         discounted_returns(np.zeros((2, 3), int), np.zeros((2, 3)), discount=0.9)
+    with pytest.raises(SchemaError, match="values: expected floating numbers, found int64"):
+        gae(**{**arrays, "values": np.zeros(case.rewards.shape, int)}, discount=0.9, lam=0.9)
     with pytest.raises(SchemaError, match="at least two rows"):
         outgoing(np.zeros(1), np.zeros(1), np.zeros(1))
 

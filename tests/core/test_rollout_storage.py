@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mouse_core import ConfigError, DataError, FieldSpec, MissingFieldError, MouseError, SchemaError
+from mouse_core import ConfigError, DataError, FieldSpec, MissingFieldError, MouseError, SchemaError, Spec
 from mouse_core.errors import RolloutError, RolloutFullError
 from mouse_core.rollouts import RolloutField, RolloutStorage, Transition
 from tests.core import rollout_cases as oracle
@@ -149,6 +149,10 @@ def test_fields_are_what_the_spec_says() -> None:
         ({"dones": RolloutField((), "float32")}, "expected a boolean or integer dtype"),
         ({"dones": RolloutField((), "uint8", optional=True)}, "expected a field that every row has"),
         ({"a": RolloutField((), mask=True), "a_mask": ()}, "a_mask is there already"),
+        (
+            Spec({"a": FieldSpec("a", np.dtype("float32"), ())}),
+            "expected a spec of alignment 'outgoing', found 'arrived'",
+        ),
     ],
 )
 def test_fields_that_cannot_be(fields: Any, message: str) -> None:

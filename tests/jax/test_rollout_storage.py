@@ -300,6 +300,8 @@ def test_out_of_turn() -> None:
     same(dropped["observations"], np.asarray(rollout["observations"]))
     with pytest.raises(RolloutError, match="mini_batches: expected 6 rows, found 7"):
         rollout_storage.mini_batches(dropped, 2)
+    with pytest.raises(RolloutError, match="expected at least one row"):
+        rollout_storage.get_statistics(empty())
     with pytest.raises(RolloutError, match="compute_returns: expected 6 rows, found 0"):
         rollout_storage.compute_returns(empty(), LAST, 0.9, 0.9)
     again = rollout_storage.clear(rollout)
