@@ -381,6 +381,21 @@ def test_relabelling_is_a_function_of_the_key_and_of_its_ratio() -> None:
     np.testing.assert_array_equal(every, batch["mask"])
 
 
+@pytest.mark.parametrize("strategy", ["future", "final", "episode"])
+def test_goals_are_those_of_steps_that_are_there(strategy: Any) -> None:
+    """A slice that is filled up, of an episode that has not ended."""
+    achieved = np.arange(5.0)[None, :, None]
+    batch = {
+        "desired_goal": np.full((1, 5, 1), -1.0),
+        "next": {"achieved_goal": achieved, "reward": np.zeros((1, 5)), "done": np.zeros((1, 5), int)},
+        "mask": np.array([[True, True, True, False, False]]),
+    }
+    relabel = HindsightRelabel(compute_reward=negative_distance, strategy=strategy, ratio=1.0)
+    goals = np.stack([relabel(batch, KEY.with_call(call))["desired_goal"][0, :3, 0] for call in range(50)])
+    assert goals.max() == 2
+    assert (goals == 2).all() == (strategy == "final")
+
+
 def test_goals_reached_end_episodes_if_so_asked() -> None:
     batch = goal_batch(np.random.default_rng(0))
     found = HindsightRelabel(
