@@ -239,7 +239,9 @@ class Loader(Generic[T]):
         """
         self._check_usable()
         if self._store is None:
-            raise ConfigError("refresh: expected a loader over a DatasetStore, found one over a snapshot")
+            raise ConfigError(
+                "refresh: expected a loader over a DatasetStore, found one over a snapshot or a replay buffer"
+            )
         source = self._source.with_snapshot(self._store.snapshot(), epoch_start=self._next_index)
         self._restart(source, self._next_index)
 

@@ -133,6 +133,16 @@ class Parts:
             slots, draw.mask = rows_behind(slots, self.storage, self._reach)
         return self.storage.get(slots), draw
 
+    def mark(self) -> dict[str, Any]:
+        """Where the sampler's draws are, to go back there; draws replace what they change and change nothing else."""
+        return dict(getattr(self.sampler, "__dict__", {}))
+
+    def rewind(self, mark: dict[str, Any]) -> None:
+        """Go back to where ``mark()`` was called, with only draws in between."""
+        if mark:
+            vars(self.sampler).clear()
+            vars(self.sampler).update(mark)
+
     def update_priority(self, index: Any, priority: Any) -> None:
         """Tell the sampler how important rows are."""
         self.sync()
@@ -173,4 +183,5 @@ class Parts:
 
 def _shown(part: Any) -> str:
     """What a part is, the same in every process."""
-    return type(part).__name__ if type(part).__repr__ is object.__repr__ else repr(part)
+    own: Any = type(part).__repr__
+    return type(part).__name__ if own is object.__repr__ else repr(part)

@@ -145,6 +145,14 @@ class Sampled:
         """
         raise NotImplementedError
 
+    def _mark(self) -> Any:
+        """Where the draws are."""
+        raise NotImplementedError
+
+    def _rewind(self, mark: Any) -> None:
+        """Forget the draws since ``_mark()``, as if they had not been made."""
+        raise NotImplementedError
+
     def finish(self, drawn: Drawn) -> Any:
         """The second half of ``sample``: what ``draw`` gave, as a batch. Any thread may do it, and more than once."""
         return self._deliver(self.batch_of(drawn))

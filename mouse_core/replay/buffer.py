@@ -162,7 +162,7 @@ class ReplayBuffer(Sampled):
 
         After an error the buffer is as it was.
         """
-        slots = self._write(items, one=False)
+        slots: Slots = self._write(items, one=False)
         return slots.reshape(-1, self._parts.storage.num_envs) if self._parts.storage.ndim == 2 else slots
 
     def _write(self, rows: Any, *, one: bool) -> Any:
@@ -236,6 +236,13 @@ class ReplayBuffer(Sampled):
             rows, draw = self._parts.draw(size, key)
             self._samples += 1
             return Drawn(rows, draw, key, *self.counts)
+
+    def _mark(self) -> Any:
+        return self._samples, self._parts.mark()
+
+    def _rewind(self, mark: Any) -> None:
+        self._samples, sampler = mark
+        self._parts.rewind(sampler)
 
     def batch_of(self, drawn: Drawn) -> Any:
         """What ``draw`` gave as a batch, transformed, before it is handed to a framework."""

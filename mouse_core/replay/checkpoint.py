@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import struct
-import tempfile
+import threading
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
@@ -42,12 +42,9 @@ def write_checkpoint(path: str | PathLike[str], state: Mapping[str, Any], *, syn
         StorageError: The file cannot be written.
     """
     target = _file(path)
+    beside = target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident()}.part")
     try:
-        descriptor, beside = tempfile.mkstemp(prefix=f".{target.name}.", suffix=".part", dir=target.parent)
-    except OSError as error:
-        raise StorageError(f"checkpoint {target}: expected a place to write to, found {error}") from error
-    try:
-        with os.fdopen(descriptor, "wb") as file:
+        with open(beside, "wb") as file:
             _write(file, state)
             file.flush()
             if sync:
@@ -59,7 +56,7 @@ def write_checkpoint(path: str | PathLike[str], state: Mapping[str, Any], *, syn
         with suppress(OSError):
             os.unlink(beside)
         if isinstance(error, OSError):
-            raise StorageError(f"checkpoint {target}: expected room to write it, found {error}") from error
+            raise StorageError(f"checkpoint {target}: expected a place with room for it, found {error}") from error
         raise
 
 

@@ -124,13 +124,26 @@ class ReplayBufferEnsemble(Sampled):
                     raise ConfigError(
                         f"sample: expected rows in every buffer with a share, found buffer {number} empty"
                     )
-            parts = [
-                (number, member.draw(share, seed=_member_seed(key.seed, number)))
-                for number, (member, share) in enumerate(zip(self._buffers, shares, strict=True))
-                if share
-            ]
+            before = [member._mark() for member in self._buffers]
+            parts = []
+            try:
+                for number, (member, share) in enumerate(zip(self._buffers, shares, strict=True)):
+                    if share:
+                        parts.append((number, member.draw(share, seed=_member_seed(key.seed, number))))
+            except BaseException:
+                for member, mark in zip(self._buffers, before, strict=True):
+                    member._rewind(mark)
+                raise
             self._samples += 1
             return Drawn(parts, Draw(np.array(shares, np.int64)), key, *self.counts)
+
+    def _mark(self) -> Any:
+        return self._samples, [member._mark() for member in self._buffers]
+
+    def _rewind(self, mark: Any) -> None:
+        self._samples, members = mark
+        for member, kept in zip(self._buffers, members, strict=True):
+            member._rewind(kept)
 
     def _shares(self, size: int, offset: float) -> list[int]:
         """How many rows each member gives."""

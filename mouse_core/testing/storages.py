@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -168,7 +169,7 @@ class StorageConformance:
         bad = [larger.state(), {}, {**good, "kind": "something"}]
         bad += [{name: value for name, value in good.items() if name != missing} for missing in good]
         for state in bad:
-            _refused(StateError, "expected", lambda state=state: storage.load(state))
+            _refused(StateError, "expected", partial(storage.load, state))
             self._holds(storage, {number % 5: number for number in range(2, 7)})
             assert storage.written == 7
 
@@ -177,7 +178,7 @@ class StorageConformance:
         storage = self.make(5, 1, tmp_path)
         storage.append(rows_from(0, 3))
         for slots in ([3], [-1], [0, 5]):
-            _refused(IndexError, "", lambda slots=slots: storage.get(np.array(slots)))
+            _refused(IndexError, "", partial(storage.get, np.array(slots)))
         _refused(MouseError, "expected", lambda: storage.put(np.array([0, 1]), rows_from(50, 3)))
         if self.typed:
             good = rows_from(50, 2)
@@ -189,8 +190,8 @@ class StorageConformance:
                 {**good, "reward": good["reward"][:1]},
                 {**good, "next": good["reward"]},
             ):
-                _refused(MouseError, "expected", lambda bad=bad: storage.append(bad))
-                _refused(MouseError, "expected", lambda bad=bad: storage.put(np.array([0, 1]), bad))
+                _refused(MouseError, "expected", partial(storage.append, bad))
+                _refused(MouseError, "expected", partial(storage.put, np.array([0, 1]), bad))
         assert storage.written == 3
         self._holds(storage, {0: 0, 1: 1, 2: 2})
 

@@ -168,6 +168,30 @@ def test_priorities_go_to_the_members_that_know_them() -> None:
     assert ensemble.stats()["buffers"][1]["updates"] == 2
 
 
+def test_a_draw_that_fails_leaves_every_member_as_it_was() -> None:
+    def make() -> tuple[ReplayBufferEnsemble, list[ReplayBuffer]]:
+        members = [
+            member(0, sampler=SamplerWithoutReplacement()),
+            member(1, kind=PrioritizedReplayBuffer),
+            member(2, rows=5, sampler=SamplerWithoutReplacement()),
+        ]
+        return ReplayBufferEnsemble(*members, seed=2), members
+
+    (tried, members), (other, _) = make(), make()
+    for ensemble in (tried, other):
+        ensemble.sample(6)
+    with pytest.raises(ConfigError, match="without replacement"):
+        tried.sample(30)
+    assert tried.stats() == other.stats()
+    for _ in range(5):
+        np.testing.assert_array_equal(tried.sample(6)["a"], other.sample(6)["a"])
+    nested = ReplayBufferEnsemble(tried, member(3, rows=1, sampler=SamplerWithoutReplacement()))
+    with pytest.raises(ConfigError, match="without replacement"):
+        nested.sample(12)
+    assert tried.stats() == other.stats()
+    assert len(members) == 3
+
+
 def test_ensembles_of_ensembles_and_lists() -> None:
     inner = ReplayBufferEnsemble(member(0), member(1))
     outer = ReplayBufferEnsemble(inner, member(2), p=[2, 1], batch_size=6)
