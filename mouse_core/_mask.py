@@ -80,13 +80,24 @@ class MaskReader(FieldReader):
         """Nothing can be wrong."""
 
 
-def fill_rest(batch: Mapping[str, npt.NDArray[Any]], windows: WindowsPart, fill: float) -> None:
-    """Overwrite all steps that are not there, in every field but the mask."""
-    there = steps_there(windows)
-    if not there.all():
-        for name, values in batch.items():
-            if name != MASK:
-                values[~there] = fill
+def fill_rest(batch: Mapping[str, npt.NDArray[Any]], windows: WindowsPart, fill: float | None) -> None:
+    """Overwrite the steps that are not there, in every field but the mask.
+
+    Args:
+        batch: Arrays ``[n, S, ...]``, C-contiguous. What was read in these steps lies behind the episode.
+        windows: The windows.
+        fill: With what; None: with the last step that is there.
+    """
+    n, length = len(windows), windows.block.length
+    lengths = windows.block.known[_LENGTHS][windows.begin : windows.end]
+    if lengths.min(initial=length) == length:
+        return
+    missing = np.flatnonzero(~steps_there(windows))
+    last = np.repeat(np.arange(n) * length + lengths - 1, length - lengths)
+    for name, values in batch.items():
+        if name != MASK:
+            steps = values.reshape(n * length, *values.shape[2:])
+            steps[missing] = steps[last] if fill is None else fill
 
 
 def check_fill(fill: float, dtypes: Mapping[str, np.dtype[np.generic]]) -> None:

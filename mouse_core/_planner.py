@@ -100,7 +100,7 @@ class Planner:
         if len(starts) and not (starts.min() >= 0 and (starts <= last).all()):
             last = int(np.min(last))
             raise ConfigError(f"sampler: expected starts in 0..{last}, found {int(starts.min())}..{int(starts.max())}")
-        windows = self._snapshot.locate(starts, length, bounds, lengths)
+        windows = self._snapshot.locate(starts, length, bounds)
         if lengths is not None:
             remember_lengths(windows, lengths)
         return windows

@@ -151,6 +151,7 @@ class BatchSource:
         if self._augment is not None:
             self._dtypes, self._narrow = self._augment.intake(self._dtypes), self._augment.intake(self._narrow)
         self._shapes = {name: spec.shape for name, spec in self._fields.items()}
+        self._padded = isinstance(sampling, PaddedSampler)
         self._fill = sampling.fill if isinstance(sampling, PaddedSampler) else None
         if self._fill is not None:
             check_fill(self._fill, self._narrow)
@@ -269,7 +270,7 @@ class BatchSource:
                 whole[name] = self._readers[name].read(windows, dtypes[name], memory.get(name))
             if rest:
                 whole = {name: whole[name] for name in self._readers}
-        if self._fill is not None:
+        if self._padded:
             fill_rest(whole, windows, self._fill)
         return whole
 

@@ -92,25 +92,17 @@ class Snapshot:
         """The fields' dtypes and shapes, and the alignment."""
         return Spec({name: reader.spec for name, reader in self.readers.items()}, self.alignment)
 
-    def locate(
-        self,
-        starts: npt.NDArray[np.int64],
-        length: int,
-        bounds: Sequence[int] | None = None,
-        lengths: npt.NDArray[np.int64] | None = None,
-    ) -> Windows:
+    def locate(self, starts: npt.NDArray[np.int64], length: int, bounds: Sequence[int] | None = None) -> Windows:
         """Where the windows of ``length`` rows that begin at ``starts`` (int64 ``[n]``) lie.
 
-        ``bounds`` are the first window of each batch, and the end; by default all are one batch. ``lengths`` (int64
-        ``[n]``) are how many rows of each window are there; the last of them stands for those that are not. The caller
-        sees to ``0 <= start``, ``lengths >= 1`` and ``start + length <= num_rows``, or that of ``lengths``.
+        ``bounds`` are the first window of each batch, and the end; by default all are one batch. The caller sees to
+        ``0 <= start < num_rows``. The last row stands for those beyond it.
         """
-        steps = np.arange(length)
-        physical: npt.NDArray[np.int64] | None
-        if lengths is not None and (lengths < length).any():
-            physical = self._physical(starts[:, None] + np.minimum(steps, lengths[:, None] - 1))
-        else:
-            physical = self._physical(starts[:, None] + steps) if self.has_row_numbers else None
+        beyond = len(starts) > 0 and starts.max() + length > self.num_rows
+        physical = None
+        if beyond or self.has_row_numbers:
+            rows = starts[:, None] + np.arange(length)
+            physical = self._physical(np.minimum(rows, self.num_rows - 1) if beyond else rows)
         return Windows(self.chunks, starts, length, bounds, physical)
 
     @memo

@@ -100,6 +100,8 @@ class EpisodeWindows:
 
     def lengths(self, starts: Int64s, snapshot: Snapshot) -> Int64s:
         """See ``PaddedSampler.lengths``."""
+        if self.pad is False:
+            return np.full(len(starts), self.sequence_length)
         begins = _episodes_of(snapshot)
         ends = begins[np.searchsorted(begins, starts, side="right")]
         lengths: Int64s = np.minimum(ends - starts, self.sequence_length)
