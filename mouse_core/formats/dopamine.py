@@ -255,10 +255,7 @@ class _Padding:
             if self._count and stop <= total and _blank(joined, slice(place, stop)):
                 kept[place:stop] = False
                 ready = max(ready, stop)
-                if stop < total:
-                    marks[stop] = _BEGIN
-                else:
-                    self._next = _BEGIN
+                marks[stop : stop + 1] = _BEGIN
         given = {name: array[:ready][kept[:ready]] for name, array in joined.items()}
         begins = marks[:ready][kept[:ready]] == _BEGIN
         self._held = {name: array[ready:].copy() for name, array in joined.items()}
