@@ -159,9 +159,14 @@ def read_json_object(file: Path) -> Mapping[str, Any]:
 def _schema_of(file: Path) -> pa.Schema:
     with reading(file):
         if file.suffix == ".parquet":
-            return open_parquet(file).schema_arrow
-        with _mapped(file) as (source, _):
-            return _reader(source).schema
+            schema = open_parquet(file).schema_arrow
+        else:
+            with _mapped(file) as (source, _):
+                schema = _reader(source).schema
+        str(schema)  # names that are no text show here
+        if len(set(schema.names)) < len(schema.names):
+            raise SchemaError(f"{file}: expected columns of different names, found {schema.names}")
+    return schema
 
 
 def _common(schemas: Mapping[Path, pa.Schema]) -> pa.Schema:

@@ -8,6 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from mouse_core import DataError, SchemaError, formats
 from mouse_core.formats.base import RowStream
 from mouse_core.formats.converting import convert
 from mouse_core.formats.ted import write_ted
@@ -40,6 +41,16 @@ def test_arrow(tmp_path: Path) -> None:
     assert counts["refused"] > 30  # there are no checksums: many a value is only another value
     described = read_all(damaged_copies(tmp_path / "source", tmp_path / "described", only="state.json", count=30))
     assert described["refused"] > 5
+
+
+def test_names_that_are_no_text_or_stand_twice(tmp_path: Path) -> None:
+    convert(recording(), tmp_path / "source")
+    file = next((tmp_path / "source").glob("*.arrow"))
+    data = file.read_bytes()
+    for name, error in ((b"metadata_tex\xee", DataError), (b"episode_step\0", (DataError, SchemaError))):
+        file.write_bytes(data.replace(b"metadata_text", name))
+        with pytest.raises(error, match=file.name):
+            formats.open(tmp_path / "source").to_table()
 
 
 def test_parquet(tmp_path: Path) -> None:
