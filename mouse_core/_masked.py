@@ -28,12 +28,14 @@ class _Places(NamedTuple):
     Args:
         values: The address of its first value.
         offsets: The address of its first offset; ``_NONE`` where all rows have as many values.
+        size: How many that is.
         valid, inner_valid: Where the bits of its rows and of its values begin (8 times the address, plus the bit's
             number); ``_NONE`` where all are there.
     """
 
     values: int
     offsets: int
+    size: int
     valid: int
     inner_valid: int
 
@@ -53,7 +55,7 @@ class MaskedChunks:
         self._width = width
         self._fill, self._pad = fill, pad
         self._state = np.full(count, _UNKNOWN, np.int8)
-        self._places = np.full((4, count), _NONE, np.int64)
+        self._places = np.full((5, count), _NONE, np.int64)
         self._offset_bytes = np.zeros(count, np.int64)
         self._lock = ProcessLock()
 
@@ -78,14 +80,13 @@ class MaskedChunks:
         """Rows as ``[n, width]`` of ``dtype``; None where ``_dense`` has to look at them."""
         if (self._state[chunk] != _READABLE).any():
             return None
-        values, offsets, valid, inner_valid = self._places[:, chunk]
+        values, offsets, sizes, valid, inner_valid = self._places[:, chunk]
         there = _bits(valid, row)
         if there is not None and self._fill is None and not there.all():
             return None
         first = element_of_all(values, self._dtype.itemsize)
         ragged = offsets != _NONE
-        sizes = np.full(len(row), self._width)
-        begin = row * self._width
+        begin = row * sizes
         for nbytes in np.unique(self._offset_bytes[chunk]).tolist():
             if nbytes:
                 same = ragged & (self._offset_bytes[chunk] == nbytes)
@@ -159,11 +160,11 @@ def _locate(array: pa.Array, dtype: np.dtype[Any]) -> tuple[_Places, int] | None
     kind, n = array.type, len(array)
     array.validate(full=True)  # whoever reads it must be able to trust its offsets
     valid = _bits_begin(array, array.offset, n)
-    offsets, offset_bytes = _NONE, 0
+    offsets, offset_bytes, size = _NONE, 0, 1
     first, leaves = array.offset, array
     if pa.types.is_fixed_size_list(kind):
-        leaves = array.values
-        first, n = first * kind.list_size + leaves.offset, n * kind.list_size
+        leaves, size = array.values, kind.list_size
+        first, n = first * size + leaves.offset, n * size
         inner = _bits_begin(leaves, first, n)
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
         leaves = array.values
@@ -181,9 +182,9 @@ def _locate(array: pa.Array, dtype: np.dtype[Any]) -> tuple[_Places, int] | None
     if data is None or (first + n) * dtype.itemsize > data.size or leaves.type.bit_width != 8 * dtype.itemsize:
         return None
     values = data.address + first * dtype.itemsize
-    return (
-        None if element_of(values, dtype.itemsize) is None else (_Places(values, offsets, valid, inner), offset_bytes)
-    )
+    if element_of(values, dtype.itemsize) is None:
+        return None
+    return _Places(values, offsets, size, valid, inner), offset_bytes
 
 
 def _bits_begin(array: pa.Array, first: int, n: int) -> int:
