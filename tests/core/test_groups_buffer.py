@@ -74,6 +74,12 @@ def test_a_full_group_is_one_file(make: Make) -> None:
     assert file.schema_arrow.field("turns").type.value_type.field("tokens").type.value_type == "int32"
 
 
+def test_groups_of_one(make: Make) -> None:
+    buffer = make(group_size=1)
+    buffer.add_rollouts(group(0, 3))
+    assert [len(stored.uids) for stored in buffer.rollouts().groups] == [1, 1, 1]
+
+
 def test_groups_are_told_apart(make: Make) -> None:
     buffer = make()
     given = [
@@ -400,7 +406,7 @@ def test_one_caller_s_error_is_not_another_s(make: Make) -> None:
     ("options", "message"),
     [
         ({"group_size": 0}, "group_size: expected an integer from 1, found 0"),
-        ({"min_group_size": 5}, "min_group_size: expected at most group_size 4, found 5"),
+        ({"min_group_size": 2.5}, "min_group_size: expected an integer from 1, found 2.5"),
         ({"seal_timeout": -1}, "seal_timeout: expected seconds, at least 0, found -1"),
         ({"seal_timeout": float("nan")}, "seal_timeout: expected seconds"),
         ({"compression": "zip"}, "compression: expected one of"),
@@ -464,6 +470,7 @@ def test_everything_is_on_the_disk_before_it_counts(
         dirty.clear()
         return 0
 
+    monkeypatch.setattr(_files, "_MANY", 2)
     monkeypatch.setattr(_files, "_syncfs", lambda: syncfs if whole_filesystem else None)
     for name, call in [
         ("open", noting_open), ("write", noting_write), ("replace", noting_replace), ("fsync", noting_fsync)

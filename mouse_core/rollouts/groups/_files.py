@@ -8,6 +8,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache, lru_cache
 from pathlib import Path
@@ -18,6 +19,8 @@ PARTIAL = ".partial"
 """How the name of a file ends that is still being written; such names begin with a dot."""
 
 _LONGEST = 200
+_MANY = 256
+_SYNCING = 8
 
 
 @lru_cache(maxsize=1024)
@@ -103,9 +106,10 @@ def remove_partial(folder: Path) -> None:
 def sync_files(paths: list[Path]) -> None:
     """Wait until the contents of some files of one filesystem are on the disk.
 
-    Linux can be asked for a whole filesystem at once, which costs as much as one file.
+    Linux can be asked for a whole filesystem at once. For many files that is far cheaper; for a few it is not done, for
+    it also waits for what others are writing.
     """
-    whole = _syncfs() if len(paths) > 2 else None
+    whole = _syncfs() if len(paths) > _MANY else None
     if whole is not None:
         file = os.open(paths[0], os.O_RDONLY)
         try:
@@ -113,12 +117,20 @@ def sync_files(paths: list[Path]) -> None:
                 return
         finally:
             os.close(file)
-    for path in paths:
-        file = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
-        try:
-            os.fsync(file)
-        finally:
-            os.close(file)
+    if len(paths) == 1:
+        _sync_file(paths[0])
+    elif paths:
+        # The system writes down together what several threads ask for at the same time.
+        with ThreadPoolExecutor(min(_SYNCING, len(paths))) as pool:
+            list(pool.map(_sync_file, paths))
+
+
+def _sync_file(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def sync_folders(paths: Iterable[Path]) -> None:

@@ -73,8 +73,6 @@ class RolloutBuffer:
     ) -> None:
         full = _count("group_size", group_size)
         enough = _count("min_group_size", min_group_size)
-        if enough > full:
-            raise ConfigError(f"min_group_size: expected at most group_size {full}, found {enough}")
         if isinstance(seal_timeout, bool) or not isinstance(seal_timeout, int | float) or not seal_timeout >= 0:
             raise ConfigError(f"seal_timeout: expected seconds, at least 0, found {seal_timeout!r}")
         rules = Rules(full, enough, float(seal_timeout), None if capacity is None else _count("capacity", capacity))
