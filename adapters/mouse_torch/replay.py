@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from tensordict import TensorDict
 from mouse_core.errors import ConfigError
 from mouse_core.replay import buffer, ensemble
 from mouse_core.replay._assembly import slots_of
+from mouse_core.replay._trees import map_tree
 from mouse_core.replay.array_storage import ArrayStorage
 from mouse_core.replay.priorities import Beta, PrioritizedSampler
 from mouse_core.replay.protocols import FieldKey, Sampler, Transform, Writer
@@ -66,7 +68,7 @@ class ReplayBuffer(buffer.ReplayBuffer):
         priority_key: FieldKey = "td_error",
         device: str | torch.device | None = None,
     ) -> None:
-        target = check_device(device)
+        target = _exact(check_device(device))
         storage = _placed(ArrayStorage(1000) if storage is None else storage, target)
         super().__init__(
             storage,
@@ -104,7 +106,12 @@ class ReplayBuffer(buffer.ReplayBuffer):
 
     def __setitem__(self, index: Any, rows: Any) -> None:
         """Overwrite rows in place; see the core's."""
-        super().__setitem__(on_host(index), rows)
+        index = on_host(index)
+        slots = slots_of(index, len(self))
+        if self._kept and slots.ndim > 1 and not isinstance(rows, list):
+            # Here, since the core would take them for arrays on the host.
+            index, rows = slots.reshape(-1), map_tree(partial(_flat, axes=slots.ndim), as_tree(rows))
+        super().__setitem__(index, rows)
 
     def update_priority(self, index: Any, priority: Any = None) -> None:
         """Say how important rows are, in tensors on any device; see the core's."""
@@ -181,7 +188,7 @@ class ReplayBufferEnsemble(ensemble.ReplayBufferEnsemble):
         collate_fn: Callable[[Sequence[Any]], Any] | None = None,
         device: str | torch.device | None = None,
     ) -> None:
-        self._target = check_device(device)
+        self._target = _exact(check_device(device))
         super().__init__(*buffers, p=p, transform=transform, batch_size=batch_size, seed=seed, collate_fn=collate_fn)
 
     @property
@@ -204,7 +211,7 @@ class ReplayBufferEnsemble(ensemble.ReplayBufferEnsemble):
 
 def _placed(storage: Any, target: torch.device) -> Any:
     """The storage, or one on the device in place of an ``ArrayStorage``, with its rows."""
-    if isinstance(storage, TensorStorage) and storage.device != _exact(target):
+    if isinstance(storage, TensorStorage) and storage.device != target:
         raise ConfigError(f"device: expected {storage.device}, where the storage is, found {target}")
     if target.type == "cpu" or type(storage) is not ArrayStorage:
         return storage
@@ -212,6 +219,12 @@ def _placed(storage: Any, target: torch.device) -> Any:
     if len(storage):
         moved.load(storage.state())
     return moved
+
+
+def _flat(leaf: Any, axes: int) -> torch.Tensor:
+    """A leaf whose first axes are those of an index, with one axis in their place."""
+    values = torch.as_tensor(leaf)
+    return values.reshape(-1, *values.shape[axes:])
 
 
 def _exact(device: torch.device) -> torch.device:

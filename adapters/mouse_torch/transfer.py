@@ -120,5 +120,6 @@ def hand_over(made: InFlight) -> TensorDict:
         for view in made.views:
             for tensor in view.values(include_nested=True, leaves_only=True):
                 # The allocator must not reuse the memory before the caller's stream is done with it.
-                tensor.record_stream(stream)
+                if isinstance(tensor, torch.Tensor):
+                    tensor.record_stream(stream)
     return _delivered(list(made.views))

@@ -15,8 +15,17 @@ import mouse_core.replay as core
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
 from mouse_core.replay import ArrayStorage, Compose, NextView, NStep, PrioritizedSampler, RandomCrop, SliceSampler
 from mouse_core.replay._trees import flatten
+from mouse_core.replay.source import BufferSource
 from mouse_core.testing import StorageConformance
-from mouse_torch import PrioritizedReplayBuffer, ReplayBuffer, ReplayBufferEnsemble, TensorStorage
+from mouse_torch import (
+    PrefetchBatchifier,
+    PrioritizedReplayBuffer,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    TensorStorage,
+)
+from mouse_torch.drawn import drawn_maker
+from mouse_torch.transfer import hand_over
 
 CUDA = pytest.param("cuda", marks=pytest.mark.cuda)
 
@@ -116,6 +125,9 @@ def test_rows_of_any_kind_can_be_written(kind: str) -> None:
     buffer[torch.tensor([0, 2])] = as_td(
         {"obs": whole["obs"], **{n: whole[n] for n in ("action", "reward", "done")}}, [4]
     )[:2]
+    square = torch.tensor([[3, 4], [5, 6]])
+    buffer[square] = as_td(whole, [4]).reshape(2, 2)
+    assert_batch(buffer[3:7], whole)
     assert buffer[1]["reward"] == one["reward"]
     assert buffer[2]["reward"] == whole["reward"][1]
     assert len(buffer) in (10, 12)
@@ -330,3 +342,46 @@ class TestTensorStorageOnTheDevice(TestTensorStorage):
 
     def to_numpy(self, values: Any) -> np.ndarray:
         return np.asarray(values.cpu() if isinstance(values, torch.Tensor) else values)
+
+
+def test_a_pinned_batch_is_one_slab(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is pinned where there is an accelerator; here the same memory, which is not."""
+    made = torch.empty
+
+    def empty(*size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        return made(*size, **options)
+
+    monkeypatch.setattr(torch, "empty", empty)
+    buffer, other = (ReplayBuffer(core.ArrayStorage(64), batch_size=8, seed=4) for _ in range(2))
+    for member in (buffer, other):
+        member.extend({**rows(30), "name": np.array(["a", "b", "c"] * 10)})
+    source = BufferSource(buffer, None, 1)
+    make = drawn_maker(source, device=torch.device("cpu"), pin=True)
+    for index in range(3):
+        source.prepare(index)
+        found, wanted = hand_over(make(index)), other.sample()
+        source.delivered(index)
+        assert found["name"][2] == wanted["name"][2]
+        assert_batch(found.exclude("name"), np_tree(wanted.exclude("name")))
+        assert len({tensor.untyped_storage().data_ptr() for tensor in found.exclude("name").values(True, True)}) == 1
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("kind", ["array", "list", "cuda"])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_prefetching_to_the_device(kind: str, workers: int) -> None:
+    """The same batches, however they come there, while the consumer's stream is busy."""
+    storage = core.ListStorage(64) if kind == "list" else storage_of(kind)
+    buffer = ReplayBuffer(storage, batch_size=8, seed=4, device="cuda" if kind == "cuda" else None)
+    other = core.ReplayBuffer(ArrayStorage(64), batch_size=8, seed=4)
+    for member in (buffer, other):
+        member.extend(rows(30))
+    busy = torch.randn(1024, 1024, device="cuda")
+    kept = []
+    with PrefetchBatchifier(buffer, device="cuda", num_workers=workers) as loader:
+        for _ in range(20):
+            busy = (busy @ busy).clamp(-1, 1)
+            kept.append((loader.next_batch(), other.sample()))
+    for found, wanted in kept:
+        assert found["reward"].is_cuda
+        assert_batch(found, wanted)
