@@ -54,7 +54,8 @@ def pieces_of(rows: Any) -> Iterator[tuple[bool, Columns]]:
     An episode begins where ``episode_step`` is 0, or, where that column is missing or null, after a row with ``done``.
 
     Yields:
-        Whether an episode begins with the piece, and its columns ``[n, ...]`` without ``episode_step``.
+        Whether an episode begins with the piece, and its columns ``[n, ...]`` without ``episode_step``, and without
+        metadata that are null.
 
     Raises:
         ConfigError, SchemaError: As ``row_batches``.
@@ -67,18 +68,22 @@ def pieces_of(rows: Any) -> Iterator[tuple[bool, Columns]]:
         if "done" not in batch.schema.names:
             raise DataError(f"rows: expected a column 'done', found {batch.schema.names}")
         steps = batch.column("episode_step") if "episode_step" in batch.schema.names else None
-        columns = {
-            name: from_arrow(array, where=f"column {name!r}")
-            for name, array in zip(batch.schema.names, batch.columns, strict=True)
-            if name != "episode_step"
-        }
+        arrays = {name: batch.column(name) for name in batch.schema.names if name != "episode_step"}
+        # Metadata that only some episodes have are null in the others.
+        partial = {name: arrays.pop(name) for name in list(arrays) if _is_partial(name, arrays[name])}
+        columns = {name: from_arrow(array, where=f"column {name!r}") for name, array in arrays.items()}
         after = np.concatenate([[ended], columns["done"][:-1] != 0])
         begins = after if steps is None else _begins(steps, after)
         ended = bool(columns["done"][-1] != 0)
         edges = [0, *np.flatnonzero(begins).tolist(), batch.num_rows]
         for number, (start, stop) in enumerate(pairwise(edges)):
             if stop > start:
-                yield number > 0, {name: values[start:stop] for name, values in columns.items()}
+                piece = {name: values[start:stop] for name, values in columns.items()}
+                for name, array in partial.items():
+                    part = array.slice(start, stop - start)
+                    if part.null_count < len(part):
+                        piece[name] = from_arrow(part, where=f"column {name!r}")
+                yield number > 0, piece
 
 
 def episodes_of(rows: Any) -> Iterator[Columns]:
@@ -93,6 +98,10 @@ def episodes_of(rows: Any) -> Iterator[Columns]:
         yield _joined(held)
 
 
+def _is_partial(name: str, array: pa.Array) -> bool:
+    return name.startswith("metadata_") and (array.null_count > 0 or pa.types.is_null(array.type))
+
+
 def _begins(steps: pa.Array, after: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     known = np.asarray(steps.is_valid())
     return np.where(known, np.asarray(steps.fill_null(-1)) == 0, after)
@@ -101,4 +110,7 @@ def _begins(steps: pa.Array, after: npt.NDArray[np.bool_]) -> npt.NDArray[np.boo
 def _joined(parts: list[Columns]) -> Columns:
     if len(parts) == 1:
         return parts[0]
+    uneven = {name for part in parts for name in parts[0].keys() ^ part.keys()}
+    if uneven:
+        raise DataError(f"columns {sorted(uneven)}: expected values in all rows of an episode, or in none")
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from mouse_core.errors import ConfigError, DataError
+from mouse_core.formats.base import rows_digest
 from mouse_core.formats.minari import read_minari, write_minari
 from tests.core.formats.recording import Counting, Episode, check_rows, leaves
 
@@ -222,6 +223,11 @@ def test_infos_that_only_some_episodes_have(root: Path) -> None:
     # One value a transition: it came with the observation that the transition led to.
     assert table.column("metadata_infos_late").to_pylist()[5:9] == [0, 0, 1, 2]
     assert table.column("metadata_poses").to_pylist()[5:9] == [0, 1, 2, 3]
+    write_minari(table.drop_columns(["metadata_poses"]), root / "again-v0")
+    again = read_minari(root / "again-v0").to_table()
+    assert rows_digest(again.select(table.drop_columns(["metadata_poses"]).column_names)) == rows_digest(
+        table.drop_columns(["metadata_poses"])
+    )
 
 
 def spoil(root: Path, what: str) -> None:
