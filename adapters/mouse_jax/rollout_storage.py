@@ -92,7 +92,7 @@ def init(
             raise ConfigError(f"fields[{name!r}]: expected mask=True beside optional=True, as all memory is allocated")
     seed = check_seed(seed)
     shape, extractors = (int(num_transitions_per_env), int(num_envs)), find_extractors(amp_cfg, completed)
-    layout = Layout(shape[1], shape[0], tuple(completed.items()), extractors, hidden_axis)
+    layout = Layout(shape[1], shape[0], tuple(completed.items()), extractors, _hidden.check_axis(hidden_axis))
 
     def memory(path: str, leaf: Any) -> jax.Array:
         check_hidden(layout, path, leaf)

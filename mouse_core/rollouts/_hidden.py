@@ -7,7 +7,7 @@ from typing import Any
 
 from array_api_compat import array_namespace
 
-from mouse_core.errors import SchemaError
+from mouse_core.errors import ConfigError, SchemaError
 
 Tree = Any
 Array = Any
@@ -49,6 +49,13 @@ def is_empty(tree: Tree) -> bool:
     if isinstance(tree, dict):
         tree = list(tree.values())
     return tree is None or (isinstance(tree, tuple | list) and all(is_empty(part) for part in tree))
+
+
+def check_axis(axis: object) -> int | None:
+    """``axis`` if it is None or an integer from 0, else ConfigError."""
+    if axis is None or (isinstance(axis, int) and not isinstance(axis, bool) and axis >= 0):
+        return axis
+    raise ConfigError(f"hidden_axis: expected None or an integer from 0, found {axis!r}")
 
 
 def env_axis(shape: tuple[int, ...], axis: int | None) -> int:

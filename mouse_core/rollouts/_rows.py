@@ -56,7 +56,7 @@ class RolloutRows:
         self.seed = check_seed(seed)
         self._extractors = find_extractors(amp_cfg, self._fields)
         self.device = self._find_device(device)
-        self._hidden_axis = hidden_axis
+        self._hidden_axis = _hidden.check_axis(hidden_axis)
         self._validate = self._on_host() if validate is None else validate
         self.epoch = 0
         self.spec = stored_spec(self._fields)

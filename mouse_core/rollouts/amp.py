@@ -12,7 +12,7 @@ from typing import Any
 
 from array_api_compat import array_namespace
 
-from mouse_core.errors import ConfigError
+from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.rollouts.fields import RolloutField
 from mouse_core.rollouts.trajectories import history_rows
 
@@ -63,13 +63,22 @@ def amp_states(flat: Mapping[str, Array], obs_extractor: Extractor, ref_extracto
         flat: Fields ``[T * N, ...]``.
         obs_extractor: Called with observations ``[T * N, ...]``.
         ref_extractor: Called with ``(reference observations, mask)``; returns a state, or ``(state, mask)``.
+
+    Raises:
+        SchemaError: States of another number of rows.
     """
     states = obs_extractor(flat["observations"])
-    if "reference_observations" not in flat:
-        return AmpStates(states)
-    mask = flat["reference_observations_mask"]
-    found = ref_extractor((flat["reference_observations"], mask))
-    return AmpStates(states, *found) if isinstance(found, tuple) else AmpStates(states, found, mask)
+    found: Any = (None, None)
+    if "reference_observations" in flat:
+        reference = flat["reference_observations"], flat["reference_observations_mask"]
+        found = ref_extractor(reference)
+        if not isinstance(found, tuple):
+            found = found, reference[1]
+    rows = flat["observations"].shape[0]
+    for name, values in (("amp_obs_extractor", states), *(("amp_ref_obs_extractor", part) for part in found)):
+        if values is not None and (values.ndim < 1 or values.shape[0] != rows):
+            raise SchemaError(f"{name}: expected an array of {rows} rows, found shape {list(values.shape)}")
+    return AmpStates(states, *found)
 
 
 def previous_states(states: AmpStates, rows: Array, starts: Array) -> dict[str, Array]:

@@ -251,6 +251,14 @@ def test_pairs_never_cross_an_episode(steps: int) -> None:
     assert steps == 1 or seen
 
 
+def test_extractors_that_lose_rows() -> None:
+    lost = {"amp_obs_extractor": lambda obs: obs[:3], "amp_ref_obs_extractor": ref_state}
+    with pytest.raises(SchemaError, match=r"amp_obs_extractor: expected an array of 30 rows, found shape \[3, 5\]"):
+        motion(amp_cfg=lost).mini_batch_generator(1)
+    with pytest.raises(SchemaError, match="amp_ref_obs_extractor: expected an array of 30 rows"):
+        motion(amp_cfg=AMP | {"amp_ref_obs_extractor": lambda pair: pair[0].sum()}).mini_batch_generator(1)
+
+
 def test_extractors_of_other_kinds() -> None:
     class Config:
         amp_obs_extractor = staticmethod(obs_state)

@@ -140,6 +140,28 @@ def test_given_arrays_are_not_written_to() -> None:
         np.testing.assert_array_equal(values, before[name])
 
 
+def test_what_common_approximations_are() -> None:
+    """What the guide says of them."""
+    case = random_case(8, 9, 4)
+    arrays = case.arrays()
+    dones, time_outs = arrays["dones"], arrays["time_outs"]
+    exact, _ = gae(**arrays, discount=0.9, lam=0.8)
+
+    # Adding gamma V_t to the reward at a time-out takes V_t for the value of the final observation.
+    plain = {name: arrays[name] for name in ("rewards", "values", "dones", "last_values")}
+    added, _ = gae(**{**plain, "rewards": case.rewards + 0.9 * case.values * time_outs}, discount=0.9, lam=0.8)
+    taken, _ = gae(**{**arrays, "final_values": case.values}, discount=0.9, lam=0.8)
+    np.testing.assert_allclose(added, taken, rtol=1e-12)
+    error = 0.9 * (case.final_values - case.values)[time_outs]
+    np.testing.assert_allclose((exact - taken)[time_outs], error, rtol=1e-9)
+
+    # Counting ends as terminations is having final values of 0.
+    none, _ = gae(**plain, discount=0.9, lam=0.8)
+    zero, _ = gae(**{**arrays, "final_values": np.zeros_like(case.values)}, discount=0.9, lam=0.8)
+    np.testing.assert_allclose(none, zero, rtol=1e-12)
+    assert (dones & time_outs).any()
+
+
 # ---------------------------------------------------------------------- normalisation
 
 
