@@ -22,7 +22,7 @@ class RandomCrop:
     """Takes a random sub-trajectory of ``length`` steps out of every slice.
 
     Where it begins is drawn uniformly from all places at which ``length`` steps of the mask follow; a slice with fewer
-    such steps begins where they begin, and its mask says how many there are.
+    such steps begins where they begin, and its mask says how many there are. (``mouse_core.RandomCrop`` crops images.)
 
     Args:
         length: Steps of a sub-trajectory.
