@@ -34,7 +34,8 @@ class PrefetchBatchifier(Loader[Batch]):
         batch_size: Windows in a whole batch, B, over all shards; by default 32. Of a replay buffer as in ``sample``.
         sampling: "random", "last", "sequential", "batch", or a ``Sampler``.
         prefetch: Batches to compute ahead.
-        num_workers: Threads that compute them; with 0 the calling thread does. The stream is the same.
+        num_workers: Threads that compute them, and processes that decode encoded images; with 0 the calling thread does
+            both. The stream is the same.
         pin_memory: Ignored here.
         device: None or "cpu".
         seed, shard, dtypes, required_fields, fields, drop_last: See ``BatchSource``.

@@ -18,7 +18,7 @@ from PIL import Image
 
 from mouse_core import BatchSource, DatasetStore, PrefetchBatchifier, WorkerError
 from mouse_core._convert import RowError
-from mouse_core._decoding import DecodePool, Encoded, decode_rows, decoding_by
+from mouse_core._decoding import DecodePool, Encoded, _Process, decode_rows, decoding_by
 
 SHAPE = (9, 7, 3)
 
@@ -117,6 +117,25 @@ def test_a_process_that_dies_is_done_without() -> None:
         out = np.zeros((200, 9 * 7 * 3), np.uint8)
         decode(pool, runs, out)
         np.testing.assert_array_equal(out, pixels.reshape(200, -1))
+    pool.close()
+
+
+def test_a_process_that_dies_at_work_is_done_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels = frames(200)
+    pool = DecodePool(2)
+    wait_for(pool)
+    give = _Process.give
+
+    def give_and_kill(self: _Process, *arguments: Any) -> bool:
+        self._process.send_signal(signal.SIGSTOP)  # it takes the task, and does not come to answer
+        taken = give(self, *arguments)
+        self._process.send_signal(signal.SIGKILL)
+        return taken
+
+    monkeypatch.setattr(_Process, "give", give_and_kill)
+    out = np.zeros((200, 9 * 7 * 3), np.uint8)
+    decode(pool, [run_of([encoded(image) for image in pixels])], out)
+    np.testing.assert_array_equal(out, pixels.reshape(200, -1))
     pool.close()
 
 
