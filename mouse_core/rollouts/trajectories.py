@@ -11,7 +11,7 @@ from typing import Any
 
 from array_api_compat import array_namespace, is_torch_array
 
-from mouse_core.errors import SchemaError
+from mouse_core.errors import ConfigError, SchemaError
 
 Array = Any
 
@@ -50,6 +50,7 @@ def trajectory_rows(dones: Array, *, num_trajectories: int | None = None) -> tup
 
     Raises:
         SchemaError: As ``episode_starts``; also, outside of ``jax.jit``, a number that is too small.
+        ConfigError: No number under ``jax.jit``.
     """
     starts = episode_starts(dones)
     xp = array_namespace(starts)
@@ -59,7 +60,7 @@ def trajectory_rows(dones: Array, *, num_trajectories: int | None = None) -> tup
     # The number of the trajectory to which each row belongs, rows of one environment after those of another.
     number = xp.cumulative_sum(xp.astype(by_env, place.dtype)) - 1
     if num_trajectories is None:
-        num_trajectories = int(number[-1]) + 1
+        num_trajectories = _as_known("num_trajectories", number[-1]) + 1
     else:
         _check_number(number, num_trajectories)
     bounds = xp.searchsorted(number, _arange(xp, starts, num_trajectories + 1))
@@ -99,7 +100,7 @@ def split_and_pad_trajectories(
         Trajectories ``[T, K, ...]``, 0 beyond their ends, and masks bool ``[T, K]``, True where there is a row.
 
     Raises:
-        SchemaError: Shapes that do not go together; as ``trajectory_rows``.
+        SchemaError, ConfigError: Shapes that do not go together; as ``trajectory_rows``.
     """
     if tuple(values.shape[:2]) != tuple(dones.shape[:2]):
         raise SchemaError(f"values: expected [T, N, ...] as dones {tuple(dones.shape)}, found {tuple(values.shape)}")
@@ -120,6 +121,7 @@ def unpad_trajectories(padded: Array, masks: Array, *, num_envs: int | None = No
 
     Raises:
         SchemaError: Shapes that do not go together, or, outside of ``jax.jit``, a number of rows that is not T * N.
+        ConfigError: No number under ``jax.jit``.
     """
     if tuple(padded.shape[:2]) != tuple(masks.shape):
         raise SchemaError(f"padded: expected [T, K, ...] as masks {tuple(masks.shape)}, found {tuple(padded.shape)}")
@@ -128,7 +130,7 @@ def unpad_trajectories(padded: Array, masks: Array, *, num_envs: int | None = No
     place = _arange(xp, padded, steps)
     ends = xp.cumulative_sum(xp.sum(xp.astype(masks, place.dtype), axis=0))
     if num_envs is None:
-        total = int(ends[-1])
+        total = _as_known("num_envs", ends[-1])
         num_envs = total // steps
         if num_envs * steps != total:
             raise SchemaError(f"masks: expected a multiple of {steps} rows, the length of a rollout, found {total}")
@@ -165,6 +167,14 @@ def history_rows(rows: Array, starts: Array, length: int) -> tuple[Array, Array]
 
 def _arange(xp: Any, values: Array, count: int) -> Array:
     return xp.arange(count, device=values.device) if is_torch_array(values) else xp.arange(count)
+
+
+def _as_known(name: str, number: Array) -> int:
+    """A number of the data that makes a shape."""
+    try:
+        return int(number)
+    except TypeError as error:  # of a number that jax.jit traces
+        raise ConfigError(f"{name}: expected a number under jax.jit, where shapes are fixed, found None") from error
 
 
 def _beside(xp: Any, mask: Array, values: Array) -> Array:

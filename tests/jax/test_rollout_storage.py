@@ -360,6 +360,10 @@ def test_split_and_pad_under_jit() -> None:
     same(found[1][:, : masks.shape[1]], masks)
     back = jax.jit(core.unpad_trajectories, static_argnames="num_envs")(*found, num_envs=4)
     same(back, values)
+    with pytest.raises(ConfigError, match=r"num_trajectories: expected a number under jax\.jit"):
+        split(values=jnp.asarray(values), dones=jnp.asarray(dones))
+    with pytest.raises(ConfigError, match=r"num_envs: expected a number under jax\.jit"):
+        jax.jit(core.unpad_trajectories)(*found)
 
 
 # ---------------------------------------------------------------------- rlax
