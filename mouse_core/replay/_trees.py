@@ -175,7 +175,7 @@ def fit(leaf: Any, dtype: np.dtype[Any], *, where: str) -> npt.NDArray[Any]:
     array = as_array(leaf, where=where)
     if array.dtype == dtype:
         return array
-    if array.dtype.newbyteorder("=") == dtype:
+    if array.dtype.newbyteorder("=") == dtype or (is_weak(leaf) and not array.size):
         return array.astype(dtype)
     if not is_weak(leaf) or array.dtype.kind not in _HELD_BY.get(dtype.kind, ""):
         raise SchemaError(f"{where}: expected the dtype {dtype} of the first write, found {array.dtype}")

@@ -167,6 +167,9 @@ class ReplayBuffer(Sampled):
 
     def _write(self, rows: Any, *, one: bool) -> Any:
         rows = self._accept(rows)
+        if type(rows) is list and not rows and not one:
+            self._parts.check_writable()
+            return np.empty(0, np.int64)
         if self._inverse is not None:
             rows = self._inverse(rows)
         priority = priorities_in(rows, self._priority_key, one=one) if self._parts.prioritized else None

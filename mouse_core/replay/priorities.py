@@ -99,8 +99,11 @@ class Priorities:
         if values.dtype.kind not in "biuf":
             raise DataError(f"update_priority: expected numbers as priority, found {values.dtype}")
         if values.shape != slots.shape:
-            if values.ndim > slots.ndim or any(
-                size not in (1, other) for size, other in zip(values.shape, slots.shape, strict=False)
+            sizes = list(zip(values.shape, slots.shape, strict=False))
+            if (
+                values.ndim > slots.ndim
+                or values.shape[:1] not in ((), slots.shape[:1])
+                or any(size not in (1, other) for size, other in sizes)
             ):
                 raise ConfigError(
                     f"update_priority: expected priorities of the shape of the index {list(slots.shape)}, "

@@ -163,6 +163,8 @@ def test_lists_are_stacks_and_tuples_trees() -> None:
     assert buffer.extend({"a": [3], "b": (np.ones((1, 2)), [5.0])}).tolist() == [2]
     found = buffer[:]
     assert isinstance(found["b"], tuple)
+    assert buffer.extend([]).tolist() == []
+    assert buffer.extend({"a": [], "b": (np.zeros((0, 2)), [])}).tolist() == []
     np.testing.assert_array_equal(found["b"][1], [3, 4, 5])
 
 
@@ -331,6 +333,7 @@ def test_bad_priorities_change_nothing() -> None:
         ([0, 4], [1.0, 1.0], IndexError),
         ([0, -1], [1.0, 1.0], IndexError),
         ([0, 1], [1.0, 2.0, 3.0], ConfigError),
+        ([0, 1], [1.0], ConfigError),
         ([0.5], [1.0], ConfigError),
         ([0], ["much"], DataError),
     ):
