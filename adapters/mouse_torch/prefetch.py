@@ -33,8 +33,8 @@ class PrefetchBatchifier(Loader[TensorDict]):
         batch_size: Windows in a whole batch, B, over all shards; by default 32. Of a replay buffer as in ``sample``.
         sampling: "random", "last", "sequential", "batch", or a ``Sampler``.
         prefetch: Batches to make ahead.
-        num_workers: Threads that make them; with 0 the calling thread does. The stream is the same. (Of a replay buffer
-            that keeps tensors the calling thread always does.)
+        num_workers: Threads that make them, and processes that decode encoded images; with 0 the calling thread does
+            both. The stream is the same. (Of a replay buffer that keeps tensors the calling thread always does.)
         pin_memory: Whether host memory is pinned; None: where there is an accelerator.
         device: Where batches arrive; None: on the host, or where the replay buffer has them.
         seed, shard, dtypes, required_fields, fields, drop_last: See ``mouse_core.BatchSource``.
