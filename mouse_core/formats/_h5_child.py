@@ -11,7 +11,9 @@ import math
 import sys
 from typing import Any, BinaryIO
 
-MEMORY = 6 << 30
+MEMORY = 3 << 30
+"""Bytes of address space, those of the libraries included; a chunk that is read must fit."""
+
 DEPTH = 16
 
 
