@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from mouse_core.replay._rows import FieldType, RowSchema
 from mouse_core.replay.protocols import FieldKey, Slots
 
 Bytes = npt.NDArray[np.uint8]
+_Scratch = tuple[npt.NDArray[Any], list[tuple[int, npt.NDArray[Any]]]]
 
 # Fields up to this many bytes lie side by side, so that reading a row touches one place. Larger ones lie by
 # themselves, where they are copied once, not twice.
@@ -160,18 +162,21 @@ class _Gather:
         self._targets = list(layout.fields.values())
         self._shapes = None if len(shape) == 1 else [(*shape, *flat[1:]) for _, flat, _ in self._targets]
         # Single fields: their place, bytes to take from, and what takes them. Fields side by side: bytes to take from,
-        # where they pass through, and the fields there.
+        # and memory that they pass through, kept from call to call (several threads may be at it).
         self._alone: list[tuple[int, npt.NDArray[Any], np.dtype[Any]]] = []
-        self._apart: list[tuple[npt.NDArray[Any], npt.NDArray[Any], list[tuple[int, npt.NDArray[Any]]]]] = []
+        self._apart: list[tuple[npt.NDArray[Any], Block, deque[_Scratch]]] = []
         blocked: set[int] = set()
         for block, rows in memory.blocks:
             blocked |= {*block.places}
             if len(block.places) == 1:
                 self._alone.append((block.places[0], rows, block.raw))
             else:
-                scratch = np.empty(max(1, min(n, _SCRATCH // block.raw.itemsize)), block.raw)
-                self._apart.append((rows, scratch, list(zip(block.places, block.columns(scratch), strict=True))))
+                self._apart.append((rows, block, deque(maxlen=2)))
         self._loose = [(place, column) for place, column in enumerate(memory.columns) if place not in blocked]
+
+    def _scratch(self, block: Block) -> _Scratch:
+        memory = np.empty(max(1, min(self._n, _SCRATCH // block.raw.itemsize)), block.raw)
+        return memory, list(zip(block.places, block.columns(memory), strict=True))
 
     def run(self, places: Slots) -> dict[FieldKey, npt.NDArray[Any]]:
         """The rows at ``places``, which have the shape that was prepared for."""
@@ -187,7 +192,11 @@ class _Gather:
             if raw.itemsize * self._n:
                 # "clip" takes straight into the output, "raise" would go through a copy.
                 rows.take(flat, 0, np.ndarray((self._n,), raw, memory, base + self._targets[place][0]), "clip")
-        for rows, scratch, parts in self._apart:
+        for rows, block, kept in self._apart:
+            try:
+                scratch, parts = kept.pop()
+            except IndexError:
+                scratch, parts = self._scratch(block)
             if len(scratch) == self._n:
                 rows.take(flat, 0, scratch, "clip")
                 for place, values in parts:
@@ -198,6 +207,7 @@ class _Gather:
                     rows.take(flat[begin : begin + now], 0, scratch[:now], "clip")
                     for place, values in parts:
                         found[place][begin : begin + now] = values[:now]
+            kept.append((scratch, parts))
         for place, column in self._loose:
             found[place][...] = column[flat]
         if self._shapes is not None:
