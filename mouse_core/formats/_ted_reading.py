@@ -203,14 +203,15 @@ def _steps(entries: Entries, batch_rows: int) -> Iterator[Piece]:
             )
     n = shape[0] if shape else 0
     about = entries.about()
-    used = _number(about.get("_len"), n, entries.name, "len")
-    used = min(n if used is None else used, n)
+    lanes = math.prod(shape[1:])
+    # TorchRL counts the places of all environments.
+    length = _number(about.get("_len"), n * lanes, entries.name, "len")
+    used = n if length is None else length // max(1, lanes)
     cursor = _number(about.get("_cursor"), n, entries.name, "cursor") or 0
     order = [(cursor, used), (0, cursor)] if used == n and 0 < cursor < n else [(0, used)]
     both = sorted((root & inside) - _DONE)
     other = [*sorted(root - inside - _DONE), *(("next", *key) for key in sorted((inside - root) | (inside & _DONE)))]
     wanted = [*both, *(("next", *key) for key in both), *other]
-    lanes = math.prod(shape[1:])
     size = _piece(entries, wanted, batch_rows)
     for lane in range(lanes):
         fresh = True
@@ -246,8 +247,8 @@ def _flat(entries: Entries, batch_rows: int) -> Iterator[Piece]:
     n, lanes = shape[0], steps // shape[0]
     shift = _number(about.get("shift"), n, entries.name, "shift")
     used = n if full or shift is None else shift
-    length = _number(about.get("_len"), n, entries.name, "len")
-    used = used if length is None else min(used, length)
+    length = _number(about.get("_len"), steps, entries.name, "len")
+    used = used if length is None else min(used, length // lanes)
     if not used:
         return
     done = entries.read([("done",)], 0, steps)[0].reshape(steps, -1)

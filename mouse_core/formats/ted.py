@@ -130,9 +130,17 @@ def _pieces(found: Entries | _Trajectories, batch_rows: int) -> Iterator[Piece]:
     if not isinstance(found, _Trajectories):
         yield from pieces(found, batch_rows=batch_rows)
         return
-    length = None
-    if "_len" in found.file.names():
-        length = int(np.asarray(found.file.read([("_len", 0, 1)])[0]).reshape(-1)[0])
+    length, others = None, found.file.names()
+    if "_len" in others:
+        length = int(found.file.read([("_len", 0, 1)])[0].reshape(-1)[0])
+        shape: list[int] = []
+        if "_storage_shape" in others:
+            shape = found.file.read([("_storage_shape", 0, 16)])[0].reshape(-1).tolist()
+        if len(shape) > 1 and length < np.prod(shape):
+            raise ConfigError(
+                f"{found.file.path}: expected a ring of one environment, or one that is full, found {length} of "
+                f"{shape} places used; which trajectories were never written cannot be told"
+            )
     for first in range(0, len(found.names), _TRAJECTORIES):
         names = found.names[first : first + _TRAJECTORIES]
         for name, tree in zip(names, found.file.trees(names), strict=True):
