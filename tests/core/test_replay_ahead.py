@@ -193,3 +193,25 @@ def test_parts_that_do_not_go_together() -> None:
     assert (
         ReplayBuffer(ArrayStorage(8, alignment="arrived"), transform=NextView(takes="arrived")).alignment == "outgoing"
     )
+
+
+@settings(max_examples=25)
+@given(written=st.integers(1, 40), n=st.integers(1, 5), seed=st.integers(0, 100))
+def test_rows_that_hold_their_next_observation(written: int, n: int, seed: int) -> None:
+    """Nothing is masked: the newest row knows where it led, and the last one of an episode, too."""
+    buffer = ReplayBuffer(ArrayStorage(12), SamplerWithoutReplacement(), transform=NStep(n, 0.5), seed=seed)
+    rows = stream(0, written, seed)
+    for row in rows:
+        buffer.add({**row, "next_obs": row["obs"] + 1})
+    batch = buffer.sample(len(buffer))
+    assert batch["mask"].all()
+    for place in range(len(buffer)):
+        number = int(batch["obs"][place, 0])
+        taken = rows[number : number + n]
+        ends = [step for step, row in enumerate(taken) if row["done"]]
+        taken = taken[: ends[0] + 1] if ends else taken
+        assert batch["reward"][place] == sum(0.5**k * row["reward"] for k, row in enumerate(taken))
+        assert batch["done"][place] == taken[-1]["done"]
+        assert batch["steps"][place] == len(taken)
+        assert batch["next_obs"][place, 0] == number + len(taken)
+        assert batch["action"][place] == rows[number]["action"]

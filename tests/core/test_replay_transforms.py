@@ -131,6 +131,7 @@ def test_flags_as_gymnasium_and_torchrl_give_them() -> None:
     ted = {"next": {"reward": reward, "terminated": terminated, "truncated": truncated, "done": terminated | truncated}}
     found = NStep(2, 1.0)(ted)["next"]
     assert found["reward"].ravel().tolist() == [2, 1, 2, 1]
+    assert NStep(2, 1.0)(ted)["discount"].shape == found["reward"].shape == (1, 4, 1)  # and not broadcast to [1, 4, 4]
     assert found["terminated"].ravel().tolist() == [False, False, True, True]
     assert found["truncated"].ravel().tolist() == [True, True, False, False]
     assert found["done"].all()

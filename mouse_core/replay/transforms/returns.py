@@ -39,7 +39,7 @@ class NStep:
     - ``reward``: ``sum(discount**k * reward[t + k] for k in range(m))``,
     - ``done``, and ``terminated`` and ``truncated`` where they are: those of step ``t + m - 1``,
     - every field under ``next``, and every field whose name begins with ``next_``: that of step ``t + m - 1``,
-    - ``discount``, float32: ``discount**m``, and ``steps``, int64: ``m``.
+    - ``discount``, float32 with as many axes as the reward: ``discount**m``; and ``steps``, int64 ``[N, T]``: ``m``.
 
     So a target is ``reward + discount * (done != 1) * value(next)``. The end of an episode stops the sum. A step whose
     target is the terminal observation has done 1; one whose target is where the episode was cut short has done 2, and
@@ -111,7 +111,12 @@ class NStep:
         moved = {*end_fields(batch, self.done).values(), *self._shifted(batch)} - {place}
         changes: dict[FieldKey, Array] = {key: get(batch, key, where="NStep")[rows, last] for key in moved}
         powers = xp.asarray(float(self.discount) ** np.arange(self.n + 1.0), device=device_of(codes))
-        changes |= {place: total, "discount": xp.astype(powers[steps], xp.float32), "steps": steps}
+        changes |= {
+            place: total,
+            # With as many axes as the reward: [N, T] beside [N, T, 1] would be broadcast to [N, T, T].
+            "discount": beside(xp.astype(powers[steps], xp.float32), total),
+            "steps": steps,
+        }
         return replaced(batch, changes)
 
     def _shifted(self, batch: Any) -> list[FieldKey]:
