@@ -65,15 +65,15 @@ class MemmapStorage:
         capacity = None if max_size is None else check_max_size(max_size)
         self._ndim = check_ndim(ndim)
         self._alignment = check_alignment(alignment)
-        self._path = Path(path).absolute()
+        self.path = Path(path).absolute()
         self._schema: RowSchema | None = None
         self._memory: RowMemory | None = None
         self._mapped: tuple[int, int] | None = None  # generation and rows of the memory
         try:
-            self._path.mkdir(parents=True, exist_ok=True)
-            self._lock = FileLock(self._path / "lock")
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = FileLock(self.path / "lock")
             with self._lock:
-                self._head = Head(self._path / "head", capacity, self._ndim, int(alignment == "outgoing"))
+                self._head = Head(self.path / "head", capacity, self._ndim, int(alignment == "outgoing"))
         except OSError as error:
             if isinstance(error, StorageError):
                 raise
@@ -82,18 +82,13 @@ class MemmapStorage:
             self._know()
 
     def __repr__(self) -> str:
-        return f"MemmapStorage({len(self)} of {self.capacity} rows, {str(self._path)!r}, ndim={self._ndim})"
+        return f"MemmapStorage({len(self)} of {self.capacity} rows, {str(self.path)!r}, ndim={self._ndim})"
 
     def __len__(self) -> int:
         return min(self._head.word(0), self._head.capacity)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.capacity, str(self._path), self._ndim, self._alignment)
-
-    @property
-    def path(self) -> Path:
-        """The folder."""
-        return self._path
+        return _reopen, (self.capacity, str(self.path), self._ndim, self._alignment)
 
     @property
     def capacity(self) -> int:
@@ -141,16 +136,16 @@ class MemmapStorage:
 
     def _files(self, generation: int, schema: RowSchema | None) -> list[Path]:
         blocks = [] if schema is None else blocks_of(schema)
-        return [self._path / f"rows-{generation}-{number}" for number in range(len(blocks))]
+        return [self.path / f"rows-{generation}-{number}" for number in range(len(blocks))]
 
     def _know(self) -> Now:
         """Catch up with the other processes, and with one that died while it changed rows."""
         now = self._head.now()
-        if self._schema is None and (self._path / "schema").exists():
+        if self._schema is None and (self.path / "schema").exists():
             try:
-                schema = RowSchema.from_json(json.loads((self._path / "schema").read_text()))
+                schema = RowSchema.from_json(json.loads((self.path / "schema").read_text()))
             except (ValueError, KeyError, TypeError) as error:
-                raise StateError(f"{self._path / 'schema'}: expected the fields of a row, found {error!r}") from error
+                raise StateError(f"{self.path / 'schema'}: expected the fields of a row, found {error!r}") from error
             self._schema = schema
         if self._schema is not None and self._mapped != (now.generation, now.allocated):
             self._map(now, self._schema)
@@ -186,7 +181,7 @@ class MemmapStorage:
 
     def _save_schema(self, schema: RowSchema) -> None:
         if self._schema is None:
-            replace_file(self._path / "schema", json.dumps(schema.to_json()).encode())
+            replace_file(self.path / "schema", json.dumps(schema.to_json()).encode())
             self._schema = schema
 
     # ------------------------------------------------------------------ writing
@@ -197,8 +192,7 @@ class MemmapStorage:
         Raises:
             StorageError: No room on the disk.
         """
-        if isinstance(rows, list) and not one:
-            rows = stack(rows)
+        rows = stack(rows) if isinstance(rows, list) and not one else rows
         lead = self._ndim - 1 if one else self._ndim
         with self._lock:
             now = self._know()
@@ -246,20 +240,20 @@ class MemmapStorage:
             check_put(slots, n)
             columns = {str(number): array for number, array in enumerate(arrays)}
             journal = {"places": self._places(slots, now), "columns": columns}
-            write_checkpoint(self._path / "journal", journal, sync=False)
+            write_checkpoint(self.path / "journal", journal, sync=False)
             self._head.journal = True
             self._apply_journal()
 
     def _apply_journal(self) -> None:
         """Change rows in place as the journal says; doing so again changes nothing more."""
         assert self._memory is not None
-        journal = read_checkpoint(self._path / "journal")
+        journal = read_checkpoint(self.path / "journal")
         self._memory.put(journal["places"], [journal["columns"][str(n)] for n in range(len(self._memory.columns))])
         now = self._head.now()
         self._head.commit(replace(now, changes=now.changes + 1))
         self._head.journal = False
         with suppress(OSError):
-            (self._path / "journal").unlink()
+            (self.path / "journal").unlink()
 
     def empty(self) -> None:
         """Forget all rows; the files keep their places."""
@@ -321,8 +315,12 @@ class MemmapStorage:
             if not later.spare:
                 later = self._begin(schema, later)
             self._remove(later.generation, schema)
-            later = self._reserve(schema, later, min(written, self.capacity + later.spare))
-            self._save_schema(schema)
+            try:
+                later = self._reserve(schema, later, min(written, self.capacity + later.spare))
+                self._save_schema(schema)
+            except StorageError:
+                self._remove(later.generation, schema)
+                raise
             slots = np.arange(len(arrays[0]), dtype=np.int64)
             self._map(later, schema).put(self._places(slots, later), arrays)
             self._head.commit(later)

@@ -331,6 +331,7 @@ def test_a_full_disk_is_found_before_a_row_is_written(tmp_path: Path, monkeypatc
         with pytest.raises(StorageError):
             buffer.load_state_dict(larger.state_dict())
     assert (len(buffer), buffer.storage.written) == (1000, 1000)
+    assert len(row_files(tmp_path / "m")) == 1
     np.testing.assert_array_equal(buffer[:]["a"], np.arange(1000))
     buffer.extend({"a": np.arange(1000, 50_000)})
     np.testing.assert_array_equal(buffer[:]["a"], np.arange(50_000))
