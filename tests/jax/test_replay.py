@@ -15,7 +15,7 @@ from mouse_core._convert import convert
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.replay import ArrayStorage, Compose, NextView, NStep, PrioritizedSampler, RandomCrop, SliceSampler
 from mouse_core.replay._trees import flatten
-from mouse_jax import NARROWED, PrioritizedReplayBuffer, ReplayBuffer, ReplayBufferEnsemble
+from mouse_jax import NARROWED, PrefetchBatchifier, PrioritizedReplayBuffer, ReplayBuffer, ReplayBufferEnsemble
 
 
 def rows(n: int, seed: int = 0) -> dict[str, Any]:
@@ -147,6 +147,13 @@ def test_devices() -> None:
     buffer = ReplayBuffer(ArrayStorage(8), batch_size=4, device=sharding)
     buffer.extend({"x": np.arange(5.0, dtype=np.float32)})
     assert buffer.sample()["x"].sharding == sharding
+    with PrefetchBatchifier(buffer) as loader:  # where the buffer has them
+        assert loader.next_batch()["x"].sharding == sharding
+    plain = core.ReplayBuffer(ArrayStorage(arrays={"x": np.arange(5.0, dtype=np.float32)}), batch_size=4)
+    with PrefetchBatchifier(plain, sharding=sharding) as loader:
+        assert loader.next_batch()["x"].sharding == sharding
+    with PrefetchBatchifier(plain, device="cpu:3") as loader:
+        assert loader.next_batch()["x"].devices() == {jax.devices()[3]}
     assert ReplayBuffer(device="cpu:2").device == jax.devices()[2]
     with pytest.raises(ConfigError, match="device: expected"):
         ReplayBuffer(device="nothing")
