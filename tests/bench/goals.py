@@ -71,6 +71,7 @@ def goals(cores: int) -> Iterator[Goal]:
             )
     yield from _replay_goals()
     yield from _rollout_goals()
+    yield from _group_goals()
     for key, work in SCALES.items():
         yield _over_floor(key, work, 1.3)
     yield _figure("scale-first", "first batch after from_dataset, 100 million steps", "under 0.3 s", 0.3, " s")
@@ -148,6 +149,34 @@ def _rollout_goals() -> Iterator[Goal]:
     for name in ("mouse, NumPy", "mouse, NumPy, with truncation"):
         work = f"returns of a rollout, T=24, N=4,096, {name.removeprefix('mouse, ')}"
         yield Goal(work, "at most 2 ms", partial(milliseconds, name), 2.0, unit=" ms")
+
+
+def _group_goals() -> Iterator[Goal]:
+    """What groups of rollouts are to reach."""
+
+    def seconds(key: str, name: str, results: Results) -> float | None:
+        table = results.table(key)
+        row = table and table.row(name)
+        return row.seconds[1] if row else None
+
+    def share(results: Results) -> float | None:
+        ours = seconds("groups-write", "mouse add_rollouts", results)
+        disk = seconds("groups-write", "the same files written, synced and renamed", results)
+        return max(4096 / 20_000, disk) / ours if ours and disk else None
+
+    def milliseconds(results: Results) -> float | None:
+        found = seconds("groups-draw", "mouse create_batch", results)
+        return found * 1e3 if found else None
+
+    yield Goal(
+        "rollouts of 512 tokens added, sealed and written",
+        "20,000 a second or the disk's rate",
+        share,
+        1.0,
+        at_most=False,
+        unit=" of that",
+    )
+    yield Goal("1,024 of 100,000 rollouts as examples", "under 20 ms, the copy included", milliseconds, 20, unit=" ms")
 
 
 SCALES = {

@@ -70,7 +70,9 @@ def test_a_full_group_is_one_file(make: Make) -> None:
     assert list(buffer.rollouts()) == given
     file = pq.ParquetFile(buffer.root_path / name)
     assert file.metadata.num_rows == 4
-    assert file.metadata.row_group(0).column(0).compression == "ZSTD"
+    columns = [file.metadata.row_group(0).column(number) for number in range(file.metadata.num_columns)]
+    codecs = {column.path_in_schema.removeprefix("turns.list.element."): column.compression for column in columns}
+    assert {codecs[name] for name in ("message", "tokens.list.element", "logprobs.list.element")} == {"ZSTD"}
     assert file.schema_arrow.field("turns").type.value_type.field("tokens").type.value_type == "int32"
 
 

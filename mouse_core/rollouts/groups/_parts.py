@@ -6,6 +6,7 @@ import hashlib
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +18,8 @@ from mouse_core.rollouts.groups._files import folder_name, storing
 from mouse_core.rollouts.groups.types import GroupKey, RolloutRecord
 
 _NUMBER = b"mouse_group_number"
-_NUMBERS = (
-    "turns.list.element.tokens.list.element",
-    "turns.list.element.logprobs.list.element",
-    "tokens.list.element",
-    "advantage.list.element",
-    "generator_log_probs.list.element",
-)
+_NUMBERS = frozenset({"tokens", "logprobs", "advantage", "generator_log_probs"})
+_LARGE = _NUMBERS | {"message", "loss_mask", "text", "data"}
 CODECS = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
 """How pages can be compressed."""
 
@@ -65,16 +61,18 @@ def encode_table(rows: pa.RecordBatch, compression: str, metadata: dict[bytes, b
     import pyarrow.parquet as pq
 
     sink = pa.BufferOutputStream()
-    # A file is a few rows: dictionaries and statistics would cost more than they save. The first bytes of numbers
-    # beside each other, then the second ones, and so on, are smaller and twice as fast to compress.
+    columns = _columns(rows.schema)
+    large = [path for path, name in columns.items() if name in _LARGE]
+    # A file is a few rows: dictionaries, statistics, and compressing what is short, would cost more than they save. The
+    # first bytes of numbers beside each other, then the second ones, and so on, are smaller and faster to compress.
     with pq.ParquetWriter(
         sink,
         rows.schema,
-        compression=compression,
+        compression=dict.fromkeys(large, compression),
+        use_dictionary=False,
+        use_byte_stream_split=[path for path in large if columns[path] in _NUMBERS],
         write_page_checksum=True,
         data_page_version="2.0",
-        use_dictionary=False,
-        use_byte_stream_split=_numbers(rows.schema),
         write_statistics=False,
         store_schema=False,
     ) as writer:
@@ -84,9 +82,23 @@ def encode_table(rows: pa.RecordBatch, compression: str, metadata: dict[bytes, b
     return memoryview(sink.getvalue())
 
 
-def _numbers(schema: pa.Schema) -> list[str]:
-    """The columns of a file that hold arrays of numbers."""
-    return [path for path in _NUMBERS if path.partition(".")[0] in schema.names]
+@lru_cache(maxsize=8)
+def _columns(schema: pa.Schema) -> dict[str, str]:
+    """The columns of a file by their paths: the name of the innermost field that has one of its own."""
+    found: dict[str, str] = {}
+
+    def visit(field: pa.Field, path: str, name: str) -> None:
+        if pa.types.is_list(field.type):
+            visit(field.type.value_field, f"{path}.list.element", name)
+        elif pa.types.is_struct(field.type):
+            for inner in field.type:
+                visit(inner, f"{path}.{inner.name}", inner.name)
+        else:
+            found[path] = name
+
+    for field in schema:
+        visit(field, field.name, field.name)
+    return found
 
 
 def encode_group(rows: pa.RecordBatch, compression: str, number: int) -> memoryview:
