@@ -47,7 +47,7 @@ class RolloutBuffer:
         group_size: Rollouts of a full group.
         min_group_size: Rollouts that a group needs to be sealed by the time-out; one alone cannot be scored.
         seal_timeout: Seconds after a group's first rollout until the group is sealed as it is.
-        compression: Of messages, tokens and all else that can be long: "zstd", "snappy", "gzip", "brotli", "lz4" or "none".
+        compression: Of messages, tokens and what else can be long: "zstd", "snappy", "gzip", "brotli", "lz4", "none".
         batch_maker: What batches are made by; without, there are none.
         capacity: The most rollouts that may wait for their groups; with more, the oldest groups are sealed as they are.
         sync: Whether to wait for the disk. Without, a crash of the process loses nothing either, but one of the machine
