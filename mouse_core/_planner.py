@@ -23,7 +23,7 @@ _MOST_WINDOWS = 8192
 # Where rows have numbers of their own each step is located, and may be a piece by itself.
 _MOST_NUMBERED_STEPS = 1 << 15
 # The first batch is planned alone, so that it is there soon; a block is so many times as long as the one before.
-_GROWTH = 4
+_GROWTH = 8
 _BLOCKS_KEPT = 3
 
 

@@ -35,7 +35,7 @@ class Segment:
         self.origin = origin
         self.num_rows: int = table.num_rows if indices is None else indices.num_rows
         self._parts: dict[str, SegmentColumn] = {}
-        self._first_rows: dict[str, int | None] = {}
+        self._first_values: dict[str, tuple[int, Any] | None] = {}
 
     @classmethod
     def from_dataset(cls, dataset: Any) -> Segment:
@@ -113,10 +113,12 @@ class Segment:
         """The first value among the first ``rows`` rows that is not null, and its row; None where all are."""
         if name not in self.table.schema.names:
             return None
-        if name not in self._first_rows:
-            self._first_rows[name] = self._find_first(self.table.column(name))
-        row = self._first_rows[name]
-        return None if row is None or row >= rows else (row, self.take(row).column(name)[0].as_py())
+        if name not in self._first_values:
+            row = self._find_first(self.table.column(name))
+            # Kept, as every snapshot of a store that grows asks for it.
+            self._first_values[name] = None if row is None else (row, self.take(row).column(name)[0].as_py())
+        found = self._first_values[name]
+        return None if found is None or found[0] >= rows else found
 
     def _find_first(self, column: pa.ChunkedArray) -> int | None:
         """The first row whose value is not null."""
