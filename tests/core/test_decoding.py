@@ -164,7 +164,7 @@ def test_closed_or_dropped_no_process_remains() -> None:
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*fork.*")
 def test_a_forked_child_decodes_itself(pool: DecodePool) -> None:
     pixels = frames(40)
     runs = [run_of([encoded(image) for image in pixels])]
