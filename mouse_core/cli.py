@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit status: 0; 1 where ``mouse inspect --strict`` has warnings; 2 after an error that the user can mend,
-        which is printed in one line.
+        which is printed in one line; 130 after an interruption from the keyboard.
     """
     parser = argparse.ArgumentParser(
         prog="mouse",
@@ -45,7 +45,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = parser.parse_args(arguments)
     try:
         status: int = chosen.run(chosen)
-    except (MouseError, FileNotFoundError, ImportError) as error:
+    except KeyboardInterrupt:
+        print(f"mouse {chosen.command}: interrupted", file=sys.stderr)  # noqa: T201
+        return 130
+    except (MouseError, OSError, ImportError) as error:
         print(f"mouse {chosen.command}: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
         return 2
     return status

@@ -265,6 +265,19 @@ def test_convert_on_the_command_line(parquet: Path, tmp_path: Path, capsys: pyte
     assert shown[0].startswith("mouse convert: convert: expected a path where nothing is")
 
 
+def test_an_interruption_from_the_keyboard_is_one_line(
+    parquet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*ignored: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mouse_core.formats._shards.ShardWriter.write", interrupted)
+        assert run("convert", parquet, tmp_path / "out") == 130
+    assert capsys.readouterr().err.strip() == "mouse convert: interrupted"
+    assert run("convert", parquet, tmp_path / "out") == 0
+
+
 def test_push_on_the_command_line(
     parquet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
