@@ -254,7 +254,10 @@ Transform = Callable[..., Any]
 - ``inverse(rows)``: what is done to rows on their way in, to one of ``add`` and to many of ``extend`` alike;
 - ``random = True``: it draws random numbers, and is called as ``transform(batch, key)`` with a ``Key`` whose ``call``
   is ``TRANSFORM_CALLS`` or above;
-- ``alignment``: "arrived" or "outgoing", the alignment of what it gives; None or absent: that of what it takes.
+- ``takes``: "arrived" or "outgoing", the alignment of what it works on; a buffer of the other one refuses it;
+- ``alignment``: "arrived" or "outgoing", the alignment of what it gives; None or absent: that of what it takes;
+- ``reach``: how many rows behind a drawn one it needs. Single rows then arrive as slices ``[batch, 1 + reach]``, with a
+  ``mask`` and with ``index`` as it was drawn, ``[batch]``; afterwards the first step of each is kept.
 
 It runs in a prefetching thread, outside the buffer's lock: it must not touch the buffer. It may change the dict that it
 is given, and must not write to arrays in it.
