@@ -93,8 +93,12 @@ def check(episodes: Episodes, rows: Rows, rule: WindowRule) -> None:
 
 
 @settings(max_examples=50, deadline=None)
-@given(data=st.data(), num_envs=st.integers(1, 3), steps=st.integers(1, 40), mode=st.sampled_from(["end", "id", "both"]))
-def test_it_knows_what_looking_at_all_rows_would_find(data: st.DataObject, num_envs: int, steps: int, mode: str) -> None:
+@given(
+    data=st.data(), num_envs=st.integers(1, 3), steps=st.integers(1, 40), mode=st.sampled_from(["end", "id", "both"])
+)
+def test_it_knows_what_looking_at_all_rows_would_find(
+    data: st.DataObject, num_envs: int, steps: int, mode: str
+) -> None:
     rows, episodes = Rows(num_envs, steps), Episodes(num_envs, steps)
     bits = st.integers(0, 2**32 - 1)
     for _ in range(data.draw(st.integers(1, 8))):
