@@ -14,7 +14,6 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-
 _ROW_GROUP_BYTES = 4 << 20
 
 
