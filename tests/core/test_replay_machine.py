@@ -308,4 +308,4 @@ def test_buffers_do_what_the_model_does() -> None:
 
 @pytest.mark.slow
 def test_buffers_do_what_the_model_does_at_length() -> None:
-    run_state_machine_as_test(BufferMachine, settings=settings(max_examples=400, stateful_step_count=50, deadline=None))
+    run_state_machine_as_test(BufferMachine, settings=settings(max_examples=150, stateful_step_count=40, deadline=None))
