@@ -46,6 +46,7 @@ def histogram(edges: Sequence[float], counts: Sequence[int], *, label: str, heig
     else:
         for share, anchor in ((0.0, "start"), (0.5, "middle"), (1.0, "end")):
             value = edges[0] + (edges[-1] - edges[0]) * share
+            value = 0.0 if abs(value) < 2e-3 * (edges[-1] - edges[0]) else value
             parts.append(_text(_LEFT + room * share, height - 8, short(value), anchor))
     return _svg(height, label, parts)
 
