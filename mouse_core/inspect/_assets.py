@@ -33,7 +33,8 @@ code { font: .9em ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
 .note { background: var(--note-back); border-left: 4px solid var(--note); }
 .note b { color: var(--note); }
 .good { background: var(--good-back); border-left: 4px solid var(--good); }
-.cards { display: grid; gap: 14px; align-items: start; grid-template-columns: repeat(auto-fill, minmax(min(100%, 262px), 1fr)); }
+.cards { display: grid; gap: 14px; align-items: start;
+  grid-template-columns: repeat(auto-fill, minmax(min(100%, 262px), 1fr)); }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 12px; padding: 14px; min-width: 0; }
 .card p { font-size: .85rem; color: var(--dim); margin: 0 0 8px; }
 svg { display: block; width: 100%; max-width: 420px; height: auto;
