@@ -66,7 +66,8 @@ class BufferSource:
         return repr(self.buffer)
 
     def __len__(self) -> int:
-        raise ConfigError("loader: expected a store for a length, found a replay buffer, which has no epochs")
+        # What list() takes for "not known"; any other error would end it.
+        raise TypeError("loader: expected a store for a length, found a replay buffer")
 
     def prepare(self, index: int) -> None:
         """Draw what is to be drawn before batch ``index`` is delivered; in the caller's thread.

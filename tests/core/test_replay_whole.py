@@ -217,3 +217,15 @@ def test_loaders_over_an_ensemble_of_everything(tmp_path: Path) -> None:
     assert run(1) == first
     assert run(4) == first
     assert first[-1] == (2, 8, 2)
+
+
+def test_a_loop_over_a_loader_ends_with_the_epoch() -> None:
+    buffer = ReplayBuffer(ArrayStorage(10), SamplerWithoutReplacement(), batch_size=4)
+    buffer.extend({"a": np.arange(10)})
+    for workers in (0, 2):
+        with PrefetchBatchifier(buffer, num_workers=workers, prefetch=3) as loader:
+            for _ in range(2):
+                found = np.concatenate([batch["a"] for batch in list(loader)])
+                assert sorted(found.tolist()) == list(range(10))
+            with pytest.raises(TypeError, match="expected a store"):
+                len(loader)
