@@ -81,7 +81,7 @@ def convert_rlds_to_trajectories(
         EpisodeError: A terminal step that is not last, a step that is not last before a first one, or a last one that
             is not before a first one. All trajectories before that pair have been given by then.
 
-    Example:
+    Examples:
         >>> step = {"observation": 0.5, "action": 1, "reward": 1.0, "discount": 1.0, "is_terminal": False}
         >>> steps = [step | {"is_first": True, "is_last": False}, step | {"is_first": False, "is_last": True}]
         >>> pairs = convert_rlds_to_trajectories([{"steps": steps}])

@@ -117,8 +117,7 @@ class RolloutRows:
             RolloutFullError: There is no row left (also an OverflowError).
             SchemaError, MissingFieldError: Names, shapes or dtypes that are not those of the fields.
             DataError: Rewards, values or log-probabilities that are not finite, or done codes other than 0, 1, 2.
-
-            In each case nothing has changed.
+                In each case nothing has changed.
         """
         if self._step >= self.num_transitions_per_env:
             raise RolloutFullError(
