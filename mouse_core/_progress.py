@@ -7,7 +7,9 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def progress_bar(description: str, *, total: int | None, unit: str, enabled: bool = True) -> Iterator[Callable[[int], None]]:
+def progress_bar(
+    description: str, *, total: int | None, unit: str, enabled: bool = True
+) -> Iterator[Callable[[int], None]]:
     """Show how far some work has come, on stderr, with rich or, where that is not installed, tqdm.
 
     Args:
