@@ -612,7 +612,7 @@ def test_an_empty_store(make: Any) -> None:
         ({"sequence_length": 2.0}, r"sequence_length: expected a positive integer, found 2\.0"),
         ({"sequence_length": True}, "sequence_length: expected a positive integer, found True"),
         ({"batch_size": -1}, "batch_size: expected a positive integer, found -1"),
-        ({"batch_size": None}, "batch_size: expected a positive integer, found None"),
+        ({"batch_size": "4"}, "batch_size: expected a positive integer, found '4'"),
         ({"seed": -1}, r"seed: expected an integer in \[0, 2\*\*64\), found -1"),
         ({"seed": None}, "seed: expected"),
         ({"shard": (0, 3)}, "shard: expected a count that divides batch_size 4, found 3"),
