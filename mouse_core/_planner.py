@@ -55,10 +55,13 @@ class Planner:
         self._seed = seed
         self._shard = shard
         self._epoch_start = epoch_start
+        self._padded = sampler if isinstance(sampler, PaddedSampler) else None
         windows = _MOST_WINDOWS
         if snapshot.has_row_numbers:
             windows = min(windows, _MOST_NUMBERED_STEPS // sampler.sequence_length)
         self._longest = max(1, windows * shard[1] // sampler.batch_size)
+        self._first = 1
+        self._latest = epoch_start
         # The latest comes first; replaced, never changed, so that it can be read without the lock.
         self._blocks: tuple[_Block, ...] = ()
         self._lock = ProcessLock()
@@ -70,11 +73,21 @@ class Planner:
             IndexError: The index lies before the first batch.
             Exception: Whatever the sampler raises for this batch.
         """
+        self._latest = index
         for first, end, windows, _ in self._blocks:
             if first <= index < end:
                 return windows, index - first
         block = self._block(operator.index(index))
         return block.windows, index - block.first
+
+    @property
+    def used(self) -> int:
+        """About how many batches were asked for, at least 1."""
+        return max(1, self._latest + 1 - min((block.first for block in self._blocks), default=self._latest))
+
+    def begin_with(self, batches: int) -> None:
+        """Plan so many batches at once where a block stands alone, instead of one."""
+        self._first = min(batches, self._longest)
 
     def plan(self, index: int) -> Plan:
         """The plan of batch ``index``; raises as ``find``."""
@@ -94,8 +107,8 @@ class Planner:
     def locate(self, starts: npt.NDArray[np.int64], bounds: Sequence[int] | None = None) -> Windows:
         """See ``Snapshot.locate``; raises ConfigError if some windows are not in the snapshot."""
         length, lengths = self._sampler.sequence_length, None
-        if isinstance(self._sampler, PaddedSampler):
-            lengths = self._sampler.lengths(starts, self._snapshot)
+        if self._padded is not None:
+            lengths = self._padded.lengths(starts, self._snapshot)
         last = self._snapshot.num_rows - (length if lengths is None else lengths)
         if len(starts) and not (starts.min() >= 0 and (starts <= last).all()):
             last = int(np.min(last))
@@ -121,7 +134,7 @@ class Planner:
     def _make_block(self, index: int) -> _Block:
         # Whoever asks for what comes after a block, maybe not at once, will go on so.
         before = next((block for block in self._blocks if 0 <= index - block.end < _GROWTH), None)
-        batches = 1 if before is None else min(_GROWTH * (before.end - before.first), self._longest)
+        batches = self._first if before is None else min(_GROWTH * (before.end - before.first), self._longest)
         if batches > 1:
             try:
                 return self._compute(index, batches)

@@ -131,9 +131,8 @@ class BatchSource:
             "views": views,
         }
         self._planner = Planner(sampling, self.snapshot, seed=self.seed, shard=self.shard, epoch_start=self.epoch_start)
-        self._readers = choose_readers(
-            self.snapshot, fields, required_fields, masked=isinstance(sampling, PaddedSampler)
-        )
+        padded = sampling if isinstance(sampling, PaddedSampler) else None
+        self._readers = choose_readers(self.snapshot, fields, required_fields, masked=padded is not None)
         self._dtypes = delivered_dtypes(self._readers, dtypes or {}, narrow or {})
         self._narrow = {name: reader.travel_dtype(self._dtypes[name]) for name, reader in self._readers.items()}
         self._fields = {
@@ -151,8 +150,8 @@ class BatchSource:
         if self._augment is not None:
             self._dtypes, self._narrow = self._augment.intake(self._dtypes), self._augment.intake(self._narrow)
         self._shapes = {name: spec.shape for name, spec in self._fields.items()}
-        self._padded = isinstance(sampling, PaddedSampler)
-        self._fill = sampling.fill if isinstance(sampling, PaddedSampler) else None
+        self._padded = padded is not None
+        self._fill = None if padded is None else padded.fill
         if self._fill is not None:
             check_fill(self._fill, self._narrow)
             if self._augment is not None:
@@ -324,7 +323,10 @@ class BatchSource:
         options = self._options() | {"epoch_start": epoch_start}
         if seed is not None:
             options["seed"] = seed
-        return _restore(snapshot, self.sampler, options)
+        source = _restore(snapshot, self.sampler, options)
+        # Whoever takes a new snapshot every so many batches will do so again.
+        source._planner.begin_with(self._planner.used)
+        return source
 
     def with_shard(self, shard: tuple[int, int]) -> BatchSource:
         """Another shard of the same batches."""
