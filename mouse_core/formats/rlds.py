@@ -63,7 +63,7 @@ def read_rlds(
 
     Args:
         episodes: An iterable of episodes as ``convert_rlds_to_trajectories`` takes them, or a function that gives one.
-            A generator can be read only once.
+            What a generator gives, episodes or steps, can be read only once.
         final: What happens where an episode's steps end without ``is_last``, so that the observation its last action
             led to is missing: "drop" leaves that action out, "mark" adds a row of zeros. By default an error.
         batch_rows: At most how many rows a batch has.
@@ -93,35 +93,50 @@ def _peek(
     given: Iterable[Any] | Callable[[], Iterable[Any]], batch_rows: int, final: str | None, path: str
 ) -> tuple[pa.RecordBatch, Callable[[], Iterable[Any]]]:
     """The first batch, and a function that gives the episodes from the start."""
-    once = isinstance(given, Iterator)
     seen: list[Any] = []
 
     def noted(episodes: Iterator[Any]) -> Iterator[Any]:
         for episode in episodes:
-            if once:
-                seen.append(_kept(episode))
-            yield seen[-1] if once else episode
+            seen.append(episode if callable(given) else _kept(episode))
+            yield seen[-1]
 
     iterator = iter(given() if callable(given) else given)
+    once = not callable(given) and isinstance(given, Iterator)
     batch = first_batch(stacks(noted(iterator), batch_rows, path), final=final, path=path)
     left: list[Iterable[Any]] = [chain(seen, iterator)]
 
     def fresh() -> Iterable[Any]:
-        if not once:
-            return given() if callable(given) else given
-        if not left:
+        if callable(given):
+            return given()
+        if left:
+            return left.pop()
+        if once:
             raise ConfigError(f"{path}: a generator can be read once; pass a list, or a function that makes one")
-        return left.pop()
+        return _whole(given, path)
 
     return batch, fresh
 
 
+def _whole(episodes: Iterable[Any], path: str) -> Iterator[Any]:
+    """Episodes that were read before: their steps must still be there."""
+    for number, episode in enumerate(episodes):
+        if _steps_once(episode):
+            raise ConfigError(
+                f"{path}, episode {number}: its steps are a generator, which can be read once; pass lists of steps, or "
+                "a function that makes the episodes"
+            )
+        yield episode
+
+
+def _steps_once(episode: Any) -> bool:
+    return isinstance(episode.get("steps") if isinstance(episode, Mapping) else episode, Iterator)
+
+
 def _kept(episode: Any) -> Any:
     """An episode that can be read twice."""
-    if isinstance(episode, Mapping):
-        steps = episode.get("steps")
-        return {**episode, "steps": list(steps)} if isinstance(steps, Iterator) else episode
-    return list(episode) if isinstance(episode, Iterator) else episode
+    if not _steps_once(episode):
+        return episode
+    return {**episode, "steps": list(episode["steps"])} if isinstance(episode, Mapping) else list(episode)
 
 
 def first_batch(pieces: Iterator[Stack], *, final: str | None, path: str) -> pa.RecordBatch:

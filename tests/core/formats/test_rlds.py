@@ -66,6 +66,14 @@ def test_a_generator_is_read_once() -> None:
     assert again.digest() == again.digest()
 
 
+def test_steps_that_are_generators_lose_no_episode() -> None:
+    episodes = [rlds_episode(log) for log in record(Counting(LENGTHS), 6)]
+    stream = read_rlds([episode | {"steps": iter(episode["steps"])} for episode in episodes])
+    assert rows_digest(stream) == read_rlds(episodes).digest()
+    with pytest.raises(ConfigError, match="episode 0: its steps are a generator, which can be read once"):
+        list(stream)
+
+
 @pytest.mark.parametrize("kind", ["vector", "discrete", "image", "nested"])
 def test_there_and_back(kind: str) -> None:
     rows = read_rlds([rlds_episode(log) for log in record(Counting(LENGTHS, kind), 6)])
