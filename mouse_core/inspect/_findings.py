@@ -216,7 +216,9 @@ def _about_observations(columns: Sequence[Column], episodes: Episodes) -> Iterat
             "after the environment had been reset",
         )
     same = odd.get("same-final", 0)
-    if vectors and episodes.count > _FEW_EPISODES and same >= episodes.count - 1:
+    # The zeros that a reader put there, and said so, are no recording.
+    marked = sum(round(column.mean * column.rows) for column in columns if column.name == MISSING and column.mean)
+    if vectors and episodes.count > _FEW_EPISODES and same >= episodes.count - 1 and same > marked:
         yield _warning("same-final", f"all {episodes.count:,} episodes end with one and the same observation")
 
 

@@ -341,6 +341,15 @@ def test_each_mistake_gives_its_warning_and_no_other(
     assert codes(inspect(stream(rows), ignore=expected)) == set()
 
 
+def test_observations_that_a_reader_marked_as_missing_are_no_mistake_of_the_recording() -> None:
+    rows = clean()
+    same_final(rows)
+    rows["observation_missing"] = [int(done != 0) for done in rows["done"]]
+    report = inspect(stream(rows))
+    assert codes(report) == set()
+    assert "observations-missing" in [finding.code for finding in report.findings]
+
+
 def test_rows_that_are_no_steps_are_described_too() -> None:
     report = inspect(stream({"x": [1.0, 2.0], "action_arm": [[1.0], [2.0]]}))
     assert codes(report) == {"missing-columns", "no-observation"}
