@@ -30,7 +30,7 @@ test: $(VENV)/.installed-test  ## run the tests
 	$(PY) -m pytest -n $(JOBS) --dist worksteal $(ARGS)
 
 test-slow: $(VENV)/.installed-test  ## run the tests that take minutes
-	$(PY) -m pytest -m slow $(ARGS)
+	$(PY) -m pytest -m slow -n $(JOBS) --dist worksteal $(ARGS)
 
 bench: $(VENV)/.installed-bench  ## measure against peers and write docs/benchmarks.md; ARGS=--quick takes two minutes
 	$(PY) -m tests.bench $(ARGS)
