@@ -16,7 +16,7 @@ from mouse_core.replay._state import part_of
 from mouse_core.replay.ahead import rows_behind
 from mouse_core.replay.protocols import Draw, FieldKey, Sampler, Slots, Storage, Write, Writer
 from mouse_core.replay.samplers import RandomSampler
-from mouse_core.replay.writers import ImmutableWriter, RoundRobinWriter
+from mouse_core.replay.writers import ImmutableWriter, MaxValueWriter, RoundRobinWriter
 
 _NOTHING: AbstractContextManager[Any] = nullcontext()
 # Single rows that a sampler may hear of at once, later.
@@ -40,6 +40,12 @@ class Parts:
         if writer is None:
             writer = RoundRobinWriter() if self.storage.writable else ImmutableWriter()
         self.writer: Writer = check_part("writer", writer, Writer)
+        if not self.storage.writable and not isinstance(writer, ImmutableWriter):
+            raise ConfigError(
+                f"writer: expected an ImmutableWriter, as {storage!r:.80} cannot be written to, found {writer!r}"
+            )
+        if isinstance(writer, MaxValueWriter):
+            writer.check(storage)
         self.prioritized = hasattr(self.sampler, "update_priority")
         self._reach: int = getattr(transform, "reach", 0)
         if not self.writer.ordered and (self.sampler.needs_order or self._reach):

@@ -97,6 +97,15 @@ class MaxValueWriter:
     def __repr__(self) -> str:
         return f"MaxValueWriter(rank_key={self.rank_key!r}, reduction={self.reduction!r})"
 
+    def check(self, storage: Storage) -> None:
+        """Whether rows of ``storage`` can be ranked one by one.
+
+        Raises:
+            ConfigError: The storage has ``ndim=2``, whose time steps belong together.
+        """
+        if storage.ndim != 1:
+            raise ConfigError(f"MaxValueWriter: expected a storage with ndim=1, found ndim={storage.ndim}")
+
     def write(self, storage: Storage, rows: Any, *, one: bool = False) -> tuple[Slots, Slots, int | None]:
         """Write the rows that rank high enough; see ``Writer.write``.
 
@@ -105,8 +114,7 @@ class MaxValueWriter:
             MissingFieldError: Rows without the ranking field.
             DataError: A rank that is NaN.
         """
-        if storage.ndim != 1:
-            raise ConfigError(f"MaxValueWriter: expected a storage with ndim=1, found ndim={storage.ndim}")
+        self.check(storage)
         many = [rows] if one else rows
         ranks = self._ranks(storage, many)
         heap, self._heap = self._known(storage), None  # known again when the rows are written

@@ -23,6 +23,8 @@ from mouse_core.replay import (
     PrioritizedSampler,
     RandomSampler,
     ReplayBuffer,
+    ReturnsToGo,
+    RoundRobinWriter,
     SamplerWithoutReplacement,
     SliceSampler,
 )
@@ -221,6 +223,21 @@ def test_a_function_of_ones_own_makes_the_batch() -> None:
         ReplayBuffer(collate_fn=3)  # type: ignore[arg-type]
 
 
+def test_a_transform_that_returns_nothing_is_named() -> None:
+    def forgetful(batch: Any) -> None:
+        batch["a"] = batch["a"] + 1
+
+    with pytest.raises(ConfigError, match=r"expected <function .*forgetful.* to return a batch, found None"):
+        numbered(4, transform=forgetful).sample(2)
+
+
+def test_returns_of_single_transitions_say_where_they_are_summed() -> None:
+    buffer = ReplayBuffer(ArrayStorage(4), transform=ReturnsToGo(0.5))
+    buffer.extend({"reward": np.ones(4), "done": np.array([0, 0, 0, 1])})
+    with pytest.raises(SchemaError, match=r"draw slices, or sum when episodes are written: OnWrite\(ReturnsToGo"):
+        buffer.sample(2)
+
+
 # ---------------------------------------------------------------------- writers
 
 
@@ -257,7 +274,7 @@ def test_rows_that_cannot_be_ranked() -> None:
     with pytest.raises(ConfigError, match="reduction"):
         MaxValueWriter("r", "most")
     with pytest.raises(ConfigError, match="ndim=2"):
-        ReplayBuffer(ArrayStorage(4, ndim=2), writer=MaxValueWriter("r")).extend({"r": np.zeros((2, 2))})
+        ReplayBuffer(ArrayStorage(4, ndim=2), writer=MaxValueWriter("r"))
     with pytest.raises(ConfigError, match="keeps the order of rows"):
         ReplayBuffer(ArrayStorage(4), SliceSampler(slice_len=2, end_key="r"), MaxValueWriter("r"))
     with pytest.raises(ConfigError, match="keeps the order of rows"):
@@ -276,6 +293,11 @@ def test_nothing_is_written_to_an_immutable_buffer() -> None:
         with pytest.raises(ConfigError, match="ImmutableWriter"):
             write()
     np.testing.assert_array_equal(buffer[:]["a"], np.arange(4))
+    fixed = np.arange(4)
+    fixed.flags.writeable = False
+    for writer in (RoundRobinWriter(), MaxValueWriter("a")):
+        with pytest.raises(ConfigError, match="writer: expected an ImmutableWriter"):
+            ReplayBuffer(ArrayStorage(arrays={"a": fixed}), writer=writer)
 
 
 # ---------------------------------------------------------------------- priorities

@@ -126,9 +126,14 @@ def place_of(batch: Any, key: FieldKey) -> FieldKey:
 def steps_of(values: Array, *, where: str, key: FieldKey) -> tuple[int, int]:
     """The first two axes of a field of slices: how many they are, and how long."""
     if values.ndim < 2:
+        # How far returns reach is not known beforehand, so that a buffer cannot read the steps for them.
+        if where == "ReturnsToGo":
+            otherwise = "sum when episodes are written: OnWrite(ReturnsToGo(...))"
+        else:
+            otherwise = "give the transform to a buffer, which reads the steps that it needs"
         raise SchemaError(
             f"{where}: expected slices [num_slices, slice_len, ...], found {key!r} of shape {list(values.shape)}; draw "
-            "slices, or give the transform to a buffer, which reads the steps that it needs"
+            f"slices, or {otherwise}"
         )
     return int(values.shape[0]), int(values.shape[1])
 

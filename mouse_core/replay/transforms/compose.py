@@ -77,7 +77,7 @@ class Compose:
         """Apply them all; ``key`` names the random numbers, of which each has its own.
 
         Raises:
-            ConfigError: One of them draws random numbers, and there is no key.
+            ConfigError: One of them draws random numbers, and there is no key; or one returned None.
         """
         behind = [getattr(transform, "reach", 0) for transform in self.transforms]
         read = _read_ahead(batch) if any(behind) else None
@@ -88,6 +88,8 @@ class Compose:
                 batch = transform(batch, replace(key, call=key.call + number))
             else:
                 batch = transform(batch)
+            if batch is None:
+                raise ConfigError(f"transform: expected {transform!r} to return a batch, found None")
             if read is not None and not any(behind[number + 1 :]):
                 batch, read = _first_steps(batch, read), None
         return batch
