@@ -115,11 +115,10 @@ def push_rlds_to_reverb(
     """
     first, steps = _peek(rlds_data)
     expected = _expected(observer)
-    if expected is not None:
-        info = () if policy_info_fn is None else policy_info_fn(first, first)
-        _compare(expected, _spec(first, info), "")
     pushed = 0
     for trajectory in _pairs(steps, policy_info_fn):
+        if not pushed and expected is not None:
+            _compare(expected, _spec(first, trajectory.policy_info), "")
         observer(trajectory)
         pushed += 1
     return pushed

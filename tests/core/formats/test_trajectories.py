@@ -215,7 +215,13 @@ def test_the_observers_spec_is_compared() -> None:
             push_rlds_to_reverb(data, observer)
         assert observer.taken == []
     with_info = Observer(spec._replace(policy_info={"sum": spec.reward}))
-    assert push_rlds_to_reverb(data, with_info, lambda now, following: {"sum": now["reward"]}) == 4
+    asked = []
+
+    def info(now: Any, following: Any) -> dict[str, Any]:
+        asked.append((now["action"], following["action"]))
+        return {"sum": now["reward"]}
+
+    assert push_rlds_to_reverb(data, with_info, info) == len(asked) == 4  # comparing asks for nothing more
 
 
 def test_an_observers_error_is_its_own() -> None:
