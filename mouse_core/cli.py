@@ -49,7 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"mouse {chosen.command}: interrupted", file=sys.stderr)  # noqa: T201
         return 130
     except (MouseError, OSError, ImportError) as error:
-        print(f"mouse {chosen.command}: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
+        message = " ".join(str(error).split()).removeprefix(f"{chosen.command}: ")
+        print(f"mouse {chosen.command}: {message}", file=sys.stderr)  # noqa: T201
         return 2
     return status
 

@@ -46,7 +46,8 @@ class H5File:
         if importlib.util.find_spec("h5py") is None:
             raise ImportError("HDF5 files need h5py: pip install 'mouse-data[formats]'")
         if not os.path.isfile(self.path):
-            raise ConfigError(f"{self.path}: expected a file, found none")
+            found = "a folder" if os.path.isdir(self.path) else "none"
+            raise ConfigError(f"{self.path}: expected an HDF5 file, found {found}")
         self._lock = threading.Lock()
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(_CHILD), self.path],
@@ -57,7 +58,7 @@ class H5File:
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
         )
         try:
-            self._ask(None)
+            self._ask(None, "expected an HDF5 file: ")
         except BaseException:
             self.close()
             raise
@@ -117,7 +118,7 @@ class H5File:
         answer, payload = self._ask({"do": "read", "items": [list(item) for item in items]})
         return [_array(header, parts) for header, parts in zip(answer["values"], payload, strict=True)]
 
-    def _ask(self, request: dict[str, Any] | None) -> tuple[dict[str, Any], list[list[bytearray]]]:
+    def _ask(self, request: dict[str, Any] | None, expected: str = "") -> tuple[dict[str, Any], list[list[bytearray]]]:
         process = self._process
         if process.stdin is None or process.stdout is None or process.stdin.closed:
             raise ConfigError(f"{self.path}: the file is closed")
@@ -152,7 +153,7 @@ class H5File:
                 raise damaged(self.path, f"the HDF5 library did not answer within {PATIENCE:.0f} s")
             raise damaged(self.path, f"the HDF5 library broke down over it (exit code {process.returncode})")
         if "error" in header:
-            raise damaged(self.path, header["error"].strip().splitlines()[0])
+            raise damaged(self.path, expected + header["error"].strip().splitlines()[0])
         return header, payload
 
 

@@ -14,6 +14,7 @@ from mouse_core.formats._h5 import H5File
 from mouse_core.formats.rows import is_rows
 
 __all__ = [
+    "contents",
     "hdf5_names",
     "is_d4rl",
     "is_dopamine",
@@ -29,6 +30,23 @@ __all__ = [
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _MOST_JSON = 64 << 20
+_MOST_NAMES = 8
+
+
+def contents(path: Path) -> str:
+    """What lies at a path, in a few words, for whoever expected something else there."""
+    names = hdf5_names(path)
+    if names is None and not path.is_dir():
+        return f"a file of {path.stat().st_size:,} bytes"
+    kind = "a folder" if names is None else "an HDF5 file"
+    try:
+        found = sorted(file.name for file in path.iterdir()) if names is None else sorted(names)
+    except OSError as error:
+        return f"{kind} that cannot be read ({error.strerror})"
+    if not found:
+        return f"{kind} of nothing"
+    more = f" and {len(found) - _MOST_NAMES} more" if len(found) > _MOST_NAMES else ""
+    return f"{kind} of {found[:_MOST_NAMES]}{more}"
 
 
 def is_lerobot(path: Path) -> bool:

@@ -119,7 +119,8 @@ def open(
     found = _named(format) if format is not None else _recognised(root)
     if found is None:
         raise ConfigError(
-            f"{root}: no format recognised; looked for " + "; ".join(f"{one.name}: {one.sign}" for one in _FORMATS)
+            f"{root}: no format recognised in {signs.contents(root)}; looked for "
+            + "; ".join(f"{one.name}: {one.sign}" for one in _FORMATS)
         )
     if splits is not None and not found.splits:
         raise ConfigError(f"{root}: splits: {found.name} data have none, found {list(splits)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -262,7 +263,7 @@ def test_convert_on_the_command_line(parquet: Path, tmp_path: Path, capsys: pyte
     assert run("convert", tmp_path / "nowhere", tmp_path / "out2") == 2
     shown = capsys.readouterr().err.strip().splitlines()
     assert len(shown) == 2
-    assert shown[0].startswith("mouse convert: convert: expected a path where nothing is")
+    assert shown[0].startswith("mouse convert: expected a path where nothing is")
 
 
 def test_an_interruption_from_the_keyboard_is_one_line(
@@ -335,8 +336,14 @@ def test_what_is_recognised(tmp_path: Path, parquet: Path) -> None:
 
 def test_what_is_not_recognised_says_what_was_looked_for(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing")
-    for path in (tmp_path, tmp_path / "notes.txt"):
-        with pytest.raises(ConfigError, match=r"no format recognised; looked for lerobot: .*; minari: .*; ogbench: "):
+    (tmp_path / "empty").mkdir()
+    for path, found in (
+        (tmp_path, "a folder of ['empty', 'notes.txt']"),
+        (tmp_path / "empty", "a folder of nothing"),
+        (tmp_path / "notes.txt", "a file of 7 bytes"),
+    ):
+        wanted = f"no format recognised in {re.escape(found)}; looked for lerobot: .*; minari: .*; ogbench: "
+        with pytest.raises(ConfigError, match=wanted):
             formats.open(path)
     with pytest.raises(ConfigError, match="expected a file or folder, found none"):
         formats.open(tmp_path / "nowhere")
