@@ -122,7 +122,7 @@ def _arrays(file: H5File) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
         raise damaged(file.path, f"expected arrays {list(_NEEDED)}, found no {missing} among {list(found)[:20]}")
     shape = found["rewards"]["shape"]
     if not shape or not shape[0]:
-        raise damaged(file.path, f"rewards: expected one number a transition, found shape {shape}")
+        raise damaged(file.path, f"rewards: expected a number for each of at least one transition, found shape {shape}")
     arrays: dict[str, dict[str, Any]] = {}
     about = dict(tree["attributes"])
     for key, part in found.items():

@@ -215,7 +215,7 @@ def test_the_observers_spec_is_compared() -> None:
             push_rlds_to_reverb(data, observer)
         assert observer.taken == []
     with_info = Observer(spec._replace(policy_info={"sum": spec.reward}))
-    asked = []
+    asked: list[tuple[Any, Any]] = []
 
     def info(now: Any, following: Any) -> dict[str, Any]:
         asked.append((now["action"], following["action"]))
