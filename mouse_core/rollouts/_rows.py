@@ -72,6 +72,10 @@ class RolloutRows:
 
     # ------------------------------------------------------------------ what it holds
 
+    def __repr__(self) -> str:
+        rows = f"{self._step} of {self.num_transitions_per_env} rows, num_envs={self.num_envs}"
+        return f"{type(self).__name__}({rows}, fields={list(self._fields)}, seed={self.seed})"
+
     def __getitem__(self, name: str) -> Array:
         """The array of a field, ``[T, N, ...]``."""
         try:

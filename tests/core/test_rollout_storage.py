@@ -102,6 +102,13 @@ def test_positions_of_the_preset() -> None:
     assert storage.rnd_state.shape == (2, 3, 6)
 
 
+def test_a_storage_says_what_it_is() -> None:
+    storage = RolloutStorage(2, 3, {"obs": (4,)}, seed=5)
+    storage.add_transitions({"obs": np.ones((2, 4)), "rewards": np.ones(2), "dones": [0, 0]})
+    found = "RolloutStorage(1 of 3 rows, num_envs=2, fields=['obs', 'rewards', 'dones'], seed=5)"
+    assert repr(storage) == found
+
+
 def test_fields_are_what_the_spec_says() -> None:
     storage = RolloutStorage(
         num_envs=4096,
