@@ -243,8 +243,10 @@ class BufferMachine(RuleBasedStateMachine):
     def go_on_elsewhere(self, to_file: bool, size: int) -> None:
         """All that follows is the same in a buffer that was loaded."""
         other = self._make()
-        if self.number % 2:
+        if self.number % 2:  # rows that loading replaces: the episode here goes on
+            episode = self.episode
             other.extend([self._row(3, True), self._row(2, False)])
+            self.episode = episode
         if to_file:
             self.buffer.dumps(Path(self.folder.name) / "saved")
             other.loads(Path(self.folder.name) / "saved")
