@@ -49,7 +49,7 @@ def inspect(stream: RowStream, *, ignore: Collection[str] = (), progress: bool =
 def _alignment(stream: RowStream, found: Scan) -> str:
     """How the alignment is known, and whether the rows agree."""
     declared = stream.metadata.get("alignment_declared")
-    if stream.format not in ("mouse", "datasets"):
+    if stream.format not in ("datasets", "parquet"):
         how = f"the {stream.format} reader lays rows out like this"
     elif declared:
         how = "the data say so"

@@ -350,6 +350,15 @@ def test_observations_that_a_reader_marked_as_missing_are_no_mistake_of_the_reco
     assert "observations-missing" in [finding.code for finding in report.findings]
 
 
+@pytest.mark.parametrize("form", ["datasets", "parquet"])
+def test_how_the_alignment_is_known(form: str) -> None:
+    rows = stream(clean())
+    assert inspect(rows.replace(format=form)).alignment_found.startswith("taken for granted, for the data do not say")
+    stated = rows.replace(format=form, metadata={"alignment_declared": "arrived"})
+    assert inspect(stated).alignment_found.startswith("the data say so")
+    assert inspect(rows.replace(format="minari")).alignment_found.startswith("the minari reader lays rows out")
+
+
 def test_rows_that_are_no_steps_are_described_too() -> None:
     report = inspect(stream({"x": [1.0, 2.0], "action_arm": [[1.0], [2.0]]}))
     assert codes(report) == {"missing-columns", "no-observation"}
