@@ -106,8 +106,8 @@ def map_tree(change: Callable[[Any], Any], tree: Any) -> Any:
     return change(tree)
 
 
-def find(tree: Any, key: FieldKey) -> Any:
-    """The leaf or branch of a tree by its name.
+def find(tree: Any, key: FieldKey, *, where: str = "rows") -> Any:
+    """The leaf or branch of a tree by its name; ``where`` says of what an error speaks.
 
     Raises:
         MissingFieldError: There is none.
@@ -117,7 +117,7 @@ def find(tree: Any, key: FieldKey) -> Any:
         try:
             found = found[step]
         except (KeyError, IndexError, TypeError) as error:
-            raise MissingFieldError(f"rows: expected a field {key!r}, found {_names(tree)}") from error
+            raise MissingFieldError(f"{where}: expected a field {key!r}, found {_names(tree)}") from error
     return found
 
 

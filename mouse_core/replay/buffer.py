@@ -278,7 +278,7 @@ class ReplayBuffer(Sampled):
         """
         if priority is None:
             batch = self._accept(index)
-            index, priority = find(batch, "index"), find(batch, self._priority_key)
+            index, priority = (find(batch, key, where="update_priority") for key in ("index", self._priority_key))
         with self._lock, self._shared():
             self._parts.update_priority(index, priority)
             self._updates += 1

@@ -215,17 +215,17 @@ class ReplayBufferEnsemble(Sampled):
         """
         batch = self._accept(index) if priority is None else {"index": index}
         if priority is None:
-            buffer_ids = find(batch, "buffer_ids")
+            buffer_ids = find(batch, "buffer_ids", where="update_priority")
         if buffer_ids is None:
             raise ConfigError("update_priority: expected the buffer_ids of the batch beside its index, found none")
-        ids, slots = np.asarray(buffer_ids), np.asarray(find(batch, "index"))
+        ids, slots = np.asarray(buffer_ids), np.asarray(find(batch, "index", where="update_priority"))
         if ids.shape != slots.shape or (ids.size and not (ids.min() >= 0 and ids.max() < len(self._buffers))):
             raise ConfigError(f"update_priority: expected buffer_ids in 0..{len(self._buffers) - 1} for every index")
         for number in np.unique(ids).tolist():
             member: Any = self._buffers[number]
             if getattr(member, "prioritized", False):
                 mine = ids == number
-                given = find(batch, member.priority_key) if priority is None else priority
+                given = find(batch, member.priority_key, where="update_priority") if priority is None else priority
                 member.update_priority(slots[mine], np.asarray(given)[mine])
 
     # ------------------------------------------------------------------ state
