@@ -149,7 +149,7 @@ def stacked_length(stacked: Any, where: str) -> int:
     """How many steps stacked features have.
 
     Raises:
-        DataError: They disagree.
+        DataError: They disagree, or are those of a single step.
     """
     lengths: set[int] = set()
 
@@ -164,6 +164,10 @@ def stacked_length(stacked: Any, where: str) -> int:
             lengths.add(len(value) if value.ndim else -1)
 
     visit(stacked)
+    if lengths == {-1}:
+        raise DataError(
+            f"{where}: expected an iterable of steps, or features stacked to [n, ...], found features of a single step"
+        )
     if len(lengths) != 1 or -1 in lengths:
         raise DataError(
             f"{where}: expected stacked features of one length, found lengths {sorted(lengths)} (-1: a single value)"

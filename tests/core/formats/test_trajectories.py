@@ -179,6 +179,8 @@ def test_nothing_to_convert(function: Any) -> None:
     assert isinstance(caught.value, MouseError)
     with pytest.raises(ValueError, match="iterable of RLDS episodes"):
         function(7)
+    with pytest.raises(ValueError, match="episode 0: expected an iterable of steps.* found features of a single step"):
+        function(COMPLETE["steps"])
 
 
 def test_the_spec() -> None:
