@@ -62,7 +62,7 @@ class RolloutRows:
         self.spec = stored_spec(self._fields)
         self._arrays: dict[str, Array] = {}
         for name, field in self._fields.items():
-            if not field.optional:
+            if field.mask or not field.optional:
                 self._allocate(name)
         for name in COMPUTED if "values" in self._fields else ():
             self._allocate(name)
@@ -140,7 +140,7 @@ class RolloutRows:
             if self._step == 0:
                 self._hidden, self._with_hidden = self._hidden_arrays(hidden), True
             _hidden.tree_map(self._copy_hidden, hidden, self._hidden)
-        self._present |= {name for name in rows if name in given or name.removesuffix("_mask") in given}
+        self._present |= set(rows)
         self._step += 1
         self._version += 1
 
@@ -222,7 +222,7 @@ class RolloutRows:
                 value, mask = _checks.split_mask(name, value, mask)
             if value is None:
                 self._check_absent(name, field)
-                if field.mask and name in self._arrays:
+                if field.mask:
                     rows |= {
                         key: self._zeros((self.num_envs, *self.spec[key].shape), self.spec[key].dtype)
                         for key in (name, f"{name}_mask")

@@ -63,8 +63,8 @@ class RolloutField:
     Args:
         shape: Its shape in one environment; the storage holds ``[T, N, *shape]``.
         dtype: Its dtype; boolean, integer or floating.
-        optional: Whether transitions may lack it. Its memory is allocated when the first one has it. Without a mask,
-            either all rows of a rollout have it or none has.
+        optional: Whether transitions may lack it. With a mask, rows that lack it are not available. Without one, either
+            all rows of a rollout have it or none has, and its memory is allocated when the first one has it.
         mask: Whether an availability mask belongs to it, bool ``[T, N]``, under the name ``<field>_mask``. Rows that
             are not available hold zeros or what came with them.
     """

@@ -129,8 +129,8 @@ def test_fields_are_what_the_spec_says() -> None:
     assert storage.rewards.dtype == np.float64
     for name in ("rewards", "dones", "values", "returns", "advantages"):
         assert storage[name].shape == (24, 4096, 1)
-    assert storage.goal is None
-    assert storage.goal_mask is None
+    assert storage.goal.shape == (24, 4096, 3)
+    assert not storage.goal_mask.any()
     assert storage.mu is None
     with pytest.raises(AttributeError, match="no attribute or field 'nonsense'"):
         storage.nonsense  # noqa: B018
@@ -251,7 +251,6 @@ def test_columns_and_kinds_of_values() -> None:
 def test_masks_say_what_was_available() -> None:
     storage = small(goal=RolloutField((1,), mask=True, optional=True), map=RolloutField((), mask=True))
     storage.add_transitions({**ROW, "map": [1.0, 2.0]})
-    assert storage.goal is None
     storage.add_transitions({**ROW, "map": ([3.0, 4.0], [True, False]), "goal": [5.0, 6.0], "goal_mask": [[0], [1]]})
     storage.add_transitions({**ROW, "map": [5.0, 6.0], "map_mask": np.array([0.0, 1.0])})
     np.testing.assert_array_equal(storage.map, [[1, 2], [3, 4], [5, 6]])
@@ -263,7 +262,10 @@ def test_masks_say_what_was_available() -> None:
     for _ in range(3):
         storage.add_transitions({**ROW, "map": [1.0, 2.0]})
     assert not storage.goal_mask.any()
-    assert all("goal" not in batch.fields for batch in storage.mini_batch_generator(1, 1))
+    # Delivered all the same, so that training code need not ask.
+    for batch in storage.mini_batch_generator(1, 1):
+        assert batch["goal"].shape == (6, 1)
+        assert not batch["goal_mask"].any()
 
 
 def test_optional_fields_are_in_all_rows_or_in_none() -> None:
