@@ -17,9 +17,10 @@ SECONDS = 20.0
 
 # Reads each copy to the end; one line of JSON each, which is written before the next is begun.
 READER = """
-import json, resource, sys, time
+import json, sys, time
 from mouse_core import formats
 from mouse_core.errors import MouseError
+from tests.core.peak import peak_mb
 for path in sys.argv[2:]:
     print(json.dumps(["begins", path]), flush=True)
     began = time.perf_counter()
@@ -29,7 +30,7 @@ for path in sys.argv[2:]:
     except MouseError as error:
         said = ["refused", str(error)]
     print(json.dumps([*said, time.perf_counter() - began]), flush=True)
-print(json.dumps(["peak", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024]))
+print(json.dumps(["peak", peak_mb()]))
 """
 
 

@@ -377,12 +377,13 @@ def test_a_stream_that_was_cut_between_batches_is_damaged(tmp_path: Path) -> Non
 @pytest.mark.parametrize("pictures", [False, True])
 def test_ten_million_steps_take_little_memory(pictures: bool, tmp_path: Path) -> None:
     code = """
-    import resource, sys
+    import sys
     import numpy as np, pyarrow as pa
     from mouse_core.formats import open as open_rows
     from mouse_core.formats.base import RowStream
     from mouse_core.formats.converting import convert
     from mouse_core.inspect import inspect
+    from tests.core.peak import peak_mb
 
     ROWS, N, PICTURES = (20_000, 2000, True) if sys.argv[2] == "True" else (10_000_000, 8000, False)
     def batch(first, n):
@@ -403,7 +404,7 @@ def test_ten_million_steps_take_little_memory(pictures: bool, tmp_path: Path) ->
     assert done.digest == again.digest and done.rows == ROWS
     report = inspect(open_rows(sys.argv[1] + "/all.parquet"))
     assert report.episodes.count == ROWS // 200
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    print(peak_mb())
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code), str(tmp_path), str(pictures)], capture_output=True, text=True

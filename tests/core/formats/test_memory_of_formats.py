@@ -17,15 +17,15 @@ CONVERT = """
 import json, resource, sys
 from mouse_core import formats
 import datasets
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-before = peak()
+from tests.core.peak import peak_mb
+before = peak_mb()
 stream = formats.open(sys.argv[1], **json.loads(sys.argv[2]))
 if sys.argv[4] == "minari":
     from mouse_core.formats.minari import write_minari
     write_minari(stream, sys.argv[3])
 else:
     stream.write(sys.argv[3])
-print(json.dumps([before, peak(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024]))
+print(json.dumps([before, peak_mb(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024]))
 """
 
 
@@ -81,4 +81,4 @@ def test_dopamine(tmp_path: Path) -> None:
     ):
         with gzip.open(tmp_path / f"$store$_{store}_ckpt.0.gz", "wb", compresslevel=1) as file:
             np.save(file, array)
-    convert(tmp_path, tmp_path / "rows", final="mark")
+    convert(tmp_path, tmp_path / "rows", final="mark", batch_rows=1024)

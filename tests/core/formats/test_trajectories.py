@@ -177,9 +177,9 @@ def test_nothing_to_convert(function: Any) -> None:
     with pytest.raises(ValueError, match=r"found no \['reward', 'is_last'\]") as caught:
         function(lacking)
     assert isinstance(caught.value, MouseError)
-    with pytest.raises(ValueError, match="iterable of RLDS episodes"):
+    with pytest.raises(ValueError, match=r"iterable of RLDS episodes"):
         function(7)
-    with pytest.raises(ValueError, match="episode 0: expected an iterable of steps.* found features of a single step"):
+    with pytest.raises(ValueError, match=r"episode 0: expected an iterable of steps.* found features of a single step"):
         function(COMPLETE["steps"])
 
 
