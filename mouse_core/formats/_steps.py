@@ -164,7 +164,7 @@ def stacked_length(stacked: Any, where: str) -> int:
             lengths.add(len(value) if value.ndim else -1)
 
     visit(stacked)
-    if lengths == {-1}:
+    if isinstance(stacked, Mapping) and getattr(stacked.get("is_first"), "ndim", 1) == 0:
         raise DataError(
             f"{where}: expected an iterable of steps, or features stacked to [n, ...], found features of a single step"
         )
