@@ -13,6 +13,7 @@ _REPEATS_OF_OTHERS = 0.5
 _MOST = 0.5
 _FEW_EPISODES = 5
 _SHOWN = 8
+_NUMBERS = ("int", "uint", "float", "double", "halffloat", "bool")
 
 
 def findings(
@@ -62,6 +63,8 @@ def _about_columns(columns: Sequence[Column], rows: int, *, arrived: bool) -> It
         if column.rows and column.nulls == column.rows and column.dtype == "null":
             yield _note("empty-column", f"{column.name}: null in every row, which counts as a missing column")
             continue
+        if column.name in ("action", "reward", "done") and not column.dtype.startswith(_NUMBERS):
+            yield _warning("not-numbers", f"{column.name}: expected numbers, found {column.dtype}: a store refuses it")
         if column.nulls and column.name != "episode_step" and column.name != "metadata_q_star":
             yield level("nulls", f"{column.name}: {_count(column.nulls, 'null')}")
         if column.nans or column.infinite:

@@ -446,3 +446,11 @@ def test_json_holds_everything(folder: Path, tmp_path: Path, capsys: pytest.Capt
 def test_a_file_that_cannot_be_written_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(folder, "--html", "/nowhere/report.html") == 2
     assert "/nowhere/report.html" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["action", "reward", "done"])
+def test_words_where_numbers_belong(name: str) -> None:
+    rows = clean()
+    report = inspect(stream(rows | {name: ["yes"] * len(rows["done"])}))
+    assert "not-numbers" in codes(report)
+    assert any(finding.message.startswith(f"{name}: expected numbers, found string") for finding in report.findings)
