@@ -151,7 +151,9 @@ class BufferMachine(RuleBasedStateMachine):
         rows = []
         for slot in slots:
             old = self.model.slots[slot]
+            episode = self.episode  # what is put in place of a row ends no other episode
             rows.append({**self._row(rank, bool(old["done"])), "episode": old["episode"]})
+            self.episode = episode
         if len(slots) == 1:
             self.buffer[slots[0] - len(self.buffer)] = rows[0]
         else:

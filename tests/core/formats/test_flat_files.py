@@ -112,7 +112,7 @@ def test_d4rl_asks_for_final(tmp_path: Path) -> None:
     path = write_d4rl(tmp_path / "x.hdf5", flat(logged()), ["next_observations"])
     with pytest.raises(ConfigError, match=r"x\.hdf5: .*final='drop'.*final='mark'"):
         read_d4rl(path)
-    with pytest.raises(ConfigError, match="expected a file"):
+    with pytest.raises(ConfigError, match="expected an HDF5 file, found none"):
         read_d4rl(tmp_path / "none.hdf5", final="drop")
     for key in ("observations", "rewards"):
         lacking = write_d4rl(tmp_path / f"{key}.hdf5", flat(logged()), [key])
