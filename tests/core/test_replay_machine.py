@@ -215,7 +215,8 @@ class BufferMachine(RuleBasedStateMachine):
         np.testing.assert_array_equal(obs[meant], np.array([row["nested"]["obs"] for row in expected])[meant])
         if not slices:
             return
-        assert index.shape == (size, length)
+        # Without replacement the last batch of an epoch is short.
+        assert index.shape == (size, length) or (self.sampler == "slices without" and 0 < len(index) < size)
         written, capacity = self.model.written, self.capacity
         for slots, known in zip(index.tolist(), mask.tolist(), strict=True):
             # In the order of writing, side by side, and never over the end of an episode.
