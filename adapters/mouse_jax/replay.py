@@ -9,6 +9,7 @@ import jax
 from jax.sharding import Sharding
 
 from mouse_core.replay import buffer, ensemble
+from mouse_core.replay._sampled import Sampled
 from mouse_core.replay.priorities import Beta, PrioritizedSampler
 from mouse_core.replay.protocols import FieldKey, Sampler, Transform, Writer
 from mouse_jax.placement import find_device
@@ -17,7 +18,28 @@ from mouse_jax.trees import as_arrays, as_jax
 Target: TypeAlias = jax.Device | Sharding | str | None
 
 
-class ReplayBuffer(buffer.ReplayBuffer):
+class _InJax(Sampled):
+    """Takes arrays of any kind, and delivers batches to a device."""
+
+    _target: jax.Device | Sharding | None
+
+    @property
+    def device(self) -> jax.Device | Sharding | None:
+        """Where batches arrive; None: JAX's default device."""
+        return self._target
+
+    def _accept(self, rows: Any) -> Any:
+        return as_arrays(rows)
+
+    def _deliver(self, batch: Any) -> Any:
+        return as_jax(batch, self._target)
+
+
+def _target(device: Target) -> jax.Device | Sharding | None:
+    return device if isinstance(device, Sharding) else find_device(device)
+
+
+class ReplayBuffer(_InJax, buffer.ReplayBuffer):
     """``mouse_core.replay.ReplayBuffer`` that takes and gives pytrees of ``jax.Array``.
 
     Rows may be nested dicts, tuples, named tuples and dataclasses of JAX or NumPy arrays or of numbers; dataclasses
@@ -61,7 +83,7 @@ class ReplayBuffer(buffer.ReplayBuffer):
         priority_key: FieldKey = "td_error",
         device: Target = None,
     ) -> None:
-        self._target = device if isinstance(device, Sharding) else find_device(device)
+        self._target = _target(device)
         super().__init__(
             storage,
             sampler,
@@ -72,17 +94,6 @@ class ReplayBuffer(buffer.ReplayBuffer):
             collate_fn=collate_fn,
             priority_key=priority_key,
         )
-
-    @property
-    def device(self) -> jax.Device | Sharding | None:
-        """Where batches arrive; None: JAX's default device."""
-        return self._target
-
-    def _accept(self, rows: Any) -> Any:
-        return as_arrays(rows)
-
-    def _deliver(self, batch: Any) -> Any:
-        return as_jax(batch, self._target)
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):
@@ -121,7 +132,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         )
 
 
-class ReplayBufferEnsemble(ensemble.ReplayBufferEnsemble):
+class ReplayBufferEnsemble(_InJax, ensemble.ReplayBufferEnsemble):
     """``mouse_core.replay.ReplayBufferEnsemble`` that gives pytrees of ``jax.Array``.
 
     Args:
@@ -143,16 +154,5 @@ class ReplayBufferEnsemble(ensemble.ReplayBufferEnsemble):
         collate_fn: Callable[[Sequence[Any]], Any] | None = None,
         device: Target = None,
     ) -> None:
-        self._target = device if isinstance(device, Sharding) else find_device(device)
+        self._target = _target(device)
         super().__init__(*buffers, p=p, transform=transform, batch_size=batch_size, seed=seed, collate_fn=collate_fn)
-
-    @property
-    def device(self) -> jax.Device | Sharding | None:
-        """Where batches arrive; None: JAX's default device."""
-        return self._target
-
-    def _accept(self, rows: Any) -> Any:
-        return as_arrays(rows)
-
-    def _deliver(self, batch: Any) -> Any:
-        return as_jax(batch, self._target)

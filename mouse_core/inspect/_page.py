@@ -17,7 +17,7 @@ from mouse_core.inspect._assets import SCRIPT, STYLE
 from mouse_core.inspect._pictures import picture_columns, thumbnail
 from mouse_core.inspect._samples import Sample
 from mouse_core.inspect._svg import bar_chart, histogram, ranges, short
-from mouse_core.inspect._text import number, shape_text
+from mouse_core.inspect._text import column_cells, number
 from mouse_core.inspect.report import Column, Distribution, Report
 
 # What the browser may load: nothing but what stands in the page.
@@ -160,17 +160,7 @@ def _columns(report: Report) -> str:
 
 
 def _column_row(column: Column) -> str:
-    cells = (
-        column.name,
-        column.dtype,
-        shape_text(column),
-        f"{column.nulls:,}" if column.nulls else "",
-        f"{column.nans:,}" if column.nans else "",
-        number(column.low),
-        number(column.high),
-        number(column.mean),
-    )
-    return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in cells)}</tr>"
+    return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in column_cells(column))}</tr>"
 
 
 def _card(title: str, about: str, content: str) -> str:

@@ -82,7 +82,7 @@ def heading(report: Report) -> str:
 def tables(report: Report) -> list[tuple[str, Sequence[str], list[tuple[str, ...]]]]:
     """Title, head and rows of every table."""
     found: list[tuple[str, Sequence[str], list[tuple[str, ...]]]] = [
-        ("", _COLUMN_HEAD, [_column_row(column) for column in report.columns])
+        ("", _COLUMN_HEAD, [column_cells(column) for column in report.columns])
     ]
     if report.episodes is not None and report.episodes.count:
         rows = []
@@ -94,7 +94,8 @@ def tables(report: Report) -> list[tuple[str, Sequence[str], list[tuple[str, ...
     return found
 
 
-def _column_row(column: Column) -> tuple[str, ...]:
+def column_cells(column: Column) -> tuple[str, ...]:
+    """What a row of the table of columns says, under ``_COLUMN_HEAD``."""
     return (
         column.name,
         column.dtype,
