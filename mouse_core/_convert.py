@@ -36,6 +36,9 @@ def convert(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     if array.dtype.kind not in "biuf":
         raise RowError(0, f"expected numbers, found {array.dtype}")
     if dtype.kind == "f":
+        largest = float(np.finfo(dtype).max)
+        if array.dtype.kind == "f" and -largest <= array.min() and array.max() <= largest:
+            return array.astype(dtype)  # most likely; neither NaN nor infinities are among them
         with np.errstate(over="ignore"):
             converted = array.astype(dtype)
         if array.dtype.kind == "f":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from mouse_core._layout import ColumnType, check_readable, column_type, fixed_shape
 from mouse_core._segments import Segment
-from mouse_core._tail import TailColumn
 from mouse_core._tail_schema import tail_column
+from mouse_core._tail_values import TailColumn
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
 from mouse_core.snapshot import SnapshotConfig
 from mouse_core.spec import Alignment, Field, FieldSpec, check_alignment, merge_fields
@@ -89,10 +89,10 @@ class StoreSchema:
                     types[name], arrow_types[name] = kind, data_type
         self.types, self.arrow_types, self.widths = types, arrow_types, widths
 
-    def learn(self, name: str, kind: ColumnType, data_type: pa.DataType) -> None:
+    def learn(self, name: str, kind: ColumnType, data_type: Callable[[], pa.DataType]) -> None:
         """Take over a column of appended rows, unless its type is known already."""
         if name not in self.types or self.types[name].kind == "null":
-            self.types[name], self.arrow_types[name] = kind, data_type
+            self.types[name], self.arrow_types[name] = kind, data_type()
 
     def check_names(self, names: Iterable[str]) -> None:
         """Raise unless ``names`` are the columns of the store, or can be the first of an empty one.

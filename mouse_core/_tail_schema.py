@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._layout import ColumnType, column_type
-from mouse_core._tail import TailColumn, check_object
+from mouse_core._tail_values import TailColumn, check_object
 from mouse_core.images import decode_image, encoded_shape
 from mouse_core.spec import Field
 

@@ -49,7 +49,7 @@ class DatasetStore:
         self._segments: list[Segment] = []
         self._num_rows = 0
         self._kept: Snapshot | None = None
-        self._appender = Appender(self._schema, self._add_segment, self._spec_before, self.__len__)
+        self._appender = Appender(self._schema, self._segments)
         self._lock = ProcessLock()
 
     # ------------------------------------------------------------------ what is there
@@ -141,8 +141,8 @@ class DatasetStore:
         with self._lock:
             self._schema.merge(segments)
             self._appender.close()
-            for segment in segments:
-                self._add_segment(segment)
+            self._segments.extend(segments)
+            self._kept = None  # also where no row comes, columns may
             self._num_rows += sum(segment.num_rows for segment in segments)
         return self
 
@@ -165,7 +165,7 @@ class DatasetStore:
         """
         if type(row) is not dict and not isinstance(row, Mapping):
             raise DataError(f"append: expected a dict, found {row!r:.200}")
-        with self._lock:
+        with self._lock.mine():
             self._appender.append(row)
             self._num_rows += 1
 
@@ -191,13 +191,6 @@ class DatasetStore:
             with self._lock:
                 self._appender.extend(columns, n)
                 self._num_rows += n
-
-    def _add_segment(self, segment: Segment) -> None:
-        self._segments.append(segment)
-        self._kept = None
-
-    def _spec_before(self) -> Mapping[str, Any]:
-        return self.snapshot().spec if self._segments else {}
 
     # ------------------------------------------------------------------ back to datasets
 

@@ -1,0 +1,177 @@
+"""Rows of every kind, one after the other: what is refused leaves nothing behind, whatever comes before and after."""
+
+from __future__ import annotations
+
+import weakref
+from collections import OrderedDict, defaultdict
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mouse_core import DatasetStore, Field
+from mouse_core.errors import DataError, MissingFieldError, SchemaError
+from tests.core.oracle import Rule, assert_same, field_arrays
+from tests.core.test_store import everything
+
+FIELDS = [Field("grid", dtype="float32", shape=(2, 2), fill=7.0), Field("flag", dtype="bool"), Field("note_length")]
+RULES = [
+    Rule("grid", "grid", "float32", fill=7),
+    Rule("flag", "flag", "bool"),
+    Rule("note_length", "note_length", "float32"),
+]
+# For each column values that are taken, and what they are; and values that are refused.
+TAKEN: dict[str, list[tuple[Any, Any]]] = {
+    "action": [(1, 1), (np.int64(2), 2), (np.int8(0), 0), (True, 1), (np.bool_(False), 0), (np.array(2), 2)],
+    "reward": [(0.5, 0.5), (3, 3.0), (np.float32(0.25), 0.25), (float("nan"), float("nan")), (np.uint64(2), 2.0)],
+    "done": [(0, 0), (2, 2), (np.uint8(1), 1)],
+    "episode_step": [(5, 5), (None, None), (np.int32(7), 7)],
+    "observation": [
+        (np.array([1.0, 2.0, 3.0], np.float32), [1.0, 2.0, 3.0]),
+        (np.array([1.0, 2.0, 3.0]), [1.0, 2.0, 3.0]),
+        (np.arange(6, dtype=np.float32)[::2], [0.0, 2.0, 4.0]),
+        (np.arange(3, dtype=">f4"), [0.0, 1.0, 2.0]),
+        ([4, 5, 6], [4.0, 5.0, 6.0]),
+        (np.array([1.0, 2.0], np.float32), [1.0, 2.0]),
+        ([9.0], [9.0]),
+    ],
+    "metadata_q_star": [(np.array([1.0, 2.0, 3.0]), [1.0, 2.0, 3.0]), (None, None), ([1.5], [1.5])],
+    "grid": [
+        (np.eye(2, dtype=np.float32), [[1.0, 0.0], [0.0, 1.0]]),
+        (None, None),
+        ([[1, 2], [3, 4]], [[1, 2], [3, 4]]),
+    ],
+    "flag": [(True, True), (np.bool_(False), False), (np.array(True), True)],
+    "note_length": [(np.float32(1.5), 1.5), (2, 2.0), (0.5, 0.5), (float("-inf"), float("-inf"))],
+    "note": [("a", "a"), (None, None), ("bb", "bb")],
+}
+REFUSED: dict[str, list[Any]] = {
+    "action": [3, -1, 0.5, None, "1", np.array([1]), np.uint64(2**63)],
+    "reward": ["0.5", None, np.array([0.5]), 1j],
+    "done": [3, np.int8(-1), True + 2, np.array([0])],
+    "episode_step": [0.5, "now", np.array([1])],
+    "observation": [
+        None,
+        np.zeros(4, np.float32),
+        np.zeros((1, 3), np.float32),
+        np.zeros(0, np.float32),
+        np.float32(1),
+        np.zeros(3, np.complex64),
+        b"\0" * 12,
+        [1.0, "2"],
+    ],
+    "metadata_q_star": [np.zeros(4), [[1.0]]],
+    "grid": [np.zeros(4, np.float32), np.zeros((2, 3), np.float32), [[1.0, 2.0]]],
+    "flag": [2, 0.5, None, "True"],
+    "note_length": [1e300, None, np.float64(-1e39)],
+    "note": [5, ["a"]],
+}
+
+
+WIDTHS = {"q_star": 3, "obs_continuous": 3}
+
+
+def make_store() -> DatasetStore:
+    return DatasetStore(max_action_dim=3, max_obs_continuous_dim=3, fields=FIELDS)
+
+
+def first_row() -> dict[str, Any]:
+    """Says in what the columns are kept."""
+    return {name: values[0][0] for name, values in TAKEN.items()} | {"note_length": np.float32(0)}
+
+
+def plain_first_row() -> dict[str, Any]:
+    return {name: values[0][1] for name, values in TAKEN.items()} | {"note_length": 0.0}
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any], str | None]:
+    """A row, what it is, and the column whose value is refused, if any. Most values are as most values are."""
+    row, plain = first_row(), plain_first_row()
+    for name in draw(st.sets(st.sampled_from(list(TAKEN)), max_size=3)):
+        row[name], plain[name] = draw(st.sampled_from(TAKEN[name]))
+    wrong = draw(st.none() | st.sampled_from(list(TAKEN)))
+    if wrong is not None:
+        row[wrong] = draw(st.sampled_from(REFUSED[wrong]))
+    names = draw(st.permutations(list(row))) if draw(st.booleans()) else list(row)
+    return {name: row[name] for name in names}, plain, wrong
+
+
+@settings(max_examples=60)
+@given(given_rows=st.lists(rows(), max_size=12))
+def test_a_refused_row_leaves_nothing(given_rows: list[tuple[dict[str, Any], dict[str, Any], str | None]]) -> None:
+    store = make_store()
+    store.append(first_row())
+    wanted = [plain_first_row()]
+    for row, plain, wrong in given_rows:
+        if wrong is None:
+            store.append(row)
+            wanted.append(plain)
+        else:
+            with pytest.raises(DataError, match=rf"column '{wrong}': .* at row {len(wanted)}"):
+                store.append(row)
+        assert len(store) == len(wanted)
+    assert_same(everything(store), field_arrays(wanted, custom=RULES, widths=WIDTHS))
+    assert [row["note"] for row in store.to_dataset()] == [row["note"] for row in wanted]
+
+
+@pytest.mark.parametrize("name", ["episode_step", "observation", "metadata_q_star", "grid", "note"])
+def test_a_refused_row_leaves_nothing_of_its_other_columns(name: str) -> None:
+    store = make_store()
+    store.append(first_row())
+    for value, _ in TAKEN[name]:
+        with pytest.raises(DataError, match="'flag'"):
+            store.append(first_row() | {name: value, "flag": 2})
+        store.append(first_row())
+    wanted = [plain_first_row()] * len(store)
+    assert_same(everything(store), field_arrays(wanted, custom=RULES, widths=WIDTHS))
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_every_value_is_taken_or_refused_in_the_first_rows(name: str) -> None:
+    """Also where it is the row that the block before has no room for."""
+    store = make_store()
+    for _ in range(1024):
+        store.append(first_row())
+    for value in REFUSED[name]:
+        with pytest.raises(DataError, match=rf"column '{name}': .* at row 1024"):
+            store.append(first_row() | {name: value})
+        assert len(store) == 1024
+    for value, _ in TAKEN[name]:
+        store.append(first_row() | {name: value})
+    wanted = [plain_first_row()] * 1024 + [plain_first_row() | {name: plain} for _, plain in TAKEN[name]]
+    assert_same(everything(store), field_arrays(wanted, custom=RULES, widths=WIDTHS))
+
+
+def test_a_dict_that_makes_up_values_is_not_asked_for_any() -> None:
+    store = make_store()
+    store.append(first_row())
+    less = {name: value for name, value in first_row().items() if name != "reward"}
+    with pytest.raises(MissingFieldError, match="'reward'"):
+        store.append(defaultdict(float, less))
+    with pytest.raises(MissingFieldError, match="'reward'"):
+        store.append(defaultdict(float, less | {"other": 1}))
+    with pytest.raises(SchemaError, match="'other'"):
+        store.append(first_row() | {"other": 1})
+    store.append(defaultdict(float, first_row()))
+    store.append(OrderedDict(first_row()))
+    assert len(store) == 3
+
+
+def test_a_masked_array_is_its_values() -> None:
+    store = make_store()
+    store.append(first_row())
+    store.append(first_row() | {"observation": np.ma.array([1, 2, 3], mask=[0, 1, 0], dtype=np.float32)})
+    assert everything(store)["obs_continuous"][1].tolist() == [1.0, 2.0, 3.0]
+
+
+def test_a_store_that_is_dropped_is_gone() -> None:
+    """At once: its memory is large, and must not wait for the garbage collector."""
+    store = make_store()
+    store.append(first_row())
+    store.snapshot()
+    gone = weakref.ref(store)
+    del store
+    assert gone() is None
