@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import struct
+import zlib
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -13,7 +14,9 @@ import numpy.typing as npt
 
 # Modes that are pixels of 8 bits a channel as they stand.
 _PLAIN_MODES = {"L": 1, "LA": 2, "RGB": 3, "RGBA": 4}
-_PNG = b"\x89PNG\r\n\x1a\n"
+_PNG_MODES = {channels: mode for mode, channels in _PLAIN_MODES.items()}
+# Chunks that say nothing about the pixels, and their sizes.
+_PNG_PASSED = {b"pHYs": 9, b"gAMA": 4, b"sRGB": 1}
 
 
 def decode_image(value: object) -> npt.NDArray[np.uint8]:
@@ -40,7 +43,7 @@ def decode_into(encoded: bytes | memoryview, out: npt.NDArray[np.uint8]) -> None
     Raises:
         ValueError: As ``decode_image``, or the image has another shape.
     """
-    pixels = _from_png(encoded, out.shape) if bytes(encoded[:8]) == _PNG else None
+    pixels = _from_png(encoded, out.shape)
     if pixels is None:
         pixels = _from_pillow(encoded)
         if pixels.shape != out.shape:
@@ -81,26 +84,41 @@ def _pillow() -> Any:
 
 
 def _from_png(encoded: bytes | memoryview, shape: tuple[int, ...]) -> npt.NDArray[np.uint8] | None:
-    """The pixels of a PNG whose mode and size are as expected; None where whoever asks all plugins has to look at it.
+    """The pixels of a PNG of just a header for ``shape``, data and an end; None for all others, damaged ones included.
 
-    That takes a fifth less time.
+    Pillow's decoder is handed the data, which for small images takes half as long as having Pillow read the file.
     """
-    plugin = _png_plugin()
-    try:
-        image = plugin.PngImageFile(io.BytesIO(encoded))
-        if (image.height, image.width) != shape[:2] or _PLAIN_MODES.get(image.mode) != shape[2]:
-            return None
-        return np.frombuffer(image.tobytes(), np.uint8).reshape(shape)
-    except (OSError, SyntaxError, EOFError, ValueError, struct.error):
+    header = _png_header(shape)
+    if bytes(encoded[: len(header)]) != header:
         return None
+    encoded = bytes(encoded)
+    place, data = len(header), []
+    while (kind := encoded[place + 4 : place + 8]) != b"IEND":
+        size = int.from_bytes(encoded[place : place + 4])
+        end = place + 8 + size
+        if kind == b"IDAT":  # whose checksum Pillow does not look at either
+            data.append(encoded[place + 8 : end])
+        elif data or size != _PNG_PASSED.get(kind) or encoded[end : end + 4] != _checksum(encoded[place + 4 : end]):
+            return None
+        place = end + 4
+    mode = _PNG_MODES[shape[2]]
+    try:
+        image = _pillow().frombytes(mode, shape[1::-1], b"".join(data), "zip", mode)
+    except (OSError, ValueError):
+        return None
+    return np.frombuffer(image.tobytes(), np.uint8).reshape(shape)
 
 
-@lru_cache(maxsize=1)
-def _png_plugin() -> Any:
-    _pillow()
-    from PIL import PngImagePlugin
+@lru_cache(maxsize=16)
+def _png_header(shape: tuple[int, ...]) -> bytes:
+    """What a PNG of 8 bits a channel begins with that is not interlaced."""
+    height, width, channels = shape
+    header = b"IHDR" + struct.pack(">2I5B", width, height, 8, (0, 4, 2, 6)[channels - 1], 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n\0\0\0\x0d" + header + _checksum(header)
 
-    return PngImagePlugin
+
+def _checksum(chunk: bytes) -> bytes:
+    return zlib.crc32(chunk).to_bytes(4)
 
 
 def _from_pillow(value: Any) -> npt.NDArray[np.uint8]:
