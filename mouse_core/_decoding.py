@@ -120,7 +120,7 @@ class DecodePool:
                 _decode_here(run, shape, out)
             return
         self._start()
-        given: deque[tuple[_Process, Encoded]] = deque()
+        given: deque[tuple[_Process, Sequence[Encoded]]] = deque()
         errors: list[RowError] = []
         try:
             for task in _tasks(images, shape):
@@ -173,7 +173,7 @@ class DecodePool:
 
     def _collect(
         self,
-        given: deque[tuple[_Process, Encoded]],
+        given: deque[tuple[_Process, Sequence[Encoded]]],
         shape: tuple[int, int, int],
         out: npt.NDArray[Any],
         errors: list[RowError],
@@ -243,25 +243,25 @@ class _Process:
                 self.is_dead = True
         return self._is_ready and not self.is_dead
 
-    def give(self, task: Encoded, shape: tuple[int, int, int]) -> bool:
+    def give(self, task: Sequence[Encoded], shape: tuple[int, int, int]) -> bool:
         """Hand it images; whether it takes them."""
-        count = len(task.ends) - 1
-        first, end = int(task.ends[0]), int(task.ends[-1])
+        sizes = np.concatenate([run.ends[1:] - run.ends[:-1] for run in task])
+        octets = np.concatenate([run.data[run.ends[0] : run.ends[-1]] for run in task])
+        count = len(sizes)
         begin = 8 * (count + 1)
-        self._pixels_begin = -(-(begin + end - first) // 64) * 64
-        size = self._pixels_begin + count * shape[0] * shape[1] * shape[2]
+        self._pixels_begin = -(-(begin + len(octets)) // 64) * 64
         try:
-            memory = self._memory_of(size)
-            np.frombuffer(memory, np.int64, count + 1)[:] = task.ends + (begin - first)
-            np.frombuffer(memory, np.uint8, end - first, begin)[:] = task.data[first:end]
+            memory = self._memory_of(self._pixels_begin + count * shape[0] * shape[1] * shape[2])
+            np.cumsum([begin, *sizes], out=np.frombuffer(memory, np.int64, count + 1))
+            np.frombuffer(memory, np.uint8, len(octets), begin)[:] = octets
             self._tasks.write(TASK.pack(len(memory), count, self._pixels_begin, *shape))
         except (OSError, ValueError):
             self.is_dead = True
         return not self.is_dead
 
-    def take(self, task: Encoded, shape: tuple[int, int, int], out: npt.NDArray[Any]) -> bool:
+    def take(self, task: Sequence[Encoded], shape: tuple[int, int, int], out: npt.NDArray[Any]) -> bool:
         """Wait for the pixels and write them to ``out``; False if it died."""
-        count, width = len(task.ends) - 1, shape[0] * shape[1] * shape[2]
+        count, width = sum(len(run.ends) - 1 for run in task), shape[0] * shape[1] * shape[2]
         failed, message = -1, ""
         try:
             answer = read_exactly(self._answers.read, ANSWER.size)
@@ -274,12 +274,17 @@ class _Process:
             self.is_dead = True
             return False
         if failed >= 0:
-            raise RowError(task.row + failed, message)
+            raise RowError(_row(task, failed), message)
         pixels = np.frombuffer(self._memory, np.uint8, count * width, self._pixels_begin).reshape(count, width)
         try:
-            out[task.row : task.row + count] = convert(pixels, out.dtype)
+            values = convert(pixels, out.dtype)
         except RowError as error:
-            raise RowError(task.row + error.row, str(error)) from error
+            raise RowError(_row(task, error.row), str(error)) from error
+        first = 0
+        for run in task:
+            end = first + len(run.ends) - 1
+            out[run.row : run.row + end - first] = values[first:end]
+            first = end
         return True
 
     def _memory_of(self, size: int) -> mmap.mmap:
@@ -307,17 +312,34 @@ def _end(processes: list[_Process], owner: int) -> None:
             processes.pop().end()
 
 
-def _tasks(images: Sequence[Encoded], shape: tuple[int, int, int]) -> Iterator[Encoded]:
+def _tasks(images: Sequence[Encoded], shape: tuple[int, int, int]) -> Iterator[list[Encoded]]:
+    """The images as what is given to a process at a time: several short runs, or a part of a long one."""
     most = max(1, min(_TASK_IMAGES, _TASK_BYTES // (shape[0] * shape[1] * shape[2])))
+    task, room = [], most
     for run in images:
-        count = len(run.ends) - 1
-        for first in range(0, count, most):
-            yield Encoded(run.data, run.ends[first : first + most + 1], run.row + first)
+        first, count = 0, len(run.ends) - 1
+        while first < count:
+            end = min(first + room, count)
+            task.append(Encoded(run.data, run.ends[first : end + 1], run.row + first))
+            room -= end - first
+            first = end
+            if not room:
+                yield task
+                task, room = [], most
+    if task:
+        yield task
 
 
-def _caught(task: Encoded, shape: tuple[int, int, int], out: npt.NDArray[Any]) -> list[RowError]:
+def _row(task: Sequence[Encoded], number: int) -> int:
+    """The row that image ``number`` of a task goes to."""
+    rows = [row for run in task for row in range(run.row, run.row + len(run.ends) - 1)]
+    return rows[number]
+
+
+def _caught(task: Sequence[Encoded], shape: tuple[int, int, int], out: npt.NDArray[Any]) -> list[RowError]:
     try:
-        _decode_here(task, shape, out)
+        for run in task:
+            _decode_here(run, shape, out)
     except RowError as error:
         return [error]
     return []

@@ -93,17 +93,47 @@ def test_memory_grows_with_the_images(pool: DecodePool) -> None:
     ],
     ids=["bytes", "shape", "cut"],
 )
+@pytest.mark.parametrize("length", [100, 7, 1], ids=["one run", "runs of 7", "runs of 1"])
 @pytest.mark.parametrize("place", [0, 70, 99])
-def test_errors_are_those_of_a_thread(pool: DecodePool, image: bytes, message: str, place: int) -> None:
+def test_errors_are_those_of_a_thread(pool: DecodePool, image: bytes, message: str, place: int, length: int) -> None:
     images = [encoded(pixels) for pixels in frames(100)]
     images[place] = image
+    runs = [run_of(images[first : first + length], first) for first in range(0, 100, length)][::-1]
     out = np.zeros((100, 9 * 7 * 3), np.uint8)
-    for how in (lambda: decode(pool, [run_of(images)], out), lambda: decode_rows([run_of(images)], SHAPE, out)):
+    for how in (lambda: decode(pool, runs, out), lambda: decode_rows(runs, SHAPE, out)):
         with pytest.raises(RowError, match=message) as raised:
             how()
         assert raised.value.row == place
     images[place] = images[0 if place else 1]
     decode(pool, [run_of(images)], out)  # and nothing is left of it
+
+
+def test_values_that_do_not_fit_name_their_row(pool: DecodePool) -> None:
+    pixels = np.full((60, *SHAPE), 127, np.uint8)
+    pixels[47, 3, 2, 1] = 128
+    runs = [run_of([encoded(image)], row) for row, image in enumerate(pixels)][::-1]
+    out = np.zeros((60, 9 * 7 * 3), np.int8)
+    with pytest.raises(RowError) as raised:
+        decode(pool, runs, out)
+    assert raised.value.row == 47
+
+
+def test_short_runs_are_given_together(pool: DecodePool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Single rows in any order, as transitions are drawn, do not go to a process one by one."""
+    given: list[int] = []
+    give = _Process.give
+
+    def count(self: _Process, task: list[Encoded], shape: tuple[int, int, int]) -> bool:
+        given.append(len(task))
+        return give(self, task, shape)
+
+    pixels, rows = frames(200), np.random.default_rng(1).permutation(200)
+    out = np.zeros((200, 9 * 7 * 3), np.uint8)
+    monkeypatch.setattr(_Process, "give", count)
+    decode(pool, [run_of([encoded(pixels[row])], int(row)) for row in rows], out)
+    np.testing.assert_array_equal(out, pixels.reshape(200, -1))
+    assert given
+    assert min(given[:-1]) >= 16
 
 
 def test_a_process_that_dies_is_done_without() -> None:
