@@ -17,7 +17,9 @@ import pytest
 
 from mouse_core import ClosedError, ConfigError, DataError, ForkError, MissingFieldError, StorageError
 from mouse_core.rollouts.groups import GrpoBatchMaker, RolloutBuffer, RolloutRecord, open_rollouts
+from mouse_core.rollouts.groups._columns import ROLLOUTS, rollouts_to_table
 from mouse_core.rollouts.groups._files import folder_name
+from mouse_core.rollouts.groups._parts import digest_of, encode_group, writing_options
 from tests.core.groups_cases import METADATA, group, rollout
 
 Make = Callable[..., RolloutBuffer]
@@ -300,6 +302,20 @@ def test_a_folder_without_its_log_is_read(make: Make) -> None:
     assert len(open_rollouts(buffer.root_path)) == 12
 
 
+def test_files_with_columns_for_metadata_that_no_rollout_has(make: Make) -> None:
+    """Files of earlier versions always have them."""
+    buffer = make()
+    buffer.add_rollouts(group(0, 4))
+    buffer.close()
+    (path,) = [stored.path for stored in buffer.rollouts().groups]
+    assert "metadata" not in pq.read_schema(path).names
+    path.unlink()
+    content = encode_group(rollouts_to_table(group(0, 4)), writing_options(ROLLOUTS, "zstd"), 0)
+    path.with_name(f"part-{digest_of(content)}.parquet").write_bytes(content)
+    again = make()
+    assert list(again.rollouts()) == group(0, 4)
+
+
 def test_files_that_were_taken_away_are_gone(make: Make) -> None:
     buffer = make()
     buffer.add_rollouts(group(0, 8))
@@ -459,9 +475,9 @@ def test_everything_is_on_the_disk_before_it_counts(
         dirty.add(os.readlink(f"/proc/self/fd/{file}") if os.path.exists("/proc/self/fd") else names[file])
         return write(file, content)
 
-    def noting_replace(old: Path, new: Path) -> None:
+    def noting_replace(old: Any, new: Any) -> None:
         assert str(old) not in dirty, "a file got its name before its content was on the disk"
-        dirty.add(str(new.parent))
+        dirty.add(str(Path(new).parent))
         replace(old, new)
 
     def noting_fsync(file: int) -> None:

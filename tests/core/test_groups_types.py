@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,10 +19,11 @@ from mouse_core.rollouts.groups._columns import (
     ROLLOUTS,
     examples_to_table,
     rollouts_to_table,
+    split_rows,
     table_to_examples,
     table_to_rollouts,
 )
-from mouse_core.rollouts.groups._parts import encode_table, read_table
+from mouse_core.rollouts.groups._parts import encode_table, read_table, writing_options
 from mouse_core.rollouts.groups.types import same_values
 from mouse_core.rollouts.groups.versions import version_order
 from tests.core.groups_cases import METADATA, group, rollout
@@ -205,8 +208,60 @@ def test_every_field_comes_back_exactly(given_: list[RolloutRecord], compression
     rows = rollouts_to_table(given_)
     assert table_to_rollouts(rows) == given_
     assert table_to_rollouts(rows.slice(1)) == given_[1:]
-    content = bytes(encode_table(rows, compression))
-    assert table_to_rollouts(read_table(Path(__file__), ROLLOUTS, content=content)) == given_
+    options = writing_options(ROLLOUTS, compression)
+    everything = bytes(encode_table(rows, options))
+    assert table_to_rollouts(read_table(Path(__file__), ROLLOUTS, content=everything)) == given_
+    cut = len(given_) // 2
+    for piece, part in zip(split_rows(rows, [0, cut, len(given_)]), (given_[:cut], given_[cut:]), strict=True):
+        content = bytes(encode_table(piece, options))
+        assert table_to_rollouts(read_table(Path(__file__), ROLLOUTS, content=content)) == part
+
+
+def test_metadata_has_columns_where_there_is_some() -> None:
+    plain = group(0, 2)
+    own = group(2, 2, metadata={"a": 1})
+    in_turns = [replace(item, turns=(*item.turns, Turn("!", "user", metadata={"b": 2}))) for item in group(4, 2)]
+    rows = rollouts_to_table([*plain, *own, *in_turns])
+    pieces = list(split_rows(rows, [0, 2, 4, 6, 6]))
+    columns = [
+        ("metadata" in piece.schema.names, "metadata" in piece.schema.field("turns").type.value_type.names)
+        for piece in pieces
+    ]
+    assert columns == [(False, False), (True, False), (False, True), (False, False)]
+    assert [table_to_rollouts(piece) for piece in pieces] == [plain, own, in_turns, []]
+
+
+def broken_rows(**changed: pa.Array) -> pa.RecordBatch:
+    """The columns of two rollouts of a turn each, with some replaced."""
+    rows = rollouts_to_table([replace(item, turns=item.turns[1:]) for item in group(0, 2)])
+    turns = rows.column("turns").values
+    values = {**{field.name: turns.field(field.name) for field in turns.type}, **changed}
+    inner = pa.StructArray.from_arrays([values.pop(name) for name in turns.type.names], turns.type.names)
+    lists = pa.ListArray.from_arrays(values.pop("offsets", rows.column("turns").offsets), inner)
+    names = rows.schema.names
+    columns = [lists if name == "turns" else values.get(name, rows.column(name)) for name in names]
+    return pa.RecordBatch.from_arrays(columns, names)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"tokens": pa.array([[1] * 5, [-1] * 5], pa.list_(pa.int32()))}, "tokens: expected 0"),
+        ({"logprobs": pa.array([[0.0], [0.0] * 5], pa.list_(pa.float32()))}, "for each of 5 tokens"),
+        ({"logprobs": pa.array([[math.nan] * 5, None], pa.list_(pa.float32()))}, "expected logprobs as finite"),
+        ({"reward": pa.array([None, math.inf])}, "expected reward as a finite"),
+        ({"message": pa.array(["a", None])}, "expected message as a str"),
+        ({"role": pa.array([None, "a"])}, "expected role as a str"),
+        ({"created": pa.array([0.0, math.nan])}, "expected created as a finite"),
+        ({"created": pa.array([0.0, None])}, "expected created as a number"),
+        ({"rollout_uid": pa.array(["", "a"])}, "expected rollout_uid as a str, not empty"),
+        ({"offsets": pa.array([0, 0, 2], pa.int32())}, "expected one or more turns"),
+    ],
+)
+def test_columns_that_no_rollouts_have_are_refused(changed: dict[str, pa.Array], message: str) -> None:
+    assert table_to_rollouts(broken_rows())
+    with pytest.raises(DataError, match=message):
+        table_to_rollouts(broken_rows(**changed))
 
 
 def test_every_kind_of_metadata_comes_back() -> None:
@@ -240,10 +295,11 @@ def test_text_must_be_unicode() -> None:
 
 def test_examples_come_back() -> None:
     examples = make_examples([rollout(0), rollout(1, tokens=0), rollout(2)], [1.0, 2.0, -0.5])
+    rows = examples_to_table(examples)
     table = read_table(
         Path(__file__),
-        examples_to_table(examples).schema,
-        content=bytes(encode_table(examples_to_table(examples), "zstd")),
+        rows.schema,
+        content=bytes(encode_table(rows, writing_options(rows.schema, "zstd"))),
     )
     assert table_to_examples(table) == examples
 

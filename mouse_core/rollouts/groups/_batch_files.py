@@ -14,7 +14,7 @@ from mouse_core.rollouts.groups._columns import EXAMPLES, examples_to_table, tab
 from mouse_core.rollouts.groups._files import BATCHES
 from mouse_core.rollouts.groups._index import StoredBatch, encode_batches
 from mouse_core.rollouts.groups._log import Log
-from mouse_core.rollouts.groups._parts import digest_of, encode_table, read_metadata, read_table
+from mouse_core.rollouts.groups._parts import digest_of, encode_table, read_metadata, read_table, writing_options
 from mouse_core.rollouts.groups._writing import write_file
 from mouse_core.rollouts.groups.types import RLExample
 
@@ -46,7 +46,7 @@ class BatchFiles:
             StorageError: It cannot be written; there is no such batch then.
         """
         noted = {_METADATA: json.dumps(dict(metadata), default=str).encode(), _TIME: str(time.time_ns()).encode()}
-        content = encode_table(examples_to_table(batch), self._compression, noted)
+        content = encode_table(examples_to_table(batch), writing_options(EXAMPLES, self._compression), noted)
         batch_id = str(digest_of(content))
         name = f"batch_{batch_id}_{int(time.time())}.parquet"
         write_file(self._folder / name, content, sync=self._sync)

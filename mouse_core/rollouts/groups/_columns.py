@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any
 
@@ -12,7 +13,7 @@ import pyarrow as pa
 
 from mouse_core.errors import DataError
 from mouse_core.rollouts.groups._metadata import NODE, Node, decode, encode
-from mouse_core.rollouts.groups.types import RLExample, RolloutRecord, Turn
+from mouse_core.rollouts.groups.types import RLExample, RolloutRecord, Turn, unchecked
 
 
 def _field(name: str, kind: pa.DataType, nullable: bool = False) -> pa.Field:
@@ -45,7 +46,31 @@ ROLLOUTS = pa.schema(
         _field("metadata", _METADATA),
     ]
 )
-"""The columns of rollouts."""
+"""The columns of rollouts, all of them."""
+
+
+def _without_metadata(schema: pa.Schema, *, turns: bool, rollouts: bool) -> pa.Schema:
+    """The columns of rollouts, without the metadata that is not wanted."""
+    turn = pa.struct([field for field in _TURN if turns or field.name != "metadata"])
+    kinds = {"turns": pa.list_(_field("element", turn))}
+    fields = [_field(field.name, kinds.get(field.name, field.type)) for field in schema]
+    return pa.schema([field for field in fields if rollouts or field.name != "metadata"])
+
+
+_SHAPES = {
+    (turns, rollouts): _without_metadata(ROLLOUTS, turns=turns, rollouts=rollouts)
+    for turns in (True, False)
+    for rollouts in (True, False)
+}
+
+
+def rollout_schema(found: pa.Schema) -> pa.Schema:
+    """The columns that a file of rollouts is to have: metadata only where it has some."""
+    turns = [kind for name, kind in zip(found.names, found.types, strict=True) if name == "turns"]
+    turn = turns[0].value_type if turns and pa.types.is_list(turns[0]) else _TURN
+    in_turns = not pa.types.is_struct(turn) or turn.get_field_index("metadata") >= 0
+    return _SHAPES[in_turns, "metadata" in found.names]
+
 
 EXAMPLES = pa.schema(
     [
@@ -127,6 +152,38 @@ def _metadata(dicts: Sequence[Any]) -> pa.Array:
     return _nested(_METADATA, np.diff(ends, prepend=0).tolist(), rows)
 
 
+def split_rows(rows: pa.RecordBatch, ends: Sequence[int]) -> Iterator[pa.RecordBatch]:
+    """Rows ``ends[0]`` to ``ends[1]``, ``ends[1]`` to ``ends[2]`` and so on, to be a file each.
+
+    A file of rollouts without metadata has no columns for it. They are ten of 22, and what a small file costs is its
+    columns.
+
+    Args:
+        rows: What ``rollouts_to_table`` made.
+        ends: Where they are to be cut.
+    """
+    turns, own = rows.column("turns"), rows.column("metadata")
+    first_turns = turns.offsets.to_numpy()[list(ends)]
+    of_turns = np.diff(turns.values.field("metadata").offsets.to_numpy()[first_turns]) > 0
+    of_rollouts = np.diff(own.offsets.to_numpy()[list(ends)]) > 0
+    made: dict[tuple[bool, bool], pa.RecordBatch] = {}
+    pieces = zip(pairwise(ends), of_turns.tolist(), of_rollouts.tolist(), strict=True)
+    for (begin, end), in_turns, in_rollouts in pieces:
+        shape = in_turns, in_rollouts
+        if shape not in made:
+            made[shape] = _shaped(rows, _SHAPES[shape])
+        yield made[shape].slice(begin, end - begin)
+
+
+def _shaped(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Rows with fewer columns."""
+    turns, kind = rows.column("turns"), schema.field("turns").type
+    fields = list(kind.value_type)
+    inner = pa.StructArray.from_arrays([turns.values.field(field.name) for field in fields], fields=fields)
+    columns = {"turns": pa.ListArray.from_arrays(turns.offsets, inner, type=kind)}
+    return pa.RecordBatch.from_arrays([columns.get(name, rows.column(name)) for name in schema.names], schema=schema)
+
+
 def table_to_rollouts(table: pa.Table | pa.RecordBatch) -> list[RolloutRecord]:
     """The rollouts that ``rollouts_to_table`` made columns of; their arrays share the table's memory."""
     batches = table.to_batches() if isinstance(table, pa.Table) else [table]
@@ -137,18 +194,46 @@ def _batch_to_rollouts(batch: pa.RecordBatch) -> list[RolloutRecord]:
     turns, bounds = _inner(batch.column("turns"))
     message, role, reward = (turns.field(name).to_pylist() for name in ("message", "role", "reward"))
     tokens, logprobs = _arrays(turns.field("tokens")), _arrays(turns.field("logprobs"))
-    metadata = _dicts(turns.field("metadata"))
-    made = [Turn(*values) for values in zip(message, role, tokens, logprobs, reward, metadata, strict=True)]
-    plain = {name: batch.column(name).to_pylist() for name in ROLLOUTS.names if name not in ("turns", "metadata")}
-    whole = _dicts(batch.column("metadata"))
-    return [
-        RolloutRecord(
-            **{name: values[row] for name, values in plain.items()},
-            turns=tuple(made[bounds[row] : bounds[row + 1]]),
-            metadata=whole[row],
-        )
-        for row in range(batch.num_rows)
-    ]
+    in_turns = turns.type.get_field_index("metadata") >= 0
+    metadata = _dicts(turns.field("metadata")) if in_turns else [{} for _ in message]
+    columns = {name: batch.column(name).to_pylist() for name in ROLLOUTS.names if name not in ("turns", "metadata")}
+    # Each object's own checks take most of the time, and find nothing that these do not.
+    sound = _are_sound_turns(turns) and _are_sound(columns, bounds)
+    make_turn, make_rollout = (_make_turn, _make_rollout) if sound else (Turn, RolloutRecord)
+    made = list(map(make_turn, message, role, tokens, logprobs, reward, metadata))
+    columns["turns"] = [tuple(made[begin:end]) for begin, end in pairwise(bounds)]
+    own = "metadata" in batch.schema.names
+    columns["metadata"] = _dicts(batch.column("metadata")) if own else [{} for _ in range(batch.num_rows)]
+    return list(map(make_rollout, *(columns[name] for name in RolloutRecord.__dataclass_fields__)))
+
+
+_make_turn, _make_rollout = unchecked(Turn), unchecked(RolloutRecord)
+_NUMBERS = ("reward", "created")
+
+
+def _are_sound_turns(turns: pa.StructArray) -> bool:
+    """Whether no turn would refuse these values."""
+    tokens, logprobs, reward = (turns.field(name) for name in ("tokens", "logprobs", "reward"))
+    flat, floats = _inner(tokens)[0], _inner(logprobs)[0]
+    same = np.diff(logprobs.offsets.to_numpy()) == np.diff(tokens.offsets.to_numpy())
+    if logprobs.null_count:
+        same |= logprobs.is_null().to_numpy(zero_copy_only=False)
+    required = (turns, flat, floats, *(turns.field(name) for name in ("message", "role", "tokens")))
+    return bool(
+        not any(values.null_count for values in required)
+        and same.all()
+        and (not len(flat) or flat.to_numpy().min() >= 0)
+        and np.isfinite(floats.to_numpy()).all()
+        and np.isfinite(reward.drop_null().to_numpy()).all()
+    )
+
+
+def _are_sound(columns: Mapping[str, Sequence[Any]], bounds: Sequence[int]) -> bool:
+    """Whether no rollout would refuse these values, its turns apart."""
+    empty = any(begin == end for begin, end in pairwise(bounds))
+    missing = any(None in values for values in columns.values())
+    unnamed = any("" in values for name, values in columns.items() if name not in ("replica_id", *_NUMBERS))
+    return not (empty or missing or unnamed) and all(map(math.isfinite, chain(*(columns[name] for name in _NUMBERS))))
 
 
 def _inner(lists: pa.Array) -> tuple[pa.Array, list[int]]:

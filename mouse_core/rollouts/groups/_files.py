@@ -7,19 +7,20 @@ import hashlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache, lru_cache
-from pathlib import Path
 
 from mouse_core.errors import StorageError
+
+StrPath = str | os.PathLike[str]
 
 PARTIAL = ".partial"
 """How the name of a file ends that is still being written; such names begin with a dot."""
 
 _LONGEST = 200
-_MANY = 256
+_MANY = 64
 _SYNCING = 8
 
 
@@ -52,12 +53,13 @@ def storing(what: str) -> Iterator[None]:
         raise StorageError(f"{what}: expected to be able to store or read it, found: {reason}") from error
 
 
-def beside(path: Path) -> Path:
+def beside(path: StrPath) -> str:
     """Where a file is while it is being written."""
-    return path.with_name(f".{path.name}{PARTIAL}")
+    folder, name = os.path.split(path)
+    return os.path.join(folder, f".{name}{PARTIAL}")
 
 
-def write_partial(path: Path, content: bytes | memoryview) -> Path:
+def write_partial(path: StrPath, content: bytes | memoryview) -> str:
     """Write a new file beside where it belongs; its name there. Nothing is left after an error."""
     partial = beside(path)
     file = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_BINARY", 0), 0o644)
@@ -78,13 +80,13 @@ def write_all(file: int, content: bytes | memoryview) -> None:
         rest = rest[os.write(file, rest) :]
 
 
-def publish(paths: Iterable[Path]) -> None:
+def publish(paths: Iterable[StrPath]) -> None:
     """Give files that were written beside their names, replacing what had them."""
     for path in paths:
         os.replace(beside(path), path)
 
 
-def remove(path: Path) -> None:
+def remove(path: StrPath) -> None:
     """Remove a file, if it is there and that can be done."""
     try:
         os.unlink(path)
@@ -92,7 +94,7 @@ def remove(path: Path) -> None:
         pass
 
 
-def remove_partial(folder: Path) -> None:
+def remove_partial(folder: StrPath) -> None:
     """Remove the files of a folder that were never finished; only whoever writes there may do that."""
     try:
         names = os.listdir(folder)
@@ -100,10 +102,10 @@ def remove_partial(folder: Path) -> None:
         return
     for name in names:
         if name.startswith(".") and name.endswith(PARTIAL):
-            remove(folder / name)
+            remove(os.path.join(folder, name))
 
 
-def sync_files(paths: list[Path]) -> None:
+def sync_files(paths: Sequence[StrPath]) -> None:
     """Wait until the contents of some files of one filesystem are on the disk.
 
     Linux can be asked for a whole filesystem at once. For many files that is far cheaper; for a few it is not done, for
@@ -125,7 +127,7 @@ def sync_files(paths: list[Path]) -> None:
             list(pool.map(_sync_file, paths))
 
 
-def _sync_file(path: Path) -> None:
+def _sync_file(path: StrPath) -> None:
     file = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
     try:
         os.fsync(file)
@@ -133,7 +135,7 @@ def _sync_file(path: Path) -> None:
         os.close(file)
 
 
-def sync_folders(paths: Iterable[Path]) -> None:
+def sync_folders(paths: Iterable[StrPath]) -> None:
     """Wait until the names in some folders are on the disk."""
     if os.name != "posix":
         return

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.rollouts.groups._columns import ROLLOUTS, table_to_rollouts
+from mouse_core.rollouts.groups._columns import ROLLOUTS, rollout_schema, table_to_rollouts
 from mouse_core.rollouts.groups._files import folder_name, storing
 from mouse_core.rollouts.groups.types import GroupKey, RolloutRecord
 
@@ -56,33 +55,45 @@ def check_codec(compression: str) -> str:
     return compression
 
 
-def encode_table(rows: pa.RecordBatch, compression: str, metadata: dict[bytes, bytes] | None = None) -> memoryview:
-    """Rows as the content of a Parquet file, with a checksum on every page."""
+def writing_options(schema: pa.Schema, compression: str) -> dict[str, Any]:
+    """How a file of these columns is written.
+
+    A file is a few rows: dictionaries, statistics, and compressing what is short, would cost more than they save. The
+    first bytes of numbers beside each other, then the second ones, and so on, are smaller and faster to compress.
+    """
+    columns = _columns(schema)
+    large = [path for path, name in columns.items() if name in _LARGE]
+    return {
+        "compression": dict.fromkeys(large, compression),
+        "use_dictionary": False,
+        "use_byte_stream_split": [path for path in large if columns[path] in _NUMBERS],
+        "write_page_checksum": True,
+        "data_page_version": "2.0",
+        "write_statistics": False,
+        "store_schema": False,
+    }
+
+
+def encode_table(
+    rows: pa.RecordBatch, options: Mapping[str, Any], metadata: Mapping[bytes, bytes] | None = None
+) -> memoryview:
+    """Rows as the content of a Parquet file, with a checksum on every page.
+
+    Args:
+        rows: What is in it.
+        options: As ``writing_options`` says.
+        metadata: What else is to be known of it.
+    """
     import pyarrow.parquet as pq
 
     sink = pa.BufferOutputStream()
-    columns = _columns(rows.schema)
-    large = [path for path, name in columns.items() if name in _LARGE]
-    # A file is a few rows: dictionaries, statistics, and compressing what is short, would cost more than they save. The
-    # first bytes of numbers beside each other, then the second ones, and so on, are smaller and faster to compress.
-    with pq.ParquetWriter(
-        sink,
-        rows.schema,
-        compression=dict.fromkeys(large, compression),
-        use_dictionary=False,
-        use_byte_stream_split=[path for path in large if columns[path] in _NUMBERS],
-        write_page_checksum=True,
-        data_page_version="2.0",
-        write_statistics=False,
-        store_schema=False,
-    ) as writer:
+    with pq.ParquetWriter(sink, rows.schema, **options) as writer:
         writer.write_batch(rows)
         if metadata:
             writer.add_key_value_metadata(metadata)
     return memoryview(sink.getvalue())
 
 
-@lru_cache(maxsize=8)
 def _columns(schema: pa.Schema) -> dict[str, str]:
     """The columns of a file by their paths: the name of the innermost field that has one of its own."""
     found: dict[str, str] = {}
@@ -101,9 +112,9 @@ def _columns(schema: pa.Schema) -> dict[str, str]:
     return found
 
 
-def encode_group(rows: pa.RecordBatch, compression: str, number: int) -> memoryview:
+def encode_group(rows: pa.RecordBatch, options: Mapping[str, Any], number: int) -> memoryview:
     """The content of a group's file."""
-    return encode_table(rows, compression, {_NUMBER: str(number).encode()})
+    return encode_table(rows, options, {_NUMBER: str(number).encode()})
 
 
 def digest_of(content: bytes | memoryview) -> uuid.UUID:
@@ -130,7 +141,7 @@ def read_table(path: Path, schema: pa.Schema, content: bytes | None = None) -> p
 
     Args:
         path: The file.
-        schema: The columns it must have.
+        schema: The columns it must have; of ``ROLLOUTS`` those of metadata may be missing.
         content: The file's content, if it has been read.
 
     Raises:
@@ -148,9 +159,10 @@ def read_table(path: Path, schema: pa.Schema, content: bytes | None = None) -> p
     try:
         with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
             table = file.read(use_threads=False)
-        if not table.schema.equals(schema):
+        expected = rollout_schema(table.schema) if schema is ROLLOUTS else schema
+        if not table.schema.equals(expected):
             # Other tools may have written it anew, with the same columns.
-            table = table.select(schema.names).cast(schema)
+            table = table.select(expected.names).cast(expected)
         table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError, KeyError) as error:
         raise DataError(f"part file {path}: expected it as it was written, found damage: {error}") from error
@@ -164,7 +176,12 @@ def read_group(part: Part, root: Path) -> list[RolloutRecord]:
         DataError: The file is not what was written.
         StorageError: It cannot be read.
     """
-    return table_to_rollouts(read_table(part.path(root), ROLLOUTS))
+    path = part.path(root)
+    table = read_table(path, ROLLOUTS)
+    try:
+        return table_to_rollouts(table)
+    except (pa.ArrowException, DataError) as error:
+        raise DataError(f"part file {path}: expected rollouts, found: {error}") from error
 
 
 def find_part(path: Path) -> Part:

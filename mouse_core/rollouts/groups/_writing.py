@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
-from itertools import accumulate, chain, pairwise
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from itertools import accumulate, chain, count
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
-from mouse_core.rollouts.groups._columns import rollouts_to_table
+from mouse_core.rollouts.groups._columns import ROLLOUTS, rollouts_to_table, split_rows
 from mouse_core.rollouts.groups._files import (
     beside,
     folder_name,
@@ -22,13 +24,20 @@ from mouse_core.rollouts.groups._files import (
     sync_folders,
     write_partial,
 )
-from mouse_core.rollouts.groups._parts import Part, digest_of, encode_group
+from mouse_core.rollouts.groups._parts import Part, digest_of, encode_group, writing_options
+from mouse_core.rollouts.groups._threads import THREADS, in_order
 from mouse_core.rollouts.groups.types import RolloutRecord
 
-# Groups whose columns are made together: enough to spread the cost, few enough for int32 offsets and little memory.
-_TOGETHER = 512
-# More than there are cores: making a file in a folder is mostly waiting.
-_THREADS = min(16, 2 * (os.cpu_count() or 1))
+# Groups whose columns are made together, and whose files are synced together: enough to spread what that costs, few
+# enough for the disk to be at work while the next ones are encoded.
+_TOGETHER = 128
+# Groups that a thread writes at a time.
+_PIECE = 16
+# Fewer groups than these are not worth a thread.
+_FEW = 4
+
+_Group = tuple[int, Sequence[RolloutRecord], pa.RecordBatch]
+_Written = tuple[Part, str]
 
 
 def write_groups(
@@ -46,61 +55,91 @@ def write_groups(
     Raises:
         StorageError: They cannot be written; no file is left.
     """
-    folders = sorted({root / folder_name(group[0].environment) for group in groups})
-    parts: list[Part] = []
+    environments = dict.fromkeys(group[0].environment for group in groups)
+    folders = {environment: str(root / folder_name(environment)) for environment in environments}
+    write = partial(_write, folders=folders, options=writing_options(ROLLOUTS, compression))
+    written: list[_Written] = []
     with storing(f"groups in {root}"):
         try:
-            made = [folder for folder in folders if not folder.is_dir()]
+            made = [folder for folder in folders.values() if not os.path.isdir(folder)]
             for folder in made:
-                folder.mkdir(exist_ok=True)
-            for begin in range(0, len(groups), _TOGETHER):
-                parts += _write(root, groups[begin : begin + _TOGETHER], number + begin, compression)
-            paths = [part.path(root) for part in parts]
-            if sync:
-                sync_files([beside(path) for path in paths])
+                os.makedirs(folder, exist_ok=True)
+            if len(groups) < _FEW:
+                written += chain.from_iterable(map(write, _pieces(groups, number)))
+                if sync:
+                    sync_files([beside(path) for _, path in written])
+            else:
+                _write_many(write, _pieces(groups, number), written, sync=sync)
             # From here on the rollouts are stored: readers see the files, and a restart finds them.
-            publish(paths)
+            publish(path for _, path in written)
             if sync:
-                sync_folders([*([root] if made else []), *folders])
+                sync_folders([*([root] if made else []), *folders.values()])
         except BaseException:
-            for part in parts:
-                remove(part.path(root))
-            for folder in folders:
+            for _, path in written:
+                remove(path)
+            for folder in folders.values():
                 remove_partial(folder)
             raise
-    return parts
+    return [part for part, _ in written]
 
 
-def _write(root: Path, groups: Sequence[Sequence[RolloutRecord]], number: int, compression: str) -> list[Part]:
+def _pieces(groups: Sequence[Sequence[RolloutRecord]], number: int) -> Iterator[list[_Group]]:
+    """The groups with their numbers and columns, some at a time."""
+    times = -(-len(groups) // _TOGETHER)
+    for turn in range(times):
+        begin, end = (len(groups) * place // times for place in (turn, turn + 1))
+        together = groups[begin:end]
+        rows = rollouts_to_table(list(chain.from_iterable(together)))
+        split = split_rows(rows, list(accumulate(map(len, together), initial=0)))
+        numbered = list(zip(count(number + begin), together, split, strict=False))
+        for first in range(0, len(numbered), _PIECE):
+            yield numbered[first : first + _PIECE]
+
+
+def _write_many(
+    write: Callable[[list[_Group]], list[_Written]],
+    pieces: Iterable[list[_Group]],
+    written: list[_Written],
+    *,
+    sync: bool,
+) -> None:
+    """Write groups in threads, and let what has been written reach the disk meanwhile."""
+    syncing: list[Future[None]] = []
+
+    def sync_from(place: int) -> int:
+        if sync and place < len(written):
+            syncing.append(pool.submit(sync_files, [beside(path) for _, path in written[place:]]))
+        return len(written)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        synced = 0
+        for some in in_order(pool, write, pieces):
+            written += some
+            if len(written) - synced >= _TOGETHER:
+                synced = sync_from(synced)
+        sync_from(synced)
+    for future in syncing:
+        future.result()
+
+
+def _write(groups: list[_Group], *, folders: Mapping[str, str], options: Mapping[str, Any]) -> list[_Written]:
     """Write some groups beside where they belong."""
-    rows = rollouts_to_table([rollout for group in groups for rollout in group])
-    ends = list(accumulate(map(len, groups), initial=0))
-
-    def write(first: int, last: int) -> list[Part]:
-        return [
-            _write_one(root, groups[place], rows.slice(begin, end - begin), number + place, compression)
-            for place, (begin, end) in enumerate(pairwise(ends[first : last + 1]), start=first)
-        ]
-
-    if len(groups) < 4 or _THREADS == 1:
-        return write(0, len(groups))
-    cuts = [len(groups) * piece // (4 * _THREADS) for piece in range(4 * _THREADS + 1)]
-    with ThreadPoolExecutor(_THREADS) as pool:
-        return list(chain.from_iterable(pool.map(write, cuts, cuts[1:])))
-
-
-def _write_one(root: Path, group: Sequence[RolloutRecord], rows: pa.RecordBatch, number: int, compression: str) -> Part:
-    content = encode_group(rows, compression, number)
-    part = Part(
-        key=group[0].key,
-        name=f"part-{digest_of(content)}.parquet",
-        number=number,
-        uids=tuple(rollout.rollout_uid for rollout in group),
-        created=tuple(rollout.created for rollout in group),
-        rewards=tuple(rollout.reward for rollout in group),
-    )
-    write_partial(part.path(root), content)
-    return part
+    written = []
+    for number, group, rows in groups:
+        content = encode_group(rows, options, number)
+        key = group[0].key
+        part = Part(
+            key=key,
+            name=f"part-{digest_of(content)}.parquet",
+            number=number,
+            uids=tuple([rollout.rollout_uid for rollout in group]),
+            created=tuple([rollout.created for rollout in group]),
+            rewards=tuple([rollout.reward for rollout in group]),
+        )
+        path = os.path.join(folders[key.environment], part.name)
+        write_partial(path, content)
+        written.append((part, path))
+    return written
 
 
 def write_file(path: Path, content: memoryview, *, sync: bool) -> None:

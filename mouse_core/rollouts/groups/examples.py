@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import DataError
-from mouse_core.rollouts.groups.types import RLExample, RolloutRecord
+from mouse_core.rollouts.groups.types import RLExample, RolloutRecord, unchecked
 
 
 def make_examples(rollouts: Sequence[RolloutRecord], advantages: npt.ArrayLike) -> list[RLExample]:
@@ -63,12 +63,4 @@ def make_examples(rollouts: Sequence[RolloutRecord], advantages: npt.ArrayLike) 
     ]
 
 
-_FILL = [getattr(RLExample, name).__set__ for name in RLExample.__dataclass_fields__]
-
-
-def _example(*values: object) -> RLExample:
-    """An example of values that need no check."""
-    example = RLExample.__new__(RLExample)
-    for fill, value in zip(_FILL, values, strict=True):
-        fill(example, value)
-    return example
+_example = unchecked(RLExample)
