@@ -9,9 +9,8 @@ do not pay a page fault for every 4 KB.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -21,6 +20,7 @@ import pyarrow.compute as pc
 
 from mouse_core._convert import RowError, convert
 from mouse_core._locks import ProcessLock
+from mouse_core._memory import copy_runs
 from mouse_core._pool import ALIGNMENT, BatchLayout
 from mouse_core._views import STRETCH_BITS, CopiedField, Places, Views
 from mouse_core._windows import Windows
@@ -35,8 +35,6 @@ _PART_BYTES = 1 << 18
 
 # The fields of a batch, and whether all codes in it are allowed.
 _Copied = tuple[dict[str, npt.NDArray[Any]], bool]
-# Numbers to check: how many, as which dtype, from which byte of a batch, and the largest allowed.
-_Check = tuple[int, np.dtype[Any], int, int]
 
 
 class Copier:
@@ -63,12 +61,12 @@ class Copier:
         self._places: Places | None = None
         self._length = length
         self._highest = dict(highest or {})
-        self._layouts: dict[tuple[tuple[int, ...], int], tuple[BatchLayout, list[_Check]]] = {}
+        self._layouts: dict[tuple[tuple[str, ...], int], BatchLayout] = {}
         self._lock = ProcessLock()
         self._held: pa.Buffer | None = None
 
-    def __bool__(self) -> bool:
-        return bool(self._fields)
+    def __len__(self) -> int:
+        return len(self._fields)
 
     def take(self, block: Windows, number: int) -> _Copied:
         """Batch ``number`` of the block as ``[n, S, *shape]`` by name, and whether no value exceeds its highest.
@@ -92,6 +90,21 @@ class Copier:
                     known.ready.update(enumerate(others, number + 1))
         return ready
 
+    def others(self, block: Windows) -> Iterator[tuple[int, dict[str, npt.NDArray[Any]]]]:
+        """The batches of the block that were copied together with what was taken, each once; none if they lack fields.
+
+        Those with a value above its highest are left out.
+        """
+        known = self._block(block)
+        if known.views is not None and len(known.views.fields) == len(self):
+            while known.ready:
+                try:
+                    number, (batch, clean) = known.ready.popitem()
+                except KeyError:  # another thread has it
+                    return
+                if clean:
+                    yield number, batch
+
     def write(self, block: Windows, number: int, name: str, out: npt.NDArray[Any]) -> bool:
         """Write a field of batch ``number`` of the block to memory of any dtype; whether that was possible.
 
@@ -105,42 +118,54 @@ class Copier:
             RowError: A value does not fit; its ``row`` is ``window * S + step``.
         """
         views = self._block(block).views
-        for place, field in enumerate(views.fields if views is not None else ()):
+        for place, field in enumerate(views.long if views is not None else ()):
             if views is not None and field.name == name:
                 self._write(views, number, place, field, out.reshape(-1))
+                return True
+        for field in views.fields if views is not None else ():
+            if views is not None and field.name == name:
+                _put(self._short(views, number, 1, field).reshape(-1), out.reshape(-1), field)
                 return True
         return False
 
     # ------------------------------------------------------------------ copying
 
     def _copy(self, views: Views, number: int, count: int) -> list[_Copied]:
-        layout, checks = self._layout(views, views.sizes[number])
-        # Held until here, so that memory nobody else holds is free when the next is taken, and not given back to the
-        # system in between.
-        self._held = None
-        part = views.array.slice(number * views.stride, count * views.stride)
-        self._held = memory = _cast(part, layout.nbytes * count)
+        n = views.sizes[number]
+        found: dict[str, npt.NDArray[Any]] = {}
+        if views.long:
+            layout = self._layout(views, n)
+            # Held until here, so that memory nobody else holds is free when the next is taken, and not given back to
+            # the system in between.
+            self._held = None
+            part = views.array.slice(number * views.stride, count * views.stride)
+            self._held = memory = _cast(part, layout.nbytes * count)
+            found = layout.batches(memory, count)
+        if views.short:
+            for field in views.fields:
+                if field.name in views.short:
+                    found[field.name] = self._short(views, number, count, field)
+            found = {field.name: found[field.name] for field in views.fields}
         clean = True
-        for values, dtype, offset, highest in checks:
-            codes: Any = np.ndarray((count, values), dtype, memory, offset, (layout.nbytes, dtype.itemsize))
-            clean = clean and bool(np.maximum.reduce(codes, axis=None, initial=0) <= highest)
-        return [(batch, clean) for batch in layout.batches(memory, count)]
+        for name in views.unsure:
+            # As unsigned numbers negative ones are the largest.
+            codes = found[name].view(f"u{found[name].itemsize}")
+            clean = clean and bool(np.maximum.reduce(codes, axis=None, initial=0) <= self._highest[name])
+        return [(dict(zip(found, batch, strict=False)), clean) for batch in zip(*found.values(), strict=True)]
 
-    def _layout(self, views: Views, n: int) -> tuple[BatchLayout, list[_Check]]:
-        """Where the fields of ``n`` windows lie in their memory, and which of the numbers there are to be checked."""
-        try:
-            return self._layouts[views.key, n]
-        except KeyError:
-            pass
-        layout = BatchLayout({field.name: ((n, self._length, *field.shape), field.dtype) for field in views.fields})
-        checks = []
-        for name, highest in self._highest.items():
-            if name in layout.fields:
-                offset, shape, dtype = layout.fields[name]
-                # As unsigned numbers negative ones are the largest.
-                checks.append((prod(shape), np.dtype(f"u{dtype.itemsize}"), offset, highest))
-        self._layouts[views.key, n] = layout, checks
-        return layout, checks
+    def _short(self, views: Views, number: int, count: int, field: CopiedField) -> npt.NDArray[Any]:
+        """The windows of some batches of a field without views, ``[count, n, S, *shape]``."""
+        elements = views.short[field.name][number : number + count]
+        values = copy_runs(field.dtype, elements.reshape(-1), self._length * field.row_bytes // field.dtype.itemsize)
+        return values.reshape(*elements.shape, self._length, *field.shape)
+
+    def _layout(self, views: Views, n: int) -> BatchLayout:
+        """Where the fields of ``n`` windows that have views lie in their memory."""
+        layout = self._layouts.get((views.key, n))
+        if layout is None:
+            layout = BatchLayout({field.name: ((n, self._length, *field.shape), field.dtype) for field in views.long})
+            self._layouts[views.key, n] = layout
+        return layout
 
     def _write(self, views: Views, number: int, place: int, field: CopiedField, out: npt.NDArray[Any]) -> None:
         item = field.dtype.itemsize
@@ -156,11 +181,7 @@ class Copier:
                 end = min(int(ends[stop - 1]), total)
             memory = _cast(views.array.slice(first + slot, stop - slot), end - done + ALIGNMENT)
             values = np.ndarray(((end - done) // item,), field.dtype, memory)
-            target = out[done // item : end // item]
-            try:
-                target[...] = values if np.can_cast(field.dtype, out.dtype, "safe") else convert(values, out.dtype)
-            except RowError as error:
-                raise RowError((done + error.row * item) // field.row_bytes, str(error)) from error
+            _put(values, out[done // item : end // item], field, done // item)
             done, slot = end, stop
 
     def _block(self, block: Windows) -> _Block:
@@ -172,13 +193,21 @@ class Copier:
 
     def _prepare(self, block: Windows) -> _Block:
         if self._places is None and self._fields:
-            self._places = Places(self._fields)
+            self._places = Places(self._fields, self._highest)
         views = self._places.views(block) if self._places is not None and len(block) else None
         together = 1
         if views is not None and len(set(views.sizes)) == 1:
-            nbytes = self._layout(views, views.sizes[0])[0].nbytes
-            together = max(1, min(_TOGETHER_BYTES // nbytes, _MOST_TOGETHER, len(views.sizes)))
+            nbytes = self._layout(views, views.sizes[0]).nbytes
+            together = max(1, min(_TOGETHER_BYTES // max(nbytes, 1), _MOST_TOGETHER, len(views.sizes)))
         return _Block(views, together)
+
+
+def _put(values: npt.NDArray[Any], out: npt.NDArray[Any], field: CopiedField, first: int = 0) -> None:
+    """Write values to memory of any dtype; errors count rows from ``first`` values before."""
+    try:
+        out[...] = values if np.can_cast(field.dtype, out.dtype, "safe") else convert(values, out.dtype)
+    except RowError as error:
+        raise RowError((first + error.row) * field.dtype.itemsize // field.row_bytes, str(error)) from error
 
 
 class _Block:

@@ -41,25 +41,11 @@ def element_of(address: int, itemsize: int) -> int | None:
     return None if rest or not _FIRST <= address < _LAST else index
 
 
-def octets_at(addresses: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.uint8]:
-    """``size`` bytes from each address, uint8 ``[n, size]``."""
+def octets_at(addresses: npt.NDArray[np.int64], within: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+    """The bytes at ``addresses`` (int64 ``[n]``) plus ``within`` (int64 ``[n, k]``), uint8 ``[n, k]``."""
     octets: npt.NDArray[Any] = flat_view(np.dtype(np.uint8))
-    found: npt.NDArray[np.uint8] = octets[(addresses - _FIRST)[:, None] + np.arange(size)]
+    found: npt.NDArray[np.uint8] = octets[(addresses - _FIRST)[:, None] + within]
     return found
-
-
-def words_at(addresses: npt.NDArray[np.int64], size: int, itemsize: int) -> npt.NDArray[np.int32]:
-    """``size`` bytes, a multiple of ``itemsize``, from each address, which is one of ``itemsize``: 4 or 8.
-
-    Returns:
-        int32 ``[n, size // 4]``.
-    """
-    items = flat_view(np.dtype(f"i{itemsize}"))
-    first = (addresses - _FIRST) >> (3 if itemsize == 8 else 2)
-    found = np.empty((len(addresses), size // itemsize), items.dtype)
-    for place in range(size // itemsize):
-        found[:, place] = items[first + place if place else first]
-    return found.view(np.int32)
 
 
 def element_of_all(addresses: npt.NDArray[np.int64], itemsize: int) -> npt.NDArray[np.int64]:
@@ -82,6 +68,8 @@ def _window_view(dtype: np.dtype[np.generic], length: int) -> npt.NDArray[np.gen
 
 def copy_runs(dtype: np.dtype[np.generic], elements: npt.NDArray[np.int64], length: int) -> npt.NDArray[np.generic]:
     """Copy runs of ``length`` items of ``dtype`` that begin at ``elements`` (int64 ``[n]``) to ``[n, length]``."""
+    if length == 1:
+        return flat_view(dtype).take(elements)[:, None]
     if length <= LONGEST_WINDOW:
         return _window_view(dtype, length)[elements]
     target = np.empty((len(elements), length), dtype)

@@ -85,6 +85,10 @@ class Planner:
         """About how many batches were asked for, at least 1."""
         return max(1, self._latest + 1 - min((block.first for block in self._blocks), default=self._latest))
 
+    def reached(self, index: int) -> None:
+        """Count the batches before ``index`` as asked for."""
+        self._latest = index
+
     def begin_with(self, batches: int) -> None:
         """Plan so many batches at once where a block stands alone, instead of one."""
         self._first = min(batches, self._longest)

@@ -80,18 +80,19 @@ class BatchLayout:
 
     def arrays(self, memory: Any) -> dict[str, npt.NDArray[Any]]:
         """The fields as arrays in ``memory``, a buffer of ``nbytes`` bytes or more."""
-        return self.batches(memory, 1)[0]
+        return {name: values[0] for name, values in self.batches(memory, 1).items()}
 
-    def batches(self, memory: Any, count: int) -> list[dict[str, npt.NDArray[Any]]]:
-        """The same for ``count`` batches that lie one after the other."""
+    def batches(self, memory: Any, count: int) -> dict[str, npt.NDArray[Any]]:
+        """The same for ``count`` batches that lie one after the other: arrays ``[count, *shape]``."""
         if self._record is None:
-            return [
-                {
-                    name: np.ndarray(shape, dtype, memory, batch * self.nbytes + offset)
-                    for name, (offset, shape, dtype) in self.fields.items()
-                }
-                for batch in range(count)
-            ]
+            return {
+                name: np.ndarray((count, *shape), dtype, memory, offset, (self.nbytes, *_strides(shape, dtype)))
+                for name, (offset, shape, dtype) in self.fields.items()
+            }
         record: Any = np.ndarray((count,), self._record, memory)
-        together = [record[name] for name in self.fields]
-        return [dict(zip(self.fields, arrays, strict=True)) for arrays in zip(*together, strict=True)]
+        return {name: record[name] for name in self.fields}
+
+
+def _strides(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, ...]:
+    """Of a C-contiguous array."""
+    return tuple(dtype.itemsize * prod(shape[axis + 1 :]) for axis in range(len(shape)))

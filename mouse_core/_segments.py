@@ -184,7 +184,7 @@ class SegmentColumn:
         self._starts = chunk_starts
         self._same_chunks = same_chunks
         self._alike = alike
-        self.layout = Layout(len(chunk_starts) - 1)
+        self.layout = Layout(np.diff(chunk_starts))
         if column is None:
             self.layout.begin[:] = IRREGULAR
 

@@ -6,7 +6,7 @@ buffer and an offset. Values of up to 12 bytes stand in the view itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core._memory import octets_at, words_at
+from mouse_core._memory import element_of_all, octets_at
 from mouse_core._pool import ALIGNMENT, MemoryPool
 from mouse_core._windows import Int64s, Windows
 from mouse_core.columns import UNKNOWN, Column
@@ -24,6 +24,8 @@ STRETCH_BITS = 30
 _INLINE = 12
 # Smaller arrays are as fast in memory of their own.
 _POOL_FROM = 1 << 17
+# In place of the lowest address of a chunk: some column has values there that are not allowed.
+_BEYOND = -3
 _ZEROS = pa.py_buffer(bytes(ALIGNMENT))
 
 
@@ -42,21 +44,26 @@ class Views:
 
     Args:
         fields: The fields there are, whose chunks are all regular.
-        key: Which of all fields they are.
-        words: The views, int64 ``[batches, fields, values, 2]``.
+        short: By name those of them whose windows would stand in the views themselves. They have none: these are the
+            elements of ``flat_view`` at which their windows begin, int64 ``[batches, n]``.
+        words: The views of the others, int64 ``[batches, fields, values, 2]``.
         buffers: What the views refer to.
         sizes: Windows of each batch.
+        unsure: The names of fields of which some values in these chunks may be larger than allowed.
     """
 
     def __init__(
         self,
         fields: list[CopiedField],
-        key: tuple[int, ...],
+        short: dict[str, Int64s],
         words: npt.NDArray[np.int64],
         buffers: Sequence[pa.Buffer],
         sizes: list[int],
+        unsure: list[str],
     ) -> None:
-        self.fields, self.key, self.sizes = fields, key, sizes
+        self.fields, self.short, self.sizes, self.unsure = fields, short, sizes, unsure
+        self.long = [field for field in fields if field.name not in short]
+        self.key = tuple(field.name for field in self.long)
         self.words = words
         # Views of a field in a batch, and of a batch.
         self.values = words.shape[2]
@@ -71,15 +78,18 @@ class Places:
 
     Args:
         fields: Whose columns.
+        highest: For some fields the largest value allowed, where the lowest is 0.
     """
 
-    def __init__(self, fields: Sequence[CopiedField]) -> None:
+    def __init__(self, fields: Sequence[CopiedField], highest: Mapping[str, int]) -> None:
         self._fields = fields
+        self._highest = {place: highest[field.name] for place, field in enumerate(fields) if field.name in highest}
         self._row_bytes = np.array([field.row_bytes for field in fields], np.int64)
-        # Of every chunk of every column the address, and the same as a view says it; below 0: not regular.
-        self._begins = np.stack([field.column.known_begins() for field in fields])
-        self._words = np.full_like(self._begins, UNKNOWN)
-        self._lowest = np.full(self._words.shape[1], UNKNOWN, np.int64)
+        # Of every chunk, in one row, so that looking it up touches memory once: the address at which each column
+        # begins, as a view says it, and the lowest of these; below 0: not regular. And the addresses themselves.
+        self._begins = np.stack([field.column.known_begins() for field in fields], axis=1)
+        self._words = np.full((len(self._begins), len(fields) + 1), UNKNOWN)
+        self._beyond = np.zeros((len(self._begins), len(fields)), np.bool_)
         self._stretches: dict[int, int] = {}
         self._buffers: list[pa.Buffer] = []
         self._memory = MemoryPool(0)
@@ -87,55 +97,102 @@ class Places:
     def views(self, block: Windows) -> Views | None:
         """The views of a block; None if no field has only regular chunks there."""
         chunk, row, size = block.pieces
-        key = self._regular(chunk, int(size.max()))
-        if not key:
+        longest = int(size.max())
+        equal = bool((size == longest).all())
+        begins, regular, unsure = self._find(chunk, longest)
+        if not len(regular):
             return None
+        fields = [self._fields[number] for number in regular]
+        short = {}
+        if equal and longest == block.length:
+            for number in regular:
+                field = self._fields[number]
+                if longest * field.row_bytes <= _INLINE:
+                    addresses = self._begins[chunk, number] + field.row_bytes * row
+                    short[field.name] = element_of_all(addresses, field.dtype.itemsize)
+            regular = [number for number in regular if self._fields[number].name not in short]
         # Beyond the second GB of a chunk an offset needs a buffer of its own.
         largest = int(np.diff(block.chunks.starts).max()) * int(self._row_bytes.max())
         giant = largest > 1 << STRETCH_BITS
         sizes = np.diff(block.bounds)
-        row_bytes = self._row_bytes[list(key)]
+        row_bytes = self._row_bytes[regular]
         missing = -(sizes[:, None] * (row_bytes * block.length)) % ALIGNMENT
         padded = int(missing.any())
         batches, values = chunk.shape
         # Size and first bytes; number of the buffer and offset.
-        words = self._empty((batches, len(key), values + padded, 2))
-        equal = bool((size == size[0, 0]).all())
-        for place, number in enumerate(key):
+        words = self._empty((batches, len(regular), values + padded, 2))
+        for place, number in enumerate(regular):
             # Field by field, so that what is worked on stays in the cache.
             nbytes, view = self._fields[number].row_bytes, words[:, place, :values]
-            view[..., 0] = size[0, 0] * nbytes if equal else size * nbytes
-            if block.length * nbytes <= _INLINE:
-                continue
+            view[..., 0] = longest * nbytes if equal else size * nbytes
             if giant:
-                view[..., 1] = self._to_words(self._begins[number].take(chunk) + row * nbytes)
+                view[..., 1] = self._to_words(self._begins[chunk, number] + row * nbytes)
             else:
-                np.add(self._words[number].take(chunk), row * (nbytes << 32), out=view[..., 1])
-        fields = [self._fields[number] for number in key]
-        _put_inline(words[:, :, :values], fields, [self._begins[number] for number in key], chunk, row, size)
+                np.add(begins[..., number], row * (nbytes << 32), out=view[..., 1])
+        if not short:
+            self._put_inline(words, regular, chunk, row, size)
         buffers = list(self._buffers)
         if padded:
             words[:, :, values, 0] = missing
             words[:, :, values, 1] = np.where(missing > _INLINE, len(buffers), 0)
             buffers.append(_ZEROS)
-        return Views(fields, key, words, buffers, sizes.tolist())
+        unsure = [field.name for field in fields if field.name in unsure]
+        return Views(fields, short, words, buffers, sizes.tolist(), unsure)
 
-    def _regular(self, chunk: Int64s, longest: int) -> tuple[int, ...]:
-        """The fields whose values lie side by side in all of some chunks, where values have so many steps at most."""
-        lowest = self._lowest.take(chunk)
-        if lowest.min() < 0:
-            fresh = np.unique(chunk[lowest == UNKNOWN])
+    def _find(self, chunk: Int64s, longest: int) -> tuple[Int64s, list[int], list[str]]:
+        """Where some chunks begin, as ``words`` has it; the fields whose values lie side by side in all of them; and
+        the names of those of whose values some may not be allowed.
+
+        Args:
+            chunk: Int64 ``[batches, values]``.
+            longest: The steps of the longest value.
+        """
+        found = self._words.take(chunk, axis=0)
+        if found[..., -1].min() < 0:
+            fresh = np.unique(chunk[found[..., -1] == UNKNOWN])
             if len(fresh):
-                for place, field in enumerate(self._fields):
-                    self._begins[place, fresh] = field.column.begins(fresh)
-                begins = self._begins[:, fresh]
-                self._words[:, fresh] = np.where(begins < 0, begins, self._to_words(begins))
-                self._lowest[fresh] = begins.min(axis=0)
-                lowest = self._lowest.take(chunk)
+                self._look_up(fresh)
+                found = self._words.take(chunk, axis=0)
         kept = longest * self._row_bytes <= 1 << STRETCH_BITS
-        if lowest.min() < 0:
-            kept &= self._begins[:, np.unique(chunk)].min(axis=1) >= 0
-        return tuple(np.nonzero(kept)[0].tolist())
+        unsure: list[str] = []
+        if found[..., -1].min() < 0:
+            kept &= (found[..., :-1] >= 0).all(axis=(0, 1))
+            unsure = [self._fields[place].name for place in self._highest if self._beyond[chunk, place].any()]
+        return found, np.nonzero(kept)[0].tolist(), unsure
+
+    def _look_up(self, fresh: Int64s) -> None:
+        """Find out about some chunks, int64 ``[n]``, ascending."""
+        begins = np.stack([field.column.begins(fresh) for field in self._fields], axis=1)
+        for place, highest in self._highest.items():
+            regular = begins[:, place] >= 0
+            largest = self._fields[place].column.largest(fresh[regular])
+            self._beyond[fresh[regular], place] = largest > highest
+        self._begins[fresh] = begins
+        self._words[fresh, :-1] = np.where(begins < 0, begins, self._to_words(begins))
+        self._words[fresh, -1] = np.where(self._beyond[fresh].any(axis=1), _BEYOND, begins.min(axis=1))
+
+    def _put_inline(
+        self, words: npt.NDArray[np.int64], fields: list[int], chunk: Int64s, row: Int64s, size: Int64s
+    ) -> None:
+        """Write the bytes of short values, as of windows that end shortly behind a chunk's end, into their views.
+
+        Args:
+            words: The views.
+            fields: The fields that have views.
+            chunk, row, size: Where each value begins, and its steps, int64 ``[batches, values]``.
+        """
+        row_bytes = self._row_bytes[fields]
+        batch, slot = np.nonzero((size * row_bytes.min(initial=_INLINE) <= _INLINE) & (size > 0))
+        nbytes = size[batch, slot, None] * row_bytes
+        which, place = np.nonzero(nbytes <= _INLINE)
+        if not len(which):
+            return
+        nbytes, batch, slot = nbytes[which, place, None], batch[which], slot[which]
+        addresses = self._begins[chunk[batch, slot], np.array(fields)[place]] + row[batch, slot] * row_bytes[place]
+        # The last byte stands for those behind it, of which nobody knows whether they are there.
+        octets = octets_at(addresses, np.minimum(np.arange(_INLINE), nbytes - 1))
+        octets[np.arange(_INLINE) >= nbytes] = 0
+        words.view(np.int32)[batch, place, slot, 1:] = octets.view(np.int32)
 
     def _empty(self, shape: tuple[int, ...]) -> npt.NDArray[np.int64]:
         """Memory for views, that of earlier ones if they are gone: fresh memory costs more than writing to it."""
@@ -159,54 +216,3 @@ class Places:
         number = numbers[np.searchsorted(there, stretch)] if len(there) > 1 else numbers[0]
         words: Int64s = ((addresses & ((1 << STRETCH_BITS) - 1)) << 32) | number
         return words
-
-
-def _put_inline(
-    views: npt.NDArray[np.int64],
-    fields: Sequence[CopiedField],
-    begins: Sequence[Int64s],
-    chunk: Int64s,
-    row: Int64s,
-    size: Int64s,
-) -> None:
-    """Write the bytes of short values into their views.
-
-    Args:
-        views: Int64 ``[batches, fields, values, 2]``.
-        fields: The fields.
-        begins: The address of every chunk by field, int64 ``[chunks]``.
-        chunk, row, size: Where each value begins, and its steps, int64 ``[batches, values]``.
-    """
-    words = views.view(np.int32)
-    shortest, longest = int(size.min()), int(size.max())
-    most = _INLINE // min(field.row_bytes for field in fields)
-    if shortest == longest:
-        for place, field in enumerate(fields):
-            if longest * field.row_bytes <= _INLINE:
-                addresses = begins[place].take(chunk.reshape(-1)) + field.row_bytes * row.reshape(-1)
-                values = _read(addresses, longest * field.row_bytes, field.dtype.itemsize)
-                words[:, place, :, 1 : 1 + values.shape[1]] = values.reshape(*size.shape, -1)
-        return
-    batches, slots = np.nonzero((size <= most) & (size > 0))
-    if not len(batches):
-        return
-    chunk, row, steps = chunk[batches, slots], row[batches, slots], size[batches, slots]
-    for place, field in enumerate(fields):
-        for count in range(1, _INLINE // field.row_bytes + 1):
-            (same,) = np.nonzero(steps == count)
-            if len(same):
-                batch, slot = batches[same], slots[same]
-                inline = np.zeros((len(same), 3), np.int32)
-                addresses = begins[place][chunk[same]] + field.row_bytes * row[same]
-                values = _read(addresses, count * field.row_bytes, field.dtype.itemsize)
-                inline[:, : values.shape[1]] = values
-                words[batch, place, slot, 1:] = inline
-
-
-def _read(addresses: Int64s, size: int, itemsize: int) -> npt.NDArray[np.int32]:
-    """``size`` bytes from each address, filled up to whole words, int32 ``[n, words]``."""
-    if itemsize in (4, 8):
-        return words_at(addresses, size, itemsize)
-    octets = np.zeros((len(addresses), -(-size // 4) * 4), np.uint8)
-    octets[:, :size] = octets_at(addresses, size)
-    return octets.view(np.int32)

@@ -160,6 +160,8 @@ class BatchSource:
             self._fields = self._augment.spec
         self._layouts: dict[tuple[tuple[str, ...], int, bool], BatchLayout] = {}
         self._pools: dict[int, MemoryPool] = {}
+        # Finished batches by index, each handed out once.
+        self._ready: dict[int, Batch] = {}
 
     def __repr__(self) -> str:
         size = f"sequence_length={self.sequence_length}, batch_size={self.batch_size}, shard={self.shard}"
@@ -208,9 +210,18 @@ class BatchSource:
             IndexError: The index lies before the first epoch.
             DataError: A value that its field does not allow; the message names field and row.
         """
-        if self._augment is None:
-            return self._gather(*self._planner.find(index), widen=True)
-        return self.gather(self.plan(index))
+        ready = self._ready.pop(index, None)
+        if ready is not None:
+            return ready
+        if self._augment is not None:
+            return self.gather(self.plan(index))
+        windows, number = self._planner.find(index)
+        batch = self._gather(windows, number, widen=True)
+        if self._copied_whole:
+            for other, ready in self._copying[True][0].others(windows):
+                self._ready[index - number + other] = ready
+            self._planner.reached(index + len(self._ready))
+        return batch
 
     def plan(self, index: int) -> Plan:
         """Which windows batch ``index`` consists of, cut to this shard."""
@@ -252,7 +263,7 @@ class BatchSource:
             }
         else:
             whole, clean = copier.take(block, number)
-            if clean and not unchecked and not converted and self._fill is None and len(whole) == len(self._readers):
+            if clean and len(whole) == len(self._readers) and not (unchecked or converted or self._padded):
                 return whole
             windows = block.part(number)
             there = tuple(whole)
@@ -290,6 +301,12 @@ class BatchSource:
             widen: (copier, unchecked, tuple(name for name in plain if stored[name] != dtypes[name]))
             for widen, dtypes in ((True, self._dtypes), (False, self._narrow))
         }
+
+    @memo
+    def _copied_whole(self) -> bool:
+        """Whether nothing remains to be done to a batch whose columns are all copied, and allowed."""
+        copier, unchecked, converted = self._copying[True]
+        return len(copier) == len(self._readers) and not (unchecked or converted)
 
     def _memory_for(self, names: tuple[str, ...], n: int, widen: bool) -> Batch:
         """Memory for fields of ``n`` windows, kept from batch to batch where it is large; else none."""

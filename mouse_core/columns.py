@@ -31,18 +31,22 @@ UNKNOWN = -1
 IRREGULAR = -2
 # So many chunks are looked up one by one.
 _FEW = 8
+# Chunks of more bytes are not looked through; those of fewer together.
+_LOOKED_THROUGH = 1 << 18
 
 
 class Layout:
     """Where the chunks of one column of one segment lie; filled in as chunks are touched, and shared by snapshots.
 
     Args:
-        chunks: Number of chunks.
+        rows: The rows of each chunk, int64 ``[chunks]``.
     """
 
-    def __init__(self, chunks: int) -> None:
-        self.begin = np.full(chunks, UNKNOWN, np.int64)
-        self.width = np.zeros(chunks, np.int64)
+    def __init__(self, rows: Int64s) -> None:
+        self.rows = rows
+        self.begin = np.full(len(rows), UNKNOWN, np.int64)
+        self.width = np.zeros(len(rows), np.int64)
+        self.largest = np.full(len(rows), UNKNOWN, np.int64)
         self.lock = ProcessLock()
 
     def known(self) -> tuple[Int64s, Int64s]:
@@ -135,6 +139,38 @@ class Column:
         """The address of the first value of each of some chunks; ``IRREGULAR`` where rows do not lie side by side."""
         begin, width = self._places(chunks)
         return np.where(width == self.width, begin, IRREGULAR)
+
+    def largest(self, chunks: Int64s) -> Int64s:
+        """The largest integer in each of some regular chunks, where negative ones count as the largest int64.
+
+        So do all of a chunk that is too long to be looked through for the few rows of a batch.
+
+        Args:
+            chunks: Their numbers, ascending, int64 ``[n]``.
+        """
+        found = np.empty(len(chunks), np.int64)
+        ends = np.searchsorted(chunks, self._first_chunk[1:]).tolist()
+        for number, (begin, end) in enumerate(pairwise([0, *ends])):
+            if begin < end:
+                layout, local = self._parts[number].layout, chunks[begin:end] - self._first_chunk[number]
+                with layout.lock:
+                    unknown = local[layout.largest[local] == UNKNOWN]
+                    for rows in np.unique(layout.rows[unknown]).tolist():
+                        same = unknown[layout.rows[unknown] == rows]
+                        layout.largest[same] = self._find_largest(layout.begin[same], rows * self.width)
+                    found[begin:end] = layout.largest[local]
+        return found
+
+    def _find_largest(self, begin: Int64s, count: int) -> Int64s:
+        """The largest of ``count`` integers from each of some addresses."""
+        limit, item = np.iinfo(np.int64).max, self._stored.itemsize
+        largest = np.full(len(begin), limit)
+        together = _LOOKED_THROUGH // max(count * item, 1)
+        first = element_of_all(begin, item)
+        for place in range(0, len(begin), together) if together else ():
+            codes = copy_runs(self._stored, first[place : place + together], count).view(f"u{item}")
+            largest[place : place + together] = np.minimum(codes.max(axis=1, initial=0), limit)
+        return largest
 
     # ------------------------------------------------------------------ runs of rows
     def _gather_rows(self, chunk: Int64s, row: Int64s, target: Int64s, length: int, steps: npt.NDArray[Any]) -> None:
