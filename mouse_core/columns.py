@@ -169,7 +169,8 @@ class Column:
         first = element_of_all(begin, item)
         for place in range(0, len(begin), together) if together else ():
             codes = copy_runs(self._stored, first[place : place + together], count).view(f"u{item}")
-            largest[place : place + together] = np.minimum(codes.max(axis=1, initial=0), limit)
+            found = codes.max(axis=1, initial=0).astype(np.uint64)
+            largest[place : place + together] = np.minimum(found, np.uint64(limit))
         return largest
 
     # ------------------------------------------------------------------ runs of rows
