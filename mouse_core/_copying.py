@@ -63,6 +63,7 @@ class Copier:
         self._highest = dict(highest or {})
         self._layouts: dict[tuple[tuple[str, ...], int], BatchLayout] = {}
         self._lock = ProcessLock()
+        self._preparing = ProcessLock()
         self._held: pa.Buffer | None = None
 
     def __len__(self) -> int:
@@ -188,7 +189,10 @@ class Copier:
         try:
             known: _Block = block.known[self]
         except KeyError:
-            known = block.known[self] = self._prepare(block)
+            # One thread at a time: it fills tables that others would read half filled.
+            with self._preparing:
+                known = block.known.get(self) or self._prepare(block)
+                block.known[self] = known
         return known
 
     def _prepare(self, block: Windows) -> _Block:
