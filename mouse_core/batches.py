@@ -34,6 +34,7 @@ Batch = dict[str, npt.NDArray[Any]]
 # Smaller batches are as fast in memory of their own.
 _POOL_FROM = 1 << 17
 _POOLS_KEPT = 2
+_MOST_READY = 16
 
 
 class BatchSource:
@@ -218,6 +219,8 @@ class BatchSource:
         windows, number = self._planner.find(index)
         batch = self._gather(windows, number, widen=True)
         if self._copied_whole:
+            if len(self._ready) > _MOST_READY:  # left over by threads that asked for them while they were put here
+                self._ready.clear()
             for other, ready in self._copying[True][0].others(windows):
                 self._ready[index - number + other] = ready
             self._planner.reached(index + len(self._ready))
