@@ -8,6 +8,7 @@ import os
 import pickle
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -450,6 +451,124 @@ def test_a_restart_goes_on_as_if_nothing_had_happened(tmp_path: Path, kept: str,
         return drawn
 
     assert go(tmp_path / "with", True) == go(tmp_path / "without", False)
+
+
+class Queue:
+    """A batch maker of no more than the protocol: first come, first used.
+
+    Args:
+        says: Where it says which rollouts a batch has used: in "examples", in "metadata", in "both" by half, or
+            "nowhere" but in the tokens.
+    """
+
+    def __init__(self, says: str) -> None:
+        self.says = says
+        self.waiting: list[RolloutRecord] = []
+        self.drawn: list[list[str]] = []
+
+    def add_rollout(self, item: RolloutRecord) -> None:
+        self.waiting.append(item)
+
+    def create_batch(self, batch_size: int) -> list[RLExample] | None:
+        if len(self.waiting) < batch_size:
+            return None
+        taken, self.waiting = self.waiting[:batch_size], self.waiting[batch_size:]
+        self.drawn.append([item.rollout_uid for item in taken])
+        named = {"examples": batch_size, "both": batch_size // 2}.get(self.says, 0)
+        return [
+            replace(example, rollout_uid=example.rollout_uid if place < named else "")
+            for place, example in enumerate(make_examples(taken, np.ones(batch_size)))
+        ]
+
+    def get_batch_metadata(self, batch: Sequence[RLExample]) -> dict[str, Any]:
+        return {"rollout_uids": self.drawn[-1]} if self.says in ("metadata", "both") else {}
+
+
+@pytest.mark.parametrize("kept", ["all", "no log", "no files"])
+@pytest.mark.parametrize("says", ["examples", "metadata", "both", "nowhere"])
+def test_any_maker_gets_every_rollout_once(tmp_path: Path, says: str, kept: str) -> None:
+    drawn: list[str] = []
+    for first in range(0, 40, 8):
+        maker = Queue(says)
+        whole = buffer(tmp_path, batch_maker=maker)
+        # Some have the tokens of another one: what samplers answer is often the same.
+        many = [
+            replace(item, rollout_uid=f"r{first + n}") for n, item in enumerate([*group(first, 6), *group(first, 2)])
+        ]
+        whole.add_rollouts(many)
+        for size in (3, 2):
+            assert whole.create_and_store_batch(size) is not None
+        drawn += [uid for batch in maker.drawn for uid in batch]
+        whole.close()
+        if kept == "no log":
+            (tmp_path / ".state" / "index.log").unlink()
+        elif kept == "no files":
+            for path in (tmp_path / "batches").iterdir():
+                path.unlink()
+    maker = Queue(says)
+    buffer(tmp_path, batch_maker=maker)
+    left = [item.rollout_uid for item in maker.waiting]
+    found = Counter(drawn + left)
+    assert set(found) == {f"r{number}" for number in range(40)}
+    assert set(found.values()) == {1}
+    assert len(left) == 15
+
+
+class Unsaid(Queue):
+    """A queue whose examples are only parts of rollouts, and that does not say of which."""
+
+    metadata: Any = None
+
+    def create_batch(self, batch_size: int) -> list[RLExample] | None:
+        whole = super().create_batch(batch_size) or []
+        return [RLExample(*(getattr(example, name)[1:] for name in ARRAYS)) for example in whole]
+
+    def get_batch_metadata(self, batch: Sequence[RLExample]) -> Any:
+        return self.metadata
+
+
+ARRAYS = ("tokens", "loss_mask", "advantage", "generator_log_probs")
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({}, "expected to learn which rollouts a batch has used"),
+        ({"rollout_uids": []}, "expected to learn which rollouts a batch has used"),
+        ({"rollout_uids": 2}, "expected to learn which rollouts a batch has used"),
+        ({"rollout_uids": ["r0", ""]}, "expected to learn which rollouts a batch has used"),
+        ({"rollout_uids": ["r0", "r9"]}, "expected a batch of rollouts of this buffer, found rollout_uid 'r9'"),
+        (None, "get_batch_metadata: expected a dict, found None"),
+    ],
+)
+def test_a_batch_that_does_not_say_of_which_rollouts_is_not_stored(tmp_path: Path, metadata: Any, message: str) -> None:
+    maker = Unsaid("nowhere")
+    maker.metadata = metadata
+    whole = buffer(tmp_path, batch_maker=maker)
+    whole.add_rollouts(group(0, 4))
+    for _ in range(2):
+        with pytest.raises(DataError, match=message):
+            whole.create_and_store_batch(2)
+    assert whole.batches == []
+    assert not list((tmp_path / "batches").iterdir())
+    maker.metadata = {"rollout_uids": ["r0", "r1"]}
+    batch_id = whole.create_and_store_batch(2)
+    assert batch_id is not None, "nothing was lost: the same batch is stored once it says so"
+    assert len(maker.drawn) == 1
+    whole.close()
+    again = Unsaid("nowhere")
+    buffer(tmp_path, batch_maker=again)
+    assert [item.rollout_uid for item in again.waiting] == ["r2", "r3"]
+
+
+def test_a_batch_is_made_of_examples(tmp_path: Path) -> None:
+    class Wrong(Queue):
+        def create_batch(self, batch_size: int) -> Any:
+            return ["example"]
+
+    whole = buffer(tmp_path, batch_maker=Wrong("examples"))
+    with pytest.raises(DataError, match="create_batch: expected an RLExample at 0, found 'example'"):
+        whole.create_and_store_batch(1)
 
 
 def test_a_batch_that_could_not_be_written_is_the_next_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from mouse_core.errors import MissingFieldError, StorageError
 from mouse_core.rollouts.groups._columns import EXAMPLES, examples_to_table, table_to_examples
 from mouse_core.rollouts.groups._files import BATCHES
-from mouse_core.rollouts.groups._index import StoredBatch, encode_batches
+from mouse_core.rollouts.groups._index import USED, StoredBatch, encode_batches
 from mouse_core.rollouts.groups._log import Log
 from mouse_core.rollouts.groups._parts import digest_of, encode_table, read_metadata, read_table, writing_options
 from mouse_core.rollouts.groups._writing import write_file
@@ -39,19 +39,26 @@ class BatchFiles:
         self._folder = root / BATCHES
         self._log, self._compression, self._sync = log, compression, sync
 
-    def store(self, batch: Sequence[RLExample], metadata: Mapping[str, Any]) -> str:
+    def store(self, batch: Sequence[RLExample], metadata: Mapping[str, Any], uids: tuple[str, ...]) -> str:
         """Write a batch; its id.
+
+        Args:
+            batch: What it is made of.
+            metadata: What is to be known of it.
+            uids: Of the rollouts it has used.
 
         Raises:
             StorageError: It cannot be written; there is no such batch then.
         """
         noted = {_METADATA: json.dumps(dict(metadata), default=str).encode(), _TIME: str(time.time_ns()).encode()}
+        if uids != tuple(example.rollout_uid for example in batch):
+            noted[USED] = json.dumps(uids).encode()
         content = encode_table(examples_to_table(batch), writing_options(EXAMPLES, self._compression), noted)
         batch_id = str(digest_of(content))
         name = f"batch_{batch_id}_{int(time.time())}.parquet"
         write_file(self._folder / name, content, sync=self._sync)
         # The file is there, so from here on the batch exists; a restart that does not find it in the log adds it.
-        stored = StoredBatch(name, tuple(example.rollout_uid for example in batch if example.rollout_uid))
+        stored = StoredBatch(name, uids)
         self.stored.append(stored)
         with contextlib.suppress(StorageError):
             self._log.append(encode_batches([stored]), sync=self._sync)

@@ -7,6 +7,7 @@ the ledger of used rollouts when old batch files are deleted. Files that it does
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,11 +20,14 @@ from mouse_core.errors import DataError
 from mouse_core.rollouts.groups._columns import EXAMPLES
 from mouse_core.rollouts.groups._files import BATCHES, remove_partial, storing
 from mouse_core.rollouts.groups._log import Log, read_log
-from mouse_core.rollouts.groups._parts import Part, find_part, read_table
+from mouse_core.rollouts.groups._parts import Part, find_part, read_metadata, read_table
 from mouse_core.rollouts.groups.types import GroupKey
 
 STATE = ".state"
 """The folder of what is not data."""
+
+USED = b"mouse_batch_rollouts"
+"""In a batch's file the uids of the rollouts it has used, where its examples do not say."""
 
 _UIDS = pa.list_(pa.string())
 _PARTS = pa.schema(
@@ -162,11 +166,20 @@ def _compare(root: Path, records: Sequence[bytes], *, clean: bool) -> tuple[Inde
     parts = sorted([*parts, *found], key=lambda part: part.number) if found else parts
     names = {batch.name for batch in batches}
     new = [
-        StoredBatch(name, tuple(read_table(root / BATCHES / name, EXAMPLES).column("rollout_uid").to_pylist()))
+        StoredBatch(name, _used(root / BATCHES / name))
         for name in sorted(stored, key=_stored_at)
         if name.startswith("batch_") and name not in names
     ]
     return Index(parts, [*batches, *new]), found, new
+
+
+def _used(path: Path) -> tuple[str, ...]:
+    """The uids of the rollouts that a batch has used, from its file."""
+    with storing(f"part file {path}"):
+        content = path.read_bytes()
+    examples = read_table(path, EXAMPLES, content).column("rollout_uid").to_pylist()
+    noted = read_metadata(path, content).get(USED)
+    return tuple(json.loads(noted) if noted else filter(None, examples))
 
 
 def _stored_at(name: str) -> tuple[str, str]:

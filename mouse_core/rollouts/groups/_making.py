@@ -3,15 +3,39 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.errors import DataError
 from mouse_core.rollouts.groups._index import StoredBatch
 from mouse_core.rollouts.groups._parts import Part
+from mouse_core.rollouts.groups.grpo import GrpoBatchMaker
 from mouse_core.rollouts.groups.protocol import BatchMaker, ResumableBatchMaker
 from mouse_core.rollouts.groups.reading import StoredGroup
 from mouse_core.rollouts.groups.types import RLExample, RolloutRecord
+
+UIDS = "rollout_uids"
+"""What a batch maker's metadata may say: which rollouts a batch has used."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A batch that is to be stored.
+
+    Args:
+        examples: What it is made of.
+        metadata: What its maker says of it.
+        uids: Of the rollouts it has used.
+    """
+
+    examples: Sequence[RLExample]
+    metadata: Mapping[str, Any]
+    uids: tuple[str, ...]
 
 
 class Making:
@@ -25,6 +49,9 @@ class Making:
         self.maker = maker
         self._coming: deque[RolloutRecord] = deque()
         self._batch: list[RLExample] | None = None
+        # Rollouts by their tokens, to know one in an example that does not name it; and those that batches have used.
+        self._by_tokens: dict[int, list[str]] = {}
+        self._used: set[str] = set()
 
     def resume(self, root: Path, parts: Sequence[Part], batches: Sequence[StoredBatch]) -> None:
         """Tell the maker what a folder holds.
@@ -45,15 +72,71 @@ class Making:
         """Give the maker what was sealed, each rollout once, also if it refuses one of them."""
         self._coming.extend(rollouts)
         while self._coming:
-            self.maker.add_rollout(self._coming.popleft())
+            rollout = self._coming.popleft()
+            if not isinstance(self.maker, GrpoBatchMaker):
+                tokens = np.concatenate([turn.tokens for turn in rollout.turns])
+                self._by_tokens.setdefault(_mark(tokens), []).append(rollout.rollout_uid)
+            self.maker.add_rollout(rollout)
 
-    def batch(self, size: int) -> tuple[list[RLExample], Mapping[str, Any]] | None:
-        """A batch and what is to be known of it, the same one until ``stored`` is called; None if there are too few."""
+    def batch(self, size: int, known: Container[str]) -> Made | None:
+        """A batch, the same one until ``stored`` is called; None if there are too few rollouts.
+
+        Args:
+            size: Of how many examples.
+            known: The uids of the buffer's rollouts.
+
+        Raises:
+            DataError: It is not made of examples, or does not say of which rollouts. It is still what comes next.
+        """
         self.feed()
         if self._batch is None:
             self._batch = self.maker.create_batch(size)
-        return None if self._batch is None else (self._batch, self.maker.get_batch_metadata(self._batch))
+        if self._batch is None:
+            return None
+        for place, example in enumerate(self._batch):
+            if not isinstance(example, RLExample):
+                raise DataError(f"create_batch: expected an RLExample at {place}, found {example!r:.100}")
+        metadata = self.maker.get_batch_metadata(self._batch)
+        if not isinstance(metadata, Mapping):
+            raise DataError(f"get_batch_metadata: expected a dict, found {metadata!r:.100}")
+        return Made(self._batch, metadata, self._uids(self._batch, metadata.get(UIDS), known))
 
-    def stored(self) -> None:
+    def _uids(self, batch: Sequence[RLExample], said: Any, known: Container[str]) -> tuple[str, ...]:
+        """Of the rollouts that a batch has used; a restart would give those again that are missing here."""
+        uids = [example.rollout_uid for example in batch if example.rollout_uid]
+        if isinstance(said, list | tuple) and said and all(isinstance(uid, str) and uid for uid in said):
+            named = set(uids)
+            uids += [uid for uid in said if uid not in named]
+        elif len(uids) < len(batch):
+            uids += self._recognised([example for example in batch if not example.rollout_uid], set(uids))
+        for uid in uids:
+            if uid not in known:
+                raise DataError(f"create_batch: expected a batch of rollouts of this buffer, found rollout_uid {uid!r}")
+        return tuple(uids)
+
+    def _recognised(self, examples: Sequence[RLExample], taken: set[str]) -> list[str]:
+        """The rollouts whose tokens some examples have, each once, in the order they came."""
+        found = []
+        for example in examples:
+            there = self._by_tokens.get(_mark(example.tokens), [])
+            there[:] = [uid for uid in there if uid not in self._used]
+            uid = next((uid for uid in there if uid not in taken), None)
+            if uid is None:
+                raise DataError(
+                    "create_batch: expected to learn which rollouts a batch has used, or a restart would give them "
+                    "again; found an example without rollout_uid, whose tokens no unused rollout has, and no "
+                    f"{UIDS!r} in the batch's metadata"
+                )
+            taken.add(uid)
+            found.append(uid)
+        return found
+
+    def stored(self, made: Made) -> None:
         """Go on to the next batch."""
         self._batch = None
+        if self._by_tokens:
+            self._used.update(made.uids)
+
+
+def _mark(tokens: npt.NDArray[np.int32]) -> int:
+    return hash(tokens.tobytes())

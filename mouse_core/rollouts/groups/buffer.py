@@ -275,6 +275,7 @@ class RolloutBuffer:
 
         Raises:
             ConfigError: There is no batch maker, or ``batch_size`` is below 1.
+            DataError: What the maker made is not a batch, or does not say of which rollouts; see ``BatchMaker``.
             StorageError: The batch cannot be written.
             ClosedError, ForkError: As ``add_rollouts``.
         """
@@ -282,11 +283,11 @@ class RolloutBuffer:
         if self._making is None:
             raise ConfigError("create_and_store_batch: expected a buffer with a batch_maker, found none")
         with self._step():
-            made = self._making.batch(size)
+            made = self._making.batch(size, self._uids)
             if made is None:
                 return None
-            batch_id = self._batches.store(*made)
-            self._making.stored()
+            batch_id = self._batches.store(made.examples, made.metadata, made.uids)
+            self._making.stored(made)
         return batch_id
 
     @property

@@ -13,8 +13,9 @@ class BatchMaker(Protocol):
     """Makes batches of the rollouts that it is given, in memory.
 
     A ``RolloutBuffer`` gives it the rollouts of one sealed group after the other, and stores the batches. After a
-    restart it gives all rollouts again that no stored batch has used, in the same order; which ones a batch has used
-    is what the examples' ``rollout_uid`` say.
+    restart it gives all rollouts again that no stored batch has used, in the same order. Which ones a batch has used is
+    what its examples' ``rollout_uid`` say, and "rollout_uids" in its metadata, a list. Where neither does, an example
+    that has the tokens of a rollout (those of all turns) has used it; a batch of other examples is refused.
     """
 
     def add_rollout(self, rollout: RolloutRecord) -> None:
@@ -24,7 +25,10 @@ class BatchMaker(Protocol):
         """A batch of ``batch_size`` examples, or None while there are too few."""
 
     def get_batch_metadata(self, batch: Sequence[RLExample]) -> Mapping[str, Any]:
-        """What is to be known of a batch: numbers and text by name, which are stored with it."""
+        """What is to be known of a batch: numbers and text by name, which are stored with it.
+
+        "rollout_uids" are the rollouts it has used, where not every example says which one it was made of.
+        """
 
 
 @runtime_checkable
