@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from mouse_core._convert import RowError, convert
 from mouse_core._locks import ProcessLock
-from mouse_core._memory import copy_runs
+from mouse_core._memory import copy_runs, flat_view
 from mouse_core._pool import ALIGNMENT, BatchLayout
 from mouse_core._views import STRETCH_BITS, CopiedField, Places, Views
 from mouse_core._windows import Windows
@@ -30,8 +30,12 @@ from mouse_core.columns import Column
 # 40 KB, and making the arrays of one batch as long as those of three.
 _TOGETHER_BYTES = 3 << 20
 _MOST_TOGETHER = 16
+# Of more values it has forgotten where the first lie when the last are looked up.
+_LOOKED_AHEAD = 4096
 # What is converted is copied in parts that stay in a cache in between.
 _PART_BYTES = 1 << 18
+
+_OCTET: np.dtype[Any] = np.dtype(np.uint8)
 
 # The fields of a batch, and whether all codes in it are allowed.
 _Copied = tuple[dict[str, npt.NDArray[Any]], bool]
@@ -140,6 +144,9 @@ class Copier:
             # the system in between.
             self._held = None
             part = views.array.slice(number * views.stride, count * views.stride)
+            if len(part) <= _LOOKED_AHEAD:
+                # The processor waits for many of these loads at once, but for one after the other when it copies.
+                flat_view(_OCTET).take(views.heads[number : number + count])
             self._held = memory = _cast(part, layout.nbytes * count)
             found = layout.batches(memory, count)
         if views.short:

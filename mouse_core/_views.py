@@ -50,6 +50,7 @@ class Views:
         buffers: What the views refer to.
         sizes: Windows of each batch.
         unsure: The names of fields of which some values in these chunks may be larger than allowed.
+        heads: The first byte of every value, as an element of ``flat_view``, int64 ``[batches, fields, values]``.
     """
 
     def __init__(
@@ -60,11 +61,12 @@ class Views:
         buffers: Sequence[pa.Buffer],
         sizes: list[int],
         unsure: list[str],
+        heads: Int64s,
     ) -> None:
         self.fields, self.short, self.sizes, self.unsure = fields, short, sizes, unsure
         self.long = [field for field in fields if field.name not in short]
         self.key = tuple(field.name for field in self.long)
-        self.words = words
+        self.words, self.heads = words, heads
         # Views of a field in a batch, and of a batch.
         self.values = words.shape[2]
         self.stride = words.shape[1] * self.values
@@ -121,6 +123,7 @@ class Places:
         batches, values = chunk.shape
         # Size and first bytes; number of the buffer and offset.
         words = self._empty((batches, len(regular), values + padded, 2))
+        heads = np.empty((batches, len(regular), values), np.int64)
         for place, number in enumerate(regular):
             # Field by field, so that what is worked on stays in the cache.
             nbytes, view = self._fields[number].row_bytes, words[:, place, :values]
@@ -129,6 +132,7 @@ class Places:
                 view[..., 1] = self._to_words(self._begins[chunk, number] + row * nbytes)
             else:
                 np.add(begins[..., number], row * (nbytes << 32), out=view[..., 1])
+            heads[:, place] = self._to_elements(view[..., 1])
         if not short:
             self._put_inline(words, regular, chunk, row, size)
         buffers = list(self._buffers)
@@ -137,7 +141,7 @@ class Places:
             words[:, :, values, 1] = np.where(missing > _INLINE, len(buffers), 0)
             buffers.append(_ZEROS)
         unsure = [field.name for field in fields if field.name in unsure]
-        return Views(fields, short, words, buffers, sizes.tolist(), unsure)
+        return Views(fields, short, words, buffers, sizes.tolist(), unsure, heads)
 
     def _find(self, chunk: Int64s, longest: int) -> tuple[Int64s, list[int], list[str]]:
         """Where some chunks begin, as ``words`` has it; the fields whose values lie side by side in all of them; and
@@ -202,6 +206,13 @@ class Places:
         if not self._memory.nbytes // 2 <= nbytes <= self._memory.nbytes:
             self._memory = MemoryPool(nbytes + nbytes // 8)
         return np.ndarray(shape, np.int64, self._memory.take())
+
+    def _to_elements(self, words: Int64s) -> Int64s:
+        """Where the bytes are that some words of views refer to, as elements of ``flat_view``."""
+        first = element_of_all(np.array(list(self._stretches)) << STRETCH_BITS, 1)
+        elements: Int64s = words >> 32
+        elements += first[0] if len(first) == 1 else first.take(words & 0xFFFFFFFF)
+        return elements
 
     def _to_words(self, addresses: Int64s) -> Int64s:
         """Number of the buffer and offset of some addresses, as a view has them."""
