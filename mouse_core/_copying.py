@@ -32,6 +32,8 @@ _TOGETHER_BYTES = 3 << 20
 _MOST_TOGETHER = 16
 # Of more values it has forgotten where the first lie when the last are looked up.
 _LOOKED_AHEAD = 4096
+# Whoever is this much ahead of the next batch is one of several who take turns.
+_AHEAD = 3
 # What is converted is copied in parts that stay in a cache in between.
 _PART_BYTES = 1 << 18
 
@@ -89,10 +91,13 @@ class Copier:
             with self._lock:
                 ready = known.ready.pop(number, None)
                 if ready is None:
-                    count = min(known.together, len(known.views.sizes) - number) if number == known.next else 1
-                    ready, *others = self._copy(known.views, number, count)
-                    known.next = number + count
-                    known.ready.update(enumerate(others, number + 1))
+                    first, count = number, 1
+                    if 0 <= number - known.next < min(_AHEAD, known.together):
+                        first, count = known.next, min(known.together, len(known.views.sizes) - known.next)
+                        known.next += count
+                    copied = dict(enumerate(self._copy(known.views, first, count), first))
+                    ready = copied.pop(number)
+                    known.ready.update(copied)
         return ready
 
     def others(self, block: Windows) -> Iterator[tuple[int, dict[str, npt.NDArray[Any]]]]:
@@ -235,6 +240,7 @@ class _Block:
         # What was copied together with a batch before: handed out once.
         self.ready: dict[int, _Copied] = {}
         self.next = 0
+        self.nbytes = 0 if views is None else views.words.nbytes
 
 
 _CAST = pc.get_function("cast")

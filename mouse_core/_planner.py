@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -11,29 +12,53 @@ import numpy.typing as npt
 
 from mouse_core._locks import ProcessLock
 from mouse_core._mask import remember_lengths
+from mouse_core._memo import memo
 from mouse_core._windows import Windows
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key, Purpose
 from mouse_core.sampling.plan import PaddedSampler, Plan, Sampler
 from mouse_core.snapshot import Snapshot
 
-# Windows of consecutive batches are located together, about so many: the few dozen array operations that it takes
-# cost the same for 32 windows as for 1,024.
+# Windows of several batches are located together, about so many: the few dozen array operations that it takes cost the
+# same for 32 windows as for 1,024.
 _MOST_WINDOWS = 8192
 # Where rows have numbers of their own each step is located, and may be a piece by itself.
 _MOST_NUMBERED_STEPS = 1 << 15
 # The first batch is planned alone, so that it is there soon; a block is so many times as long as the one before.
 _GROWTH = 8
+# Batches further apart than this are not taken for those of a worker among others, each of which has its turn; and the
+# batches between those of a block are drawn as well: so many times the longest block at most.
+_MOST_WORKERS, _MOST_SKIPPED = 64, 4
+# Of one kind: batches planned alone, and blocks that follow each other.
 _BLOCKS_KEPT = 3
+# Blocks that were asked for in no order are kept together up to this size. From then on a new one must be worth it.
+_KEPT_BYTES, _MOST_KEPT = 32 << 20, 48
+_ALONE_BETWEEN = 16
+# A stretch of batches is planned as a whole where so many of it were planned alone among the latest few.
+_ALONE_FIRST, _MISSES_KNOWN = 2, 32
+# The kind of a block is the index at which those that follow each other began; of a stretch it is a number below these.
+_ALONE = -1
 
 
 class _Block(NamedTuple):
-    """The batches ``first .. end - 1``: their windows, and the sizes of the whole batches."""
+    """The batches ``first, first + step .. end - step``: their windows, and the sizes of the whole batches.
+
+    Of blocks of one ``kind`` only the latest are kept.
+    """
 
     first: int
     end: int
+    step: int
     windows: Windows
     sizes: list[int]
+    kind: int
+
+    def number_of(self, index: int) -> int | None:
+        """Which of its batches this is; None if it is not in it."""
+        if self.first <= index < self.end:
+            number, rest = divmod(index - self.first, self.step)
+            return None if rest else number
+        return None
 
 
 class Planner:
@@ -56,34 +81,35 @@ class Planner:
         self._shard = shard
         self._epoch_start = epoch_start
         self._padded = sampler if isinstance(sampler, PaddedSampler) else None
-        windows = _MOST_WINDOWS
-        if snapshot.has_row_numbers:
-            windows = min(windows, _MOST_NUMBERED_STEPS // sampler.sequence_length)
-        self._longest = max(1, windows * shard[1] // sampler.batch_size)
         self._first = 1
         self._latest = epoch_start
         # The latest comes first; replaced, never changed, so that it can be read without the lock.
         self._blocks: tuple[_Block, ...] = ()
+        # The indices that were in no block, the latest last, and how many since one was made of a stretch.
+        self._missed: deque[int] = deque(maxlen=_MISSES_KNOWN)
+        self._alone = 0
         self._lock = ProcessLock()
 
-    def find(self, index: int) -> tuple[Windows, int]:
-        """The windows of batch ``index``, located together with those of others, and its number among these.
+    def find(self, index: int) -> tuple[Windows, int, int]:
+        """The windows of batch ``index``, located together with those of others, its number among these, and how far
+        they are apart.
 
         Raises:
             IndexError: The index lies before the first batch.
             Exception: Whatever the sampler raises for this batch.
         """
         self._latest = index
-        for first, end, windows, _ in self._blocks:
-            if first <= index < end:
-                return windows, index - first
-        block = self._block(operator.index(index))
-        return block.windows, index - block.first
+        for first, end, step, windows, _, _ in self._blocks:
+            if first <= index < end and not (index - first) % step:
+                return windows, (index - first) // step, step
+        block, number = self._block(operator.index(index))
+        return block.windows, number, block.step
 
     @property
     def used(self) -> int:
         """About how many batches were asked for, at least 1."""
-        return max(1, self._latest + 1 - min((block.first for block in self._blocks), default=self._latest))
+        first, step = min(((block.first, block.step) for block in self._blocks), default=(self._latest, 1))
+        return max(1, (self._latest - first) // step + 1)
 
     def reached(self, index: int) -> None:
         """Count the batches before ``index`` as asked for."""
@@ -95,8 +121,7 @@ class Planner:
 
     def plan(self, index: int) -> Plan:
         """The plan of batch ``index``; raises as ``find``."""
-        block = self._block(operator.index(index))
-        within = index - block.first
+        block, within = self._block(operator.index(index))
         part = block.windows.part(within)
         rank, count = self._shard
         return Plan(
@@ -122,48 +147,100 @@ class Planner:
             remember_lengths(windows, lengths)
         return windows
 
-    def _block(self, index: int) -> _Block:
-        """The block that batch ``index`` is in."""
+    @memo
+    def _longest(self) -> int:
+        """The most batches of a block."""
+        windows = _MOST_WINDOWS
+        if self._snapshot.has_row_numbers:
+            windows = min(windows, _MOST_NUMBERED_STEPS // self._sampler.sequence_length)
+        return max(1, windows * self._shard[1] // self._sampler.batch_size)
+
+    def _block(self, index: int) -> tuple[_Block, int]:
+        """The block that batch ``index`` is in, and its number there."""
         if index < self._epoch_start:
             raise IndexError(f"batch index: expected at least {self._epoch_start}, found {index}")
-        block = _holding(self._blocks, index)
-        if block is None:
+        found = _holding(self._blocks, index)
+        if found is None:
             with self._lock:
-                block = _holding(self._blocks, index)
-                if block is None:
+                found = _holding(self._blocks, index)
+                if found is None:
                     block = self._make_block(index)
-                    self._blocks = (block, *self._blocks[: _BLOCKS_KEPT - 1])
-        return block
+                    self._blocks = self._kept_with(block)
+                    found = block, (index - block.first) // block.step
+        return found
 
     def _make_block(self, index: int) -> _Block:
-        # Whoever asks for what comes after a block, maybe not at once, will go on so.
-        before = next((block for block in self._blocks if 0 <= index - block.end < _GROWTH), None)
-        batches = self._first if before is None else min(_GROWTH * (before.end - before.first), self._longest)
+        first, step, batches, kind = self._choose(index)
+        self._missed.append(index)
         if batches > 1:
             try:
-                return self._compute(index, batches)
+                return self._compute(first, step, batches, kind)
             except Exception:
                 # Some batch of the block cannot be planned. If it is this one, the error comes again.
-                pass
-        return self._compute(index, 1)
+                self._missed.clear()
+        self._alone += 1
+        return self._compute(index, 1, 1, _ALONE)
 
-    def _compute(self, first: int, batches: int) -> _Block:
-        """The batches ``first .. first + batches - 1``, located together."""
+    def _choose(self, index: int) -> tuple[int, int, int, int]:
+        """What to plan together with a batch: the first batch, how far they are apart, how many, and their kind."""
+        for _, end, step, _, sizes, kind in self._blocks:
+            # Whoever asks for what comes after a block, maybe not at once, will go on so.
+            number, rest = divmod(index - end, step)
+            batches = self._limited(_GROWTH * len(sizes), step)
+            if not rest and 0 <= number < (min(_GROWTH, batches) if len(sizes) > 1 else 1):
+                return end, step, batches, end if kind < 0 else kind
+        if not self._blocks:
+            return index, 1, self._first, index
+        before = [*self._missed][-2:]
+        step = index - before[-1] if len(before) == 2 else 0
+        if 1 < step <= _MOST_WORKERS and step == before[1] - before[0]:
+            return index, step, self._limited(_GROWTH, step), index
+        # Batches in no order, or backwards.
+        stretch = (index - self._epoch_start) // self._longest
+        alone = sum((missed - self._epoch_start) // self._longest == stretch for missed in self._missed)
+        if alone >= _ALONE_FIRST and (self._alone >= _ALONE_BETWEEN or self._nbytes < _KEPT_BYTES):
+            self._alone = 0
+            return self._epoch_start + stretch * self._longest, 1, self._longest, _ALONE - 1 - stretch
+        return index, 1, 1, _ALONE
+
+    def _limited(self, batches: int, step: int) -> int:
+        """So many batches, or as many as a block may have."""
+        return max(1, min(batches, self._longest, _MOST_SKIPPED * self._longest // step))
+
+    @property
+    def _nbytes(self) -> int:
+        return sum(block.windows.nbytes for block in self._blocks)
+
+    def _kept_with(self, block: _Block) -> tuple[_Block, ...]:
+        """A new block and those to keep beside it."""
+        kept, kinds, room = [block], Counter([block.kind]), _KEPT_BYTES
+        for other in self._blocks:
+            kinds[other.kind] += 1
+            room -= other.windows.nbytes
+            fits = room >= 0 and len(kept) < _MOST_KEPT
+            if kinds[other.kind] <= _BLOCKS_KEPT and (fits or len(kept) < _BLOCKS_KEPT):
+                kept.append(other)
+        return tuple(kept)
+
+    def _compute(self, first: int, step: int, batches: int, kind: int) -> _Block:
+        """So many batches from ``first`` on, ``step`` apart, located together."""
         rank, count = self._shard
-        whole = self._starts_together(first, batches)
+        end = first + step * batches
+        whole = self._starts_together(first, end - step + 1 - first)
         if whole is not None:
+            whole = whole[::step]
             size = whole.shape[1]
             rows = np.ascontiguousarray(whole[:, size * rank // count : size * (rank + 1) // count])
             sizes, bounds = [size] * batches, list(range(0, rows.size + 1, rows.shape[1]))
             rows = rows.reshape(-1)
         else:
-            starts = [self._starts(index) for index in range(first, first + batches)]
+            starts = [self._starts(index) for index in range(first, end, step)]
             sizes = [len(part) for part in starts]
             parts = [part[len(part) * rank // count : len(part) * (rank + 1) // count] for part in starts]
             bounds = [0, *np.cumsum([len(part) for part in parts]).tolist()]
             rows = np.concatenate(parts)
         rows.flags.writeable = False
-        return _Block(first, first + batches, self.locate(rows, bounds), sizes)
+        return _Block(first, end, step, self.locate(rows, bounds), sizes, kind)
 
     def _starts_together(self, first: int, batches: int) -> npt.NDArray[np.int64] | None:
         """The starts of several batches, drawn by one call, int64 ``[batches, B]``; None if the sampler cannot."""
@@ -183,5 +260,9 @@ class Planner:
         return starts.astype(np.int64, copy=False)
 
 
-def _holding(blocks: tuple[_Block, ...], index: int) -> _Block | None:
-    return next((block for block in blocks if block.first <= index < block.end), None)
+def _holding(blocks: tuple[_Block, ...], index: int) -> tuple[_Block, int] | None:
+    for block in blocks:
+        number = block.number_of(index)
+        if number is not None:
+            return block, number
+    return None

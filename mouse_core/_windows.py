@@ -13,6 +13,10 @@ from mouse_core._memo import memo
 Int64s = npt.NDArray[np.int64]
 
 
+# Start, chunk, row, pieces.
+_BYTES_OF_ONE = 64
+
+
 class Pieces(NamedTuple):
     """Windows cut into stretches that each lie side by side in one chunk, a row for each batch.
 
@@ -105,6 +109,11 @@ class Windows:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def nbytes(self) -> int:
+        """About how much memory they take, with what others know about them."""
+        return _BYTES_OF_ONE * len(self.rows) + sum(getattr(known, "nbytes", 0) for known in self.known.copy().values())
 
     def part(self, number: int) -> WindowsPart:
         """The windows of one of the batches."""

@@ -34,7 +34,8 @@ Batch = dict[str, npt.NDArray[Any]]
 # Smaller batches are as fast in memory of their own.
 _POOL_FROM = 1 << 17
 _POOLS_KEPT = 2
-_MOST_READY = 16
+# Finished batches that wait for whoever asks for them.
+_MOST_READY = 32
 
 
 class BatchSource:
@@ -216,14 +217,14 @@ class BatchSource:
             return ready
         if self._augment is not None:
             return self.gather(self.plan(index))
-        windows, number = self._planner.find(index)
+        windows, number, step = self._planner.find(index)
         batch = self._gather(windows, number, widen=True)
         if self._copied_whole:
-            if len(self._ready) > _MOST_READY:  # left over by threads that asked for them while they were put here
+            if len(self._ready) > _MOST_READY:  # nobody came for them
                 self._ready.clear()
             for other, ready in self._copying[True][0].others(windows):
-                self._ready[index - number + other] = ready
-            self._planner.reached(index + len(self._ready))
+                self._ready[index + (other - number) * step] = ready
+            self._planner.reached(index + len(self._ready) * step)
         return batch
 
     def plan(self, index: int) -> Plan:
