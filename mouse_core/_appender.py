@@ -39,13 +39,14 @@ class Appender:
 
     def segment(self) -> Segment | None:
         """The rows of the open block; rows that come later do not show in it."""
-        return Segment(self._block.to_table()) if self._block is not None and self._block.count else None
+        return self._block.to_segment() if self._block is not None and self._block.count else None
 
     def close(self) -> None:
         """Seal the open block; the next row opens another, of columns that may have been learnt since."""
         segment = self.segment()
         self._block = None
         if segment is not None:
+            segment.seal()
             self._segments.append(segment)
 
     def append(self, row: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +45,13 @@ class FieldReader:
         self.highest: int | None = None
         if self._bounds is not None and self._bounds[0] == 0 and column.kind.dtype.kind in "iu":
             self.highest = self._bounds[1]
+
+    def over(self, kept: int, segments: Sequence[Segment]) -> FieldReader:
+        """The same field over other segments, of which the first ``kept`` are the same and these the rest."""
+        reader: FieldReader = object.__new__(type(self))
+        reader.__dict__.update(self.__dict__)
+        reader.column = self.column.over(kept, segments)
+        return reader
 
     @property
     def is_bounded(self) -> bool:
@@ -158,6 +165,41 @@ class FieldReader:
         """Whether a code, which is a whole number, came with a fraction (or as NaN)."""
         codes = self.field.dtype is not None and np.dtype(self.field.dtype).kind in "iu"
         return codes and values.dtype.kind == "f" and bool((values != np.floor(values)).any())
+
+
+class CopyPlan(NamedTuple):
+    """How columns are copied.
+
+    Args:
+        copier: What copies the plain ones.
+        unchecked: The fields of these whose values it leaves to be checked.
+        converted: Those which are delivered in another dtype.
+    """
+
+    copier: Copier
+    unchecked: tuple[str, ...]
+    converted: tuple[str, ...]
+
+
+def plan_copying(
+    readers: Mapping[str, FieldReader],
+    shapes: Mapping[str, tuple[int, ...]],
+    length: int,
+    dtypes: Mapping[bool, Mapping[str, np.dtype[np.generic]]],
+) -> dict[bool, CopyPlan]:
+    """How windows of ``length`` steps of some fields are copied, for each of several dtypes."""
+    plain = {name: reader for name, reader in readers.items() if reader.column.is_plain}
+    copier = Copier(
+        {name: (reader.column, shapes[name]) for name, reader in plain.items()},
+        length,
+        highest={name: reader.highest for name, reader in plain.items() if reader.highest is not None},
+    )
+    unchecked = tuple(name for name, reader in plain.items() if reader.is_bounded and reader.highest is None)
+    stored = {name: reader.column.kind.dtype for name, reader in plain.items()}
+    return {
+        key: CopyPlan(copier, unchecked, tuple(name for name in plain if stored[name] != wanted[name]))
+        for key, wanted in dtypes.items()
+    }
 
 
 def bind_fields(

@@ -22,6 +22,7 @@ from mouse_core._convert import RowError, convert
 from mouse_core._locks import ProcessLock
 from mouse_core._memory import copy_runs, flat_view
 from mouse_core._pool import ALIGNMENT, BatchLayout
+from mouse_core._segments import Growth
 from mouse_core._views import STRETCH_BITS, CopiedField, Places, Views
 from mouse_core._windows import Windows
 from mouse_core.columns import Column
@@ -71,6 +72,16 @@ class Copier:
         self._lock = ProcessLock()
         self._preparing = ProcessLock()
         self._held: pa.Buffer | None = None
+
+    def over(self, columns: Mapping[str, Column], growth: Growth) -> Copier:
+        """The same for a snapshot with rows appended."""
+        other: Copier = object.__new__(Copier)
+        other.__dict__.update(self.__dict__)
+        other._fields = [field._replace(column=columns[field.name]) for field in self._fields]
+        with self._preparing:  # which both have from now on
+            other._places = None if self._places is None else self._places.over(other._fields, growth)
+        other._lock = ProcessLock()
+        return other
 
     def __len__(self) -> int:
         return len(self._fields)

@@ -59,6 +59,15 @@ class MaskedChunks:
         self._offset_bytes = np.zeros(count, np.int64)
         self._lock = ProcessLock()
 
+    def over(self, kept: int, count: int) -> MaskedChunks:
+        """Those of a column of ``count`` chunks, of which the first ``kept`` are these."""
+        other = MaskedChunks(count, self._dtype, self._width, fill=self._fill, pad=self._pad)
+        with self._lock:
+            other._state[:kept] = self._state[:kept]
+            other._places[:, :kept] = self._places[:, :kept]
+            other._offset_bytes[:kept] = self._offset_bytes[:kept]
+        return other
+
     def unknown(self, chunks: Int64s) -> Int64s:
         """Those of some chunks that nobody has looked at."""
         new = self._state[chunks] == _UNKNOWN

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections import Counter, deque
 from collections.abc import Sequence
+from copy import copy
 from typing import NamedTuple
 
 import numpy as np
@@ -89,6 +90,14 @@ class Planner:
         self._missed: deque[int] = deque(maxlen=_MISSES_KNOWN)
         self._alone = 0
         self._lock = ProcessLock()
+
+    def over(self, snapshot: Snapshot, *, seed: int, epoch_start: int) -> Planner:
+        """The same over other rows."""
+        other = copy(self)
+        other._snapshot, other._seed, other._epoch_start = snapshot, seed, epoch_start
+        other._latest, other._blocks, other._lock = epoch_start, (), ProcessLock()
+        other._missed, other._alone = deque(maxlen=_MISSES_KNOWN), 0
+        return other
 
     def find(self, index: int) -> tuple[Windows, int, int]:
         """The windows of batch ``index``, located together with those of others, its number among these, and how far

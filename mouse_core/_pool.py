@@ -18,6 +18,9 @@ import numpy.typing as npt
 # Fields begin at multiples of this many bytes: JAX takes such memory over as it is.
 ALIGNMENT = 64
 _KEPT = 4
+# Smaller batches are as fast in memory of their own.
+_POOL_FROM = 1 << 17
+_POOLS_KEPT = 2
 
 
 class MemoryPool:
@@ -96,3 +99,26 @@ class BatchLayout:
 def _strides(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, ...]:
     """Of a C-contiguous array."""
     return tuple(dtype.itemsize * prod(shape[axis + 1 :]) for axis in range(len(shape)))
+
+
+class BatchMemory:
+    """Memory for batches, kept from batch to batch where it is large."""
+
+    def __init__(self) -> None:
+        self._layouts: dict[tuple[Any, ...], BatchLayout] = {}
+        self._pools: dict[int, MemoryPool] = {}
+
+    def take(self, fields: dict[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> dict[str, npt.NDArray[Any]]:
+        """Arrays for some fields by shape and dtype; none where fresh ones are as fast."""
+        key = tuple(fields.items())
+        layout = self._layouts.get(key)
+        if layout is None:
+            layout = self._layouts[key] = BatchLayout(fields)
+        if layout.nbytes < _POOL_FROM:
+            return {}
+        pool = self._pools.get(layout.nbytes)
+        if pool is None:
+            if len(self._pools) >= _POOLS_KEPT:
+                self._pools.clear()
+            pool = self._pools[layout.nbytes] = MemoryPool(layout.nbytes)
+        return layout.arrays(pool.take())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -10,10 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mouse_core._alike import Alike
+from mouse_core._column_chunks import IRREGULAR, Layout
 from mouse_core._layout import column_type
 from mouse_core._memo import memo
 from mouse_core._windows import Chunks, Windows
-from mouse_core.columns import IRREGULAR, Column, Layout
+from mouse_core.columns import Column
 from mouse_core.errors import DataError
 
 _LOOKED_AT = 1 << 16
@@ -29,13 +32,53 @@ class Segment:
             of the table, which for a dataset on disk is a path.
     """
 
+    # What stands for the memory that appended rows are in: segments of the same block have the same first rows.
+    block: object = None
+    # For appended rows, where the values of some columns begin, and how many a row has; others are to be looked up.
+    places: Mapping[str, tuple[int, int]] = MappingProxyType({})
+    _make_table: Callable[[], pa.Table] | None = None
+
     def __init__(self, table: pa.Table, indices: pa.Table | None = None, origin: Any = None) -> None:
-        self.table = table
+        self.__dict__["table"] = table
         self.indices = indices
         self.origin = origin
         self.num_rows: int = table.num_rows if indices is None else indices.num_rows
         self._parts: dict[str, SegmentColumn] = {}
         self._first_values: dict[str, tuple[int, Any] | None] = {}
+
+    @classmethod
+    def of_block(
+        cls, rows: int, block: object, places: Mapping[str, tuple[int, int]], make_table: Callable[[], pa.Table]
+    ) -> Segment:
+        """Appended rows, in one chunk.
+
+        Args:
+            rows: How many.
+            block, places: As in the class.
+            make_table: Gives the rows as a table; called when it is asked for, as few that are sampled from are.
+        """
+        segment = cls.__new__(cls)
+        segment.indices = segment.origin = None
+        segment.num_rows, segment.block, segment.places, segment._make_table = rows, block, places, make_table
+        segment._parts, segment._first_values = {}, {}
+        segment.__dict__.update(chunk_starts=np.array([0, rows]), _same_chunks=True, _is_mapped=False)
+        return segment
+
+    @memo
+    def table(self) -> pa.Table:
+        """The steps."""
+        assert self._make_table is not None
+        return self._make_table()
+
+    @property
+    def table_rows(self) -> int:
+        """Rows of the table."""
+        return self.num_rows if self.indices is None else self.table.num_rows
+
+    def seal(self) -> None:
+        """Make the table, and let go of what it is made from."""
+        if self.table is not None:
+            self._make_table = None
 
     @classmethod
     def from_dataset(cls, dataset: Any) -> Segment:
@@ -69,7 +112,10 @@ class Segment:
         if name not in self._parts:
             column = self.table.column(name) if name in self.table.schema.names else None
             alike = self._alike if self._is_mapped else None
-            self._parts[name] = SegmentColumn(column, self.chunk_starts, same_chunks=self._same_chunks, alike=alike)
+            part = SegmentColumn(column, self.chunk_starts, same_chunks=self._same_chunks, alike=alike)
+            if name in self.places:
+                part.layout.begin[0], part.layout.width[0] = self.places[name]
+            self._parts[name] = part
         return self._parts[name]
 
     @memo
@@ -201,6 +247,37 @@ class SegmentColumn:
             return None
         distance, alike = self._alike.distances(chunks)
         return self._alike.template, distance, self._alike.same_lists(self._column, distance, alike)
+
+
+class Growth(NamedTuple):
+    """How segments differ from earlier ones that rows were appended to.
+
+    Args:
+        kept: How many are the same.
+        appended: The others, each of one chunk. The first may be the last of the earlier ones, grown.
+        replaced: That one as it was; None if all of the earlier ones are kept.
+    """
+
+    kept: int
+    appended: tuple[Segment, ...]
+    replaced: Segment | None
+
+
+def growth(before: tuple[Segment, ...], after: tuple[Segment, ...]) -> Growth | None:
+    """What was appended to some segments; None where others are not the same with rows appended."""
+    kept, last = len(before) - 1, before[-1:]
+    appended = after[max(kept, 0) :]
+    if not last or not appended or after[:kept] != before[:kept]:
+        return None
+    replaced = None
+    if appended[0] is last[0]:
+        kept, appended = kept + 1, appended[1:]
+    elif appended[0].block is not None and appended[0].block is last[0].block:
+        replaced = last[0]
+    else:
+        return None
+    # Segments of datasets may say more about the shapes of rows.
+    return Growth(kept, appended, replaced) if all(segment.block is not None for segment in appended) else None
 
 
 def _chunk_starts(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:

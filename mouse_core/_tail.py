@@ -7,6 +7,7 @@ the block is still being filled; that is what lets a snapshot share memory with 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from operator import itemgetter
 from typing import Any
 
@@ -16,7 +17,8 @@ import pyarrow as pa
 from numpy import ndarray
 
 from mouse_core._convert import RowError, convert
-from mouse_core._tail_columns import ScalarBlock, VectorBlock, column_blocks
+from mouse_core._segments import Segment
+from mouse_core._tail_columns import ColumnBlock, ObjectBlock, ScalarBlock, VectorBlock, column_blocks
 from mouse_core._tail_values import TailColumn, at_row, check_kind, check_object, check_vector
 
 _FIRST_ROWS = 1024
@@ -39,6 +41,7 @@ class Block:
         most = max(16, min(_MOST_ROWS, _MOST_BYTES // max(widest, 1)))
         self.rows = min(most, max(_FIRST_ROWS, 2 * before, coming))
         self.count = 0
+        self._token = object()
         self.blocks = column_blocks(columns, self.rows)
         self._sort()
 
@@ -148,9 +151,18 @@ class Block:
         others = len(cells) + len(runs)
         self._others = [(place, block.put) for place, block in enumerate(self._ordered[others:], others)]
 
-    def to_table(self) -> pa.Table:
+    def to_segment(self) -> Segment:
         """The rows written so far; later rows never change it."""
-        return pa.table({name: block.to_arrow(self.count) for name, block in self.blocks.items()})
+        places = {
+            name: (block.address, block.width)
+            for name, block in self.blocks.items()
+            if not isinstance(block, ObjectBlock) and block.is_dense
+        }
+        return Segment.of_block(self.count, self._token, places, partial(_to_table, self.blocks, self.count))
+
+
+def _to_table(blocks: Mapping[str, ColumnBlock], rows: int) -> pa.Table:
+    return pa.Table.from_arrays([block.to_arrow(rows) for block in blocks.values()], names=list(blocks))
 
 
 class Refused(Exception):

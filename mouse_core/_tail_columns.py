@@ -27,6 +27,11 @@ class Nulls:
         self._rows = rows
         self._are: npt.NDArray[np.bool_] | None = None
 
+    @property
+    def are_none(self) -> bool:
+        """Whether no row was ever null."""
+        return self._are is None
+
     def put(self, row: int) -> None:
         """Make a row null."""
         if self._are is None:
@@ -55,6 +60,7 @@ class ScalarBlock:
 
     def __init__(self, column: TailColumn, values: npt.NDArray[Any]) -> None:
         self._values = values
+        self.address, self.width = values.ctypes.data, 1
         self._nulls = Nulls(len(values)) if column.nullable else None
         # Writing through a memoryview, which knows no float16, is three times as fast as through NumPy.
         self.cells: Any = self._values
@@ -69,6 +75,11 @@ class ScalarBlock:
         if column.bounds is None and column.kind.dtype in (np.float16, np.float32):
             # Python floats are wider than these dtypes; they would become infinite.
             self._largest = float(np.finfo(self._values.dtype.type(0)).max)
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether Arrow has the values as they lie here, and all are there."""
+        return self._values.dtype != np.bool_ and (self._nulls is None or self._nulls.are_none)
 
     @property
     def usual(self) -> tuple[float, float] | None:
@@ -129,8 +140,14 @@ class VectorBlock:
         self._plain_shape = None if column.image and column.kind.dtype != np.uint8 else column.shape
         self.dtype: np.dtype[Any] = column.kind.dtype
         self._values = values
+        self.address = values.ctypes.data
         self.cells: Any = memoryview(cast("Any", self._values))
         self._nulls = Nulls(rows) if column.nullable else None
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether Arrow has the values as they lie here, and all are there."""
+        return self.takes_memory and self._values.dtype != np.bool_ and (self._nulls is None or self._nulls.are_none)
 
     @property
     def takes_memory(self) -> bool:

@@ -14,16 +14,20 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mouse_core._column_chunks import UNKNOWN
 from mouse_core._memory import element_of_all, octets_at
 from mouse_core._pool import ALIGNMENT, MemoryPool
+from mouse_core._segments import Growth
 from mouse_core._windows import Int64s, Windows
-from mouse_core.columns import UNKNOWN, Column
+from mouse_core.columns import Column
 
 # Offsets have 32 bits: memory is seen in stretches of 1 GB, each offered with the one behind it, as values lie across.
 STRETCH_BITS = 30
 _INLINE = 12
 # Smaller arrays are as fast in memory of their own.
 _POOL_FROM = 1 << 17
+# Chunks that may come without what is known of the others being copied.
+_ROOM = 64
 # In place of the lowest address of a chunk: some column has values there that are not allowed.
 _BEYOND = -3
 _ZEROS = pa.py_buffer(bytes(ALIGNMENT))
@@ -92,9 +96,49 @@ class Places:
         self._begins = np.stack([field.column.known_begins() for field in fields], axis=1)
         self._words = np.full((len(self._begins), len(fields) + 1), UNKNOWN)
         self._beyond = np.zeros((len(self._begins), len(fields)), np.bool_)
+        self._chunks = len(self._begins)
+        # Whose the chunks are that were appended.
+        self._owners: dict[int, object] = {}
         self._stretches: dict[int, int] = {}
         self._buffers: list[pa.Buffer] = []
         self._memory = MemoryPool(0)
+
+    def over(self, fields: Sequence[CopiedField], growth: Growth) -> Places:
+        """Those of the same columns with rows appended.
+
+        What is known of chunks that are the same is shared, which takes no time; chunks come behind it in memory that
+        is there. If some chunk is another now it is copied. One thread at a time may call this and ``views``, of all
+        that share it.
+        """
+        other: Places = object.__new__(Places)
+        other.__dict__.update(self.__dict__)
+        other._fields = fields
+        first = self._chunks
+        if growth.replaced is not None:
+            first -= 1
+        other._chunks = first + len(growth.appended)
+        fits = other._chunks <= len(self._words) and self._is_same(growth)
+        for number, segment in enumerate(growth.appended, first):
+            fits = fits and self._owners.setdefault(number, segment.block) is segment.block
+        if not fits:
+            room = other._chunks + other._chunks // 8 + _ROOM
+            other._begins = _longer(self._begins[:first], room)
+            other._words = _longer(self._words[:first], room)
+            other._beyond = _longer(self._beyond[:first], room)
+            other._owners = {number: segment.block for number, segment in enumerate(growth.appended, first)}
+        return other
+
+    def _is_same(self, growth: Growth) -> bool:
+        """Whether what is known of the last chunk holds now that it has more rows: values are where they were.
+
+        None of the appended codes are beyond those allowed: it was looked at when they were.
+        """
+        before = growth.replaced
+        if before is None:
+            return True
+        now = growth.appended[0].places
+        names = {field.column.name for field in self._fields}
+        return all(name in now and before.places.get(name) == now[name] for name in names)
 
     def views(self, block: Windows) -> Views | None:
         """The views of a block; None if no field has only regular chunks there."""
@@ -227,3 +271,11 @@ class Places:
         number = numbers[np.searchsorted(there, stretch)] if len(there) > 1 else numbers[0]
         words: Int64s = ((addresses & ((1 << STRETCH_BITS) - 1)) << 32) | number
         return words
+
+
+def _longer(rows: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
+    """``count`` rows: those given, then some of which nothing is known."""
+    more = np.empty((count, *rows.shape[1:]), rows.dtype)
+    more[: len(rows)] = rows
+    more[len(rows) :] = False if rows.dtype == np.bool_ else UNKNOWN
+    return more

@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import numpy.typing as npt
 
-from mouse_core._copying import Copier
+from mouse_core._binding import CopyPlan, plan_copying
 from mouse_core._mask import check_fill, fill_rest
 from mouse_core._memo import memo
 from mouse_core._planner import Planner
-from mouse_core._pool import BatchLayout, MemoryPool
+from mouse_core._pool import BatchLayout, BatchMemory
 from mouse_core._source_options import as_names, check_integer, check_shard, choose_readers, delivered_dtypes
 from mouse_core._windows import Windows
 from mouse_core.augment.config import AugmentTokensConfig
@@ -31,9 +31,6 @@ __all__ = ["Batch", "BatchLayout", "BatchSource"]
 
 Batch = dict[str, npt.NDArray[Any]]
 
-# Smaller batches are as fast in memory of their own.
-_POOL_FROM = 1 << 17
-_POOLS_KEPT = 2
 # Finished batches that wait for whoever asks for them.
 _MOST_READY = 32
 
@@ -160,8 +157,7 @@ class BatchSource:
                 raise ConfigError(f"pad: expected True or False with augment or views, found {self._fill}")
         if self._augment is not None:
             self._fields = self._augment.spec
-        self._layouts: dict[tuple[tuple[str, ...], int, bool], BatchLayout] = {}
-        self._pools: dict[int, MemoryPool] = {}
+        self._memory = BatchMemory()
         # Finished batches by index, each handed out once.
         self._ready: dict[int, Batch] = {}
 
@@ -222,7 +218,7 @@ class BatchSource:
         if self._copied_whole:
             if len(self._ready) > _MOST_READY:  # nobody came for them
                 self._ready.clear()
-            for other, ready in self._copying[True][0].others(windows):
+            for other, ready in self._copying[True].copier.others(windows):
                 self._ready[index + (other - number) * step] = ready
             self._planner.reached(index + len(self._ready) * step)
         return batch
@@ -289,22 +285,10 @@ class BatchSource:
         return whole
 
     @memo
-    def _copying(self) -> dict[bool, tuple[Copier, tuple[str, ...], tuple[str, ...]]]:
-        """What copies the plain columns; which of these it leaves to be checked; and which are converted, if widened or
-        not.
-        """
-        plain = {name: reader for name, reader in self._readers.items() if reader.column.is_plain}
-        copier = Copier(
-            {name: (reader.column, self._shapes[name]) for name, reader in plain.items()},
-            self.sequence_length,
-            highest={name: reader.highest for name, reader in plain.items() if reader.highest is not None},
-        )
-        unchecked = tuple(name for name, reader in plain.items() if reader.is_bounded and reader.highest is None)
-        stored = {name: reader.column.kind.dtype for name, reader in plain.items()}
-        return {
-            widen: (copier, unchecked, tuple(name for name in plain if stored[name] != dtypes[name]))
-            for widen, dtypes in ((True, self._dtypes), (False, self._narrow))
-        }
+    def _copying(self) -> dict[bool, CopyPlan]:
+        """How the plain columns are copied, if widened or not."""
+        dtypes = {True: self._dtypes, False: self._narrow}
+        return plan_copying(self._readers, self._shapes, self.sequence_length, dtypes)
 
     @memo
     def _copied_whole(self) -> bool:
@@ -314,39 +298,41 @@ class BatchSource:
 
     def _memory_for(self, names: tuple[str, ...], n: int, widen: bool) -> Batch:
         """Memory for fields of ``n`` windows, kept from batch to batch where it is large; else none."""
-        layout = self._layouts.get((names, n, widen))
-        if layout is None:
-            dtypes = self._dtypes if widen else self._narrow
-            layout = BatchLayout(
-                {name: ((n, self.sequence_length, *self._shapes[name]), dtypes[name]) for name in names}
-            )
-            self._layouts[names, n, widen] = layout
-        if layout.nbytes < _POOL_FROM:
-            return {}
-        pool = self._pools.get(layout.nbytes)
-        if pool is None:
-            if len(self._pools) >= _POOLS_KEPT:
-                self._pools.clear()
-            pool = self._pools[layout.nbytes] = MemoryPool(layout.nbytes)
-        return layout.arrays(pool.take())
+        dtypes, length = self._dtypes if widen else self._narrow, self.sequence_length
+        return self._memory.take({name: ((n, length, *self._shapes[name]), dtypes[name]) for name in names})
 
     def layout(self, batch_size: int, *, widen: bool = True) -> BatchLayout:
         """Where the fields of ``batch_size`` windows lie in one stretch of memory; ``widen`` as in ``gather``."""
-        return BatchLayout(
-            {
-                name: ((batch_size, self.sequence_length, *spec.shape), spec.dtype if widen else spec.moved_dtype)
-                for name, spec in self._fields.items()
-            }
-        )
+        size = (batch_size, self.sequence_length)
+        dtypes = {name: spec.dtype if widen else spec.moved_dtype for name, spec in self._fields.items()}
+        return BatchLayout({name: ((*size, *spec.shape), dtypes[name]) for name, spec in self._fields.items()})
 
     def with_snapshot(self, snapshot: Snapshot, *, epoch_start: int, seed: int | None = None) -> BatchSource:
         """The same source over other rows, whose first epoch begins at ``epoch_start``."""
-        options = self._options() | {"epoch_start": epoch_start}
-        if seed is not None:
-            options["seed"] = seed
-        source = _restore(snapshot, self.sampler, options)
+        source = self._grown(snapshot) or _restore(snapshot, self.sampler, self._options())
+        source.seed = self.seed if seed is None else check_seed(seed)
+        source.epoch_start = check_integer("epoch_start", epoch_start, lowest=0)
+        source._planner = source._planner.over(snapshot, seed=source.seed, epoch_start=source.epoch_start)
         # Whoever takes a new snapshot every so many batches will do so again.
         source._planner.begin_with(self._planner.used)
+        return source
+
+    def _grown(self, snapshot: Snapshot) -> BatchSource | None:
+        """The same source over the same rows and rows appended to them; None where it takes more than that."""
+        growth = snapshot.grown_from(self.snapshot)
+        if growth is None or list(snapshot.readers) != list(self.snapshot.readers):
+            return None
+        source = object.__new__(type(self))
+        source.__dict__.update(self.__dict__)
+        source.snapshot = snapshot
+        source._batches_per_epoch = self.sampler.batches_per_epoch(snapshot)
+        source._readers = {name: snapshot.readers.get(name, reader) for name, reader in self._readers.items()}
+        source._ready = {}
+        copying = source.__dict__.pop("_copying", None)
+        if copying is not None:
+            columns = {name: reader.column for name, reader in source._readers.items()}
+            copier = copying[True].copier.over(columns, growth)
+            source.__dict__["_copying"] = {widen: plan._replace(copier=copier) for widen, plan in copying.items()}
         return source
 
     def with_shard(self, shard: tuple[int, int]) -> BatchSource:

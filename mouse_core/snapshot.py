@@ -16,7 +16,7 @@ from mouse_core._binding import FieldReader, bind_fields
 from mouse_core._episode_starts import episode_starts
 from mouse_core._layout import ColumnType
 from mouse_core._memo import memo
-from mouse_core._segments import Segment
+from mouse_core._segments import Growth, Segment, growth
 from mouse_core._windows import Chunks, Windows
 from mouse_core.errors import ConfigError
 from mouse_core.spec import Alignment, Field, Spec
@@ -78,9 +78,31 @@ class Snapshot:
     @memo
     def readers(self) -> dict[str, FieldReader]:
         """The fields that the snapshot has, by name."""
+        return self._bound(self.config.fields)
+
+    def grown_from(self, before: Snapshot) -> Growth | None:
+        """What was appended to an earlier snapshot to make this one; None where it is not that with rows appended.
+
+        Fields are bound as in the earlier one then, in a time that does not grow with its rows.
+        """
+        grown = None
+        if self.num_rows >= before.num_rows and self.config == before.config:
+            grown = growth(before.segments, self.segments)
+        if grown is not None and "readers" not in self.__dict__:
+            fields = self.config.fields
+            late = self._bound({name: field for name, field in fields.items() if name not in before.readers})
+            readers = {
+                name: late[name] if name in late else before.readers[name].over(grown.kept, grown.appended)
+                for name in fields
+                if name in late or name in before.readers
+            }
+            self.__dict__.setdefault("readers", readers)
+        return grown
+
+    def _bound(self, fields: Mapping[str, Field]) -> dict[str, FieldReader]:
         return bind_fields(
             self.segments,
-            self.config.fields,
+            fields,
             self.config.types,
             max_action_dim=self.config.max_action_dim,
             max_obs_continuous_dim=self.config.max_obs_continuous_dim,
@@ -148,7 +170,7 @@ class Snapshot:
 
     @memo
     def _physical_starts(self) -> npt.NDArray[np.int64]:
-        return _cumulative([segment.table.num_rows for segment in self.segments])
+        return _cumulative([segment.table_rows for segment in self.segments])
 
     @memo
     def has_row_numbers(self) -> bool:

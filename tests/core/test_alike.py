@@ -12,7 +12,7 @@ import pytest
 
 from mouse_core import BatchSource, DatasetStore, Field
 from mouse_core._alike import Alike
-from mouse_core.columns import _FEW as FEW
+from mouse_core._column_chunks import _FEW as FEW
 from mouse_core.columns import Column
 
 ROWS = 40  # of a record batch

@@ -1,0 +1,184 @@
+"""Sources that follow a growing store: the same batches as those of a source made afresh over the same rows."""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mouse_core import BatchSource, DatasetStore, Snapshot
+from mouse_core._segments import Segment, growth
+from tests.core.oracle import assert_same
+from tests.core.worlds import Part, World, add_part, build, parts, worlds
+
+
+def afresh(source: BatchSource) -> BatchSource:
+    """The same over a snapshot that nothing is known of."""
+    before = source.snapshot
+    segments = [Segment(segment.table, segment.indices, segment.origin) for segment in before.segments]
+    snapshot = Snapshot(segments, before.config, before.num_rows)
+    options = {"seed": source.seed, "epoch_start": source.epoch_start}
+    return BatchSource(snapshot, sampling=source.sampler, **options)
+
+
+def assert_as_afresh(source: BatchSource, indices: range) -> None:
+    fresh = afresh(source)
+    assert source.spec == fresh.spec
+    assert source.fingerprint == fresh.fingerprint
+    assert len(source) == len(fresh)
+    for index in indices:
+        assert_same(source[index], fresh[index], index)
+        assert_same(source.gather(source.plan(index)), fresh[index], index)
+
+
+@settings(max_examples=30)
+@given(world=worlds(), wanted=parts(max_parts=2), more=parts(max_parts=4), used=st.lists(st.booleans(), min_size=4))
+def test_a_source_follows_its_store(world: World, wanted: list[Part], more: list[Part], used: list[bool]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        built = build(world, wanted, Path(folder) / "first")
+        if not built.rows:
+            return
+        sources = [BatchSource(built.store, max(1, len(built.rows) // 2), 3, seed=1)]
+        for number, part in enumerate(more):
+            if used[number % len(used)]:
+                assert_as_afresh(sources[-1], range(5 * number, 5 * number + 3))
+            add_part(world, built, part, Path(folder) / f"more-{number}")
+            sources.append(sources[-1].with_snapshot(built.store.snapshot(), epoch_start=5 * number))
+        for number, source in enumerate(sources):
+            assert_as_afresh(source, range(5 * number, 5 * number + 3))
+
+
+def a_row(number: int) -> dict[str, Any]:
+    """Regular at first, then with nulls and short rows."""
+    late = number % 997 > 600
+    return {
+        "action": number % 3,
+        "reward": 0.5 * number,
+        "done": int(number % 50 == 49),
+        "episode_step": None if late and number % 7 == 0 else number % 50,
+        "observation": np.arange(number, number + (2 if late and number % 11 == 0 else 3), dtype=np.float32),
+        "metadata_q_star": None if number < 300 else np.array([number, 1.0, 2.0]),
+        "note": f"row {number}",
+    }
+
+
+def a_store() -> DatasetStore:
+    return DatasetStore(max_action_dim=3, max_obs_continuous_dim=3)
+
+
+@pytest.mark.parametrize("every", [1, 37, 500])
+def test_rows_appended_one_by_one(every: int) -> None:
+    """Through blocks that are opened, become irregular and are sealed; with a source that is not asked each time."""
+    store = a_store()
+    numbers = range(20) if every == 1 else range(2600)
+    first = a_row(0)
+    store.from_dataset(pa.table({name: [value] * 40 for name, value in first.items() if value is not None}))
+    sources = [BatchSource(store, 16, 4, seed=2)]
+    sources[0][0]
+    for number in numbers:
+        row = a_row(number)
+        store.append(row if "metadata_q_star" in store.columns else {name: row[name] for name in store.columns})
+        if number % every == every - 1:
+            sources.append(sources[-1].with_snapshot(store.snapshot(), epoch_start=0))
+            if number % (2 * every) > every:
+                sources[-1][number]
+    for source in sources[:: max(1, len(sources) // 6)]:
+        assert_as_afresh(source, range(6))
+
+
+def test_two_stores_that_begin_alike() -> None:
+    """Snapshots made by hand of the segments of two stores: what one learns is not taken for what the other is."""
+    store = a_store()
+    for number in range(100):
+        store.append(a_row(number))
+    source = BatchSource(store, 8, 4)
+    source[0]
+    begin, config = (*store.snapshot().segments, *afterwards(10)), store.snapshot().config
+    # Now there is room for what is known of more.
+    source = source.with_snapshot(Snapshot(begin, config), epoch_start=0)
+    grown = [
+        source.with_snapshot(Snapshot([*begin, *more], config), epoch_start=0)
+        for more in (afterwards(200), afterwards(300), (*afterwards(3), *afterwards(400)))
+    ]
+    for _ in range(2):
+        for follower in (*grown, source):
+            assert_as_afresh(follower, range(8))
+
+
+def afterwards(rows: int) -> tuple[Any, ...]:
+    store = a_store()
+    for number in range(rows):
+        store.append(a_row(number + 700))
+    return store.snapshot().segments
+
+
+def test_what_is_growth() -> None:
+    store = a_store()
+    for number in range(5):
+        store.append(a_row(number))
+    before = store.snapshot().segments
+    assert growth(before, store.snapshot().segments) == (1, (), None)
+    store.append(a_row(5))
+    grown = store.snapshot().segments
+    assert growth(before, grown) == (0, grown, before[0])
+    assert growth((), grown) is None
+    assert growth(grown, ()) is None
+    assert growth(before, afterwards(9)) is None
+    store.from_dataset(pa.table({name: [value] for name, value in a_row(400).items()}))
+    assert growth(grown, store.snapshot().segments) is None
+
+
+def test_the_time_does_not_grow_with_the_rows_before() -> None:
+    """What is known of chunks is shared by the sources of snapshots that rows are appended to, and not copied."""
+    table = pa.table({"action": np.zeros(3000, int), "reward": np.zeros(3000), "done": np.zeros(3000, int)})
+    chunks = pa.Table.from_batches(table.to_batches(max_chunksize=10))
+    store = DatasetStore().from_dataset(chunks)
+    sources = [BatchSource(store, 4, 4)]
+    sources[0][0]
+    for number in range(40):
+        store.append({"action": number % 2, "reward": 1.0, "done": 0})
+        sources.append(sources[-1].with_snapshot(store.snapshot(), epoch_start=0))
+        sources[-1][number]
+    tables = {id(source._copying[True].copier._places._words) for source in sources}  # type: ignore[union-attr]
+    assert len(tables) == 2
+
+
+def test_followers_in_other_threads() -> None:
+    """One thread appends and takes snapshots while others draw from the sources that it made, old and new ones."""
+    store = a_store()
+    for number in range(700, 760):
+        store.append(a_row(number))
+    sources = [BatchSource(store, 8, 4, seed=3)]
+    failures: list[Any] = []
+    done = threading.Event()
+
+    def read(step: int) -> None:
+        index = 0
+        while not done.is_set():
+            known = list(sources)
+            source = known[-1 - (index * step) % len(known)]
+            try:
+                assert_same(source[index], afresh(source)[index], index)
+            except BaseException as error:
+                failures.append(error)
+                return
+            index += 1
+
+    threads = [threading.Thread(target=read, args=(step,)) for step in (0, 1, 3)]
+    for thread in threads:
+        thread.start()
+    for number in range(1500):
+        store.append(a_row(number))
+        if number % 25 == 0:
+            sources.append(sources[-1].with_snapshot(store.snapshot(), epoch_start=0))
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert not failures
