@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow.parquet as pq
 
 from mouse_core._measure import Contender, interleave
 from mouse_core.rollouts.groups import GrpoBatchMaker, RolloutBuffer, RolloutRecord, Turn
@@ -45,7 +46,7 @@ def make_rollouts(count: int) -> list[RolloutRecord]:
 
 def tables(settings: Settings) -> list[Table]:
     """All of it."""
-    return [_writing(settings), _drawing(settings)]
+    return [_writing(settings), _opening(settings), _drawing(settings)]
 
 
 def _writing(settings: Settings) -> Table:
@@ -89,6 +90,41 @@ def _writing(settings: Settings) -> Table:
         units=_AT_ONCE,
         unit="rollouts",
         notes=["By the wall clock."],
+    )
+
+
+def _opening(settings: Settings) -> Table:
+    folder = settings.folder / "rollout-groups-opened"
+    with RolloutBuffer(folder, GROUP, sync=False) as made:
+        made.add_rollouts(make_rollouts(_AT_ONCE))
+        paths = [stored.path for stored in made.rollouts().groups]
+
+    def files(number: int) -> None:
+        for path in paths:
+            pq.ParquetFile(path).read(use_threads=False)
+
+    def opened(maker: GrpoBatchMaker | None) -> None:
+        RolloutBuffer(folder, GROUP, batch_maker=maker).close()
+
+    timings = interleave(
+        [
+            Contender("pyarrow reading the files one after the other", files, "floor", wall=True),
+            Contender(
+                "mouse RolloutBuffer, all may be drawn", lambda number: opened(GrpoBatchMaker()), "ours", wall=True
+            ),
+            Contender("mouse RolloutBuffer, without batches", lambda number: opened(None), "ours", wall=True),
+        ],
+        rounds=max(5, settings.rounds // 5),
+        budget_seconds=2 * settings.budget,
+    )
+    shutil.rmtree(folder)
+    return table_of(
+        "groups-open",
+        f"Rollout groups: a folder of {_AT_ONCE:,} rollouts of {TOKENS} tokens, {GROUP} a file, opened again",
+        timings,
+        units=_AT_ONCE,
+        unit="rollouts",
+        notes=["By the wall clock. Digests and pages' checksums are verified, which the first does not do."],
     )
 
 

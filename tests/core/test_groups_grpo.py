@@ -453,6 +453,47 @@ def test_a_restart_goes_on_as_if_nothing_had_happened(tmp_path: Path, kept: str,
     assert go(tmp_path / "with", True) == go(tmp_path / "without", False)
 
 
+@pytest.mark.parametrize(
+    ("versions", "kept"),
+    [(("1", "1.0", "1"), "1"), (("1", "1.0"), "1.0"), (("1.0", "1", "2", "1.5"), "2")],
+)
+def test_a_restart_and_versions_that_replace_each_other(tmp_path: Path, versions: tuple[str, ...], kept: str) -> None:
+    """Of versions that are equal as numbers the one that came last is kept."""
+    drawn = []
+    for restart in (False, True):
+        whole = buffer(tmp_path / str(restart))
+        for place, version in enumerate(versions):
+            whole.add_rollouts(group(10 * place, 8, version=version))
+        whole.create_and_store_batch(2)
+        if restart:
+            whole.close()
+            whole = buffer(tmp_path / str(restart))
+        while whole.create_and_store_batch(1):
+            pass
+        drawn.append([whole.read_batch(name) for name in whole.batches])
+    assert drawn[0] == drawn[1]
+    assert {example.policy_version for batch in drawn[0] for example in batch} == {kept}
+
+
+def test_a_restart_reads_only_what_may_still_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = buffer(tmp_path)
+    for version in (1, 2):
+        whole.add_rollouts(
+            [item for n in range(40) for item in group(1000 * version + 4 * n, example=str(n), version=version)]
+        )
+    assert whole.create_and_store_batch(100) is not None
+    whole.close()
+    used = {x.rollout_uid for name in whole.batches for x in whole.read_batch(name)}
+    useful = [item for item in whole.rollouts().groups if item.policy_version == "2" and not used.issuperset(item.uids)]
+    opened: list[Path] = []
+    read = Path.read_bytes
+    monkeypatch.setattr(Path, "read_bytes", lambda path: opened.append(path) or read(path))  # type: ignore[func-returns-value]
+    maker = GrpoBatchMaker(rng_seed=1)
+    buffer(tmp_path, batch_maker=maker)
+    assert sorted(path for path in opened if path.suffix == ".parquet") == sorted(item.path for item in useful)
+    assert maker.available == 60
+
+
 class Queue:
     """A batch maker of no more than the protocol: first come, first used.
 

@@ -10,7 +10,9 @@ import contextlib
 import json
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +20,10 @@ import pyarrow as pa
 
 from mouse_core.errors import DataError
 from mouse_core.rollouts.groups._columns import EXAMPLES
-from mouse_core.rollouts.groups._files import BATCHES, remove_partial, storing
+from mouse_core.rollouts.groups._files import BATCHES, folder_name, remove_partial, storing
 from mouse_core.rollouts.groups._log import Log, read_log
 from mouse_core.rollouts.groups._parts import Part, find_part, read_metadata, read_table
+from mouse_core.rollouts.groups._threads import THREADS, in_order
 from mouse_core.rollouts.groups.types import GroupKey
 
 STATE = ".state"
@@ -80,20 +83,26 @@ def encode_batches(batches: Sequence[StoredBatch]) -> bytes:
     return b"B" + bytes(pa.RecordBatch.from_arrays(arrays, schema=_STORED).serialize())
 
 
-def _rows(record: bytes, schema: pa.Schema) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = pa.ipc.read_record_batch(pa.py_buffer(record[1:]), schema).to_pylist()
-    return rows
+def _columns(record: bytes, schema: pa.Schema) -> list[list[Any]]:
+    rows = pa.ipc.read_record_batch(pa.py_buffer(record[1:]), schema)
+    return [_tuples(column) if pa.types.is_list(column.type) else column.to_pylist() for column in rows.columns]
+
+
+def _tuples(lists: pa.Array) -> list[Any]:
+    """Lists as tuples. Arrow makes Python objects of one flat array several times as fast as of many short ones."""
+    values = tuple(lists.flatten().to_pylist())
+    return [values[begin:end] for begin, end in pairwise(accumulate(lists.value_lengths().to_pylist(), initial=0))]
 
 
 def _decode(records: Sequence[bytes]) -> tuple[list[Part], list[StoredBatch]]:
-    parts, batches = [], []
+    parts: list[Part] = []
+    batches: list[StoredBatch] = []
     for record in records:
         if record[:1] == b"P":
-            for row in _rows(record, _PARTS):
-                key = GroupKey(*(row.pop(name) for name in GroupKey._fields))
-                parts.append(Part(key, **row | {name: tuple(row[name]) for name in ("uids", "created", "rewards")}))
+            *key, names, numbers, uids, created, rewards = _columns(record, _PARTS)
+            parts += map(Part, map(GroupKey, *key), names, numbers, uids, created, rewards)
         elif record[:1] == b"B":
-            batches += [StoredBatch(row["name"], tuple(row["uids"])) for row in _rows(record, _STORED)]
+            batches += map(StoredBatch, *_columns(record, _STORED))
         else:
             raise DataError(f"index: expected a record of groups or of batches, found one of kind {record[:1]!r}")
     return parts, batches
@@ -153,14 +162,12 @@ def _compare(root: Path, records: Sequence[bytes], *, clean: bool) -> tuple[Inde
     with storing(f"folder {root}"):
         files = _files(root, clean=clean)
         stored = files.pop(BATCHES, [])
-    by_path = {part.path(root): part for part in known}
-    parts, found = [], []
-    there = {root / folder / name for folder, names in files.items() for name in names if name.startswith("part-")}
-    for path, part in by_path.items():
-        if path in there:
-            parts.append(part)
-    for path in sorted(there - by_path.keys()):
-        found.append(find_part(path))
+    there = {(folder, name) for folder, names in files.items() for name in names if name.startswith("part-")}
+    by_place = {(folder_name(part.key.environment), part.name): part for part in known}
+    parts = [part for place, part in by_place.items() if place in there]
+    unknown = sorted(there - by_place.keys())
+    with ThreadPoolExecutor(THREADS) as pool:
+        found = list(in_order(pool, find_part, [root / folder / name for folder, name in unknown]))
     found.sort(key=lambda part: (part.number, part.name))
     # What was written last before a crash may be in a file and not yet in the log.
     parts = sorted([*parts, *found], key=lambda part: part.number) if found else parts

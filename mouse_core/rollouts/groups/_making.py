@@ -16,7 +16,7 @@ from mouse_core.rollouts.groups._index import StoredBatch
 from mouse_core.rollouts.groups._parts import Part
 from mouse_core.rollouts.groups.grpo import GrpoBatchMaker
 from mouse_core.rollouts.groups.protocol import BatchMaker, ResumableBatchMaker
-from mouse_core.rollouts.groups.reading import StoredGroup
+from mouse_core.rollouts.groups.reading import StoredGroup, read_ahead
 from mouse_core.rollouts.groups.types import RLExample, RolloutRecord
 
 UIDS = "rollout_uids"
@@ -64,9 +64,8 @@ class Making:
             self.maker.resume(groups, [batch.uids for batch in batches])
             return
         used = {uid for batch in batches for uid in batch.uids}
-        for group in groups:
-            if not used.issuperset(group.uids):
-                self.feed(rollout for rollout in group.read().rollouts if rollout.rollout_uid not in used)
+        for rollouts in read_ahead([group for group in groups if not used.issuperset(group.uids)]):
+            self.feed(rollout for rollout in rollouts if rollout.rollout_uid not in used)
 
     def feed(self, rollouts: Iterable[RolloutRecord] = ()) -> None:
         """Give the maker what was sealed, each rollout once, also if it refuses one of them."""

@@ -6,6 +6,7 @@ import hashlib
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -169,15 +170,25 @@ def read_table(path: Path, schema: pa.Schema, content: bytes | None = None) -> p
     return table
 
 
-def read_group(part: Part, root: Path) -> list[RolloutRecord]:
-    """A group's rollouts, in the order they have in its file.
+def read_groups(parts: Sequence[Part], root: Path) -> list[list[RolloutRecord]]:
+    """The rollouts of some groups, of each in the order they have in its file. Their arrays share memory.
 
     Raises:
-        DataError: The file is not what was written.
+        DataError: A file is not what was written; the message names it.
         StorageError: It cannot be read.
     """
-    path = part.path(root)
-    table = read_table(path, ROLLOUTS)
+    paths = [part.path(root) for part in parts]
+    tables = [read_table(path, ROLLOUTS) for path in paths]
+    try:
+        # Most of the time goes into calls, and one for all columns of several files is as long as one of a file.
+        whole = table_to_rollouts(pa.concat_tables(tables).combine_chunks())
+    except (pa.ArrowException, DataError):
+        return [_rollouts_of(table, path) for table, path in zip(tables, paths, strict=True)]
+    ends = accumulate((table.num_rows for table in tables), initial=0)
+    return [whole[begin:end] for begin, end in pairwise(ends)]
+
+
+def _rollouts_of(table: pa.Table, path: Path) -> list[RolloutRecord]:
     try:
         return table_to_rollouts(table)
     except (pa.ArrowException, DataError) as error:

@@ -11,8 +11,8 @@ from typing import TypeVar
 T = TypeVar("T")
 R = TypeVar("R")
 
-THREADS = min(16, 2 * (os.cpu_count() or 1))
-"""More than there are cores: what threads do here is partly waiting for files."""
+THREADS = min(16, max(2, os.cpu_count() or 1))
+"""One a core: with more, they wait for each other longer than for files."""
 
 
 def in_order(pool: ThreadPoolExecutor, call: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:

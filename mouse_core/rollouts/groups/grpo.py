@@ -16,7 +16,7 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.randomness import Key, Purpose, check_seed
 from mouse_core.rollouts.groups._pool import Pool
 from mouse_core.rollouts.groups.examples import make_examples
-from mouse_core.rollouts.groups.reading import StoredGroup
+from mouse_core.rollouts.groups.reading import StoredGroup, read_ahead
 from mouse_core.rollouts.groups.types import RLExample, RolloutRecord
 from mouse_core.rollouts.groups.versions import version_number, version_order
 
@@ -110,8 +110,12 @@ class GrpoBatchMaker:
             return
         group = self._group(rollout.environment, rollout.example_id, rollout.policy_version)
         if group is not None:
-            useful = any(turn.is_trained for turn in rollout.turns) and self._uses[rollout.rollout_uid] < self._max_uses
-            self._add(rollout.rollout_uid, rollout if useful else None, rollout.reward, group, rollout.environment)
+            self._take(rollout, group)
+
+    def _take(self, rollout: RolloutRecord, group: int) -> None:
+        """Take a rollout of a group that is wanted."""
+        useful = any(turn.is_trained for turn in rollout.turns) and self._uses[rollout.rollout_uid] < self._max_uses
+        self._add(rollout.rollout_uid, rollout if useful else None, rollout.reward, group, rollout.environment)
 
     def set_policy_version(self, version: str | int) -> None:
         """Say which version is the latest, before rollouts of it come; it counts for ``max_staleness``."""
@@ -125,16 +129,21 @@ class GrpoBatchMaker:
             if self._environment in (None, group.environment):
                 self._note_version(group.policy_version)
                 self._group(group.environment, group.example_id, group.policy_version)
-        for group in groups:
-            number = self._group(group.environment, group.example_id, group.policy_version)
-            if number is None:
-                continue
-            if all(self._uses[uid] >= self._max_uses for uid in group.uids):
+        numbers = [self._group(group.environment, group.example_id, group.policy_version) for group in groups]
+        wanted = [
+            (number, group)
+            for number, group in zip(numbers, groups, strict=True)
+            if number is not None and number not in self._unwanted
+        ]
+        unused = [any(self._uses[uid] < self._max_uses for uid in group.uids) for _, group in wanted]
+        records = read_ahead([group for (_, group), read in zip(wanted, unused, strict=True) if read])
+        for (number, group), read in zip(wanted, unused, strict=True):
+            if read:
+                for rollout in next(records):
+                    self._take(rollout, number)
+            else:
                 for uid, reward in zip(group.uids, group.rewards, strict=True):
                     self._add(uid, None, reward, number, group.environment)
-            else:
-                for rollout in group.read().rollouts:
-                    self.add_rollout(rollout)
 
     def _group(self, environment: str, example_id: str, version: str) -> int | None:
         """The number of a group, a new one if need be; None if it is not wanted."""

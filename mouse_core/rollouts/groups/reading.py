@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import overload
 
@@ -12,9 +14,13 @@ import numpy as np
 from mouse_core._memo import memo
 from mouse_core.errors import ConfigError, MissingFieldError
 from mouse_core.rollouts.groups._index import read_index
-from mouse_core.rollouts.groups._parts import Part, read_group
+from mouse_core.rollouts.groups._parts import Part, read_groups
+from mouse_core.rollouts.groups._threads import THREADS, in_order
 from mouse_core.rollouts.groups.types import RolloutGroup, RolloutRecord
 from mouse_core.rollouts.groups.versions import version_order
+
+# Files that are read in one go.
+_TOGETHER = 32
 
 
 @dataclass(frozen=True)
@@ -66,7 +72,23 @@ class StoredGroup:
             DataError: The file is damaged; the message names it.
             StorageError: It cannot be read.
         """
-        return RolloutGroup(*self.part.key, rollouts=tuple(read_group(self.part, self.root)))
+        return RolloutGroup(*self.part.key, rollouts=tuple(read_groups([self.part], self.root)[0]))
+
+
+def read_ahead(groups: Sequence[StoredGroup]) -> Iterator[list[RolloutRecord]]:
+    """The rollouts of each group, in order; several threads read on meanwhile.
+
+    Raises:
+        DataError: A file is damaged; the message names it.
+        StorageError: It cannot be read.
+    """
+
+    def read(some: Sequence[StoredGroup]) -> list[list[RolloutRecord]]:
+        return read_groups([group.part for group in some], some[0].root)
+
+    pieces = [groups[first : first + _TOGETHER] for first in range(0, len(groups), _TOGETHER)]
+    with ThreadPoolExecutor(THREADS) as pool:
+        yield from chain.from_iterable(in_order(pool, read, pieces))
 
 
 class StoredRollouts(Sequence[RolloutRecord]):
@@ -117,7 +139,7 @@ class StoredRollouts(Sequence[RolloutRecord]):
         chosen = self._rows[number]
         last = self._last
         if last is None or last[0] != number:
-            self._last = last = (number, read_group(self._parts[number], self._root))
+            self._last = last = (number, read_groups([self._parts[number]], self._root)[0])
         return last[1][chosen[row - (int(self._ends[number]) - len(chosen))]]
 
     def __iter__(self) -> Iterator[RolloutRecord]:
