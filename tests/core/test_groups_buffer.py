@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -310,7 +311,8 @@ def test_files_with_columns_for_metadata_that_no_rollout_has(make: Make) -> None
     (path,) = [stored.path for stored in buffer.rollouts().groups]
     assert "metadata" not in pq.read_schema(path).names
     path.unlink()
-    content = encode_group(rollouts_to_table(group(0, 4)), writing_options(ROLLOUTS, "zstd"), 0)
+    rows = pa.Table.from_batches([rollouts_to_table(group(0, 4))])
+    content = encode_group(rows, writing_options(ROLLOUTS, "zstd"), 0)
     path.with_name(f"part-{digest_of(content)}.parquet").write_bytes(content)
     again = make()
     assert list(again.rollouts()) == group(0, 4)

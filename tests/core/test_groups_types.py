@@ -209,7 +209,7 @@ def test_every_field_comes_back_exactly(given_: list[RolloutRecord], compression
     assert table_to_rollouts(rows) == given_
     assert table_to_rollouts(rows.slice(1)) == given_[1:]
     options = writing_options(ROLLOUTS, compression)
-    everything = bytes(encode_table(rows, options))
+    everything = bytes(encode_table(pa.Table.from_batches([rows]), options))
     assert table_to_rollouts(read_table(Path(__file__), ROLLOUTS, content=everything)) == given_
     cut = len(given_) // 2
     for piece, part in zip(split_rows(rows, [0, cut, len(given_)]), (given_[:cut], given_[cut:]), strict=True):
@@ -217,18 +217,30 @@ def test_every_field_comes_back_exactly(given_: list[RolloutRecord], compression
         assert table_to_rollouts(read_table(Path(__file__), ROLLOUTS, content=content)) == part
 
 
-def test_metadata_has_columns_where_there_is_some() -> None:
-    plain = group(0, 2)
-    own = group(2, 2, metadata={"a": 1})
-    in_turns = [replace(item, turns=(*item.turns, Turn("!", "user", metadata={"b": 2}))) for item in group(4, 2)]
-    rows = rollouts_to_table([*plain, *own, *in_turns])
-    pieces = list(split_rows(rows, [0, 2, 4, 6, 6]))
-    columns = [
-        ("metadata" in piece.schema.names, "metadata" in piece.schema.field("turns").type.value_type.names)
-        for piece in pieces
-    ]
-    assert columns == [(False, False), (True, False), (False, True), (False, False)]
-    assert [table_to_rollouts(piece) for piece in pieces] == [plain, own, in_turns, []]
+def test_columns_that_say_nothing_are_left_out() -> None:
+    """Of the groups that have none of it, whatever the others have."""
+
+    def bare(first: int, turn: dict[str, Any], **own: Any) -> list[RolloutRecord]:
+        turns = (Turn("?", "user"), replace(rollout(first).turns[1], **{"reward": None, **turn}))
+        return [replace(item, turns=turns, **{"replica_id": "", **own}) for item in group(first, 2)]
+
+    cases: dict[str, list[RolloutRecord]] = {
+        "": bare(0, {}),
+        "replica_id": bare(2, {}, replica_id="a"),
+        "metadata": bare(4, {}, metadata={"a": 1}),
+        "turns.reward": bare(6, {"reward": 0.0}),
+        "turns.metadata": bare(8, {"metadata": {"b": [2]}}),
+    }
+    rows = rollouts_to_table([item for some in cases.values() for item in some])
+    pieces = list(split_rows(rows, [0, 2, 4, 6, 8, 10, 10]))
+    always = ["environment", "example_id", "policy_version", "rollout_uid", "turns", "reward", "created"]
+    for (name, given_), piece in zip(cases.items(), pieces[:-1], strict=True):
+        inner = piece.schema.field("turns").type.value_type.names
+        columns = [*piece.schema.names, *(f"turns.{field}" for field in inner)]
+        of_turns = [f"turns.{field}" for field in ("message", "role", "tokens", "logprobs")]
+        assert sorted(columns) == sorted([*always, *of_turns, *filter(None, [name])])
+        assert table_to_rollouts(piece) == given_
+    assert table_to_rollouts(pieces[-1]) == []
 
 
 def broken_rows(**changed: pa.Array) -> pa.RecordBatch:
@@ -299,7 +311,7 @@ def test_examples_come_back() -> None:
     table = read_table(
         Path(__file__),
         rows.schema,
-        content=bytes(encode_table(rows, writing_options(rows.schema, "zstd"))),
+        content=bytes(encode_table(pa.Table.from_batches([rows]), writing_options(rows.schema, "zstd"))),
     )
     assert table_to_examples(table) == examples
 

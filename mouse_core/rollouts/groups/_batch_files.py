@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from mouse_core.errors import MissingFieldError, StorageError
 from mouse_core.rollouts.groups._columns import EXAMPLES, examples_to_table, table_to_examples
 from mouse_core.rollouts.groups._files import BATCHES
@@ -53,7 +55,8 @@ class BatchFiles:
         noted = {_METADATA: json.dumps(dict(metadata), default=str).encode(), _TIME: str(time.time_ns()).encode()}
         if uids != tuple(example.rollout_uid for example in batch):
             noted[USED] = json.dumps(uids).encode()
-        content = encode_table(examples_to_table(batch), writing_options(EXAMPLES, self._compression), noted)
+        rows = pa.Table.from_batches([examples_to_table(batch)])
+        content = encode_table(rows, writing_options(EXAMPLES, self._compression), noted)
         batch_id = str(digest_of(content))
         name = f"batch_{batch_id}_{int(time.time())}.parquet"
         write_file(self._folder / name, content, sync=self._sync)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mouse_core.errors import DataError
 from mouse_core.rollouts.groups._metadata import NODE, Node, decode, encode
@@ -49,30 +51,26 @@ ROLLOUTS = pa.schema(
 """The columns of rollouts, all of them."""
 
 
-def _without_metadata(schema: pa.Schema, *, turns: bool, rollouts: bool) -> pa.Schema:
-    """The columns of rollouts, without the metadata that is not wanted."""
-    turn = pa.struct([field for field in _TURN if turns or field.name != "metadata"])
+_OPTIONAL = ("replica_id", "metadata", "turns.reward", "turns.metadata")
+"""Columns that a file lacks if nothing is in them: what a small file costs is its columns."""
+
+
+@cache
+def _schema_for(present: frozenset[str]) -> pa.Schema:
+    """The columns of a file that has some of the optional ones."""
+    left_out = set(_OPTIONAL).difference(present)
+    turn = pa.struct([field for field in _TURN if f"turns.{field.name}" not in left_out])
     kinds = {"turns": pa.list_(_field("element", turn))}
-    fields = [_field(field.name, kinds.get(field.name, field.type)) for field in schema]
-    return pa.schema([field for field in fields if rollouts or field.name != "metadata"])
-
-
-_SHAPES = {
-    (turns, rollouts): _without_metadata(ROLLOUTS, turns=turns, rollouts=rollouts)
-    for turns in (True, False)
-    for rollouts in (True, False)
-}
+    fields = [_field(field.name, kinds.get(field.name, field.type)) for field in ROLLOUTS]
+    return pa.schema([field for field in fields if field.name not in left_out])
 
 
 def rollout_schema(found: pa.Schema) -> pa.Schema:
-    """The columns that a file of rollouts is to have: metadata only where it has some."""
-    for schema in _SHAPES.values():
-        if schema.equals(found):
-            return schema
+    """The columns that a file of rollouts is to have, if it has these."""
     turns = [kind for name, kind in zip(found.names, found.types, strict=True) if name == "turns"]
     turn = turns[0].value_type if turns and pa.types.is_list(turns[0]) else _TURN
-    in_turns = not pa.types.is_struct(turn) or turn.get_field_index("metadata") >= 0
-    return _SHAPES[in_turns, "metadata" in found.names]
+    inner = turn.names if pa.types.is_struct(turn) else _TURN.names
+    return _schema_for(frozenset([*found.names, *(f"turns.{name}" for name in inner)]).intersection(_OPTIONAL))
 
 
 EXAMPLES = pa.schema(
@@ -155,30 +153,38 @@ def _metadata(dicts: Sequence[Any]) -> pa.Array:
     return _nested(_METADATA, np.diff(ends, prepend=0).tolist(), rows)
 
 
-def split_rows(rows: pa.RecordBatch, ends: Sequence[int]) -> Iterator[pa.RecordBatch]:
-    """Rows ``ends[0]`` to ``ends[1]``, ``ends[1]`` to ``ends[2]`` and so on, to be a file each.
-
-    A file of rollouts without metadata has no columns for it. They are ten of 22, and what a small file costs is its
-    columns.
+def split_rows(rows: pa.RecordBatch, ends: Sequence[int]) -> Iterator[pa.Table]:
+    """Rows ``ends[0]`` to ``ends[1]``, ``ends[1]`` to ``ends[2]`` and so on, each without columns that say nothing.
 
     Args:
         rows: What ``rollouts_to_table`` made.
         ends: Where they are to be cut.
     """
-    turns, own = rows.column("turns"), rows.column("metadata")
-    first_turns = turns.offsets.to_numpy()[list(ends)]
-    of_turns = np.diff(turns.values.field("metadata").offsets.to_numpy()[first_turns]) > 0
-    of_rollouts = np.diff(own.offsets.to_numpy()[list(ends)]) > 0
-    made: dict[tuple[bool, bool], pa.RecordBatch] = {}
-    pieces = zip(pairwise(ends), of_turns.tolist(), of_rollouts.tolist(), strict=True)
-    for (begin, end), in_turns, in_rollouts in pieces:
-        shape = in_turns, in_rollouts
-        if shape not in made:
-            made[shape] = _shaped(rows, _SHAPES[shape])
-        yield made[shape].slice(begin, end - begin)
+    turns, cuts = rows.column("turns"), np.asarray(ends)
+    turn_cuts = turns.offsets.to_numpy()[cuts]
+    inner = turns.values
+    there = {
+        "replica_id": _anything(pc.binary_length(rows.column("replica_id")), cuts),
+        "metadata": _anything(rows.column("metadata").value_lengths(), cuts),
+        "turns.reward": _anything(inner.field("reward").is_valid(), turn_cuts),
+        "turns.metadata": _anything(inner.field("metadata").value_lengths(), turn_cuts),
+    }
+    made: dict[frozenset[str], pa.Table] = {}
+    for place, (begin, end) in enumerate(pairwise(ends)):
+        present = frozenset(name for name, values in there.items() if values[place])
+        if present not in made:
+            made[present] = pa.Table.from_batches([_only(rows, _schema_for(present))])
+        yield made[present].slice(begin, end - begin)
 
 
-def _shaped(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+def _anything(values: pa.Array, cuts: npt.NDArray[np.int64]) -> list[bool]:
+    """Whether something is not zero between two cuts each."""
+    sums = np.concatenate([[0], np.cumsum(values.to_numpy(zero_copy_only=False), dtype=np.int64)])
+    found: list[bool] = (np.diff(sums[cuts]) > 0).tolist()
+    return found
+
+
+def _only(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     """Rows with fewer columns."""
     turns, kind = rows.column("turns"), schema.field("turns").type
     fields = list(kind.value_type)
@@ -195,18 +201,22 @@ def table_to_rollouts(table: pa.Table | pa.RecordBatch) -> list[RolloutRecord]:
 
 def _batch_to_rollouts(batch: pa.RecordBatch) -> list[RolloutRecord]:
     turns, bounds = _inner(batch.column("turns"))
-    message, role, reward = (turns.field(name).to_pylist() for name in ("message", "role", "reward"))
-    tokens, logprobs = _arrays(turns.field("tokens")), _arrays(turns.field("logprobs"))
-    in_turns = turns.type.get_field_index("metadata") >= 0
-    metadata = _dicts(turns.field("metadata")) if in_turns else [{} for _ in message]
-    columns = {name: batch.column(name).to_pylist() for name in ROLLOUTS.names if name not in ("turns", "metadata")}
+    values: dict[str, Sequence[Any]] = {name: turns.field(name).to_pylist() for name in ("message", "role")}
+    values |= {name: _arrays(turns.field(name)) for name in ("tokens", "logprobs")}
+    names = turns.type.names
+    values["reward"] = turns.field("reward").to_pylist() if "reward" in names else [None] * len(turns)
+    values["metadata"] = _dicts(turns.field("metadata")) if "metadata" in names else [{} for _ in range(len(turns))]
+    columns: dict[str, Sequence[Any]] = {
+        name: batch.column(name).to_pylist() for name in batch.schema.names if name not in ("turns", "metadata")
+    }
     # Each object's own checks take most of the time, and find nothing that these do not.
     sound = _are_sound_turns(turns) and _are_sound(columns, bounds)
     make_turn, make_rollout = (_make_turn, _make_rollout) if sound else (Turn, RolloutRecord)
-    made = list(map(make_turn, message, role, tokens, logprobs, reward, metadata))
+    made = list(map(make_turn, *(values[name] for name in Turn.__dataclass_fields__)))
     columns["turns"] = [tuple(made[begin:end]) for begin, end in pairwise(bounds)]
-    own = "metadata" in batch.schema.names
-    columns["metadata"] = _dicts(batch.column("metadata")) if own else [{} for _ in range(batch.num_rows)]
+    count, names = batch.num_rows, batch.schema.names
+    columns["metadata"] = _dicts(batch.column("metadata")) if "metadata" in names else [{} for _ in range(count)]
+    columns.setdefault("replica_id", [""] * count)
     return list(map(make_rollout, *(columns[name] for name in RolloutRecord.__dataclass_fields__)))
 
 
@@ -216,7 +226,8 @@ _NUMBERS = ("reward", "created")
 
 def _are_sound_turns(turns: pa.StructArray) -> bool:
     """Whether no turn would refuse these values."""
-    tokens, logprobs, reward = (turns.field(name) for name in ("tokens", "logprobs", "reward"))
+    tokens, logprobs = turns.field("tokens"), turns.field("logprobs")
+    rewards = turns.field("reward").drop_null() if "reward" in turns.type.names else pa.array([], pa.float64())
     flat, floats = _inner(tokens)[0], _inner(logprobs)[0]
     same = np.diff(logprobs.offsets.to_numpy()) == np.diff(tokens.offsets.to_numpy())
     if logprobs.null_count:
@@ -227,7 +238,7 @@ def _are_sound_turns(turns: pa.StructArray) -> bool:
         and same.all()
         and (not len(flat) or flat.to_numpy().min() >= 0)
         and np.isfinite(floats.to_numpy()).all()
-        and np.isfinite(reward.drop_null().to_numpy()).all()
+        and np.isfinite(rewards.to_numpy()).all()
     )
 
 

@@ -76,7 +76,7 @@ def writing_options(schema: pa.Schema, compression: str) -> dict[str, Any]:
 
 
 def encode_table(
-    rows: pa.RecordBatch, options: Mapping[str, Any], metadata: Mapping[bytes, bytes] | None = None
+    rows: pa.Table, options: Mapping[str, Any], metadata: Mapping[bytes, bytes] | None = None
 ) -> memoryview:
     """Rows as the content of a Parquet file, with a checksum on every page.
 
@@ -89,7 +89,7 @@ def encode_table(
 
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, rows.schema, **options) as writer:
-        writer.write_batch(rows)
+        writer.write_table(rows)
         if metadata:
             writer.add_key_value_metadata(metadata)
     return memoryview(sink.getvalue())
@@ -113,7 +113,7 @@ def _columns(schema: pa.Schema) -> dict[str, str]:
     return found
 
 
-def encode_group(rows: pa.RecordBatch, options: Mapping[str, Any], number: int) -> memoryview:
+def encode_group(rows: pa.Table, options: Mapping[str, Any], number: int) -> memoryview:
     """The content of a group's file."""
     return encode_table(rows, options, {_NUMBER: str(number).encode()})
 

@@ -36,7 +36,7 @@ _PIECE = 16
 # Fewer groups than these are not worth a thread.
 _FEW = 4
 
-_Group = tuple[int, Sequence[RolloutRecord], pa.RecordBatch]
+_Group = tuple[int, Sequence[RolloutRecord], pa.Table]
 _Written = tuple[Part, str]
 
 
@@ -108,10 +108,10 @@ def _write_many(
 
     def sync_from(place: int) -> int:
         if sync and place < len(written):
-            syncing.append(pool.submit(sync_files, [beside(path) for _, path in written[place:]]))
+            syncing.append(disk.submit(sync_files, [beside(path) for _, path in written[place:]]))
         return len(written)
 
-    with ThreadPoolExecutor(THREADS) as pool:
+    with ThreadPoolExecutor(THREADS) as pool, ThreadPoolExecutor(1) as disk:
         synced = 0
         for some in in_order(pool, write, pieces):
             written += some
