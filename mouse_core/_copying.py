@@ -102,10 +102,7 @@ class Copier:
             with self._lock:
                 ready = known.ready.pop(number, None)
                 if ready is None:
-                    first, count = number, 1
-                    if 0 <= number - known.next < min(_AHEAD, known.together):
-                        first, count = known.next, min(known.together, len(known.views.sizes) - known.next)
-                        known.next += count
+                    first, count = known.choose(number)
                     copied = dict(enumerate(self._copy(known.views, first, count), first))
                     ready = copied.pop(number)
                     known.ready.update(copied)
@@ -180,8 +177,9 @@ class Copier:
     def _short(self, views: Views, number: int, count: int, field: CopiedField) -> npt.NDArray[Any]:
         """The windows of some batches of a field without views, ``[count, n, S, *shape]``."""
         elements = views.short[field.name][number : number + count]
-        values = copy_runs(field.dtype, elements.reshape(-1), self._length * field.row_bytes // field.dtype.itemsize)
-        return values.reshape(*elements.shape, self._length, *field.shape)
+        steps = views.sizes[number] * self._length // elements.shape[1]
+        values = copy_runs(field.dtype, elements.reshape(-1), steps * field.row_bytes // field.dtype.itemsize)
+        return values.reshape(count, views.sizes[number], self._length, *field.shape)
 
     def _layout(self, views: Views, n: int) -> BatchLayout:
         """Where the fields of ``n`` windows that have views lie in their memory."""
@@ -223,8 +221,8 @@ class Copier:
             self._places = Places(self._fields, self._highest)
         views = self._places.views(block) if self._places is not None and len(block) else None
         together = 1
-        if views is not None and len(set(views.sizes)) == 1:
-            nbytes = self._layout(views, views.sizes[0]).nbytes
+        if views is not None:
+            nbytes = self._layout(views, max(views.sizes)).nbytes
             together = max(1, min(_TOGETHER_BYTES // max(nbytes, 1), _MOST_TOGETHER, len(views.sizes)))
         return _Block(views, together)
 
@@ -250,8 +248,24 @@ class _Block:
         self.together = together
         # What was copied together with a batch before: handed out once.
         self.ready: dict[int, _Copied] = {}
-        self.next = 0
+        # Behind the batches that were copied together, and the latest that was not among them when it was asked for.
+        self._next = 0
+        self._latest = -1
         self.nbytes = 0 if views is None else views.words.nbytes
+
+    def choose(self, number: int) -> tuple[int, int]:
+        """Which batch to copy first, and how many, where one is asked for."""
+        sizes = [] if self.views is None else self.views.sizes
+        for first in (self._next, number):
+            if 0 <= number - first < _AHEAD and (first != number or number in (self._next, self._latest + 1)):
+                count = 1
+                while count < min(self.together, len(sizes) - first) and sizes[first + count] == sizes[first]:
+                    count += 1
+                if number < first + count:
+                    self._next, self._latest = first + count, number
+                    return first, count
+        self._latest = number
+        return number, 1
 
 
 _CAST = pc.get_function("cast")

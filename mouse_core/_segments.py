@@ -15,11 +15,13 @@ from mouse_core._alike import Alike
 from mouse_core._column_chunks import IRREGULAR, Layout
 from mouse_core._layout import column_type
 from mouse_core._memo import memo
-from mouse_core._windows import Chunks, Windows
+from mouse_core._windows import Chunks, Windows, cut_at_chunks
 from mouse_core.columns import Column
 from mouse_core.errors import DataError
 
 _LOOKED_AT = 1 << 16
+# Runs of rows are kept, in 24 bytes each, where they are so long on average and not more than these.
+_SHORTEST_RUNS, _MOST_RUNS = 4, 1 << 21
 
 
 class Segment:
@@ -140,6 +142,32 @@ class Segment:
         numbers = self.indices.column(0)
         part = SegmentColumn(numbers, self._indices_starts, same_chunks=True)
         return Column("indices", column_type(numbers.type), (), [part], fill=None, pad=None)
+
+    @memo
+    def runs(self) -> Chunks | None:
+        """Stretches of rows whose numbers follow each other, as a filter leaves them, each in one chunk; None where
+        there are no row numbers, or where they are in no such order.
+        """
+        if self.indices is None:
+            return None
+        numbers = self.indices.column(0)
+        starts, firsts, known, last = [], [], 0, -2
+        for begin in range(0, self.num_rows, _LOOKED_AT):
+            found = numbers.slice(begin, _LOOKED_AT).to_numpy()
+            if found.dtype.kind not in "iu" or found.max() >= self.table.num_rows or found.min() < 0:
+                return None  # whoever reads the rows is told
+            found = found.astype(np.int64)
+            (new,) = np.nonzero(np.diff(found, prepend=last) != 1)
+            known += len(new)
+            if known > _MOST_RUNS or _SHORTEST_RUNS * known > begin + len(found) + _LOOKED_AT:
+                return None
+            starts.append(new + begin)
+            firsts.append(found[new])
+            last = int(found[-1])
+        begins = np.concatenate([*starts, [self.num_rows]])
+        chunks = Chunks(self.chunk_starts)
+        chunk, row, size, _ = cut_at_chunks(chunks, np.concatenate(firsts), np.diff(begins))
+        return Chunks(np.concatenate([[0], np.cumsum(size)]), chunk, row, chunks.longest)
 
     def row_numbers(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The table's rows behind the segment's ``rows`` (int64 ``[n]``); only where there are row numbers."""

@@ -150,7 +150,7 @@ class Places:
             return None
         fields = [self._fields[number] for number in regular]
         short = {}
-        if equal and longest == block.length:
+        if equal:
             for number in regular:
                 field = self._fields[number]
                 if longest * field.row_bytes <= _INLINE:
@@ -158,7 +158,7 @@ class Places:
                     short[field.name] = element_of_all(addresses, field.dtype.itemsize)
             regular = [number for number in regular if self._fields[number].name not in short]
         # Beyond the second GB of a chunk an offset needs a buffer of its own.
-        largest = int(np.diff(block.chunks.starts).max()) * int(self._row_bytes.max())
+        largest = block.chunks.longest * int(self._row_bytes.max())
         giant = largest > 1 << STRETCH_BITS
         sizes = np.diff(block.bounds)
         row_bytes = self._row_bytes[regular]

@@ -46,14 +46,21 @@ class Steps(NamedTuple):
 
 
 class Chunks:
-    """Where the chunks of a table begin.
+    """Where the chunks of a table begin, or other stretches of rows, each of which lies side by side in a chunk.
 
     Args:
-        starts: The first row of every chunk, and the end, int64 ``[chunks + 1]``.
+        starts: The first row of every stretch, and the end, int64 ``[stretches + 1]``.
+        chunk, row: The chunk in which each lies, and which of its rows is the first, int64 ``[stretches]``; by default
+            the stretches are the chunks.
+        longest: Rows of the longest chunk; by default of the longest stretch.
     """
 
-    def __init__(self, starts: Int64s) -> None:
+    def __init__(
+        self, starts: Int64s, chunk: Int64s | None = None, row: Int64s | None = None, longest: int | None = None
+    ) -> None:
         self.starts = starts
+        self.chunk, self.row = chunk, row
+        self.longest = int(np.diff(starts).max(initial=0)) if longest is None else longest
         # Files have chunks of one size, so that a division finds the chunk in a file: many times as fast as a search.
         sizes = np.diff(starts)
         first = np.concatenate([[0], np.nonzero(np.diff(sizes))[0] + 1]) if len(sizes) else np.zeros(0, np.int64)
@@ -79,12 +86,18 @@ class Chunks:
         found += chunk[run]
         return found
 
+    def located(self, stretch: Int64s, row: Int64s) -> tuple[Int64s, Int64s]:
+        """The chunk and its row, of rows of stretches."""
+        if self.chunk is None or self.row is None:
+            return stretch, row
+        return self.chunk[stretch], self.row[stretch] + row
+
 
 class Windows:
     """Windows of ``length`` steps, located together; usually those of several batches.
 
     Args:
-        chunks: Where chunks begin.
+        chunks: Where chunks, or stretches of rows, begin.
         rows: The snapshot's rows at which the windows begin, int64 ``[n]``.
         length: Steps in a window.
         bounds: The first window of each batch, and the end; by default all are one batch.
@@ -125,19 +138,25 @@ class Windows:
         return self.rows if self._physical is None else self._physical[:, 0]
 
     @memo
+    def stretch(self) -> Int64s:
+        """The stretch that each window begins in, int64 ``[n]``."""
+        return self.chunks.find(self.starts)
+
+    @memo
     def chunk(self) -> Int64s:
         """The chunk that each window begins in, int64 ``[n]``."""
-        return self.chunks.find(self.starts)
+        return self.stretch if self.chunks.chunk is None else self.chunks.chunk[self.stretch]
 
     @memo
     def row(self) -> Int64s:
         """The row of that chunk, int64 ``[n]``."""
-        return self.starts - self.chunks.starts[self.chunk]
+        row: Int64s = self.starts - self.chunks.starts[self.stretch]
+        return row if self.chunks.row is None else row + self.chunks.row[self.stretch]
 
     @memo
     def is_whole(self) -> npt.NDArray[np.bool_]:
         """Whether all of a window lies side by side in one chunk, bool ``[n]``."""
-        whole: npt.NDArray[np.bool_] = self.starts + self.length <= self.chunks.starts[self.chunk + 1]
+        whole: npt.NDArray[np.bool_] = self.starts + self.length <= self.chunks.starts[self.stretch + 1]
         if self._physical is not None:
             whole &= (self._physical[:, 1:] - self._physical[:, :-1] == 1).all(axis=1)
         return whole
@@ -147,7 +166,8 @@ class Windows:
         """All windows, cut where one stretch ends; there must be some."""
         if self._physical is not None and self.length > 1:
             return _in_rows(*_join_steps(self.steps(np.arange(len(self))), self.length), self.bounds)
-        return _cut_once(self) or _in_rows(*_cut_at_chunks(self.chunks, self.starts, self.length), self.bounds)
+        stretch, row, size = _cut(self)
+        return Pieces(*self.chunks.located(stretch, row), size)
 
     def steps(self, windows: Int64s) -> Steps:
         """All steps of some windows."""
@@ -157,9 +177,9 @@ class Windows:
         else:
             rows = self._physical[windows]
         rows = rows.reshape(-1)
-        chunk = self.chunks.find(rows)
+        stretch = self.chunks.find(rows)
         target = (windows[:, None] * self.length + within).reshape(-1)
-        return Steps(chunk, rows - self.chunks.starts[chunk], target)
+        return Steps(*self.chunks.located(stretch, rows - self.chunks.starts[stretch]), target)
 
 
 class WindowsPart:
@@ -191,55 +211,58 @@ class WindowsPart:
         return steps._replace(target=steps.target - self.begin * self.block.length)
 
 
-def _cut_once(windows: Windows) -> Pieces | None:
-    """The pieces of windows of consecutive rows, if none touches more than two chunks and batches are of one size."""
-    sizes = set(np.diff(windows.bounds).tolist())
-    if len(sizes) > 1:
-        return None
-    chunks, starts, length, per_batch = windows.chunks, windows.starts, windows.length, sizes.pop()
-    batches = len(starts) // per_batch
-    chunk, row = windows.chunk, windows.row
-    room = chunks.starts[chunk + 1]
-    room -= starts
+def _cut(windows: Windows) -> Pieces:
+    """The pieces of windows of consecutive rows; their chunks are stretches."""
+    chunks, starts, length, sizes = windows.chunks, windows.starts, windows.length, np.diff(windows.bounds)
+    stretch = windows.stretch
+    row = starts - chunks.starts[stretch]
+    room = chunks.starts[stretch + 1] - starts
     (broken,) = np.nonzero(room < length)
-    if not len(broken):
-        shape = (batches, per_batch)
-        return Pieces(chunk.reshape(shape), row.reshape(shape), np.full(shape, length))
+    if not len(broken) and (sizes == sizes[0]).all():
+        shape = (len(sizes), -1)
+        return Pieces(stretch.reshape(shape), row.reshape(shape), np.full((len(sizes), int(sizes[0])), length))
+    counts = np.ones(len(starts), np.int64)
+    counts[broken] = 2
     rest = length - room[broken]
     after = chunks.find(starts[broken] + room[broken])
-    if (chunks.starts[after + 1] - chunks.starts[after] < rest).any():
-        return None
-    more = np.bincount(broken // per_batch, minlength=batches)
-    most = per_batch + int(more.max())
-    # Where each window's first piece goes: behind those before it, of which some have two.
-    place = np.ones(len(starts), np.int64)
-    place[0] = 0
-    place[broken[broken < len(starts) - 1] + 1] = 2
-    np.cumsum(place, out=place)
-    unused = np.cumsum(most - per_batch - more)
-    place.reshape(batches, per_batch)[1:] += unused[:-1, None]
+    many = chunks.starts[after + 1] - chunks.starts[after] < rest
+    several = broken[many]
+    *ends, which = cut_at_chunks(chunks, starts[several] + room[several], rest[many])
+    counts[several] += np.bincount(which, minlength=len(several)) - 1
+    # The pieces of a window go behind those of the windows before it in its batch.
+    end = np.concatenate([[0], np.cumsum(counts)])
+    first = end[np.asarray(windows.bounds)]
+    most = int(np.diff(first).max())
+    batches = len(sizes)
+    place = end[:-1] + np.repeat(most * np.arange(batches) - first[:-1], sizes)
     np.minimum(room, length, out=room)
+    second = place[broken[~many]] + 1
+    begin = np.cumsum(counts[several] - 1) - counts[several] + 1
+    others = place[several][which] + 1 + np.arange(len(which)) - begin[which]
     filled = []
-    second = place[broken] + 1
-    for heads, tails in ((chunk, after), (row, 0), (room, rest)):
+    tails = (after[~many], np.zeros(len(second), np.int64), rest[~many])
+    for heads, tail, more in zip((stretch, row, room), tails, ends, strict=True):
         values = np.zeros(batches * most, np.int64)
         values[place] = heads
-        values[second] = tails
+        values[second] = tail
+        values[others] = more
         filled.append(values.reshape(batches, most))
     return Pieces(*filled)
 
 
-def _cut_at_chunks(chunks: Chunks, starts: Int64s, length: int) -> tuple[Int64s, Int64s, Int64s, Int64s]:
-    """Chunk, row, size and window of the pieces of windows of consecutive rows, one for every chunk they touch."""
+def cut_at_chunks(chunks: Chunks, starts: Int64s, length: Int64s) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+    """Stretches of consecutive rows, each of so many, cut where chunks end: of each piece chunk, row, size, and which
+    stretch it was; all int64 ``[n]``.
+    """
     first = chunks.find(starts)
     counts = chunks.find(starts + (length - 1)) - first + 1
-    window = np.repeat(np.arange(len(starts)), counts)
-    chunk = np.arange(len(window)) + (first - np.cumsum(counts) + counts)[window]
-    begin = starts[window]
-    end = np.minimum(begin + length, chunks.starts[chunk + 1])
+    which = np.repeat(np.arange(len(starts)), counts)
+    chunk = np.arange(len(which)) + (first - np.cumsum(counts) + counts)[which]
+    begin = starts[which]
+    end = np.minimum(begin + length[which], chunks.starts[chunk + 1])
     begin = np.maximum(begin, chunks.starts[chunk])
     there = end > begin  # not so for empty chunks
-    return chunk[there], (begin - chunks.starts[chunk])[there], (end - begin)[there], window[there]
+    return chunk[there], (begin - chunks.starts[chunk])[there], (end - begin)[there], which[there]
 
 
 def _join_steps(steps: Steps, length: int) -> tuple[Int64s, Int64s, Int64s, Int64s]:

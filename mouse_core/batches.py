@@ -243,7 +243,7 @@ class BatchSource:
         windows = plan.windows
         if plan.length != self.sequence_length:
             raise ConfigError(f"plan: expected windows of {self.sequence_length} steps, found {plan.length}")
-        if windows is None or windows.block.chunks is not self.snapshot.chunks:  # a plan from elsewhere
+        if windows is None or not self.snapshot.has(windows.block):  # a plan from elsewhere
             windows = self._planner.locate(plan.starts).part(0)
         if self._augment is None:
             return self._gather(windows.block, windows.number, widen=widen, out=out)

@@ -120,12 +120,16 @@ class Snapshot:
         ``bounds`` are the first window of each batch, and the end; by default all are one batch. The caller sees to
         ``0 <= start < num_rows``. The last row stands for those beyond it.
         """
-        beyond = len(starts) > 0 and starts.max() + length > self.num_rows
-        physical = None
-        if beyond or self.has_row_numbers:
+        beyond = len(starts) > 0 and int(starts.max()) + length > self.num_rows
+        if self.has_row_numbers:
             rows = starts[:, None] + np.arange(length)
             physical = self._physical(np.minimum(rows, self.num_rows - 1) if beyond else rows)
-        return Windows(self.chunks, starts, length, bounds, physical)
+            return Windows(self.chunks, starts, length, bounds, physical)
+        return Windows(self._stretches_beyond(length) if beyond else self._stretches, starts, length, bounds)
+
+    def has(self, windows: Windows) -> bool:
+        """Whether windows were located here."""
+        return any(windows.chunks is known for known in (self.chunks, self._stretches, *self._beyond.values()))
 
     @memo
     def episode_starts(self) -> npt.NDArray[np.int64]:
@@ -174,8 +178,8 @@ class Snapshot:
 
     @memo
     def has_row_numbers(self) -> bool:
-        """Whether some rows are found through row numbers, as after a shuffle or a filter, and not side by side."""
-        return any(segment.indices is not None for segment in self.segments)
+        """Whether some rows are found one by one through row numbers, as after a shuffle."""
+        return any(segment.indices is not None and segment.runs is None for segment in self.segments)
 
     @memo
     def chunks(self) -> Chunks:
@@ -185,6 +189,42 @@ class Snapshot:
             for segment, first in zip(self.segments, self._physical_starts[:-1].tolist(), strict=True)
         ]
         return Chunks(np.concatenate([*parts, self._physical_starts[-1:]]).astype(np.int64))
+
+    @memo
+    def _stretches(self) -> Chunks:
+        """The snapshot's rows, in stretches that lie side by side in a chunk."""
+        if self.has_row_numbers or all(segment.indices is None for segment in self.segments):
+            return self.chunks
+        parts, chunk = [], 0
+        for segment in self.segments:
+            runs = Chunks(segment.chunk_starts) if segment.runs is None else segment.runs
+            parts.append(_stretches(runs, chunk))
+            chunk += len(segment.chunk_starts) - 1
+        starts = [first + begins for first, (begins, _, _) in zip(self._starts[:-1].tolist(), parts, strict=True)]
+        _, chunks, rows = zip(*parts, strict=True)
+        starts.append(self._starts[-1:])
+        return Chunks(np.concatenate(starts), np.concatenate(chunks), np.concatenate(rows), self.chunks.longest)
+
+    @memo
+    def _beyond(self) -> dict[int, Chunks]:
+        return {}
+
+    def _stretches_beyond(self, length: int) -> Chunks:
+        """The same for windows that begin before the end and have steps behind it, for which the last row stands."""
+        known = self._beyond.get(length)
+        if known is None:
+            starts, chunk, row = _stretches(self._stretches, 0)
+            there = starts < self.num_rows
+            starts, chunk, row = starts[there], chunk[there], row[there]
+            last = np.full(length - 1, 1)
+            made = Chunks(
+                np.concatenate([starts, self.num_rows + np.arange(length)]),
+                np.concatenate([chunk, chunk[-1] * last]),
+                np.concatenate([row, (row[-1] + self.num_rows - 1 - starts[-1]) * last]),
+                self.chunks.longest,
+            )
+            known = self._beyond.setdefault(length, made)
+        return known
 
     def _physical(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Rows of the tables behind the snapshot's ``rows``, same shape."""
@@ -205,6 +245,15 @@ class Snapshot:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
+
+
+def _stretches(
+    chunks: Chunks, first: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Where stretches begin, in which chunk they lie, counted from ``first``, and at which of its rows they begin."""
+    n = len(chunks)
+    chunk, row = chunks.located(np.arange(n), np.zeros(n, np.int64))
+    return chunks.starts[:-1], chunk + first, row
 
 
 def _cumulative(lengths: Sequence[int]) -> npt.NDArray[np.int64]:
