@@ -318,6 +318,24 @@ def test_files_with_columns_for_metadata_that_no_rollout_has(make: Make) -> None
     assert list(again.rollouts()) == group(0, 4)
 
 
+def test_a_file_of_another_tool_is_believed(make: Make) -> None:
+    """Its name promises nothing about its content, so what the log says of it may be old."""
+    buffer = make(group_size=2)
+    buffer.add_rollouts([*group(0, 2), *group(2, 2)])
+    buffer.close()
+    path, other = (stored.path for stored in buffer.rollouts().groups)
+    table = pq.read_table(path)
+    path.unlink()
+    (buffer.root_path / ".state" / "index.log").unlink()
+    pq.write_table(table, path.with_name("part-1.parquet"))
+    assert sorted(make(group_size=2).rollouts().uids) == ["r0", "r1", "r2", "r3"]
+    changed = table.set_column(table.schema.get_field_index("reward"), "reward", pa.array([7.0, 8.0]))
+    pq.write_table(changed, path.with_name("part-1.parquet"))
+    again = make(group_size=2)
+    assert {item.rollout_uid: item.reward for item in again.rollouts()} == {"r0": 7.0, "r1": 8.0, "r2": 2.0, "r3": 3.0}
+    assert other.exists()
+
+
 def test_files_that_were_taken_away_are_gone(make: Make) -> None:
     buffer = make()
     buffer.add_rollouts(group(0, 8))

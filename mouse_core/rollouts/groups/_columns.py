@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -193,20 +193,33 @@ def _only(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([columns.get(name, rows.column(name)) for name in schema.names], schema=schema)
 
 
-def table_to_rollouts(table: pa.Table | pa.RecordBatch) -> list[RolloutRecord]:
-    """The rollouts that ``rollouts_to_table`` made columns of; their arrays share the table's memory."""
+def table_to_rollouts(
+    table: pa.Table | pa.RecordBatch, known: Mapping[str, Sequence[Any]] | None = None
+) -> list[RolloutRecord]:
+    """The rollouts that ``rollouts_to_table`` made columns of; their arrays share the table's memory.
+
+    Args:
+        table: The columns.
+        known: Columns that the table may lack, as Python values.
+    """
     batches = table.to_batches() if isinstance(table, pa.Table) else [table]
-    return [rollout for batch in batches for rollout in _batch_to_rollouts(batch)]
+    ends = accumulate(map(len, batches), initial=0)
+    pieces = zip(batches, pairwise(ends), strict=True)
+    return [
+        rollout
+        for batch, (begin, end) in pieces
+        for rollout in _batch_to_rollouts(batch, {name: values[begin:end] for name, values in (known or {}).items()})
+    ]
 
 
-def _batch_to_rollouts(batch: pa.RecordBatch) -> list[RolloutRecord]:
+def _batch_to_rollouts(batch: pa.RecordBatch, known: dict[str, Sequence[Any]]) -> list[RolloutRecord]:
     turns, bounds = _inner(batch.column("turns"))
     values: dict[str, Sequence[Any]] = {name: turns.field(name).to_pylist() for name in ("message", "role")}
     values |= {name: _arrays(turns.field(name)) for name in ("tokens", "logprobs")}
     names = turns.type.names
     values["reward"] = turns.field("reward").to_pylist() if "reward" in names else [None] * len(turns)
     values["metadata"] = _dicts(turns.field("metadata")) if "metadata" in names else [{} for _ in range(len(turns))]
-    columns: dict[str, Sequence[Any]] = {
+    columns = known | {
         name: batch.column(name).to_pylist() for name in batch.schema.names if name not in ("turns", "metadata")
     }
     # Each object's own checks take most of the time, and find nothing that these do not.

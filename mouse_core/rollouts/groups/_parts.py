@@ -6,7 +6,7 @@ import hashlib
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -137,13 +137,16 @@ def _promised(path: Path) -> uuid.UUID | None:
     return found if found.version == 8 else None
 
 
-def read_table(path: Path, schema: pa.Schema, content: bytes | None = None) -> pa.Table:
+def read_table(
+    path: Path, schema: pa.Schema, content: bytes | None = None, columns: Sequence[str] | None = None
+) -> pa.Table:
     """A file's rows.
 
     Args:
         path: The file.
         schema: The columns it must have; of ``ROLLOUTS`` those of metadata may be missing.
         content: The file's content, if it has been read.
+        columns: Only these.
 
     Raises:
         DataError: The file is not what was written.
@@ -159,8 +162,10 @@ def read_table(path: Path, schema: pa.Schema, content: bytes | None = None) -> p
         raise DataError(f"part file {path}: expected it as it was written, found damage: its digest is another")
     try:
         with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
-            table = file.read(use_threads=False)
+            table = file.read(columns, use_threads=False)
         expected = rollout_schema(table.schema) if schema is ROLLOUTS else schema
+        if columns is not None:
+            expected = pa.schema([field for field in expected if field.name in columns])
         if not table.schema.equals(expected):
             # Other tools may have written it anew, with the same columns.
             table = table.select(expected.names).cast(expected)
@@ -178,19 +183,42 @@ def read_groups(parts: Sequence[Part], root: Path) -> list[list[RolloutRecord]]:
         StorageError: It cannot be read.
     """
     paths = [part.path(root) for part in parts]
-    tables = [read_table(path, ROLLOUTS) for path in paths]
+    tables = [_read_unknown(part, path) for part, path in zip(parts, paths, strict=True)]
     try:
         # Most of the time goes into calls, and one for all columns of several files is as long as one of a file.
-        whole = table_to_rollouts(pa.concat_tables(tables).combine_chunks())
+        whole = table_to_rollouts(pa.concat_tables(tables).combine_chunks(), _known(parts))
     except (pa.ArrowException, DataError):
-        return [_rollouts_of(table, path) for table, path in zip(tables, paths, strict=True)]
+        return [_rollouts_of(*item) for item in zip(tables, parts, paths, strict=True)]
     ends = accumulate((table.num_rows for table in tables), initial=0)
     return [whole[begin:end] for begin, end in pairwise(ends)]
 
 
-def _rollouts_of(table: pa.Table, path: Path) -> list[RolloutRecord]:
+def _read_unknown(part: Part, path: Path) -> pa.Table:
+    """The columns of a group's file that ``part`` does not have."""
+    # If the name promises the content, it is that which the part was made of. Else all of it could have been replaced.
+    table = read_table(path, ROLLOUTS, columns=_UNKNOWN if _promised(path) else None)
+    if table.num_rows != len(part.uids) and _promised(path):
+        raise DataError(f"part file {path}: expected {len(part.uids)} rollouts, found {table.num_rows}")
+    return table
+
+
+_UNKNOWN = ["turns", "replica_id", "metadata"]
+
+
+def _known(parts: Sequence[Part]) -> dict[str, list[Any]]:
+    """The columns that parts have."""
+    columns: dict[str, list[Any]] = {
+        name: [value for part in parts for value in [part.key[place]] * len(part.uids)]
+        for place, name in enumerate(GroupKey._fields)
+    }
+    for name, values in (("rollout_uid", "uids"), ("created", "created"), ("reward", "rewards")):
+        columns[name] = list(chain.from_iterable(getattr(part, values) for part in parts))
+    return columns
+
+
+def _rollouts_of(table: pa.Table, part: Part, path: Path) -> list[RolloutRecord]:
     try:
-        return table_to_rollouts(table)
+        return table_to_rollouts(table, _known([part]))
     except (pa.ArrowException, DataError) as error:
         raise DataError(f"part file {path}: expected rollouts, found: {error}") from error
 
