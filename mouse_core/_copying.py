@@ -30,7 +30,7 @@ from mouse_core.columns import Column
 # Batches that are asked for in turn are copied several at a time up to this size: a call takes 5 us, as long as copying
 # 40 KB, and making the arrays of one batch as long as those of three.
 _TOGETHER_BYTES = 3 << 20
-_MOST_TOGETHER = 16
+_MOST_TOGETHER = 64
 # Of more values it has forgotten where the first lie when the last are looked up.
 _LOOKED_AHEAD = 4096
 # Whoever is this much ahead of the next batch is one of several who take turns.

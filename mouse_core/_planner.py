@@ -20,9 +20,6 @@ from mouse_core.randomness import Key, Purpose
 from mouse_core.sampling.plan import PaddedSampler, Plan, Sampler
 from mouse_core.snapshot import Snapshot
 
-# Windows of several batches are located together, about so many: the few dozen array operations that it takes cost the
-# same for 32 windows as for 1,024.
-_MOST_WINDOWS = 8192
 # Where rows have numbers of their own each step is located, and may be a piece by itself.
 _MOST_NUMBERED_STEPS = 1 << 15
 # The first batch is planned alone, so that it is there soon; a block is so many times as long as the one before.
@@ -71,16 +68,18 @@ class Planner:
         seed: In ``[0, 2**64)``.
         shard: ``(rank, count)``.
         epoch_start: The index of the first batch drawn from the snapshot.
+        windows: Windows of several batches are located together, about so many.
     """
 
     def __init__(
-        self, sampler: Sampler, snapshot: Snapshot, *, seed: int, shard: tuple[int, int], epoch_start: int
+        self, sampler: Sampler, snapshot: Snapshot, *, seed: int, shard: tuple[int, int], epoch_start: int, windows: int
     ) -> None:
         self._sampler = sampler
         self._snapshot = snapshot
         self._seed = seed
         self._shard = shard
         self._epoch_start = epoch_start
+        self._windows = windows
         self._padded = sampler if isinstance(sampler, PaddedSampler) else None
         self._first = 1
         self._latest = epoch_start
@@ -159,7 +158,7 @@ class Planner:
     @memo
     def _longest(self) -> int:
         """The most batches of a block."""
-        windows = _MOST_WINDOWS
+        windows = self._windows
         if self._snapshot.has_row_numbers:
             windows = min(windows, _MOST_NUMBERED_STEPS // self._sampler.sequence_length)
         return max(1, windows * self._shard[1] // self._sampler.batch_size)

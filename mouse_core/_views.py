@@ -154,7 +154,8 @@ class Places:
             for number in regular:
                 field = self._fields[number]
                 if longest * field.row_bytes <= _INLINE:
-                    addresses = self._begins[chunk, number] + field.row_bytes * row
+                    addresses = self._begins[:, number].take(chunk)
+                    addresses += field.row_bytes * row
                     short[field.name] = element_of_all(addresses, field.dtype.itemsize)
             regular = [number for number in regular if self._fields[number].name not in short]
         # Beyond the second GB of a chunk an offset needs a buffer of its own.

@@ -129,9 +129,16 @@ class BatchSource:
             "augment": augment,
             "views": views,
         }
-        self._planner = Planner(sampling, self.snapshot, seed=self.seed, shard=self.shard, epoch_start=self.epoch_start)
         padded = sampling if isinstance(sampling, PaddedSampler) else None
         self._readers = choose_readers(self.snapshot, fields, required_fields, masked=padded is not None)
+        self._planner = Planner(
+            sampling,
+            self.snapshot,
+            seed=self.seed,
+            shard=self.shard,
+            epoch_start=self.epoch_start,
+            windows=max(_FEWEST_WINDOWS, _PLANNED_BYTES // (32 + 24 * len(self._readers))),
+        )
         self._dtypes = delivered_dtypes(self._readers, dtypes or {}, narrow or {})
         self._narrow = {name: reader.travel_dtype(self._dtypes[name]) for name, reader in self._readers.items()}
         self._fields = {
