@@ -46,7 +46,9 @@ def _bytes_of(values: pa.Array, row: int) -> Encoded:
     """Where the bytes of binary values lie."""
     _, ends, data = values.buffers()
     wide = pa.types.is_large_binary(values.type)
-    every = np.frombuffer(ends, np.int64 if wide else np.int32)[values.offset : values.offset + len(values) + 1]
+    every: npt.NDArray[Any] = np.frombuffer(ends, np.int64 if wide else np.int32)[
+        values.offset : values.offset + len(values) + 1
+    ]
     size = 0 if data is None else data.size
     if every[0] < 0 or every[-1] > size or (every[1:] < every[:-1]).any():
         raise ValueError(f"expected encoded images in {size} bytes, found {every[0]}..{every[-1]}; it is damaged")

@@ -32,7 +32,9 @@ __all__ = ["Batch", "BatchLayout", "BatchSource"]
 Batch = dict[str, npt.NDArray[Any]]
 
 # Finished batches that wait for whoever asks for them.
-_MOST_READY = 32
+_MOST_READY = 128
+# Windows that are located together take about so many bytes.
+_PLANNED_BYTES = 15 << 18
 
 
 class BatchSource:
@@ -137,7 +139,7 @@ class BatchSource:
             seed=self.seed,
             shard=self.shard,
             epoch_start=self.epoch_start,
-            windows=max(_FEWEST_WINDOWS, _PLANNED_BYTES // (32 + 24 * len(self._readers))),
+            windows=_planned_windows(len(self._readers)),
         )
         self._dtypes = delivered_dtypes(self._readers, dtypes or {}, narrow or {})
         self._narrow = {name: reader.travel_dtype(self._dtypes[name]) for name, reader in self._readers.items()}
@@ -355,3 +357,8 @@ class BatchSource:
 
 def _restore(snapshot: Snapshot, sampler: Sampler, options: dict[str, Any]) -> BatchSource:
     return BatchSource(snapshot, sampling=sampler, **options)
+
+
+def _planned_windows(fields: int) -> int:
+    """How many windows to locate together: the hundred array operations it takes cost nearly the same for few."""
+    return max(1024, _PLANNED_BYTES // (32 + 24 * fields))

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from mouse_core import BatchSource, DataError, DatasetStore, _planner, _segments
+from mouse_core import BatchSource, DataError, DatasetStore, _planner, _segments, batches
 from mouse_core.sampling import Sampler
 from mouse_core.snapshot import Snapshot
 from tests.core.oracle import assert_same, field_arrays, windows
@@ -68,7 +68,8 @@ def test_any_order_gives_what_the_oracle_says(
         shard = data.draw(st.sampled_from([(0, 1), (0, 1), (1, 2)]))
         assume(options["batch_size"] % shard[1] == 0)
         with (
-            patch.multiple(_planner, _MOST_WINDOWS=most, _KEPT_BYTES=kept),
+            patch.object(_planner, "_KEPT_BYTES", kept),
+            patch.object(batches, "_planned_windows", lambda fields: most),
             patch.multiple(_segments, _MOST_RUNS=runs, _LOOKED_AT=16),
         ):
             source = BatchSource(built.store, epoch_start=begin, shard=shard, **options)
@@ -106,7 +107,7 @@ def test_threads_in_any_order(sampling: str, threads: int) -> None:
         [rng.permutation(300) for _ in range(threads)],
         [*turns[:-1], turns[-1][::-1]],
     ):
-        with patch.multiple(_planner, _MOST_WINDOWS=90):
+        with patch.object(batches, "_planned_windows", lambda fields: 90):
             source = BatchSource(store, 4, 3, sampling=sampling, drop_last=False)
             wrong: list[Any] = []
             begin = threading.Barrier(threads)
@@ -193,7 +194,7 @@ def test_batches_in_other_orders_are_planned_together(order: str) -> None:
     store = DatasetStore()
     store.extend({"action": np.zeros(90), "reward": np.zeros(90), "done": np.zeros(90, np.int64)})
     sampler: Sampler = Counting()
-    with patch.multiple(_planner, _MOST_WINDOWS=300):  # blocks of 100 batches
+    with patch.object(batches, "_planned_windows", lambda fields: 300):  # blocks of 100 batches
         source = BatchSource(store, sampling=sampler)
         indices = {
             "shuffled": np.random.default_rng(0).permutation(400).tolist() * 2,
