@@ -242,7 +242,8 @@ class Planner:
             sizes, bounds = [size] * batches, list(range(0, rows.size + 1, rows.shape[1]))
             rows = rows.reshape(-1)
         else:
-            starts = [self._starts(index) for index in range(first, end, step)]
+            starts = self._starts_in_parts(first, end) if step == 1 else []
+            starts = starts or [self._starts(index) for index in range(first, end, step)]
             sizes = [len(part) for part in starts]
             parts = [part[len(part) * rank // count : len(part) * (rank + 1) // count] for part in starts]
             bounds = [0, *np.cumsum([len(part) for part in parts]).tolist()]
@@ -256,6 +257,26 @@ class Planner:
         if draw is None or batches == 1:
             return None
         starts: npt.NDArray[np.int64] | None = draw(self._seed, first, batches, self._snapshot, self._epoch_start)
+        return starts
+
+    def _starts_in_parts(self, first: int, end: int) -> list[npt.NDArray[np.int64]]:
+        """The starts of several batches, of which the last one of an epoch may be short; none if the sampler draws
+        them one by one.
+        """
+        epoch = self._sampler.batches_per_epoch(self._snapshot)
+        starts: list[npt.NDArray[np.int64]] = []
+        while first < end and epoch > 1:
+            last = min(first + epoch - 1 - (first - self._epoch_start) % epoch, end)
+            if last - first > 1:
+                many = self._starts_together(first, last - first)
+                if many is None:
+                    return []
+                starts += list(many)
+            elif last > first:
+                starts.append(self._starts(first))
+            if last < end:
+                starts.append(self._starts(last))
+            first = last + 1
         return starts
 
     def _starts(self, index: int) -> npt.NDArray[np.int64]:

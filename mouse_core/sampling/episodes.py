@@ -90,12 +90,22 @@ class EpisodeWindows:
         return self._at(snapshot, sums, self._order.starts(seed, index, _counted(int(sums[-1])), epoch_start))
 
     def starts_of_many(self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int) -> Int64s | None:
-        """See ``ManyStarts.starts_of_many``; None where batches are not all of one size, or drawn by episode."""
+        """See ``ManyStarts.starts_of_many``; None where batches are not all of one size."""
         draw = getattr(self._order, "starts_of_many", None)
-        if self.weighting == "trajectory" or draw is None:
+        ranks: Int64s | None
+        if draw is None:
             return None
+        if self.weighting == "trajectory":
+            ranks = draw(seed, first, count, _counted(len(self._episodes_there(snapshot))), epoch_start)
+            if ranks is None:
+                return None
+            uniform = [
+                Key(seed, Purpose.WINDOWS, index, call=1).uniform(len(ranks[0]))
+                for index in range(first, first + count)
+            ]
+            return self._in_episodes(snapshot, ranks, np.stack(uniform))
         sums = self._sums(snapshot, tiled=self.sampling != "random")
-        ranks: Int64s | None = draw(seed, first, count, _counted(int(sums[-1])), epoch_start)
+        ranks = draw(seed, first, count, _counted(int(sums[-1])), epoch_start)
         return None if ranks is None else self._at(snapshot, sums, ranks.reshape(-1)).reshape(ranks.shape)
 
     def lengths(self, starts: Int64s, snapshot: Snapshot) -> Int64s:
@@ -108,11 +118,18 @@ class EpisodeWindows:
         return lengths
 
     def _starts_by_episode(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
+        ranks = self._order.starts(seed, index, _counted(len(self._episodes_there(snapshot))), epoch_start)
+        return self._in_episodes(snapshot, ranks, Key(seed, Purpose.WINDOWS, index, call=1).uniform(len(ranks)))
+
+    def _episodes_there(self, snapshot: Snapshot) -> Int64s:
+        """The episodes that have a window."""
+        return self._known(snapshot, "there", lambda: np.nonzero(np.diff(self._sums(snapshot, tiled=False)))[0])
+
+    def _in_episodes(self, snapshot: Snapshot, ranks: Int64s, uniform: npt.NDArray[np.float64]) -> Int64s:
+        """Where windows begin, in some of the episodes that have one, by numbers in ``[0, 1)`` of the same shape."""
         sums = self._sums(snapshot, tiled=False)
-        there = self._known(snapshot, "there", lambda: np.nonzero(np.diff(sums))[0])
-        episode = there[self._order.starts(seed, index, _counted(len(there)), epoch_start)]
+        episode = self._episodes_there(snapshot)[ranks]
         counts = sums[episode + 1] - sums[episode]
-        uniform = Key(seed, Purpose.WINDOWS, index, call=1).uniform(len(episode))
         number = np.minimum((uniform * counts).astype(np.int64), counts - 1)
         starts: Int64s = _episodes_of(snapshot)[episode] + number
         return starts

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mouse_core import BatchSource, ConfigError, DataError, DatasetStore
 from mouse_core._windows import Chunks, Windows
-from mouse_core.sampling import CyclicWindows, RandomWindows, SequentialWindows
+from mouse_core.sampling import CyclicWindows, EpisodeWindows, RandomWindows, SequentialWindows
 from mouse_core.snapshot import Snapshot
 
 ROWS = 300
@@ -36,7 +36,7 @@ def store() -> DatasetStore:
 
 def snapshot_of(rows: int) -> Snapshot:
     store = DatasetStore()
-    store.extend({"action": np.arange(rows), "reward": np.zeros(rows), "done": np.zeros(rows, np.int64)})
+    store.extend({"action": np.arange(rows), "reward": np.zeros(rows), "done": np.arange(rows) % 9 == 4})
     return store.snapshot()
 
 
@@ -55,6 +55,8 @@ def test_the_starts_of_many_are_those_of_each(data: st.DataObject) -> None:
         CyclicWindows(length, size),
         SequentialWindows(length, size),
         SequentialWindows(length, size, drop_last=False),
+        EpisodeWindows(length, size, weighting="trajectory"),
+        EpisodeWindows(length, size, "sequential", drop_last=False),
     ):
         each = [sampler.starts(9, index, snapshot, epoch_start) for index in range(first, first + count)]
         many = sampler.starts_of_many(9, first, count, snapshot, epoch_start)
