@@ -129,10 +129,11 @@ def _warm(data: Path, size: Size, batch_size: int) -> Table:
     dataset = datasets.load_from_disk(str(data))
     source = BatchSource(DatasetStore().from_dataset(dataset), 64, batch_size, dtypes=_NARROW)
     addresses = Addresses(dataset)
-    count = 20_480 // batch_size
+    # More than ours plans together and keeps, so that it has to plan them again and again.
+    count = 131_072 // batch_size
     pieces = [addresses.pieces(source, index) for index in range(count)]
     check_floor(source, pieces[1], 1)
-    repeated = max(1, 8192 // batch_size)
+    repeated = max(1, 32_768 // batch_size)
     timings = interleave(
         [
             Contender(floor_name(), floor(pieces), "floor", multiple=repeated),

@@ -44,8 +44,8 @@ class Settings:
     quick: bool
 
 
-# Windows that ours plans together.
-_PLANNED = 8192
+# Ours plans so many windows together, or fewer.
+_PLANNED = 32_768
 # Peers that a quick run leaves out, by how their names begin; it has them all in the first table.
 _SLOW = ("torch DataLoader", "LeRobot", "grain", "datasets, numpy", "TorchRL SliceSampler, LazyTensor")
 
