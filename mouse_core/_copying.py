@@ -108,6 +108,10 @@ class Copier:
                     known.ready.update(copied)
         return ready
 
+    def together(self, block: Windows) -> int:
+        """How many batches of the block are copied at a time where they are asked for in turn."""
+        return self._block(block).together
+
     def others(self, block: Windows) -> Iterator[tuple[int, dict[str, npt.NDArray[Any]]]]:
         """The batches of the block that were copied together with what was taken, each once; none if they lack fields.
 

@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy.typing as npt
 
 from mouse_core._binding import CopyPlan, plan_copying
+from mouse_core._locks import ProcessLock
 from mouse_core._mask import check_fill, fill_rest
 from mouse_core._memo import memo
 from mouse_core._planner import Planner
@@ -169,6 +170,7 @@ class BatchSource:
         self._memory = BatchMemory()
         # Finished batches by index, each handed out once.
         self._ready: dict[int, Batch] = {}
+        self._filling = ProcessLock()
 
     def __repr__(self) -> str:
         size = f"sequence_length={self.sequence_length}, batch_size={self.batch_size}, shard={self.shard}"
@@ -223,14 +225,19 @@ class BatchSource:
         if self._augment is not None:
             return self.gather(self.plan(index))
         windows, number, step = self._planner.find(index)
-        batch = self._gather(windows, number, widen=True)
-        if self._copied_whole:
-            if len(self._ready) > _MOST_READY:  # nobody came for them
-                self._ready.clear()
-            for other, ready in self._copying[True].copier.others(windows):
-                self._ready[index + (other - number) * step] = ready
-            self._planner.reached(index + len(self._ready) * step)
-        return batch
+        copier = self._copying[True].copier
+        if not self._copied_whole or copier.together(windows) == 1:
+            return self._gather(windows, number, widen=True)
+        with self._filling:
+            ready = self._ready.pop(index, None)  # another thread may have put it here meanwhile
+            if ready is None:
+                if len(self._ready) > _MOST_READY:  # nobody came for them
+                    self._ready.clear()
+                ready = self._gather(windows, number, widen=True)
+                for other, batch in copier.others(windows):
+                    self._ready[index + (other - number) * step] = batch
+                self._planner.reached(index + len(self._ready) * step)
+        return ready
 
     def plan(self, index: int) -> Plan:
         """Which windows batch ``index`` consists of, cut to this shard."""

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mouse_core import BatchSource, ConfigError, DataError, DatasetStore
+from mouse_core._copying import Copier
 from mouse_core._windows import Chunks, Windows
 from mouse_core.sampling import CyclicWindows, EpisodeWindows, RandomWindows, SequentialWindows
 from mouse_core.snapshot import Snapshot
@@ -120,6 +125,29 @@ def test_threads_that_ask_in_turn(store: DatasetStore) -> None:
         for thread in running:
             thread.join()
         assert not wrong
+
+
+def test_what_threads_ask_for_at_once_is_copied_once(store: DatasetStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch copied for another thread and then once more by itself would hold the memory of those beside it."""
+    copy = Copier._copy
+    copied: list[int] = []
+
+    def slowly(self: Copier, views: Any, number: int, count: int) -> Any:
+        copied.append(count)
+        time.sleep(0.001)
+        return copy(self, views, number, count)
+
+    monkeypatch.setattr(Copier, "_copy", slowly)
+    gc.collect()
+    source, before = BatchSource(store, 4, 3), pa.total_allocated_bytes()
+    with ThreadPoolExecutor(2) as threads:
+        source[0]
+        for index in range(1, 601, 2):  # blocks begin at 1, 9 and 73, and are copied from there
+            list(threads.map(source.__getitem__, (index, index + 1)))
+    # What comes next, and what the last batches lay in.
+    assert pa.total_allocated_bytes() - before <= 2 * max(copied) * source.layout(3).nbytes
+    # Where the second thread is first a few are copied alone.
+    assert sum(copied) < 600 + 2 * max(copied)
 
 
 def test_a_code_that_is_not_allowed_fails_its_own_batch_alone() -> None:
