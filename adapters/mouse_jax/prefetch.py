@@ -38,8 +38,8 @@ class PrefetchBatchifier(Loader[dict[str, jax.Array]]):
             ``sample``.
         sampling: "random", "last", "sequential", "batch", or a ``Sampler``.
         prefetch: Batches to make ahead.
-        num_workers: Threads that make them and put them on the device, and processes that decode encoded images; with 0
-            the calling thread does both. The stream is the same.
+        num_workers: Threads that make them and put them on the device (half of ``prefetch`` at most), and processes
+            that decode encoded images; with 0 the calling thread does both. The stream is the same.
         pin_memory: Ignored here.
         device: Where batches arrive: a ``jax.Device``, a platform ("cpu", "gpu"), or both with a number ("gpu:1");
             None: JAX's default device.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 import threading
@@ -16,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, WorkerError
 from mouse_core.testing import as_arrays, example_columns, example_store, stream_digest
-from mouse_jax import NARROWED, PrefetchBatchifier, narrowing
+from mouse_jax import NARROWED, PrefetchBatchifier, narrowing, placement
 from mouse_jax.placement import Placement
 from mouse_jax.transfer import batch_maker
 
@@ -151,6 +152,51 @@ def test_devices() -> None:
 def test_a_device_that_is_not_there_is_refused(device: Any) -> None:
     with pytest.raises(ConfigError, match="device: expected"):
         PrefetchBatchifier(example_store(), **OPTIONS, device=device)
+
+
+SETTINGS = {
+    "none": contextlib.nullcontext,
+    "debug_nans": lambda: jax.debug_nans(True),
+    "debug_infs": lambda: jax.debug_infs(True),
+    "disable_jit": jax.disable_jit,
+    "transfer_guard": lambda: jax.transfer_guard("disallow"),
+    "set_mesh": lambda: jax.set_mesh(jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])),
+    "default_device": lambda: jax.default_device(jax.devices()[2]),
+    "enable_x64": lambda: jax.enable_x64(True),
+}
+
+
+@pytest.mark.parametrize("rows", [2, 4096])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_arrays_are_put_as_device_put_puts_them(name: str, rows: int) -> None:
+    """Small ones by a compiled function, on which settings have a say that they have not on ``device_put``."""
+    rng = np.random.default_rng(1)
+    arrays = [
+        rng.integers(0, 1 << 32, (rows, 65), np.uint32).view(np.float32),  # every kind of NaN, and subnormals
+        rng.integers(0, 256, (rows, 2), np.uint8),
+        rng.integers(0, 2, (rows, 3)).astype(bool),
+        rng.integers(0, 1 << 16, (rows, 1), np.uint16).view(np.float16),
+        np.array([np.nan, np.inf, -0.0, 1e-40], np.float32),
+    ]
+    with SETTINGS[name]():
+        found, wanted = Placement().put(arrays, recurring=True), jax.device_put(arrays)
+        assert isinstance(found, list)
+    for one, other, values in zip(found, wanted, arrays, strict=True):
+        assert isinstance(one, jax.Array)
+        assert np.asarray(one).tobytes() == np.asarray(other).tobytes() == values.tobytes()
+        assert (one.aval, one.sharding, one.committed) == (other.aval, other.sharding, other.committed)
+
+
+def test_only_batches_of_the_usual_size_are_worth_a_compiled_function() -> None:
+    """Each size would be compiled anew, and what is compiled is kept."""
+    source = BatchSource(example_store(97), 8, 8, "sequential", shard=(1, 2), drop_last=False)
+    make = batch_maker(source, placement=Placement(), x64=True, default_device=None)
+    with pytest.MonkeyPatch.context() as patch:
+        sizes: list[int] = []
+        patch.setattr(placement, "_copied", lambda arrays: sizes.append(len(arrays[0])) or jax.device_put(arrays))
+        found = [len(make(index)["reward"]) for index in range(2 * len(source))]
+    assert set(found) == {2, 4}
+    assert set(sizes) == {4}
 
 
 def mesh(*shape: int, names: tuple[str, ...] = ("data", "time")) -> Mesh:
