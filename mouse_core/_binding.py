@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from mouse_core._convert import RowError, convert
 from mouse_core._copying import Copier
+from mouse_core._dense_copies import DenseBudget
 from mouse_core._layout import ColumnType, check_readable, fixed_shape
 from mouse_core._segments import Segment
 from mouse_core._windows import WindowsPart
@@ -210,6 +211,7 @@ def bind_fields(
     max_action_dim: int | None,
     max_obs_continuous_dim: int | None,
     rows: int,
+    budget: DenseBudget | None = None,
 ) -> dict[str, FieldReader]:
     """Readers of the fields whose columns exist and are not null throughout, in the order of ``fields``.
 
@@ -223,7 +225,7 @@ def bind_fields(
     readers: dict[str, FieldReader] = {}
     widths = {"q_star": max_action_dim, "obs_continuous": max_obs_continuous_dim, "action": max_action_dim}
     for name, field in fields.items():
-        reader = _bind(segments, field, types.get(field.column), widths.get(name), rows)
+        reader = _bind(segments, field, types.get(field.column), widths.get(name), rows, budget)
         if reader is not None:
             readers[name] = reader
     return readers
@@ -235,6 +237,7 @@ def _bind(
     kind: ColumnType | None,
     declared: int | None,
     rows: int,
+    budget: DenseBudget | None,
 ) -> FieldReader | None:
     if kind is None:
         if field.required:
@@ -250,9 +253,8 @@ def _bind(
     vector = bool(shape) and field.vector_dtype is not None
     dtype = np.dtype(field.vector_dtype if vector else field.dtype if field.dtype is not None else kind.dtype)
     specials = [special for special in (field.fill, field.pad) if special is not None]
-    column = Column(
-        field.column, kind, shape, [segment.part(field.column) for segment in segments], fill=field.fill, pad=field.pad
-    )
+    parts = [segment.part(field.column) for segment in segments]
+    column = Column(field.column, kind, shape, parts, fill=field.fill, pad=field.pad, budget=budget)
     bounds = field.bounds
     if field.name == "action" and not shape and declared is not None and bounds is None:
         bounds = (0, declared - 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import prod
 from typing import Protocol, Self
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mouse_core._dense_copies import IRREGULAR, UNKNOWN, DenseCopies
 from mouse_core._layout import ColumnType, locate_values
 from mouse_core._locks import ProcessLock
 from mouse_core._memo import memo
@@ -18,8 +19,6 @@ from mouse_core._memory import copy_runs, element_of, element_of_all
 from mouse_core._windows import Int64s
 from mouse_core.errors import DataError
 
-UNKNOWN = -1
-IRREGULAR = -2
 # So many chunks are looked up one by one.
 _FEW = 8
 # Chunks of more bytes are not looked through; those of fewer together.
@@ -39,6 +38,12 @@ class Layout:
         self.width = np.zeros(len(rows), np.int64)
         self.largest = np.full(len(rows), UNKNOWN, np.int64)
         self.lock = ProcessLock()
+        self._copies: dict[str, DenseCopies] = {}
+
+    def copies(self, reading: str, row_bytes: int) -> DenseCopies:
+        """The dense copies of its chunks for those who read them in the same way."""
+        with self.lock:
+            return self._copies.setdefault(reading, DenseCopies(self.rows, row_bytes))
 
     def __len__(self) -> int:
         return len(self.begin)
@@ -68,6 +73,11 @@ class ColumnPart(Protocol):
 
 class HasParts(Protocol):
     """A segment, as ``Column`` needs it."""
+
+    @property
+    def places(self) -> Mapping[str, tuple[int, int]]:
+        """See ``Segment``."""
+        ...
 
     def part(self, name: str) -> ColumnPart:
         """One of its columns."""
@@ -138,7 +148,23 @@ class ColumnChunks:
     def begins(self, chunks: Int64s) -> Int64s:
         """The address of the first value of each of some chunks; ``IRREGULAR`` where rows do not lie side by side."""
         begin, width = self._places(chunks)
-        return np.where(width == self.width, begin, IRREGULAR)
+        return np.where(self._is_in_place(width), begin, IRREGULAR)
+
+    def _is_in_place(self, width: Int64s) -> npt.NDArray[np.bool_]:
+        """Whether chunks that begin somewhere, with so many values a row, can be copied from there."""
+        in_place: npt.NDArray[np.bool_] = (width == self.width) & (self.kind.value_type != "bool")
+        return in_place
+
+    def lies_in(self, segment: HasParts) -> bool:
+        """Whether the values of a segment of appended rows are copied from where they lie."""
+        return self.name in segment.places and bool(self._is_in_place(np.array(segment.places[self.name][1])))
+
+    def _by_part(self, chunks: Int64s) -> Iterator[tuple[int, int, int]]:
+        """The parts that some chunks (ascending) belong to: number, and where its chunks begin and end among these."""
+        ends = np.searchsorted(chunks, self._first_chunk[1:]).tolist()
+        for number, (begin, end) in enumerate(pairwise([0, *ends])):
+            if begin < end:
+                yield number, begin, end
 
     def largest(self, chunks: Int64s) -> Int64s:
         """The largest integer in each of some regular chunks, where negative ones count as the largest int64.
@@ -149,17 +175,20 @@ class ColumnChunks:
             chunks: Their numbers, ascending, int64 ``[n]``.
         """
         found = np.empty(len(chunks), np.int64)
-        ends = np.searchsorted(chunks, self._first_chunk[1:]).tolist()
-        for number, (begin, end) in enumerate(pairwise([0, *ends])):
-            if begin < end:
-                layout, local = self._parts[number].layout, chunks[begin:end] - self._first_chunk[number]
-                with layout.lock:
-                    unknown = local[layout.largest[local] == UNKNOWN]
-                    for rows in np.unique(layout.rows[unknown]).tolist():
-                        same = unknown[layout.rows[unknown] == rows]
-                        layout.largest[same] = self._find_largest(layout.begin[same], rows * self.width)
-                    found[begin:end] = layout.largest[local]
+        for number, begin, end in self._by_part(chunks):
+            found[begin:end] = self._largest_of(number, chunks[begin:end] - self._first_chunk[number])
         return found
+
+    def _largest_of(self, part_number: int, chunks: Int64s) -> Int64s:
+        return self._look_through(self._parts[part_number].layout, chunks)
+
+    def _look_through(self, table: Layout | DenseCopies, chunks: Int64s) -> Int64s:
+        with table.lock:
+            unknown = chunks[table.largest[chunks] == UNKNOWN]
+            for rows in np.unique(table.rows[unknown]).tolist():
+                same = unknown[table.rows[unknown] == rows]
+                table.largest[same] = self._find_largest(table.begin[same], rows * self.width)
+            return table.largest[chunks]
 
     def _find_largest(self, begin: Int64s, count: int) -> Int64s:
         """The largest of ``count`` integers from each of some addresses."""
@@ -185,8 +214,7 @@ class ColumnChunks:
         unknown = begins[chunk] == UNKNOWN
         new = np.unique(chunk[unknown]) if unknown.any() else chunk[:0]
         if len(new) > _FEW:
-            ends = np.searchsorted(new, self._first_chunk[1:]).tolist()
-            for number, (begin, end) in enumerate(pairwise([0, *ends])):
+            for number, begin, end in self._by_part(new):
                 if end - begin > _FEW:
                     self._look_up_alike(number, new[begin:end])
             new = new[begins[new] == UNKNOWN]
@@ -233,6 +261,8 @@ class ColumnChunks:
         """The values in a row of a chunk and where they begin, ``IRREGULAR`` if rows do not lie in order."""
         try:
             located = locate_values(values)
+            if located is None:
+                values.validate(full=True)  # whoever reads it must be able to trust its offsets
         except ValueError as error:
             raise DataError(f"column {self.name!r}: {error}") from error
         if located is None:

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from mouse_core._convert import RowError, convert
 from mouse_core._layout import is_list
+
+_Bools = npt.NDArray[np.bool_]
 
 
 def plain(array: pa.Array) -> pa.Array:
@@ -31,7 +32,7 @@ def dense_rows(
     """The rows of ``array`` as ``[n, prod(shape)]`` of ``dtype``.
 
     Args:
-        array: Rows of one column.
+        array: Rows of one column, valid: what is damaged is not noticed.
         shape: The shape of one row.
         dtype: Of the result.
         fill: What a null row or value becomes; None: an error.
@@ -42,8 +43,8 @@ def dense_rows(
             that does not fit ``dtype``.
     """
     array = plain(array)
-    nulls = np.asarray(array.is_null())
-    if fill is None and nulls.any():
+    nulls = _nulls(array)
+    if fill is None and nulls is not None:
         raise RowError(int(nulls.argmax()), "expected a value, found null")
     width = int(np.prod(shape, dtype=np.int64))
     out = np.empty((len(array), width), dtype)
@@ -56,60 +57,100 @@ def dense_rows(
     elif width > 1 and pad is None:
         raise RowError(0, f"expected {width} values, found a single one")
     else:
-        out[:, :1] = convert(_numbers(array, fill), dtype)[:, None]
+        out[:, :1] = convert(_numbers(array, nulls), dtype)[:, None]
         out[:, 1:] = 0 if pad is None else pad
-        if fill is not None:
+        if nulls is not None:
             out[nulls] = fill
     return out
 
 
-def _numbers(array: pa.Array, fill: float | None) -> npt.NDArray[Any]:
-    """A primitive array as NumPy; nulls become 0 where the caller has a fill of its own to put there."""
-    if array.null_count:
-        if fill is None:
-            raise RowError(0, "expected a number, found null inside a list")
-        array = array.fill_null(pa.scalar(0, array.type) if not pa.types.is_boolean(array.type) else False)
-    values: npt.NDArray[Any] = array.to_numpy(zero_copy_only=False)
-    return values
+def _nulls(array: pa.Array) -> _Bools | None:
+    """Which items are null, ``[n]``; None if none is."""
+    if not array.null_count:
+        return None
+    bits = array.buffers()[0]
+    return np.ones(len(array), np.bool_) if bits is None else ~_bits(bits, array)
+
+
+def _bits(bits: pa.Buffer, array: pa.Array) -> _Bools:
+    """The array's part of a buffer that has a bit for each item."""
+    first, end = array.offset, array.offset + len(array)
+    octets = np.frombuffer(bits, np.uint8)[first // 8 : -(-end // 8)]
+    begin = first % 8
+    return np.unpackbits(octets, bitorder="little")[begin : begin + len(array)].view(np.bool_)
+
+
+def _numbers(array: pa.Array, nulls: _Bools | None) -> npt.NDArray[Any]:
+    """A primitive array as NumPy, 0 where it is null; not to be written to."""
+    if pa.types.is_null(array.type) or not len(array):
+        return np.zeros(len(array), np.bool_)
+    memory = array.buffers()[1]
+    if pa.types.is_boolean(array.type):
+        values: npt.NDArray[Any] = _bits(memory, array)
+    else:
+        values = np.frombuffer(memory, array.type.to_pandas_dtype())[array.offset : array.offset + len(array)]
+    return values if nulls is None else np.where(nulls, values.dtype.type(0), values)
 
 
 def _fill_lists(
     array: pa.Array,
-    nulls: npt.NDArray[np.bool_],
+    nulls: _Bools | None,
     out: npt.NDArray[Any],
     fill: float | None,
     pad: float | None,
 ) -> None:
-    width = out.shape[1]
+    n, width = out.shape
     if pa.types.is_fixed_size_list(array.type):
         size = array.type.list_size
-        lengths = np.where(nulls, 0, size)
+        first, lengths = array.offset * size, np.full(n, size)
     else:
-        lengths = np.asarray(pc.fill_null(pc.list_value_length(array), 0))
-    too_wide = lengths > width
-    if too_wide.any():
-        row = int(too_wide.argmax())
+        ends = array.offsets.to_numpy()
+        first, lengths = int(ends[0]), np.diff(ends)
+    leaves = array.values.slice(first, int(lengths.sum()))
+    inner_nulls = _nulls(leaves)
+    values = _numbers(leaves, inner_nulls)
+    if nulls is not None:
+        # Rows that are null may have values all the same.
+        if lengths[nulls].any():
+            there = np.repeat(~nulls, lengths)
+            values, inner_nulls = values[there], None if inner_nulls is None else inner_nulls[there]
+        lengths = np.where(nulls, 0, lengths)
+    lowest, highest = int(lengths.min(initial=width)), int(lengths.max(initial=width))
+    if highest > width:
+        row = int((lengths > width).argmax())
         raise RowError(row, f"expected at most {width} values, found {int(lengths[row])}")
-    too_narrow = (lengths < width) & ~nulls
-    if pad is None and too_narrow.any():
-        row = int(too_narrow.argmax())
-        raise RowError(row, f"expected {width} values, found {int(lengths[row])}")
-    leaves = array.flatten()
-    inner_nulls = np.asarray(leaves.is_null())
-    row_of_leaf = np.repeat(np.arange(len(array)), lengths)
-    if fill is None and inner_nulls.any():
-        raise RowError(int(row_of_leaf[inner_nulls.argmax()]), "expected a number, found null inside a list")
+    if pad is None and lowest < width:
+        too_narrow = (lengths < width) if nulls is None else (lengths < width) & ~nulls
+        if too_narrow.any():
+            row = int(too_narrow.argmax())
+            raise RowError(row, f"expected {width} values, found {int(lengths[row])}")
+    if inner_nulls is not None and not inner_nulls.any():
+        inner_nulls = None
+    if fill is None and inner_nulls is not None:
+        row = _row_of(int(inner_nulls.argmax()), lengths)
+        raise RowError(row, "expected a number, found null inside a list")
     try:
-        values = convert(_numbers(leaves, fill), out.dtype)
+        values = convert(values, out.dtype)
     except RowError as error:
-        raise RowError(int(row_of_leaf[error.row]), str(error)) from error
-    values = values.copy() if fill is not None else values
-    if fill is not None:
-        values[inner_nulls] = fill
+        raise RowError(_row_of(error.row, lengths), str(error)) from error
+    if inner_nulls is not None:
+        values = np.where(inner_nulls, out.dtype.type(fill), values)
+    if lowest == width:
+        out[:] = values.reshape(n, width)
+        return
     out[:] = 0 if pad is None else pad
-    out[np.arange(width) < lengths[:, None]] = values
-    if fill is not None:
+    same = int(lengths.max(initial=0))
+    if nulls is None and lowest == same:
+        out[:, :same] = values.reshape(n, same)
+    else:
+        out[np.arange(width) < lengths[:, None]] = values
+    if nulls is not None:
         out[nulls] = fill
+
+
+def _row_of(place: int, lengths: npt.NDArray[np.int64]) -> int:
+    """Which row the value at ``place`` among those of all rows belongs to."""
+    return int(np.searchsorted(np.cumsum(lengths), place, side="right"))
 
 
 def _fill_row_by_row(array: pa.Array, shape: tuple[int, ...], out: npt.NDArray[Any], fill: float | None) -> None:

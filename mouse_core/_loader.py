@@ -249,7 +249,7 @@ class Loader(Generic[T]):
         if self._store is not None:
             return self._store.snapshot(rows)
         whole = self._source.snapshot
-        return Snapshot(whole.segments, whole.config, rows)
+        return Snapshot(whole.segments, whole.config, rows, budget=whole.budget)
 
     def _restart(self, source: BatchSource, next_index: int) -> None:
         self._stop()

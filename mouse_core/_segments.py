@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mouse_core._alike import Alike
-from mouse_core._column_chunks import IRREGULAR, Layout
+from mouse_core._column_chunks import Layout
+from mouse_core._dense_copies import IRREGULAR
 from mouse_core._layout import column_type
 from mouse_core._memo import memo
 from mouse_core._windows import Chunks, Windows, cut_at_chunks

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core._column_chunks import UNKNOWN
+from mouse_core._dense_copies import UNKNOWN
 from mouse_core._memory import element_of_all, octets_at
 from mouse_core._pool import ALIGNMENT, MemoryPool
 from mouse_core._segments import Growth
@@ -28,6 +28,8 @@ _INLINE = 12
 _POOL_FROM = 1 << 17
 # Chunks that may come without what is known of the others being copied.
 _ROOM = 64
+# A block makes at most so many times as many rows of a column dense as it reads.
+_DENSE_ROWS = 8
 # In place of the lowest address of a chunk: some column has values there that are not allowed.
 _BEYOND = -3
 _ZEROS = pa.py_buffer(bytes(ALIGNMENT))
@@ -119,6 +121,8 @@ class Places:
         other._chunks = first + len(growth.appended)
         fits = other._chunks <= len(self._words) and self._is_same(growth)
         for number, segment in enumerate(growth.appended, first):
+            # A dense copy has the rows that its chunk had then.
+            fits = fits and all(field.column.lies_in(segment) for field in fields)
             fits = fits and self._owners.setdefault(number, segment.block) is segment.block
         if not fits:
             room = other._chunks + other._chunks // 8 + _ROOM
@@ -145,7 +149,7 @@ class Places:
         chunk, row, size = block.pieces
         longest = int(size.max())
         equal = bool((size == longest).all())
-        begins, regular, unsure = self._find(chunk, longest)
+        begins, regular, unsure = self._find(chunk, longest, int(size.sum()))
         if not len(regular):
             return None
         fields = [self._fields[number] for number in regular]
@@ -188,19 +192,20 @@ class Places:
         unsure = [field.name for field in fields if field.name in unsure]
         return Views(fields, short, words, buffers, sizes.tolist(), unsure, heads)
 
-    def _find(self, chunk: Int64s, longest: int) -> tuple[Int64s, list[int], list[str]]:
+    def _find(self, chunk: Int64s, longest: int, rows: int) -> tuple[Int64s, list[int], list[str]]:
         """Where some chunks begin, as ``words`` has it; the fields whose values lie side by side in all of them; and
         the names of those of whose values some may not be allowed.
 
         Args:
             chunk: Int64 ``[batches, values]``.
             longest: The steps of the longest value.
+            rows: The steps of all values.
         """
         found = self._words.take(chunk, axis=0)
         if found[..., -1].min() < 0:
             fresh = np.unique(chunk[found[..., -1] == UNKNOWN])
             if len(fresh):
-                self._look_up(fresh)
+                self._look_up(fresh, _DENSE_ROWS * rows)
                 found = self._words.take(chunk, axis=0)
         kept = longest * self._row_bytes <= 1 << STRETCH_BITS
         unsure: list[str] = []
@@ -209,16 +214,18 @@ class Places:
             unsure = [self._fields[place].name for place in self._highest if self._beyond[chunk, place].any()]
         return found, np.nonzero(kept)[0].tolist(), unsure
 
-    def _look_up(self, fresh: Int64s) -> None:
-        """Find out about some chunks, int64 ``[n]``, ascending."""
-        begins = np.stack([field.column.begins(fresh) for field in self._fields], axis=1)
+    def _look_up(self, fresh: Int64s, rows: int) -> None:
+        """Find out about some chunks, int64 ``[n]``, ascending, and make so many rows of each column dense."""
+        begins = np.stack([field.column.begins(fresh, rows) for field in self._fields], axis=1)
         for place, highest in self._highest.items():
             regular = begins[:, place] >= 0
             largest = self._fields[place].column.largest(fresh[regular])
             self._beyond[fresh[regular], place] = largest > highest
         self._begins[fresh] = begins
         self._words[fresh, :-1] = np.where(begins < 0, begins, self._to_words(begins))
-        self._words[fresh, -1] = np.where(self._beyond[fresh].any(axis=1), _BEYOND, begins.min(axis=1))
+        lowest = np.where(self._beyond[fresh].any(axis=1), _BEYOND, begins.min(axis=1))
+        # What can still be made dense is looked up again.
+        self._words[fresh, -1] = np.where((begins == UNKNOWN).any(axis=1), UNKNOWN, lowest)
 
     def _put_inline(
         self, words: npt.NDArray[np.int64], fields: list[int], chunk: Int64s, row: Int64s, size: Int64s

@@ -2,29 +2,27 @@
 
 A column is a row of chunks (record batches, one after another, over all segments of a store). Where a chunk's
 values begin is looked up the first time a window touches it. From then on ``Copier`` copies what lies there side by
-side; everything else is gathered here.
+side, or in a dense copy of the chunk; everything else is gathered here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core._column_chunks import IRREGULAR, ColumnChunks, ColumnPart, HasParts
+from mouse_core._column_chunks import ColumnChunks, ColumnPart
 from mouse_core._convert import RowError, convert
 from mouse_core._dense import dense_rows, plain
+from mouse_core._dense_copies import IRREGULAR, DenseBudget, DenseCopies
 from mouse_core._image_rows import fill_images
 from mouse_core._layout import ColumnType
-from mouse_core._masked import MaskedChunks
-from mouse_core._memo import memo
 from mouse_core._memory import copy_bits, copy_runs, element_of_all
 from mouse_core._windows import Int64s, WindowsPart
-from mouse_core.errors import DataError
 
 
 class Column(ColumnChunks):
@@ -33,6 +31,7 @@ class Column(ColumnChunks):
     Args:
         name, kind, shape, parts: See ``ColumnChunks``.
         fill, pad: See ``spec.Field``.
+        budget: Limits the dense copies; None: there are none.
     """
 
     def __init__(
@@ -44,21 +43,52 @@ class Column(ColumnChunks):
         *,
         fill: float | None,
         pad: float | None,
+        budget: DenseBudget | None = None,
     ) -> None:
         super().__init__(name, kind, shape, parts)
         self._fill, self._pad = fill, pad
-
-    def over(self, kept: int, segments: Sequence[HasParts]) -> Self:
-        """See ``ColumnChunks.over``."""
-        other = super().over(kept, segments)
-        if other.__dict__.pop("_masked", None) is not None:
-            other.__dict__["_masked"] = self._masked.over(self.first_chunk(kept), other.first_chunk())
-        return other
+        # Copies have the stored dtype, and nobody must see that: they may be delivered in another one.
+        exact = self.is_plain and all(_is_exact(value, self._stored) for value in (fill, pad) if value is not None)
+        self._budget = budget if exact else None
 
     @property
     def is_plain(self) -> bool:
         """Whether its values may lie in memory as NumPy has them."""
-        return self.kind.kind in ("scalar", "list") and self.kind.value_type != "bool"
+        return self.kind.kind in ("scalar", "list")
+
+    def begins(self, chunks: Int64s, rows: int = 0) -> Int64s:
+        """The address of the first value of each of some chunks, or of their dense copies.
+
+        ``IRREGULAR`` where rows do not lie side by side, ``UNKNOWN`` where a copy can be had by asking again.
+
+        Args:
+            chunks: Their numbers, ascending, int64 ``[n]``.
+            rows: How many rows may be made dense.
+        """
+        found = super().begins(chunks)
+        (irregular,) = np.nonzero(found == IRREGULAR)
+        if self._budget is not None and len(irregular):
+            for number, begin, end in self._by_part(chunks[irregular]):
+                local = chunks[irregular[begin:end]] - self._first_chunk[number]
+                allowed = -(-rows * (end - begin) // len(irregular))
+                part, copies = self._parts[number], self._copies(number)
+                found[irregular[begin:end]] = copies.begins(local, allowed, self._budget, part.chunk, self._dense)
+        return found
+
+    def _dense(self, values: pa.Array) -> npt.NDArray[Any]:
+        return dense_rows(values, self.shape, self._stored, fill=self._fill, pad=self._pad)
+
+    def _copies(self, part_number: int) -> DenseCopies:
+        reading = repr((self.shape, self._fill, self._pad))
+        return self._parts[part_number].layout.copies(reading, self.width * self._stored.itemsize)
+
+    def _largest_of(self, part_number: int, chunks: Int64s) -> Int64s:
+        copies = self._copies(part_number)
+        copied = copies.begin[chunks] >= 0
+        found = np.empty(len(chunks), np.int64)
+        found[copied] = self._look_through(copies, chunks[copied])
+        found[~copied] = super()._largest_of(part_number, chunks[~copied])
+        return found
 
     def gather(self, windows: WindowsPart, out: npt.NDArray[Any]) -> None:
         """Write the windows' values, whatever the chunks look like. Where they are regular, ``Copier`` is faster.
@@ -116,12 +146,6 @@ class Column(ColumnChunks):
     def _gather_irregular(
         self, chunk: Int64s, row: Int64s, target: Int64s, length: int, steps: npt.NDArray[Any]
     ) -> None:
-        if self.is_plain and len(self.shape) < 2:
-            within = np.arange(length)
-            rows = self._gather_masked(np.repeat(chunk, length), (row[:, None] + within).reshape(-1), steps.dtype)
-            if rows is not None:
-                steps[(target[:, None] + within).reshape(-1)] = rows
-                return
         # Rows that follow each other in source and target are one slice, and slices of one type are converted together.
         joined = (np.diff(chunk) == 0) & (np.diff(row) == length) & (np.diff(target) == length)
         begins = [0, *(np.nonzero(~joined)[0] + 1).tolist(), len(chunk)]
@@ -147,18 +171,6 @@ class Column(ColumnChunks):
             except RowError as error:
                 raise RowError(int(places[error.row]), str(error)) from error
 
-    def _gather_masked(self, chunk: Int64s, row: Int64s, dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
-        for number in self._masked.unknown(chunk).tolist():
-            try:
-                self._masked.look_up(number, self._chunk_values(number))
-            except pa.ArrowException as error:
-                raise DataError(f"column {self.name!r}: {error}") from error
-        return self._masked.gather(chunk, row, dtype)
-
-    @memo
-    def _masked(self) -> MaskedChunks:
-        return MaskedChunks(int(self._first_chunk[-1]), self._stored, self.width, fill=self._fill, pad=self._pad)
-
 
 def _different(numbers: Int64s) -> list[int]:
     """The numbers there are, most often one."""
@@ -166,3 +178,10 @@ def _different(numbers: Int64s) -> list[int]:
         return [int(numbers[0])]
     different: list[int] = np.unique(numbers).tolist()
     return different
+
+
+def _is_exact(value: float, dtype: np.dtype[Any]) -> bool:
+    """Whether ``dtype`` holds a number as it is, or as any float does."""
+    with np.errstate(all="ignore"):
+        held = np.asarray(value).astype(dtype)
+    return bool(held.item() == value) or bool(dtype.kind == "f" and np.isnan(value))

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._binding import FieldReader, bind_fields
+from mouse_core._dense_copies import DenseBudget
 from mouse_core._episode_starts import episode_starts
 from mouse_core._layout import ColumnType
 from mouse_core._memo import memo
@@ -50,7 +51,13 @@ class Snapshot:
     rows for what exists only in memory.
     """
 
-    def __init__(self, segments: Sequence[Segment], config: SnapshotConfig, num_rows: int | None = None) -> None:
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        config: SnapshotConfig,
+        num_rows: int | None = None,
+        budget: DenseBudget | None = None,
+    ) -> None:
         total = sum(segment.num_rows for segment in segments)
         self.num_rows = total if num_rows is None else num_rows
         if not 0 <= self.num_rows <= total:
@@ -63,6 +70,7 @@ class Snapshot:
             if segment.num_rows and end - segment.num_rows < self.num_rows
         )
         self.config = config
+        self.budget = budget
 
     def __len__(self) -> int:
         return self.num_rows
@@ -107,6 +115,7 @@ class Snapshot:
             max_action_dim=self.config.max_action_dim,
             max_obs_continuous_dim=self.config.max_obs_continuous_dim,
             rows=self.num_rows,
+            budget=self.budget,
         )
 
     @memo
@@ -241,7 +250,7 @@ class Snapshot:
         return physical
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"segments": self.segments, "config": self.config, "num_rows": self.num_rows}
+        return {"segments": self.segments, "config": self.config, "num_rows": self.num_rows, "budget": self.budget}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._appender import Appender
+from mouse_core._dense_copies import DENSE_BYTES, DenseBudget
 from mouse_core._export import declared_alignment, rows_to_table, to_dataset
 from mouse_core._locks import ProcessLock
 from mouse_core._schema import StoreSchema
@@ -32,9 +33,12 @@ class DatasetStore:
         max_obs_continuous_dim: Width C of observations; by default from the data.
         fields: Fields that replace standard ones of the same name, or come after them.
         alignment: "arrived" (a row's action, reward and done led to its observation) or "outgoing" (they leave it).
+        dense_bytes: How much memory the store's readers may use, in all and in each process, to keep dense copies of
+            what cannot be copied as it is stored: stretches of a column with nulls, with rows of differing length or
+            of another width than declared, and booleans. What is beyond is read more slowly, with the same result.
 
     Raises:
-        ConfigError: A dimension below 1, or an unknown alignment.
+        ConfigError: A dimension below 1, an unknown alignment, or ``dense_bytes`` below 0.
     """
 
     def __init__(
@@ -44,7 +48,9 @@ class DatasetStore:
         *,
         fields: Iterable[Field] = (),
         alignment: Alignment = "arrived",
+        dense_bytes: int = DENSE_BYTES,
     ) -> None:
+        self._budget = DenseBudget(dense_bytes)
         self._schema = StoreSchema(fields, max_action_dim, max_obs_continuous_dim, alignment)
         self._segments: list[Segment] = []
         self._num_rows = 0
@@ -97,13 +103,13 @@ class DatasetStore:
             if self._kept is None or self._kept.num_rows != len(self):
                 open_segment = self._appender.segment()
                 segments = self._segments if open_segment is None else [*self._segments, open_segment]
-                self._kept = Snapshot(segments, self._schema.config())
+                self._kept = Snapshot(segments, self._schema.config(), budget=self._budget)
             kept = self._kept
         if rows is None:
             return kept
         if isinstance(rows, bool) or not isinstance(rows, int | np.integer):
             raise ConfigError(f"snapshot: expected a number of rows, found {rows!r}")
-        return kept if rows == kept.num_rows else Snapshot(kept.segments, kept.config, int(rows))
+        return kept if rows == kept.num_rows else Snapshot(kept.segments, kept.config, int(rows), budget=self._budget)
 
     # ------------------------------------------------------------------ datasets
 

@@ -105,8 +105,8 @@ class World:
             row["row_id"] = number
         return rows
 
-    def store(self) -> DatasetStore:
-        return DatasetStore(self.max_action_dim, self.max_obs_continuous_dim, fields=CUSTOM_FIELDS)
+    def store(self, **options: Any) -> DatasetStore:
+        return DatasetStore(self.max_action_dim, self.max_obs_continuous_dim, fields=CUSTOM_FIELDS, **options)
 
     @property
     def widths(self) -> dict[str, int]:
@@ -220,9 +220,9 @@ class Built:
     rows: list[dict[str, Any]] = field(default_factory=list)
 
 
-def build(world: World, wanted: Sequence[Part], folder: Path) -> Built:
+def build(world: World, wanted: Sequence[Part], folder: Path, **options: Any) -> Built:
     """The store of these parts."""
-    built = Built(world.store())
+    built = Built(world.store(**options))
     for number, part in enumerate(wanted):
         add_part(world, built, part, folder / f"part-{number}")
     return built
