@@ -31,7 +31,7 @@ SOURCE = "source[i], no loader"
 _PREFETCH = 4
 # From here on a batch counts as slow, and fewer ways to load it are tried.
 _SLOW_SECONDS = 0.03
-_PLANNED_WINDOWS = 4096
+_PLANNED_WINDOWS = 32_768
 _FLOOR_WINDOWS = 8192
 
 
