@@ -16,7 +16,7 @@ from mouse_core._layout import ColumnType, locate_values
 from mouse_core._locks import ProcessLock
 from mouse_core._memo import memo
 from mouse_core._memory import copy_runs, element_of, element_of_all
-from mouse_core._windows import Int64s
+from mouse_core._windows import Int64s, distinct
 from mouse_core.errors import DataError
 
 # So many chunks are looked up one by one.
@@ -212,7 +212,7 @@ class ColumnChunks:
             return places[:, 0], places[:, 1]
         begins, widths = self._tables
         unknown = begins[chunk] == UNKNOWN
-        new = np.unique(chunk[unknown]) if unknown.any() else chunk[:0]
+        new = distinct(chunk[unknown], len(begins)) if unknown.any() else chunk[:0]
         if len(new) > _FEW:
             for number, begin, end in self._by_part(new):
                 if end - begin > _FEW:

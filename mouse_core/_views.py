@@ -18,7 +18,7 @@ from mouse_core._dense_copies import UNKNOWN
 from mouse_core._memory import element_of_all, octets_at
 from mouse_core._pool import ALIGNMENT, MemoryPool
 from mouse_core._segments import Growth
-from mouse_core._windows import Int64s, Windows
+from mouse_core._windows import Int64s, Windows, distinct
 from mouse_core.columns import Column
 
 # Offsets have 32 bits: memory is seen in stretches of 1 GB, each offered with the one behind it, as values lie across.
@@ -203,7 +203,7 @@ class Places:
         """
         found = self._words.take(chunk, axis=0)
         if found[..., -1].min() < 0:
-            fresh = np.unique(chunk[found[..., -1] == UNKNOWN])
+            fresh = distinct(chunk[found[..., -1] == UNKNOWN], len(self._words))
             if len(fresh):
                 self._look_up(fresh, _DENSE_ROWS * rows)
                 found = self._words.take(chunk, axis=0)

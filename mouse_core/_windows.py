@@ -93,6 +93,15 @@ class Chunks:
         return self.chunk[stretch], self.row[stretch] + row
 
 
+def distinct(numbers: Int64s, count: int) -> Int64s:
+    """Each of some numbers in ``0..count - 1`` once, ascending, as ``np.unique`` gives them."""
+    if 8 * len(numbers) < count:
+        return np.unique(numbers)
+    there = np.zeros(count, np.bool_)
+    there[numbers] = True
+    return np.nonzero(there)[0]
+
+
 class Windows:
     """Windows of ``length`` steps, located together; usually those of several batches.
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from mouse_core import BatchSource, ConfigError, DataError, DatasetStore
 from mouse_core._copying import Copier
-from mouse_core._windows import Chunks, Windows
+from mouse_core._windows import Chunks, Windows, distinct
 from mouse_core.sampling import CyclicWindows, EpisodeWindows, RandomWindows, SequentialWindows
 from mouse_core.snapshot import Snapshot
 
@@ -233,3 +233,8 @@ def test_pieces_put_together_are_the_windows(sizes: list[int], length: int, data
                 assert row + size <= edges[chunk + 1] - edges[chunk]
                 read += range(edges[chunk] + row, edges[chunk] + row + size)
         assert read == [start + step for start in starts[begin:end].tolist() for step in range(length)]
+
+
+@given(st.lists(st.integers(0, 40)), st.sampled_from([41, 400]))
+def test_distinct_numbers(numbers: list[int], count: int) -> None:
+    assert distinct(np.array(numbers, np.int64), count).tolist() == sorted(set(numbers))
