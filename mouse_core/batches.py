@@ -329,8 +329,8 @@ class BatchSource:
         source.seed = self.seed if seed is None else check_seed(seed)
         source.epoch_start = check_integer("epoch_start", epoch_start, lowest=0)
         source._planner = source._planner.over(snapshot, seed=source.seed, epoch_start=source.epoch_start)
-        # Whoever takes a new snapshot every so many batches will do so again.
-        source._planner.begin_with(self._planner.used)
+        # Whoever takes a new snapshot every so many batches will do so again. Some may be ready that nobody took.
+        source._planner.begin_with(max(1, self._planner.used - len(self._ready)))
         return source
 
     def _grown(self, snapshot: Snapshot) -> BatchSource | None:

@@ -87,14 +87,18 @@ class Key:
 
     def integers(self, high: int, n: int) -> npt.NDArray[np.int64]:
         """``n`` integers uniform on ``[0, high)``, int64 ``[n]``; the bias is below ``high * 2**-53``."""
-        drawn = (self.uniform(n) * high).astype(np.int64)
-        return np.minimum(drawn, high - 1)
+        return as_integers(self.uniform(n), high)
 
     def normal(self, n: int) -> npt.NDArray[np.float64]:
         """``n`` standard normal numbers, float64 ``[n]`` (Box and Muller, 1958)."""
         pairs = self.uniform(2 * n)
         radius = np.sqrt(-2.0 * np.log1p(-pairs[:n]))
         return np.asarray(radius * np.cos(2.0 * np.pi * pairs[n:]))
+
+
+def as_integers(uniform: npt.NDArray[np.float64], high: int) -> npt.NDArray[np.int64]:
+    """Numbers uniform on ``[0, 1)`` as integers uniform on ``[0, high)``; see ``Key.integers``."""
+    return np.minimum((uniform * high).astype(np.int64), high - 1)
 
 
 def _kept_generator() -> tuple[np.random.Philox, dict[str, Any]]:

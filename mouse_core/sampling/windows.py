@@ -9,16 +9,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError
-from mouse_core.randomness import Key, Order, Purpose
+from mouse_core.randomness import Key, Order, Purpose, as_integers
 from mouse_core.sampling.plan import Sampler
 from mouse_core.snapshot import Snapshot
 
 Int64s = npt.NDArray[np.int64]
+Array = TypeVar("Array", bound=npt.NDArray[Any])
 
 # Windows that are drawn together: one of an epoch's order is 60 us, 4,096 are 300 us. Part of the random stream.
 _BLOCK = 4096
@@ -45,13 +47,14 @@ class RandomWindows:
         """See ``Sampler.starts``."""
         last_start = snapshot.num_rows - self.sequence_length
         first = index * self.batch_size
-        return _slice_blocks(partial(_random_block, seed, last_start + 1), first, first + self.batch_size)
+        drawn = _slice_blocks(partial(_random_block, seed), first, first + self.batch_size)
+        return as_integers(drawn, last_start + 1)
 
     def starts_of_many(self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
         """See ``ManyStarts.starts_of_many``."""
-        block = partial(_random_block, seed, snapshot.num_rows - self.sequence_length + 1)
-        starts = _slice_blocks(block, first * self.batch_size, (first + count) * self.batch_size)
-        return starts.reshape(count, self.batch_size)
+        last_start = snapshot.num_rows - self.sequence_length
+        drawn = _slice_blocks(partial(_random_block, seed), first * self.batch_size, (first + count) * self.batch_size)
+        return as_integers(drawn, last_start + 1).reshape(count, self.batch_size)
 
 
 @dataclass(frozen=True)
@@ -183,21 +186,22 @@ def _whole_windows(snapshot: Snapshot, length: int, *, at_least: int) -> int:
     return windows
 
 
-def _slice_blocks(block: Callable[[int], Int64s], begin: int, end: int) -> Int64s:
+def _slice_blocks(block: Callable[[int], Array], begin: int, end: int) -> Array:
     """Elements ``begin..end - 1`` of a sequence that is computed in blocks of ``_BLOCK``."""
     first, last = begin // _BLOCK, (end - 1) // _BLOCK
     if first == last:
-        return block(first)[begin - first * _BLOCK : end - first * _BLOCK]
+        return cast(Array, block(first)[begin - first * _BLOCK : end - first * _BLOCK])
     joined = np.concatenate([block(number) for number in range(first, last + 1)])
-    return joined[begin - first * _BLOCK : end - first * _BLOCK]
+    return cast(Array, joined[begin - first * _BLOCK : end - first * _BLOCK])
 
 
 # Memos of pure functions: a block serves many batches, and costs little more than one of its elements.
 
 
 @lru_cache(maxsize=16)
-def _random_block(seed: int, high: int, block: int) -> Int64s:
-    return _read_only(Key(seed, Purpose.WINDOWS, block).integers(high, _BLOCK))
+def _random_block(seed: int, block: int) -> npt.NDArray[np.float64]:
+    # Where windows may begin changes with every row that comes; what is drawn does not.
+    return _read_only(Key(seed, Purpose.WINDOWS, block).uniform(_BLOCK))
 
 
 @lru_cache(maxsize=16)
@@ -211,6 +215,6 @@ def _order(seed: int, epoch_start: int, epoch: int, windows: int) -> Order:
     return Order(Key(seed, Purpose.EPOCH, epoch_start, call=epoch), windows)
 
 
-def _read_only(array: Int64s) -> Int64s:
+def _read_only(array: Array) -> Array:
     array.flags.writeable = False
     return array

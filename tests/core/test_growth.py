@@ -182,3 +182,22 @@ def test_followers_in_other_threads() -> None:
     for thread in threads:
         thread.join()
     assert not failures
+
+
+def test_as_many_batches_are_planned_as_were_taken_from_the_snapshot_before() -> None:
+    """Not as many as were copied ahead: with a new snapshot for every batch that would be work for nothing."""
+    store = a_store()
+    for number in range(200):
+        store.append(a_row(number % 200))
+    source = BatchSource(store, 8, 4, fields=["action", "done"])
+    index = 0
+    planned = []
+    for taken in (20, 1, 1, 12, 5, 1, 1):
+        store.append(a_row(index))
+        source = source.with_snapshot(store.snapshot(), epoch_start=index)
+        for number in range(taken):
+            source[index]
+            index += 1
+            if not number:
+                planned.append(len(source._planner._blocks[0].sizes))
+    assert planned == [1, 20, 1, 1, 12, 5, 1]
