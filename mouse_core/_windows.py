@@ -236,7 +236,9 @@ def _cut(windows: Windows) -> Pieces:
     after = chunks.find(starts[broken] + room[broken])
     many = chunks.starts[after + 1] - chunks.starts[after] < rest
     several = broken[many]
-    *ends, which = cut_at_chunks(chunks, starts[several] + room[several], rest[many])
+    *ends, which = [several] * 4  # mostly none
+    if len(several):
+        *ends, which = cut_at_chunks(chunks, starts[several] + room[several], rest[many])
     counts[several] += np.bincount(which, minlength=len(several)) - 1
     # The pieces of a window go behind those of the windows before it in its batch.
     end = np.concatenate([[0], np.cumsum(counts)])
