@@ -21,8 +21,8 @@ from mouse_core.errors import DataError
 
 # So many chunks are looked up one by one.
 _FEW = 8
-# Chunks of more bytes are not looked through; those of fewer together.
-_LOOKED_THROUGH = 1 << 18
+# Chunks of more bytes are not looked through for the few rows of a window; others together, up to so many bytes.
+_MOST_BYTES, _LOOKED_THROUGH = 1 << 14, 1 << 18
 
 
 class Layout:
@@ -194,7 +194,7 @@ class ColumnChunks:
         """The largest of ``count`` integers from each of some addresses."""
         limit, item = np.iinfo(np.int64).max, self._stored.itemsize
         largest = np.full(len(begin), limit)
-        together = _LOOKED_THROUGH // max(count * item, 1)
+        together = _LOOKED_THROUGH // max(count * item, 1) if count * item <= _MOST_BYTES else 0
         first = element_of_all(begin, item)
         for place in range(0, len(begin), together) if together else ():
             codes = copy_runs(self._stored, first[place : place + together], count).view(f"u{item}")

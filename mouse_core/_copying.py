@@ -29,7 +29,7 @@ from mouse_core.columns import Column
 
 # Batches that are asked for in turn are copied several at a time up to this size: a call takes 5 us, as long as copying
 # 40 KB, and making the arrays of one batch as long as those of three.
-_TOGETHER_BYTES = 3 << 20
+_TOGETHER_BYTES = 6 << 20
 _MOST_TOGETHER = 64
 # Of more values it has forgotten where the first lie when the last are looked up.
 _LOOKED_AHEAD = 4096
@@ -161,7 +161,7 @@ class Copier:
             # the system in between.
             self._held = None
             part = views.array.slice(number * views.stride, count * views.stride)
-            if len(part) <= _LOOKED_AHEAD:
+            if views.heads is not None and len(part) <= _LOOKED_AHEAD:
                 # The processor waits for many of these loads at once, but for one after the other when it copies.
                 flat_view(_OCTET).take(views.heads[number : number + count])
             self._held = memory = _cast(part, layout.nbytes * count)
@@ -228,6 +228,8 @@ class Copier:
         if views is not None:
             nbytes = self._layout(views, max(views.sizes)).nbytes
             together = max(1, min(_TOGETHER_BYTES // max(nbytes, 1), _MOST_TOGETHER, len(views.sizes)))
+            if len(views.fields) == len(self):
+                block.forget()
         return _Block(views, together)
 
 

@@ -28,7 +28,7 @@ _GROWTH = 8
 # batches between those of a block are drawn as well: so many times the longest block at most.
 _MOST_WORKERS, _MOST_SKIPPED = 64, 4
 # Of one kind: batches planned alone, and blocks that follow each other.
-_BLOCKS_KEPT = 3
+_BLOCKS_KEPT = 2
 # Blocks that were asked for in no order are kept together up to this size. From then on a new one must be worth it.
 _KEPT_BYTES, _MOST_KEPT = 32 << 20, 48
 _ALONE_BETWEEN = 16

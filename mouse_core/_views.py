@@ -32,6 +32,8 @@ _ROOM = 64
 _DENSE_ROWS = 8
 # In place of the lowest address of a chunk: some column has values there that are not allowed.
 _BEYOND = -3
+# The processor knows where most pages of fewer bytes lie: on 170 MB looking ahead gains nothing, on 1.7 GB 9 per cent.
+_WIDE_BYTES = 1 << 29
 _ZEROS = pa.py_buffer(bytes(ALIGNMENT))
 
 
@@ -56,7 +58,8 @@ class Views:
         buffers: What the views refer to.
         sizes: Windows of each batch.
         unsure: The names of fields of which some values in these chunks may be larger than allowed.
-        heads: The first byte of every value, as an element of ``flat_view``, int64 ``[batches, fields, values]``.
+        heads: The first byte of every value, as an element of ``flat_view``, int64 ``[batches, fields, values]``, where
+            it is worth looking at them ahead.
     """
 
     def __init__(
@@ -67,7 +70,7 @@ class Views:
         buffers: Sequence[pa.Buffer],
         sizes: list[int],
         unsure: list[str],
-        heads: Int64s,
+        heads: Int64s | None,
     ) -> None:
         self.fields, self.short, self.sizes, self.unsure = fields, short, sizes, unsure
         self.long = [field for field in fields if field.name not in short]
@@ -172,16 +175,26 @@ class Places:
         batches, values = chunk.shape
         # Size and first bytes; number of the buffer and offset.
         words = self._empty((batches, len(regular), values + padded, 2))
-        heads = np.empty((batches, len(regular), values), np.int64)
+        wide = int(block.chunks.starts[-1]) * int(row_bytes.sum()) >= _WIDE_BYTES
+        heads = np.empty((batches, len(regular), values), np.int64) if wide else None
         for place, number in enumerate(regular):
             # Field by field, so that what is worked on stays in the cache.
             nbytes, view = self._fields[number].row_bytes, words[:, place, :values]
-            view[..., 0] = longest * nbytes if equal else size * nbytes
-            if giant:
-                view[..., 1] = self._to_words(self._begins[chunk, number] + row * nbytes)
+            if equal:
+                view[..., 0] = longest * nbytes
             else:
-                np.add(begins[..., number], row * (nbytes << 32), out=view[..., 1])
-            heads[:, place] = self._to_elements(view[..., 1])
+                np.multiply(size, nbytes, out=view[..., 0])
+            if giant:
+                word = self._to_words(self._begins[chunk, number] + row * nbytes)
+            else:
+                word = row * (nbytes << 32)
+                word += begins[..., number]
+            view[..., 1] = word
+            if heads is not None:
+                heads[:, place] = self._to_elements(word)
+        if heads is not None and not equal:
+            empty, slot = np.divmod(np.flatnonzero(size == 0), values)  # what fills a batch up
+            heads[empty, :, slot] = heads[empty, :, 0]
         if not short:
             self._put_inline(words, regular, chunk, row, size)
         buffers = list(self._buffers)
@@ -238,7 +251,9 @@ class Places:
             chunk, row, size: Where each value begins, and its steps, int64 ``[batches, values]``.
         """
         row_bytes = self._row_bytes[fields]
-        batch, slot = np.nonzero((size * row_bytes.min(initial=_INLINE) <= _INLINE) & (size > 0))
+        batch, slot = np.divmod(np.flatnonzero(size <= _INLINE // row_bytes.min(initial=_INLINE)), size.shape[1])
+        there = size[batch, slot] > 0
+        batch, slot = batch[there], slot[there]
         nbytes = size[batch, slot, None] * row_bytes
         which, place = np.nonzero(nbytes <= _INLINE)
         if not len(which):

@@ -178,6 +178,11 @@ class Windows:
         stretch, row, size = _cut(self)
         return Pieces(*self.chunks.located(stretch, row), size)
 
+    def forget(self) -> None:
+        """Give back the memory of what can be worked out again."""
+        for name in ("starts", "chunk", "row", "is_whole", "pieces"):
+            self.__dict__.pop(name, None)
+
     def steps(self, windows: Int64s) -> Steps:
         """All steps of some windows."""
         within = np.arange(self.length)
