@@ -25,6 +25,8 @@ from grain.experimental import ThreadPrefetchDatasetIterator
 from mouse_core.errors import ClosedError
 
 _CLOSE_SECONDS = 0.25
+# How long the interpreter's exit waits for batches in the making.
+_EXIT_SECONDS = 2.0
 
 
 class GrainPrefetcher:
@@ -45,9 +47,9 @@ class GrainPrefetcher:
         self._failure: BaseException | None = None
         self._next_index = first
         self._work = _Work(make, first, workers, ahead)
-        # Closed at exit: before JAX ends its backends, and before modules are taken down, when grain's closing fails.
         weakref.finalize(self, self._work.abandon).atexit = False
-        atexit.register(self._work.stop)
+        # Before JAX ends its backends, and before modules are taken down, when grain's closing fails.
+        atexit.register(self._work.exit)
 
     @property
     def next_index(self) -> int:
@@ -106,6 +108,7 @@ class _Work:
         self._changed = threading.Condition()
         self._busy = 0
         self._stopped = False
+        self._closer: threading.Thread | None = None
         self._failed_at = sys.maxsize
         self._taken = 0
         # Each holds the items in its queue, and one that is in the making or finds no room there: ahead together.
@@ -177,6 +180,19 @@ class _Work:
         if self._mark_stopped():
             self._end_later()
 
+    def exit(self) -> None:
+        """The same at the interpreter's exit, also for threads that others are about to end.
+
+        One that comes back from compiled code after the interpreter's end is ended there, which aborts the process.
+        """
+        if os.getpid() == self._process:
+            with self._changed:
+                self._stopped = True
+            if self._closer is not None:
+                self._closer.join(_EXIT_SECONDS)
+            elif self._wait(_EXIT_SECONDS):
+                self._end()
+
     def _mark_stopped(self) -> bool:
         """Whether it is now for the caller to end the threads."""
         if os.getpid() != self._process:
@@ -187,7 +203,6 @@ class _Work:
             if self._stopped:
                 return False
             self._stopped = True
-        atexit.unregister(self.stop)
         return True
 
     def _wait(self, seconds: float | None) -> bool:
@@ -199,15 +214,18 @@ class _Work:
             self._wait(None)
             self._end()
 
+        closer = threading.Thread(target=wait_and_end, name="mouse-jax-close", daemon=True)
         try:
-            threading.Thread(target=wait_and_end, name="mouse-jax-close", daemon=True).start()
+            closer.start()
+            self._closer = closer
         except RuntimeError:
             pass  # at exit there are no new threads, and the old ones end with the process
 
     def _end(self) -> None:
         for iterator in self._iterators:
-            iterator.close()
+            iterator.close()  # which waits for its thread, and may be called twice
         self._iterators = []
+        atexit.unregister(self.exit)
 
 
 class _Making:

@@ -346,6 +346,29 @@ def test_the_interpreter_ends_at_once_and_in_silence(ending: str, tmp_path: Path
     run(SCRIPT.format(ending=ending), tmp_path)
 
 
+DROPPED = """
+import numpy as np
+from mouse_core import DatasetStore
+from mouse_jax import PrefetchBatchifier
+store = DatasetStore()
+n = 50_000
+codes = {"action": np.arange(n) % 4, "done": np.zeros(n, np.int64)}
+store.extend({**codes, "reward": np.ones(n), "observation": np.ones((n, 17))})
+def train():
+    loader = PrefetchBatchifier(store, prefetch=4)
+    for _ in range(200):
+        loader.next_batch()
+train()
+print("end", flush=True)
+"""
+
+
+def test_the_interpreter_waits_for_threads_of_a_dropped_loader(tmp_path: Path) -> None:
+    """One that comes back from compiled code after the interpreter's end aborts the process."""
+    for _ in range(4):
+        run(DROPPED, tmp_path)
+
+
 FORK = """
 import os, sys
 from mouse_core import ForkError
