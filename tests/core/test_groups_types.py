@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,24 @@ def test_what_was_given_can_change_afterwards() -> None:
     assert turn.metadata == {"a": [1]}
     with pytest.raises(ValueError, match="read-only"):
         turn.tokens[0] = 3
+
+
+class Subclass(np.ndarray):
+    """As some libraries have."""
+
+
+def test_no_memory_of_the_caller_is_kept(tmp_path: Path) -> None:
+    mapped = np.memmap(tmp_path / "tokens", np.int32, "w+", shape=(2,))
+    subclass = np.zeros(2, np.int32).view(Subclass)
+    for tokens in (mapped, subclass, array("i", [0, 0]), np.zeros(2, np.int32)[:]):
+        turn = Turn("hi", "user", tokens)
+        tokens[0] = 7
+        assert turn.tokens.tolist() == [0, 0], type(tokens)
+        assert type(turn.tokens) is np.ndarray
+    mask = np.array([True, False])
+    example = RLExample([1, 2], mask, [0.5, 0], [-1.0, 0])  # type: ignore[arg-type]
+    mask[:] = False
+    assert example.loss_mask.tolist() == [True, False]
 
 
 def test_memory_that_nobody_writes_to_is_shared() -> None:

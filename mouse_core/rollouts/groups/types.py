@@ -236,7 +236,7 @@ class RLExample:
                 f"found {mask.dtype} {list(mask.shape)}"
             )
         object.__setattr__(self, "tokens", tokens)
-        object.__setattr__(self, "loss_mask", mask)
+        object.__setattr__(self, "loss_mask", _own(mask, np.bool_, self.loss_mask))
         for name in ("advantage", "generator_log_probs"):
             values = _floats(getattr(self, name), len(tokens), f"example {self.rollout_uid!r}: expected {name}")
             object.__setattr__(self, name, values)
@@ -308,9 +308,10 @@ def _floats(values: Any, length: int, where: str) -> npt.NDArray[np.float32]:
 
 
 def _own(values: npt.NDArray[Any], dtype: Any, given: Any) -> npt.NDArray[Any]:
-    """The values in a dtype, in memory that the given array does not share unless nobody may write to it."""
+    """The values in a dtype, in memory that what was given does not share unless nobody may write to it."""
+    shared = values.flags.writeable and not isinstance(given, list | tuple)
     with np.errstate(over="ignore"):
-        own: npt.NDArray[Any] = values.astype(dtype, copy=values is given and values.flags.writeable)
+        own: npt.NDArray[Any] = values.astype(dtype, copy=shared)
     own.flags.writeable = False
     return own
 
