@@ -437,6 +437,44 @@ def test_one_caller_s_error_is_not_another_s(make: Make) -> None:
     assert sorted(served[1]) == [1, 2, 3]
 
 
+def test_ctrl_c_in_the_thread_that_serves_is_not_another_s(make: Make) -> None:
+    buffer = make(group_size=100)
+    entered, go = threading.Event(), threading.Event()
+    served: list[int] = []
+    real = buffer._add
+
+    def add(given: Any) -> list[int]:
+        served.append(len(given))
+        if len(served) == 1:
+            entered.set()
+            go.wait()
+        elif len(served) == 2:
+            raise KeyboardInterrupt
+        return real(given)
+
+    buffer._add = add  # type: ignore[assignment,method-assign]
+    answers: dict[int, Any] = {}
+
+    def ask(number: int) -> None:
+        try:
+            answers[number] = buffer.add_rollout(rollout(number))
+        except KeyboardInterrupt:
+            answers[number] = "interrupted"
+
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    threads[0].start()
+    entered.wait()
+    for thread in threads[1:]:
+        thread.start()
+    until(lambda: len(buffer._requests._queue) == 3)
+    go.set()
+    for thread in threads:
+        thread.join()
+    assert served[1] == 3
+    assert sorted(map(str, answers.values())) == ["True", "True", "True", "interrupted"]
+    assert all((f"r{number}" in buffer) == (answer is True) for number, answer in answers.items())
+
+
 # ---------------------------------------------------------------------- bad input
 
 
@@ -650,3 +688,48 @@ def test_the_log_does_not_grow_for_ever(make: Make, monkeypatch: pytest.MonkeyPa
     assert (again.num_waiting, len(again)) == (1, 161)
     again.flush()
     assert log.stat().st_size == 0
+
+
+def test_a_rewritten_log_whose_name_is_not_on_the_disk_yet(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mouse_core.rollouts.groups._waiting._REWRITE_BYTES", 3000)
+    buffer = make()
+    buffer.add_rollout(rollout(9999, example="left behind"))
+    refused: list[Any] = []
+
+    def refuse(paths: Any) -> None:
+        refused.append(paths)
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("mouse_core.rollouts.groups._log.sync_folders", refuse)
+        for first in range(0, 80, 4):
+            buffer.add_rollouts(group(first, 3, example=str(first)))
+            buffer.add_rollouts(group(first + 3, 1, example=str(first)))
+            if refused:
+                break
+        assert len(refused) == 1
+        with pytest.raises(StorageError, match="Input/output error"):
+            buffer.add_rollout(rollout(1000, example="last"))
+    assert buffer.add_rollout(rollout(1000, example="last"))
+    count = len(buffer)
+    buffer.close()
+    again = make()
+    assert len(again) == count
+    assert "r1000" in again
+    assert "r9999" in again
+
+
+def test_a_log_that_cannot_be_cut_stops_nothing(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = make(batch_maker=GrpoBatchMaker(rng_seed=0))
+    buffer.add_rollouts(group(0, 3))
+
+    def refuse(*arguments: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "ftruncate", refuse)
+        assert buffer.add_rollout(rollout(3))
+    assert buffer.num_groups == 1
+    assert buffer.create_and_store_batch(4) is not None
+    buffer.close()
+    assert len(make()) == 4

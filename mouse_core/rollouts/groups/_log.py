@@ -37,6 +37,7 @@ class Log:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = -1
+        self._named = True
         with storing(f"log {path}"):
             made = not path.exists()
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
@@ -68,35 +69,52 @@ class Log:
                 write_all(self._file, frame)
                 if sync:
                     os.fsync(self._file)
+                    self._name()
             except BaseException:
                 self.cut(self.size)
                 raise
         self.size += len(frame)
 
     def cut(self, size: int) -> None:
-        """Drop everything after the first ``size`` bytes."""
-        os.ftruncate(self._file, size)
+        """Drop everything after the first ``size`` bytes.
+
+        Raises:
+            StorageError: That cannot be done; the log is as it was.
+        """
+        with storing(f"log {self.path}"):
+            os.ftruncate(self._file, size)
         self.size = size
 
     def rewrite(self, records: Iterable[bytes]) -> None:
         """Replace all records by these, at once.
 
         Raises:
-            StorageError: They cannot be written; the log is as it was.
+            StorageError: They cannot be written; the log is as it was, or has these records and not yet its name on
+                the disk, which the next ``append`` sees to.
         """
         content = b"".join(map(_frame, records))
         with storing(f"log {self.path}"):
             partial = write_partial(self.path, content)
+            file = -1
             try:
                 file = os.open(partial, os.O_RDWR | getattr(os, "O_BINARY", 0))
                 os.fsync(file)
                 publish([self.path])
             except BaseException:
+                if file >= 0:
+                    os.close(file)
                 remove(partial)
                 raise
+            # The name is the new file's from here on, whatever fails.
+            before, self._file, self.size, self._named = self._file, file, len(content), False
+            os.close(before)
+            self._name()
+
+    def _name(self) -> None:
+        """Wait until the file's name is on the disk."""
+        if not self._named:
             sync_folders([self.path.parent])
-        os.close(self._file)
-        self._file, self.size = file, len(content)
+            self._named = True
 
     def close(self) -> None:
         """Close the file; may be called twice."""

@@ -34,7 +34,8 @@ class Requests:
                 error reaches whom it is about.
 
         Raises:
-            Exception: What ``handle`` raised.
+            Exception: What ``handle`` raised. What interrupts this thread, such as KeyboardInterrupt, is raised here
+                alone; the others that were to be served serve themselves.
         """
         request = _Request(given)
         with self._guard:
@@ -44,6 +45,8 @@ class Requests:
             if not request.served:
                 with self._guard:
                     requests, self._queue = self._queue, []
+                if request not in requests:
+                    requests.insert(0, request)  # whoever took it was interrupted, by Ctrl-C perhaps
                 self._serve(requests, handle)
         if request.error is not None:
             raise request.error
@@ -62,6 +65,6 @@ class Requests:
         for request in requests:
             try:
                 (request.answer,) = handle([request.given])
-            except BaseException as error:
+            except Exception as error:
                 request.error = error
             request.served = True

@@ -254,10 +254,10 @@ class RolloutBuffer:
             # The files say the same, and a log can be made smaller another time.
             with contextlib.suppress(StorageError):
                 self._index_log.append(encode_parts(parts), sync=False)
-            with contextlib.suppress(StorageError):
-                self._waiting.tidy()
             if self._making is not None:
                 self._making.feed(rollout for group in plan.sealed for rollout in group)
+            with contextlib.suppress(StorageError):
+                self._waiting.tidy()
 
     # ------------------------------------------------------------------ batches
 
