@@ -631,6 +631,39 @@ def test_a_batch_that_could_not_be_written_is_the_next_one(tmp_path: Path, monke
     assert whole.create_and_store_batch(1) is None
 
 
+def test_a_batch_is_in_the_log_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = buffer(tmp_path)
+    whole.add_rollouts(group(0, 4))
+
+    def full(*arguments: Any, **options: Any) -> None:
+        raise StorageError("No space left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(whole._index_log, "append", full)
+        with pytest.raises(StorageError, match="No space left"):
+            whole.create_and_store_batch(4)
+    assert whole.batches == []
+    assert not list((tmp_path / "batches").iterdir())
+    assert whole.create_and_store_batch(4) is not None
+    whole.close()
+    for path in (tmp_path / "batches").iterdir():
+        path.unlink()
+    assert buffer(tmp_path).create_and_store_batch(1) is None
+
+
+def test_numbers_of_numpy_in_metadata(tmp_path: Path) -> None:
+    class Says(Queue):
+        def get_batch_metadata(self, batch: Sequence[RLExample]) -> dict[str, Any]:
+            return {"step": np.int64(3), "mean": np.float32(0.5), "lengths": np.arange(3), "at": tmp_path}
+
+    whole = buffer(tmp_path, batch_maker=Says("examples"))
+    whole.add_rollouts(group(0, 4))
+    batch_id = whole.create_and_store_batch(2)
+    assert batch_id is not None
+    expected = {"step": 3, "mean": 0.5, "lengths": [0, 1, 2], "at": str(tmp_path)}
+    assert whole.batch_metadata(batch_id) == expected
+
+
 def test_a_maker_can_be_pickled() -> None:
     maker = GrpoBatchMaker(rng_seed=2, max_staleness=3)
     for item in group(0, 8):

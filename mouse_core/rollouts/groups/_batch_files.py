@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
-from mouse_core.errors import MissingFieldError, StorageError
+from mouse_core.errors import MissingFieldError
 from mouse_core.rollouts.groups._columns import EXAMPLES, examples_to_table, table_to_examples
-from mouse_core.rollouts.groups._files import BATCHES
+from mouse_core.rollouts.groups._files import BATCHES, remove
 from mouse_core.rollouts.groups._index import USED, StoredBatch, encode_batches
 from mouse_core.rollouts.groups._log import Log
 from mouse_core.rollouts.groups._parts import digest_of, encode_table, read_metadata, read_table, writing_options
@@ -52,7 +52,7 @@ class BatchFiles:
         Raises:
             StorageError: It cannot be written; there is no such batch then.
         """
-        noted = {_METADATA: json.dumps(dict(metadata), default=str).encode(), _TIME: str(time.time_ns()).encode()}
+        noted = {_METADATA: json.dumps(dict(metadata), default=_plain).encode(), _TIME: str(time.time_ns()).encode()}
         if uids != tuple(example.rollout_uid for example in batch):
             noted[USED] = json.dumps(uids).encode()
         rows = pa.Table.from_batches([examples_to_table(batch)])
@@ -60,11 +60,15 @@ class BatchFiles:
         batch_id = str(digest_of(content))
         name = f"batch_{batch_id}_{int(time.time())}.parquet"
         write_file(self._folder / name, content, sync=self._sync)
-        # The file is there, so from here on the batch exists; a restart that does not find it in the log adds it.
+        # A crash here leaves the file, and a restart that does not find it in the log adds it. The log is what still
+        # knows the rollouts when the file has been deleted, so there is no batch without it.
         stored = StoredBatch(name, uids)
-        self.stored.append(stored)
-        with contextlib.suppress(StorageError):
+        try:
             self._log.append(encode_batches([stored]), sync=self._sync)
+        except BaseException:
+            remove(self._folder / name)
+            raise
+        self.stored.append(stored)
         return batch_id
 
     def read(self, batch_id: str) -> list[RLExample]:
@@ -91,3 +95,8 @@ class BatchFiles:
         if batch_id not in names:
             raise MissingFieldError(f"batch: expected the id of one of {len(names)} stored batches, found {batch_id!r}")
         return self._folder / names[batch_id]
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can say of a value: NumPy's as numbers and lists, all else as text."""
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else str(value)
