@@ -45,7 +45,7 @@ class FieldReader:
         # The largest value allowed, where the column holds integers from 0 and has to be looked at.
         self.highest: int | None = None
         if self._bounds is not None and self._bounds[0] == 0 and column.kind.dtype.kind in "iu":
-            self.highest = self._bounds[1]
+            self.highest = min(self._bounds[1], int(np.iinfo(column.kind.dtype.name).max))
 
     def over(self, kept: int, segments: Sequence[Segment]) -> FieldReader:
         """The same field over other segments, of which the first ``kept`` are the same and these the rest."""
@@ -150,7 +150,8 @@ class FieldReader:
         low, high = self._bounds or (0, 0)
         if low == 0 and values.dtype.kind == "i":
             # As unsigned numbers negative ones are the largest: one pass instead of two.
-            if not values.size or values.view(_UNSIGNED[values.dtype]).max() <= high:
+            highest = min(high, int(np.iinfo(values.dtype).max))
+            if not values.size or values.view(_UNSIGNED[values.dtype]).max() <= highest:
                 return
         elif not values.size or (values.min() >= low and values.max() <= high and not self._has_fraction(values)):
             return
@@ -180,6 +181,10 @@ class CopyPlan(NamedTuple):
     copier: Copier
     unchecked: tuple[str, ...]
     converted: tuple[str, ...]
+
+    def copies_all(self, fields: int) -> bool:
+        """Whether nothing remains to be done to batches of so many fields, if their values are allowed."""
+        return len(self.copier) == fields and not (self.unchecked or self.converted)
 
 
 def plan_copying(

@@ -129,10 +129,6 @@ class ColumnChunks:
     def _first_chunk(self) -> Int64s:
         return np.cumsum([0, *(len(part.layout) for part in self._parts)])
 
-    def first_chunk(self, part: int = -1) -> int:
-        """The number of a part's first chunk; -1: the number of all chunks."""
-        return int(self._first_chunk[part])
-
     @memo
     def _tables(self) -> tuple[Int64s, Int64s]:
         """Where the values of every chunk begin, and how many a row has, as far as that is known."""
@@ -238,9 +234,10 @@ class ColumnChunks:
             if begin < 0 or not alike.any():
                 return
             numbers, begins = numbers[alike], begin + scale * distance[alike]
-            part.layout.begin[numbers - first], part.layout.width[numbers - first] = begins, width
+            # Whoever sees where they begin must find how wide they are, also in a child forked in between.
+            part.layout.width[numbers - first], part.layout.begin[numbers - first] = width, begins
         with self._lock:
-            self._tables[0][numbers], self._tables[1][numbers] = begins, width
+            self._tables[1][numbers], self._tables[0][numbers] = width, begins
 
     def _look_up(self, number: int) -> tuple[int, int]:
         """Where the values of one chunk begin, and how many a row has."""

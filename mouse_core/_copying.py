@@ -26,6 +26,7 @@ from mouse_core._segments import Growth
 from mouse_core._views import STRETCH_BITS, CopiedField, Places, Views
 from mouse_core._windows import Windows
 from mouse_core.columns import Column
+from mouse_core.errors import DataError
 
 # Batches that are asked for in turn are copied several at a time up to this size: a call takes 5 us, as long as copying
 # 40 KB, and making the arrays of one batch as long as those of three.
@@ -223,7 +224,10 @@ class Copier:
     def _prepare(self, block: Windows) -> _Block:
         if self._places is None and self._fields:
             self._places = Places(self._fields, self._highest)
-        views = self._places.views(block) if self._places is not None and len(block) else None
+        try:
+            views = self._places.views(block) if self._places is not None and len(block) else None
+        except DataError:
+            views = None  # some chunk is damaged: whoever reads it is told
         together = 1
         if views is not None:
             nbytes = self._layout(views, max(views.sizes)).nbytes

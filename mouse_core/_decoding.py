@@ -29,9 +29,8 @@ from mouse_core.images import decode_into
 
 T = TypeVar("T")
 
-# Images for one process at a time: enough to make its answer cheap, few enough to share a batch evenly.
-_TASK_IMAGES = 32
-_TASK_BYTES = 8 << 20
+# Images for one process at a time: enough for a cheap answer, few enough to share a batch evenly.
+_TASK_IMAGES, _TASK_BYTES = 32, 8 << 20
 _FEWEST_IMAGES = 8
 _END_SECONDS = 2.0
 
@@ -332,8 +331,7 @@ def _tasks(images: Sequence[Encoded], shape: tuple[int, int, int]) -> Iterator[l
 
 def _row(task: Sequence[Encoded], number: int) -> int:
     """The row that image ``number`` of a task goes to."""
-    rows = [row for run in task for row in range(run.row, run.row + len(run.ends) - 1)]
-    return rows[number]
+    return [row for run in task for row in range(run.row, run.row + len(run.ends) - 1)][number]
 
 
 def _caught(task: Sequence[Encoded], shape: tuple[int, int, int], out: npt.NDArray[Any]) -> list[RowError]:

@@ -129,9 +129,11 @@ class DenseCopies:
                 copy[:_PART_ROWS] = first
                 for begin in range(_PART_ROWS, count, _PART_ROWS):
                     copy[begin : begin + _PART_ROWS] = dense(values.slice(begin, _PART_ROWS))
-        except RowError:  # whoever reads the row gets it
+        except BaseException as error:
             self.nbytes -= count * self._row_bytes
-            return IRREGULAR
+            if isinstance(error, RowError):  # whoever reads the row gets it
+                return IRREGULAR
+            raise
         self._kept.append(copy)
         if only_nulls:
             self._null = copy

@@ -158,7 +158,7 @@ class Planner:
     @memo
     def _longest(self) -> int:
         """The most batches of a block."""
-        windows = self._windows
+        windows = self._windows // self._snapshot.pieces_of(self._sampler.sequence_length)
         if self._snapshot.has_row_numbers:
             windows = min(windows, _MOST_NUMBERED_STEPS // self._sampler.sequence_length)
         return max(1, windows * self._shard[1] // self._sampler.batch_size)

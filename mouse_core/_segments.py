@@ -118,7 +118,8 @@ class Segment:
             part = SegmentColumn(column, self.chunk_starts, same_chunks=self._same_chunks, alike=alike)
             if name in self.places:
                 part.layout.begin[0], part.layout.width[0] = self.places[name]
-            self._parts[name] = part
+            # One part for all, as addresses in it outlive the snapshot that asked for it.
+            self._parts.setdefault(name, part)
         return self._parts[name]
 
     @memo
@@ -152,11 +153,15 @@ class Segment:
         if self.indices is None:
             return None
         numbers = self.indices.column(0)
+        try:
+            numbers.validate()
+        except pa.ArrowException:
+            return None  # whoever reads the rows is told
         starts, firsts, known, last = [], [], 0, -2
         for begin in range(0, self.num_rows, _LOOKED_AT):
             found = numbers.slice(begin, _LOOKED_AT).to_numpy()
             if found.dtype.kind not in "iu" or found.max() >= self.table.num_rows or found.min() < 0:
-                return None  # whoever reads the rows is told
+                return None
             found = found.astype(np.int64)
             (new,) = np.nonzero(np.diff(found, prepend=last) != 1)
             known += len(new)
@@ -210,6 +215,10 @@ class Segment:
             return 0
         there = np.asarray(pc.is_valid(column))
         numbers = self.indices.column(0)
+        try:
+            numbers.validate()
+        except pa.ArrowException as error:
+            raise DataError(f"dataset: expected readable indices, found damaged data: {error}") from error
         for first in range(0, self.num_rows, _LOOKED_AT):
             (found,) = np.nonzero(there[numbers.slice(first, _LOOKED_AT).to_numpy()])
             if len(found):

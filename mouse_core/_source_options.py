@@ -12,8 +12,53 @@ import numpy.typing as npt
 from mouse_core._binding import FieldReader
 from mouse_core._mask import MASK, MaskReader
 from mouse_core.errors import ConfigError, MissingFieldError
+from mouse_core.sampling.episodes import Boundary, Weighting, sampler_of
+from mouse_core.sampling.plan import Sampler
 from mouse_core.snapshot import Snapshot
 from mouse_core.spec import check_dtype
+
+# Windows that are located together take about so many bytes.
+_PLANNED_BYTES = 11 << 18
+
+
+def choose_sampler(
+    sampling: str | Sampler,
+    sequence_length: int,
+    batch_size: int,
+    drop_last: bool,
+    boundary: Boundary,
+    weighting: Weighting,
+    pad: bool | float | None,
+) -> Sampler:
+    """The sampler of a name, or the one that is given; see ``BatchSource``.
+
+    Raises:
+        ConfigError: An unknown name, or options that belong to names.
+    """
+    if isinstance(sampling, str):
+        return sampler_of(
+            sampling,
+            sequence_length=check_integer("sequence_length", sequence_length, lowest=1),
+            batch_size=check_integer("batch_size", batch_size, lowest=1),
+            drop_last=drop_last,
+            boundary=boundary,
+            weighting=weighting,
+            pad=pad,
+        )
+    if not isinstance(sampling, Sampler):
+        raise ConfigError(f"sampling: expected a name or a Sampler, found {sampling!r}")
+    if (boundary, weighting, pad) != ("stream", "step", None):
+        raise ConfigError(f"boundary, weighting, pad: expected them with the name of a sampling, found {sampling!r}")
+    return sampling
+
+
+def planned_windows(readers: Mapping[str, FieldReader], length: int) -> int:
+    """How many windows to locate together: the hundred array operations it takes cost nearly the same for few.
+
+    A window takes 32 bytes, and 24 for each field; 8 where it is as short as a number.
+    """
+    numbers = sum(length == 1 and not reader.spec.shape for reader in readers.values())
+    return max(1024, _PLANNED_BYTES // (32 + 24 * len(readers) - 16 * numbers))
 
 
 def as_names(names: Sequence[str]) -> tuple[str, ...]:

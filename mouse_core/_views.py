@@ -104,8 +104,8 @@ class Places:
         self._chunks = len(self._begins)
         # Whose the chunks are that were appended.
         self._owners: dict[int, object] = {}
-        self._stretches: dict[int, int] = {}
-        self._buffers: list[pa.Buffer] = []
+        # Stretches of memory, numbered in their order here; the columns keep alive what lies there.
+        self._stretches: dict[int, pa.Buffer] = {}
         self._memory = MemoryPool(0)
 
     def over(self, fields: Sequence[CopiedField], growth: Growth) -> Places:
@@ -138,11 +138,13 @@ class Places:
     def _is_same(self, growth: Growth) -> bool:
         """Whether what is known of the last chunk holds now that it has more rows: values are where they were.
 
-        None of the appended codes are beyond those allowed: it was looked at when they were.
+        None of the appended numbers are beyond those allowed: it was looked at when they were, but not in vectors.
         """
         before = growth.replaced
         if before is None:
             return True
+        if any(self._fields[place].shape for place in self._highest):
+            return False
         now = growth.appended[0].places
         names = {field.column.name for field in self._fields}
         return all(name in now and before.places.get(name) == now[name] for name in names)
@@ -197,7 +199,7 @@ class Places:
             heads[empty, :, slot] = heads[empty, :, 0]
         if not short:
             self._put_inline(words, regular, chunk, row, size)
-        buffers = list(self._buffers)
+        buffers = list(self._stretches.values())
         if padded:
             words[:, :, values, 0] = missing
             words[:, :, values, 1] = np.where(missing > _INLINE, len(buffers), 0)
@@ -287,10 +289,9 @@ class Places:
         there = np.unique(stretch)
         for place in there.tolist():
             if place >= 0 and place not in self._stretches:
-                self._stretches[place] = len(self._buffers)
-                # The columns keep alive what lies there.
-                self._buffers.append(pa.foreign_buffer(place << STRETCH_BITS, (2 << STRETCH_BITS) - 1))
-        numbers = np.array([self._stretches.get(place, 0) for place in there.tolist()])
+                self._stretches[place] = pa.foreign_buffer(place << STRETCH_BITS, (2 << STRETCH_BITS) - 1)
+        known = {place: number for number, place in enumerate(self._stretches)}
+        numbers = np.array([known.get(place, 0) for place in there.tolist()])
         number = numbers[np.searchsorted(there, stretch)] if len(there) > 1 else numbers[0]
         words: Int64s = ((addresses & ((1 << STRETCH_BITS) - 1)) << 32) | number
         return words

@@ -9,20 +9,28 @@ from typing import Any, cast
 
 import numpy.typing as npt
 
-from mouse_core._binding import CopyPlan, FieldReader, plan_copying
+from mouse_core._binding import CopyPlan, plan_copying
 from mouse_core._locks import ProcessLock
 from mouse_core._mask import check_fill, fill_rest
 from mouse_core._memo import memo
 from mouse_core._planner import Planner
 from mouse_core._pool import BatchLayout, BatchMemory
-from mouse_core._source_options import as_names, check_integer, check_shard, choose_readers, delivered_dtypes
+from mouse_core._source_options import (
+    as_names,
+    check_integer,
+    check_shard,
+    choose_readers,
+    choose_sampler,
+    delivered_dtypes,
+    planned_windows,
+)
 from mouse_core._windows import Windows
 from mouse_core.augment.config import AugmentTokensConfig
 from mouse_core.augment.stream import stream_augment
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import check_seed
 from mouse_core.sampling._identity import sampler_identity
-from mouse_core.sampling.episodes import Boundary, Weighting, sampler_of
+from mouse_core.sampling.episodes import Boundary, Weighting
 from mouse_core.sampling.plan import PaddedSampler, Plan, Sampler
 from mouse_core.snapshot import Snapshot
 from mouse_core.spec import Spec
@@ -31,11 +39,6 @@ from mouse_core.store import DatasetStore
 __all__ = ["Batch", "BatchLayout", "BatchSource"]
 
 Batch = dict[str, npt.NDArray[Any]]
-
-# Finished batches that wait for whoever asks for them.
-_MOST_READY = 128
-# Windows that are located together take about so many bytes.
-_PLANNED_BYTES = 11 << 18
 
 
 class BatchSource:
@@ -98,22 +101,7 @@ class BatchSource:
         if not isinstance(store, DatasetStore | Snapshot):
             raise ConfigError(f"store: expected a DatasetStore or a Snapshot, found {type(store).__name__}")
         self.snapshot = store.snapshot() if isinstance(store, DatasetStore) else store
-        if isinstance(sampling, str):
-            sampling = sampler_of(
-                sampling,
-                sequence_length=check_integer("sequence_length", sequence_length, lowest=1),
-                batch_size=check_integer("batch_size", batch_size, lowest=1),
-                drop_last=drop_last,
-                boundary=boundary,
-                weighting=weighting,
-                pad=pad,
-            )
-        elif not isinstance(sampling, Sampler):
-            raise ConfigError(f"sampling: expected a name or a Sampler, found {sampling!r}")
-        elif (boundary, weighting, pad) != ("stream", "step", None):
-            raise ConfigError(
-                f"boundary, weighting, pad: expected them with the name of a sampling, found {sampling!r}"
-            )
+        sampling = choose_sampler(sampling, sequence_length, batch_size, drop_last, boundary, weighting, pad)
         self.sampler = sampling
         self.seed = check_seed(seed)
         self.shard = check_shard(shard, sampling.batch_size)
@@ -140,7 +128,7 @@ class BatchSource:
             seed=self.seed,
             shard=self.shard,
             epoch_start=self.epoch_start,
-            windows=_planned_windows(self._readers, sampling.sequence_length),
+            windows=planned_windows(self._readers, sampling.sequence_length),
         )
         self._dtypes = delivered_dtypes(self._readers, dtypes or {}, narrow or {})
         self._narrow = {name: reader.travel_dtype(self._dtypes[name]) for name, reader in self._readers.items()}
@@ -226,12 +214,12 @@ class BatchSource:
             return self.gather(self.plan(index))
         windows, number, step = self._planner.find(index)
         copier = self._copying[True].copier
-        if not self._copied_whole or copier.together(windows) == 1:
+        if not self._copying[True].copies_all(len(self._readers)) or copier.together(windows) == 1:
             return self._gather(windows, number, widen=True)
         with self._filling:
             ready = self._ready.pop(index, None)  # another thread may have put it here meanwhile
             if ready is None:
-                if len(self._ready) > _MOST_READY:  # nobody came for them
+                if len(self._ready) > 2 * copier.together(windows):  # nobody came for them
                     self._ready.clear()
                 ready = self._gather(windows, number, widen=True)
                 for other, batch in copier.others(windows):
@@ -306,12 +294,6 @@ class BatchSource:
         dtypes = {True: self._dtypes, False: self._narrow}
         return plan_copying(self._readers, self._shapes, self.sequence_length, dtypes)
 
-    @memo
-    def _copied_whole(self) -> bool:
-        """Whether nothing remains to be done to a batch whose columns are all copied, and allowed."""
-        copier, unchecked, converted = self._copying[True]
-        return len(copier) == len(self._readers) and not (unchecked or converted)
-
     def _memory_for(self, names: tuple[str, ...], n: int, widen: bool) -> Batch:
         """Memory for fields of ``n`` windows, kept from batch to batch where it is large; else none."""
         dtypes, length = self._dtypes if widen else self._narrow, self.sequence_length
@@ -364,12 +346,3 @@ class BatchSource:
 
 def _restore(snapshot: Snapshot, sampler: Sampler, options: dict[str, Any]) -> BatchSource:
     return BatchSource(snapshot, sampling=sampler, **options)
-
-
-def _planned_windows(readers: Mapping[str, FieldReader], length: int) -> int:
-    """How many windows to locate together: the hundred array operations it takes cost nearly the same for few.
-
-    A window takes 32 bytes, and 24 for each field; 8 where it is as short as a number.
-    """
-    numbers = sum(length == 1 and not reader.spec.shape for reader in readers.values())
-    return max(1024, _PLANNED_BYTES // (32 + 24 * len(readers) - 16 * numbers))

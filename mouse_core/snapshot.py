@@ -199,6 +199,10 @@ class Snapshot:
         ]
         return Chunks(np.concatenate([*parts, self._physical_starts[-1:]]).astype(np.int64))
 
+    def pieces_of(self, length: int) -> int:
+        """In how many pieces windows of so many rows lie, about, beyond what is cut at the ends of long chunks."""
+        return 1 + length * len(self._stretches) // max(self.num_rows, 1)
+
     @memo
     def _stretches(self) -> Chunks:
         """The snapshot's rows, in stretches that lie side by side in a chunk."""

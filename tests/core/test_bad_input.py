@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import datasets
@@ -971,3 +973,40 @@ def test_errors_are_of_one_family() -> None:
         assert issubclass(error, MouseError)
         assert issubclass(error, builtin)
     assert str(MissingFieldError("a sentence, not in quotes")) == "a sentence, not in quotes"
+
+
+def test_negative_pixels_of_a_narrow_column() -> None:
+    """As unsigned numbers they are not larger than all that an image may have."""
+    pixels = pa.array(np.where(np.arange(300 * 16) < 16, 5, -56).astype(np.int8))
+    images = pa.FixedSizeListArray.from_arrays(pa.FixedSizeListArray.from_arrays(pixels, 4), 4)
+    zeros = {"action": np.zeros(300, np.int64), "reward": np.zeros(300, np.float32), "done": np.zeros(300, np.int64)}
+    store = DatasetStore().from_dataset(pa.table({**zeros, "observation_image": images}))
+    with pytest.raises(DataError, match=r"obs_image: expected 0\.\.255, found -56"):
+        BatchSource(store, 4, 8)[0]
+
+
+def test_indices_that_end_before_they_say(tmp_path: Path) -> None:
+    """Read through the mapping they would end the process."""
+    path, rows = tmp_path / "indices.arrow", 1000
+    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, pa.schema([("indices", pa.uint64())])) as writer:
+        writer.write_table(pa.table({"indices": pa.array(np.arange(0, rows, 2, dtype=np.uint64))}))
+    content, said = path.read_bytes(), struct.pack("<q", rows // 2)
+    assert content.count(said) >= 2
+    path.write_bytes(content.replace(said, struct.pack("<q", 20_000_000), 2))
+    program = f"""
+import numpy as np, pyarrow as pa
+from mouse_core import BatchSource, DatasetStore
+from mouse_core._segments import Segment
+indices = pa.ipc.open_stream(pa.memory_map({str(path)!r})).read_all()
+table = pa.table({{"action": np.zeros(1000, int), "reward": np.zeros(1000), "done": np.zeros(1000, int)}})
+store = DatasetStore()
+segment = Segment(table, indices)
+store._schema.merge([segment])
+store._segments.append(segment)
+store._num_rows += segment.num_rows
+BatchSource(store, 4, 8)[0]
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 1
+    assert "DataError" in ran.stderr
+    assert "damaged" in ran.stderr

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mouse_core import BatchSource, DatasetStore, Snapshot
+from mouse_core import BatchSource, DataError, DatasetStore, Field, Snapshot
 from mouse_core._segments import Segment, growth
 from tests.core.oracle import assert_same
 from tests.core.worlds import Part, World, add_part, build, parts, worlds
@@ -201,3 +201,21 @@ def test_as_many_batches_are_planned_as_were_taken_from_the_snapshot_before() ->
             if not number:
                 planned.append(len(source._planner._blocks[0].sizes))
     assert planned == [1, 20, 1, 1, 12, 5, 1]
+
+
+def test_codes_of_appended_vectors_are_looked_at() -> None:
+    """Appending does not, and what a source knows of the rows before says nothing of them."""
+    field = Field("tokens", dtype="int64", shape=(4,), bounds=(0, 9))
+    store = DatasetStore(fields=[field])
+
+    def append(code: int) -> None:
+        for _ in range(200):
+            store.append({"action": 1, "reward": 0.0, "done": 0, "tokens": np.full(4, code)})
+
+    append(3)
+    source = BatchSource(store, 4, 8)
+    source[0]
+    append(99)
+    grown = source.with_snapshot(store.snapshot(), epoch_start=1)
+    with pytest.raises(DataError, match=r"tokens: expected 0\.\.9, found 99"):
+        [grown[index] for index in range(1, 6)]
