@@ -602,6 +602,57 @@ def test_a_batch_that_does_not_say_of_which_rollouts_is_not_stored(tmp_path: Pat
     assert [item.rollout_uid for item in again.waiting] == ["r2", "r3"]
 
 
+@pytest.mark.parametrize("differs", ["logprobs", "environment", "policy_version"])
+def test_of_rollouts_with_the_same_tokens_the_right_one_is_used(tmp_path: Path, differs: str) -> None:
+    class Last(Queue):
+        """Uses the last one first."""
+
+        def create_batch(self, batch_size: int) -> list[RLExample] | None:
+            self.waiting.reverse()
+            made = super().create_batch(batch_size)
+            kept = {name: "" for name in ("environment", "policy_version") if name != differs}
+            return [replace(example, **kept) for example in made or []]  # type: ignore[arg-type]
+
+    first = rollout(0)
+    turn = first.turns[1]
+    changed: dict[str, Any] = {differs: "another"}
+    if differs == "logprobs":
+        assert turn.logprobs is not None
+        changed = {"turns": (first.turns[0], replace(turn, logprobs=turn.logprobs - 1))}
+    other = replace(first, rollout_uid="r1", **changed)
+    maker = Last("nowhere")
+    whole = buffer(tmp_path, batch_maker=maker)
+    whole.add_rollouts([first, other])
+    whole.flush()
+    assert whole.create_and_store_batch(1) is not None
+    assert maker.drawn == [["r1"]]
+    whole.close()
+    again = Queue("nowhere")
+    buffer(tmp_path, batch_maker=again)
+    assert [item.rollout_uid for item in again.waiting] == ["r0"]
+
+
+def test_a_maker_may_use_rollouts_again(tmp_path: Path) -> None:
+    class Again(Queue):
+        def create_batch(self, batch_size: int) -> list[RLExample] | None:
+            whole = list(self.waiting)
+            made = super().create_batch(batch_size)
+            self.waiting = whole
+            return made
+
+    whole = buffer(tmp_path, batch_maker=Again("nowhere"))
+    whole.add_rollouts(group(0, 4))
+    for _ in range(3):
+        batch_id = whole.create_and_store_batch(2)
+        assert batch_id is not None
+        assert len(whole.read_batch(batch_id)) == 2
+    assert len(whole.batches) == 3
+    whole.close()
+    left = Queue("nowhere")
+    buffer(tmp_path, batch_maker=left)
+    assert [item.rollout_uid for item in left.waiting] == ["r2", "r3"]
+
+
 def test_a_batch_is_made_of_examples(tmp_path: Path) -> None:
     class Wrong(Queue):
         def create_batch(self, batch_size: int) -> Any:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,13 @@ class Made:
     uids: tuple[str, ...]
 
 
+class _Known(NamedTuple):
+    uid: str
+    environment: str
+    policy_version: str
+    logprobs: int
+
+
 class Making:
     """A batch maker, the rollouts on their way to it, and the batch that is not stored yet.
 
@@ -50,7 +57,7 @@ class Making:
         self._coming: deque[RolloutRecord] = deque()
         self._batch: list[RLExample] | None = None
         # Rollouts by their tokens, to know one in an example that does not name it; and those that batches have used.
-        self._by_tokens: dict[int, list[str]] = {}
+        self._by_tokens: dict[int, list[_Known]] = {}
         self._used: set[str] = set()
 
     def resume(self, root: Path, parts: Sequence[Part], batches: Sequence[StoredBatch]) -> None:
@@ -74,7 +81,8 @@ class Making:
             rollout = self._coming.popleft()
             if not isinstance(self.maker, GrpoBatchMaker):
                 tokens = np.concatenate([turn.tokens for turn in rollout.turns])
-                self._by_tokens.setdefault(_mark(tokens), []).append(rollout.rollout_uid)
+                known = _Known(rollout.rollout_uid, rollout.environment, rollout.policy_version, _logprobs(rollout))
+                self._by_tokens.setdefault(_mark(tokens), []).append(known)
             self.maker.add_rollout(rollout)
 
     def batch(self, size: int, known: Container[str]) -> Made | None:
@@ -114,20 +122,26 @@ class Making:
         return tuple(uids)
 
     def _recognised(self, examples: Sequence[RLExample], taken: set[str]) -> list[str]:
-        """The rollouts whose tokens some examples have, each once, in the order they came."""
+        """The rollouts whose tokens some examples have, each once: those most like the example, the oldest first.
+
+        An example of a rollout that has been used already names none.
+        """
         found = []
         for example in examples:
             there = self._by_tokens.get(_mark(example.tokens), [])
-            there[:] = [uid for uid in there if uid not in self._used]
-            uid = next((uid for uid in there if uid not in taken), None)
-            if uid is None:
+            # One that was used stays, for makers that use rollouts more than once.
+            there[:] = [known for known in there if known.uid not in self._used] or there[:1]
+            if not there:
                 raise DataError(
                     "create_batch: expected to learn which rollouts a batch has used, or a restart would give them "
-                    "again; found an example without rollout_uid, whose tokens no unused rollout has, and no "
+                    "again; found an example without rollout_uid, whose tokens no rollout has, and no "
                     f"{UIDS!r} in the batch's metadata"
                 )
-            taken.add(uid)
-            found.append(uid)
+            free = [known for known in there if known.uid not in taken and known.uid not in self._used]
+            if free:
+                best = max(free, key=_likeness(example))
+                taken.add(best.uid)
+                found.append(best.uid)
         return found
 
     def stored(self, made: Made) -> None:
@@ -137,5 +151,22 @@ class Making:
             self._used.update(made.uids)
 
 
-def _mark(tokens: npt.NDArray[np.int32]) -> int:
-    return hash(tokens.tobytes())
+def _mark(values: npt.NDArray[Any]) -> int:
+    return hash(values.tobytes())
+
+
+def _logprobs(rollout: RolloutRecord) -> int:
+    """Knows the log-probabilities of a rollout's tokens, 0 where they do not belong into the loss."""
+    trained = [turn.logprobs if turn.is_trained else np.zeros(len(turn.tokens), np.float32) for turn in rollout.turns]
+    return _mark(np.concatenate(trained))  # type: ignore[arg-type]
+
+
+def _likeness(example: RLExample) -> Callable[[_Known], tuple[bool, bool]]:
+    """How like an example a rollout of the same tokens is: whether it says the same, and is as probable."""
+    logprobs = _mark(np.where(example.loss_mask, example.generator_log_probs, np.float32(0)))
+
+    def like(known: _Known) -> tuple[bool, bool]:
+        said = (example.environment or known.environment, example.policy_version or known.policy_version)
+        return said == (known.environment, known.policy_version), known.logprobs == logprobs
+
+    return like
