@@ -9,10 +9,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.dataset
 import pyarrow.parquet as pq
 import pytest
 
@@ -316,6 +318,24 @@ def test_files_with_columns_for_metadata_that_no_rollout_has(make: Make) -> None
     path.with_name(f"part-{digest_of(content)}.parquet").write_bytes(content)
     again = make()
     assert list(again.rollouts()) == group(0, 4)
+
+
+@pytest.mark.parametrize("bare_first", [True, False])
+def test_other_tools_read_files_of_differing_columns(make: Make, bare_first: bool) -> None:
+    buffer = make(group_size=1)
+    full = rollout(1, metadata={"a": 1})
+    turns = [replace(turn, reward=None, metadata={}) for turn in full.turns]
+    bare = replace(full, rollout_uid="bare", turns=turns, replica_id="", metadata={})  # type: ignore[arg-type]
+    buffer.add_rollouts([full, bare])
+    files = {len(pq.read_schema(path)): str(path) for path in buffer.root_path.glob("*/part-*.parquet")}
+    assert sorted(files) == [7, 9]
+    turn = pa.struct([("message", pa.string()), ("reward", pa.float64())])
+    wanted = pa.schema([("rollout_uid", pa.string()), ("replica_id", pa.string()), ("turns", pa.list_(turn))])
+    paths = [files[columns] for columns in sorted(files, reverse=not bare_first)]
+    rows = pyarrow.dataset.dataset(paths, schema=wanted).to_table().to_pylist()
+    assert {row["rollout_uid"]: row["replica_id"] for row in rows} == {"r1": "replica-1", "bare": None}
+    rewards = {row["rollout_uid"]: [turn["reward"] for turn in row["turns"]] for row in rows}
+    assert rewards == {"r1": [None, 0.5], "bare": [None, None]}
 
 
 def test_a_file_of_another_tool_is_believed(make: Make) -> None:
