@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -162,26 +163,29 @@ print(json.dumps({"cost": cost, "modules": sorted({name.split(".")[0] for name i
 """
 
 
-def import_report() -> tuple[float, set[str]]:
+def import_report(**variables: str) -> tuple[float, set[str]]:
     """Processor seconds that `import mouse_core` takes in a fresh interpreter, and the packages it loads."""
-    run = subprocess.run([sys.executable, "-c", IMPORT_REPORT], cwd=ROOT, capture_output=True, text=True, check=True)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"} | variables
+    command = [sys.executable, "-c", IMPORT_REPORT]
+    run = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     report = json.loads(run.stdout)
     return report["cost"], set(report["modules"])
 
 
 def test_importing_the_core_loads_little() -> None:
-    _, loaded = import_report()
+    _, loaded = import_report(PYTHONDONTWRITEBYTECODE="1")
     assert "mouse_core" in loaded
     assert not loaded & FRAMEWORKS
     assert not loaded & DEFERRED
 
 
-def test_importing_the_core_costs_little(record_property: pytest.RecordProperty) -> None:
-    cost = min(import_report()[0] for _ in range(5))
+def test_importing_the_core_costs_little(record_property: pytest.RecordProperty, tmp_path: Path) -> None:
+    # With bytecode that is kept, as where it is installed: the first of these compiles.
+    cost = min(import_report(PYTHONPYCACHEPREFIX=str(tmp_path))[0] for _ in range(5))
     record_property("seconds", cost)
     # The goal is 0.25 s on an idle machine. The limit is far above it, and in processor time, so that a busy
     # machine does not fail; importing any framework or pandas would.
-    assert cost < 0.8, f"import mouse_core took {cost:.2f} s of processor time"
+    assert cost < 0.6, f"import mouse_core took {cost:.2f} s of processor time"
 
 
 def test_the_checks_can_fail() -> None:

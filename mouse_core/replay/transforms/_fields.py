@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import Any
 
-import array_api_compat.numpy as numpy_namespace
 import numpy as np
 import numpy.typing as npt
 from array_api_compat import array_namespace, device
@@ -145,7 +145,15 @@ def along_time(batch: Any, steps: tuple[int, int], change: Callable[[Array], Arr
 
 def namespace(values: Array) -> Any:
     """The array API's functions for an array; at once for those of NumPy, which is asked for on every batch."""
-    return numpy_namespace if type(values) is np.ndarray else array_namespace(values)
+    return _numpy_namespace() if type(values) is np.ndarray else array_namespace(values)
+
+
+@cache
+def _numpy_namespace() -> Any:
+    # It takes all of NumPy with it, f2py included: a sixth of what importing this package costs.
+    import array_api_compat.numpy
+
+    return array_api_compat.numpy
 
 
 def device_of(values: Array) -> Any:
