@@ -43,7 +43,9 @@ class Layout:
     def copies(self, reading: str, row_bytes: int) -> DenseCopies:
         """The dense copies of its chunks for those who read them in the same way."""
         with self.lock:
-            return self._copies.setdefault(reading, DenseCopies(self.rows, row_bytes))
+            if reading not in self._copies:
+                self._copies[reading] = DenseCopies(self.rows, row_bytes)
+            return self._copies[reading]
 
     def __len__(self) -> int:
         return len(self.begin)

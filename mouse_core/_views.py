@@ -155,7 +155,7 @@ class Places:
         longest = int(size.max())
         equal = bool((size == longest).all())
         begins, regular, unsure = self._find(chunk, longest, int(size.sum()))
-        if not len(regular):
+        if not regular:
             return None
         fields = [self._fields[number] for number in regular]
         short = {}

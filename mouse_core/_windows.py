@@ -180,7 +180,7 @@ class Windows:
 
     def forget(self) -> None:
         """Give back the memory of what can be worked out again."""
-        for name in ("starts", "chunk", "row", "is_whole", "pieces"):
+        for name in ("starts", "stretch", "chunk", "row", "is_whole", "pieces"):
             self.__dict__.pop(name, None)
 
     def steps(self, windows: Int64s) -> Steps:

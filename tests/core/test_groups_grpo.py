@@ -45,6 +45,15 @@ def everything(maker: GrpoBatchMaker) -> set[str]:
 # ---------------------------------------------------------------------- advantages
 
 
+def lose(folder: Path, kept: str) -> None:
+    """Remove what a buffer may have lost before a restart: its log, or the files of its batches."""
+    if kept == "no log":
+        (folder / ".state" / "index.log").unlink()
+    elif kept == "no files":
+        for path in (folder / "batches").iterdir():
+            path.unlink()
+
+
 def by_hand(rewards: list[float], floor: float | None) -> list[float]:
     """Leave-one-out advantages as they are written down."""
     if len(rewards) == 1 or len(set(rewards)) == 1:
@@ -441,11 +450,7 @@ def test_a_restart_goes_on_as_if_nothing_had_happened(tmp_path: Path, kept: str,
                 drawn.append(uids(whole.read_batch(batch_id)))
             if restart:
                 whole.close()
-                if kept == "no log":
-                    (folder / ".state" / "index.log").unlink()
-                elif kept == "no files":
-                    for path in (folder / "batches").iterdir():
-                        path.unlink()
+                lose(folder, kept)
                 whole = opened()
         whole.close()
         return drawn
@@ -541,11 +546,7 @@ def test_any_maker_gets_every_rollout_once(tmp_path: Path, says: str, kept: str)
             assert whole.create_and_store_batch(size) is not None
         drawn += [uid for batch in maker.drawn for uid in batch]
         whole.close()
-        if kept == "no log":
-            (tmp_path / ".state" / "index.log").unlink()
-        elif kept == "no files":
-            for path in (tmp_path / "batches").iterdir():
-                path.unlink()
+        lose(tmp_path, kept)
     maker = Queue(says)
     buffer(tmp_path, batch_maker=maker)
     left = [item.rollout_uid for item in maker.waiting]

@@ -20,7 +20,7 @@ from mouse_core.sampling import Sampler
 from mouse_core.snapshot import Snapshot
 from tests.core.oracle import assert_same, field_arrays, windows
 from tests.core.test_batches import configurations
-from tests.core.worlds import CUSTOM_RULES, Part, World, build, parts, worlds
+from tests.core.worlds import CUSTOM_RULES, Part, World, build, numbered, parts, worlds
 
 
 @st.composite
@@ -89,17 +89,7 @@ def test_any_order_gives_what_the_oracle_says(
 @pytest.mark.parametrize("sampling", ["random", "sequential"])
 @pytest.mark.parametrize("threads", [2, 4])
 def test_threads_in_any_order(sampling: str, threads: int) -> None:
-    rows = 700
-    store = DatasetStore()
-    numbers = np.arange(rows)
-    store.extend(
-        {
-            "action": numbers % 5,
-            "reward": numbers.astype(np.float32),
-            "done": np.zeros(rows, np.int64),
-            "observation": numbers[:, None] + np.arange(3, dtype=np.float32),
-        }
-    )
+    store = numbered(700)
     rng = np.random.default_rng(threads)
     turns = np.array_split(np.arange(300) ^ 1, threads)
     for asked in (

@@ -20,23 +20,14 @@ from mouse_core._copying import Copier
 from mouse_core._windows import Chunks, Windows, distinct
 from mouse_core.sampling import CyclicWindows, EpisodeWindows, RandomWindows, SequentialWindows
 from mouse_core.snapshot import Snapshot
+from tests.core.worlds import numbered
 
 ROWS = 300
 
 
 @pytest.fixture(scope="module")
 def store() -> DatasetStore:
-    made = DatasetStore()
-    numbers = np.arange(ROWS)
-    made.extend(
-        {
-            "action": numbers % 5,
-            "reward": numbers.astype(np.float32),
-            "done": np.zeros(ROWS, np.int64),
-            "observation": numbers[:, None] + np.arange(3, dtype=np.float32),
-        }
-    )
-    return made
+    return numbered(ROWS)
 
 
 def snapshot_of(rows: int) -> Snapshot:

@@ -497,3 +497,17 @@ KINDS: dict[str, Maker] = {
     "memory": _memory,
     "table": _table,
 }
+
+
+def numbered(rows: int) -> DatasetStore:
+    """A store whose every row has other numbers than the rest."""
+    store, numbers = DatasetStore(), np.arange(rows)
+    store.extend(
+        {
+            "action": numbers % 5,
+            "reward": numbers.astype(np.float32),
+            "done": np.zeros(rows, np.int64),
+            "observation": numbers[:, None] + np.arange(3, dtype=np.float32),
+        }
+    )
+    return store
