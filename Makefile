@@ -4,6 +4,9 @@
 # Tried in this order; `make test PYTHON=/path/to/python3.12` asks for one.
 PYTHON ?= python3 python3.13 python3.12 python3.11
 VENV   ?= .venv
+# TF-Agents and Reverb stopped at Python 3.11 and NumPy 1.26, so that they have an environment of their own.
+REVERB_PYTHON ?= python3.11
+REVERB_VENV   ?= .venv-reverb
 PY     := $(VENV)/bin/python
 PIP    := $(PY) -m pip --disable-pip-version-check
 # Passed on to what a command runs: make test ARGS="-k store -x"
@@ -16,7 +19,7 @@ PACKAGES := $(patsubst %/__init__.py,%,$(wildcard mouse_core/__init__.py adapter
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow bench bench-scale lint format types docs docs-serve wheel-check clean distclean
+.PHONY: help demo test test-slow test-reverb bench bench-scale lint format types docs docs-serve wheel-check clean distclean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | \
@@ -31,6 +34,9 @@ test: $(VENV)/.installed-test  ## run the tests
 
 test-slow: $(VENV)/.installed-test  ## run the tests that take minutes
 	$(PY) -m pytest -m slow -n $(JOBS) --dist worksteal $(ARGS)
+
+test-reverb: $(REVERB_VENV)/.installed  ## run the tests that need TF-Agents and a Reverb server, in an environment of theirs
+	TF_CPP_MIN_LOG_LEVEL=3 $(REVERB_VENV)/bin/python -m pytest tests/reverb $(ARGS)
 
 bench: $(VENV)/.installed-bench  ## measure against peers and write docs/benchmarks.md; ARGS=--quick takes two minutes
 	$(PY) -m tests.bench $(ARGS)
@@ -56,7 +62,7 @@ docs: $(VENV)/.installed-docs  ## build the documentation into site/ and check i
 docs-serve: $(VENV)/.installed-docs  ## show the documentation in a browser, following edits
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs serve
 
-wheel-check: $(VENV)/.installed-dev  ## build the wheel and import it in an empty environment
+wheel-check: $(VENV)/.installed-dev  ## build the wheel, import it in an empty environment, and use the core with the oldest versions
 	$(PY) scripts/check_wheel.py
 
 clean:  ## remove what was built
@@ -64,7 +70,7 @@ clean:  ## remove what was built
 	find mouse_core adapters tests examples scripts -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean  ## the same, and .venv
-	rm -rf $(VENV)
+	rm -rf $(VENV) $(REVERB_VENV)
 
 # The first of the candidates that exists and is new enough makes the environment.
 $(PY):
@@ -83,4 +89,12 @@ $(PY):
 $(VENV)/.installed-%: pyproject.toml constraints.txt $(addsuffix /__init__.py,$(PACKAGES)) | $(PY)
 	@echo "Installing what 'make $(MAKECMDGOALS)' needs into $(VENV) (the first time takes some minutes)"
 	$(PIP) install --quiet -c constraints.txt -e '.[$*]'
+	@touch $@
+
+$(REVERB_VENV)/.installed: pyproject.toml tests/reverb/requirements.txt
+	@echo "Installing TF-Agents and Reverb into $(REVERB_VENV): 2 GB, some minutes"
+	$(REVERB_PYTHON) -m venv $(REVERB_VENV)
+	$(REVERB_VENV)/bin/python -m pip --disable-pip-version-check install --quiet -r tests/reverb/requirements.txt -e .
+	$(REVERB_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps tf-agents==0.19.0
+	$(REVERB_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --no-build-isolation gym==0.23.0
 	@touch $@

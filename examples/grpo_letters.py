@@ -10,6 +10,7 @@ policy with the clipped objective of GRPO.
 from __future__ import annotations
 
 import argparse
+import os
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from tensordict import TensorDict
 from torch.nn.functional import log_softmax, one_hot
 
 import mouse_ray
-from mouse_core.rollouts.groups import GrpoBatchMaker, RolloutRecord, Turn
+from mouse_core.groups import GrpoBatchMaker, RolloutRecord, Turn
 from mouse_torch.groups import pad
 
 LETTERS = "abc"
@@ -169,7 +170,7 @@ def train(folder: Path, *, steps: int, questions: int = 32, batch_size: int = 12
     policy = Policy()
     optimizer = torch.optim.Adam(policy.parameters(), lr=3e-3)
     # Answers of the last two versions are used, each once, with advantages divided by their group's deviation.
-    maker = GrpoBatchMaker("letters", rng_seed=seed, normalize_std=True, std_floor=0.1, max_staleness=1)
+    maker = GrpoBatchMaker("letters", rng_seed=seed, normalize_std=True, eps=0.1, max_staleness=1)
     buffer = mouse_ray.RolloutBuffer.options(num_cpus=0.5).remote(folder, GROUP_SIZE, batch_maker=maker)
     workers = [Worker.remote(buffer, 2 * seed + number) for number in range(2)]
     rewards: list[float] = []
@@ -197,6 +198,7 @@ def main(arguments: Sequence[str] | None = None) -> list[float]:
     parser.add_argument("--output", type=Path, help="where rollouts and batches are kept; by default nowhere")
     chosen = parser.parse_args(arguments)
     if not ray.is_initialized():
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # else Ray reports how it is used
         ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR")
     with tempfile.TemporaryDirectory() as scratch:
         rewards = train(chosen.output or Path(scratch), steps=chosen.steps, seed=chosen.seed)

@@ -1,5 +1,7 @@
 """One data layer for reinforcement learning on recorded experience; pure NumPy, on Arrow."""
 
+__distribution__ = "mouse-data"
+
 from mouse_core.augment import (
     AugmentMaskProbConfig,
     AugmentScalarSpec,
@@ -8,7 +10,7 @@ from mouse_core.augment import (
     RandomShift,
     TokenAugmenter,
 )
-from mouse_core.batches import BatchSource
+from mouse_core.batches.source import BatchSource
 from mouse_core.errors import (
     ClosedError,
     ConfigError,
@@ -23,10 +25,10 @@ from mouse_core.errors import (
     StorageError,
     WorkerError,
 )
-from mouse_core.prefetch import PrefetchBatchifier
-from mouse_core.snapshot import Snapshot
+from mouse_core.prefetch.batchifier import PrefetchBatchifier
 from mouse_core.spec import Field, FieldSpec, Spec
-from mouse_core.store import DatasetStore
+from mouse_core.store.dataset_store import DatasetStore
+from mouse_core.store.snapshot import Snapshot
 
 __all__ = [
     "AugmentMaskProbConfig",

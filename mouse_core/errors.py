@@ -5,6 +5,18 @@ Every message says what was expected, what was found, and where (field, row, fil
 
 from __future__ import annotations
 
+import sys as _sys
+
+# Every module comes here first. Another distribution has a package of this name: where it was installed over this one,
+# or removed, mouse_core/__init__.py is its own or none at all, and names would be missing one by one.
+_package = _sys.modules.get("mouse_core")
+if getattr(_package, "__distribution__", None) != "mouse-data":
+    raise ImportError(
+        f"mouse_core: expected the package of mouse-data, found another at {getattr(_package, '__file__', None)}: the "
+        "distribution mouse-core, which has a package of this name, was installed over it or removed; run "
+        "pip uninstall mouse-core mouse-data, then install mouse-data again"
+    )
+
 
 class MouseError(Exception):
     """Base class of every error raised on purpose by this library."""
@@ -65,3 +77,7 @@ class RolloutFullError(RolloutError, OverflowError):
 
 class StorageError(MouseError, OSError):
     """Something could not be written or read: a full disk, a missing permission; the system's error is chained."""
+
+
+class AlignmentWarning(UserWarning):
+    """The data speak against the alignment that they have, or are taken to have."""

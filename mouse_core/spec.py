@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._base.casting import named_dtype, number_kind
 from mouse_core.errors import ConfigError, MissingFieldError
+
+_T = TypeVar("_T")
 
 Alignment = Literal["arrived", "outgoing"]
 """Which transition a row's action, reward and done belong to: the one that led to the row's observation
@@ -27,10 +30,11 @@ def check_alignment(alignment: str) -> Alignment:
 def check_dtype(dtype: npt.DTypeLike, *, where: str) -> np.dtype[np.generic]:
     """``dtype`` as a NumPy dtype, or ConfigError if it is not numeric."""
     try:
-        checked = np.dtype(dtype)
+        checked = named_dtype(dtype)
     except TypeError as error:
-        raise ConfigError(f"{where}: expected a NumPy dtype, found {dtype!r}") from error
-    if checked.kind not in "biuf":
+        known = f": {error}" if "ml_dtypes" in str(error) else ""
+        raise ConfigError(f"{where}: expected a NumPy dtype, found {dtype!r}{known}") from error
+    if number_kind(checked) not in "biuf":
         raise ConfigError(f"{where}: expected a boolean, integer or floating dtype, found {checked}")
     return checked
 
@@ -44,14 +48,22 @@ class Field:
         column: The column's name in the stored data; by default the field's name.
         dtype: The delivered dtype; by default the stored one (uint8 for images).
         vector_dtype: The delivered dtype where the column holds vectors; by default ``dtype``.
-        shape: The per-step shape; by default that of the column's type, or of its first value.
+        shape: The per-step shape; by default that of the column's type, or of its first value. Of shape ``()``, vectors
+            of one value are read as that value.
         fill: What a null becomes; by default a null is an error.
         pad: What rows shorter than ``shape`` are filled up with; by default a differing width is an error.
-        bounds: Lowest and highest value allowed, both included; by default any.
+        bounds: Lowest and highest value allowed, both included; by default any. Images hold 0..255, or 0..65535 where
+            ``bounds`` go beyond 255 or, without any, ``dtype`` is uint16: depth, for instance.
         required: Whether a store without the column is an error; otherwise the field is absent.
         max_ndim: The most dimensions a row's values may have; by default as many as ``shape`` has, or any.
+        min_ndim: The fewest dimensions of a step; with 1, single numbers are vectors of one value.
+        dim: Without ``shape``: how many values vectors have, and how many codes there are where rows are single
+            numbers: ``0..dim - 1`` are allowed, unless ``bounds`` or ``min_ndim`` say otherwise. ``DatasetStore`` sets
+            it by ``max_action_dim`` and ``max_obs_continuous_dim``.
+        labels: What the codes from 0 are called in messages.
         image: Whether values are images: encoded (``{bytes, path}``) or raw arrays ``[H, W]`` or ``[H, W, C]`` of
-            pixels 0..255. They are delivered flattened, ``[H * W * C]``.
+            pixels. They are delivered flattened, ``[H * W * C]``. ``shape`` is their ``(H, W, C)``, by default that of
+            the first.
     """
 
     name: str
@@ -65,11 +77,16 @@ class Field:
     required: bool = False
     max_ndim: int | None = None
     image: bool = False
+    min_ndim: int = 0
+    dim: int | None = None
+    labels: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.name, str):
             raise ConfigError(f"Field: expected a name, found {self.name!r}")
         object.__setattr__(self, "column", self.column or self.name)
+        if not isinstance(self.column, str):
+            raise ConfigError(f"field {self.name!r}: expected the name of a column, found {self.column!r}")
         for option in ("dtype", "vector_dtype"):
             value = getattr(self, option)
             if value is not None:
@@ -79,31 +96,90 @@ class Field:
             if any(size < 1 for size in shape):
                 raise ConfigError(f"field {self.name!r}: expected a shape of positive sizes, found {self.shape!r}")
             object.__setattr__(self, "shape", shape)
+            if self.image and len(shape) != 3:
+                raise ConfigError(f"field {self.name!r}: expected (H, W, C) as the shape of images, found {shape}")
             if self.max_ndim is None:
                 object.__setattr__(self, "max_ndim", len(shape))
+        for option in ("min_ndim", "max_ndim"):
+            value = getattr(self, option)
+            if type(value) is not int and not (option == "max_ndim" and value is None):
+                raise ConfigError(f"field {self.name!r}: expected {option} as an integer, found {value!r}")
+        for option in ("fill", "pad"):
+            value = getattr(self, option)
+            if value is not None and not isinstance(value, _NUMBERS):
+                raise ConfigError(f"field {self.name!r}: expected {option} as a number, found {value!r}")
+        object.__setattr__(self, "labels", tuple(self.labels))
+        self._check_bounds()
 
+    @property
+    def pixel_dtype(self) -> np.dtype[np.generic]:
+        """What holds the pixels of encoded images: uint8, or uint16 where ``bounds`` or ``dtype`` say so."""
+        wide = self.bounds[1] > 255 if self.bounds is not None else self.dtype == np.uint16
+        return np.dtype(np.uint16 if wide else np.uint8)
+
+    def _check_bounds(self) -> None:
+        if self.dim is not None and (type(self.dim) is not int or self.dim < 1):
+            raise ConfigError(f"field {self.name!r}: expected dim as a positive integer, found {self.dim!r}")
+        if self.bounds is None:
+            return
+        low, high = self.bounds if isinstance(self.bounds, tuple | list) and len(self.bounds) == 2 else (None, None)
+        if not isinstance(low, _NUMBERS) or not isinstance(high, _NUMBERS) or not low <= high:
+            raise ConfigError(f"field {self.name!r}: expected bounds as (lowest, highest), found {self.bounds!r}")
+        if self.fill is not None and not low <= self.fill <= high:
+            raise ConfigError(
+                f"field {self.name!r}: expected a fill within its bounds {low}..{high}, found {self.fill}"
+            )
+        object.__setattr__(self, "bounds", (low, high))
+
+    def bounds_of(self, ndim: int) -> tuple[int, int] | None:
+        """Lowest and highest value allowed where a step has so many dimensions; None: any."""
+        if self.bounds is None and self.dim is not None and not ndim and not self.min_ndim:
+            return (0, self.dim - 1)
+        return self.bounds
+
+    def shown(self, bounds: tuple[int, int]) -> str:
+        """What values within some bounds are, in words."""
+        low, high = bounds
+        if low == 0 and len(self.labels) == high + 1:
+            return "one of " + ", ".join(f"{code} ({label})" for code, label in enumerate(self.labels))
+        return f"{low}..{high}"
+
+
+_NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
 
 STANDARD_FIELDS: tuple[Field, ...] = (
     Field("action", dtype="int64", vector_dtype="float32", pad=0, required=True, max_ndim=1),
     Field("reward", dtype="float32", shape=(), required=True),
     Field("xformed_reward", dtype="float32", shape=()),
-    Field("done", dtype="int64", shape=(), bounds=(0, 2), required=True),
+    Field("done", dtype="int64", shape=(), bounds=(0, 2), required=True, labels=("alive", "terminal", "truncated")),
     Field("time", column="episode_step", dtype="int64", shape=(), fill=-1),
-    Field("q_star", column="metadata_q_star", dtype="float32", fill=-np.inf, pad=-np.inf, max_ndim=1),
-    Field("obs_continuous", column="observation", dtype="float64", pad=0, max_ndim=1),
+    Field("q_star", column="metadata_q_star", dtype="float32", fill=-np.inf, pad=-np.inf, max_ndim=1, min_ndim=1),
+    Field("obs_continuous", column="observation", dtype="float64", pad=0, max_ndim=1, min_ndim=1),
     Field("obs_discrete", column="observation_discrete", dtype="int64", shape=()),
     Field("obs_image", column="observation_image", dtype="int64", bounds=(0, 255), image=True),
 )
 """The fields every store knows; ``DatasetStore(fields=...)`` replaces or extends them."""
 
 
-def merge_fields(fields: Iterable[Field]) -> dict[str, Field]:
-    """The standard fields, with ``fields`` replacing those of the same name and following the others."""
+def merge_fields(
+    fields: Iterable[Field], *, max_action_dim: int | None = None, max_obs_continuous_dim: int | None = None
+) -> dict[str, Field]:
+    """The standard fields, with ``fields`` replacing those of the same name and following the others.
+
+    Everything that follows from a name is in them then: a field that replaces a standard one has its ``min_ndim``, its
+    labels where the bounds are the same, and, unless it has one of its own, the dimension that the store was given.
+    """
     merged = {standard.name: standard for standard in STANDARD_FIELDS}
     for given in fields:
         if not isinstance(given, Field):
             raise ConfigError(f"fields: expected mouse_core.Field objects, found {given!r}")
-        merged[given.name] = given
+        known = merged.get(given.name, given)
+        labels = given.labels or (known.labels if known.bounds == given.bounds else ())
+        merged[given.name] = replace(given, min_ndim=max(given.min_ndim, known.min_ndim), labels=labels)
+    dims = {"action": max_action_dim, "q_star": max_action_dim, "obs_continuous": max_obs_continuous_dim}
+    for name, dim in dims.items():
+        if merged[name].dim is None:
+            merged[name] = replace(merged[name], dim=dim)
     return merged
 
 
@@ -180,3 +256,50 @@ class Spec(Mapping[str, FieldSpec]):
 
     def __reduce__(self) -> tuple[type[Spec], tuple[dict[str, FieldSpec], str]]:
         return Spec, (dict(self.fields), self.alignment)
+
+
+# What others call the columns of the standard fields; gymnasium's names first.
+_ELSEWHERE = {
+    "action": ("actions", "act", "acts"),
+    "reward": ("rewards", "rew", "rews"),
+    "done": ("dones", "terminal", "terminals"),
+    "observation": ("obs", "observations", "state", "states"),
+    "episode_step": ("step", "steps", "timestep", "timesteps"),
+}
+_NEXT = ("next_obs", "next_observation", "next_observations", "next_state")
+
+
+def recipe(found: Iterable[object], columns: Iterable[str] = _ELSEWHERE) -> str:
+    """How rows with these names become rows of a store, in words; empty where nothing in them is known.
+
+    Args:
+        found: Names of columns that there are.
+        columns: Those that are asked for.
+    """
+    names = {name for name in found if isinstance(name, str)}
+    said = []
+    asked = set(columns)
+    for column, others in _ELSEWHERE.items():
+        other = next((name for name in others if name in names), None)
+        if column in asked and column not in names and other is not None:
+            said.append(f"{column!r} is what you call {other!r}")
+    ended = sorted(names & {"terminated", "truncated", "terminations", "truncations"})
+    if ended and "done" in asked and "done" not in names:
+        said = [line for line in said if not line.startswith("'done'")]
+        said.append(f"'done' is 1 if terminated else 2 if truncated else 0 (from {', '.join(ended)})")
+    if said and names & {*_NEXT}:
+        said.append(
+            f"{min(names & {*_NEXT})!r} is the observation of the row that follows, so leave it out: with "
+            "alignment='outgoing', and a last row for the final observation of each episode"
+        )
+    return "; ".join(said)
+
+
+def check_list(option: str, names: Iterable[_T]) -> tuple[_T, ...]:
+    """What an option lists, as a tuple; ConfigError for a single text, of which the letters would be taken."""
+    if isinstance(names, str | bytes):
+        raise ConfigError(f"{option}: expected a list of names, found {names!r}; write [{names!r}]")
+    try:
+        return tuple(names)
+    except TypeError as error:
+        raise ConfigError(f"{option}: expected a list of names, found {names!r}") from error

@@ -17,6 +17,8 @@ os.environ["HF_HUB_DISABLE_TELEMETRY"] = "1"
 os.environ["HF_HUB_DISABLE_XET"] = "1"
 os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
 os.environ.setdefault("MPLBACKEND", "agg")
+# Ray asks nobody before it reports how it is used.
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 # No deadlines: the machine may be busy. In CI the examples are the same in every run.
 settings.register_profile("default", deadline=None, suppress_health_check=[HealthCheck.too_slow])

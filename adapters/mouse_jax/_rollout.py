@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from mouse_core import ConfigError, MissingFieldError, RolloutError, SchemaError, Spec
+from mouse_core._base.casting import number_kind
+from mouse_core.randomness import check_seed
 from mouse_core.rollouts import MiniBatch, RolloutField, _checks, _hidden, episode_starts
 from mouse_core.rollouts.amp import AmpStates, Extractor, amp_states
 from mouse_core.rollouts.fields import stored_spec
@@ -86,14 +88,41 @@ def known(value: Any) -> int | None:
     return None if isinstance(value, jax.core.Tracer) else int(value)
 
 
-def are_known(*arrays: Any) -> bool:
-    """Whether values can be looked at without waiting for a device: none is traced, and all are on the host."""
+def are_known(*arrays: Any, anywhere: bool = False) -> bool:
+    """Whether values can be looked at: none is traced, and all are on the host, so that no device is waited for.
+
+    Args:
+        arrays: The values.
+        anywhere: Whether they may be on any device.
+    """
     for array in arrays:
         if isinstance(array, jax.core.Tracer):
             return False
-        if isinstance(array, jax.Array) and any(device.platform != "cpu" for device in array.devices()):
+        if (
+            not anywhere
+            and isinstance(array, jax.Array)
+            and any(device.platform != "cpu" for device in array.devices())
+        ):
             return False
     return True
+
+
+def seed_halves(seed: Any) -> jax.Array:
+    """The halves of a seed, uint32 ``[2]``, high first; the seed may be traced.
+
+    Raises:
+        ConfigError: Not an integer in ``[0, 2**64)``, as far as that is known.
+    """
+    if isinstance(seed, jax.Array):
+        if seed.ndim or not jnp.issubdtype(seed.dtype, jnp.integer):
+            raise ConfigError(f"seed: expected an integer in [0, 2**64), found {seed.dtype} {list(seed.shape)}")
+        if isinstance(seed, jax.core.Tracer):
+            # JAX has 64-bit integers only where they were asked for.
+            high = (seed >> 32).astype(jnp.uint32) if seed.dtype.itemsize == 8 else jnp.uint32(0)
+            return jnp.stack([high, seed.astype(jnp.uint32)])
+        seed = int(seed)
+    seed = check_seed(seed)
+    return jnp.asarray([seed >> 32, seed & 0xFFFFFFFF], jnp.uint32)
 
 
 def as_array(name: str, value: Any, shape: tuple[int, ...], dtype: Any) -> jax.Array:
@@ -110,7 +139,7 @@ def _as_numpy(name: str, value: Any) -> np.ndarray[Any, Any]:
         made = np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise SchemaError(f"{name}: expected an array, found {type(value).__name__}") from error
-    if made.dtype.kind not in "biuf":
+    if number_kind(made.dtype) not in "biuf":
         raise SchemaError(f"{name}: expected numbers, found {made.dtype}")
     return made
 
@@ -146,6 +175,40 @@ def check_hidden(layout: Layout, path: str, leaf: Any) -> None:
     axis = _hidden.env_axis(shape, layout.hidden_axis)
     if len(shape) <= axis or shape[axis] != layout.num_envs:
         raise SchemaError(f"{path}: expected {layout.num_envs} environments on axis {axis}, found shape {list(shape)}")
+
+
+def checked_hidden(rollout: Rollout, given: Any, step: int | None) -> Any:
+    """The hidden states to write, in the structure of the rollout's; None where it has none.
+
+    Before its first step a policy has no state, and says so by (None, None): zeros.
+    """
+    held = rollout.hidden_states
+    pair = isinstance(given, tuple | list) and len(given) == 2
+    if held is None or not pair:
+        if held is not None or not _hidden.is_empty(given):
+            raise SchemaError("hidden_states: expected them in every row, and in init, or nowhere")
+        return None
+
+    def check(path: str, array: jax.Array, leaf: Any) -> jax.Array:
+        check_hidden(rollout.layout, path, leaf)
+        if np.shape(leaf) != array.shape[1:]:
+            raise SchemaError(f"{path}: expected shape {list(array.shape[1:])}, found {list(np.shape(leaf))}")
+        return jnp.asarray(leaf, array.dtype)
+
+    def zeros(path: str, array: jax.Array) -> jax.Array:
+        return jnp.zeros_like(array[0])
+
+    row = []
+    for place, (arrays, states) in enumerate(zip(held, given, strict=True)):
+        path = f"hidden_states[{place}]"
+        if _hidden.is_empty(states) and not _hidden.is_empty(arrays):
+            if step:
+                raise SchemaError(f"{path}: expected it in every row, found none in row {step}")
+            row.append(_hidden.tree_map(zeros, arrays, path=path))
+        else:
+            row.append(_hidden.tree_map(check, arrays, states, path=path))
+    # A pair of the same type, for the two are mapped over together.
+    return type(held)(row)
 
 
 def check_full(rollout: Rollout, caller: str) -> None:

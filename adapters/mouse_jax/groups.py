@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import jax
 from jax.sharding import Sharding
 
-from mouse_core import ConfigError
-from mouse_core.rollouts import groups
-from mouse_core.rollouts.groups import RLExample
-from mouse_core.rollouts.groups.batches import Arrays
+from mouse_core import ConfigError, groups
+from mouse_core.groups import RLExample
+from mouse_core.groups.batches import Arrays
 from mouse_jax.placement import Placement, find_device
 
 
@@ -23,7 +22,7 @@ def pad(
     device: jax.Device | str | None = None,
     sharding: Sharding | None = None,
 ) -> dict[str, jax.Array]:
-    """One example a row, filled up at the end; see ``mouse_core.rollouts.groups.pad``.
+    """One example a row, filled up at the end; see ``mouse_core.groups.pad``.
 
     Args:
         examples, length, pad_token, truncate: As there. A jitted step compiles anew for every ``length`` and number of
@@ -51,7 +50,7 @@ def pack(
     device: jax.Device | str | None = None,
     sharding: Sharding | None = None,
 ) -> dict[str, jax.Array]:
-    """Several examples a row, one behind the other; see ``mouse_core.rollouts.groups.pack``.
+    """Several examples a row, one behind the other; see ``mouse_core.groups.pack``.
 
     Args:
         examples, length, num_rows, pad_token, truncate: As there. A jitted step compiles anew for every ``length`` and

@@ -10,8 +10,8 @@ from jax.sharding import Sharding
 
 from mouse_core.replay import buffer, ensemble
 from mouse_core.replay._sampled import Sampled
-from mouse_core.replay.priorities import Beta, PrioritizedSampler
 from mouse_core.replay.protocols import FieldKey, Sampler, Transform, Writer
+from mouse_core.replay.samplers.priorities import Beta, PrioritizedSampler
 from mouse_jax.placement import find_device
 from mouse_jax.trees import as_arrays, as_jax
 
@@ -94,6 +94,11 @@ class ReplayBuffer(_InJax, buffer.ReplayBuffer):
             collate_fn=collate_fn,
             priority_key=priority_key,
         )
+
+    def _deliver_rows(self, rows: Any, shape: tuple[int, ...]) -> Any:
+        if isinstance(rows, list) and shape:
+            return [self._deliver_rows(row, shape[1:]) for row in rows]
+        return self._deliver(rows)
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):

@@ -15,9 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mouse_core import ConfigError, MissingFieldError, SchemaError
+from mouse_core import ConfigError, MissingFieldError
 from mouse_core.errors import RolloutError, RolloutFullError
-from mouse_core.randomness import check_seed
 from mouse_core.rollouts import MiniBatch, RolloutField, Transition, _checks, _hidden, episode_starts
 from mouse_core.rollouts.amp import find_extractors
 from mouse_core.rollouts.fields import complete_fields
@@ -34,11 +33,13 @@ from mouse_jax._rollout import (
     check_full,
     check_hidden,
     check_readable,
+    checked_hidden,
     checked_histories,
     checked_rows,
     known,
     put_rows,
     row_taker,
+    seed_halves,
     take_environments,
 )
 
@@ -63,7 +64,7 @@ def init(
     num_envs: int,
     num_transitions_per_env: int,
     fields: Mapping[str, RolloutField | Sequence[int]],
-    seed: int = 0,
+    seed: int | jax.Array = 0,
     *,
     amp_cfg: Any = None,
     hidden_states: Any = None,
@@ -74,7 +75,9 @@ def init(
     Args:
         num_envs, num_transitions_per_env, fields, seed, amp_cfg, hidden_axis: As in
             ``mouse_core.rollouts.RolloutStorage``; ``motion_mimic_fields`` gives the fields of its preset. Every field
-            is allocated, so that one that is optional needs a mask.
+            is allocated, so that one that is optional needs a mask. The seed may be traced, so that ``jax.vmap`` makes
+            rollouts of many seeds, each with the order of rows that it has alone; a negative one, which is refused
+            where it is known, then counts modulo 2**32, or 2**64 in int64.
         hidden_states: ``(actor, critic)`` of one step, whose shapes say what to allocate; None: there are none.
 
     Returns:
@@ -90,7 +93,7 @@ def init(
     for name, one in completed.items():
         if one.optional and not one.mask:
             raise ConfigError(f"fields[{name!r}]: expected mask=True beside optional=True, as all memory is allocated")
-    seed = check_seed(seed)
+    halves = seed_halves(seed)
     shape, extractors = (int(num_transitions_per_env), int(num_envs)), find_extractors(amp_cfg, completed)
     layout = Layout(shape[1], shape[0], tuple(completed.items()), extractors, _hidden.check_axis(hidden_axis))
 
@@ -104,7 +107,7 @@ def init(
         jnp.int32(0),
         jnp.uint32(0),
         jnp.asarray(False),
-        jnp.asarray([seed >> 32, seed & 0xFFFFFFFF], jnp.uint32),
+        halves,
         layout,
     )
 
@@ -116,7 +119,8 @@ def add(rollout: Rollout, transition: Transition | Mapping[str, Any]) -> Rollout
 
     Args:
         rollout: A rollout.
-        transition: As in ``RolloutStorage.add_transitions``.
+        transition: As in ``RolloutStorage.add_transitions``. Where ``init`` was given hidden states, None for those of
+            the actor or the critic stands for zeros in the first row, or where the number of the row is traced.
 
     Raises:
         RolloutFullError: There is no row left; under ``jax.jit`` it is dropped instead.
@@ -132,17 +136,7 @@ def add(rollout: Rollout, transition: Transition | Mapping[str, Any]) -> Rollout
     _checks.drop_stand_ins(given, rollout.arrays)
     _checks.check_names(given, dict(layout.fields))
     rows = checked_rows(layout, given, step)
-    hidden = given.get("hidden_states")
-    if _hidden.is_empty(hidden) != (rollout.hidden_states is None):
-        raise SchemaError("hidden_states: expected them in every row, and in init, or nowhere")
-
-    def check(path: str, array: jax.Array, leaf: Any) -> jax.Array:
-        check_hidden(layout, path, leaf)
-        if np.shape(leaf) != array.shape[1:]:
-            raise SchemaError(f"{path}: expected shape {list(array.shape[1:])}, found {list(np.shape(leaf))}")
-        return jnp.asarray(leaf, array.dtype)
-
-    hidden = None if rollout.hidden_states is None else _hidden.tree_map(check, rollout.hidden_states, hidden)
+    hidden = checked_hidden(rollout, given.get("hidden_states"), step)
     arrays, hidden = put_rows((rollout.arrays, rollout.hidden_states), (rows, hidden), rollout.step)
     return replace(rollout, arrays=arrays, hidden_states=hidden, step=rollout.step + 1, computed=jnp.asarray(False))
 
@@ -330,4 +324,5 @@ def recurrent_mini_batches(
 
 def _delivered(rollout: Rollout, batches: Iterator[MiniBatch]) -> Batches:
     """One by one, or, where a compiled function is to return them, all at once."""
-    return tuple(batches) if isinstance(rollout.step, jax.core.Tracer) else batches
+    # Under jax.vmap over seeds the seed alone may be traced.
+    return batches if are_known(*jax.tree.leaves(rollout), anywhere=True) else tuple(batches)

@@ -57,12 +57,10 @@ class BatchMaker:
     def transfer(self, gathered: Any) -> Any:
         """What was gathered, as JAX's arrays in their place and in the dtypes to deliver."""
         views: tuple[Arrays, ...] = gathered if isinstance(gathered, tuple) else (gathered,)
-        # Views of one batch share the fields in which they do not differ.
-        arrays = {id(values): values for view in views for values in view.values()}
+        rows = [values for view in views for values in view.values()]
         with settings(self.x64, self.default_device):
-            rows = list(arrays.values())
-            placed = dict(zip(arrays, self.placement.put(rows, recurring=len(rows[0]) == self.rows), strict=True))
-            made = tuple(self._widened({name: placed[id(values)] for name, values in view.items()}) for view in views)
+            placed = iter(self.placement.put(rows, recurring=len(rows[0]) == self.rows))
+            made = tuple(self._widened({name: next(placed) for name in view}) for view in views)
         return made if isinstance(gathered, tuple) else made[0]
 
     def __call__(self, index: int) -> Any:

@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Sharding
 
-from mouse_core._convert import convert
+from mouse_core._base.casting import convert, number_kind
+from mouse_core._base.trees import flatten, map_tree
 from mouse_core.errors import DataError
-from mouse_core.replay._trees import flatten, map_tree
 from mouse_core.replay.protocols import FieldKey
+from mouse_core.replay.storages._varying import is_varying
 from mouse_jax.dtypes import narrowing
 
 _NUMBERS = "biufc"
@@ -39,7 +40,8 @@ def as_arrays(rows: Any) -> Any:
 def as_jax(batch: Any, target: jax.Device | Sharding | None) -> Any:
     """A batch, or rows, with its numbers as JAX's arrays in their place; what is no array of numbers stays.
 
-    Without x64 64-bit numbers are narrowed.
+    Without x64 64-bit numbers are narrowed. What differs in length from row to row becomes lists, of JAX's arrays where
+    they are numbers.
 
     Args:
         batch: Arrays in memory that nobody writes to any more: on a host JAX may keep it.
@@ -48,12 +50,14 @@ def as_jax(batch: Any, target: jax.Device | Sharding | None) -> Any:
     Raises:
         DataError: A number that does not fit; the message names the field.
     """
+    if isinstance(batch, Mapping | tuple) and any(map(is_varying, flatten(batch).values())):
+        return map_tree(lambda leaf: _lists(leaf, target) if is_varying(leaf) else as_jax(leaf, target), batch)
     found: dict[FieldKey, Any] = flatten(batch) if isinstance(batch, Mapping | tuple) else {(): batch}
     narrowed = narrowing()
     numbers = {
         key: _narrowed(np.asarray(values), narrowed, key)
         for key, values in found.items()
-        if isinstance(values, np.ndarray | np.generic) and values.dtype.kind in _NUMBERS
+        if isinstance(values, np.ndarray | np.generic) and number_kind(values.dtype) in _NUMBERS
     }
     placed = jax.device_put(list(numbers.values()), target, may_alias=True)
     leaves: dict[FieldKey, Any] = {**found, **dict(zip(numbers, placed, strict=True))}
@@ -61,6 +65,12 @@ def as_jax(batch: Any, target: jax.Device | Sharding | None) -> Any:
         return leaves[()]
     values = iter(leaves.values())
     return map_tree(lambda _: next(values), batch)
+
+
+def _lists(values: npt.NDArray[Any], target: jax.Device | Sharding | None) -> list[Any]:
+    """Rows' values one by one; a sharding is for whole batches."""
+    where = None if isinstance(target, Sharding) else target
+    return [_lists(value, where) if is_varying(value) else as_jax(value, where) for value in values]
 
 
 def _narrowed(

@@ -13,7 +13,9 @@ import ray
 import ray.data
 from ray.data.block import BlockAccessor, BlockMetadata
 
-from mouse_core import ConfigError, DatasetStore, MissingFieldError, Snapshot
+from mouse_core import BatchSource, ConfigError, DatasetStore, MissingFieldError, Snapshot
+from mouse_core.about import About, with_about
+from mouse_core.spec import check_list
 
 _EPISODE = "episode"
 
@@ -28,6 +30,9 @@ def read(
     ``dataset.streaming_split(n)`` every trainer gets whole blocks, so each episode goes to one trainer; with
     ``equal=True`` Ray cuts blocks so that all get the same number of steps.
 
+    Every block, an Arrow table, says in its metadata what the store says of its rows: alignment, environments and tasks
+    (``mouse_core.about``). Files that Ray writes of them keep it.
+
     Args:
         store: The steps. Datasets on disk are read by the tasks, from the same path; steps that are only in memory
             travel through the object store.
@@ -38,7 +43,7 @@ def read(
 
     Raises:
         ConfigError: A store without steps, or an argument of another kind.
-        MissingFieldError: A field that is not there.
+        MissingFieldError: A field that is not there, or not in all datasets of the store.
     """
     snapshot = store.snapshot() if isinstance(store, DatasetStore) else store
     if not isinstance(snapshot, Snapshot):
@@ -47,13 +52,17 @@ def read(
         raise ConfigError(f"rows_per_block: expected an integer from 1, found {rows_per_block!r}")
     if not snapshot.num_rows:
         raise ConfigError("store: expected rows, found an empty store")
-    names = list(snapshot.spec) if fields is None else list(fields)
-    missing = [name for name in names if name not in snapshot.spec]
-    if missing or not names:
-        raise MissingFieldError(f"fields: expected some of {list(snapshot.spec)}, found {missing or names}")
+    names = list(snapshot.spec if fields is None else check_list("fields", fields))
+    if not names:
+        raise MissingFieldError(f"fields: expected some of {list(snapshot.spec)}, found {names}")
+    BatchSource(snapshot, sequence_length=1, batch_size=1, fields=names)  # which says what is wrong with them
     if _EPISODE in names:
         raise ConfigError(f"fields: expected none called {_EPISODE!r}, which counts the episodes")
-    source = _Episodes(snapshot, tuple(names), rows_per_block)
+    if isinstance(store, DatasetStore):
+        about = store.about.replace(fields=(), max_action_dim=None, max_obs_continuous_dim=None)
+    else:
+        about = About("outgoing" if snapshot.alignment == "outgoing" else None)
+    source = _Episodes(snapshot, tuple(names), rows_per_block, about)
     # As many blocks as there are, or Ray would cut them further.
     dataset: ray.data.Dataset = ray.data.read_datasource(source, override_num_blocks=len(source.blocks))
     return dataset
@@ -71,9 +80,9 @@ class _Block:
 class _Episodes(ray.data.Datasource):
     """Reads a snapshot block by block."""
 
-    def __init__(self, snapshot: Snapshot, names: tuple[str, ...], rows_per_block: int) -> None:
+    def __init__(self, snapshot: Snapshot, names: tuple[str, ...], rows_per_block: int, about: About) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._snapshot, self._names = snapshot, names
+        self._snapshot, self._names, self._about = snapshot, names, about
         self.blocks = _cut(np.asarray(snapshot.episode_starts, np.int64), snapshot.num_rows, rows_per_block)
         spec = snapshot.spec
         sizes = [spec[name].dtype.itemsize * int(np.prod(spec[name].shape, dtype=np.int64)) for name in names]
@@ -96,7 +105,9 @@ class _Episodes(ray.data.Datasource):
             metadata = BlockMetadata(num_rows=rows, size_bytes=rows * self._row_bytes, exec_stats=None)
             tasks.append(
                 ray.data.ReadTask(
-                    partial(_read, snapshot, self._names, block), metadata, per_task_row_limit=per_task_row_limit
+                    partial(_read, snapshot, self._names, block, self._about),
+                    metadata,
+                    per_task_row_limit=per_task_row_limit,
                 )
             )
         return tasks
@@ -114,7 +125,7 @@ def _cut(starts: npt.NDArray[np.int64], rows: int, rows_per_block: int) -> list[
     return blocks
 
 
-def _read(reference: Any, names: Iterable[str], block: _Block) -> Iterator[Any]:
+def _read(reference: Any, names: Iterable[str], block: _Block, about: About) -> Iterator[Any]:
     snapshot: Snapshot = ray.get(reference)
     begin = int(block.starts[0])
     length = block.end - begin
@@ -125,4 +136,4 @@ def _read(reference: Any, names: Iterable[str], block: _Block) -> Iterator[Any]:
         columns[name] = reader.read(windows, reader.spec.dtype)[0]
     lengths = np.diff(np.append(block.starts, block.end))
     columns[_EPISODE] = block.first + np.repeat(np.arange(len(lengths)), lengths)
-    yield BlockAccessor.batch_to_block(columns)
+    yield with_about(BlockAccessor.batch_to_block(columns), about)

@@ -1,4 +1,4 @@
-"""``mouse_core.rollouts.groups.RolloutBuffer`` as an actor."""
+"""``mouse_core.groups.RolloutBuffer`` as an actor."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 
 import ray
 
-from mouse_core.rollouts import groups
-from mouse_core.rollouts.groups import BatchMaker, RLExample, RolloutRecord, StoredRollouts
+from mouse_core import groups
+from mouse_core.groups import BatchMaker, RLExample, RolloutRecord, StoredRollouts
 
 
 class RolloutBufferActor:

@@ -10,8 +10,10 @@ from tensordict import TensorDict
 
 from mouse_core import ConfigError
 from mouse_core.augment import Augmenter, AugmentTokensConfig, Draws
+from mouse_torch.tracing import untraced
 
 
+@untraced("update_augmentations", "next_draws")
 class TokenAugmenter(Augmenter[TensorDict]):
     """Augments batches ``TensorDict[B, S]``, on the device where they are.
 

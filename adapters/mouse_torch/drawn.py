@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
+from mouse_core._base.casting import number_kind
+from mouse_core._base.trees import flatten, map_tree
 from mouse_core.batches import BatchLayout
-from mouse_core.replay._trees import flatten, map_tree
 from mouse_core.replay.source import BufferSource
 from mouse_torch.transfer import InFlight, slab_tensors
 from mouse_torch.trees import tensor_dict
@@ -32,7 +33,7 @@ def _make(
     numbers = {
         str(place): leaf
         for place, leaf in enumerate(flatten(batch).values())
-        if isinstance(leaf, np.ndarray) and leaf.dtype.kind in _NUMBERS
+        if isinstance(leaf, np.ndarray) and number_kind(leaf.dtype) in _NUMBERS
     }
     if not numbers or not (pin or stream is not None):  # it lies where it belongs, or is to be shared as it is
         return InFlight((tensor_dict(batch, device),), None)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from tensordict import TensorDict
 
-from mouse_core.rollouts import groups
-from mouse_core.rollouts.groups import RLExample
-from mouse_core.rollouts.groups.batches import Arrays
+from mouse_core import groups
+from mouse_core.groups import RLExample
+from mouse_core.groups.batches import Arrays
 from mouse_torch.placement import check_device
 
 
@@ -21,7 +21,7 @@ def pad(
     truncate: bool = False,
     device: str | torch.device | None = None,
 ) -> TensorDict:
-    """One example a row, filled up at the end; see ``mouse_core.rollouts.groups.pad``.
+    """One example a row, filled up at the end; see ``mouse_core.groups.pad``.
 
     Args:
         examples, length, pad_token, truncate: As there.
@@ -46,7 +46,7 @@ def pack(
     truncate: bool = False,
     device: str | torch.device | None = None,
 ) -> TensorDict:
-    """Several examples a row, one behind the other; see ``mouse_core.rollouts.groups.pack``.
+    """Several examples a row, one behind the other; see ``mouse_core.groups.pack``.
 
     Args:
         examples, length, num_rows, pad_token, truncate: As there.

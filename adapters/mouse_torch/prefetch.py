@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import numpy.typing as npt
 import torch
@@ -17,9 +18,12 @@ from mouse_core.replay.source import BufferSource
 from mouse_core.sampling import Boundary, Sampler, Weighting
 from mouse_torch.drawn import drawn_maker, keeps_tensors
 from mouse_torch.placement import check_device, check_pin
+from mouse_torch.tracing import untraced
 from mouse_torch.transfer import device_maker, hand_over, host_maker
+from mouse_torch.trees import as_state
 
 
+@untraced("next_batch", "__iter__", "state_dict", "load_state_dict", "refresh", "close")
 class PrefetchBatchifier(Loader[TensorDict]):
     """Batches as ``TensorDict[B, S]``, made ahead in threads, in index order.
 
@@ -115,3 +119,11 @@ class PrefetchBatchifier(Loader[TensorDict]):
             prefetch=prefetch,
             num_workers=num_workers,
         )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the next batch is; of a replay buffer, with what was drawn ahead of time, in tensors and plain values.
+
+        ``torch.save`` writes it and ``torch.load`` reads it with their defaults.
+        """
+        state: dict[str, Any] = as_state(super().state_dict())
+        return state

@@ -2,27 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import torch
-from tensordict import TensorDict
 
+from mouse_core._base.trees import map_tree
 from mouse_core.errors import ConfigError
 from mouse_core.replay import buffer, ensemble
 from mouse_core.replay._assembly import slots_of
-from mouse_core.replay._trees import map_tree
-from mouse_core.replay.array_storage import ArrayStorage
-from mouse_core.replay.priorities import Beta, PrioritizedSampler
+from mouse_core.replay._sampled import Sampled
 from mouse_core.replay.protocols import FieldKey, Sampler, Transform, Writer
+from mouse_core.replay.samplers.priorities import Beta, PrioritizedSampler
+from mouse_core.replay.storages.array import ArrayStorage
 from mouse_torch.placement import check_device
 from mouse_torch.storage import TensorStorage
-from mouse_torch.trees import as_tree, joined, on_device, on_host, tensor_dict
+from mouse_torch.tracing import untraced
+from mouse_torch.trees import as_state, as_tree, from_state, joined, on_device, on_host, tensor_dict
+
+_ON_HOST = ("sample", "draw", "finish", "__iter__", "update_priority", "state_dict", "load_state_dict")
+_WRITING = ("add", "extend", "empty", "__getitem__", "__setitem__")
 
 
-class ReplayBuffer(buffer.ReplayBuffer):
+class _Saved(Sampled):
+    """States that ``torch.save`` writes and ``torch.load`` reads with their defaults: tensors and plain values."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """All there is, as long as the data, in tensors and plain values; see the core's."""
+        state: dict[str, Any] = as_state(super().state_dict())
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on exactly where ``state`` was taken, here or in the core; see the core's."""
+        super().load_state_dict(from_state(state))
+
+
+@untraced(*_ON_HOST, *_WRITING)
+class ReplayBuffer(_Saved, buffer.ReplayBuffer):
     """``mouse_core.replay.ReplayBuffer`` that takes and gives TensorDicts, nested ones included.
 
     Rows may be TensorDicts, or dicts of tensors, arrays or numbers. Batches are ``TensorDict[batch_size]``, slices
@@ -97,12 +115,14 @@ class ReplayBuffer(buffer.ReplayBuffer):
         return self._kept
 
     def __getitem__(self, index: Any) -> Any:
-        """Rows as they are stored, without transforms: a TensorDict with the axes of ``index``; see the core's."""
-        index = on_host(index)
-        rows = super().__getitem__(index)
-        if isinstance(rows, TensorDict):
-            rows.batch_size = slots_of(index, len(self)).shape
-        return rows
+        """Rows as they are stored, without transforms: a TensorDict with the axes of ``index``, of a ``ListStorage`` a
+        list of TensorDicts; see the core's."""
+        return super().__getitem__(on_host(index))
+
+    def _deliver_rows(self, rows: Any, shape: tuple[int, ...]) -> Any:
+        if isinstance(rows, list) and shape:
+            return [self._deliver_rows(row, shape[1:]) for row in rows]
+        return tensor_dict(rows, self._target, size=shape)
 
     def __setitem__(self, index: Any, rows: Any) -> None:
         """Overwrite rows in place; see the core's."""
@@ -166,7 +186,8 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         )
 
 
-class ReplayBufferEnsemble(ensemble.ReplayBufferEnsemble):
+@untraced(*_ON_HOST)
+class ReplayBufferEnsemble(_Saved, ensemble.ReplayBufferEnsemble):
     """``mouse_core.replay.ReplayBufferEnsemble`` that gives TensorDicts.
 
     Args:

@@ -10,9 +10,11 @@ import torch
 
 from mouse_core import ConfigError, rollouts
 from mouse_core.rollouts.amp import AmpStates
+from mouse_torch.tracing import untraced
 from mouse_torch.transfer import torch_dtype
 
 
+@untraced("add_transitions", "mini_batch_generator", "recurrent_mini_batch_generator", "generator", "_read", "_steps")
 class RolloutStorage(rollouts.RolloutStorage):
     """``mouse_core.rollouts.RolloutStorage`` with torch tensors, which are kept, computed and delivered on one device.
 
@@ -49,8 +51,12 @@ class RolloutStorage(rollouts.RolloutStorage):
     def _on_host(self) -> bool:
         return bool(self.device.type == "cpu")
 
-    def _zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> torch.Tensor:
-        return torch.zeros(shape, dtype=torch_dtype(dtype), device=self.device)
+    def _zeros(self, shape: tuple[int, ...], dtype: Any) -> torch.Tensor:
+        # A tensor that is made in inference mode can be written to only there, and rollouts are often begun there.
+        with torch.inference_mode(False):
+            return torch.zeros(
+                shape, dtype=dtype if isinstance(dtype, torch.dtype) else torch_dtype(dtype), device=self.device
+            )
 
     def _array(self, value: Any) -> torch.Tensor:
         return torch.as_tensor(value, device=self.device).detach()

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from mouse_core._base.trees import flatten, map_tree, stack, stack_leaves, unflatten
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
-from mouse_core.replay._checks import check_max_size, check_ndim, check_put, slot_error
-from mouse_core.replay._rows import RowSchema
-from mouse_core.replay._state import rows_state, state_rows
-from mouse_core.replay._trees import flatten, map_tree, unflatten
 from mouse_core.replay.protocols import FieldKey, Slots
-from mouse_core.spec import Alignment, check_alignment
+from mouse_core.replay.storages._checks import check_max_size, check_ndim, check_not_spawning, check_put, slot_error
+from mouse_core.replay.storages._rows import RowSchema
+from mouse_core.replay.storages._state import rows_state, state_rows
+from mouse_core.replay.storages.array import ArrayStorage
+from mouse_core.spec import Alignment, check_alignment, check_list
 from mouse_torch.placement import check_device
-from mouse_torch.transfer import torch_dtype
+from mouse_torch.transfer import from_numpy, to_numpy, torch_dtype
+from mouse_torch.trees import on_host
 
 
 class TensorStorage:
@@ -32,6 +34,7 @@ class TensorStorage:
         ndim: 1, or 2 for ``[time, env]``, where every environment is a stream of its own.
         device: Where rows lie.
         alignment: Which transition a row's action, reward and done belong to.
+        ragged: Fields whose rows are arrays of differing length; see ``ArrayStorage``. They and text lie on the host.
 
     Raises:
         ConfigError: An argument out of range, or a device that is not there.
@@ -44,7 +47,10 @@ class TensorStorage:
         *,
         device: str | torch.device = "cpu",
         alignment: Alignment = "outgoing",
+        ragged: Iterable[FieldKey] = (),
     ) -> None:
+        self._ragged = check_list("ragged", ragged)
+        self._varying: ArrayStorage | None = None  # the fields that differ in length, by their place among them
         self._capacity = check_max_size(max_size)
         self._ndim = check_ndim(ndim)
         self._device = torch.empty(0, device=check_device(device)).device  # with its number
@@ -103,18 +109,21 @@ class TensorStorage:
     @property
     def keys(self) -> list[FieldKey]:
         """The names of the fields; none before the first write."""
-        return list(self._columns)
+        return [] if self._schema is None else list(self._schema.fields)
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory for all rows, used or not."""
-        return sum(column.nbytes for column in self._columns.values())
+        varying = 0 if self._varying is None else self._varying.nbytes
+        return varying + sum(column.nbytes for column in self._columns.values())
 
     # ------------------------------------------------------------------ writing
 
     def append(self, rows: Any, *, one: bool = False) -> tuple[int, int]:
         """Write rows behind the last, over the oldest where there is no room; see ``Storage.append``."""
-        tensors, n = self._checked(rows, self._ndim - 1 if one else self._ndim)
+        tensors, varying, n = self._checked(rows, self._ndim - 1 if one else self._ndim)
+        if self._varying is not None:
+            self._varying.append(varying, one=one)
         first = self._written
         begin = max(0, n - self._capacity)
         while begin < n:
@@ -131,26 +140,38 @@ class TensorStorage:
         """Overwrite the rows in ``slots`` by ``rows``; see ``Storage.put``."""
         if self._schema is None:
             raise IndexError("storage: expected slots in use, found an empty storage")
-        tensors, n = self._checked(rows, 1)
+        tensors, varying, n = self._checked(rows, 1, 1)
         check_put(slots, n)
+        if self._varying is not None:
+            self._varying.put(slots, varying)
         places = self._places(slots)
         for key, column in self._columns.items():
             column[places] = tensors[key]
         self._changes += 1
 
+    def check(self, rows: Any) -> None:
+        """Raise what ``append(rows)`` would, and write nothing."""
+        self._checked(rows, self._ndim, allocate=False)
+
     def empty(self) -> None:
         """Forget all rows."""
         self._written = self._size = 0
         self._changes += 1
+        if self._varying is not None:
+            self._varying.empty()
 
-    def _checked(self, rows: Any, lead: int) -> tuple[dict[FieldKey, torch.Tensor], int]:
-        """The leaves as tensors ``[n, *shape]`` on the device, checked before anything is changed."""
-        if isinstance(rows, list):
-            rows = _stacked(rows)
+    def _checked(
+        self, rows: Any, lead: int, ndim: int | None = None, *, allocate: bool = True
+    ) -> tuple[dict[FieldKey, torch.Tensor], dict[str, Any], int]:
+        """The leaves as tensors ``[n, *shape]`` on the device, those that differ in length as they are, and ``n``.
+
+        They are checked before anything is changed.
+        """
+        rows = _lists_on_host(stack(rows, _joined) if isinstance(rows, list) else rows, self._ragged)
         # Dtypes and shapes are checked without looking at values, which may be on a device.
         shown = map_tree(_outline, rows)
-        schema = self._schema or RowSchema.of(shown, lead, self._ndim)
-        arrays, n = schema.check(shown, lead, self._ndim)
+        schema = self._schema or RowSchema.of(shown, lead, self._ndim, self._ragged)
+        arrays, n = schema.check(shown, lead, self._ndim if ndim is None else ndim)
         if self._schema is None and self._capacity % schema.num_envs:
             raise ConfigError(
                 f"max_size: expected a multiple of the {schema.num_envs} environments, found {self._capacity}"
@@ -158,18 +179,26 @@ class TensorStorage:
         leaves = flatten(rows)
         tensors = {}
         for (key, kind), array in zip(schema.fields.items(), arrays, strict=True):
-            leaf = leaves[key] if isinstance(leaves[key], torch.Tensor) else torch.from_numpy(array.copy())
+            if kind.varies:
+                continue
+            leaf = leaves[key] if isinstance(leaves[key], torch.Tensor) else from_numpy(array.copy())
             tensors[key] = leaf.detach().to(self._device).reshape(n, *kind.shape)
-        if self._schema is None:
+        if self._schema is None and allocate:
             self._allocate(schema)
-        return tensors, n
+        return tensors, {str(place): leaves[key] for place, key in enumerate(schema.varying)}, n
 
     def _allocate(self, schema: RowSchema) -> None:
-        columns = {
-            key: torch.empty((self._capacity, *kind.shape), dtype=torch_dtype(kind.dtype), device=self._device)
-            for key, kind in schema.fields.items()
-        }
+        # A tensor that is made in inference mode could be written to only there.
+        with torch.inference_mode(False):
+            columns = {
+                key: torch.empty((self._capacity, *kind.shape), dtype=torch_dtype(kind.dtype), device=self._device)
+                for key, kind in schema.fields.items()
+                if not kind.varies
+            }
         self._schema, self._columns = schema, columns
+        if schema.varying:
+            ragged = [str(place) for place, kind in enumerate(schema.varying.values()) if kind.varies == "ragged"]
+            self._varying = ArrayStorage(self._capacity, self._ndim, alignment=self._alignment, ragged=ragged)
 
     # ------------------------------------------------------------------ reading
 
@@ -178,15 +207,20 @@ class TensorStorage:
         if self._schema is None or (slots.size and not 0 <= int(slots.min()) <= int(slots.max()) < self._size):
             raise slot_error(slots, self._size)
         places = self._places(slots)
-        return unflatten(self._schema.structure, {key: column[places] for key, column in self._columns.items()})
+        fields: dict[FieldKey, Any] = {key: column[places] for key, column in self._columns.items()}
+        if self._varying is not None:
+            fields |= zip(self._schema.varying, self._varying.get(slots).values(), strict=True)
+        return unflatten(self._schema.structure, fields)
 
     def read(self, key: FieldKey, slots: Slots | slice) -> npt.NDArray[Any]:
         """One field of the rows in ``slots`` as a NumPy array on the host; see ``Storage.read``."""
-        name = key if key in self._columns else (key,) if isinstance(key, str) else key
+        name = key if key in self.keys else (key,) if isinstance(key, str) else key
         column = self._columns.get(name)
+        if column is None and self._schema is not None and self._varying is not None and name in self._schema.varying:
+            return self._varying.read(str(list(self._schema.varying).index(name)), slots)
         if column is None:
             raise MissingFieldError(f"rows: expected a field {key!r}, found {self.keys}")
-        found: npt.NDArray[Any] = column[slots if isinstance(slots, slice) else self._places(slots)].cpu().numpy()
+        found: npt.NDArray[Any] = to_numpy(column[slots if isinstance(slots, slice) else self._places(slots)])
         return found
 
     def lock(self) -> None:
@@ -200,7 +234,32 @@ class TensorStorage:
 
     def state(self) -> dict[str, Any]:
         """The rows on the host, as long as the data, and what describes them."""
-        return rows_state(self, self._schema, [column[: self._size].cpu().numpy() for column in self._columns.values()])
+        if self._schema is None:
+            return rows_state(self, None, [])
+        varying = {} if self._varying is None else self._varying.state()["columns"]
+        left = iter(varying.values())
+        columns = [
+            next(left) if kind.varies else to_numpy(self._columns[key][: self._size])
+            for key, kind in self._schema.fields.items()
+        ]
+        return rows_state(self, self._schema, columns)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # By way of the host, since torch sends tensors to other processes as shared memory, and cursors as copies.
+        check_not_spawning(self)
+        return {"device": str(self._device), "changes": self._changes, "state": self.state(), "ragged": self._ragged}
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        state = kept["state"]
+        self.__init__(  # type: ignore[misc]
+            state["capacity"],
+            state["ndim"],
+            device=kept["device"],
+            alignment=state["alignment"],
+            ragged=kept.get("ragged", ()),
+        )
+        self.load(state)
+        self._changes = kept["changes"]
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Become what ``state`` was taken from; see ``Storage.load``."""
@@ -208,44 +267,51 @@ class TensorStorage:
         if schema is not None:
             if self._schema is None:
                 self._allocate(schema)
-            for column, array in zip(self._columns.values(), arrays, strict=True):
-                column[: len(array)] = torch.from_numpy(np.array(array)).to(self._device)
+            for (key, kind), array in zip(schema.fields.items(), arrays, strict=True):
+                if not kind.varies:
+                    self._columns[key][: len(array)] = from_numpy(np.array(array)).to(self._device)
+            if self._varying is not None:
+                kinds: dict[FieldKey, Any] = {str(place): kind for place, kind in enumerate(schema.varying.values())}
+                own = RowSchema({name: [name] for name in kinds}, kinds, schema.num_envs)
+                columns = [array for array in arrays if isinstance(array, list)]
+                self._varying.load(
+                    {**state, **rows_state(self._varying, own, columns), "size": len(arrays[0]), "written": written}
+                )
         self._size = len(arrays[0]) if arrays else 0
         self._written = written
         self._changes += 1
+
+
+def _lists_on_host(rows: Any, ragged: Collection[FieldKey]) -> Any:
+    """Rows whose lists of tensors, and fields that are said to be ragged, are arrays on the host."""
+    fields = flatten(rows)
+    if not ragged and not any(isinstance(leaf, list) for leaf in fields.values()):
+        return rows
+    moved = iter([on_host(leaf) if key in ragged or isinstance(leaf, list) else leaf for key, leaf in fields.items()])
+    return map_tree(lambda _: next(moved), rows)
 
 
 def _outline(leaf: Any) -> Any:
     """An array of the same dtype and shape, without memory for its values; what is no tensor stays."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    try:
-        dtype = torch.empty(0, dtype=leaf.dtype).numpy().dtype
-    except TypeError as error:
-        raise SchemaError(f"rows: expected a dtype that NumPy has, found {leaf.dtype}") from error
+    dtype = to_numpy(torch.empty(0, dtype=leaf.dtype)).dtype
     return np.broadcast_to(np.empty((), dtype), tuple(leaf.shape))
 
 
-def _stacked(items: list[Any]) -> Any:
-    """Rows of a list as one tree, with the items along a new first axis."""
-    if not items:
-        raise SchemaError("rows: expected at least one item in the list, found none")
-    columns = [flatten(item) for item in items]
-    for number, leaves in enumerate(columns):
-        if leaves.keys() != columns[0].keys():
-            raise SchemaError(
-                f"rows: expected the fields {list(columns[0])} as in the first item, found {list(leaves)} in item "
-                f"{number}"
-            )
-    stacked: dict[FieldKey, Any] = {}
-    for key in columns[0]:
-        parts = [column[key] for column in columns]
-        try:
-            stacked[key] = torch.stack(parts) if isinstance(parts[0], torch.Tensor) else np.stack(parts)
-        except (RuntimeError, ValueError, TypeError) as error:
-            raise SchemaError(f"rows: field {key!r}: expected items of one shape and dtype, found {error}") from error
-    shape = iter(stacked.values())
-    return map_tree(lambda _: next(shape), items[0])
+def _joined(key: FieldKey, parts: list[Any]) -> Any:
+    """The values of a field of several rows, tensors among them or not, along a new first axis."""
+    if not any(isinstance(part, torch.Tensor) for part in parts):
+        return stack_leaves(key, parts)
+    if len({np.shape(part)[:1] for part in parts}) > 1 and len({np.shape(part)[1:] for part in parts}) == 1:
+        return on_host(parts)
+    kinds = {str(part.dtype) if isinstance(part, torch.Tensor) else type(part).__name__ for part in parts}
+    if len(kinds) > 1:  # torch would promote them
+        raise SchemaError(f"rows: field {key!r}: expected items of one dtype, found {sorted(kinds)}")
+    try:
+        return torch.stack(parts)
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise SchemaError(f"rows: field {key!r}: expected items of one shape, found {error}") from error
 
 
 __all__ = ["TensorStorage"]

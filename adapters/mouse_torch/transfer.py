@@ -9,10 +9,12 @@ from math import prod
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from tensordict import TensorDict
 
-from mouse_core import BatchSource
+from mouse_core import BatchSource, SchemaError
+from mouse_core._base.casting import is_narrow, named_dtype
 from mouse_core.batches import BatchLayout
 from mouse_core.sampling import Plan
 
@@ -26,7 +28,7 @@ def _make_host(source: BatchSource, index: int) -> TensorDict:
     gathered: Any = source[index]
     views = []
     for view in gathered if isinstance(gathered, tuple) else (gathered,):
-        tensors = {name: torch.from_numpy(values) for name, values in view.items()}
+        tensors = {name: from_numpy(values) for name, values in view.items()}
         views.append(TensorDict(tensors, batch_size=next(iter(tensors.values())).shape[:2]))
     return _delivered(views)
 
@@ -56,6 +58,40 @@ def _delivered(views: list[TensorDict]) -> TensorDict:
     return views[0] if len(views) == 1 else cast(TensorDict, tuple(views))
 
 
+def from_numpy(array: npt.NDArray[Any]) -> torch.Tensor:
+    """A tensor in the memory of an array, also of bfloat16 and 8-bit floats, which torch does not take from NumPy.
+
+    Raises:
+        SchemaError: A dtype that torch has not.
+    """
+    narrow = is_narrow(array.dtype)
+    if not narrow and array.dtype.kind in "biufc":
+        return torch.from_numpy(array)
+    dtype = getattr(torch, array.dtype.name, None) if narrow else None
+    if dtype is None:
+        raise SchemaError(f"rows: expected a dtype that torch has, found {array.dtype}")
+    return torch.from_numpy(array.view(np.int16 if array.itemsize == 2 else np.uint8)).view(dtype)
+
+
+def to_numpy(tensor: torch.Tensor) -> npt.NDArray[Any]:
+    """An array in the memory of a tensor, moved to the host if it is elsewhere.
+
+    Raises:
+        SchemaError: A dtype that NumPy has not, or only with ml_dtypes, which is not there.
+    """
+    values = tensor.detach().cpu()
+    name = str(values.dtype).removeprefix("torch.")
+    try:
+        if name == "bfloat16" or name.startswith("float8_"):
+            raw = values.view(torch.int16 if values.element_size() == 2 else torch.uint8).numpy()
+            return raw.view(named_dtype(name))
+        found: npt.NDArray[Any] = values.numpy()
+        return found
+    except TypeError as error:
+        reason = f": {error}" if "ml_dtypes" in str(error) else ""
+        raise SchemaError(f"rows: expected a dtype that NumPy has, found {tensor.dtype}{reason}") from error
+
+
 def slab_tensors(layout: BatchLayout, slab: torch.Tensor) -> dict[str, torch.Tensor]:
     """The fields of a batch as tensors in a slab (uint8 ``[layout.nbytes]``) on any device."""
     tensors = {}
@@ -67,6 +103,9 @@ def slab_tensors(layout: BatchLayout, slab: torch.Tensor) -> dict[str, torch.Ten
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     """The torch dtype of a NumPy dtype."""
+    if is_narrow(dtype):
+        narrow: torch.dtype = getattr(torch, dtype.name)
+        return narrow
     return torch.from_numpy(np.empty(0, dtype)).dtype
 
 

@@ -8,10 +8,19 @@ from typing import Any
 
 import numpy as np
 import torch
-from tensordict import NonTensorStack, TensorDict, TensorDictBase
+from tensordict import (
+    LazyStackedTensorDict,
+    NonTensorData,
+    NonTensorStack,
+    TensorDict,
+    is_non_tensor,
+    is_tensor_collection,
+)
 
+from mouse_core._base.casting import number_kind
 from mouse_core.errors import SchemaError
 from mouse_core.replay.protocols import Draw, FieldKey
+from mouse_torch.transfer import from_numpy, to_numpy
 
 _NUMBERS = "biufc"
 
@@ -19,8 +28,8 @@ _NUMBERS = "biufc"
 def as_tree(rows: Any, *, host: FieldKey = ()) -> Any:
     """Rows with their TensorDicts as dicts of tensors; the field ``host`` as a NumPy array, as samplers need it."""
     path = (host,) if isinstance(host, str) else host
-    if isinstance(rows, TensorDictBase):
-        return as_tree(rows.to_dict(), host=host)
+    if is_tensor_collection(rows):
+        return as_tree(_opened(rows), host=host)
     if isinstance(rows, Mapping):
         return {
             name: on_host(child) if path == (name,) else as_tree(child, host=path[1:] if path[:1] == (name,) else ())
@@ -29,7 +38,7 @@ def as_tree(rows: Any, *, host: FieldKey = ()) -> Any:
     if isinstance(rows, tuple):
         children = [as_tree(child) for child in rows]
         return type(rows)(*children) if hasattr(rows, "_fields") else tuple(children)
-    if isinstance(rows, list) and rows and isinstance(rows[0], TensorDictBase | Mapping | tuple):
+    if isinstance(rows, list) and rows and (isinstance(rows[0], Mapping | tuple) or is_tensor_collection(rows[0])):
         return [as_tree(row, host=host) for row in rows]
     return rows
 
@@ -41,20 +50,71 @@ def on_host(rows: Any) -> Any:
         SchemaError: A dtype that NumPy has not.
     """
     if isinstance(rows, torch.Tensor):
-        try:
-            return rows.detach().cpu().numpy()
-        except TypeError as error:
-            raise SchemaError(f"rows: expected a dtype that NumPy has, found {rows.dtype}") from error
-    if isinstance(rows, TensorDictBase):
-        return on_host(rows.to_dict())
+        return to_numpy(rows)
+    if is_tensor_collection(rows):
+        return on_host(_opened(rows))
     if isinstance(rows, Mapping):
         return {name: on_host(child) for name, child in rows.items()}
     if isinstance(rows, tuple):
         children = [on_host(child) for child in rows]
         return type(rows)(*children) if hasattr(rows, "_fields") else tuple(children)
-    if isinstance(rows, list) and rows and isinstance(rows[0], torch.Tensor | TensorDictBase | Mapping | tuple):
+    if (
+        isinstance(rows, list)
+        and rows
+        and (isinstance(rows[0], torch.Tensor | Mapping | tuple) or is_tensor_collection(rows[0]))
+    ):
         return [on_host(row) for row in rows]
     return rows
+
+
+def _opened(rows: Any) -> Any:
+    """The fields of a TensorDict or a tensorclass by name; of data that is no tensor, the data, one for each row."""
+    if is_non_tensor(rows):
+        return rows.tolist() if rows.batch_size else rows.data
+    return {name: _field(rows, name) for name in rows.keys()}  # noqa: SIM118 (it iterates over rows)
+
+
+def _field(rows: Any, name: str) -> Any:
+    if isinstance(rows, LazyStackedTensorDict) and rows.stack_dim == 0:
+        values = [row.get(name) for row in rows.tensordicts]
+        if len({value.shape if isinstance(value, torch.Tensor) else () for value in values}) > 1:
+            return values  # of differing length
+    try:
+        value = rows.get(name)
+    except RuntimeError as error:
+        if not isinstance(rows, LazyStackedTensorDict):
+            raise
+        raise SchemaError(
+            f"rows: field {name!r}: expected tensors that differ in shape from row to row, as in a lazy stack along "
+            f"axis 0, found them to differ along axis {rows.stack_dim}"
+        ) from error
+    # A tensorclass gives a text bare, which is that of all its rows.
+    return NonTensorData(value, batch_size=rows.batch_size) if isinstance(value, str | bytes) else value
+
+
+def as_state(tree: Any) -> Any:
+    """A state with its arrays as tensors and its NumPy numbers as Python's: what ``torch.load`` reads by default."""
+    if isinstance(tree, np.ndarray):
+        if number_kind(tree.dtype) in _NUMBERS and tree.dtype.isnative:
+            return from_numpy(tree if tree.flags.writeable else tree.copy())
+        raw = np.ascontiguousarray(tree).reshape(-1).view(np.uint8)
+        return {"dtype": tree.dtype.str, "shape": list(tree.shape), "bytes": torch.from_numpy(raw.copy())}
+    if isinstance(tree, Mapping):
+        return {name: as_state(child) for name, child in tree.items()}
+    if isinstance(tree, list | tuple):  # named tuples as plain ones
+        return (list if isinstance(tree, list) else tuple)(as_state(child) for child in tree)
+    return tree.item() if isinstance(tree, np.generic) else tree
+
+
+def from_state(tree: Any) -> Any:
+    """What ``as_state`` was called on, with tensors as arrays on the host."""
+    if isinstance(tree, Mapping):
+        if tree.keys() == {"dtype", "shape", "bytes"} and isinstance(tree["bytes"], torch.Tensor):
+            return tree["bytes"].numpy().copy().view(tree["dtype"]).reshape(tree["shape"])
+        return {name: from_state(child) for name, child in tree.items()}
+    if isinstance(tree, list | tuple):
+        return type(tree)(from_state(child) for child in tree)
+    return on_host(tree) if isinstance(tree, torch.Tensor) else tree
 
 
 def on_device(draw: Draw, device: torch.device) -> Draw:
@@ -72,15 +132,25 @@ def on_device(draw: Draw, device: torch.device) -> Draw:
     )
 
 
-def tensor_dict(batch: Any, device: torch.device) -> Any:
+def tensor_dict(batch: Any, device: torch.device, *, size: Sequence[int] | None = None) -> Any:
     """A batch, or rows, as a TensorDict on a device; what is no tree of arrays stays as it is.
 
-    Its batch size are the axes that all fields share, at most those of ``index``: ``[batch_size]``, or ``[num_slices,
-    slice_len]``. Tuples become dicts with the keys "0", "1", ...; values that are no numbers become non-tensor data.
+    Its batch size is ``size``, or the axes that all fields share, at most those of ``index``: ``[batch_size]``, or
+    ``[num_slices, slice_len]``. Tuples become dicts with the keys "0", "1", ...; values that are no numbers become
+    non-tensor data.
     """
     if not isinstance(batch, Mapping | tuple):
-        return as_tensor(batch, device) if isinstance(batch, np.ndarray) and batch.dtype.kind in _NUMBERS else batch
+        return (
+            as_tensor(batch, device)
+            if isinstance(batch, np.ndarray) and number_kind(batch.dtype) in _NUMBERS
+            else batch
+        )
     fields = _tensors(batch, device)
+    shared = _shared(fields) if size is None else size
+    return TensorDict(fields, batch_size=shared, device=None if device.type == "cpu" else device)
+
+
+def _shared(fields: Mapping[str, Any]) -> list[int]:
     shapes = list(_shapes(fields))
     index = fields.get("index")
     most = 1 if index is None else index.ndim
@@ -89,9 +159,7 @@ def tensor_dict(batch: Any, device: torch.device) -> Any:
         if len(set(lengths)) > 1:
             break
         size.append(lengths[0])
-    if not all(len(shape) >= 1 for shape in shapes):
-        size = []
-    return TensorDict(fields, batch_size=size, device=None if device.type == "cpu" else device)
+    return size if all(len(shape) >= 1 for shape in shapes) else []
 
 
 def _tensors(node: Any, device: torch.device) -> dict[str, Any]:
@@ -100,11 +168,24 @@ def _tensors(node: Any, device: torch.device) -> dict[str, Any]:
     for name, child in items:
         if isinstance(child, Mapping | tuple):
             found[name] = _tensors(child, device)
-        elif isinstance(child, list) or (isinstance(child, np.ndarray) and child.dtype.kind not in _NUMBERS):
-            found[name] = NonTensorStack(*(child if isinstance(child, list) else child.tolist()))
+        elif isinstance(child, list) or (isinstance(child, np.ndarray) and number_kind(child.dtype) not in _NUMBERS):
+            found[name] = _listed(child if isinstance(child, list) else child.tolist(), device)
+        elif isinstance(child, str | bytes):  # of a single row
+            found[name] = child
         else:
             found[name] = as_tensor(child, device)
     return found
+
+
+def _listed(values: list[Any], device: torch.device) -> Any:
+    """A list of rows' values, or of slices of them, with arrays as tensors, as a TensorDict holds it."""
+    rows = [_listed(value, device) if isinstance(value, list) else _item(value, device) for value in values]
+    return NonTensorStack(*rows) if rows else NonTensorData([], batch_size=[0])
+
+
+def _item(value: Any, device: torch.device) -> NonTensorData:
+    numbers = isinstance(value, np.ndarray) and number_kind(value.dtype) in _NUMBERS
+    return NonTensorData(as_tensor(value, device) if numbers else value)
 
 
 def as_tensor(values: Any, device: torch.device) -> torch.Tensor:
@@ -114,13 +195,15 @@ def as_tensor(values: Any, device: torch.device) -> torch.Tensor:
     array = np.asarray(values)
     if not array.flags.writeable:
         array = array.copy()
-    return torch.from_numpy(array).to(device)
+    return from_numpy(array).to(device)
 
 
 def _shapes(fields: Mapping[str, Any]) -> Any:
     for child in fields.values():
         if isinstance(child, Mapping):
             yield from _shapes(child)
+        elif isinstance(child, str | bytes):
+            yield ()
         else:
             yield tuple(child.shape)
 

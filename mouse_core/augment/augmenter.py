@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 
 import numpy.typing as npt
 
+from mouse_core._base.tracing import refuse_traced
 from mouse_core.augment.config import AugmentTokensConfig
 from mouse_core.augment.draws import Draws, draw_shared, with_masks
 from mouse_core.augment.transform import apply
@@ -57,7 +58,9 @@ class Augmenter(Generic[T]):
             SchemaError: A batch without two leading dimensions.
         """
         if self._config.active:
-            self._shared = self._draw(self._read(step_stream), self._updates)
+            fields = self._read(step_stream)
+            refuse_traced("update_augmentations")
+            self._shared = self._draw(fields, self._updates)
         self._updates += 1
         self._calls = 0
 
@@ -69,6 +72,7 @@ class Augmenter(Generic[T]):
             SchemaError: Another ``(B, S)`` than that of the batch of the last update.
         """
         fields = self._read(step_stream)
+        refuse_traced("next_draws")
         if not self._updates:
             raise StateError("augmenter: expected update_augmentations(batch) before the first call, found none")
         if self._shared is None:  # a state was loaded

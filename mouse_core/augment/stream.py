@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._convert import convert
-from mouse_core._pool import MemoryPool
+from mouse_core._base.casting import convert
+from mouse_core._base.memory import MemoryPool
 from mouse_core.augment.config import AugmentTokensConfig
 from mouse_core.augment.draws import Draws, crop_size, cut, draw_shared, with_masks
 from mouse_core.augment.images import Empty
@@ -153,7 +153,7 @@ class StreamAugment:
             out: Arrays by field to write the views to: a mapping for each, or one mapping for a single view.
 
         Returns:
-            ``views`` batches; without ``out``, fields that no mask changes are the same arrays in all of them.
+            ``views`` batches, each in arrays of its own.
 
         Raises:
             DataError: A code out of range, or a number that its dtype cannot hold.
@@ -182,9 +182,13 @@ class StreamAugment:
         views = []
         for number in range(self.views):
             draws = here(with_masks(shared, self.config, key.with_call(number), shape, fields=there))
+            last = number == self.views - 1
             # The last view may write to what the others have copied by then.
-            own = batch if number == self.views - 1 else ()
-            views.append({**batch, **mask(batch, draws, own=own, empty=empty)})
+            changed = mask(batch, draws, own=batch if last else (), empty=empty)
+            if not last and out is None:
+                # Arrays of its own: whoever writes to one view, or donates it in JAX, has not done so to the others.
+                changed |= _copied({name: batch[name] for name in batch.keys() - changed.keys()}, empty)
+            views.append({**batch, **changed})
         if out is None:
             return tuple(views)
         targets = (out,) if isinstance(out, Mapping) else out
@@ -235,6 +239,13 @@ def stream_augment(
     except SchemaError as error:
         raise ConfigError(str(error)) from error
     return augment
+
+
+def _copied(batch: Batch, empty: Empty) -> Batch:
+    copies = {name: empty(values.shape, values.dtype) for name, values in batch.items()}
+    for name, values in batch.items():
+        np.copyto(copies[name], values)
+    return copies
 
 
 def _widened(values: npt.NDArray[Any], dtype: np.dtype[Any], empty: Empty) -> npt.NDArray[Any]:

@@ -16,6 +16,9 @@ from mouse_core.augment.images import Empty, crop_images
 from mouse_core.errors import ConfigError, DataError, SchemaError
 
 Array = Any
+
+# Images with more of them say how many there are: what comes last may be a width.
+_MOST_CHANNELS = 4
 M = TypeVar("M", bound=Mapping[str, Any])
 
 
@@ -259,6 +262,11 @@ def _change_images(
         if images.ndim != 5 or crop.rows.shape[1] not in (1, images.shape[1]):
             raise SchemaError(
                 f"augment: obs_image: expected [B, S, H, W, C] as it was drawn for, found shape {tuple(images.shape)}"
+            )
+        if not flat and images.shape[4] > _MOST_CHANNELS and tuple(image_shape or ()) != tuple(images.shape[2:]):
+            raise SchemaError(
+                f"augment: obs_image: expected images [B, S, H, W, C] of 1 to {_MOST_CHANNELS} channels, found shape "
+                f"{tuple(images.shape)}; image_shape=(H, W, C) says that there are so many"
             )
         images = crop_images(images, Crop(_beside(crop.rows, images), _beside(crop.columns, images)), empty)
         if flat:

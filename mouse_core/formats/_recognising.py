@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mouse_core.errors import MouseError
-from mouse_core.formats._h5 import H5File
+from mouse_core.formats._files.h5 import H5File
 from mouse_core.formats.rows import is_rows
 
 __all__ = [

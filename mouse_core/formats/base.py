@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
@@ -14,12 +13,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from mouse_core.errors import ConfigError, DataError, MouseError
-from mouse_core.formats._columns import MISSING
-from mouse_core.formats._digest import RowDigest
-from mouse_core.formats._transitions import TransitionRows, check_final, done_codes, episode_rows
+from mouse_core._files.reading import damaged, reading
+from mouse_core.about.dataset import About, read_about, with_about
+from mouse_core.errors import ConfigError
+from mouse_core.formats._files.noted import note
+from mouse_core.formats._on_disk import check_folder_name
+from mouse_core.formats._rows.columns import MISSING
+from mouse_core.formats._rows.digest import RowDigest
+from mouse_core.formats._rows.embedding import embedded, folders_of
+from mouse_core.formats._rows.transitions import TransitionRows, check_final, done_codes, episode_rows
 from mouse_core.spec import Alignment
-from mouse_core.store import DatasetStore
+from mouse_core.store._evidence import FirstRows
+from mouse_core.store.dataset_store import DatasetStore
 
 __all__ = [
     "BATCH_ROWS",
@@ -56,6 +61,11 @@ class RowStream:
         rows: How many rows there will be, where that is known before reading.
         notes: What the reader had to decide, a sentence each.
         metadata: What the format says of the whole.
+        mapped: Gives all rows as a ``datasets.Dataset`` that stays on disk; None where they do not lie there as such.
+        about: What the data say of themselves, and what the reader knows of them. Its alignment is None where "arrived"
+            is only taken for granted.
+        image_roots: Folders (absolute, without links) in which images may lie that rows name by path, beside those that
+            the data lie in.
     """
 
     path: str
@@ -67,8 +77,15 @@ class RowStream:
     rows: int | None = None
     notes: tuple[str, ...] = ()
     metadata: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    mapped: Callable[[], Any] | None = field(default=None, repr=False)
+    about: About = field(default_factory=About)
+    image_roots: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if self.about.alignment is None and self.alignment != "arrived":
+            object.__setattr__(self, "about", self.about.replace(alignment=self.alignment))
+        if self.about.alignment not in (None, self.alignment):
+            raise ConfigError(f"alignment: expected {self.about.alignment!r} as about says, found {self.alignment!r}")
         object.__setattr__(self, "path", os.fspath(self.path))
         object.__setattr__(self, "metadata", MappingProxyType(dict(self.metadata)))
 
@@ -81,20 +98,39 @@ class RowStream:
         return {column.name: column.type for column in self.schema}
 
     def replace(self, **changes: Any) -> RowStream:
-        """The same stream with some attributes changed."""
+        """The same stream with some attributes changed; with other batches it is no longer what lies on disk.
+
+        An alignment that is given here is one that the data say from then on.
+        """
+        if "alignment" in changes and "about" not in changes:
+            changes["about"] = self.about.replace(alignment=changes["alignment"])
+        if "batches" in changes:
+            changes = {"mapped": None, **changes}
         return replace(self, **changes)
 
+    def image_folders(self) -> tuple[str, ...]:
+        """Folders in which images may lie that rows name by path: those that the data lie in, and ``image_roots``."""
+        return folders_of(self)
+
     def to_table(self) -> pa.Table:
-        """All rows, in memory."""
-        return pa.Table.from_batches(list(self), schema=self.schema)
+        """All rows, in memory, with what they say of themselves."""
+        return with_about(pa.Table.from_batches(list(self), schema=self.schema), self.about)
 
     def to_store(self, **options: Any) -> DatasetStore:
-        """All rows as a store, in memory. Use ``write`` for what is larger than that.
+        """All rows as a store: by reference where they lie in Arrow files as ``datasets`` writes them, else in memory.
+
+        Use ``write`` first for what is larger than memory, and open what it wrote.
 
         Args:
-            **options: As ``DatasetStore`` takes them.
+            **options: As ``DatasetStore`` takes them. Images that rows name by path may lie where the data do, and in
+                ``image_roots``.
         """
-        return DatasetStore(alignment=self.alignment, **options).from_dataset(self.to_table())
+        options["image_roots"] = [*self.image_folders(), *options.get("image_roots", ())]
+        rows = self.mapped() if self.mapped else self.to_table()
+        if read_about(rows) != self.about:
+            rows = with_about(rows, self.about)
+        stated = {} if self.about.alignment is None else {"alignment": self.alignment}
+        return DatasetStore(**{**stated, **options}).from_dataset(rows)
 
     def digest(self) -> str:
         """A digest of names, types and all values, in order; see ``rows_digest``."""
@@ -103,7 +139,8 @@ class RowStream:
     def write(self, path: str | os.PathLike[str]) -> str:
         """Write all rows to a folder that ``datasets.load_from_disk`` opens, one batch in memory at a time.
 
-        The folder appears when it is complete.
+        The folder appears when it is complete. Images that rows name by path are written into the rows. Rewards where
+        episodes begin, which speak against the alignment "arrived", are an ``AlignmentWarning``.
 
         Args:
             path: The folder. There must be nothing yet.
@@ -112,26 +149,28 @@ class RowStream:
             The digest of what was written; see ``rows_digest``.
 
         Raises:
-            ConfigError: Something is at ``path``, or nothing can be written there.
-            DataError: The source is damaged.
+            ConfigError: Something is at ``path``, it has the name of a file, or nothing can be written there.
+            DataError: The source is damaged, or a row names an image that is none or lies in no folder in which it may.
         """
         import datasets
 
         target = Path(path)
+        check_folder_name(target, wanted="the name of a folder to write")
         if target.exists():
             raise ConfigError(f"write: expected a path where nothing is, found {str(target)!r}")
-        features = datasets.Features.from_arrow_schema(self.schema)
-        schema, digest = features.arrow_schema, RowDigest(self.schema)
+        features = with_about(datasets.Features.from_arrow_schema(self.schema), self.about)
+        schema, digest = with_about(features.arrow_schema, self.about), RowDigest(self.schema)
+        first = FirstRows()
         partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
         try:
             partial.mkdir(parents=True)
             name = "data-00000-of-00001.arrow"
             with pa.OSFile(str(partial / name), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
-                for batch in self:
+                for batch in embedded(self):
                     digest.update(batch)
+                    first.add(batch)
                     writer.write_batch(batch.cast(schema) if batch.schema != schema else batch)
-            described = "" if self.alignment == "arrived" else f"mouse_alignment: {self.alignment}"
-            datasets.DatasetInfo(description=described, features=features).write_to_directory(str(partial))
+            with_about(datasets.DatasetInfo(features=features), self.about).write_to_directory(str(partial))
             state: dict[str, Any] = {
                 "_data_files": [{"filename": name}],
                 "_fingerprint": digest.hexdigest()[:16],
@@ -142,11 +181,14 @@ class RowStream:
                 "_split": None,
             }
             (partial / "state.json").write_text(json.dumps(state, indent=2), encoding="utf-8")
+            note(partial, {name: digest.rows}, digest.hexdigest())
             partial.rename(target)
         except OSError as error:
             raise ConfigError(f"write: {str(target)!r}: {error}") from error
         finally:
             shutil.rmtree(partial, ignore_errors=True)
+        if self.alignment == "arrived":
+            first.warn_of_rewards(self.path, stacklevel=2)
         return digest.hexdigest()
 
 
@@ -172,43 +214,3 @@ def rows_digest(batches: Any) -> str:
     for batch in batches:
         digest.update(batch)
     return digest.hexdigest()
-
-
-def damaged(path: str | os.PathLike[str], reason: object, *, at: str = "") -> DataError:
-    """The error for a file that cannot be what it claims to be.
-
-    Args:
-        path: The file.
-        reason: What was expected and what was found.
-        at: Where in the file: an episode, an offset.
-    """
-    return DataError(f"{os.fspath(path)}{f', {at}' if at else ''}: {reason}")
-
-
-@contextmanager
-def reading(path: str | os.PathLike[str], *, at: str = "") -> Iterator[None]:
-    """Turn whatever a library raises over damaged bytes into a DataError that names the file.
-
-    Args:
-        path: The file being read.
-        at: Where in the file: an episode, an offset.
-
-    Raises:
-        DataError: Anything but our own errors was raised inside; those pass, with the file's name put before them if
-            it is not in them.
-        ConfigError: The file is not there.
-    """
-    name = os.fspath(path)
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise ConfigError(f"{name}: expected a file or folder, found none ({error})") from error
-    except DataError as error:
-        if name in str(error):
-            raise
-        raise damaged(name, error, at=at) from error
-    except (MouseError, ImportError):
-        raise
-    except Exception as error:  # whatever it is that a library stumbles over
-        shown = str(error).strip().splitlines()
-        raise damaged(name, f"cannot be read: {shown[0] if shown else type(error).__name__}", at=at) from error

@@ -13,12 +13,17 @@ from typing import Any
 
 import pyarrow as pa
 
-from mouse_core._progress import progress_bar
+from mouse_core._base.progress import progress_bar
+from mouse_core.about.dataset import with_about
 from mouse_core.errors import ConfigError, DataError, SchemaError
-from mouse_core.formats._blocks import blocks
-from mouse_core.formats._shards import Shard, ShardWriter, describe, finish_names, merged
+from mouse_core.formats._files.noted import note
+from mouse_core.formats._files.shards import Shard, ShardWriter, describe, finish_names, merged
+from mouse_core.formats._on_disk import check_folder_name
+from mouse_core.formats._rows.blocks import blocks
+from mouse_core.formats._rows.embedding import embedded
 from mouse_core.formats.base import RowDigest, RowStream, rows_digest
 from mouse_core.formats.rows import read_rows
+from mouse_core.store._evidence import FirstRows
 
 _KINDS = ("arrow", "parquet")
 _JOB = "job.json"
@@ -58,8 +63,11 @@ def convert(
     and its rows, read back, have the digest that they had in the source. After an interruption at any moment the same
     call goes on where it was: what was written is checked against the source and kept.
 
+    Images that rows name by path are written into the rows; the digest is that of the rows with them.
+
     Args:
-        stream: The rows.
+        stream: The rows. What they say of themselves is written with them; an alignment that is only taken for granted
+            stays that, and rewards where episodes begin, which speak against it, are an ``AlignmentWarning``.
         target: A folder, or a file whose name ends in ``.parquet``. There must be nothing yet.
         to: "arrow" (a folder for ``datasets.load_from_disk``) or "parquet"; by default Arrow, and Parquet for a
             target of that name.
@@ -67,16 +75,21 @@ def convert(
         progress: Whether bars show how far it is.
 
     Raises:
-        ConfigError: Something is at ``target``, an option that cannot be used, an unfinished conversion of another
-            source there, another process at work on the same target, or nothing can be written.
-        DataError: The source is damaged, changed between interruption and resumption, or the result differs from it.
+        ConfigError: Something is at ``target``, or it has the name of a file of another type; an option that cannot be
+            used, an unfinished conversion of another source there, another process at work on the same target, or
+            nothing can be written.
+        DataError: The source is damaged, or changed between interruption and resumption; a row names an image that is
+            none or lies in no folder in which it may; or the result differs from the source.
         SchemaError: Types that a dataset cannot have.
     """
+    stream = embedded(stream)
     path = Path(target)
     single = path.suffix == ".parquet"
     kind = to or ("parquet" if single else "arrow")
     if kind not in _KINDS or (single and kind != "parquet"):
         raise ConfigError(f"to: expected one of {list(_KINDS)} that goes with {path.name!r}, found {kind!r}")
+    if not single:
+        check_folder_name(path, wanted="the name of a folder, or of a file that ends in .parquet")
     if isinstance(shard_bytes, bool) or not isinstance(shard_bytes, int) or shard_bytes < 1:
         raise ConfigError(f"shard_bytes: expected a positive number of bytes, found {shard_bytes!r}")
     work = path.with_name(f".{path.name}.converting")
@@ -87,13 +100,16 @@ def convert(
         with _alone(work):
             job = _Job(work, stream, kind, shard_bytes)
             try:
-                return job.run(path, single=single, progress=progress)
+                done = job.run(path, single=single, progress=progress)
             finally:
                 # Without a shard there is nothing to go on from.
                 if not job.shards:
                     shutil.rmtree(work, ignore_errors=True)
     except OSError as error:
         raise ConfigError(f"convert: {str(path)!r}: cannot be written: {error}") from error
+    if stream.alignment == "arrived":
+        job.first.warn_of_rewards(stream.path, stacklevel=2)
+    return done
 
 
 class _Job:
@@ -109,11 +125,13 @@ class _Job:
     def __init__(self, work: Path, stream: RowStream, kind: str, shard_bytes: int) -> None:
         self.work, self.stream, self.kind, self.shard_bytes = work, stream, kind, shard_bytes
         self.schema = _target_schema(stream)
+        self.first = FirstRows()
         self.about = {
             "source": os.path.abspath(stream.path),
             "format": stream.format,
             "schema": str(stream.schema.remove_metadata()),
             "alignment": stream.alignment,
+            "says": stream.about.to_json(),
             "kind": kind,
             "shard_bytes": shard_bytes,
         }
@@ -134,8 +152,11 @@ class _Job:
         if single:
             merged([self.work / shard.name for shard in self.shards], result / path.name, self.schema)
         else:
-            finish_names(self.work, result, self.shards, self.kind)
-            describe(result, self.schema, self.stream.alignment, self.kind, str(self.digest), rows)
+            names = finish_names(self.work, result, self.shards, self.kind)
+            describe(result, self.schema, self.stream.about, self.kind, str(self.digest), rows)
+            if self.kind == "arrow":
+                counts = [shard.rows for shard in self.shards]
+                note(result, dict(zip(names, counts, strict=True)), str(self.digest))
         with progress_bar("verifying", total=rows, unit="rows", enabled=progress) as advance:
             self._verify(result / path.name if single else result, advance)
         os.rename(result / path.name if single else result, path)
@@ -172,6 +193,7 @@ class _Job:
         def counted() -> Iterator[pa.RecordBatch]:
             for batch in found:
                 advance(batch.num_rows)
+                self.first.add(batch)
                 yield batch
 
         found = read_rows(result)
@@ -271,15 +293,14 @@ class _Rows:
 
 
 def _target_schema(stream: RowStream) -> pa.Schema:
-    """The schema as ``datasets`` has it, with the alignment in its metadata."""
+    """The schema as ``datasets`` has it, with what the rows say of themselves in its metadata."""
     import datasets
 
     try:
         schema = datasets.Features.from_arrow_schema(stream.schema).arrow_schema
     except (ValueError, TypeError, NotImplementedError, KeyError, AttributeError) as error:
         raise SchemaError(f"{stream.path}: expected columns that datasets has types for: {error}") from error
-    metadata = {**(schema.metadata or {}), b"mouse_alignment": stream.alignment.encode()}
-    return schema.with_metadata(metadata)
+    return with_about(schema, stream.about)
 
 
 _LOCK = "lock"

@@ -7,15 +7,17 @@ Row t of a file is a transition: an observation, the action taken on it, and wha
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core.errors import ConfigError
-from mouse_core.formats._columns import (
+from mouse_core.about.dataset import About
+from mouse_core.errors import ConfigError, SchemaError
+from mouse_core.formats._files.h5 import H5File
+from mouse_core.formats._rows.columns import (
     Columns,
     named_action,
     named_observation,
@@ -23,15 +25,17 @@ from mouse_core.formats._columns import (
     to_batch,
     travels_with_action,
 )
-from mouse_core.formats._h5 import H5File
-from mouse_core.formats._transitions import TransitionRows, check_final, done_codes
+from mouse_core.formats._rows.transitions import TransitionRows, check_final, done_codes
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
+from mouse_core.spec import check_list
 
 __all__ = ["read_d4rl"]
 
 _BUDGET = 32 << 20
 _NEEDED = ("observations", "actions", "rewards", "terminals")
 _NEXT = "next_observations"
+# All arrays below the one say something of every transition, those below the other of the whole.
+_INFOS, _ABOUT = "infos", "metadata/"
 
 
 def read_d4rl(
@@ -40,14 +44,17 @@ def read_d4rl(
     final: str | None = None,
     batch_rows: int = BATCH_ROWS,
     episode_steps: int | None = None,
+    leave_out: Sequence[str] = (),
 ) -> RowStream:
     """A D4RL file as rows.
 
     ``done`` is 1 where ``terminals`` is set, also with a timeout, and 2 where only ``timeouts`` is. ``infos/<key>`` and
     other arrays become ``metadata_infos_<key>`` and ``metadata_<key>``: those whose names begin with ``action``,
     ``policy`` or ``log_prob`` move with the action, the others stay with their observation, and are NaN (0 for
-    whole numbers) where an episode ends. Where ``next_observations`` are there and are not the next row's
-    observations although no flag is set, a new episode begins, so that nothing is lost.
+    whole numbers) where an episode ends. Single values, and the group ``metadata``, are no columns; a note says which
+    were left out. Any other array without a value for every transition may be a damaged column, and is an error. Where
+    ``next_observations`` are there and are not the next row's observations although no flag is set, a new episode
+    begins, so that nothing is lost.
 
     Args:
         path: The file.
@@ -55,10 +62,12 @@ def read_d4rl(
             leaves it out, "mark" keeps it with a missing observation.
         batch_rows: At most how many transitions go into a batch.
         episode_steps: For files without ``timeouts``: after how many steps the environment cut episodes off.
+        leave_out: Arrays and groups that are no columns, by path (``"infos/starts"``).
 
     Raises:
         ConfigError: No such file; ``final`` is needed and was not chosen.
-        DataError: A damaged file, or none of D4RL.
+        DataError: A damaged file, or none of D4RL; the message names the array.
+        SchemaError: Two arrays whose paths make the same name of a column.
         ImportError: h5py is not installed.
     """
     if batch_rows < 1:
@@ -67,12 +76,12 @@ def read_d4rl(
         raise ConfigError(f"episode_steps: expected a positive number, found {episode_steps!r}")
     name = os.fspath(path)
     with H5File(path) as file:
-        arrays, about = _arrays(file)
+        arrays, about, left = _arrays(file, check_list("leave_out", leave_out))
         needed = not any(key == _NEXT or key.startswith(f"{_NEXT}/") for key in arrays)
         check_final(final, where=name, needed=needed)
         count = arrays["rewards"]["shape"][0]
         schema = _schema(file, arrays, final)
-    notes = []
+    notes = [f"Left out, as they have no value a transition: {', '.join(left)}."] if left else []
     if "timeouts" not in arrays:
         notes.append(
             "The file has no timeouts: "
@@ -100,11 +109,11 @@ def read_d4rl(
         if rest is not None:
             yield to_batch(rest, schema, where=name)
 
-    return RowStream(name, "d4rl", schema, batches, notes=tuple(notes), metadata=about)
+    return RowStream(name, "d4rl", schema, batches, notes=tuple(notes), metadata=about, about=About("arrived"))
 
 
-def _arrays(file: H5File) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
-    """All arrays of one value a transition, by path, and what else the file says."""
+def _arrays(file: H5File, leave_out: Sequence[str]) -> tuple[dict[str, dict[str, Any]], dict[str, Any], list[str]]:
+    """All arrays of one value a transition, by path, what else the file says, and what of it was no array of these."""
     found: dict[str, dict[str, Any]] = {}
 
     def collect(tree: Mapping[str, Any], path: str) -> None:
@@ -120,22 +129,43 @@ def _arrays(file: H5File) -> tuple[dict[str, dict[str, Any]], dict[str, Any]]:
     missing = [key for key in _NEEDED if key not in found and not any(path.startswith(f"{key}/") for path in found)]
     if missing:
         raise damaged(file.path, f"expected arrays {list(_NEEDED)}, found no {missing} among {list(found)[:20]}")
-    shape = found["rewards"]["shape"]
+    shape = found.get("rewards", {"shape": []})["shape"]
     if not shape or not shape[0]:
         raise damaged(file.path, f"rewards: expected a number for each of at least one transition, found shape {shape}")
     arrays: dict[str, dict[str, Any]] = {}
-    about = dict(tree["attributes"])
+    about, left = dict(tree["attributes"]), []
     for key, part in found.items():
-        fits = part["kind"] == "number" and part["shape"] and part["shape"][0] == shape[0]
-        if fits and not key.startswith("metadata/"):
+        if _is_column(file.path, key, part, shape[0], leave_out):
             arrays[key] = part
-        elif key.split("/")[0] in (*_NEEDED, "timeouts", _NEXT):
-            raise damaged(
-                file.path, f"{key}: expected {shape[0]} rows of numbers, found {part['kind']} of shape {part['shape']}"
-            )
         else:
             about[key] = part["shape"]
-    return arrays, about
+            left.append(key if not key.startswith(_ABOUT) else _ABOUT[:-1])
+    names = {key.replace("/", "_"): key for key in arrays}
+    if len(names) < len(arrays):
+        same = sorted(arrays.keys() - names.values())
+        raise SchemaError(f"{file.path}: expected paths that make different names of columns, found {same} twice")
+    return arrays, about, list(dict.fromkeys(left))
+
+
+def _is_column(path: str, key: str, part: Mapping[str, Any], count: int, leave_out: Sequence[str]) -> bool:
+    """Whether an array has a value for every transition; what should and has not is a damaged column.
+
+    Raises:
+        DataError: It should.
+    """
+    group = key.split("/")[0]
+    known = group in (*_NEEDED, "timeouts", _NEXT)
+    if not known and (key.startswith(_ABOUT) or any(key == name or key.startswith(f"{name}/") for name in leave_out)):
+        return False
+    if part["shape"] and part["shape"][0] == count and part["kind"] in (("number",) if known else ("number", "text")):
+        return True
+    if not known and group != _INFOS and (not part["shape"] or part["kind"] == "empty"):
+        return False  # one value for the whole file
+    raise damaged(
+        path,
+        f"{key}: expected {count} rows of numbers, found {part['kind']} of shape {part['shape']}"
+        + ("" if known else f"; where that is no damage, leave_out=[{key!r}] of read_d4rl reads the rest"),
+    )
 
 
 def _schema(file: H5File, arrays: Mapping[str, Any], final: str | None) -> pa.Schema:

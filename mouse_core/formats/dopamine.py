@@ -20,10 +20,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.formats._columns import Columns, named_action, named_observation, ordered, to_batch
-from mouse_core.formats._npy import NpyRows
-from mouse_core.formats._transitions import TransitionRows, check_final, done_codes
+from mouse_core.formats._files.npy import NpyRows
+from mouse_core.formats._rows.columns import Columns, named_action, named_observation, ordered, to_batch
+from mouse_core.formats._rows.transitions import TransitionRows, check_final, done_codes
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
 
 __all__ = ["read_dopamine"]
@@ -79,8 +80,12 @@ def read_dopamine(
 
     first = next(_rows(parts[:1], final, 1, 1, name))
     schema = to_batch(ordered(first), None, where=name).schema
-    notes = ("Terminal states and time limits are one flag in this format; both are done 1.",)
-    return RowStream(name, "dopamine", schema, batches, notes=notes, metadata={"checkpoints": numbers})
+    notes = ["Terminal states and time limits are one flag in this format; both are done 1."]
+    absent = sorted(set(range(min(numbers), max(numbers))) - set(found))
+    if absent and checkpoints is None:
+        notes.append(f"Checkpoints that are not there: {', '.join(map(str, absent[:20]))}.")
+    metadata = {"checkpoints": numbers}
+    return RowStream(name, "dopamine", schema, batches, notes=tuple(notes), metadata=metadata, about=About("arrived"))
 
 
 def _checkpoints(path: Path) -> dict[int, dict[str, Path]]:
@@ -95,7 +100,13 @@ def _checkpoints(path: Path) -> dict[int, dict[str, Path]]:
         match = _NAME.fullmatch(file.name)
         if match:
             found.setdefault(int(match[2]), {})[match[1]] = file
-    return {number: files for number, files in found.items() if "observation" in files}
+    stores = {store for files in found.values() for store in files} | set(_STORES if found else ())
+    for checkpoint, files in found.items():
+        # A store that only some checkpoints have would be a column with gaps, or a checkpoint that is left out.
+        missing = sorted(stores - files.keys())
+        if missing:
+            raise damaged(folder, f"checkpoint {checkpoint}: expected stores {sorted(stores)}, found no {missing}")
+    return found
 
 
 @dataclass(frozen=True)
@@ -120,10 +131,6 @@ class _Checkpoint:
 
     def pieces(self, size: int) -> Iterator[Columns]:
         """The transitions from the oldest to the newest."""
-        missing = [store for store in _STORES if store not in self.files]
-        if missing:
-            where = self.files["observation"]
-            raise damaged(where, f"expected stores {list(_STORES)} of checkpoint {self.number}, found no {missing}")
         added = self.added()
         capacity = self.capacity()
         if added is None or (added >= capacity and added % capacity == 0):

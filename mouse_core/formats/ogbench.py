@@ -17,8 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.formats._columns import (
+from mouse_core.formats._files.npy import NpyRows
+from mouse_core.formats._rows.columns import (
     Columns,
     named_action,
     named_observation,
@@ -26,8 +28,7 @@ from mouse_core.formats._columns import (
     to_batch,
     travels_with_action,
 )
-from mouse_core.formats._npy import NpyRows
-from mouse_core.formats._transitions import TransitionRows, check_final, placeholder
+from mouse_core.formats._rows.transitions import TransitionRows, check_final, placeholder
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
 
 __all__ = ["read_ogbench"]
@@ -91,7 +92,7 @@ def read_ogbench(
 
     with reading(name):
         schema = to_batch(ordered(next(make(parts(), code, layout, name))), None, where=name).schema
-    return RowStream(name, "ogbench", schema, batches, notes=tuple(notes), metadata=shapes)
+    return RowStream(name, "ogbench", schema, batches, notes=tuple(notes), metadata=shapes, about=About("arrived"))
 
 
 @contextmanager
@@ -101,9 +102,11 @@ def _opened(path: str) -> Iterator[dict[str, NpyRows]]:
         archive = stack.enter_context(zipfile.ZipFile(path))
         arrays: dict[str, NpyRows] = {}
         for member in archive.infolist():
-            if member.filename.endswith(".npy"):
-                key = member.filename.removesuffix(".npy")
-                arrays[key] = NpyRows(stack.enter_context(archive.open(member)), where=f"{path}, {key}")
+            key = member.filename.removesuffix(".npy")
+            # Whatever writes npz files writes arrays, each once; anything else would be a column that is not read.
+            if key == member.filename or key in arrays:
+                raise damaged(path, f"expected arrays of different names, found {member.filename!r} besides")
+            arrays[key] = NpyRows(stack.enter_context(archive.open(member)), where=f"{path}, {key}")
         yield arrays
 
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import importlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mouse_core.errors import ConfigError
+import pyarrow as pa
+
+from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.formats import _recognising as signs
-from mouse_core.formats.base import BATCH_ROWS, RowStream
+from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged
+from mouse_core.images._files import check_roots
+from mouse_core.spec import Alignment, check_alignment
 
 
 @dataclass(frozen=True)
@@ -91,7 +96,9 @@ def open(
     format: str | None = None,
     final: str | None = None,
     splits: Sequence[str] | None = None,
+    alignment: Alignment | None = None,
     batch_rows: int = BATCH_ROWS,
+    image_roots: Iterable[str | os.PathLike[str]] = (),
     **options: Any,
 ) -> RowStream:
     """Open recorded data of any format that this library reads.
@@ -102,7 +109,10 @@ def open(
             "rows" (datasets on disk, Arrow, Parquet), "ted" or "tfds".
         final: "drop" or "mark", for formats that lack the observation that an episode ends in.
         splits: Names of the splits to read, where the format has some.
+        alignment: Which transition a row's action, reward and done belong to, for rows that do not say it: "arrived" or
+            "outgoing". They say it from then on.
         batch_rows: How many rows a batch has, at most.
+        image_roots: Folders in which images may lie that rows name by path, beside those that the data lie in.
         **options: Passed on to the format's reader.
 
     Returns:
@@ -112,10 +122,16 @@ def open(
         ConfigError: Nothing there, a format that is not known or not recognised (the message says what was looked
             for), or an option that the reader does not take.
         DataError: The data are damaged.
+        SchemaError: Another alignment than the data say, or than a format has.
     """
     root = Path(path)
+    roots = check_roots(image_roots, where="image_roots (--image-root)")
+    if alignment is not None:
+        check_alignment(alignment)
     if not root.exists():
         raise ConfigError(f"{root}: expected a file or folder, found none")
+    if not root.is_file() and not root.is_dir():  # a pipe would be waited for
+        raise ConfigError(f"{root}: expected a regular file or a folder, found neither")
     found = _named(format) if format is not None else _recognised(root)
     if found is None:
         raise ConfigError(
@@ -133,15 +149,44 @@ def open(
         if "unexpected keyword argument" not in str(error):
             raise
         raise ConfigError(f"{root}: {error}") from error
-    return opened
+    if roots:
+        opened = opened.replace(image_roots=roots)
+    if opened.rows is not None:
+        opened = opened.replace(batches=partial(_all_rows, opened), mapped=opened.mapped)
+    if alignment is None:
+        return opened
+    stated = opened.about.alignment
+    if stated not in (None, alignment):
+        who = "the data say" if found.name == "rows" else f"the {found.name} reader lays rows out"
+        raise SchemaError(f"{root}: alignment: expected {stated!r}, as {who}, found {alignment!r}")
+    return opened.replace(alignment=alignment)
+
+
+def _all_rows(stream: RowStream) -> Iterator[pa.RecordBatch]:
+    """The batches; that they are fewer rows, or more, than the data say of themselves is an error."""
+    found = 0
+    for batch in stream:
+        found += batch.num_rows
+        yield batch
+    if found != stream.rows:
+        raise damaged(stream.path, f"expected {stream.rows} rows as the data say of themselves, found {found}")
 
 
 def _recognised(root: Path) -> _Format | None:
     names = signs.hdf5_names(root)
-    for one in _FORMATS:
-        if one.is_there(names) if one.hdf5 and names is not None else (not one.hdf5 and one.is_there(root)):
-            return one
-    return None
+    found = [
+        one
+        for one in _FORMATS
+        if (one.is_there(names) if one.hdf5 and names is not None else (not one.hdf5 and one.is_there(root)))
+    ]
+    if root.is_dir() and len({one.name for one in found}) > 1:
+        # Taking the first would leave out what the others would have read.
+        raise ConfigError(
+            f"{root}: expected data of one format, found signs of several: "
+            + "; ".join(f"{one.name}: {one.sign}" for one in found)
+            + "; say which one is meant with format (--format), or move the others elsewhere"
+        )
+    return found[0] if found else None
 
 
 def _named(name: str) -> _Format:

@@ -2,35 +2,26 @@
 
 from __future__ import annotations
 
-import json
-import mmap
 import os
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from mouse_core.errors import ConfigError, DataError, SchemaError
-from mouse_core.formats._parquet import open_parquet, parquet_batches
+from mouse_core._files import arrow
+from mouse_core._files.reading import read_json_object
+from mouse_core.about.dataset import About, joined, read_about
+from mouse_core.errors import ConfigError, SchemaError
+from mouse_core.formats._files.noted import check_counts, check_seal
+from mouse_core.formats._files.parquet import open_parquet, parquet_batches
+from mouse_core.formats._on_disk import STATE, files_by_split, is_there, left_out
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
-from mouse_core.spec import check_alignment
 
-_SHARD = re.compile(r"(?P<split>.+?)-\d{5}-of-\d{5}(-[0-9a-f]+)?")
-_SUFFIXES = (".arrow", ".parquet")
-_MARK = "mouse_alignment:"
-_FILE_MAGIC = b"ARROW1"
-_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
-# What a description may take.
-_MOST_JSON = 64 << 20
+_INFO = "dataset_info.json"
 # A batch as it lies in a file may be of any size; it is handed on in pieces of about this many bytes.
 _BATCH_BYTES = 16 << 20
-# After so many bytes pages of a mapped file are let go; looking at the head of a batch brings in about so many.
-_RELEASED = 64 << 20
-_TOUCHED = 128 << 10
 
 
 def read_rows(
@@ -39,7 +30,8 @@ def read_rows(
     """Read a folder that ``save_to_disk`` wrote, an Arrow or Parquet file, or a folder of such files.
 
     Every record batch is validated before anything looks into it, and page checksums of Parquet files are verified
-    where there are any. Arrow files carry no checksums: damage that leaves a value a value is not seen.
+    where there are any, and the checksum of the footer that this library writes. Arrow files carry no checksums: damage
+    that leaves a value a value is not seen.
 
     Args:
         path: The file or folder. A folder of files with names such as ``train-00000-of-00002.parquet``, also inside a
@@ -49,108 +41,66 @@ def read_rows(
 
     Raises:
         ConfigError: Nothing there, nothing of this kind, or a split that is not there.
-        DataError: A file is damaged.
-        SchemaError: Files whose columns do not fit together, or that state different alignments.
+            Data besides the one dataset or the files of one folder are refused as well, rather than left out.
+        DataError: A file is damaged, or has other rows than were written to it, where that was noted; shards that are
+            missing; a dataset that reaches for files outside of its folder.
+        SchemaError: Files whose columns do not fit together, or that say different things of themselves.
     """
     root = Path(path)
-    found = _files_by_split(root)
+    found = files_by_split(root)
     for name in splits or ():
         if name not in found:
             raise ConfigError(f"split: expected one of {list(found)}, found {name!r}")
     files = [file for name in splits or found for file in found[name]]
+    if not files:
+        raise damaged(root, f"expected files of rows, found none in the splits {list(splits or found)}")
     schemas = {file: _schema_of(file) for file in files}
     schema = _common(schemas)
-    alignments = {file: _declared(file, schemas[file]) for file in files}
-    stated = {file: name for file, name in alignments.items() if name is not None}
-    if len(set(stated.values())) > 1:
-        raise SchemaError(
-            f"{root}: expected one alignment, found { ({str(file): name for file, name in stated.items()}) }"
-        )
-    declared = next(iter(stated.values()), None)
+    about = _about(schemas)
+    counts = {file: _count(file) for file in files}
+    check_counts(counts)
     return RowStream(
         path=str(root),
         format="datasets" if any(file.suffix == ".arrow" for file in files) else "parquet",
         schema=schema,
         batches=partial(_batches, files, schema, batch_rows),
-        alignment=check_alignment(declared or "arrived"),
-        rows=sum(_count(file) for file in files),
-        metadata={
-            "splits": {name: [str(file) for file in found[name]] for name in found},
-            "alignment_declared": declared,
-        },
+        alignment=about.alignment or "arrived",
+        rows=sum(counts.values()),
+        metadata={"splits": {name: [str(file) for file in found[name]] for name in found}},
+        notes=_notes(root),
+        mapped=partial(_mapped, files) if all(map(_is_stream, files)) else None,
+        about=about,
     )
 
 
 def is_rows(path: Path) -> bool:
     """Whether ``read_rows`` is meant for what lies there."""
-    try:
-        return bool(_files_by_split(path))
-    except ConfigError:
-        return False
-    except DataError:
-        return True
+    return is_there(path)
 
 
-# ---------------------------------------------------------------------- which files
+def _notes(root: Path) -> tuple[str, ...]:
+    names = left_out(root)
+    return (f"Left out, as datasets derived it from other rows: {', '.join(names)}.",) if names else ()
 
 
-def _files_by_split(root: Path) -> dict[str, list[Path]]:
-    if root.is_file() and root.suffix in _SUFFIXES:
-        return {"train": [root]}
-    if (root / "dataset_dict.json").is_file():
-        listed = read_json_object(root / "dataset_dict.json").get("splits")
-        if not isinstance(listed, list) or not listed:
-            raise damaged(root / "dataset_dict.json", f"expected the names of splits, found {listed!r}")
-        names = [_plain_name(name, root / "dataset_dict.json") for name in listed]
-        return {name: _saved_files(root / name) for name in names}
-    if (root / "state.json").is_file():
-        name = read_json_object(root / "state.json").get("_split")
-        return {name if isinstance(name, str) and name else "train": _saved_files(root)}
-    for folder in (root, root / "data"):
-        files = sorted(file for file in folder.glob("*") if file.suffix in _SUFFIXES) if folder.is_dir() else []
-        if files:
-            splits: dict[str, list[Path]] = {}
-            for file in files:
-                match = _SHARD.fullmatch(file.stem)
-                splits.setdefault(match["split"] if match else "train", []).append(file)
-            return splits
-    raise ConfigError(f"{root}: expected Arrow or Parquet files, found none")
+# ---------------------------------------------------------------------- by reference
 
 
-def _saved_files(folder: Path) -> list[Path]:
-    state = read_json_object(folder / "state.json")
-    if state.get("_indices_data_files"):
-        raise ConfigError(f"{folder}: expected a dataset without an indices mapping; save it with flatten_indices()")
-    listed = state.get("_data_files")
-    if not isinstance(listed, list) or not all(isinstance(entry, Mapping) for entry in listed):
-        raise damaged(folder / "state.json", "expected _data_files as a list of files")
-    files = [folder / _plain_name(entry.get("filename"), folder / "state.json") for entry in listed]
-    for file in files:
-        if not file.is_file():
-            raise damaged(folder / "state.json", f"expected the file {file.name!r} that it names, found none")
-    return files
+def _is_stream(file: Path) -> bool:
+    return file.suffix == ".arrow" and arrow.is_stream(file)
 
 
-def _plain_name(name: object, file: Path) -> str:
-    # A dataset must not reach for files outside of its folder.
-    if not isinstance(name, str) or name in ("", ".", "..") or os.path.basename(name) != name or "\\" in name:
-        raise damaged(file, f"expected the name of a file in the same folder, found {name!r}")
-    return name
+def _mapped(files: Sequence[Path]) -> Any:
+    """The files, mapped below each other, as a ``datasets.Dataset``: what ``load_from_disk`` gives for one dataset."""
+    import datasets
 
-
-def read_json_object(file: Path) -> Mapping[str, Any]:
-    """A JSON object.
-
-    Raises:
-        DataError: The file is damaged, or holds something else.
-    """
-    with reading(file):
-        if file.stat().st_size > _MOST_JSON:
-            raise damaged(file, f"expected at most {_MOST_JSON} bytes")
-        found = json.loads(file.read_text(encoding="utf-8"))
-    if not isinstance(found, Mapping):
-        raise damaged(file, f"expected a JSON object, found {type(found).__name__}")
-    return found
+    folder = files[0].parent
+    with reading(folder):
+        info = datasets.DatasetInfo()
+        if (folder / STATE).is_file() and (folder / _INFO).is_file():
+            info = datasets.DatasetInfo.from_dict(dict(read_json_object(folder / _INFO)))
+        tables = [datasets.table.MemoryMappedTable.from_file(str(file)) for file in files]
+        return datasets.Dataset(datasets.table.concat_tables(tables), info=info)
 
 
 # ---------------------------------------------------------------------- schemas
@@ -159,10 +109,10 @@ def read_json_object(file: Path) -> Mapping[str, Any]:
 def _schema_of(file: Path) -> pa.Schema:
     with reading(file):
         if file.suffix == ".parquet":
+            check_seal(file)
             schema = open_parquet(file).schema_arrow
         else:
-            with _mapped(file) as (source, _):
-                schema = _reader(source).schema
+            schema = arrow.schema_of(file)
         str(schema)  # names that are no text show here
         if len(set(schema.names)) < len(schema.names):
             raise SchemaError(f"{file}: expected columns of different names, found {schema.names}")
@@ -182,23 +132,26 @@ def _common(schemas: Mapping[Path, pa.Schema]) -> pa.Schema:
     return first
 
 
-def _declared(file: Path, schema: pa.Schema) -> str | None:
-    """The alignment that the file, or the description of its dataset, states."""
-    stated = (schema.metadata or {}).get(b"mouse_alignment")
-    if stated is not None:
-        return _checked(stated.decode(errors="replace"), file)
-    info = file.parent / "dataset_info.json"
+def _about(schemas: Mapping[Path, pa.Schema]) -> About:
+    """What the files, and the descriptions of their datasets, say together."""
+    said = {file: _said(file, schema) for file, schema in schemas.items()}
+    about = joined((str(file), one) for file, one in said.items())
+    silent = [file for file, one in said.items() if one.alignment is None]
+    if silent and about.alignment == "outgoing":
+        file = next(file for file in said if file not in silent)
+        raise SchemaError(
+            f"{silent[0]}: expected the alignment 'outgoing', as {file.name} says, found none said, which is taken "
+            "for 'arrived'"
+        )
+    return about.replace(alignment=None) if silent else about
+
+
+def _said(file: Path, schema: pa.Schema) -> About:
+    said = [(str(file), read_about(schema, where=str(file)))]
+    info = file.parent / _INFO
     if file.suffix == ".arrow" and info.is_file():
-        for line in str(read_json_object(info).get("description", "")).splitlines():
-            if line.startswith(_MARK):
-                return _checked(line[len(_MARK) :].strip(), info)
-    return None
-
-
-def _checked(stated: str, file: Path) -> str:
-    if stated not in ("arrived", "outgoing"):
-        raise damaged(file, f"expected the alignment 'arrived' or 'outgoing', found {stated!r}")
-    return stated
+        said.append((str(info), read_about(str(read_json_object(info).get("description", "")), where=str(info))))
+    return joined(said)
 
 
 # ---------------------------------------------------------------------- rows
@@ -214,68 +167,15 @@ def _batches(files: Sequence[Path], schema: pa.Schema, batch_rows: int) -> Itera
 
 
 def _arrow_batches(file: Path, batch_rows: int) -> Iterator[pa.RecordBatch]:
-    with reading(file), _mapped(file) as (source, release):
-        reader = _reader(source)
-        for number, read in enumerate(_each(reader)):
-            with reading(file, at=f"record batch {number}"):
-                batch = read()
-                if batch is None:
-                    return
-                batch.validate(full=True)
-                _check_size(batch, file, number)
-            yield batch
-            release(batch.nbytes)
-
-
-@contextmanager
-def _mapped(file: Path) -> Iterator[tuple[Any, Callable[[int], None]]]:
-    """A file mapped into memory, and a function to say that so many bytes of it have been read.
-
-    Pages that were read count as the process's memory until they are let go, which the function does now and then.
-    """
-    with file.open("rb") as stream:
-        mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
-    seen = 0
-
-    def release(count: int) -> None:
-        nonlocal seen
-        seen += count
-        if seen >= _RELEASED and hasattr(mapped, "madvise"):
-            mapped.madvise(mmap.MADV_DONTNEED)
-            seen = 0
-
-    # The mapping ends when the last batch that lies in it is gone.
-    yield pa.BufferReader(pa.py_buffer(mapped)), release
-
-
-def _each(reader: Any) -> Iterator[Any]:
-    """Functions that read one record batch each; the last gives None."""
-    if isinstance(reader, pa.RecordBatchFileReader):
-        for number in range(reader.num_record_batches):
-            yield partial(reader.get_batch, number)
-        yield lambda: None
-        return
-
-    def following() -> pa.RecordBatch | None:
-        try:
-            return reader.read_next_batch()
-        except StopIteration:
-            return None
-
-    while True:
-        yield following
-
-
-def _reader(source: Any) -> Any:
-    """A reader of the stream format, which ``datasets`` writes, or of the file format."""
-    is_file = source.read(len(_FILE_MAGIC)) == _FILE_MAGIC
-    if not is_file:
-        # Whoever finished a stream wrote this; without it a file that was cut between batches would seem whole.
-        source.seek(max(source.size() - len(_END_OF_STREAM), 0))
-        if source.read() != _END_OF_STREAM:
-            raise DataError("expected an Arrow stream that ends with its end mark; it was cut or never finished")
-    source.seek(0)
-    return pa.ipc.open_file(source) if is_file else pa.ipc.open_stream(source)
+    for number, (read, release) in enumerate(arrow.batches(file)):
+        batch = read()
+        if batch is None:
+            return
+        with reading(file, at=f"record batch {number}"):
+            batch.validate(full=True)
+            _check_size(batch, file, number)
+        yield batch
+        release(batch.nbytes)
 
 
 def _check_size(batch: pa.RecordBatch, file: Path, number: int) -> None:
@@ -292,15 +192,7 @@ def _pieces(batch: pa.RecordBatch, batch_rows: int) -> Iterator[pa.RecordBatch]:
 
 
 def _count(file: Path) -> int:
-    with reading(file):
-        if file.suffix == ".parquet":
+    if file.suffix == ".parquet":
+        with reading(file):
             return int(open_parquet(file).metadata.num_rows)
-        rows = 0
-        with _mapped(file) as (source, release):
-            for read in _each(_reader(source)):
-                batch = read()
-                if batch is None:
-                    break
-                rows += batch.num_rows
-                release(_TOUCHED)
-        return rows
+    return arrow.count_rows(file)

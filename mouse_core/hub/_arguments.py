@@ -7,11 +7,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from mouse_core.about.dataset import About, joined
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.hub._shards import Part, ShardOptions
+from mouse_core.store._export import to_dataset
+from mouse_core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from mouse_core.store import DatasetStore
+    from mouse_core.store.dataset_store import DatasetStore
 
 _COMPRESSIONS = ("zstd", "snappy")
 _SPLIT = re.compile(r"\w+(\.\w+)*")
@@ -58,12 +61,13 @@ def check_names(repo_id: str, splits: object, revision: str | None, commit_messa
 
 def collect_parts(
     splits: Mapping[str, DatasetStore | Sequence[DatasetStore]],
-) -> tuple[str, dict[str, list[Part]]]:
-    """The rows that exist now, by split, and the one alignment of all stores."""
-    from mouse_core.store import DatasetStore
+) -> tuple[str, About, dict[str, list[Part]]]:
+    """The one alignment of all stores, what they say of themselves, and the rows that exist now by split."""
+    from mouse_core.store.dataset_store import DatasetStore
 
     parts: dict[str, list[Part]] = {}
     alignments: dict[str, str] = {}
+    said: list[tuple[str, About]] = []
     for split, given in splits.items():
         stores = [given] if isinstance(given, DatasetStore) else given
         if not isinstance(stores, Sequence) or not all(isinstance(store, DatasetStore) for store in stores):
@@ -72,13 +76,18 @@ def collect_parts(
         for index, store in enumerate(stores):
             where = f"split {split!r}" + (f", store {index}" if len(stores) > 1 else "")
             alignments.setdefault(store.alignment, where)
+            if len(store):
+                said.append((where, store.about))
             parts[split].extend(_parts_of(store, where))
         if not parts[split]:
             raise ConfigError(f"split {split!r}: expected at least one row, found none, which nobody could load")
     if len(alignments) > 1:
         found = " and ".join(f"{alignment!r} in {where}" for alignment, where in alignments.items())
         raise SchemaError(f"alignment: expected one for the whole dataset, found {found}")
-    return next(iter(alignments)), parts
+    about = joined(said)
+    if any(one.alignment is None for _, one in said):
+        about = about.replace(alignment=None)  # not all of the rows say it
+    return next(iter(alignments)), about, parts
 
 
 def _parts_of(store: DatasetStore, where: str) -> Iterator[Part]:
@@ -86,19 +95,17 @@ def _parts_of(store: DatasetStore, where: str) -> Iterator[Part]:
 
     ``store.to_dataset()`` would bring them to one schema in memory; here that is done while they are written.
     """
-    from mouse_core.store import DatasetStore
-
     first_row = 0
-    for segment in store.snapshot().segments:
+    snapshot = store.snapshot()
+    for segment in snapshot.segments:
         if segment.origin is not None:
             dataset = segment.origin
         else:
-            appended = DatasetStore(fields=store.fields.values(), alignment=store.alignment)
             try:
-                dataset = appended.from_dataset(segment.table).to_dataset()
+                dataset = to_dataset(Snapshot([segment], snapshot.config), segment.types, About())
             except (ValueError, NotImplementedError) as error:
                 raise SchemaError(f"{where}: expected columns that datasets has types for: {error}") from error
-        yield Part(where, dataset, first_row)
+        yield Part(where, dataset, first_row, segment.image_roots)
         first_row += segment.num_rows
 
 

@@ -10,10 +10,12 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from mouse_core.errors import ConfigError
-from mouse_core.hub._shards import ALIGNMENT_KEY
 
 if TYPE_CHECKING:
     from datasets import Features
+
+ALIGNMENT_KEY = "mouse_alignment"
+"""Where the alignment stands in the front matter of the card, where the rows say it."""
 
 _FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\r?\n(.*?)(?:\r?\n|(?<=\n))---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
 _SHARD = re.compile(r"data/(?P<split>[^/]+)-\d{5}-of-\d{5}(?:-[0-9a-f]+)?\.parquet")
@@ -154,18 +156,22 @@ def render_card(
     splits: Sequence[SplitEntry],
     download_bytes: int,
     alignment: str,
+    stated: bool,
 ) -> str:
     """The README with front matter that describes the pushed dataset, and everything else as it was."""
     import yaml
 
     metadata = dict(card.metadata)
-    metadata[ALIGNMENT_KEY] = alignment
+    if stated:
+        metadata[ALIGNMENT_KEY] = alignment
+    else:
+        metadata.pop(ALIGNMENT_KEY, None)
     metadata["dataset_info"] = _dataset_info(card, features, splits, download_bytes)
     metadata["configs"] = _config_list(card, splits)
     body = card.body
     if not body.strip():
         metadata.setdefault("task_categories", ["reinforcement-learning"])
-        body = _first_body(repo_id, splits, alignment).replace("\n", card.newline)
+        body = _first_body(repo_id, splits, alignment, stated=stated).replace("\n", card.newline)
     front = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True, width=inf, line_break=card.newline)
     return f"---{card.newline}{front}---{card.newline}{body}"
 
@@ -224,13 +230,14 @@ def matches(path: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(path, pattern) for pattern in patterns)
 
 
-def _first_body(repo_id: str, splits: Sequence[SplitEntry], alignment: str) -> str:
+def _first_body(repo_id: str, splits: Sequence[SplitEntry], alignment: str, *, stated: bool) -> str:
     name = repo_id.split("/")[-1]
     sizes = "\n".join(f"| {split.name} | {split.num_rows:,} |" for split in splits)
     meaning = {
         "arrived": "led to that row's observation; the action that leaves it stands in the next row",
         "outgoing": "leave that row's observation",
     }[alignment]
+    known = f"`{ALIGNMENT_KEY}: {alignment}`" if stated else "taken for granted: the rows themselves do not say it"
     return f"""
 # {name}
 
@@ -240,7 +247,7 @@ Recorded reinforcement learning experience, one row a step.
 | --- | --- |
 {sizes}
 
-A row's action, reward and done {meaning} (`{ALIGNMENT_KEY}: {alignment}`).
+A row's action, reward and done {meaning} ({known}).
 
 ```python
 from datasets import load_dataset

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mouse_core._progress import progress_bar
+from mouse_core._base.progress import progress_bar
+from mouse_core.about.dataset import About, joined, read_about, with_about
 from mouse_core.errors import SchemaError
 from mouse_core.hub._card import (
+    ALIGNMENT_KEY,
     Card,
     SplitEntry,
     check_extendable,
@@ -22,7 +24,7 @@ from mouse_core.hub._card import (
 )
 from mouse_core.hub._repository import Remote
 from mouse_core.hub._schema import unify_features
-from mouse_core.hub._shards import ALIGNMENT_KEY, Part, Shard, ShardOptions, write_shards
+from mouse_core.hub._shards import Part, Shard, ShardOptions, write_shards
 
 if TYPE_CHECKING:
     from datasets import Features
@@ -36,6 +38,7 @@ class Plan:
 
     card: Card
     features: Features
+    about: About
     kept: Sequence[SplitEntry]
     kept_bytes: int
     stale: Sequence[str]
@@ -48,6 +51,7 @@ class Job:
     parts: Mapping[str, Sequence[Part]]
     rows: Mapping[str, int]
     alignment: str
+    about: About
     options: ShardOptions
     keep_other_splits: bool
     progress: bool
@@ -61,21 +65,28 @@ class Job:
         """
         card = parse_card(remote.readme or "", repo_id=repo_id)
         check_extendable(card, repo_id=repo_id)
-        typed = [(part.where, part.dataset.features) for found in self.parts.values() for part in found]
+        typed = [
+            (part.where, with_about(part.dataset.features, About())) for found in self.parts.values() for part in found
+        ]
         kept: list[SplitEntry] = []
+        about = self.about
         if self.keep_other_splits:
             kept, kept_features = kept_splits(card, remote.files, pushed=self.parts, repo_id=repo_id)
             if kept:
-                typed.append((f"the kept splits {[split.name for split in kept]} of {repo_id}", kept_features))
+                where = f"the kept splits {[split.name for split in kept]} of {repo_id}"
+                typed.append((where, with_about(kept_features, About())))
                 stated = card.metadata.get(ALIGNMENT_KEY, self.alignment)
                 if stated != self.alignment:
                     raise SchemaError(
                         f"alignment: expected {stated!r} as in the kept splits of {repo_id}, found {self.alignment!r}"
                     )
+                about = joined([(where, read_about(kept_features, where=where)), ("the stores", about)])
+                if self.about.alignment is None or ALIGNMENT_KEY not in card.metadata:
+                    about = about.replace(alignment=None)  # not all of the rows say it
         stale = stale_files(card, remote.files, pushed=self.parts, keep_other_splits=self.keep_other_splits)
         patterns = [pattern for split in kept for pattern in split.patterns]
         kept_bytes = sum(size for path, (size, _) in remote.files.items() if matches(path, patterns))
-        return Plan(card, unify_features(typed), kept, kept_bytes, stale)
+        return Plan(card, unify_features(typed), about, kept, kept_bytes, stale)
 
     def write(self, features: Features, folder: str) -> Shards:
         """Write the shards of all splits into a new folder inside ``folder``."""
@@ -87,7 +98,7 @@ class Job:
                     parts,
                     split=split,
                     features=features,
-                    alignment=self.alignment,
+                    about=self.about,
                     folder=inside,
                     options=self.options,
                     advance=advance,
@@ -104,8 +115,9 @@ class Job:
         return render_card(
             plan.card,
             repo_id=repo_id,
-            features=plan.features,
+            features=with_about(plan.features, plan.about),
             splits=[*pushed, *plan.kept],
             download_bytes=plan.kept_bytes + sum(shard.file_bytes for found in shards.values() for shard in found),
             alignment=self.alignment,
+            stated=plan.about.alignment is not None,
         )

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from mouse_core.errors import StateError
 from mouse_core.hub._arguments import check_names, check_options, collect_parts
-from mouse_core.hub._card import parse_card
+from mouse_core.hub._card import ALIGNMENT_KEY, parse_card
 from mouse_core.hub._plan import Job, Shards
 from mouse_core.hub._repository import Remote, Repository, open_repository, upload_bars
-from mouse_core.hub._shards import ALIGNMENT_KEY
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd
 
-    from mouse_core.store import DatasetStore
+    from mouse_core.store.dataset_store import DatasetStore
 
 _ATTEMPTS = 5
 _FIRST_PAUSE = 0.1
@@ -143,10 +142,10 @@ def push_to_hub(
     """
     options = check_options(max_shard_size, max_rows_per_shard, compression, temp_dir)
     check_names(repo_id, splits, revision, commit_message)
-    alignment, parts = collect_parts(splits)
+    alignment, about, parts = collect_parts(splits)
     rows = {split: sum(len(part.dataset) for part in found) for split, found in parts.items()}
     message = commit_message or "Push " + ", ".join(f"{split} ({count:,} steps)" for split, count in rows.items())
-    job = Job(parts, rows, alignment, options, keep_other_splits, progress)
+    job = Job(parts, rows, alignment, about, options, keep_other_splits, progress)
     with tempfile.TemporaryDirectory(prefix="mouse-push-", dir=temp_dir) as folder:
         if dry_run:
             plan = job.plan(Remote(), repo_id)

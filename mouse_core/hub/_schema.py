@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mouse_core.errors import DataError, SchemaError
-from mouse_core.images import decode_image
+from mouse_core.formats._rows.embedding import embed, names_files
+from mouse_core.images._files import open_inside
+from mouse_core.images.pixels import decode_image
 
 if TYPE_CHECKING:
     from datasets import Features
@@ -85,8 +89,13 @@ def _plain_feature(feature: Any) -> Any:
     return feature
 
 
-def fit_table(table: pa.Table, features: Features, *, where: str, first_row: int) -> pa.Table:
-    """The table with every column of the schema, in its type; a column that it lacks is null."""
+def fit_table(
+    table: pa.Table, features: Features, *, where: str, first_row: int, image_roots: Sequence[str] = ()
+) -> pa.Table:
+    """The table with every column of the schema, in its type; a column that it lacks is null.
+
+    Images that rows name by path are embedded if they lie in ``image_roots``.
+    """
     from datasets import Features, Image
     from datasets.table import cast_table_to_features
 
@@ -99,10 +108,11 @@ def fit_table(table: pa.Table, features: Features, *, where: str, first_row: int
         if values.type != column.type:
             wanted = Features({column.name: features[column.name]})
             values = cast_table_to_features(pa.table({column.name: values}), wanted)[column.name]
-        if pa.types.is_struct(column.type) and {child.name for child in column.type} == {"bytes", "path"}:
+        if names_files(column.type):
             image = isinstance(features[column.name], Image | dict)
             label = f"column {column.name!r} of {where}"
-            values = _embed_files(values, image=image, where=label, first_row=first_row)
+            read = partial(_read_image, image=image, image_roots=image_roots)
+            values = _embed_files(values, read, where=label, first_row=first_row)
         columns.append(values)
     return pa.Table.from_arrays(columns, schema=features.arrow_schema)
 
@@ -113,34 +123,29 @@ def _nulls(length: int, kind: pa.DataType) -> pa.Array:
     return pa.nulls(length, kind)
 
 
-def _embed_files(column: pa.ChunkedArray, *, image: bool, where: str, first_row: int) -> pa.Array:
+def _embed_files(column: pa.ChunkedArray, read: Callable[..., bytes], *, where: str, first_row: int) -> pa.Array:
     """Files with their bytes inside, and of a path only the file's name.
 
     A path means nothing on another machine, and the folders above it are nobody's business. What a path leads
-    to is embedded only if it decodes as an image: data that somebody else wrote may name any file of this
-    machine.
+    to is embedded only if it lies where images may, and decodes as one: data that somebody else wrote may name any
+    file of this machine.
     """
     files = pa.concat_arrays(column.chunks) if column.num_chunks != 1 else column.chunk(0)
+    files = embed(files, read, where=where, first_row=first_row)
     encoded, path = pc.struct_field(files, "bytes"), pc.struct_field(files, "path")
-    by_path = pc.and_(pc.is_null(encoded), pc.is_valid(path))
-    if pc.any(by_path).as_py():
-        values = encoded.to_pylist()
-        for row in pc.indices_nonzero(by_path).to_pylist():
-            values[row] = _read_image(path[row].as_py(), image=image, where=f"{where}, row {first_row + row}")
-        encoded = pa.array(values, type=encoded.type)
     name = pc.replace_substring_regex(path, pattern=r"^.*[/\\]", replacement="")
     parts = {"bytes": encoded, "path": name}
     kinds = list(files.type)
     return pa.StructArray.from_arrays([parts[kind.name] for kind in kinds], fields=kinds, mask=pc.is_null(files))
 
 
-def _read_image(path: str, *, image: bool, where: str) -> bytes:
+def _read_image(path: str, *, image: bool, image_roots: Sequence[str], where: str) -> bytes:
     if not image:
         raise DataError(f"{where}: expected bytes, found only a path, {path!r}; only images are embedded")
     try:
-        with open(path, "rb") as file:
+        with open_inside(path, image_roots) as file:
             encoded = file.read()
-        decode_image(encoded)
+        decode_image(encoded, dtype=np.uint16)
     except (OSError, ValueError) as error:
         raise DataError(f"{where}: expected an image file, found {path!r}: {error}") from error
     return encoded

@@ -5,19 +5,19 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Self
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mouse_core.about.dataset import About, with_about
+from mouse_core.formats._files.noted import seal
 from mouse_core.hub._schema import fit_table
 
 if TYPE_CHECKING:
     from datasets import Dataset, Features
-
-ALIGNMENT_KEY = "mouse_alignment"
-"""Where the alignment stands: in the front matter of the card, and in the schema metadata of a shard."""
 
 # A row group is what a reader must hold at least; below a few megabytes their overhead begins to show.
 _ROW_GROUP_BYTES = 32 * 2**20
@@ -33,11 +33,13 @@ class Part:
         where: What they are called in messages: the split and, of several, the store.
         dataset: The rows.
         first_row: Where they begin in their store.
+        image_roots: Folders in which images may lie that they name by path.
     """
 
     where: str
     dataset: Dataset
     first_row: int = 0
+    image_roots: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,13 @@ def _blocks(parts: Sequence[Part], features: Features, target: int) -> Iterator[
         while start < len(rows):
             # A shuffled dataset gives one chunk a row, which makes everything after this slow.
             table = rows[start : start + step].combine_chunks()
-            table = fit_table(table, features, where=part.where, first_row=part.first_row + start)
+            table = fit_table(
+                table,
+                features,
+                where=part.where,
+                first_row=part.first_row + start,
+                image_roots=part.image_roots,
+            )
             per_row = max(1, table.nbytes // table.num_rows)
             start += table.num_rows
             # Rows can be far larger than those before them: cut what was read to size before it is kept.
@@ -102,22 +110,22 @@ def write_shards(
     *,
     split: str,
     features: Features,
-    alignment: str,
+    about: About,
     folder: str,
     options: ShardOptions,
     advance: Callable[[int], None],
 ) -> list[Shard]:
     """Write one split as Parquet files ``{split}-00000-of-00003.parquet`` and so on.
 
-    The files carry the ``datasets`` features and the alignment in their schema metadata and a checksum on
-    every page. At most a row group (about 32 MiB, or an eighth of a shard) and what is read for it are in
+    The files carry the ``datasets`` features and what the dataset says of itself in their schema metadata and a
+    checksum on every page. At most a row group (about 32 MiB, or an eighth of a shard) and what is read for it are in
     memory.
 
     Args:
         parts: The rows, in order.
         split: The split's name.
         features: The schema, from ``unify_features``.
-        alignment: "arrived" or "outgoing".
+        about: What the dataset says of itself.
         folder: An existing folder for the files.
         options: How they are cut and encoded.
         advance: Called with the number of rows each time some were written.
@@ -125,8 +133,7 @@ def write_shards(
     Raises:
         DataError: An image file that a row refers to cannot be read.
     """
-    schema = features.arrow_schema
-    schema = schema.with_metadata({**(schema.metadata or {}), ALIGNMENT_KEY.encode(): alignment.encode()})
+    schema = with_about(features.arrow_schema, about)
     target = max(1, min(_ROW_GROUP_BYTES, options.max_bytes // 8))
     with _ShardWriter(os.path.join(folder, split), schema, options) as writer:
         for block in _blocks(parts, features, target):
@@ -156,8 +163,10 @@ class _OpenShard:
 
 
 def _footer_bytes(schema: pa.Schema, groups: int) -> int:
-    """About what a Parquet file has beside its pages: the schema twice, and a note on every column chunk."""
-    return 2 * int(schema.serialize().size) + groups * sum(_leaves(field.type) for field in schema) * 320
+    """About what a Parquet file has beside its pages: the schema twice, and a note on every column chunk,
+    and the checksums.
+    """
+    return 256 + 2 * int(schema.serialize().size) + groups * sum(_leaves(field.type) for field in schema) * 320
 
 
 def _leaves(kind: pa.DataType) -> int:
@@ -225,4 +234,5 @@ class _ShardWriter:
         if shard is not None:
             with shard.sink:
                 shard.writer.close()
+            seal(Path(shard.path))
             self.finished.append(shard)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-from mouse_core.formats._columns import MISSING
+from mouse_core.formats._rows.columns import MISSING
 from mouse_core.inspect.report import Actions, Column, Episodes, Finding
 
 # Shares from which on it is no coincidence. Pictures and small worlds do repeat themselves now and then.
@@ -13,6 +13,8 @@ _REPEATS_OF_OTHERS = 0.5
 _MOST = 0.5
 _FEW_EPISODES = 5
 _SHOWN = 8
+_REQUIRED = ("action", "reward", "done")
+_NULLABLE = ("episode_step", "metadata_q_star")
 _NUMBERS = ("int", "uint", "float", "double", "halffloat", "bool")
 
 
@@ -45,8 +47,20 @@ def _note(code: str, message: str) -> Finding:
 
 
 def _about_columns(columns: Sequence[Column], rows: int, *, arrived: bool) -> Iterator[Finding]:
-    names = {column.name for column in columns}
-    missing = [name for name in ("action", "reward", "done") if name not in names]
+    yield from _about_names({column.name for column in columns})
+    if rows < 2:
+        yield _warning("no-rows", f"expected steps, found {rows} {'row' if rows == 1 else 'rows'}")
+    for column in columns:
+        if column.rows and column.nulls == column.rows and column.dtype == "null":
+            yield _note("empty-column", f"{column.name}: null in every row, which counts as a missing column")
+        else:
+            yield from _about_values(column)
+            yield from _about_variety(column, rows, arrived=arrived)
+            yield from _about_shape(column)
+
+
+def _about_names(names: set[str]) -> Iterator[Finding]:
+    missing = [name for name in _REQUIRED if name not in names]
     if missing:
         others = sorted(name for name in names if any(name.startswith(f"{wanted}_") for wanted in missing))
         hint = f" (there are {', '.join(others)})" if others else ""
@@ -55,49 +69,51 @@ def _about_columns(columns: Sequence[Column], rows: int, *, arrived: bool) -> It
         )
     if not any(name.startswith("observation") for name in names):
         yield _warning("no-observation", "no column whose name begins with 'observation'")
-    if rows < 2:
-        yield _warning("no-rows", f"expected steps, found {rows} {'row' if rows == 1 else 'rows'}")
-    for column in columns:
-        standard = not column.name.startswith("metadata_")
-        level = _warning if standard else _note
-        if column.rows and column.nulls == column.rows and column.dtype == "null":
-            yield _note("empty-column", f"{column.name}: null in every row, which counts as a missing column")
-            continue
-        if column.name in ("action", "reward", "done") and not column.dtype.startswith(_NUMBERS):
-            yield _warning("not-numbers", f"{column.name}: expected numbers, found {column.dtype}: a store refuses it")
-        if column.nulls and column.name != "episode_step" and column.name != "metadata_q_star":
-            yield level("nulls", f"{column.name}: {_count(column.nulls, 'null')}")
-        if column.nans or column.infinite:
-            parts = [f"{column.nans:,} NaN"] * bool(column.nans) + [f"{column.infinite:,} infinite"] * bool(
-                column.infinite
-            )
-            yield level(
-                "not-finite", f"{column.name}: {' and '.join(parts)} {_noun(column.nans + column.infinite, 'value')}"
-            )
-        if column.constant and column.name not in ("done", MISSING):
-            value = f", {column.low:g}" if column.low is not None and column.low == column.high else ""
-            # A reward for every step there is, where rows hold what leaves them, is how many tasks are.
-            for_living = column.name == "reward" and not arrived and bool(column.low)
-            yield (_note if for_living else level)("constant-column", f"{column.name}: the same in every row{value}")
-        elif column.places:
-            still = [
-                place
-                for place, (low, high) in enumerate(zip(column.places["low"], column.places["high"], strict=True))
-                if low is not None and low == high
-            ]
-            if still and rows > 1:
-                width = len(column.places["low"])
-                yield _note(
-                    "constant-places", f"{column.name}: {len(still)} of {width} values never change: {_listed(still)}"
-                )
-        if isinstance(column.shape, str):
-            yield _note("ragged", f"{column.name}: rows of differing length, {column.shape}")
-        if column.name == MISSING and column.mean:
+
+
+def _level_of(column: Column) -> Callable[[str, str], Finding]:
+    """What is wrong in metadata is worth a note."""
+    return _note if column.name.startswith("metadata_") else _warning
+
+
+def _about_values(column: Column) -> Iterator[Finding]:
+    """Values that are no numbers, or none that can be trained on."""
+    level = _level_of(column)
+    if column.name in _REQUIRED and not column.dtype.startswith(_NUMBERS):
+        yield _warning("not-numbers", f"{column.name}: expected numbers, found {column.dtype}: a store refuses it")
+    if column.nulls and column.name not in _NULLABLE:
+        yield level("nulls", f"{column.name}: {_count(column.nulls, 'null')}")
+    kinds = [f"{number:,} {kind}" for number, kind in ((column.nans, "NaN"), (column.infinite, "infinite")) if number]
+    if kinds:
+        values = _noun(column.nans + column.infinite, "value")
+        yield level("not-finite", f"{column.name}: {' and '.join(kinds)} {values}")
+
+
+def _about_variety(column: Column, rows: int, *, arrived: bool) -> Iterator[Finding]:
+    """Columns, and places of vectors, that never change."""
+    if column.constant and column.name not in ("done", MISSING):
+        value = f", {column.low:g}" if column.low is not None and column.low == column.high else ""
+        # A reward for every step there is, where rows hold what leaves them, is how many tasks are.
+        for_living = column.name == "reward" and not arrived and bool(column.low)
+        level = _note if for_living else _level_of(column)
+        yield level("constant-column", f"{column.name}: the same in every row{value}")
+    elif column.places and rows > 1:
+        bounds = list(zip(column.places["low"], column.places["high"], strict=True))
+        still = [place for place, (low, high) in enumerate(bounds) if low is not None and low == high]
+        if still:
             yield _note(
-                "observations-missing",
-                f"{round(column.mean * column.rows):,} rows hold zeros for an observation that the source did not "
-                "store",
+                "constant-places", f"{column.name}: {len(still)} of {len(bounds)} values never change: {_listed(still)}"
             )
+
+
+def _about_shape(column: Column) -> Iterator[Finding]:
+    if isinstance(column.shape, str):
+        yield _note("ragged", f"{column.name}: rows of differing length, {column.shape}")
+    if column.name == MISSING and column.mean:
+        zeros = round(column.mean * column.rows)
+        yield _note(
+            "observations-missing", f"{zeros:,} rows hold zeros for an observation that the source did not store"
+        )
 
 
 def _about_ends(episodes: Episodes) -> Iterator[Finding]:
@@ -181,48 +197,50 @@ def _about_alignment(episodes: Episodes, *, arrived: bool) -> Iterator[Finding]:
 
 
 def _about_observations(columns: Sequence[Column], episodes: Episodes) -> Iterator[Finding]:
-    odd, transitions = episodes.anomalies, episodes.transitions
     seen = [column for column in columns if column.name.startswith("observation") and column.name != MISSING]
     if not seen or all(column.constant for column in seen):
         return
     vectors = any(column.dtype in ("float16", "float32", "float64") for column in seen)
-    repeats = episodes.repeated_observations
-    finals, compared = odd.get("final-repeats", 0), odd.get("finals-compared", 0)
+    yield from _about_repeats(episodes, vectors=vectors)
+    boundaries = max(episodes.count - 1, 0)
+    equal = episodes.anomalies.get("final-is-next-first", 0)
+    if boundaries and equal / boundaries > _MOST:
+        yield _warning(
+            "final-is-next-first",
+            f"{equal:,} of {boundaries:,} episodes end with the observation that the next one begins with: it was "
+            "recorded after the environment had been reset",
+        )
+    same, marked = episodes.anomalies.get("same-final", 0), _marked_rows(columns)
+    if vectors and episodes.count > _FEW_EPISODES and same >= episodes.count - 1 and same > marked:
+        yield _warning("same-final", f"all {episodes.count:,} episodes end with one and the same observation")
+
+
+def _marked_rows(columns: Sequence[Column]) -> int:
+    """Rows of zeros that a reader put there, and said so: these are no recording."""
+    return sum(round(column.mean * column.rows) for column in columns if column.name == MISSING and column.mean)
+
+
+def _about_repeats(episodes: Episodes, *, vectors: bool) -> Iterator[Finding]:
+    """Observations that equal the one before; ``vectors``: whether they are floats, which hardly ever do."""
+    transitions, repeats = episodes.transitions, episodes.repeated_observations
+    finals = episodes.anomalies.get("final-repeats", 0)
+    compared = episodes.anomalies.get("finals-compared", 0)
     threshold = _REPEATS_OF_VECTORS if vectors else _REPEATS_OF_OTHERS
     only_finals = compared and finals / compared > _MOST and repeats <= 1.5 * episodes.count
-    if transitions and repeats / transitions >= threshold and not only_finals:
-        yield _warning(
+    if repeats:
+        share = repeats / max(transitions, 1)
+        many = bool(transitions) and share >= threshold and not only_finals
+        yield (_warning if many else _note)(
             "repeated-observation",
             f"the observation at t+1 equals that at t in {repeats:,} of {transitions:,} transitions "
-            f"({repeats / transitions:.1%})",
-        )
-    elif repeats:
-        yield _note(
-            "repeated-observation",
-            f"the observation at t+1 equals that at t in {repeats:,} of {transitions:,} transitions "
-            f"({repeats / transitions:.2%})",
+            f"({share:{'.1%' if many else '.2%'}})",
         )
     if only_finals:
         yield _warning(
             "final-repeats",
             f"{finals:,} of {compared:,} episodes end with the observation before the last, repeated: the final "
-            "observation "
-            "was not recorded",
+            "observation was not recorded",
         )
-    boundaries = max(episodes.count - 1, 0)
-    equal = odd.get("final-is-next-first", 0)
-    if boundaries and equal / boundaries > _MOST:
-        yield _warning(
-            "final-is-next-first",
-            f"{equal:,} of {boundaries:,} episodes end with the observation that the next one begins with: it was "
-            "recorded "
-            "after the environment had been reset",
-        )
-    same = odd.get("same-final", 0)
-    # The zeros that a reader put there, and said so, are no recording.
-    marked = sum(round(column.mean * column.rows) for column in columns if column.name == MISSING and column.mean)
-    if vectors and episodes.count > _FEW_EPISODES and same >= episodes.count - 1 and same > marked:
-        yield _warning("same-final", f"all {episodes.count:,} episodes end with one and the same observation")
 
 
 def _about_actions(actions: Actions) -> Iterator[Finding]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection
 
-from mouse_core._progress import progress_bar
+from mouse_core._base.progress import progress_bar
 from mouse_core.formats.base import RowStream
 from mouse_core.inspect._findings import findings
 from mouse_core.inspect._scan import Scan, scan
@@ -42,16 +43,16 @@ def inspect(stream: RowStream, *, ignore: Collection[str] = (), progress: bool =
         episodes=episodes,
         actions=actions,
         findings=[finding for finding in said + notes if finding.code not in ignore],
+        about=json.loads(stream.about.to_json()),
         samples=found.chosen,
     )
 
 
 def _alignment(stream: RowStream, found: Scan) -> str:
     """How the alignment is known, and whether the rows agree."""
-    declared = stream.metadata.get("alignment_declared")
     if stream.format not in ("datasets", "parquet"):
         how = f"the {stream.format} reader lays rows out like this"
-    elif declared:
+    elif stream.about.alignment is not None:
         how = "the data say so"
     else:
         how = "taken for granted, for the data do not say"

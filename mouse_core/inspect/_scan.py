@@ -11,14 +11,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mouse_core._layout import column_type
+from mouse_core._arrow.layout import column_type
 from mouse_core.errors import DataError, SchemaError
-from mouse_core.formats._blocks import blocks
-from mouse_core.formats._columns import MISSING
-from mouse_core.formats._values import UInt64s, Values, combined, hash_rows, read_values
+from mouse_core.formats._rows.blocks import blocks
+from mouse_core.formats._rows.columns import MISSING
+from mouse_core.formats._rows.values import UInt64s, Values, combined, hash_rows, read_values
 from mouse_core.inspect._columns import ColumnCounter
 from mouse_core.inspect._episodes import EpisodeCounter
-from mouse_core.inspect._samples import Sample, Samples
+from mouse_core.inspect._show.samples import Sample, Samples
 from mouse_core.inspect.report import Actions, Column, Episodes
 
 _NUMBER_COLUMNS = ("metadata_episode_id", "metadata_episode_index", "episode_id", "episode_index", "episode")

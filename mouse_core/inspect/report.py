@@ -138,6 +138,7 @@ class Report:
         episodes: The episodes; None where the rows have no ``done``.
         actions: How actions are used; None without the column.
         findings: Warnings and notes.
+        about: What the data say of themselves, as ``mouse_core.about`` writes it: ``environments``, ``tasks``, ...
         samples: Steps of a few episodes, for showing; not part of the JSON.
     """
 
@@ -150,6 +151,7 @@ class Report:
     episodes: Episodes | None
     actions: Actions | None
     findings: Sequence[Finding] = ()
+    about: Mapping[str, Any] = field(default_factory=dict)
     samples: Sequence[Any] = field(default=(), repr=False, compare=False)
 
     @property

@@ -1,17 +1,17 @@
 """Replay buffers: storages, writers, samplers and transforms that compose."""
 
-from mouse_core.replay.array_storage import ArrayStorage
 from mouse_core.replay.buffer import Drawn, ReplayBuffer
 from mouse_core.replay.ensemble import ReplayBufferEnsemble
-from mouse_core.replay.list_storage import ListStorage
-from mouse_core.replay.memmap import MemmapStorage
-from mouse_core.replay.priorities import LinearSchedule, PrioritizedSampler
 from mouse_core.replay.prioritized import PrioritizedReplayBuffer
-from mouse_core.replay.prioritized_slices import PrioritizedSliceSampler
 from mouse_core.replay.protocols import Draw, FieldKey, PrioritySampler, Sampler, Storage, Transform, Write, Writer
-from mouse_core.replay.samplers import RandomSampler, SamplerWithoutReplacement
-from mouse_core.replay.slices import SliceSampler, SliceSamplerWithoutReplacement
+from mouse_core.replay.samplers.priorities import LinearSchedule, PrioritizedSampler
+from mouse_core.replay.samplers.prioritized_slices import PrioritizedSliceSampler
+from mouse_core.replay.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
+from mouse_core.replay.samplers.uniform import RandomSampler, SamplerWithoutReplacement
 from mouse_core.replay.source import BufferSource, Staleness
+from mouse_core.replay.storages.array import ArrayStorage
+from mouse_core.replay.storages.list import ListStorage
+from mouse_core.replay.storages.memmap import MemmapStorage
 from mouse_core.replay.transforms import (
     Cast,
     Compose,
@@ -20,6 +20,7 @@ from mouse_core.replay.transforms import (
     NextView,
     NStep,
     OnWrite,
+    Pad,
     RandomCrop,
     Rename,
     Resize,
@@ -47,6 +48,7 @@ __all__ = [
     "NStep",
     "NextView",
     "OnWrite",
+    "Pad",
     "PrioritizedReplayBuffer",
     "PrioritizedSampler",
     "PrioritizedSliceSampler",

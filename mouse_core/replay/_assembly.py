@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from math import prod
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from array_api_compat import array_namespace
 
+from mouse_core._base.casting import number_kind
+from mouse_core._base.trees import as_array, find, flatten, map_tree, path_of, stack
 from mouse_core.errors import DataError, MissingFieldError, SchemaError
 from mouse_core.replay._sampled import Collate
-from mouse_core.replay._trees import as_array, find, flatten, map_tree, path_of, stack
 from mouse_core.replay.protocols import Draw, FieldKey, Slots
+from mouse_core.replay.storages._varying import is_varying, padding_of
 
+OWN = "traj_id"
+"""The one field of a draw that rows may have themselves."""
 _STACKED = (Mapping, tuple, np.ndarray, np.generic, bool, int, float)
 
 
@@ -39,12 +45,32 @@ def assemble(rows: Any, draw: Draw, collate: Collate | None) -> dict[str, Any]:
     if draw.priority_weight is not None:
         added["priority_weight"] = draw.priority_weight
     added |= draw.extra
+    if OWN in batch:  # the rows' own numbers of trajectories pass through
+        added.pop(OWN, None)
     taken = batch.keys() & added.keys()
     if taken:
-        raise SchemaError(
-            f"sample: expected rows without the fields {sorted(taken)}, which the buffer adds to a batch; rename them"
-        )
+        raise reserved_error("sample", taken)
     return batch | added
+
+
+def check_names(rows: Any, reserved: frozenset[str], *, one: bool) -> None:
+    """Raise SchemaError where rows to be written have fields that the buffer adds to every batch.
+
+    Args:
+        rows: As for ``Storage.append``.
+        reserved: The names of those fields.
+        one: Whether ``rows`` is a single row, or for ``ndim=2`` a single time step.
+    """
+    for row in rows if isinstance(rows, list) and not one else (rows,):
+        if isinstance(row, Mapping) and not reserved.isdisjoint(row):
+            raise reserved_error("rows", reserved & row.keys())
+
+
+def reserved_error(where: str, taken: Collection[str]) -> SchemaError:
+    """What to raise for rows with fields that the buffer adds."""
+    return SchemaError(
+        f"{where}: expected rows without the fields {sorted(taken)}, which the buffer adds to a batch; rename them"
+    )
 
 
 def _pad(rows: Any, where: npt.NDArray[np.bool_], pad: float) -> None:
@@ -53,10 +79,15 @@ def _pad(rows: Any, where: npt.NDArray[np.bool_], pad: float) -> None:
         return
     for key, leaf in flatten(rows).items():
         value: Any = pad
+        if is_varying(leaf):
+            empty = padding_of(leaf.reshape(-1)[0])
+            for place in np.argwhere(where).tolist():
+                leaf[tuple(place)] = empty
+            continue
         if isinstance(leaf, np.ndarray):
             with np.errstate(invalid="ignore"):
                 value = np.asarray(pad).astype(leaf.dtype)
-            if leaf.dtype.kind in "biufc" and value != pad and (pad == pad or value == value):
+            if number_kind(leaf.dtype) in "biufc" and value != pad and (pad == pad or value == value):
                 raise DataError(f"sample: field {key!r}: expected a pad that {leaf.dtype} holds, found {pad}")
         leaf[where] = value
 
@@ -79,22 +110,44 @@ def _is_branch(value: Any) -> bool:
     return type(value) is dict or isinstance(value, tuple)
 
 
-def priorities_in(rows: Any, key: FieldKey, *, one: bool) -> npt.NDArray[np.float64] | None:
+def priorities_in(rows: Any, key: FieldKey, *, one: bool, ndim: int = 1) -> npt.NDArray[np.float64] | None:
     """The priorities that rows to be written bring along in the field ``key``, ``[n]``; None if they have none.
 
+    Args:
+        rows: As for ``Storage.append``.
+        key: The field.
+        one: Whether ``rows`` is a single row, or for ``ndim=2`` a single time step.
+        ndim: That of the storage.
+
     Raises:
-        DataError: One of them is negative, NaN or infinite.
+        DataError: One of them is negative, NaN or infinite, or no number; some rows have one, and others have not.
+        SchemaError: More than one for a row.
     """
     if isinstance(rows, list) and not one:
-        found = [priorities_in(row, key, one=True) for row in rows]
+        found = [priorities_in(row, key, one=True, ndim=ndim) for row in rows]
         known = [part for part in found if part is not None]
-        return np.concatenate(known) if known and len(known) == len(found) else None
+        if known and len(known) < len(found):
+            lacking = next(number for number, part in enumerate(found) if part is None)
+            raise DataError(f"rows: field {key!r}: expected a priority in every row or none, found none in {lacking}")
+        return np.concatenate(known) if known else None
     if not isinstance(rows, Mapping) or path_of(key)[0] not in rows:
         return None
     try:
-        values = np.asarray(find(rows, key), np.float64).reshape(-1)
-    except (MissingFieldError, TypeError, ValueError):
+        values = np.asarray(find(rows, key))
+        if number_kind(values.dtype) not in "biuf":
+            raise ValueError(f"{values.dtype}")
+    except MissingFieldError:
         return None
+    except (TypeError, ValueError) as error:
+        raise DataError(f"rows: field {key!r}: expected one priority for each row, found {error}") from error
+    lead = ndim - 1 if one else ndim
+    if values.ndim < lead or prod(values.shape[lead:]) != 1:
+        axes = "[" + ", ".join(("time", "env")[-lead:] if ndim == 2 else ("n",)[:lead]) + "]" if lead else "a number"
+        raise SchemaError(
+            f"rows: field {key!r}: expected one priority for each row, {axes}, found the shape {list(values.shape)}; "
+            "take their maximum or mean first, or name another priority_key"
+        )
+    values = values.astype(np.float64).reshape(-1)
     if not (np.isfinite(values) & (values >= 0)).all():
         raise DataError(f"rows: field {key!r}: expected finite priorities from 0, found {values[:8].tolist()}")
     return values
@@ -110,16 +163,57 @@ def _stacked(items: list[Any]) -> Any:
     return map_tree(lambda leaf: as_array(leaf, where="sample"), stack(items))
 
 
+def named_time(rows: Any) -> tuple[int, int] | None:
+    """Which of the batch axes of ``rows`` is called "time", and how many there are, where rows name their axes.
+
+    TensorDicts do: those of TorchRL's collectors are ``[env, time]`` and say so.
+    """
+    if type(rows) is dict or type(rows) is np.ndarray:  # most rows are, and have no names
+        return None
+    names = getattr(rows, "names", None)
+    if not isinstance(names, list | tuple) or not all(name is None or isinstance(name, str) for name in names):
+        return None
+    return (names.index("time"), len(names)) if "time" in names else None
+
+
+def time_first(rows: Any, axis: int, axes: int) -> tuple[Any, tuple[int, ...]]:
+    """Rows as ``[time, env, ...]``, and the lengths of their batch axes with time in front.
+
+    Args:
+        rows: A tree of arrays or tensors.
+        axis: Which of their first ``axes`` axes is time; all the others are environments, of which there may be none.
+        axes: How many batch axes there are.
+    """
+    lengths: set[tuple[int, ...]] = set()
+
+    def moved(leaf: Any) -> Any:
+        values = leaf if hasattr(leaf, "shape") else np.asarray(leaf)
+        if values.ndim < axes:
+            raise SchemaError(f"rows: expected {axes} batch axes in every field, found the shape {list(values.shape)}")
+        order = (axis, *(place for place in range(values.ndim) if place != axis))
+        turned = array_namespace(values).permute_dims(values, order)
+        lengths.add(tuple(turned.shape[:axes]))
+        return turned.reshape((turned.shape[0], prod(turned.shape[1:axes]), *turned.shape[axes:]))
+
+    made = map_tree(moved, rows)
+    if len(lengths) != 1:
+        raise DataError(f"rows: expected the same batch axes in every field, found {sorted(lengths)}")
+    return made, lengths.pop()
+
+
 def slots_of(index: Any, size: int) -> Slots:
     """The slots that ``buffer[index]`` means: a single one ``[]`` for an integer, else ``[n]`` or ``[a, b]``.
 
     Args:
-        index: An integer from ``-size``, a slice, integers, or a mask ``[size]``.
+        index: An integer from 0, a slice, ``...`` for all rows, integers, or a mask ``[size]``.
         size: Rows there are.
 
     Raises:
-        IndexError: Out of range, or nothing that can be an index.
+        IndexError: Out of range, or nothing that can be an index. Negative integers are refused: -1 is what ``add`` and
+            ``extend`` give for a row that was not kept, and must not read another one.
     """
+    if index is Ellipsis:
+        index = slice(None)
     if isinstance(index, slice):
         return np.arange(*index.indices(size), dtype=np.int64)
     found = np.asarray(index)
@@ -130,7 +224,15 @@ def slots_of(index: Any, size: int) -> Slots:
     if found.dtype.kind not in "iu" and found.size:
         raise IndexError(f"index: expected integers, a slice or a mask, found {index!r:.80}")
     slots = found.astype(np.int64)
-    outside = (slots < -size) | (slots >= size)
+    outside = (slots < 0) | (slots >= size)
     if outside.any():
-        raise IndexError(f"index: expected {-size}..{size - 1}, found {int(slots[outside].reshape(-1)[0])}")
-    return np.where(slots < 0, slots + size, slots)
+        first = int(slots[outside].reshape(-1)[0])
+        hint = (
+            "; -1 is given for a row that was not kept (leave it out, as in index[index >= 0]), and the last slot is "
+            "buffer[len(buffer) - 1]"
+        )
+        raise IndexError(
+            f"index: expected {f'0..{size - 1}' if size else 'rows'}, found {first if size else 'an empty buffer'}"
+            f"{hint if first < 0 else ''}"
+        )
+    return slots

@@ -9,13 +9,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.errors import ConfigError
+from mouse_core._base.locks import forks
+from mouse_core.errors import ConfigError, ForkError
 from mouse_core.randomness import Key
-from mouse_core.replay._checks import check_part
-from mouse_core.replay._state import part_of
+from mouse_core.replay._assembly import check_names
+from mouse_core.replay._episodes.index import EpisodeIndex
 from mouse_core.replay.ahead import rows_behind
 from mouse_core.replay.protocols import Draw, FieldKey, Sampler, Slots, Storage, Write, Writer
-from mouse_core.replay.samplers import RandomSampler
+from mouse_core.replay.samplers.uniform import RandomSampler
+from mouse_core.replay.storages._checks import check_part
+from mouse_core.replay.storages._state import part_of
+from mouse_core.replay.transforms._fields import GATHERED
 from mouse_core.replay.writers import ImmutableWriter, MaxValueWriter, RoundRobinWriter
 
 _NOTHING: AbstractContextManager[Any] = nullcontext()
@@ -48,15 +52,36 @@ class Parts:
             writer.check(storage)
         self.prioritized = hasattr(self.sampler, "update_priority")
         self._reach: int = getattr(transform, "reach", 0)
+        self._gather = getattr(transform, "gather", None)
+        if self._gather is not None:
+            transform.check_gather()
+        self._reserved = self._names_added()
+        # The episodes of the rows, where a transform needs other rows of them.
+        self._episodes = None if self._gather is None else EpisodeIndex(done=transform.done)
         if not self.writer.ordered and (self.sampler.needs_order or self._reach):
             part = self.sampler if self.sampler.needs_order else transform
             raise ConfigError(f"writer: expected one that keeps the order of rows, as {part!r} needs, found {writer!r}")
         # A ring of single rows that nobody else writes is the commonest by far, and written to without detours.
         self.plain_ring = type(writer) is RoundRobinWriter and storage.ndim == 1 and storage.lock() is None
         self._heard_later = min(_HEARD_LATER, storage.capacity)
+        self._forks = forks()
         # Up to where the sampler knows the rows; it begins by looking at those there are.
         self._seen = 0
         self._changes = -1
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        self.__dict__.update(kept)
+        self._reserved = self._names_added()
+        self._forks = forks()
+
+    def _names_added(self) -> frozenset[str]:
+        """The fields of a batch that rows cannot have, as far as they are known before the first draw."""
+        names = {"index", *getattr(self.sampler, "adds", ())}
+        if self._gather is not None:
+            names.update(GATHERED)
+        if self._reach and not self.sampler.needs_order:
+            names.add("mask")  # of the rows that are read behind single ones
+        return frozenset(names)
 
     def shared(self) -> AbstractContextManager[Any]:
         """What to hold where other processes write the storage too."""
@@ -64,8 +89,20 @@ class Parts:
 
     # ------------------------------------------------------------------ writing
 
+    def _check_process(self) -> None:
+        """Raise ForkError where a forked child changes what it has a copy of."""
+        if forks() != self._forks and self.storage.lock() is None:
+            raise ForkError(
+                "buffer: expected to be changed in the process that made it, found a forked child, which has a copy of "
+                "its rows; give processes a MemmapStorage(max_size, folder), or make the buffer in the child"
+            )
+
     def write(self, rows: Any, priority: npt.NDArray[np.float64] | None, *, one: bool) -> Slots:
         """Write rows, with the priorities they begin with if they have any; see ``Writer.write``."""
+        self._check_process()
+        if priority is not None:
+            self.check_update(None, priority)
+        check_names(rows, self._reserved, one=one)
         if self._changes != self.storage.changes:
             self.sync()
         slots, written, first = self.writer.write(self.storage, rows, one=one)
@@ -80,7 +117,11 @@ class Parts:
 
     def append(self, row: Any) -> int:
         """Write one row to a plain ring, and return its slot."""
+        if forks() != self._forks:
+            self._check_process()
         storage = self.storage
+        if not self._reserved.isdisjoint(row if type(row) is dict else ()):
+            check_names(row, self._reserved, one=True)
         if self._changes != storage.changes:
             self.sync()
         first = storage.append(row, one=True)[0]
@@ -95,6 +136,8 @@ class Parts:
 
     def put(self, slots: Slots, rows: Any) -> None:
         """Overwrite rows in place."""
+        self._check_process()
+        check_names(rows, self._reserved, one=False)
         self.sync()
         self.storage.put(slots, rows)
         self._heard(Write(slots, None, self._reader(slots)))
@@ -103,6 +146,7 @@ class Parts:
     def empty(self) -> None:
         """Forget all rows and priorities."""
         self.check_writable()
+        self._check_process()
         self.storage.empty()
         self.sync()
 
@@ -112,6 +156,8 @@ class Parts:
         if self._changes != self.storage.changes:
             self._changes, self._seen = self.storage.changes, written
             self.sampler.reset(self.storage)
+            if self._episodes is not None:
+                self._episodes.reset(self.storage)
             self.writer.reset(self.storage)
         elif written != self._seen:
             n = min(written - self._seen, len(self.storage))
@@ -121,6 +167,8 @@ class Parts:
     def _heard(self, write: Write) -> None:
         if write.slots.size:
             self.sampler.wrote(self.storage, write)
+            if self._episodes is not None:
+                self._episodes.wrote(self.storage, write)
         self._changes, self._seen = self.storage.changes, self.storage.written
 
     def _reader(self, slots: Slots) -> Callable[[FieldKey], npt.NDArray[Any]]:
@@ -128,16 +176,20 @@ class Parts:
 
     # ------------------------------------------------------------------ sampling
 
-    def draw(self, batch_size: int, key: Key) -> tuple[Any, Draw]:
-        """Choose rows and gather them."""
+    def draw(self, batch_size: int, key: Key, *, items: bool = False) -> tuple[Any, Draw]:
+        """Choose rows and gather them; ``items``: a list of them, where the storage has rows as objects."""
         self.sync()
         if not len(self.storage):
             raise ConfigError("sample: expected rows, found an empty buffer")
         draw = self.sampler.draw(self.storage, batch_size, key)
         slots = draw.index
+        if self._gather is not None and self._episodes is not None:
+            found = self._gather(self.storage, slots, self._episodes.settled(self.storage), key)
+            draw.extra = {**draw.extra, **found}
         if self._reach and slots.ndim == 1:
             slots, draw.mask = rows_behind(slots, self.storage, self._reach)
-        return self.storage.get(slots), draw
+        gather = self.storage.get if items else getattr(self.storage, "batch", self.storage.get)
+        return gather(slots), draw
 
     def mark(self) -> dict[str, Any]:
         """Where the sampler's draws are, to go back there; draws replace what they change and change nothing else."""
@@ -151,8 +203,20 @@ class Parts:
 
     def update_priority(self, index: Any, priority: Any) -> None:
         """Tell the sampler how important rows are."""
+        self._check_process()
         self.sync()
         self._priority_sampler.update_priority(self.storage, np.asarray(index), np.asarray(priority))
+
+    def check_update(self, index: Any, priority: Any) -> None:
+        """Raise what an update of priorities would, and change nothing; ``index`` None: of rows to be written.
+
+        A sampler without ``check_update`` is taken to hold all that is finite and not negative.
+        """
+        check = getattr(self._priority_sampler, "check_update", None)
+        if check is not None:
+            if index is not None:
+                self.sync()
+            check(self.storage, None if index is None else np.asarray(index), np.asarray(priority))
 
     @property
     def _priority_sampler(self) -> Any:
@@ -185,6 +249,8 @@ class Parts:
             raise
         self._changes, self._seen = self.storage.changes, self.storage.written
         self.writer.reset(self.storage)
+        if self._episodes is not None:
+            self._episodes.reset(self.storage)
 
 
 def _shown(part: Any) -> str:

@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from mouse_core._locks import ProcessLock
+from mouse_core._base.locks import ProcessLock
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key, Purpose, check_seed
-from mouse_core.replay._state import copied
 from mouse_core.replay.checkpoint import read_checkpoint, write_checkpoint
 from mouse_core.replay.protocols import TRANSFORM_CALLS, Draw, Transform
+from mouse_core.replay.storages._state import copied
+from mouse_core.replay.storages._varying import as_lists
 from mouse_core.replay.transforms.compose import Compose, delivered_alignment
 from mouse_core.spec import Alignment
 
@@ -245,7 +246,7 @@ class Sampled:
 
     def _deliver(self, batch: Any) -> Any:
         """A batch, or rows, as a framework takes them; for a subclass to override."""
-        return batch
+        return as_lists(batch)
 
 
 def _check_batch_size(batch_size: Any) -> int:

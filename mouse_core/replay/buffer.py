@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import numpy as np
 
-from mouse_core.replay._assembly import assemble, priorities_in, row_of, slots_of
-from mouse_core.replay._dataset_storage import as_storage
+from mouse_core._base.tracing import refuse_traced
+from mouse_core._base.trees import find, flatten, map_tree
+from mouse_core.errors import SchemaError
+from mouse_core.replay._assembly import assemble, named_time, priorities_in, row_of, slots_of, time_first
 from mouse_core.replay._parts import Parts
 from mouse_core.replay._sampled import Collate, Drawn, Sampled
-from mouse_core.replay._state import check_numbers
-from mouse_core.replay._trees import find, flatten, map_tree
-from mouse_core.replay.list_storage import ListStorage
 from mouse_core.replay.protocols import FieldKey, Sampler, Slots, Transform, Writer
+from mouse_core.replay.storages._dataset import as_storage
+from mouse_core.replay.storages._state import check_numbers
+from mouse_core.replay.storages.list import ListStorage
 
 __all__ = ["Drawn", "ReplayBuffer"]
 
@@ -61,6 +63,7 @@ class ReplayBuffer(Sampled):
         self._inverse = getattr(self._transform, "inverse", None)
         self._priority_key = priority_key
         self._updates = 0
+        self._grid = rows.ndim == 2
 
     # ------------------------------------------------------------------ what is there
 
@@ -117,12 +120,17 @@ class ReplayBuffer(Sampled):
                 mask give rows with as many axes in front.
 
         Raises:
-            IndexError: Out of range.
+            IndexError: Out of range; also -1, the index of a row that the writer did not keep.
         """
+        refuse_traced("buffer[index]")
         with self._lock, self._shared():
             slots = slots_of(index, len(self._parts.storage))
             rows = self._parts.storage.get(slots.reshape(1) if not slots.ndim else slots)
-        return self._deliver(row_of(rows, 0) if not slots.ndim else rows)
+        return self._deliver_rows(rows if slots.ndim else row_of(rows, 0), slots.shape)
+
+    def _deliver_rows(self, rows: Any, shape: tuple[int, ...]) -> Any:
+        """Rows with these axes, of a ``ListStorage`` lists of them, as a framework takes them; for a subclass."""
+        return self._deliver(rows)
 
     # ------------------------------------------------------------------ writing
 
@@ -142,6 +150,8 @@ class ReplayBuffer(Sampled):
 
         After an error the buffer is as it was.
         """
+        if self._grid:
+            self._check_unnamed([item])
         slots = self._write(item, one=True)
         if isinstance(slots, int):
             return slots
@@ -152,27 +162,45 @@ class ReplayBuffer(Sampled):
 
         Args:
             items: A tree (nested dicts, tuples) of arrays ``[n, ...]``, ``[time, env, ...]`` for ``ndim=2``; or a list
-                of rows.
+                of rows. Where it names its batch axes, as TensorDicts do, the one called "time" is time for ``ndim=2``,
+                wherever it stands, and all the others are environments.
 
         Returns:
-            Their indices, int64 ``[n]``, -1 for those that the writer did not keep; ``[time, env]`` for ``ndim=2``.
+            Their indices, int64 ``[n]``, -1 for those that the writer did not keep; ``[time, env]`` for ``ndim=2``, or
+            the named batch axes in the order in which they came.
 
         Raises:
             SchemaError, DataError, ConfigError: As ``add``.
 
         After an error the buffer is as it was.
         """
-        slots: Slots = self._write(items, one=False)
-        return slots.reshape(-1, self._parts.storage.num_envs) if self._parts.storage.ndim == 2 else slots
+        if not self._grid:
+            slots: Slots = self._write(items, one=False)
+            return slots
+        named = named_time(items)
+        if named is None:
+            self._check_unnamed(items if isinstance(items, list) else ())
+            return self._write(items, one=False).reshape(-1, self._parts.storage.num_envs)  # type: ignore[no-any-return]
+        rows, lengths = time_first(self._accept(items), *named)
+        return np.moveaxis(self._write(rows, one=False).reshape(lengths), 0, named[0])
+
+    @staticmethod
+    def _check_unnamed(steps: Iterable[Any]) -> None:
+        """Raise SchemaError where what is to be a single time step names an axis of time."""
+        if any(named_time(step) is not None for step in steps):
+            raise SchemaError("add: expected one time step, [env, ...], found a time axis; extend takes [env, time]")
 
     def _write(self, rows: Any, *, one: bool) -> Any:
+        refuse_traced("add" if one else "extend")
         rows = self._accept(rows)
         if type(rows) is list and not rows and not one:
             self._parts.check_writable()
             return np.empty(0, np.int64)
         if self._inverse is not None:
             rows = self._inverse(rows)
-        priority = priorities_in(rows, self._priority_key, one=one) if self._parts.prioritized else None
+        priority = None
+        if self._parts.prioritized:
+            priority = priorities_in(rows, self._priority_key, one=one, ndim=self._parts.storage.ndim)
         if one and priority is None and self._parts.plain_ring:
             with self._lock:
                 return self._parts.append(rows)
@@ -190,6 +218,7 @@ class ReplayBuffer(Sampled):
             IndexError: Out of range.
             SchemaError, DataError, ConfigError: As ``add``.
         """
+        refuse_traced("buffer[index] = rows")
         rows = self._accept(rows)
         with self._lock, self._shared():
             self._parts.check_writable()
@@ -204,6 +233,7 @@ class ReplayBuffer(Sampled):
         Raises:
             ConfigError: The buffer is not to be written to.
         """
+        refuse_traced("empty")
         with self._lock, self._shared():
             self._parts.empty()
 
@@ -233,10 +263,11 @@ class ReplayBuffer(Sampled):
         Raises:
             ConfigError: As ``sample``.
         """
+        refuse_traced("sample")
         size = self._size(batch_size)
         with self._lock, self._shared():
             key = self._next_key(seed)
-            rows, draw = self._parts.draw(size, key)
+            rows, draw = self._parts.draw(size, key, items=self._collate is not None)
             self._samples += 1
             return Drawn(rows, draw, key, *self.counts)
 
@@ -276,12 +307,18 @@ class ReplayBuffer(Sampled):
 
         After an error nothing has changed.
         """
+        refuse_traced("update_priority")
         if priority is None:
             batch = self._accept(index)
             index, priority = (find(batch, key, where="update_priority") for key in ("index", self._priority_key))
         with self._lock, self._shared():
             self._parts.update_priority(index, priority)
             self._updates += 1
+
+    def check_update(self, index: Any, priority: Any) -> None:
+        """Raise what ``update_priority(index, priority)`` would, and change nothing."""
+        with self._lock, self._shared():
+            self._parts.check_update(index, priority)
 
     # ------------------------------------------------------------------ state
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import json
 import os
 import struct
-import threading
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from math import prod
 from os import PathLike
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -21,7 +21,9 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._base.casting import dtype_name, named_dtype
 from mouse_core.errors import StateError, StorageError
+from mouse_core.replay.storages._rows import UNREADABLE
 
 _MAGIC = b"MOUSERB1"
 _HEAD = struct.Struct("<8sQI")
@@ -42,9 +44,11 @@ def write_checkpoint(path: str | PathLike[str], state: Mapping[str, Any], *, syn
         StorageError: The file cannot be written.
     """
     target = _file(path)
-    beside = target.with_name(f".{target.name}.{os.getpid()}-{threading.get_ident()}.part")
+    if sync:
+        _reclaim(target)
+    beside = target.with_name(f".{target.name}.{os.getpid()}-{os.urandom(6).hex()}.part")
     try:
-        with open(beside, "wb") as file:
+        with _begun(beside) as file:
             _write(file, state)
             file.flush()
             if sync:
@@ -58,6 +62,36 @@ def write_checkpoint(path: str | PathLike[str], state: Mapping[str, Any], *, syn
         if isinstance(error, OSError):
             raise StorageError(f"checkpoint {target}: expected a place with room for it, found {error}") from error
         raise
+
+
+def _begun(beside: Path) -> BinaryIO:
+    """A new file, locked for as long as it is open: so others know that its writer lives."""
+    while True:
+        file = open(beside, "xb")  # noqa: SIM115
+        if _lock(file, wait=True) and os.fstat(file.fileno()).st_nlink:
+            return file
+        file.close()  # taken for a leftover between its making and its lock
+
+
+def _reclaim(target: Path) -> None:
+    """Remove what writers of ``target`` that died left behind."""
+    with suppress(OSError):
+        for path in target.parent.iterdir():
+            if path.name.startswith(f".{target.name}.") and path.name.endswith(".part"):
+                with suppress(OSError), open(path, "r+b") as file:
+                    if _lock(file, wait=False):
+                        path.unlink()
+
+
+def _lock(file: BinaryIO, *, wait: bool) -> bool:
+    """Whether a file could be locked, until it is closed or its process ends; without locks: if it is one's own."""
+    try:
+        import fcntl
+
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except (ImportError, OSError):
+        return wait
+    return True
 
 
 def _write(file: BinaryIO, state: Mapping[str, Any]) -> None:
@@ -74,7 +108,7 @@ def _write(file: BinaryIO, state: Mapping[str, Any]) -> None:
         for piece in _pieces(array):
             position += file.write(piece)
             crc = zlib.crc32(piece, crc)
-        described.append([array.dtype.str, list(array.shape), begin, position - begin, crc])
+        described.append([dtype_name(array.dtype), list(array.shape), begin, position - begin, crc])
     text = json.dumps({"state": tree, "arrays": described}, allow_nan=True).encode()
     file.write(text)
     file.seek(0)
@@ -113,7 +147,7 @@ def read_checkpoint(path: str | PathLike[str]) -> dict[str, Any]:
             return _read(file, source)
     except OSError as error:
         raise StorageError(f"checkpoint {source}: expected a file that can be read, found {error}") from error
-    except (ValueError, KeyError, IndexError, TypeError, OverflowError, RecursionError) as error:
+    except UNREADABLE as error:
         if isinstance(error, StateError):
             raise
         raise StateError(f"checkpoint {source}: expected a description of arrays, found {error!r}") from error
@@ -142,7 +176,19 @@ def _read(file: BinaryIO, source: Path) -> dict[str, Any]:
 def _array(
     file: BinaryIO, source: Path, number: int, dtype: str, shape: list[int], begin: int, nbytes: int, crc: int
 ) -> npt.NDArray[Any]:
-    array = np.empty(shape, dtype)
+    kind, end = named_dtype(dtype), os.fstat(file.fileno()).st_size
+    # Before memory is asked for, since nobody vouches for these numbers.
+    if (
+        kind.hasobject
+        or min(shape, default=0) < 0
+        or prod(shape) * kind.itemsize != nbytes
+        or not 0 <= begin <= end - nbytes
+    ):
+        raise StateError(
+            f"checkpoint {source}: expected array {number} within {end} bytes, found {nbytes} bytes at {begin} for "
+            f"{dtype} {shape}"
+        )
+    array = np.empty(shape, kind)
     flat = array.reshape(-1).view(np.uint8) if array.nbytes else np.empty(0, np.uint8)
     file.seek(begin)
     found = 0

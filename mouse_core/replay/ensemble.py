@@ -9,13 +9,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._base.tracing import refuse_traced
+from mouse_core._base.trees import find, flatten, structure_of, unflatten
 from mouse_core.errors import ConfigError, SchemaError, StateError
 from mouse_core.randomness import Key, Purpose
+from mouse_core.replay._assembly import reserved_error
 from mouse_core.replay._sampled import Collate, Drawn, Sampled
-from mouse_core.replay._state import check_numbers, part_of
-from mouse_core.replay._trees import find, flatten, structure_of, unflatten
 from mouse_core.replay.buffer import ReplayBuffer
 from mouse_core.replay.protocols import Draw, FieldKey, Transform
+from mouse_core.replay.samplers.priorities import priorities_like
+from mouse_core.replay.storages._state import check_numbers, part_of
 
 # The call of keys that seeds of members come from.
 _MEMBERS = 1 << 63
@@ -115,6 +118,7 @@ class ReplayBufferEnsemble(Sampled):
         Raises:
             ConfigError: As ``sample``.
         """
+        refuse_traced("sample")
         size = self._size(batch_size)
         with self._lock:
             key = self._next_key(seed)
@@ -161,6 +165,11 @@ class ReplayBufferEnsemble(Sampled):
         """What ``draw`` gave as a batch, transformed, before it is handed to a framework."""
         batches = [self._buffers[number].batch_of(part) for number, part in drawn.rows]
         numbers = [number for number, _ in drawn.rows]
+        for number, found in zip(numbers, batches, strict=True):
+            # Of a member that is an ensemble itself they are its own, which this one's take the place of.
+            own = isinstance(self._buffers[number], ReplayBufferEnsemble)
+            if isinstance(found, Mapping) and "buffer_ids" in found and not own:
+                raise reserved_error(f"buffer {number}", ["buffer_ids"])
         if self._collate is not None:
             batch = self._collate(batches)
         else:
@@ -212,7 +221,10 @@ class ReplayBufferEnsemble(Sampled):
         Raises:
             ConfigError: No ``buffer_ids``, or one that is no member.
             DataError, IndexError: See ``ReplayBuffer.update_priority``.
+
+        After an error nothing has changed, in no member.
         """
+        refuse_traced("update_priority")
         batch = self._accept(index) if priority is None else {"index": index}
         if priority is None:
             buffer_ids = find(batch, "buffer_ids", where="update_priority")
@@ -221,12 +233,18 @@ class ReplayBufferEnsemble(Sampled):
         ids, slots = np.asarray(buffer_ids), np.asarray(find(batch, "index", where="update_priority"))
         if ids.shape != slots.shape or (ids.size and not (ids.min() >= 0 and ids.max() < len(self._buffers))):
             raise ConfigError(f"update_priority: expected buffer_ids in 0..{len(self._buffers) - 1} for every index")
+        updates: list[tuple[ReplayBuffer, Any, Any]] = []
         for number in np.unique(ids).tolist():
             member: Any = self._buffers[number]
             if getattr(member, "prioritized", False):
                 mine = ids == number
                 given = find(batch, member.priority_key, where="update_priority") if priority is None else priority
-                member.update_priority(slots[mine], np.asarray(given)[mine])
+                updates.append((member, slots[mine], priorities_like(slots, given)[mine]))
+        with self._shared():
+            for member, index, priority in updates:  # all of them, before the first is made
+                member.check_update(index, priority)
+            for member, index, priority in updates:
+                member.update_priority(index, priority)
 
     # ------------------------------------------------------------------ state
 

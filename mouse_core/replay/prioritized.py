@@ -7,8 +7,8 @@ from typing import Any
 
 from mouse_core.replay._sampled import Collate
 from mouse_core.replay.buffer import ReplayBuffer
-from mouse_core.replay.priorities import Beta, PrioritizedSampler
 from mouse_core.replay.protocols import FieldKey, Transform, Writer
+from mouse_core.replay.samplers.priorities import Beta, PrioritizedSampler
 
 
 class PrioritizedReplayBuffer(ReplayBuffer):

@@ -19,11 +19,21 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._base.trees import FieldKey as FieldKey
 from mouse_core.randomness import Key
 from mouse_core.spec import Alignment
 
-FieldKey = str | tuple[str | int, ...]
-"""The name of a field of a row."""
+END_KEYS: tuple[tuple[FieldKey, ...], ...] = (
+    (("next", "done"), ("next", "terminated"), ("next", "truncated")),
+    ("done", "terminated", "truncated"),
+)
+"""The fields that are not 0 in the last row of an episode: the first of these groups of which one is there."""
+
+EPISODE: FieldKey = ("snapshot", "episode")
+"""The number of each row's episode, where rows are those of a store, which knows where its episodes begin."""
+
+TRAJ_KEYS: tuple[FieldKey, ...] = (EPISODE, ("collector", "traj_ids"), "episode", "traj_id", "traj_ids", "traj")
+"""The fields with the number of each row's trajectory: the first of them that is there."""
 
 Slots = npt.NDArray[np.int64]
 
@@ -194,6 +204,9 @@ class Sampler(Protocol):
 
     A draw depends on its key and on what was written and drawn before, on nothing else. A method that raises leaves
     the sampler as it was. A sampler that keeps nothing has empty methods, and ``{}`` for a state.
+
+    It may have ``adds``, the names of the fields of its draws beside ``index`` and ``traj_id``: rows that have one are
+    then refused when they are written, otherwise when they are drawn.
     """
 
     @property
@@ -234,7 +247,12 @@ class Sampler(Protocol):
 
 @runtime_checkable
 class PrioritySampler(Sampler, Protocol):
-    """A sampler that is told how important rows are."""
+    """A sampler that is told how important rows are.
+
+    It may have ``check_update(storage, index, priority)``, which raises what ``update_priority`` would and changes
+    nothing; ``index`` is None for rows that are not written yet. A buffer asks it before it writes rows that bring
+    their priorities along.
+    """
 
     def update_priority(self, storage: Storage, index: Slots, priority: npt.NDArray[np.floating[Any]]) -> None:
         """Set the priorities of the rows in the slots ``index``, both of one shape.
@@ -256,6 +274,9 @@ Transform = Callable[..., Any]
   is ``TRANSFORM_CALLS`` or above;
 - ``takes``: "arrived" or "outgoing", the alignment of what it works on; a buffer of the other one refuses it;
 - ``alignment``: "arrived" or "outgoing", the alignment of what it gives; None or absent: that of what it takes;
+- ``gather(storage, index, episodes, key)``: called under the lock when a batch is drawn, with the slots drawn, the
+  episodes of the storage's rows, and the key that the transform is called with later; gives further fields of the
+  batch by name, made of other rows of the same episodes. It has ``done``, the field that says where they end;
 - ``reach``: how many rows behind a drawn one it needs. Single rows then arrive as slices ``[batch, 1 + reach]``, with a
   ``mask`` and with ``index`` as it was drawn, ``[batch]``; afterwards the first step of each is kept.
 

@@ -8,12 +8,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mouse_core._base.trees import map_tree
 from mouse_core.errors import ConfigError, StateError
 from mouse_core.randomness import Key, Purpose
 from mouse_core.replay._sampled import Drawn, Sampled
-from mouse_core.replay._state import check_numbers, copied, part_of
-from mouse_core.replay._trees import map_tree
 from mouse_core.replay.protocols import Draw
+from mouse_core.replay.storages._state import check_numbers, copied, part_of
+from mouse_core.replay.storages._varying import is_varying, object_array
+
+_LISTED = "rows of differing length"
 
 
 class Staleness(NamedTuple):
@@ -120,7 +123,8 @@ class BufferSource:
         source = BufferSource(self.buffer, self._batch_size, self._count)
         try:
             source._drawn = {
-                int(number): _decoded(copied(entry)) for number, entry in part_of(state, "drawn", {}).items()
+                int(number): _decoded(copied(entry), self.buffer)
+                for number, entry in part_of(state, "drawn", {}).items()
             }
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"state: expected draws, found {error!r}") from error
@@ -148,13 +152,22 @@ def _encoded(ahead: _Ahead) -> dict[str, Any]:
     }
 
 
-def _decoded(entry: Mapping[str, Any]) -> _Ahead:
+def _decoded(entry: Mapping[str, Any], buffer: Any) -> _Ahead:
     rows: Any = entry["rows"]
     if entry["members"] is not None:
-        rows = [(number, _decoded(rows[str(number)]).drawn) for number in entry["members"]]
-    draw = Draw(entry["index"], entry["mask"], entry["priority_weight"], entry["pad"], entry["extra"])
+        members = buffer.buffers
+        rows = [(number, _decoded(rows[str(number)], members[number]).drawn) for number in entry["members"]]
+    else:
+        rows = _opened(buffer._accept(rows))
+    index, mask, weight = (_array(entry[name]) for name in ("index", "mask", "priority_weight"))
+    draw = Draw(index, mask, weight, entry["pad"], {name: _array(values) for name, values in entry["extra"].items()})
     key = Key(int(entry["seed"]), Purpose.REPLAY, int(entry["sample"]))
     return _Ahead(Drawn(rows, draw, key, int(entry["written"]), int(entry["updates"])), bool(entry["last"]))
+
+
+def _array(values: Any) -> Any:
+    """Values of any framework as an array; None stays."""
+    return None if values is None else np.asarray(values)
 
 
 def _of_ensemble(rows: Any) -> bool:
@@ -166,4 +179,18 @@ def _of_ensemble(rows: Any) -> bool:
 
 
 def _copy(leaf: Any) -> Any:
+    if is_varying(leaf):
+        return {_LISTED: leaf.reshape(-1).tolist(), "shape": list(leaf.shape)}
     return np.array(leaf) if isinstance(leaf, np.ndarray) else leaf
+
+
+def _opened(tree: Any) -> Any:
+    """Rows with the object arrays that ``_copy`` took apart."""
+    if isinstance(tree, Mapping):
+        if tree.keys() == {_LISTED, "shape"}:
+            return object_array(tree[_LISTED], tuple(tree["shape"]))
+        return {name: _opened(child) for name, child in tree.items()}
+    if isinstance(tree, tuple):
+        children = [_opened(child) for child in tree]
+        return type(tree)(*children) if hasattr(tree, "_fields") else tuple(children)
+    return tree

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._base.casting import number_kind
+from mouse_core._base.trees import as_array, find, flatten, map_tree, stack
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.replay._trees import as_array, find, flatten, map_tree, stack
 from mouse_core.replay.protocols import FieldKey, Slots, Storage
 
 _REDUCTIONS: dict[str, Callable[..., Any]] = {
@@ -161,7 +162,9 @@ class MaxValueWriter:
                 raise DataError(f"rows: expected as many in every field, found {lengths}")
         if len(storage):
             stored = storage.read(self.rank_key, slice(0, 0)).dtype
-            values = values.astype(stored) if stored.kind == "f" and values.dtype.kind in "biuf" else values
+            values = (
+                values.astype(stored) if number_kind(stored) == "f" and number_kind(values.dtype) in "biuf" else values
+            )
         return self._reduce(values)
 
     @property
@@ -169,7 +172,7 @@ class MaxValueWriter:
         return f"rows: field {self.rank_key!r}"
 
     def _reduce(self, values: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-        if values.dtype.kind not in "biuf":
+        if number_kind(values.dtype) not in "biuf":
             raise DataError(f"{self._where}: expected numbers to rank by, found {values.dtype}")
         flat = values.reshape(len(values), int(np.prod(values.shape[1:]))).astype(np.float64)
         if not flat.shape[1]:

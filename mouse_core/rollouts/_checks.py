@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace
 
+from mouse_core._base.casting import is_narrow, number_kind
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
 from mouse_core.rollouts.fields import COLUMNS, RolloutField
 
@@ -63,12 +64,19 @@ def check_shape(name: str, value: Array, expected: tuple[int, ...]) -> Array:
     raise SchemaError(f"{name}: expected shape {list(expected)}{also}, found {list(value.shape)}")
 
 
+def is_of(value: Array, kind: str | tuple[str, ...]) -> bool:
+    """Whether an array is of a kind that the array API names; NumPy does not know what bfloat16 is."""
+    if isinstance(value.dtype, np.dtype) and is_narrow(value.dtype):
+        return "real floating" in kind
+    return bool(array_namespace(value).isdtype(value.dtype, kind))
+
+
 def check_dtype(name: str, value: Array, dtype: np.dtype[Any], *, on_host: bool) -> None:
     """Errors for values that a dtype cannot hold: fractions in integers, and, on the host, numbers too large."""
     xp = array_namespace(value)
-    kind = next((place for place, kind in enumerate(_KINDS) if xp.isdtype(value.dtype, kind)), len(_KINDS))
+    kind = next((place for place, kind in enumerate(_KINDS) if is_of(value, kind)), len(_KINDS))
     # Done codes may be of any kind, as long as they are 0, 1 or 2.
-    if name != "dones" and kind > _STORED_KINDS[dtype.kind]:
+    if name != "dones" and kind > _STORED_KINDS[number_kind(dtype)]:
         raise SchemaError(f"{name}: expected {dtype}, found {value.dtype}")
     if kind == 1 and dtype.kind in "iu" and on_host and 0 not in value.shape:
         bounds, least, most = np.iinfo(dtype), int(xp.min(value)), int(xp.max(value))

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import array_namespace
 
+from mouse_core._base.tracing import refuse_traced
 from mouse_core.errors import ConfigError, MissingFieldError, RolloutError, RolloutFullError, SchemaError
 from mouse_core.randomness import check_seed
 from mouse_core.rollouts import _checks, _hidden
@@ -66,7 +67,8 @@ class RolloutRows:
                 self._allocate(name)
         for name in COMPUTED if "values" in self._fields else ():
             self._allocate(name)
-        self._hidden: Any = None
+        # (actor, critic): memory, and whether the rows of this rollout have states.
+        self._hidden: list[Any] = [None, None]
         self._version = 0
         self.clear()
 
@@ -99,7 +101,9 @@ class RolloutRows:
     @property
     def hidden_states(self) -> Any:
         """``(actor, critic)``, arrays ``[T, ...]`` in the structure in which they came; None if none came."""
-        return self._hidden if self._with_hidden else None
+        if not any(self._stated):
+            return None
+        return tuple(memory if stated else None for memory, stated in zip(self._hidden, self._stated, strict=True))
 
     @property
     def step(self) -> int:
@@ -115,7 +119,8 @@ class RolloutRows:
             transition: Arrays ``[N, ...]`` by name; one number for each environment may be ``[N]`` or ``[N, 1]``. A
                 field with a mask may come as ``(data, mask)``; without one it is available everywhere.
                 ``hidden_states`` is ``(actor, critic)``, each an array, a tuple of arrays (LSTM), or None: the state
-                *before* the step.
+                *before* the step. None in the first rows, where a policy has no state before its first step, stands
+                for zeros once a state comes.
 
         Raises:
             RolloutFullError: There is no row left (also an OverflowError).
@@ -123,6 +128,7 @@ class RolloutRows:
             DataError: Rewards, values or log-probabilities that are not finite, or done codes other than 0, 1, 2.
                 In each case nothing has changed.
         """
+        refuse_traced("add_transitions")
         if self._step >= self.num_transitions_per_env:
             raise RolloutFullError(
                 f"add_transitions: expected at most {self.num_transitions_per_env} rows, found one more; clear() first"
@@ -131,15 +137,18 @@ class RolloutRows:
         _checks.drop_stand_ins(given, self.spec)
         _checks.check_names(given, self._fields)
         rows = self._checked_rows(given)
-        hidden = self._checked_hidden(given.get("hidden_states"))
+        hidden, told = self._checked_hidden(given.get("hidden_states"))
         for name in rows.keys() - self._arrays.keys():
             self._allocate(name)
         for name, row in rows.items():
             self._arrays[name][self._step] = row
-        if hidden is not None:
-            if self._step == 0:
-                self._hidden, self._with_hidden = self._hidden_arrays(hidden), True
-            _hidden.tree_map(self._copy_hidden, hidden, self._hidden)
+        for place, states in enumerate(hidden):
+            if states is not None:
+                if not self._stated[place]:
+                    self._hidden[place], self._stated[place] = self._hidden_arrays(states, self._hidden[place]), True
+                _hidden.tree_map(self._copy_hidden, states, self._hidden[place])
+        if not told:
+            self._told = False
         self._present |= set(rows)
         self._step += 1
         self._version += 1
@@ -147,7 +156,10 @@ class RolloutRows:
     def clear(self) -> None:
         """Begin a new rollout; the order of rows in mini-batches goes on being new in every epoch."""
         self._step = 0
-        self._computed = self._with_hidden = False
+        self._computed = False
+        self._stated = [False, False]
+        # Whether all rows have said what the hidden states are, if only (None, None).
+        self._told = True
         self._present: set[str] = set()
         self._version += 1
 
@@ -175,8 +187,8 @@ class RolloutRows:
     def _on_host(self) -> bool:
         return True
 
-    def _zeros(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
-        """An array of zeros of a NumPy dtype."""
+    def _zeros(self, shape: tuple[int, ...], dtype: Any) -> Array:
+        """An array of zeros of a NumPy dtype, or one of this kind of arrays, that may be written to anywhere."""
         return np.zeros(shape, dtype)
 
     def _array(self, value: Any) -> Array:
@@ -201,7 +213,7 @@ class RolloutRows:
         """A value as an array of a shape, which may lack a last 1, and, if one is given, able to be of a dtype."""
         try:
             made = self._array(value)
-            kind = array_namespace(made).isdtype(made.dtype, ("bool", "integral", "real floating"))
+            kind = _checks.is_of(made, ("bool", "integral", "real floating"))
         except (TypeError, ValueError, RuntimeError) as error:
             raise SchemaError(
                 f"{name}: expected an array of shape {list(shape)}, found {type(value).__name__}"
@@ -251,44 +263,53 @@ class RolloutRows:
         if not field.mask and name in self._present:
             raise MissingFieldError(f"{name}: expected it in every row or in none, found none in row {self._step}")
 
-    def _checked_hidden(self, hidden: Any) -> Any:
-        """The hidden states to copy, as arrays, or None where there are none."""
-        if _hidden.is_empty(hidden):
-            if self._with_hidden:
-                raise MissingFieldError(f"hidden_states: expected them in every row, found none in row {self._step}")
-            return None
-        if not isinstance(hidden, tuple | list) or len(hidden) != 2:
+    def _checked_hidden(self, hidden: Any) -> tuple[list[Any], bool]:
+        """The hidden states to copy, ``[actor, critic]`` as arrays, and whether the transition said what they are."""
+        told = isinstance(hidden, tuple | list) and len(hidden) == 2
+        if not told and not _hidden.is_empty(hidden):
             raise SchemaError(f"hidden_states: expected (actor, critic), found {type(hidden).__name__}")
-
-        def check(path: str, leaf: Any) -> Array:
-            made = self._array(leaf)
-            axis = _hidden.env_axis(tuple(made.shape), self._hidden_axis)
-            if made.ndim <= axis or made.shape[axis] != self.num_envs:
+        row: list[Any] = [None, None]
+        for place, states in enumerate(hidden if told else row):
+            path = f"hidden_states[{place}]"
+            if _hidden.is_empty(states):
+                if self._stated[place]:
+                    raise MissingFieldError(f"{path}: expected it in every row, found none in row {self._step}")
+                continue
+            row[place] = _hidden.tree_map(self._checked_state, states, path=path)
+            if self._stated[place]:
+                _hidden.tree_map(_check_same, row[place], self._hidden[place], path=path)
+            elif not self._told:
                 raise SchemaError(
-                    f"{path}: expected {self.num_envs} environments on axis {axis}, found shape {list(made.shape)}; "
-                    "hidden_axis says on which axis they are"
+                    f"hidden_states: expected them in every row, found them first in row {self._step}; where a policy "
+                    "has no state yet, (None, None) says so"
                 )
-            return made
+        return row, told
 
-        hidden = _hidden.tree_map(check, tuple(hidden))
-        if self._step and not self._with_hidden:
-            raise SchemaError(f"hidden_states: expected them in every row, found them first in row {self._step}")
-        if self._step:
-            _hidden.tree_map(_check_same, hidden, self._hidden)
-        return hidden
+    def _checked_state(self, path: str, leaf: Any) -> Array:
+        made = self._array(leaf)
+        axis = _hidden.env_axis(tuple(made.shape), self._hidden_axis)
+        if made.ndim <= axis or made.shape[axis] != self.num_envs:
+            raise SchemaError(
+                f"{path}: expected {self.num_envs} environments on axis {axis}, found shape {list(made.shape)}; "
+                "hidden_axis says on which axis they are"
+            )
+        return made
 
-    def _hidden_arrays(self, hidden: Any) -> Any:
-        """Memory for the hidden states of a rollout; that of the last one, if it fits."""
+    def _hidden_arrays(self, states: Any, memory: Any) -> Any:
+        """Memory for the hidden states of a rollout, that of the last one if it fits; zeros in the rows before."""
+
+        def forget(path: str, array: Array) -> Array:
+            array[: self._step] = 0
+            return array
+
+        def make(path: str, leaf: Array) -> Array:
+            return self._zeros((self.num_transitions_per_env, *leaf.shape), leaf.dtype)
+
         try:
-            _hidden.tree_map(_check_same, hidden, self._hidden)
-            return self._hidden
+            _hidden.tree_map(_check_same, states, memory)
         except SchemaError:
-            xp = array_namespace(self._arrays["rewards"])
-
-            def make(path: str, leaf: Array) -> Array:
-                return xp.stack([xp.zeros_like(leaf)] * self.num_transitions_per_env)
-
-            return _hidden.tree_map(make, hidden)
+            return _hidden.tree_map(make, states)
+        return _hidden.tree_map(forget, memory)
 
     def _copy_hidden(self, path: str, row: Array, array: Array) -> None:
         array[self._step] = row

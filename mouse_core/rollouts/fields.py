@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._base.casting import number_kind
 from mouse_core.errors import ConfigError
 from mouse_core.spec import FieldSpec, Spec, check_dtype
 
@@ -130,9 +131,11 @@ def _as_field(name: str, given: Any) -> RolloutField:
     dtype = np.dtype(given.dtype)
     if given.shape not in ((), (1,)):
         raise ConfigError(f"fields[{name!r}]: expected one number for each row, () or (1,), found {given.shape}")
-    if (dtype.kind == "f") == (name == "dones"):
+    if (number_kind(dtype) == "f") == (name == "dones"):
         wanted = "a boolean or integer" if name == "dones" else "a floating"
         raise ConfigError(f"fields[{name!r}]: expected {wanted} dtype, found {dtype}")
+    if name != "dones" and dtype.itemsize < 2:
+        raise ConfigError(f"fields[{name!r}]: expected a dtype of at least 16 bits to compute with, found {dtype}")
     if name in ("rewards", "dones") and (given.optional or given.mask):
         raise ConfigError(f"fields[{name!r}]: expected a field that every row has, found {given}")
     return RolloutField((1,), dtype, given.optional, given.mask)
@@ -153,10 +156,10 @@ def stored_spec(fields: Mapping[str, RolloutField]) -> Spec:
 def motion_mimic_fields(
     training_type: TrainingType,
     obs_shape: Sequence[int],
-    ref_obs_shape: Sequence[int | None] | None,
-    privileged_obs_shape: Sequence[int | None] | None,
-    privileged_ref_obs_shape: Sequence[int | None] | None,
-    actions_shape: Sequence[int],
+    ref_obs_shape: Sequence[int | None] | None = None,
+    privileged_obs_shape: Sequence[int | None] | None = None,
+    privileged_ref_obs_shape: Sequence[int | None] | None = None,
+    actions_shape: Sequence[int] | None = None,
     apply_dagger_actions: bool = False,
     rnd_state_shape: Sequence[int | None] | None = None,
 ) -> dict[str, RolloutField]:
@@ -187,6 +190,8 @@ def motion_mimic_fields(
         fields["privileged_observations"] = RolloutField(privileged)
     if references is not None and privileged_references is not None:
         fields["privileged_reference_observations"] = RolloutField(privileged_references, mask=True)
+    if actions_shape is None:
+        raise ConfigError("actions_shape: expected the shape of actions, found None")
     actions = RolloutField(check_shape("actions_shape", actions_shape))
     fields["actions"] = actions
     if training_type == "distillation":

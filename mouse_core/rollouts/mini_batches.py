@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import array_namespace
 
-from mouse_core.errors import ConfigError
+from mouse_core.errors import ConfigError, MissingFieldError
 from mouse_core.randomness import Key, Purpose
 from mouse_core.rollouts import _hidden
 from mouse_core.rollouts.amp import AmpStates, previous_states
@@ -28,8 +29,9 @@ TARGETS = frozenset(
 
 
 @dataclass(frozen=True, eq=False)
-class MiniBatch:
-    """Some rows of a rollout, by name: ``batch["observations"]``, or as an attribute, ``batch.obs``.
+class MiniBatch(Mapping[str, Array]):
+    """Some rows of a rollout: a mapping by the names of the storage's fields, ``batch["observations"]``, with
+    attributes for those that training code knows, ``batch.obs``.
 
     A mini-batch of rows has arrays ``[B, ...]``. A recurrent one has trajectories ``[T, K, ...]`` of what the policy
     reads, padded, with ``masks``, and ``[T, n, ...]`` of everything else, the rows of its n environments.
@@ -59,8 +61,29 @@ class MiniBatch:
     rows: Array | None = None
 
     def __getitem__(self, name: str) -> Array:
-        """The values of a field of the storage."""
-        return self.fields[name]
+        """The values of a field of the storage.
+
+        Raises:
+            MissingFieldError: There is none of this name (also a KeyError).
+        """
+        if name in self.fields:
+            return self.fields[name]
+        close = get_close_matches(str(name), list(self.fields), n=1)
+        known = isinstance(name, str) and not name.startswith("_") and hasattr(type(self), name)
+        hint = f"; batch.{name} is an attribute" if known else f"; did you mean {close[0]!r}?" if close else ""
+        raise MissingFieldError(f"mini-batch: expected one of the fields {list(self.fields)}, found {name!r}{hint}")
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of the fields there are."""
+        return iter(self.fields)
+
+    def __len__(self) -> int:
+        """How many fields there are."""
+        return len(self.fields)
+
+    # Arrays do not compare to one truth: a mini-batch equals itself alone.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
 
     @property
     def obs(self) -> Array | None:

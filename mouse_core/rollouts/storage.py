@@ -8,6 +8,8 @@ from typing import Any, Self
 import numpy as np
 from array_api_compat import array_namespace
 
+from mouse_core._base.casting import widened
+from mouse_core._base.tracing import refuse_traced
 from mouse_core.errors import ConfigError, MissingFieldError, RolloutError, StateError
 from mouse_core.rollouts import _checks
 from mouse_core.rollouts._rows import RolloutRows
@@ -74,10 +76,10 @@ class RolloutStorage(RolloutRows):
         num_envs: int,
         num_transitions_per_env: int,
         obs_shape: Sequence[int],
-        ref_obs_shape: Sequence[int | None] | None,
-        privileged_obs_shape: Sequence[int | None] | None,
-        privileged_ref_obs_shape: Sequence[int | None] | None,
-        actions_shape: Sequence[int],
+        ref_obs_shape: Sequence[int | None] | None = None,
+        privileged_obs_shape: Sequence[int | None] | None = None,
+        privileged_ref_obs_shape: Sequence[int | None] | None = None,
+        actions_shape: Sequence[int] | None = None,
         apply_dagger_actions: bool = False,
         rnd_state_shape: Sequence[int | None] | None = None,
         amp_cfg: Any = None,
@@ -140,13 +142,14 @@ class RolloutStorage(RolloutRows):
             raise MissingFieldError(f"compute_returns: expected a field 'values', found {list(self._fields)}")
         gamma, lam = _checks.check_unit("gamma", gamma), _checks.check_unit("lam", lam)
         check_truncation(time_outs, final_values)
-        rewards, values, dones = (self._arrays[name] for name in ("rewards", "values", "dones"))
-        last = self._as_values("last_values", last_values, (self.num_envs, 1))
+        # bfloat16 is computed in float32: NumPy's array API does not know it.
+        rewards, values, dones = (widened(self._arrays[name]) for name in ("rewards", "values", "dones"))
+        last = widened(self._as_values("last_values", last_values, (self.num_envs, 1)))
         if time_outs is not None:
             time_outs = self._as("time_outs", time_outs, tuple(dones.shape), None)
             xp = array_namespace(time_outs)
             time_outs = xp.astype(time_outs, xp.bool, copy=False)
-            final_values = self._as_values("final_values", final_values, tuple(values.shape))
+            final_values = widened(self._as_values("final_values", final_values, tuple(values.shape)))
         if self._validate:
             _checks.check_ends(dones, last, time_outs, final_values)
         advantages, returns = gae(
@@ -322,6 +325,7 @@ class RolloutStorage(RolloutRows):
                 yield take(numbers[part])
 
     def _check_full(self, caller: str) -> None:
+        refuse_traced(caller)
         if self._step < self.num_transitions_per_env:
             raise RolloutError(f"{caller}: expected {self.num_transitions_per_env} rows, found {self._step}")
 
@@ -334,5 +338,6 @@ class RolloutStorage(RolloutRows):
             raise RolloutError(f"{caller}: expected returns, found none for these rows; compute_returns() first")
 
     def _check_unchanged(self, version: int) -> None:
+        refuse_traced("mini-batches")
         if version != self._version:
             raise RolloutError("mini-batches: expected the rollout as it was when reading began, found it changed")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from mouse_core._base.casting import as_record
 from mouse_core.errors import ConfigError
 from mouse_core.rollouts.fields import ALIASES, KNOWN
 
@@ -63,8 +64,9 @@ class Transition:
 
 def fields_of(transition: Transition | Mapping[str, Any]) -> dict[str, Any]:
     """What a transition, or a dict with the same names, holds: values that are not None, by the names of fields."""
-    if isinstance(transition, Mapping):
-        transition = Transition(**transition)
-    elif not isinstance(transition, Transition):
+    if not isinstance(transition, Transition):
+        fields = as_record(transition)
+        if fields is not None:
+            return dict(Transition(**fields))
         raise ConfigError(f"add_transitions: expected a Transition or a dict, found {type(transition).__name__}")
     return dict(transition)

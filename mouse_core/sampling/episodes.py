@@ -9,12 +9,12 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._locks import ProcessLock
+from mouse_core._base.locks import ProcessLock
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key, Purpose
 from mouse_core.sampling.plan import Sampler
 from mouse_core.sampling.windows import window_sampler
-from mouse_core.snapshot import Snapshot
+from mouse_core.store.snapshot import Snapshot
 
 Int64s = npt.NDArray[np.int64]
 Boundary = Literal["stream", "episode"]

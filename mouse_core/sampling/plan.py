@@ -8,9 +8,9 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._windows import WindowsPart
+from mouse_core._arrow.windows import WindowsPart
 from mouse_core.randomness import Key
-from mouse_core.snapshot import Snapshot
+from mouse_core.store.snapshot import Snapshot
 
 
 @dataclass(frozen=True, eq=False, slots=True)

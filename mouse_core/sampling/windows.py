@@ -17,7 +17,7 @@ import numpy.typing as npt
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key, Order, Purpose, as_integers
 from mouse_core.sampling.plan import Sampler
-from mouse_core.snapshot import Snapshot
+from mouse_core.store.snapshot import Snapshot
 
 Int64s = npt.NDArray[np.int64]
 Array = TypeVar("Array", bound=npt.NDArray[Any])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.store import DatasetStore
+from mouse_core.store.dataset_store import DatasetStore
 
 ACTIONS = 4
 IMAGE_SHAPE = (3, 4, 3)

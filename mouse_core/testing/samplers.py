@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.batches import BatchSource
+from mouse_core.batches.source import BatchSource
 from mouse_core.errors import ConfigError, DataError, MouseError, StateError
 from mouse_core.randomness import Key, Purpose
-from mouse_core.replay.array_storage import ArrayStorage
 from mouse_core.replay.buffer import ReplayBuffer
 from mouse_core.replay.protocols import Draw, PrioritySampler
 from mouse_core.replay.protocols import Sampler as ReplaySampler
+from mouse_core.replay.storages.array import ArrayStorage
 from mouse_core.sampling._identity import sampler_identity
 from mouse_core.sampling.plan import PaddedSampler, Sampler
 from mouse_core.testing.examples import example_store

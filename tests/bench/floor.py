@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from mouse_core import BatchSource
-from mouse_core._floor import ColumnAddresses, Pieces, joined, plain_copies
+from mouse_core.bench._floor import ColumnAddresses, Pieces, joined, plain_copies
 
 _C = r"""
 #include <stdint.h>

@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from mouse_core._measure import Contender, interleave
-from mouse_core.rollouts.groups import GrpoBatchMaker, RolloutBuffer, RolloutRecord, Turn
-from mouse_core.rollouts.groups._files import sync_files
-from mouse_core.rollouts.groups._parts import encode_table, writing_options
+from mouse_core.bench._measure import Contender, interleave
+from mouse_core.groups import GrpoBatchMaker, RolloutBuffer, RolloutRecord, Turn
+from mouse_core.groups._files.names import sync_files
+from mouse_core.groups._files.parts import encode_table, writing_options
 from tests.bench.results import Table, table_of
 from tests.bench.workloads import Settings
 

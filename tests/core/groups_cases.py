@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mouse_core.rollouts.groups import RolloutRecord, Turn
+from mouse_core.groups import RolloutRecord, Turn
 
 METADATA: dict[str, Any] = {
     "nothing": None,

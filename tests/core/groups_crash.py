@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from mouse_core.rollouts.groups import GrpoBatchMaker, RolloutBuffer, RolloutRecord, open_rollouts
+from mouse_core.groups import GrpoBatchMaker, RolloutBuffer, RolloutRecord, open_rollouts
 from tests.core.groups_cases import group, rollout
 
 STEPS = ("write", "replace", "fsync", "unlink", "ftruncate", "mkdir", "open")

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from mouse_core import BatchSource, DatasetStore, Field
-from mouse_core._alike import Alike
-from mouse_core._column_chunks import _FEW as FEW
-from mouse_core.columns import Column
+from mouse_core._arrow.alike import Alike
+from mouse_core._arrow.chunks import _FEW as FEW
+from mouse_core._arrow.column import Column
 
 ROWS = 40  # of a record batch
 BATCHES = 30

@@ -7,6 +7,7 @@ from collections import OrderedDict, defaultdict
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -25,9 +26,16 @@ RULES = [
 # For each column values that are taken, and what they are; and values that are refused.
 TAKEN: dict[str, list[tuple[Any, Any]]] = {
     "action": [(1, 1), (np.int64(2), 2), (np.int8(0), 0), (True, 1), (np.bool_(False), 0), (np.array(2), 2)],
-    "reward": [(0.5, 0.5), (3, 3.0), (np.float32(0.25), 0.25), (float("nan"), float("nan")), (np.uint64(2), 2.0)],
-    "done": [(0, 0), (2, 2), (np.uint8(1), 1)],
-    "episode_step": [(5, 5), (None, None), (np.int32(7), 7)],
+    "reward": [
+        (0.5, 0.5),
+        (3, 3.0),
+        (np.float32(0.25), 0.25),
+        (float("nan"), float("nan")),
+        (np.uint64(2), 2.0),
+        (np.array([0.5]), 0.5),
+    ],
+    "done": [(0, 0), (2, 2), (np.uint8(1), 1), ([2], 2)],
+    "episode_step": [(5, 5), (None, None), (np.int32(7), 7), (np.array([1]), 1)],
     "observation": [
         (np.array([1.0, 2.0, 3.0], np.float32), [1.0, 2.0, 3.0]),
         (np.array([1.0, 2.0, 3.0]), [1.0, 2.0, 3.0]),
@@ -36,6 +44,8 @@ TAKEN: dict[str, list[tuple[Any, Any]]] = {
         ([4, 5, 6], [4.0, 5.0, 6.0]),
         (np.array([1.0, 2.0], np.float32), [1.0, 2.0]),
         ([9.0], [9.0]),
+        (np.zeros(0, np.float32), []),
+        ([], []),
     ],
     "metadata_q_star": [(np.array([1.0, 2.0, 3.0]), [1.0, 2.0, 3.0]), (None, None), ([1.5], [1.5])],
     "grid": [
@@ -49,14 +59,13 @@ TAKEN: dict[str, list[tuple[Any, Any]]] = {
 }
 REFUSED: dict[str, list[Any]] = {
     "action": [3, -1, 0.5, None, "1", np.array([1]), np.uint64(2**63)],
-    "reward": ["0.5", None, np.array([0.5]), 1j],
-    "done": [3, np.int8(-1), True + 2, np.array([0])],
-    "episode_step": [0.5, "now", np.array([1])],
+    "reward": ["0.5", None, np.array([0.5, 1]), np.array([[0.5]]), 1j],
+    "done": [3, np.int8(-1), True + 2, np.array([0, 0]), [3], []],
+    "episode_step": [0.5, "now", np.array([0.5])],
     "observation": [
         None,
         np.zeros(4, np.float32),
         np.zeros((1, 3), np.float32),
-        np.zeros(0, np.float32),
         np.float32(1),
         np.zeros(3, np.complex64),
         b"\0" * 12,
@@ -175,3 +184,55 @@ def test_a_store_that_is_dropped_is_gone() -> None:
     gone = weakref.ref(store)
     del store
     assert gone() is None
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("values", [[[1.5, 2.0], [], [3.0]], [[1, 2], [], [3]]])
+def test_an_empty_list_in_a_padded_field_is_all_padding_however_it_comes(values: list[Any], many: bool) -> None:
+    columns = {
+        "action": [0] * 3,
+        "reward": [0.0] * 3,
+        "done": [0] * 3,
+        "observation": values,
+        "metadata_q_star": values,
+    }
+    recorded, appended = DatasetStore().from_dataset(pa.table(columns)), DatasetStore()
+    if many:
+        appended.extend(columns)
+    else:
+        for row in range(3):
+            appended.append({name: column[row] for name, column in columns.items()})
+    assert appended[1] == recorded[1]
+    for name in ("obs_continuous", "q_star"):
+        one, other = (
+            store.snapshot().readers[name].read(store.snapshot().locate(np.arange(3), 1).part(0), np.dtype("float64"))
+            for store in (recorded, appended)
+        )
+        np.testing.assert_array_equal(one, other)
+
+
+class Wrapped:
+    """An array of another library, as far as NumPy knows it."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = np.asarray(values)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return self.values if dtype is None else self.values.astype(dtype)
+
+
+@pytest.mark.parametrize(
+    "kind", [Wrapped, np.array, lambda value: memoryview(np.array([value]).reshape(np.shape(value)))]
+)
+@pytest.mark.parametrize("first", [True, False])
+def test_whatever_is_an_array_to_numpy_is_taken(kind: Any, first: bool) -> None:
+    store = make_store()
+    if not first:
+        store.append(first_row())
+    plain = {"action": 1, "reward": 0.5, "done": 0, "observation": [1.0, 2.0, 3.0], "flag": True}
+    store.append(first_row() | {name: kind(value) for name, value in plain.items()})
+    store.append(first_row())
+    assert_same(
+        {name: values[-2:-1] for name, values in everything(store).items()},
+        field_arrays([plain_first_row() | plain], custom=RULES, widths=WIDTHS),
+    )

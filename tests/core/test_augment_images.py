@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mouse_core import SchemaError
 from mouse_core.augment import AugmentTokensConfig, RandomCrop, RandomShift, apply, draw
 from mouse_core.randomness import Key, Purpose
 from tests.core.augment_cases import chi_square, chi_square_limit
@@ -103,3 +104,14 @@ def test_a_crop_of_the_whole_image_is_the_image() -> None:
     config = AugmentTokensConfig(crop_obs_image=RandomCrop(6, 5))
     moved = apply({"obs_image": images}, draw(config, key(), (2, 3), image_shape=(6, 5, 2)))
     np.testing.assert_array_equal(moved["obs_image"], images)
+
+
+def test_images_whose_channels_come_first_are_refused() -> None:
+    """Their rows are not where rows are looked for."""
+    for config in (RandomShift(2), RandomCrop(3, 3)):
+        cropping = AugmentTokensConfig(crop_obs_image=config)
+        images = np.zeros((2, 3, 5, 6, 7), np.uint8)
+        draws = draw(cropping, key(0), (2, 3), image_shape=(5, 6, 7))
+        with pytest.raises(SchemaError, match=r"expected images \[B, S, H, W, C\] of 1 to 4 channels.*image_shape="):
+            apply({"obs_image": images}, draws)
+        assert apply({"obs_image": images}, draws, image_shape=(5, 6, 7))["obs_image"].shape[4] == 7

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 from typing import Any
 
@@ -72,6 +73,21 @@ def test_views_of_a_batch_that_is_not_augmented() -> None:
     plain = source(None)[3]
     for view in views:
         assert_same(view, plain)
+
+
+@pytest.mark.parametrize("size", [4, 400])
+def test_what_is_done_to_a_view_stays_with_it(size: int) -> None:
+    """Whatever is masked or not, in small batches and in those whose memory is kept."""
+    for config in (None, full_config(), full_config(mask_prob=AugmentMaskProbConfig(reward=0.5))):
+        other: Any = source(config, views=3, size=size)[3]
+        for number in range(3):
+            views: Any = source(config, views=3, size=size)[3]
+            arrays = [values for view in views for values in view.values()]
+            assert not any(np.shares_memory(one, two) for one, two in itertools.combinations(arrays, 2))
+            for values in views[number].values():
+                values[...] = 77
+            for untouched in {0, 1, 2} - {number}:
+                assert_same(views[untouched], other[untouched])
 
 
 def test_nothing_enabled_is_no_augmentation() -> None:
@@ -205,7 +221,7 @@ def test_a_loader_resumes_its_augmented_stream() -> None:
         full_config(permute_done=False),
         full_config(scale_reward=AugmentScalarSpec(low=0.5, high=2.1)),
     ):
-        with PrefetchBatchifier(STORE, 5, 4, augment=changed) as other, pytest.raises(StateError, match="fingerprint"):
+        with PrefetchBatchifier(STORE, 5, 4, augment=changed) as other, pytest.raises(StateError, match="augment"):
             other.load_state_dict(state)
     with PrefetchBatchifier(STORE, 5, 4, augment=config, views=2) as other, pytest.raises(StateError):
         other.load_state_dict(state)

@@ -143,10 +143,11 @@ def test_a_column_of_a_type_that_its_field_cannot_be_read_from(name: str, values
 
 
 @pytest.mark.parametrize("name", ["reward", "done", "xformed_reward", "episode_step", "observation_discrete"])
-@pytest.mark.parametrize("value", [[0], [[0]]], ids=["list", "list of lists"])
+@pytest.mark.parametrize("value", [[0, 0], [[0]]], ids=["list", "list of lists"])
 def test_lists_where_a_number_belongs(name: str, value: Any) -> None:
-    with pytest.raises(SchemaError, match=rf"column '{name}': expected"):
-        DatasetStore().from_dataset(table(**{name: [value] * 8}))
+    kind = pa.list_(pa.int64(), 2) if value == [0, 0] else pa.list_(pa.list_(pa.int64()))
+    with pytest.raises(SchemaError, match=rf"column '{name}': expected (1 value|numbers or lists of one), found"):
+        DatasetStore().from_dataset(table(**{name: pa.array([value] * 8, kind)}))
     with pytest.raises(DataError, match=name):
         DatasetStore().append(GOOD | {name: value})
     with pytest.raises(DataError, match=name):
@@ -197,7 +198,7 @@ def test_columns_that_do_not_fit_within_one_dict() -> None:
 )
 def test_what_is_no_dataset(thing: Any) -> None:
     store = DatasetStore().from_dataset(table())
-    refused(store, ConfigError, "from_dataset: expected a datasets.Dataset.*found ", lambda: store.from_dataset(thing))
+    refused(store, ConfigError, "from_dataset: expected a dataset.*found ", lambda: store.from_dataset(thing))
 
 
 # ---------------------------------------------------------------------- values
@@ -336,12 +337,88 @@ def test_nulls_inside_lists_where_not_allowed() -> None:
     reads_until(6, DatasetStore().from_dataset(table(observation=fixed)), "obs_continuous", "found null inside a list")
 
 
-def test_a_column_that_only_one_part_has_and_whose_nulls_are_errors() -> None:
-    store = DatasetStore().from_dataset(table(4)).from_dataset(table(4, xformed_reward=None))
-    source = BatchSource(store, 4, 2, sampling="last")
-    with pytest.raises(DataError, match="xformed_reward: expected a value, found null at row 4"):
-        source[0]
+@pytest.mark.parametrize("how", ["missing", "null", "filtered", "typed"])
+@pytest.mark.parametrize("asked", [{}, {"fields": ["xformed_reward"]}, {"required_fields": "xformed_reward"}])
+def test_a_column_that_only_one_part_has_and_whose_nulls_are_errors(how: str, asked: dict[str, Any]) -> None:
+    """It is known before the first batch, which may be a long time before the batch that touches the part."""
+    lacking: dict[str, Any] = {
+        "missing": table(4, xformed_reward=None),
+        "null": table(4, xformed_reward=[None] * 4),
+        "typed": table(4, xformed_reward=pa.nulls(4, pa.float64())),
+        "filtered": datasets.Dataset(table(5, xformed_reward=[0.5, None, None, None, None])).select([1, 2, 3, 4, 2]),
+    }
+    store = DatasetStore().from_dataset(table(4)).from_dataset(lacking[how])
+    why = "missing" if how == "missing" else "null throughout"
+    said = (
+        f"expected 'xformed_reward' in all datasets of the store, found column 'xformed_reward' {why} in rows 4\\.\\."
+    )
+    with pytest.raises(MissingFieldError, match=said):
+        BatchSource(store, 4, 2, **asked)
+    with pytest.raises(MissingFieldError, match=said):
+        PrefetchBatchifier(store, 4, 2, **asked)
     assert "xformed_reward" not in BatchSource(store, 4, 2, sampling="last", fields=["reward"])[0]
+    BatchSource(store.snapshot(4), 4, 1, **asked)[0]
+    filled = DatasetStore(fields=[Field("xformed_reward", dtype="float32", fill=0)])
+    filled.from_dataset(table(4)).from_dataset(lacking[how])
+    assert BatchSource(filled, 4, 2, "last", **asked)[0]["xformed_reward"][1].tolist() == [0.0] * 4
+
+
+def test_a_part_that_lacks_a_column_and_comes_later() -> None:
+    store = DatasetStore().from_dataset(table(8))
+    with PrefetchBatchifier(store, 4, 2, required_fields=["xformed_reward"]) as loader:
+        loader.next_batch()
+        state = loader.state_dict()
+        store.from_dataset(table(4, xformed_reward=None))
+        with pytest.raises(MissingFieldError, match=r"required_fields: .* missing in rows 8\.\.11"):
+            loader.refresh()
+        assert loader.state_dict() == state
+        loader.next_batch()
+    # Of rows that are not among those asked for nothing is asked.
+    BatchSource(store.snapshot(8), 4, 2, required_fields=["xformed_reward"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ("observation", "column 'observation' is read as the field 'obs_continuous'"),
+        ("episode_step", "column 'episode_step' is read as the field 'time'"),
+        ("obs_continous", "did you mean 'obs_continuous'?"),
+        ("rewards", "did you mean 'reward'?"),
+        ("note", "make a field of the column with DatasetStore(fields=[Field('note')])"),
+        ("zzz", "obs_discrete']"),
+        (5, "obs_discrete']"),
+    ],
+)
+@pytest.mark.parametrize("option", ["fields", "required_fields"])
+def test_names_that_are_no_fields(asked: str, said: str, option: str) -> None:
+    store = DatasetStore().from_dataset(table(8, note=["a"] * 8))
+    with pytest.raises(MissingFieldError, match=f"{option}: expected {asked!r}, found ") as caught:
+        BatchSource(store, 4, 2, **{option: [asked]})
+    assert str(caught.value).endswith(said)
+
+
+def test_rows_as_gymnasium_has_them_get_the_recipe() -> None:
+    row = {"obs": [0.0], "action": 0, "reward": 0.0, "terminated": False, "truncated": False, "next_obs": [1.0]}
+    for add in (
+        lambda: DatasetStore().append(row),
+        lambda: DatasetStore().extend({name: [value] for name, value in row.items()}),
+        lambda: DatasetStore().from_dataset(datasets.Dataset.from_list([row])),
+    ):
+        with pytest.raises(MissingFieldError) as caught:
+            add()
+        assert "'done' is 1 if terminated else 2 if truncated else 0 (from terminated, truncated)" in str(caught.value)
+        assert "'next_obs' is the observation of the row that follows" in str(caught.value)
+    # A row that goes is no error; asking for the field that it does not give is.
+    store = DatasetStore()
+    store.append({"obs": [0.0], "action": 0, "reward": 0.0, "done": 0})
+    with pytest.raises(
+        MissingFieldError, match=r"'observation' is what you call 'obs': rename it, or read it with Field"
+    ):
+        BatchSource(store, 1, 1, required_fields=["obs_continuous"])
+    store = DatasetStore()
+    store.append({"observation": [0.0], "action": 0, "reward": 0.0, "done": 0})
+    with pytest.raises(MissingFieldError, match=r"'observation' is what you call 'obs'$"):
+        store.append({"obs": [0.0], "action": 0, "reward": 0.0, "done": 0})
 
 
 @pytest.mark.parametrize("fixed", [False, True])
@@ -449,7 +526,6 @@ def test_a_bad_value_is_found_wherever_it_is(cuts: list[int], bad: int, kind: st
         ("observation", "abc", "column 'observation': expected"),
         ("observation", [[1.0], [1.0, 2.0]], "column 'observation': "),
         ("observation", ["a", "b"], "column 'observation': expected"),
-        ("observation", [], "column 'observation': expected"),
         ("observation", [1.0, 2.0, 3.0], r"column 'observation': expected .*2.* found 3"),
         ("metadata_q_star", [1.0] * 4, r"column 'metadata_q_star': expected .*3.* found 4"),
         ("episode_step", "now", "column 'episode_step': expected"),
@@ -548,7 +624,8 @@ def test_extend_with_arrays_of_the_wrong_shape() -> None:
         ("observation", np.zeros((4, 3))),
         ("observation", np.zeros((4, 2, 1))),
         ("observation", np.zeros(4)),
-        ("reward", np.zeros((4, 1))),
+        ("reward", np.zeros((4, 2))),
+        ("reward", np.zeros((4, 1, 1))),
         ("action", np.array([0, 1, 2, 3])),
         ("action", np.zeros(4)),
         ("done", np.array([0, 0, 0, 7])),
@@ -772,6 +849,22 @@ def test_a_state_of_another_dataset_or_configuration() -> None:
         "width of observations": loader(store_options={"max_obs_continuous_dim": 5}),
         "number of actions": loader(store_options={"max_action_dim": 5}),
         "field": loader(store_options={"fields": [Field("obs_discrete", column="episode_step")]}),
+        "fill": loader(store_options={"fields": [Field("time", column="episode_step", dtype="int64", fill=7)]}),
+    }
+    said = {
+        "rows": "data: expected these rows, found others",
+        "values": "data: expected these rows, found others",
+        "columns": "columns: expected no 'xformed_reward', found one",
+        "alignment": "alignment: expected outgoing, found arrived",
+        "sequence length": "sequence_length: expected 5, found 4",
+        "batch size": "batch_size: expected 4, found 2",
+        "sampling": "sampling: expected CyclicWindows, found RandomWindows",
+        "last": "sampling: expected LastWindows, found RandomWindows",
+        "fields": "fields: expected no 'action', found one",
+        "width of observations": "obs_continuous: expected column 'observation' as [5], pad 0, found column",
+        "number of actions": "q_star: expected column 'metadata_q_star' as [5]",
+        "field": "fields: obs_discrete: expected column 'episode_step'",
+        "fill": "time: expected column 'episode_step' as [], fill 7, found column 'episode_step' as [], fill -1",
     }
     for name, other in others.items():
         other.next_batch()
@@ -779,19 +872,32 @@ def test_a_state_of_another_dataset_or_configuration() -> None:
         following = other.source[1]
         with pytest.raises(StateError, match="expected") as caught:
             other.load_state_dict(state)
-        assert "fingerprint" in str(caught.value) or "rows" in str(caught.value), name
+        assert said[name] in str(caught.value), name
+        assert ("data: " in said[name]) == ("data: " in str(caught.value)), name
+        # States of earlier versions do not say more, nor do damaged ones.
+        for less in (
+            {},
+            {"configuration": "["},
+            {"configuration": "[1]"},
+            {"configuration": "{}"},
+            {"configuration": 5},
+        ):
+            rest = {key: value for key, value in state.items() if key != "configuration"} | less
+            with pytest.raises(StateError, match="expected the fingerprint"):
+                other.load_state_dict(rest)
         assert other.state_dict() == before, name
         found = other.next_batch()
         assert all(np.array_equal(found[field], following[field]) for field in following), name
-    mine.load_state_dict(state)
-    assert np.array_equal(mine.next_batch()["reward"], wanted["reward"])
+    for known in (state, {key: value for key, value in state.items() if key != "configuration"}):
+        mine.load_state_dict(known)
+        assert np.array_equal(mine.next_batch()["reward"], wanted["reward"])
 
 
 def test_drop_last_belongs_to_the_configuration() -> None:
     store = DatasetStore().from_dataset(table(20))
     one = PrefetchBatchifier(store, 2, 4, sampling="sequential", num_workers=0)
     other = PrefetchBatchifier(store, 2, 4, sampling="sequential", drop_last=False, num_workers=0)
-    with pytest.raises(StateError, match="fingerprint"):
+    with pytest.raises(StateError, match=r"configuration; drop_last: expected True, found False$"):
         one.load_state_dict(other.state_dict())
 
 
@@ -996,7 +1102,7 @@ def test_indices_that_end_before_they_say(tmp_path: Path) -> None:
     program = f"""
 import numpy as np, pyarrow as pa
 from mouse_core import BatchSource, DatasetStore
-from mouse_core._segments import Segment
+from mouse_core.store._segments import Segment
 indices = pa.ipc.open_stream(pa.memory_map({str(path)!r})).read_all()
 table = pa.table({{"action": np.zeros(1000, int), "reward": np.zeros(1000), "done": np.zeros(1000, int)}})
 store = DatasetStore()

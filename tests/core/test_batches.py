@@ -11,7 +11,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from mouse_core import BatchSource, PrefetchBatchifier
+from mouse_core import BatchSource, ConfigError, PrefetchBatchifier
+from mouse_core.testing import example_columns, example_store
 from tests.core.oracle import assert_same, field_arrays, last_starts, windows
 from tests.core.worlds import CUSTOM_RULES, Built, Part, World, build, parts, worlds
 
@@ -108,6 +109,11 @@ def test_shards_put_together_are_the_whole_batch(
         configuration = data.draw(configurations(len(built.rows) // count))
         configuration["batch_size"] *= count
         whole = BatchSource(built.store, **configuration)
+        if len(whole.plan(len(whole) - 1).starts) % count:  # some shards would get fewer windows than others, or none
+            for rank in range(count):
+                with pytest.raises(ConfigError, match=f"shard: expected batches that {count} shards divide evenly"):
+                    BatchSource(built.store, shard=(rank, count), **configuration)
+            return
         shards = [BatchSource(built.store, shard=(rank, count), **configuration) for rank in range(count)]
         for index in range(min(2 * len(whole) + 1, 6)):
             batch = whole[index]
@@ -122,6 +128,43 @@ def test_shards_put_together_are_the_whole_batch(
                 assert plan.key == whole.plan(index).key
                 assert plan.first == begin
                 assert plan.global_size == full
+
+
+def test_no_shard_gets_fewer_windows_than_the_others() -> None:
+    """Whether a sampler keeps the rest of an epoch is not the only thing that counts: the rest may be even."""
+    store = example_store(96)
+    options: dict[str, Any] = {"sampling": "sequential", "drop_last": False, "shard": (3, 4)}
+    with pytest.raises(ConfigError, match=r"4 shards divide evenly, found batch 1 with 2 windows; .*drop_last=True"):
+        BatchSource(store, 16, 4, **options)
+    with pytest.raises(ConfigError, match="found batch 3 with 1 windows"):
+        BatchSource(store, 7, 4, epoch_start=0, **options)
+    for maker in (BatchSource, PrefetchBatchifier):
+        with pytest.raises(ConfigError, match="shards divide evenly"):
+            maker(store, 16, 4, **options)
+    source = BatchSource(store, 12, 4, **options)  # 8 windows
+    assert [len(batch["reward"]) for batch in source] == [1, 1]
+    store.extend(example_columns(12, first=96))
+    with pytest.raises(ConfigError, match="found batch 4 with 1 windows"):
+        source.with_snapshot(store.snapshot(), epoch_start=2)
+    with PrefetchBatchifier(store, 12, 4, **{**options, "shard": (0, 1)}) as loader:
+        assert len([*loader][-1]["reward"]) == 1
+
+
+def test_a_sampler_whose_batches_are_uneven_is_found_out_at_the_batch() -> None:
+    class Uneven:
+        sequence_length, batch_size = 2, 4
+
+        def batches_per_epoch(self, snapshot: Any) -> int:
+            return 3
+
+        def starts(self, seed: int, index: int, snapshot: Any, epoch_start: int) -> Any:
+            return np.arange(3 if index % 3 == 1 else 4)
+
+    source = BatchSource(example_store(20), sampling=Uneven(), shard=(0, 2))
+    assert len(source[0]["reward"]) == 2
+    with pytest.raises(ConfigError, match="found batch 1 with 3 windows"):
+        source[1]
+    assert len(source[2]["reward"]) == 2
 
 
 @settings(max_examples=40)
@@ -202,7 +245,7 @@ def test_without_the_fastest_way_to_copy(data: st.DataObject, world: World, want
         assume(built.rows)
         configuration = data.draw(configurations(len(built.rows)))
         arrays = expected_arrays(world, built.rows)
-        patch.setattr("mouse_core._copying._cast_copies", lambda: False)
+        patch.setattr("mouse_core._arrow.copier._cast_copies", lambda: False)
         source = BatchSource(built.store, **configuration)
         for index in {0, 1, len(source)}:
             starts = source.plan(index).starts

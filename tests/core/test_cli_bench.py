@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import builtins
 import json
+import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -15,11 +17,12 @@ import datasets
 import numpy as np
 import pytest
 
-from mouse_core import BatchSource, ConfigError, DatasetStore
-from mouse_core._advice import advise
-from mouse_core._opening import open_dataset
+from mouse_core import BatchSource, ConfigError, DatasetStore, formats
+from mouse_core.bench._advice import advise
+from mouse_core.bench._opening import opened
 from mouse_core.cli import main
 from tests.bench import generate
+from tests.core.formats.test_flat_files import logged, write_ogbench
 
 ROWS = 3000
 
@@ -118,20 +121,72 @@ def test_what_can_be_opened(folder: Path, tmp_path: Path, monkeypatch: pytest.Mo
     dataset.select(range(50)).to_parquet(str(tmp_path / "some.parquet"))
     arrow = next(folder.glob("*.arrow"))
 
-    assert open_dataset(str(folder)).rows == ROWS
-    assert open_dataset(str(arrow)).rows == ROWS
-    assert open_dataset(str(tmp_path / "some.parquet")).rows == 50
-    assert open_dataset(str(tmp_path / "dict")).rows == ROWS + 100
-    assert open_dataset(str(tmp_path / "dict"), ["eval"]).rows == 100
+    def rows(path: object, *splits: str, **options: str) -> int:
+        with opened(str(path), splits or None, **options) as found:
+            assert found.rows == len(DatasetStore().from_dataset(dict(found.parts)))
+            assert all(part.cache_files for part in found.parts.values())  # on disk, whatever it was before
+            return found.rows
+
+    flat = write_ogbench(tmp_path / "x.npz", "raw", logged())
+    assert rows(folder) == rows(arrow) == ROWS
+    assert rows(tmp_path / "some.parquet") == 50
+    assert rows(tmp_path / "dict") == ROWS + 100
+    assert rows(tmp_path / "dict", "eval") == 100
+    assert rows(flat) == rows(flat, format="ogbench") == formats.open(flat).to_table().num_rows
     monkeypatch.setattr(datasets, "load_dataset", lambda name: {"train": dataset} if name == "org/data" else None)
-    assert open_dataset("org/data").rows == ROWS
+    with opened("org/data") as found:
+        assert found.rows == ROWS
+
+
+def test_damaged_and_mixed_data_are_refused_here_too(folder: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "copy"))
+    file = next(copy.glob("data-*.arrow"))
+    shutil.copyfile(file, copy / "more.arrow")
+    assert run(copy) == 2
+    (copy / "more.arrow").unlink()
+    file.write_bytes(file.read_bytes() + bytes(8))
+    assert run(copy) == 2
+
+
+@pytest.mark.parametrize(
+    "name", ["typo", "./typo", "recordings/typo", "/typo/typo", "typo/", "org/data.parquet", "a b/c"]
+)
+def test_a_mistyped_path_asks_no_network(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def asked(*ignored: object, **also: object) -> None:
+        raise AssertionError("the Hub was asked")
+
+    monkeypatch.setattr(datasets, "load_dataset", asked)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "recordings").mkdir()
+    assert run(name) == 2
+    shown = capsys.readouterr().err.strip()
+    assert shown == (
+        f"mouse bench: expected a file or folder, or namespace/name of a dataset on the Hub, found no file {name!r}"
+    )
+
+
+def test_what_the_hub_refuses_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def refuse(name: str) -> None:
+        raise datasets.exceptions.DatasetNotFoundError(f"Dataset {name!r} doesn't exist on the Hub\nor so")
+
+    monkeypatch.setattr(datasets, "load_dataset", refuse)
+    assert run("org/typo") == 2
+    assert capsys.readouterr().err == "mouse bench: the Hub: Dataset 'org/typo' doesn't exist on the Hub\n"
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert re.fullmatch(r"mouse-data \S.*\n", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("./nowhere",), "expected a file, a folder or a name, found no file './nowhere'"),
-        (("{tmp}",), "expected Arrow or Parquet files, found none in"),
+        (("{tmp}",), "no format recognised in a folder of nothing"),
         (("{folder}", "--split", "eval"), "split: expected one of ['train'], found 'eval'"),
         (("{folder}", "--frameworks", "numpy,tensorflow"), "expected some of ['numpy', 'torch', 'jax']"),
         (("{folder}", "--sequence-length", "5000"), "expected at least 1 window of 5000 steps"),
@@ -165,8 +220,8 @@ def test_a_framework_that_is_missing_is_named(folder: Path, monkeypatch: pytest.
     from mouse_core import bench
 
     monkeypatch.setitem(bench.PACKAGES, "torch", ("mouse_nowhere", "mouse_nowhere"))
-    with pytest.raises(ConfigError, match="expected torch to be installed"):
-        bench.bench(open_dataset(str(folder)), frameworks=["torch"])
+    with opened(str(folder)) as found, pytest.raises(ConfigError, match="expected torch to be installed"):
+        bench.bench(found, frameworks=["torch"])
 
 
 def test_help_loads_nothing_heavy() -> None:

@@ -11,8 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mouse_core import DatasetStore, PrefetchBatchifier, replay
-from mouse_core.errors import ConfigError, DataError, SchemaError, StateError
+from mouse_core import (
+    AugmentMaskProbConfig,
+    AugmentTokensConfig,
+    BatchSource,
+    DatasetStore,
+    Field,
+    PrefetchBatchifier,
+    replay,
+)
+from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError, StateError
 from mouse_core.randomness import Key, Purpose
 from mouse_core.replay import (
     ArrayStorage,
@@ -72,9 +80,9 @@ def sliced(n: int = 40, size: int = 100, batch_size: int = 20, **options: Any) -
 
 
 def test_every_line_has_a_test() -> None:
-    numbers = re.findall(r"^\| ([TFC]\d\d) \|", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    numbers = re.findall(r"^\| ([TFCM]\d\d) \|", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert len(numbers) == len(set(numbers))
-    tested = {part for name in globals() for part in re.findall(r"[TFC]\d\d", name) if name.startswith("test_")}
+    tested = {part for name in globals() for part in re.findall(r"[TFCM]\d\d", name) if name.startswith("test_")}
     tested |= {row for row, _, _ in ABSENT}
     assert tested == set(numbers)
 
@@ -89,6 +97,8 @@ ABSENT: list[tuple[str, Callable[..., Any], tuple[str, ...]]] = [
     ("T52", RoundRobinWriter, ("track_generations",)),
     ("T54", ReplayBufferEnsemble, ("sample_from_all", "num_buffer_sampled")),
     ("T57", ReplayBufferEnsemble, ("routing_key", "routing_dim")),
+    ("T69", ReplayBuffer, ("query",)),
+    ("T74", ReplayBuffer, ("service_backend",)),
     ("F06", SliceSampler, ("period",)),
     ("C10", PrioritizedReplayBuffer, ("check_for_update",)),
 ]
@@ -141,6 +151,20 @@ def test_T05_any_data_and_collate() -> None:
     assert [("a", 1, None)[index] for index in batch["index"]] == batch["data"]
 
 
+def test_T02_T05_rows_of_torch() -> None:
+    import torch
+    from tensordict import TensorDict
+
+    from mouse_torch import ReplayBuffer as TorchBuffer
+
+    buffer = TorchBuffer(ListStorage(10), collate_fn=torch.utils.data.default_collate, batch_size=2)
+    row = {"x": torch.ones(3, requires_grad=True)}
+    assert buffer.add(TensorDict(row, batch_size=[3])) == 0
+    batch = buffer.sample()
+    assert batch["x"].shape == (2, 3)
+    assert not batch["x"].requires_grad
+
+
 def test_T06_pytrees() -> None:
     buffer = ReplayBuffer(ArrayStorage(10), batch_size=4)
     tree = {"a": np.ones(3), "b": {"c": (np.zeros(2), np.ones(1))}}
@@ -175,12 +199,20 @@ def test_T08_reading_and_writing_in_place() -> None:
     assert buffer[3]["x"] == 77
     assert len(buffer) == 40
     assert buffer.add(buffer[0]) == 40
+    assert buffer[-2:]["x"].tolist() == [39, 0]
+    assert len(buffer[...]["x"]) == 41
+    with pytest.raises(IndexError, match="not kept"):
+        buffer[-1]
+    listed = ReplayBuffer(ListStorage(10), collate_fn=lambda items: 1 / 0)
+    listed.extend({"x": np.arange(5)})
+    listed[1:3] = {"x": np.array([7, 8])}
+    assert listed[:3] == [{"x": 0}, {"x": 7}, {"x": 8}]
 
 
-def test_T09_empty() -> None:
+def test_T09_T15_empty() -> None:
     buffer = filled()
     buffer.empty()
-    assert len(buffer) == 0
+    assert len(buffer) == buffer.stats()["written"] == 0
     assert buffer.extend(rows(2)).tolist() == [0, 1]
 
 
@@ -195,6 +227,9 @@ def test_T10_T11_checkpoints_are_exact_and_short(tmp_path: Path) -> None:
         found = [other.sample()["x"].tolist() for _ in range(5)]
         assert found == wanted
         assert all((np.diff(part) == 1).all() for part in found)
+    weighted = filled(10, sampler=PrioritizedSampler(0.8))
+    with pytest.raises(StateError, match="alpha"):
+        filled(10, sampler=PrioritizedSampler(0.5)).load_state_dict(weighted.state_dict())
     big = ReplayBuffer(ArrayStorage(1_000_000))
     big.extend(rows(10))
     big.dumps(tmp_path / "two")
@@ -256,7 +291,8 @@ def test_T16_T24_C13_mapped_rows_are_shared_and_reopened(tmp_path: Path) -> None
 
 
 def test_T18_T20_parts_are_chosen_once() -> None:
-    assert not any(hasattr(ReplayBuffer, name) for name in ("set_storage", "set_sampler", "set_writer"))
+    absent = ("set_storage", "set_sampler", "set_writer", "append_transform", "insert_transform")
+    assert not any(hasattr(ReplayBuffer, name) for name in absent)
     storage = ArrayStorage(10)
     ReplayBuffer(storage).extend(rows(5))
     assert len(ReplayBuffer(storage, SliceSampler(slice_len=2, end_key="done"))) == 5
@@ -271,6 +307,8 @@ def test_T21_changing_many_rows() -> None:
     part = buffer[2:4]
     buffer[np.array([2, 3])] = {**part, "x": part["x"] + 50}
     assert buffer[:]["x"].tolist() == [0, 1, 52, 53, 4, 5, 6, 7, 8, 9]
+    with pytest.raises(SchemaError, match="new"):
+        buffer[2:4] = {**part, "new": part["x"]}
 
 
 # ---------------------------------------------------------------------- TorchRL: storages
@@ -303,6 +341,19 @@ def test_T25_T46_F05_environments_are_streams() -> None:
     assert (np.diff(found, axis=1) == 1).all()
     assert found.min() % 1000 >= 4
     assert len(np.unique(found // 1000)) > 1
+
+
+def test_T25_indices_are_flat() -> None:
+    import torch
+    from tensordict import TensorDict
+
+    from mouse_torch import ReplayBuffer as TorchBuffer
+
+    buffer = TorchBuffer(ArrayStorage(20, ndim=2))
+    indices = buffer.extend(TensorDict({"x": torch.arange(10).reshape(2, 5)}, [2, 5], names=[None, "time"]))
+    assert buffer[indices[1, 3:5]]["x"].tolist() == [8, 9]
+    with pytest.raises(IndexError):
+        buffer[0, 3:5]
 
 
 def test_T26_devices() -> None:
@@ -348,6 +399,9 @@ def test_T29_without_replacement() -> None:
     begun.sample()
     begun.extend(rows(1))
     assert begun.sample()["x"].tolist() == [0, 1, 2, 3]
+    with pytest.raises(ConfigError, match="at most 10 rows"):
+        filled(10, sampler=SamplerWithoutReplacement()).sample(11)
+    assert len(filled(10, sampler=SamplerWithoutReplacement(drop_last=True), batch_size=None).sample(3)["x"]) == 3
 
 
 def test_T30_T31_C07_proportional_draws_and_weights() -> None:
@@ -383,6 +437,8 @@ def test_T34_C08_beta_follows_a_schedule() -> None:
     np.testing.assert_allclose(lowest, [1.0, 2**-0.5, 0.5, 0.5], rtol=1e-6)
     buffer.sampler.beta = 0.0  # type: ignore[attr-defined]
     assert (buffer.sample()["priority_weight"] == 1.0).all()
+    with pytest.raises(AttributeError):
+        buffer.sampler.alpha = 0.5  # type: ignore[attr-defined]
 
 
 def test_T35_priorities_of_slices() -> None:
@@ -390,10 +446,15 @@ def test_T35_priorities_of_slices() -> None:
     batch = buffer.sample()
     buffer.update_priority(batch["index"], np.ones(2))
     buffer.update_priority(batch["index"], np.ones((2, 4)))
+    buffer.update_priority(batch["index"], np.ones((2, 4, 1)))
     with pytest.raises(ConfigError, match="shape of the index"):
         buffer.update_priority(batch["index"], np.ones(3))
     with pytest.raises(DataError):
         buffer.update_priority(batch["index"], -np.ones(2))
+    whole = PrioritizedReplayBuffer(storage=ArrayStorage(5))
+    with pytest.raises(SchemaError, match="one priority for each row"):
+        whole.extend({"x": np.zeros((3, 4)), "td_error": np.ones((3, 4))})
+    assert len(whole) == 0
 
 
 def test_T36_T38_shapes_of_slices() -> None:
@@ -411,6 +472,10 @@ def test_T37_F04_slices_stay_within_episodes(key: dict[str, str]) -> None:
         assert (np.diff(batch["x"], axis=1) == 1).all()
         assert (batch["episode"] == batch["episode"][:, :1]).all()
         assert (batch["traj_id"] == batch["traj_id"][:, :1]).all()
+    without_done = ReplayBuffer(ArrayStorage(40), SliceSampler(slice_len=4), batch_size=400)
+    without_done.extend({**rows(40), "done": np.zeros(40, bool)})
+    batch = without_done.sample()
+    assert (batch["episode"] == batch["episode"][:, :1]).all()
 
 
 def short_episodes(**options: Any) -> ReplayBuffer:
@@ -447,6 +512,21 @@ def test_T41_span() -> None:
     batch = short_episodes(pad=True, span=(False, True)).sample()
     lengths = batch["mask"].sum(axis=1)
     assert set(lengths[batch["x"][:, 0] >= 2].tolist()) == {1, 2, 3, 4}
+    for kind in (SliceSampler, PrioritizedSliceSampler):
+        strict = filled(12, sampler=kind(slice_len=4, traj_key="x", span=(False, True)), batch_size=4)
+        with pytest.raises(ConfigError, match="at least 4 steps"):
+            strict.sample()
+    with pytest.raises(ConfigError, match="span"):
+        PrioritizedSliceSampler(slice_len=4, span=3)
+
+
+def test_T37_a_key_that_is_not_there_is_an_error() -> None:
+    with pytest.raises(MissingFieldError, match="trajectory"):
+        sliced(slice_len=4, traj_key="trajectory").sample()
+
+
+def test_T40_the_mask_is_always_there() -> None:
+    assert sliced(slice_len=5, end_key="done", pad=True).sample()["mask"].all()
 
 
 def test_T42_both_weightings() -> None:
@@ -494,6 +574,9 @@ def test_T50_the_best_rows() -> None:
     buffer = ReplayBuffer(ArrayStorage(2), writer=MaxValueWriter("reward", "sum"))
     assert [buffer.add({"reward": np.float64(value)}) for value in (1, 5, 0, 3)] == [0, 1, -1, 0]
     assert sorted(buffer[:]["reward"].tolist()) == [3, 5]
+    middle = ReplayBuffer(ArrayStorage(1), writer=MaxValueWriter("reward", "median"))
+    middle.extend({"reward": np.array([[0.0, 4.0], [1.0, 2.0]])})
+    assert middle[0]["reward"].tolist() == [0.0, 4.0]
 
 
 def test_T53_T55_T56_F11_ensembles_are_exact() -> None:
@@ -506,6 +589,8 @@ def test_T53_T55_T56_F11_ensembles_are_exact() -> None:
         assert np.bincount(batch["buffer_ids"]).tolist() == [4, 12]
         wanted = 100 * (batch["index"] + (batch["buffer_ids"] == 0))
         assert batch["x"].tolist() == wanted.tolist()
+        assert batch["buffer_ids"].tolist() == sorted(batch["buffer_ids"].tolist())
+    assert mixed.buffers[1] is members[1]
     listed = ReplayBufferEnsemble(*members, batch_size=4, collate_fn=lambda parts: {"parts": len(parts)})
     assert listed.sample()["parts"] == 2
 
@@ -547,6 +632,12 @@ def test_T62_where_there_is_no_next() -> None:
     np.testing.assert_array_equal(batch["mask"], ~np.isin(batch["x"], [1, 4]))
     np.testing.assert_array_equal(batch["next"]["x"][batch["mask"]], batch["x"][batch["mask"]] + 1)
     assert batch["next"]["x"].dtype == np.int64
+    up = Rename({("next", "done"): "done", ("next", "reward"): "reward"})
+    compact = ReplayBuffer(ArrayStorage(100), transform=[up, NextView()], batch_size=50)
+    compact.extend({"x": np.arange(9), "next": {"done": rows(9, 3)["done"], "reward": np.ones(9)}})
+    batch = compact.sample()
+    inside = batch["next"]["done"] == 0
+    np.testing.assert_array_equal(batch["next"]["x"][inside], batch["x"][inside] + 1)
 
 
 def test_T63_names_dtypes_and_images() -> None:
@@ -577,7 +668,6 @@ def test_T64_C11_hindsight(strategy: Any) -> None:
         compute_reward=lambda achieved, goal, batch: (achieved == goal).astype(np.float32)[..., 0],
         strategy=strategy,
         ratio=0.5,
-        horizon=10,
     )
     buffer = ReplayBuffer(ArrayStorage(100), transform=relabel, batch_size=300)
     place = np.arange(40.0)[:, None]
@@ -597,7 +687,9 @@ def test_T64_C11_hindsight(strategy: Any) -> None:
     if strategy != "random":
         reached, drawn = batch["desired_goal"][changed, 0] - 1, batch["achieved_goal"][changed, 0]
         assert (reached // 10 == drawn // 10).all()
-        assert (reached >= drawn).all()
+        assert (reached >= drawn).all() == (strategy != "episode")
+        assert (reached - drawn).max() == 9 or strategy == "episode"
+        assert ((reached % 10 == 9).all()) == (strategy == "final")
     wanted = batch["desired_goal"][..., 0] == batch["next"]["achieved_goal"][..., 0]
     np.testing.assert_array_equal(batch["reward"], wanted & changed)
 
@@ -610,6 +702,33 @@ def test_T65_C09_priorities_in_the_batch() -> None:
     batch["td_error"] = np.full(4, 2.0)
     buffer.update_priority(batch)
     assert buffer.sampler.max_priority == 2.0  # type: ignore[attr-defined]
+
+
+def test_T66_steps_to_burn_in_are_the_first_of_a_slice() -> None:
+    batch = sliced(slice_len=5, end_key="done", pad=True, span=(False, True), batch_size=1000).sample()
+    assert set(batch["x"][:, 0].tolist()) == set(range(40))
+    assert (batch["episode"] == batch["episode"][:, :1]).all()
+    assert (batch["mask"].sum(axis=1) == np.minimum(5, 10 - batch["x"][:, 0] % 10)).all()
+
+
+def test_T67_T68_rollouts_in_groups_and_by_version() -> None:
+    from mouse_core.groups import GrpoBatchMaker
+
+    assert "max_staleness" in inspect.signature(GrpoBatchMaker).parameters
+
+
+def test_T70_T71_T72_names_that_are_not_there() -> None:
+    assert not {"CompressedListStorage", "TensorDictMap", "MCTSForest", "QueryModule"} & set(replay.__all__)
+    assert not hasattr(ReplayBuffer, "register_save_hook")
+    from mouse_core.formats import ted
+
+    assert hasattr(ted, "TED2Flat")
+
+
+def test_T73_every_storage_has_a_size() -> None:
+    assert ListStorage().capacity == 1000
+    with pytest.raises(ConfigError):
+        ArrayStorage()
 
 
 # ---------------------------------------------------------------------- flashbax and cpprb
@@ -672,3 +791,94 @@ def test_C06_stacked_frames_are_stored_once() -> None:
     buffer = sliced(40, slice_len=4, end_key="done")
     assert (np.diff(buffer.sample()["x"], axis=1) == 1).all()
     assert len(buffer) == 40
+
+
+# ---------------------------------------------------------------------- MOUSE
+
+
+def steps(n: int = 8, first: int = 1, **fields: Any) -> DatasetStore:
+    store = DatasetStore(**fields)
+    for step in range(n):
+        store.append({"action": step + first, "reward": float(step), "done": 0})
+    return store
+
+
+def test_M01_M02_M03_rows_of_a_store() -> None:
+    store = steps(3)
+    assert len(store) == 3
+    with pytest.raises(DataError, match=r"append: expected a dict, found a DatasetStore; extend\(other\[:\]\)"):
+        store.append(steps(2, 8))  # type: ignore[arg-type]
+    store.extend(steps(2, 8)[:])
+    store.from_dataset(steps(1, 20).to_dataset())
+    assert [row["action"] for row in store[[5, 0, 4]]] == [20, 1, 9]
+    assert store[0] == {"action": 1, "reward": 0.0, "done": 0}
+
+
+def test_M04_datasets_and_appended_rows() -> None:
+    store = DatasetStore()
+    for step in range(3):
+        store.append({"action": step % 2, "reward": float(step), "done": 0, "step_index": step, "group_id": "a#0"})
+    dataset = store.to_dataset()
+    again = DatasetStore().from_dataset(dataset)
+    again.append({"action": 7, "reward": 0.0, "done": 0, "step_index": 3, "group_id": "b#0"})
+    assert len(dataset) == 3
+    assert [row["action"] for row in again[:]] == [0, 1, 0, 7]
+    assert again[3]["group_id"] == "b#0"
+
+
+def test_M05_vectors_of_one_and_M06_rows_of_dicts() -> None:
+    row = {"action": 0, "reward": 0.0, "done": 0}
+    store = DatasetStore()
+    store.extend({name: [value] * 2 for name, value in row.items()} | {"observation_discrete": [[3], [4]]})
+    assert BatchSource(store, 2, 1)[0]["obs_discrete"].tolist() == [[3, 4]]
+    with pytest.raises(DataError, match="column 'observation': expected numbers or lists of numbers, found struct"):
+        DatasetStore().append(row | {"observation": {"discrete": 0}})
+
+
+def test_M07_codes_of_tasks() -> None:
+    with pytest.raises(DataError, match="expected one of 0"):
+        steps(1).append({"action": 0, "reward": 0.0, "done": 4})
+    field = Field("done", dtype="int64", shape=(), bounds=(0, 4), required=True)
+    store = steps(1, fields=[field])
+    store.append({"action": 0, "reward": 0.0, "done": 4})
+    assert BatchSource(store, 2, 1)[0]["done"].tolist() == [[0, 4]]
+
+
+def test_M08_M09_short_windows_and_stores() -> None:
+    with pytest.raises(ConfigError, match="expected at least 1 window of 4 steps"):
+        BatchSource(steps(1), 4, 1)
+    batch = BatchSource(steps(3), 8, 1, boundary="episode", pad=0)[0]
+    assert batch["mask"].tolist() == [[True] * 3 + [False] * 5]
+    assert batch["action"].tolist() == [[1, 2, 3, 0, 0, 0, 0, 0]]
+    with pytest.raises(ConfigError, match="expected rows, found an empty store"):
+        PrefetchBatchifier(DatasetStore(), 2, 1)
+
+
+def test_M10_M11_seeds_and_workers() -> None:
+    wanted = [BatchSource(steps(), 3, 2, seed=42)[index]["action"] for index in range(5)]
+    for workers in (0, 1, 2):
+        with PrefetchBatchifier(steps(), 3, 2, seed=42, num_workers=workers) as loader:
+            assert all(np.array_equal(loader.next_batch()["action"], action) for action in wanted)
+
+
+def test_M12_refresh() -> None:
+    store = steps(3)
+    with PrefetchBatchifier(store, 3, 1) as loader:
+        loader.next_batch()
+        store.append({"action": 4, "reward": 0.0, "done": 0})
+        assert 4 not in loader.next_batch()["action"]
+        loader.refresh()
+        assert len(loader.source.snapshot) == 4
+        assert any(4 in loader.next_batch()["action"] for _ in range(40))
+
+
+def test_M13_several_stores() -> None:
+    store = steps(4).from_dataset(steps(4, 10).to_dataset())
+    assert {"stores", "weights", "preparer"}.isdisjoint(inspect.signature(PrefetchBatchifier).parameters)
+    assert BatchSource(store, 8, 1, "last")[0]["action"].tolist() == [[1, 2, 3, 4, 10, 11, 12, 13]]
+
+
+def test_M14_an_augmenter_is_an_option() -> None:
+    config = AugmentTokensConfig(mask_prob=AugmentMaskProbConfig(reward=1.0))
+    with PrefetchBatchifier(steps(), 3, 2, augment=config) as loader:
+        assert not loader.next_batch()["reward"].any()

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mouse_core import ClosedError, PrefetchBatchifier, WorkerError
-from mouse_core.testing import AdapterConformance
+from mouse_core import ClosedError, MouseError, PrefetchBatchifier, WorkerError
+from mouse_core.replay import ReplayBuffer, ReplayBufferEnsemble
+from mouse_core.rollouts import RolloutStorage
+from mouse_core.testing import AdapterConformance, ReplayAdapterConformance, RolloutAdapterConformance
 
 
 class TestCore(AdapterConformance):
@@ -167,3 +171,254 @@ def test_every_demand_is_put_to_the_test() -> None:
     (mark,) = test_what_is_wrong_is_found_out.pytestmark  # type: ignore[attr-defined]
     tests = {name for name in dir(AdapterConformance) if name.startswith("test_")}
     assert tests == {test for _, test in mark.args[1]}
+
+
+# ---------------------------------------------------------------------- replay buffers and rollouts
+
+
+class TestCoreReplay(ReplayAdapterConformance):
+    pass
+
+
+class TestCoreRollouts(RolloutAdapterConformance):
+    pass
+
+
+class OtherSeed(ReplayBuffer):
+    def __init__(self, *arguments: Any, seed: int = 0, **options: Any) -> None:
+        super().__init__(*arguments, seed=seed + 1, **options)
+
+
+class AnotherArgumentBefore(ReplayBuffer):
+    def __init__(self, device: Any = None, storage: Any = None, *arguments: Any, **options: Any) -> None:
+        super().__init__(storage, *arguments, **options)
+
+
+class AnotherLastRow(ReplayBuffer):
+    def _deliver(self, batch: Any) -> Any:
+        return {**batch, "reward": batch["reward"] + (np.arange(batch["reward"].size) == 7)}
+
+
+class OneMemory(ReplayBuffer):
+    def _deliver(self, batch: Any) -> Any:
+        if not hasattr(self, "kept") or self.kept.shape != batch["reward"].shape:
+            self.kept = batch["reward"]
+        self.kept[...] = batch["reward"]
+        return {**batch, "reward": self.kept}
+
+
+class NoPriorities(ReplayBuffer):
+    def update_priority(self, index: Any, priority: Any = None) -> None:
+        super().update_priority(index, None if priority is None else np.ones_like(priority))
+
+
+class HalfWritten(ReplayBuffer):
+    def extend(self, items: Any) -> Any:
+        try:
+            return super().extend(items)
+        except MouseError:
+            self.add(
+                {
+                    "obs": {"vector": np.ones(3, "f"), "pair": (1, 1.0)},
+                    "action": 1,
+                    "reward": np.float32(1),
+                    "next": {"done": True},
+                }
+            )
+            raise
+
+
+class WritesElsewhere(ReplayBuffer):
+    def __setitem__(self, index: Any, rows: Any) -> None:
+        super().__setitem__(index if np.ndim(index) else index + 1, rows)
+
+
+class EndlessEpoch(ReplayBuffer):
+    @property
+    def ran_out(self) -> bool:
+        return False
+
+
+class ForgetsItsNumber(ReplayBuffer):
+    def load_state_dict(self, state: Any) -> None:
+        super().load_state_dict({**state, "samples": 0} if "samples" in state else state)
+
+
+class EvenShares(ReplayBufferEnsemble):
+    def __init__(self, *buffers: Any, p: Any = None, **options: Any) -> None:
+        super().__init__(*buffers, **options)
+
+
+@pytest.mark.parametrize(
+    ("kind", "test"),
+    [
+        (AnotherArgumentBefore, "test_it_takes_the_arguments_of_the_core"),
+        (OtherSeed, "test_batches_are_those_of_the_core"),
+        (AnotherLastRow, "test_batches_are_those_of_the_core"),
+        (EndlessEpoch, "test_a_loop_is_an_epoch"),
+        (NoPriorities, "test_priorities_come_in_its_arrays"),
+        (WritesElsewhere, "test_rows_are_read_and_written_over"),
+        (OneMemory, "test_a_batch_never_changes"),
+        (ForgetsItsNumber, "test_a_state_is_that_of_the_core"),
+        (HalfWritten, "test_what_is_refused_changes_nothing"),
+        (EvenShares, "test_ensembles_are_those_of_the_core"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_a_replay_buffer_that_is_wrong_is_found_out(kind: Any, test: str, tmp_path: Path) -> None:
+    suite = ReplayAdapterConformance()
+    setattr(suite, "ensemble_class" if issubclass(kind, ReplayBufferEnsemble) else "buffer_class", kind)
+    needs = {"tmp_path": tmp_path} if test == "test_a_state_is_that_of_the_core" else {}
+    with pytest.raises((AssertionError, ValueError)):
+        getattr(suite, test)(**needs)
+
+
+class OtherReturns(RolloutStorage):
+    def compute_returns(self, last_values: Any, gamma: float, lam: float, *arguments: Any, **options: Any) -> None:
+        super().compute_returns(last_values, gamma, 1.0, *arguments, **options)
+
+
+class SameOrderAgain(RolloutStorage):
+    def clear(self) -> None:
+        super().clear()
+        self.epoch = 0
+
+
+class NoMasks(RolloutStorage):
+    def recurrent_mini_batch_generator(self, *arguments: Any, **options: Any) -> Any:
+        for batch in super().recurrent_mini_batch_generator(*arguments, **options):
+            yield replace(batch, masks=np.ones_like(batch.masks))
+
+
+class RoomForMore(RolloutStorage):
+    def add_transitions(self, transition: Any) -> None:
+        if self.step == self.num_transitions_per_env:
+            self.clear()
+        super().add_transitions(transition)
+
+
+class TakesAll(RolloutStorage):
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options, validate=False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "test"),
+    [
+        (OtherReturns, "test_rows_and_returns_are_those_of_the_core"),
+        (SameOrderAgain, "test_mini_batches_are_those_of_the_core"),
+        (NoMasks, "test_recurrent_mini_batches_are_those_of_the_core"),
+        (RoomForMore, "test_what_comes_out_of_turn_is_refused"),
+        (TakesAll, "test_rows_that_do_not_fit_are_refused"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_a_rollout_storage_that_is_wrong_is_found_out(kind: Any, test: str) -> None:
+    suite = RolloutAdapterConformance()
+    suite.storage_class = kind
+    with pytest.raises(AssertionError):
+        getattr(suite, test)()
+
+
+@pytest.mark.parametrize(
+    ("suite", "found_out"),
+    [
+        (ReplayAdapterConformance, test_a_replay_buffer_that_is_wrong_is_found_out),
+        (RolloutAdapterConformance, test_a_rollout_storage_that_is_wrong_is_found_out),
+    ],
+)
+def test_every_demand_of_these_is_put_to_the_test(suite: Any, found_out: Any) -> None:
+    (mark,) = found_out.pytestmark
+    assert {name for name in dir(suite) if name.startswith("test_")} == {test for _, test in mark.args[1]}
+
+
+# ---------------------------------------------------------------------- a framework of its own
+
+
+class Tensor:
+    """An array that NumPy knows nothing of."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = np.asarray(values)
+
+
+def wrapped(tree: Any) -> Any:
+    if isinstance(tree, tuple):
+        return tuple(map(wrapped, tree))
+    return {name: wrapped(child) for name, child in tree.items()} if isinstance(tree, dict) else Tensor(tree)
+
+
+def unwrapped(tree: Any) -> Any:
+    if isinstance(tree, tuple):
+        return tuple(map(unwrapped, tree))
+    if isinstance(tree, dict):
+        return {name: unwrapped(child) for name, child in tree.items()}
+    return tree.values if isinstance(tree, Tensor) else tree
+
+
+class ToyLoader(PrefetchBatchifier):
+    """Batches of these, otherwise as the core's."""
+
+    def next_batch(self) -> Any:
+        return wrapped(super().next_batch())
+
+
+class ToyBuffer(ReplayBuffer):
+    def _accept(self, rows: Any) -> Any:
+        return unwrapped(rows)
+
+    def _deliver(self, batch: Any) -> Any:
+        return wrapped(batch)
+
+    def update_priority(self, index: Any, priority: Any = None) -> None:
+        super().update_priority(unwrapped(index), unwrapped(priority))
+
+    def extend(self, items: Any) -> Any:
+        return Tensor(super().extend(items))
+
+
+class ToyEnsemble(ReplayBufferEnsemble):
+    def _accept(self, rows: Any) -> Any:
+        return unwrapped(rows)
+
+    def _deliver(self, batch: Any) -> Any:
+        return wrapped(batch)
+
+    def update_priority(self, index: Any, priority: Any = None, buffer_ids: Any = None) -> None:
+        super().update_priority(unwrapped(index), unwrapped(priority), unwrapped(buffer_ids))
+
+
+class ToyRollouts(RolloutStorage):
+    def __getitem__(self, name: str) -> Any:
+        return Tensor(super().__getitem__(name))
+
+    def add_transitions(self, transition: Any) -> None:
+        super().add_transitions(unwrapped(transition))
+
+    def compute_returns(self, *arguments: Any, **options: Any) -> None:
+        super().compute_returns(*unwrapped(arguments), **unwrapped(options))
+
+
+class InToy:
+    def to_numpy(self, values: Any) -> Any:
+        assert isinstance(values, Tensor), f"expected a Tensor, found {type(values).__name__}"
+        return values.values
+
+    def from_numpy(self, values: Any) -> Tensor:
+        return Tensor(values)
+
+
+class TestToy(InToy, AdapterConformance):
+    loader_class = ToyLoader
+
+
+class TestToyReplay(InToy, ReplayAdapterConformance):
+    buffer_class = ToyBuffer
+    ensemble_class = ToyEnsemble
+
+
+class TestToyRollouts(InToy, RolloutAdapterConformance):
+    storage_class = ToyRollouts
+
+    def to_numpy(self, values: Any) -> Any:
+        return values.values if isinstance(values, Tensor) else values  # mini-batches are the core's

@@ -22,7 +22,7 @@ from mouse_core import ConfigError, DataError, DatasetStore, formats
 from mouse_core.cli import main
 from mouse_core.formats.base import RowStream, rows_digest
 from mouse_core.formats.converting import convert
-from mouse_core.inspect._pictures import png
+from mouse_core.inspect._show.pictures import png
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -57,7 +57,27 @@ def stream(source: pa.Table | None = None, *, size: int = 33, **options: Any) ->
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of few rows, so that small data have several shards."""
-    monkeypatch.setattr("mouse_core.formats._blocks._BLOCK_ROWS", 40)
+    monkeypatch.setattr("mouse_core.formats._rows.blocks._BLOCK_ROWS", 40)
+
+
+@pytest.mark.parametrize("name", ["rows.csv", "rows.json", "rows.arrow", "rows.PARQUET", "v1.0.jsonl", "rows.hdf5"])
+def test_no_folder_gets_the_name_of_a_file(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = tmp_path / "source"
+    stream().write(source)
+    calls = (
+        lambda: convert(stream(), tmp_path / name),
+        lambda: convert(stream(), tmp_path / name, to="parquet"),
+        lambda: stream().write(tmp_path / name),
+        lambda: stream().write(tmp_path / "rows.parquet"),
+    )
+    for call in calls:
+        with pytest.raises(ConfigError, match=r"expected the name of a folder.* found the name of a \.\w+ file"):
+            call()
+    assert main(["convert", str(source), str(tmp_path / name)]) == 2
+    assert name in capsys.readouterr().err
+    assert os.listdir(tmp_path) == ["source"]
+    convert(stream(), tmp_path / "rows.v1.0")
+    assert formats.open(tmp_path / "rows.v1.0").rows == 500
 
 
 @pytest.mark.parametrize(("target", "to"), [("folder", None), ("folder", "parquet"), ("file.parquet", None)])
@@ -90,7 +110,9 @@ def test_no_rows_are_a_dataset_too(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 import tests.core.test_convert as here
-from mouse_core.formats import _blocks, _shards, converting
+from mouse_core.formats._rows import blocks as _blocks
+from mouse_core.formats._files import shards as _shards
+from mouse_core.formats import converting
 
 _blocks._BLOCK_ROWS = 40
 moment, after, target, to = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4] or None
@@ -212,7 +234,7 @@ def interrupt(source: RowStream, target: Path) -> None:
 
 
 def test_a_result_that_differs_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mouse_core.formats import _shards
+    from mouse_core.formats._files import shards as _shards
 
     write = _shards.ShardWriter.write
 
@@ -273,7 +295,7 @@ def test_an_interruption_from_the_keyboard_is_one_line(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("mouse_core.formats._shards.ShardWriter.write", interrupted)
+        patch.setattr("mouse_core.formats._files.shards.ShardWriter.write", interrupted)
         assert run("convert", parquet, tmp_path / "out") == 130
     assert capsys.readouterr().err.strip() == "mouse convert: interrupted"
     assert run("convert", parquet, tmp_path / "out") == 0

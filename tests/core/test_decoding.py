@@ -17,8 +17,8 @@ import pytest
 from PIL import Image
 
 from mouse_core import BatchSource, DatasetStore, PrefetchBatchifier, WorkerError
-from mouse_core._convert import RowError
-from mouse_core._decoding import DecodePool, Encoded, _Process, decode_rows, decoding_by
+from mouse_core._base.casting import RowError
+from mouse_core.images._decoding import DecodePool, Encoded, _Process, decode_rows, decoding_by
 
 SHAPE = (9, 7, 3)
 
@@ -275,7 +275,7 @@ print(*(process._process.pid for process in loader._decoders._all), flush=True)
     assert not ran.stderr
     (line,) = ran.stdout.splitlines()  # the script was run once
     assert len(line.split()) == 2
-    until = time.monotonic() + 10
+    until = time.monotonic() + 60
     while any(is_running(int(number)) for number in line.split()):
         assert time.monotonic() < until
         time.sleep(0.05)

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mouse_core._floor import ColumnAddresses, joined, plain_copies
+from mouse_core.bench._floor import ColumnAddresses, joined, plain_copies
 
 VECTORS = np.arange(90, dtype=np.float32).reshape(30, 3)
 

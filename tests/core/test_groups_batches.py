@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError
-from mouse_core.rollouts.groups import RLExample, pack, pad
+from mouse_core.groups import RLExample, pack, pad
 
 
 def example(number: int, length: int) -> RLExample:

@@ -6,6 +6,9 @@ import errno
 import math
 import os
 import pickle
+import re
+import statistics
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -19,16 +22,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError, MissingFieldError, StorageError
-from mouse_core.rollouts.groups import (
-    GrpoBatchMaker,
-    RLExample,
-    RolloutBuffer,
-    RolloutRecord,
-    Turn,
-    advantages,
-    make_examples,
-)
-from mouse_core.rollouts.groups.grpo import share_out
+from mouse_core.groups import GrpoBatchMaker, RLExample, RolloutBuffer, RolloutRecord, Turn, advantages, make_examples
+from mouse_core.groups.grpo import share_out
 from tests.core.groups_cases import group, rollout
 
 
@@ -54,49 +49,128 @@ def lose(folder: Path, kept: str) -> None:
             path.unlink()
 
 
-def by_hand(rewards: list[float], floor: float | None) -> list[float]:
-    """Leave-one-out advantages as they are written down."""
-    if len(rewards) == 1 or len(set(rewards)) == 1:
-        return [0.0] * len(rewards)
-    result = []
-    for index, reward in enumerate(rewards):
-        others = rewards[:index] + rewards[index + 1 :]
-        result.append(reward - math.fsum(others) / len(others))
-    if floor is not None:
-        mean = math.fsum(rewards) / len(rewards)
-        std = math.sqrt(math.fsum((reward - mean) ** 2 for reward in rewards) / (len(rewards) - 1))
-        result = [value / max(std, floor) for value in result]
+def by_hand(
+    rewards: list[float], *, std: bool, baseline: str | None, ddof: int, eps: float, floor: float
+) -> list[float]:
+    """Advantages as they are written down."""
+    n = len(rewards)
+    if n == 1 or len(set(rewards)) == 1:
+        return [0.0] * n
+    if baseline is None:
+        baseline = "mean" if std else "leave_one_out"
+    total = math.fsum(rewards)
+    means = [total / n if baseline == "mean" else math.fsum([total, -reward]) / (n - 1) for reward in rewards]
+    result = [reward - mean for reward, mean in zip(rewards, means, strict=True)]
+    if std:
+        deviation = (statistics.stdev if ddof else statistics.pstdev)(rewards)
+        result = [value / (max(deviation, floor) + eps) for value in result]
     return result
 
+
+RLOO: dict[str, Any] = {"std": False, "baseline": None, "ddof": 1, "eps": 0, "floor": 0}
 
 numbers = st.floats(-1e3, 1e3).map(lambda value: round(value, 3))
 
 
-@settings(max_examples=60)
+@settings(max_examples=100)
 @given(
     st.lists(st.lists(st.sampled_from([0.0, 1.0, 0.1]) | numbers, min_size=1, max_size=8), min_size=1, max_size=5),
-    st.sampled_from([None, 1e-6, 0.5]),
+    st.booleans(),
+    st.sampled_from([None, "mean", "leave_one_out"]),
+    st.sampled_from([0, 1]),
+    st.sampled_from([0, 1e-4, 1e-6]),
+    st.sampled_from([0, 0.5]),
     st.randoms(use_true_random=False),
 )
-def test_advantages_are_those_of_a_loop(groups: list[list[float]], floor: float | None, random: Any) -> None:
+def test_advantages_are_those_of_a_loop(
+    groups: list[list[float]], std: bool, baseline: str | None, ddof: int, eps: float, floor: float, random: Any
+) -> None:
     rows = [(reward, number) for number, rewards in enumerate(groups) for reward in rewards]
-    expected = [value for rewards in groups for value in by_hand(rewards, floor)]
+    options: dict[str, Any] = {"baseline": baseline, "ddof": ddof, "eps": eps}
+    expected = [value for rewards in groups for value in by_hand(rewards, std=std, floor=floor, **options)]
     order = list(range(len(rows)))
     random.shuffle(order)
-    options = {} if floor is None else {"normalize_std": True, "std_floor": floor}
-    found = advantages([rows[i][0] for i in order], [rows[i][1] * 7 for i in order], **options)
+    found = advantages(
+        [rows[i][0] for i in order],
+        [rows[i][1] * 7 for i in order],
+        normalize_std=std,
+        std_floor=floor,
+        **options,
+    )
     assert found.dtype == np.float64
     np.testing.assert_allclose(found, [expected[i] for i in order], rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("n", [2, 3, 8, 64])
+def test_what_papers_and_libraries_mean(n: int) -> None:
+    """Each formula once more, as its authors write it."""
+    r = np.random.default_rng(n).integers(0, 2, n).astype(float)
+    r[:2] = 0.0, 1.0
+    trl = (r - r.mean()) / (r.std(ddof=1) + 1e-4)
+    np.testing.assert_allclose(advantages(r, normalize_std=True), trl, rtol=1e-12)
+    deepseek = (r - r.mean()) / r.std()
+    np.testing.assert_allclose(advantages(r, normalize_std=True, ddof=0, eps=0), deepseek, rtol=1e-12)
+    np.testing.assert_allclose(advantages(r, baseline="mean"), r - r.mean(), rtol=1e-12, atol=1e-15)
+    rloo = r - (r.sum() - r) / (n - 1)
+    np.testing.assert_allclose(advantages(r), rloo, rtol=1e-12, atol=1e-15)
+    np.testing.assert_allclose(
+        advantages(r, normalize_std=True, baseline="leave_one_out", eps=0, std_floor=1e-6),
+        rloo / np.maximum(r.std(ddof=1), 1e-6),
+        rtol=1e-12,
+    )
+    maker = GrpoBatchMaker(normalize_std=True)
+    for number, reward in enumerate(r):
+        maker.add_rollout(rollout(number, reward=reward))
+    for example in maker.create_batch(maker.available) or []:
+        assert example.advantage[-1] == np.float32(trl[int(example.rollout_uid[1:])])
+
+
+@pytest.mark.parametrize("ddof", [0, 1])
+@pytest.mark.parametrize("eps", [0, 1e-4])
+@pytest.mark.parametrize("baseline", ["mean", "leave_one_out"])
+def test_groups_of_one_and_of_equal_rewards_are_worth_nothing(ddof: int, eps: float, baseline: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = advantages(
+            [0.1] * 7 + [3.0, 1.0, 2.0, 0.0, 1e-200],
+            [0] * 7 + [1, 2, 2, 3, 3],
+            normalize_std=True,
+            baseline=baseline,
+            ddof=ddof,
+            eps=eps,
+        )
+    assert not found[:8].any()
+    assert found[8] < 0 < found[9]
+    assert np.isfinite(found).all()
 
 
 def test_advantages_are_exact_where_that_matters() -> None:
     assert not advantages([0.1] * 7).any()
     assert advantages([0.1, 0.2, 0.3])[1] == 0.0
+    assert advantages([0.1, 0.2, 0.3], normalize_std=True)[1] == 0.0
     assert advantages([3.0]).tolist() == [0.0]
     assert advantages([]).shape == (0,)
     large = advantages([1e9, 1e9 + 1e-3])
     np.testing.assert_allclose(large, [-(1e9 + 1e-3 - 1e9), 1e9 + 1e-3 - 1e9], rtol=1e-12)
-    assert advantages([0, 1e-9], normalize_std=True, std_floor=1.0).tolist() == [-1e-9, 1e-9]
+    options = {"baseline": "leave_one_out", "eps": 0, "std_floor": 1.0}
+    assert advantages([0, 1e-9], normalize_std=True, **options).tolist() == [-1e-9, 1e-9]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("baseline", "median", "expected one of ['mean', 'leave_one_out'] or None, found 'median'"),
+        ("ddof", 2, "expected 0 or 1, found 2"),
+        ("ddof", True, "expected 0 or 1, found True"),
+        ("eps", -1, "expected a number from 0, found -1"),
+        ("eps", "1e-4", "expected a number from 0, found '1e-4'"),
+        ("std_floor", math.nan, "expected a number from 0, found nan"),
+    ],
+)
+def test_options_that_cannot_be_used(option: str, value: Any, expected: str) -> None:
+    for call in (GrpoBatchMaker, lambda **options: advantages([1.0, 2.0], **options)):
+        with pytest.raises(ConfigError, match=re.escape(f"{option}: {expected}")):
+            call(**{option: value})
 
 
 # ---------------------------------------------------------------------- batches
@@ -194,6 +268,22 @@ def test_only_the_latest_version_of_a_problem_is_kept() -> None:
     assert maker.create_batch(1) is None
 
 
+def test_one_rollout_of_a_newer_version_need_not_end_a_whole_group() -> None:
+    def left(older: str) -> list[int]:
+        maker = GrpoBatchMaker(older_groups=older)
+        sizes = []
+        for item in [*group(0, 8, version=1), rollout(10, version=2), *group(11, 6, version=2)]:
+            maker.add_rollout(item)
+            sizes.append(maker.available)
+        maker.add_rollout(rollout(17, version=2))
+        maker.add_rollout(rollout(18, version=1))
+        return [sizes[7], sizes[8], sizes[-1], maker.available]
+
+    assert left("drop") == [8, 0, 6, 8]
+    assert left("until_as_large") == [8, 8, 14, 8]
+    assert left("keep") == [8, 8, 14, 17]
+
+
 def test_other_environments_are_left_out() -> None:
     maker = GrpoBatchMaker(environment_name="code")
     for item in [*group(0, 4), *group(10, 4, environment="code")]:
@@ -287,39 +377,63 @@ actions = st.lists(
 )
 
 
-@settings(max_examples=60)
-@given(actions, st.integers(1, 2), st.sampled_from([None, 3]), st.booleans())
+@settings(max_examples=100)
+@given(
+    actions,
+    st.integers(1, 2),
+    st.sampled_from([None, 3]),
+    st.booleans(),
+    st.sampled_from(["drop", "until_as_large", "keep"]),
+)
 def test_what_can_be_drawn_is_what_a_simple_model_says(
-    steps: list[Any], max_uses: int, max_staleness: int | None, filtered: bool
+    steps: list[Any], max_uses: int, max_staleness: int | None, filtered: bool, older: str
 ) -> None:
-    maker = GrpoBatchMaker(max_uses=max_uses, max_staleness=max_staleness, filter_zero_variance=filtered)
-    seen: dict[str, RolloutRecord] = {}
+    maker = GrpoBatchMaker(
+        max_uses=max_uses, max_staleness=max_staleness, filter_zero_variance=filtered, older_groups=older
+    )
+    groups: dict[tuple[str, str], dict[int, list[RolloutRecord]]] = {}
     newest = 0
     uses: Counter[str] = Counter()
+    # What is sent twice is the same.
+    sent: dict[str, float] = {}
+
+    def take(item: RolloutRecord) -> None:
+        problem = groups.setdefault((item.environment, item.example_id), {})
+        for version in list(problem):
+            if max_staleness is not None and newest - version > max_staleness:
+                del problem[version]
+        own = int(item.policy_version)
+        if max_staleness is not None and newest - own > max_staleness:
+            return
+        if own not in problem and older != "keep" and any(version > own for version in problem):
+            return
+        if item not in problem.setdefault(own, []):
+            problem[own].append(item)
+        for version in [version for version in problem if version < own]:
+            if older == "drop" or (older == "until_as_large" and len(problem[version]) <= len(problem[own])):
+                del problem[version]
 
     def drawable() -> set[str]:
-        latest: dict[tuple[str, str], int] = {}
-        for item in seen.values():
-            key, version = (item.environment, item.example_id), int(item.policy_version)
-            if max_staleness is None or newest - version <= max_staleness:
-                latest[key] = max(latest.get(key, version), version)
         found = set()
-        for key, version in latest.items():
-            members = [x for x in seen.values() if x.key == (*key, str(version))]
-            worth = by_hand([x.reward for x in members], None)
-            for item, advantage in zip(members, worth, strict=True):
-                if uses[item.rollout_uid] < max_uses and (not filtered or abs(advantage) > 1e-9):
-                    found.add(item.rollout_uid)
+        for problem in groups.values():
+            for version, members in problem.items():
+                if max_staleness is not None and newest - version > max_staleness:
+                    continue
+                worth = by_hand([x.reward for x in members], **RLOO)
+                for item, advantage in zip(members, worth, strict=True):
+                    if uses[item.rollout_uid] < max_uses and (not filtered or abs(advantage) > 1e-9):
+                        found.add(item.rollout_uid)
         return found
 
     for what, *given_ in steps:
         if what == "add":
             number, environment, example, version, reward = given_
             uid = f"r{number}{environment}{example}{version}"
+            reward = sent.setdefault(uid, reward)
             item = RolloutRecord(environment, example, version, uid, rollout(0).turns, reward)
             maker.add_rollout(item)
             newest = max(newest, version)
-            seen.setdefault(uid, item)
+            take(item)
         else:
             possible = drawable()
             batch = maker.create_batch(given_[0])
@@ -337,7 +451,10 @@ def test_what_can_be_drawn_is_what_a_simple_model_says(
     [
         ({"environment_name": ""}, "environment_name: expected a name or None"),
         ({"rng_seed": -1}, "seed: expected an integer"),
-        ({"std_floor": 0}, "std_floor: expected a number above 0"),
+        (
+            {"older_groups": "latest"},
+            r"older_groups: expected one of \['drop', 'until_as_large', 'keep'\], found 'latest'",
+        ),
         ({"max_staleness": -1}, "max_staleness: expected an integer from 0"),
         ({"max_uses": 0}, "max_uses: expected an integer from 1"),
         ({"capacity_bytes": 0.5}, "capacity_bytes: expected an integer from 1"),
@@ -431,11 +548,12 @@ def test_a_stored_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kept", ["all", "no log", "no files"])
-@pytest.mark.parametrize("max_uses", [1, 2])
-def test_a_restart_goes_on_as_if_nothing_had_happened(tmp_path: Path, kept: str, max_uses: int) -> None:
+@pytest.mark.parametrize(("max_uses", "older"), [(1, "drop"), (2, "drop"), (1, "until_as_large"), (2, "keep")])
+def test_a_restart_goes_on_as_if_nothing_had_happened(tmp_path: Path, kept: str, max_uses: int, older: str) -> None:
     def go(folder: Path, restart: bool) -> list[list[str]]:
         def opened() -> RolloutBuffer:
-            return buffer(folder, batch_maker=GrpoBatchMaker(rng_seed=5, max_uses=max_uses, balance=True))
+            maker = GrpoBatchMaker(rng_seed=5, max_uses=max_uses, balance=True, older_groups=older)
+            return buffer(folder, batch_maker=maker)
 
         whole = opened()
         drawn: list[list[str]] = []

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mouse_core import DataError
-from mouse_core.rollouts.groups import RLExample, RolloutGroup, RolloutRecord, Turn, make_examples
-from mouse_core.rollouts.groups._columns import (
+from mouse_core.groups import RLExample, RolloutGroup, RolloutRecord, Turn, make_examples
+from mouse_core.groups._files.columns import (
     ROLLOUTS,
     examples_to_table,
     rollouts_to_table,
@@ -24,9 +24,9 @@ from mouse_core.rollouts.groups._columns import (
     table_to_examples,
     table_to_rollouts,
 )
-from mouse_core.rollouts.groups._parts import encode_table, read_table, writing_options
-from mouse_core.rollouts.groups.types import same_values
-from mouse_core.rollouts.groups.versions import version_order
+from mouse_core.groups._files.parts import encode_table, read_table, writing_options
+from mouse_core.groups.types import same_values
+from mouse_core.groups.versions import version_order
 from tests.core.groups_cases import METADATA, group, rollout
 
 

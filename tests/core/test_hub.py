@@ -17,6 +17,7 @@ import pytest
 from huggingface_hub.errors import HfHubHTTPError
 
 from mouse_core import DatasetStore
+from mouse_core.about import read_about
 from mouse_core.errors import DataError, SchemaError
 from mouse_core.hub import read_alignment
 from tests.core.hub_client import (
@@ -197,7 +198,8 @@ def test_image_files_are_embedded_and_their_folders_are_not_told(hub: HubServer,
     for i, path in enumerate(paths):
         path.write_bytes(png(i))
     columns = {"action": [0] * 4, "reward": [0.0] * 4, "done": [0] * 4, "picture": [*map(str, paths), None]}
-    store = DatasetStore().from_dataset(datasets.Dataset.from_dict(columns).cast_column("picture", datasets.Image()))
+    store = DatasetStore(image_roots=[tmp_path / "secret"])
+    store.from_dataset(datasets.Dataset.from_dict(columns).cast_column("picture", datasets.Image()))
     push(hub, {"train": store})
     for path in paths:
         path.unlink()
@@ -263,7 +265,7 @@ def test_damage_is_noticed_by_a_reader_that_looks(hub: HubServer) -> None:
 def test_the_alignment_is_told(hub: HubServer) -> None:
     push(hub, {"train": make_store(5, alignment="outgoing")})
     assert card_of(head(hub))[0]["mouse_alignment"] == "outgoing"
-    assert table_of(head(hub), "train").schema.metadata[b"mouse_alignment"] == b"outgoing"
+    assert read_about(table_of(head(hub), "train")).alignment == "outgoing"
     assert read_alignment(REPO, endpoint=hub.endpoint, token=READ_TOKEN) == "outgoing"
     hub.create("tester/other")
     assert read_alignment("tester/other", endpoint=hub.endpoint, token=READ_TOKEN) is None

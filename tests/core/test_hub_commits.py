@@ -38,6 +38,7 @@ def hub() -> Iterator[HubServer]:
     yield from checked_hub()
 
 
+@pytest.mark.slow
 def test_stale_files_go_in_the_commit_that_replaces_them(hub: HubServer, tmp_path: Path) -> None:
     hub.page_size = 2
     first = push(hub, {"train": make_store(30), "eval": make_store(10)}, max_rows_per_shard=10)

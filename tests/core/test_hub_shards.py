@@ -16,8 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from mouse_core import DataError, DatasetStore
+from mouse_core.about import About, read_about, with_about
 from mouse_core.hub import _shards
-from mouse_core.hub._schema import unify_features
+from mouse_core.hub._arguments import collect_parts
+from mouse_core.hub._schema import fit_table, unify_features
 
 V = datasets.Value
 # Columns that fit together, each with ways to store it; the values suit every way.
@@ -74,14 +77,16 @@ def test_shards_hold_the_rows_in_order_under_one_schema(parts: list[datasets.Dat
             named,
             split="train",
             features=features,
-            alignment="arrived",
+            about=About("arrived"),
             folder=folder,
             options=_shards.ShardOptions(max_bytes, None, "zstd"),
             advance=lambda count: None,
         )
         tables = [pq.read_table(shard.path) for shard in shards]
     assert [table.num_rows for table in tables] == [shard.num_rows for shard in shards]
-    assert all(datasets.Features.from_arrow_schema(table.schema) == features for table in tables)
+    said = with_about(features, About("arrived"))
+    assert all(datasets.Features.from_arrow_schema(table.schema) == said for table in tables)
+    assert all(read_about(table) == About("arrived") for table in tables)
     rows = [row for part in parts for row in part.with_format("arrow")[:].to_pylist()]
     assert pa.concat_tables(tables).to_pylist() == [{name: row.get(name) for name in features} for row in rows]
     if max_bytes == 1 and all(shard.data_bytes for shard in shards):
@@ -105,10 +110,10 @@ def test_memory_does_not_grow_with_the_data(tmp_path: Path, monkeypatch: pytest.
             most, rows = max(most, pa.total_allocated_bytes() - before), rows + count
 
         written = _shards.write_shards(
-            [_shards.Part("split 'train'", dataset)],
+            [_shards.Part("split 'train'", dataset, image_roots=(str(tmp_path),))],
             split=f"train{n}",
             features=dataset.features,
-            alignment="arrived",
+            about=About("arrived"),
             folder=str(tmp_path),
             options=_shards.ShardOptions(64 * size, None, "snappy"),
             advance=advance,
@@ -119,3 +124,23 @@ def test_memory_does_not_grow_with_the_data(tmp_path: Path, monkeypatch: pytest.
         return most
 
     assert peak(1000) < peak(100) + 50 * size
+
+
+def test_files_of_others_are_not_uploaded(tmp_path: Path) -> None:
+    """A dataset that somebody made names a picture of this machine."""
+    (tmp_path / "private").mkdir()
+    picture = tmp_path / "private" / "me.png"
+    Image.fromarray(np.zeros((2, 2), np.uint8)).save(picture)
+    columns = {"action": [0], "reward": [0.0], "done": [0], "observation_image": [str(picture)]}
+    dataset = datasets.Dataset.from_dict(columns).cast_column("observation_image", datasets.Image())
+    for roots, refused in (([], True), ([picture.parent], False)):
+        store = DatasetStore(image_roots=roots).from_dataset(dataset)
+        (part,) = collect_parts({"train": store})[2]["train"]
+        table = part.dataset.with_format("arrow")[:]
+        features = dataset.features
+        if refused:
+            with pytest.raises(DataError, match=r"row 0: expected an image file.*image_roots= names"):
+                fit_table(table, features, where="train", first_row=0, image_roots=part.image_roots)
+        else:
+            fitted = fit_table(table, features, where="train", first_row=0, image_roots=part.image_roots)
+            assert fitted["observation_image"].to_pylist() == [{"bytes": picture.read_bytes(), "path": "me.png"}]

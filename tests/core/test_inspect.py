@@ -86,7 +86,7 @@ def test_figures_are_those_of_plain_python(lengths: list[int], size: int, found_
         rows["metadata_episode_id"] = [n for n, length in enumerate(lengths) for _ in range(length + 1)]
     with pytest.MonkeyPatch.context() as patch:
         # Blocks as small as the batches: episodes spread over several of them.
-        patch.setattr("mouse_core.formats._blocks._BLOCK_ROWS", size)
+        patch.setattr("mouse_core.formats._rows.blocks._BLOCK_ROWS", size)
         report = inspect(stream(rows, size=size))
     found = report.episodes
     assert found is not None
@@ -333,7 +333,7 @@ def lonely(rows: dict[str, Values]) -> None:
 def test_each_mistake_gives_its_warning_and_no_other(
     spoil: Callable[[dict[str, Values]], None], expected: set[str], size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mouse_core.formats._blocks._BLOCK_ROWS", size)
+    monkeypatch.setattr("mouse_core.formats._rows.blocks._BLOCK_ROWS", size)
     rows = clean()
     spoil(rows)
     report = inspect(stream(rows, size=size))
@@ -354,7 +354,7 @@ def test_observations_that_a_reader_marked_as_missing_are_no_mistake_of_the_reco
 def test_how_the_alignment_is_known(form: str) -> None:
     rows = stream(clean())
     assert inspect(rows.replace(format=form)).alignment_found.startswith("taken for granted, for the data do not say")
-    stated = rows.replace(format=form, metadata={"alignment_declared": "arrived"})
+    stated = rows.replace(format=form, alignment="arrived")
     assert inspect(stated).alignment_found.startswith("the data say so")
     assert inspect(rows.replace(format="minari")).alignment_found.startswith("the minari reader lays rows out")
 

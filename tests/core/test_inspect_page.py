@@ -20,7 +20,7 @@ import pytest
 
 from mouse_core.formats.base import RowStream
 from mouse_core.inspect import inspect, to_html
-from mouse_core.inspect._pictures import png, thumbnail
+from mouse_core.inspect._show.pictures import png, thumbnail
 
 BROWSER = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome", "chrome") if (found := shutil.which(name))),
@@ -111,6 +111,54 @@ def test_steps_have_the_reward_so_far_also_where_some_are_left_out() -> None:
         assert len(episode["steps"]) == len(episode["images"]["observation_image"]) == len(episode["places"])
 
 
+def episodes_of(page: str) -> Any:
+    return json.loads(re.findall(r'id="steps">(.*?)</script>', page)[0])
+
+
+@pytest.mark.parametrize("images", [True, False])
+def test_the_curve_has_every_step_that_was_kept_and_says_which_were_not(images: bool) -> None:
+    page = to_html(inspect(recording(lengths=(40, 2500), images=images)))
+    for episode in episodes_of(page):
+        trace, transitions = episode["trace"], episode["transitions"]
+        long = transitions == 2500
+        kept = [*range(160), *range(2461, 2501)] if long else list(range(transitions + 1))
+        assert trace["places"] == kept
+        assert len(trace["sums"]) == len(kept)
+        assert ("Steps 160 to 2,460 are left out" in episode["said"]) == long
+        # What is shown step by step is some of it.
+        found = dict(zip(trace["places"], trace["sums"], strict=True))
+        assert [found[place] for place in episode["places"]] == episode["sums"]
+
+
+def test_sums_that_nobody_knows_are_not_drawn() -> None:
+    table = pa.Table.from_batches(list(recording(lengths=(2500,), images=False)))
+    rewards = table.column("reward").to_numpy().copy()
+    rewards[0], rewards[1000] = 100.0, np.nan  # before anything was done; and where steps are left out
+    table = table.set_column(table.schema.get_field_index("reward"), "reward", pa.array(rewards))
+    (episode,) = episodes_of(
+        to_html(inspect(RowStream("one", "datasets", table.schema, lambda: iter(table.to_batches()))))
+    )
+    assert episode["trace"]["sums"][:160] == pytest.approx([0, *np.cumsum(rewards[1:160])], abs=1e-3)
+    assert episode["trace"]["sums"][160:] == [None] * 40
+
+
+def test_rows_keep_their_numbers_when_later_ones_are_smaller() -> None:
+    """A head that grew with them would take rows from behind those that the tail holds already."""
+    rng = np.random.default_rng(0)
+    sizes = [200_000] * 100 + [60_000] * 60 + [10] * 400
+    table = pa.table(
+        {
+            "action": np.zeros(len(sizes), np.int64),
+            "reward": np.arange(len(sizes)) * 1.0,
+            "done": [*([0] * (len(sizes) - 1)), 1],
+            "blob": [rng.bytes(size) for size in sizes],
+        }
+    )
+    batches = table.to_batches(max_chunksize=20)
+    (sample,) = inspect(RowStream("one", "datasets", table.schema, lambda: iter(batches))).samples
+    assert sample.rows.column("reward").to_pylist() == sample.places.tolist()
+
+
 def test_pictures_of_all_shapes() -> None:
     grey = np.arange(30, dtype=np.uint8).reshape(5, 6)
     stack = np.stack([grey, grey + 1, grey + 2, grey + 3], axis=2)
@@ -169,6 +217,15 @@ frame.onload = async () => {
     found.second = [where(), facts()];
     get("slide").value = get("slide").max; get("slide").dispatchEvent(new Event("input"));
     found.last = [where(), get("trace").textContent];
+    const drawn = () => {
+      const lines = [...get("trace").querySelectorAll(".trace")];
+      const ends = lines.map(line => line.getAttribute("points").split(" ").map(point => Number(point.split(",")[0])));
+      return [ends.map(x => [x[0], x[x.length - 1]]), get("trace").querySelectorAll(".gap").length,
+        get("said").textContent];
+    };
+    found.drawn = [...get("pick").options].map((_, place) => {
+      get("pick").value = String(place); get("pick").dispatchEvent(new Event("change")); return drawn();
+    });
     get("pick").value = "1"; get("pick").dispatchEvent(new Event("change"));
     found.other = where();
     get("play").click(); found.playing = get("play").textContent;
@@ -252,6 +309,13 @@ def test_a_browser_shows_it_and_steps_through(width: int, images: bool, continuo
     assert found["last"][1].startswith("reward so far: ")
     assert found["other"].startswith("step 0 of ")
     assert found["playing"] == "Stop"
+    assert any(gaps for _, gaps, _ in found["drawn"])
+    for lines, gaps, said in found["drawn"]:
+        assert len(lines) == gaps + 1
+        assert ("left out" in said) == bool(gaps)
+        if gaps:  # of 251 steps 160 to 210 are left out: nothing is drawn there
+            assert lines[0] == pytest.approx([8, 8 + 284 * 159 / 250], abs=0.1)
+            assert lines[1] == pytest.approx([8 + 284 * 211 / 250, 292], abs=0.1)
     assert found["played"] != found["other"]
     assert found["vector"] == 12
     assert found["frames"] == images

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,9 +14,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mouse_core import ConfigError, DataError, SchemaError, formats
+from mouse_core import BatchSource, ConfigError, DataError, Field, SchemaError, formats
+from mouse_core.about import About
+from mouse_core.formats import converting
+from mouse_core.formats.converting import convert
 from mouse_core.formats.lerobot import read_lerobot
-from mouse_core.inspect._pictures import png
+from mouse_core.inspect._show.pictures import png
 
 FPS = 10
 SIDE = (48, 64)
@@ -197,6 +201,7 @@ def test_rows_are_what_was_recorded(final: str, size: int, tmp_path: Path) -> No
     assert table.column("metadata_episode_index").to_pylist() == wanted["episode"]
     assert (stream.format, stream.episodes, stream.rows) == ("lerobot", 4, table.num_rows)
     assert stream.metadata["tasks"] == {0: "pick", 1: "place"}
+    assert stream.about == About("arrived", tasks={0: "pick", 1: "place"})
     assert stream.metadata["stats"] == {"action": {"mean": [0.0] * 6}}
     assert any("does not tell terminal states" in note for note in stream.notes)
     if final == "mark":
@@ -357,3 +362,144 @@ def test_frames_out_of_order_are_found(tmp_path: Path) -> None:
         DataError, match=r"file-000\.parquet: expected frame 2 of episode 0, found frame 3 of episode 0"
     ):
         rows_again(read_lerobot(robot.write(tmp_path / "set"), final="drop"))
+
+
+# ---------------------------------------------------------------------- depth and language
+
+
+class DepthRobot(Robot):
+    """A robot with a depth camera, whose frames have all of so many bits."""
+
+    bits = 12
+
+    def depth(self, place: int) -> npt.NDArray[np.uint16]:
+        return np.random.default_rng(place).integers(0, 2**self.bits, SIDE).astype(np.uint16)
+
+    def picture(self, camera: int, place: int) -> npt.NDArray[np.uint8]:
+        return self.depth(place)  # type: ignore[return-value]
+
+
+def encode_depth(file: Path, frames: Sequence[npt.NDArray[np.uint16]], pix_fmt: str = "gray12le") -> None:
+    av = pytest.importorskip("av")
+    with av.open(str(file), "w") as container:
+        stream = container.add_stream("ffv1", rate=FPS)
+        stream.height, stream.width, stream.pix_fmt = *SIDE, pix_fmt
+        for pixels in frames:
+            frame = av.VideoFrame(SIDE[1], SIDE[0], pix_fmt)
+            lines = np.zeros((SIDE[0], frame.planes[0].line_size // 2), np.uint16)
+            lines[:, : SIDE[1]] = pixels
+            frame.planes[0].update(lines.tobytes())
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+
+
+def depth_camera(said: dict[str, Any], shape: tuple[int, ...] = (*SIDE, 1)) -> Callable[[dict[str, Any]], None]:
+    def change(info: dict[str, Any]) -> None:
+        entry = info["features"]["observation.images.depth"]
+        entry["shape"], entry["info"] = list(shape), said
+        info["video_path"] = "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4"
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("bits", "said"),
+    [
+        (12, {"video.pix_fmt": "gray12le", "is_depth_map": True}),
+        (16, {"video.pix_fmt": "gray16le", "video.is_depth_map": True}),
+        (12, {"is_depth_map": True}),
+    ],
+)
+def test_depth_videos_keep_all_of_their_bits(
+    bits: int, said: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    robot = DepthRobot((3, 2), cameras=["depth"])
+    robot.bits = bits
+    monkeypatch.setattr(
+        f"{__name__}.encode", lambda file, frames: encode_depth(file.with_suffix(".mkv"), frames, f"gray{bits}le")
+    )
+    root = robot.write(tmp_path / "d", files=[[0, 1]], change=depth_camera(said))
+    for file in root.rglob("*.mkv"):
+        file.rename(file.with_suffix(".mp4"))
+    stream = read_lerobot(root, final="drop")
+    assert any("numbers of 16 bits" in note for note in stream.notes)
+    table = stream.to_table()
+    found = np.array(table["observation_images_depth"].to_pylist())
+    assert found.tolist() == [robot.depth(place)[:, :, None].tolist() for place in range(5)]
+    field = Field("depth", column="observation_images_depth", bounds=(0, 2**bits - 1), image=True)
+    batch = BatchSource(stream.to_store(fields=[field]), 5, 1, sampling="last")[0]
+    assert batch["depth"].dtype == np.uint16
+    assert np.array_equal(batch["depth"][0], found.reshape(5, -1))
+
+
+def test_deep_videos_that_nobody_spoke_of_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    robot = DepthRobot((3, 2), cameras=["depth"])
+    monkeypatch.setattr(f"{__name__}.encode", lambda file, frames: encode_depth(file.with_suffix(".mkv"), frames))
+    root = robot.write(tmp_path / "d", files=[[0, 1]], change=depth_camera({}))
+    for file in root.rglob("*.mkv"):
+        file.rename(file.with_suffix(".mp4"))
+    with pytest.raises(DataError, match=r"observation.images.depth: expected 8 bits a pixel.*found gray12le"):
+        read_lerobot(root, final="drop").to_table()
+
+
+def test_depth_pictures_keep_all_of_their_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    image_module = pytest.importorskip("PIL.Image")
+
+    def encoded(pixels: npt.NDArray[np.uint16]) -> bytes:
+        stream = io.BytesIO()
+        image_module.fromarray(pixels).save(stream, "TIFF")
+        return stream.getvalue()
+
+    monkeypatch.setattr(f"{__name__}.png", encoded)
+    robot = DepthRobot((3, 2), cameras=["depth"])
+    robot.bits = 16
+    said = depth_camera({"is_depth_map": True})
+    table = read_lerobot(
+        robot.write(tmp_path / "d", kind="image", files=[[0, 1]], change=said), final="drop"
+    ).to_table()
+    assert table["observation_images_depth"].to_pylist()[3] == robot.depth(3)[:, :, None].tolist()
+    plain = robot.write(tmp_path / "p", kind="image", files=[[0, 1]], change=depth_camera({}))
+    with pytest.raises(DataError, match=r"observation.images.depth: expected pixels 0\.\.255, found"):
+        read_lerobot(plain, final="drop").to_table()
+
+
+def test_language_is_text(tmp_path: Path) -> None:
+    said = [
+        {"role": "assistant", "content": "greife", "style": "subtask", "timestamp": 0.5, "tool_calls": None},
+        {"role": "user", "content": "nein", "style": None, "timestamp": 0.7, "tool_calls": [{"name": "say"}]},
+    ]
+    robot = Robot((3, 2))
+
+    def change(info: dict[str, Any]) -> None:
+        for key in ("language_persistent", "language_events"):
+            info["features"][key] = {"dtype": "language", "shape": [1], "names": None}
+
+    root = robot.write(tmp_path / "d", files=[[0, 1]], change=change)
+    file = next((root / "data").rglob("*.parquet"))
+    table = pq.read_table(file)
+    table = table.append_column("language_persistent", pa.array([said] * 5))
+    table = table.append_column(
+        "language_events", pa.array([[], said[1:], [], None, []], pa.list_(pa.array(said).type))
+    )
+    pq.write_table(table, file)
+    for final, n in (("drop", 5), ("mark", 7)):
+        stream = read_lerobot(root, final=final)
+        assert "language_events is JSON text" in stream.notes
+        rows = stream.to_table()
+        assert rows.num_rows == n
+        assert json.loads(rows["metadata_language_persistent"][1].as_py()) == said
+        assert json.loads(rows["metadata_language_events"][1].as_py()) == said[1:]
+        assert json.loads(rows["metadata_language_events"][0].as_py()) == []
+        stream.to_store()
+    assert dict(stream.metadata["tasks"]) == {0: "pick", 1: "place"}
+    converting.convert(stream, tmp_path / "converted")
+    assert formats.open(tmp_path / "converted").digest() == stream.digest()
+
+
+def test_task_texts_survive_convert(tmp_path: Path) -> None:
+    stream = formats.open(Robot().write(tmp_path / "set"), final="drop")
+    convert(stream, tmp_path / "rows.parquet")
+    stream.write(tmp_path / "rows")
+    wanted = About("arrived", tasks={0: "pick", 1: "place"})
+    assert formats.open(tmp_path / "rows.parquet").about == formats.open(tmp_path / "rows").about == wanted
+    assert formats.open(tmp_path / "rows").to_store().about == wanted

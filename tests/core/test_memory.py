@@ -162,6 +162,8 @@ with pa.ipc.new_stream(path, table.schema) as writer:
     for batch in table.to_batches(max_chunksize=30_000):
         writer.write_batch(batch)
 dataset = datasets.Dataset.from_file(path)
+def first_of(column):
+    return page + 8 * 4096 * (column in ("reward", "done"))
 def buffers(column):
     return [chunk.buffers()[-1] for chunk in dataset.data.table.column(column).chunks]
 """
@@ -181,22 +183,23 @@ for index in range(len(source)):
 """,
             True,
         ),
-        # Making a source, while only the first page of every column may be touched.
+        # Making a source, while only the first page of every column may be touched, and the first rewards and ends,
+        # which are looked at once.
         (
             """
 names = dataset.column_names
-guarded = sum(forbid(buffer, keep_first=page * (not n)) for name in names for n, buffer in enumerate(buffers(name)))
+guarded = sum(forbid(buffer, first_of(name) * (not n)) for name in names for n, buffer in enumerate(buffers(name)))
 source = BatchSource(DatasetStore().from_dataset(dataset), 64, 32)
 source.spec, source.plan(0)
 """,
             True,
         ),
-        # A batch of the last rows, while only they and the first page may be touched.
+        # A batch of the last rows, while only they and those first ones may be touched.
         (
             """
 last = len(buffers("action")) - 1
 guarded = sum(
-    forbid(buffer, page * (not n), (4 * 64 * 4 * 8 + page) * (n == last))
+    forbid(buffer, first_of(name) * (not n), (4 * 64 * 4 * 8 + page) * (n == last))
     for name in dataset.column_names for n, buffer in enumerate(buffers(name))
 )
 source = BatchSource(DatasetStore().from_dataset(dataset), 64, 4, "last")

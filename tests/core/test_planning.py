@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mouse_core import BatchSource, ConfigError, DataError, DatasetStore
-from mouse_core._copying import Copier
-from mouse_core._windows import Chunks, Windows, distinct
+from mouse_core._arrow.copier import Copier
+from mouse_core._arrow.windows import Chunks, Windows, distinct
 from mouse_core.sampling import CyclicWindows, EpisodeWindows, RandomWindows, SequentialWindows
-from mouse_core.snapshot import Snapshot
+from mouse_core.store.snapshot import Snapshot
 from tests.core.worlds import numbered
 
 ROWS = 300
@@ -87,6 +87,39 @@ def test_what_is_done_to_a_batch_stays_with_it(store: DatasetStore) -> None:
         for name, values in batch.items():
             np.testing.assert_array_equal(values, wanted[index][name])
             values[...] = 77
+
+
+def owner(values: Any) -> Any:
+    """What keeps the memory of an array alive."""
+    while isinstance(values, np.ndarray) and values.base is not None:
+        values = values.base
+    return values
+
+
+@pytest.mark.parametrize(("length", "size"), [(8, 32), (1, 64), (16, 8)])
+def test_kept_fields_do_not_keep_all_that_was_copied_with_them(length: int, size: int) -> None:
+    """A field of every fiftieth batch: of several megabytes that were copied together for a few, then of its own."""
+    rows = 20_000
+    store = DatasetStore()
+    codes = {"action": np.arange(rows) % 4, "done": np.zeros(rows, np.int64)}
+    store.extend({**codes, "reward": np.arange(rows, dtype=np.float32), "observation": np.ones((rows, 17), np.float32)})
+    source, wanted = BatchSource(store, length, size), BatchSource(store, length, size)
+    kept = {index: batch["reward"] for index in range(4000) if (batch := source[index]) and index % 50 == 0}
+
+    def pinned() -> list[int]:
+        owners = {id(found): found for found in map(owner, kept.values())}
+        return [found.nbytes if isinstance(found, np.ndarray) else found.size for found in owners.values()]
+
+    own = sum(values.nbytes for values in source[0].values())
+    assert sum(pinned()) <= 9 * max(pinned()) + len(kept) * own
+    before = sum(pinned())
+    for index in range(4000, 6000):
+        batch = source[index]
+        if index % 50 == 0:
+            kept[index] = batch["reward"]
+    assert sum(pinned()) - before <= 40 * own, "each keeps its own batch, no more"
+    for index in (0, 3950, 4000, 5950):
+        np.testing.assert_array_equal(kept[index], wanted[index]["reward"])
 
 
 def test_threads_that_ask_in_turn(store: DatasetStore) -> None:

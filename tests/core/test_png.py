@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from mouse_core import DataError
 from mouse_core.images import decode_into
 
 SHAPES = [(5, 4, 1), (5, 4, 2), (4, 5, 3), (3, 7, 4)]
@@ -95,8 +96,13 @@ BEFORE = {
     "passed": PHYS + chunk(b"gAMA", bytes(4)) + chunk(b"sRGB", b"\0"),
     "text": chunk(b"tEXt", b"Comment\0a cat"),
     "transparency": chunk(b"tRNS", bytes(6)),
-    "many frames": chunk(b"acTL", struct.pack(">2I", 1, 0)),
 }
+
+
+def test_frames_are_not_dropped() -> None:
+    frames = chunk(b"acTL", struct.pack(">2I", 2, 0))
+    with pytest.raises(DataError, match="expected a single image, found PNG of several frames"):
+        decode_into(png(SHAPES[0], zlib.compress(rows(SHAPES[0])), before=frames), np.empty(SHAPES[0], np.uint8))
 
 
 @pytest.mark.parametrize("before", BEFORE)

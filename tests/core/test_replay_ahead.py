@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mouse_core.errors import ConfigError
+from mouse_core.errors import ConfigError, SchemaError
+from mouse_core.randomness import Key, Purpose
 from mouse_core.replay import (
     ArrayStorage,
     HindsightRelabel,
@@ -159,6 +160,129 @@ def test_slices_are_left_as_they_are() -> None:
     assert batch["x"].shape == batch["next"]["x"].shape == (4, 5)
     np.testing.assert_array_equal(batch["mask"][:, :-1], True)
     np.testing.assert_array_equal(batch["mask"][:, -1], batch["next"]["done"][:, -1] == 1)
+
+
+@settings(max_examples=50, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    num_envs=st.integers(1, 3),
+    steps=st.integers(3, 30),
+    layout=st.sampled_from(["next", "outgoing", "arrived", "view"]),
+    marks=st.sampled_from(["done", "ids", "both"]),
+    strategy=st.sampled_from(["future", "final", "episode"]),
+    horizon=st.sampled_from([None, None, 0, 3]),
+    sliced=st.booleans(),
+)
+def test_goals_come_from_all_of_an_episode_and_from_no_other(
+    seed: int, num_envs: int, steps: int, layout: str, marks: str, strategy: Any, horizon: int | None, sliced: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    total = int(rng.integers(1, 3 * steps))
+    ends = rng.random((total, num_envs)) < rng.choice([0.05, 0.3])
+    number = np.arange(total * num_envs).reshape(total, num_envs)
+    episode = (np.cumsum(ends, axis=0) - ends) * num_envs + np.arange(num_envs)
+    achieved = number[..., None] * np.array([1.0, 10.0])
+    rows: dict[str, Any] = {"achieved_goal": achieved, "desired_goal": np.full_like(achieved, -1.0)}
+    rows |= {"reward": np.zeros((total, num_envs)), "action": number, "is": episode}
+    if marks != "ids":
+        rows["done"] = 2 * ends if marks == "done" else 2 * (ends & (rng.random(ends.shape) < 0.5))
+    if marks != "done":
+        rows["traj"] = episode
+    if layout == "next":
+        rows["next"] = {"achieved_goal": achieved + 0.25}
+    takes: Any = "arrived" if layout in ("arrived", "view") else "outgoing"
+    storage = ArrayStorage(steps * num_envs, ndim=2, alignment=takes)
+    relabel = HindsightRelabel(
+        compute_reward=lambda found, goal, batch: found[..., 0] - goal[..., 0],
+        strategy=strategy,
+        ratio=1.0,
+        horizon=horizon,
+        takes="outgoing" if layout == "view" else takes,
+    )
+    transforms = [NextView(takes="arrived"), relabel] if layout == "view" else relabel
+    sampler = SliceSampler(slice_len=2, pad=True) if sliced else None
+    buffer = ReplayBuffer(storage, sampler, transform=transforms, batch_size=150 * 2, seed=seed)
+    begin = 0
+    while begin < total:
+        n = int(rng.integers(1, steps + 1))
+        buffer.extend({name: part(values, begin, n) for name, values in rows.items()})
+        begin += n
+    batch = buffer.sample()
+    new = batch["relabelled"].reshape(-1)
+    at = batch["achieved_goal"].reshape(-1, 2)[:, 0].astype(int)
+    goal = batch["desired_goal"].reshape(-1, 2)
+    reached = batch["next"]["achieved_goal"].reshape(-1, 2)[:, 0]
+    reward = (batch["next"]["reward"] if "reward" in batch["next"] else batch["reward"]).reshape(-1)
+    np.testing.assert_array_equal(reward[new], (reached - goal[:, 0])[new])
+    assert (goal[~new] == -1).all()
+    seen: dict[int, set[float]] = {}
+    for place in np.flatnonzero(new).tolist():
+        seen.setdefault(int(at[place]), set()).add(float(goal[place, 0]))
+    alive = {int(n): int(e) for n, e in zip(number[-steps:].flat, episode[-steps:].flat, strict=True)}
+    for row, goals in seen.items():
+        mine = [n for n in alive if alive[n] == alive[row]]
+        sources = [n for n in mine if layout == "next" or n != mine[-1]]  # a transition leaves it
+        assert row in sources
+        if horizon is not None:
+            sources = [n for n in sources if abs(n - row) <= horizon * num_envs]
+        ahead = [n for n in sources if n >= row]
+        allowed = {"future": ahead, "final": ahead[-1:], "episode": sources}[strategy]
+        achieves = {n + 0.25 if layout == "next" else float(n + num_envs) for n in allowed}
+        assert goals <= achieves
+        if not sliced and total * num_envs <= 6:  # so many draws that all of them come
+            assert goals == achieves
+
+
+def part(values: Any, begin: int, n: int) -> Any:
+    """``n`` steps of a tree."""
+    if isinstance(values, dict):
+        return {name: part(child, begin, n) for name, child in values.items()}
+    return values[begin : begin + n]
+
+
+def test_steps_behind_a_single_transition_get_its_goal() -> None:
+    relabel = HindsightRelabel(
+        compute_reward=lambda found, goal, batch: (found == goal)[..., 0].astype(np.float64), ratio=1.0
+    )
+    buffer = ReplayBuffer(ArrayStorage(40), transform=[relabel, NStep(3, 1.0)], batch_size=300)
+    place = np.arange(40.0)[:, None]
+    rows = {"achieved_goal": place, "desired_goal": place * 0 - 1, "reward": np.zeros(40)}
+    buffer.extend({**rows, "done": np.arange(40) % 10 == 9, "next": {"achieved_goal": place + 1}})
+    batch = buffer.sample()
+    away = batch["desired_goal"][:, 0] - batch["achieved_goal"][:, 0]
+    np.testing.assert_array_equal(batch["reward"], (away >= 1) & (away <= 3))
+    assert away.max() == 10
+
+
+def test_goals_are_read_before_anything_changes_them() -> None:
+    relabel = HindsightRelabel(compute_reward=lambda found, goal, batch: found)
+    with pytest.raises(ConfigError, match=r"before what may change the rows that it reads"):
+        ReplayBuffer(ArrayStorage(5), transform=[lambda batch: batch, relabel])
+    ReplayBuffer(ArrayStorage(5), transform=[NextView(), relabel, lambda batch: batch])
+    single = {"index": np.arange(3), "mask": np.ones((3, 2), bool), "desired_goal": np.zeros((3, 2, 1))}
+    single |= {"done": np.zeros((3, 2)), "next": {"achieved_goal": np.zeros((3, 2, 1)), "reward": np.zeros((3, 2))}}
+    with pytest.raises(SchemaError, match="expected goals from whole episodes beside single transitions"):
+        relabel(single, Key(0, Purpose.REPLAY))
+
+
+@pytest.mark.parametrize("key", [("collector", "traj_ids"), "episode", "traj"])
+@pytest.mark.parametrize("has_done", [True, False])
+@pytest.mark.parametrize("takes", ["outgoing", "arrived"])
+def test_transitions_end_where_the_number_of_their_trajectory_changes(key: Any, has_done: bool, takes: Any) -> None:
+    number = np.arange(30) // 10
+    ids = number if isinstance(key, str) else {key[1]: number}
+    rows = {"x": np.arange(30.0), "reward": np.ones(30), "action": np.arange(30)}
+    rows |= {key if isinstance(key, str) else key[0]: ids} | ({"done": np.zeros(30, bool)} if has_done else {})
+    storage = ArrayStorage(64, alignment=takes)
+    buffer = ReplayBuffer(storage, transform=[NextView(takes=takes), NStep(4, 0.5)], batch_size=200)
+    buffer.extend(rows)
+    batch = buffer.sample()
+    x, after = batch["x"], batch["next"]["x"]
+    np.testing.assert_array_equal(batch["mask"], x % 10 != 9)
+    there = batch["mask"]
+    target = np.minimum(x // 10 * 10 + 9, x + 4)
+    np.testing.assert_array_equal(after[there], target[there])
+    np.testing.assert_array_equal(batch["steps"][there], (target - x)[there])
 
 
 def test_hindsight_of_single_transitions_looks_as_far_as_it_is_told() -> None:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+import os
+import pickle
 import threading
+from collections.abc import Callable
 from itertools import islice
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,18 +16,21 @@ import numpy as np
 import pytest
 
 from mouse_core import ConfigError, DataError, MissingFieldError, SchemaError, StateError
-from mouse_core.errors import StorageError
+from mouse_core.errors import ForkError, StorageError
 from mouse_core.randomness import Key
 from mouse_core.replay import (
     ArrayStorage,
+    HindsightRelabel,
     ImmutableWriter,
     ListStorage,
     MaxValueWriter,
     NextView,
     PrioritizedReplayBuffer,
     PrioritizedSampler,
+    PrioritizedSliceSampler,
     RandomSampler,
     ReplayBuffer,
+    ReplayBufferEnsemble,
     ReturnsToGo,
     RoundRobinWriter,
     SamplerWithoutReplacement,
@@ -119,10 +127,56 @@ def test_a_batch_is_not_touched_again() -> None:
 
 
 def test_fields_that_a_batch_adds_must_be_free() -> None:
+    def refused(name: str, storage: Any, **options: Any) -> None:
+        buffer = ReplayBuffer(storage(), **options)
+        row = {name: 1, "done": 0}
+        writes = (
+            lambda: buffer.add(row),
+            lambda: buffer.extend([{"done": 0}, row]),
+            lambda: buffer.extend({name: np.arange(4), "done": np.zeros(4)}),
+        )
+        for write in writes:
+            with pytest.raises(SchemaError, match=rf"without the fields \['{name}'\]"):
+                write()
+        assert len(buffer) == 0
+        buffer.add({"done": 0})
+        with pytest.raises(SchemaError):
+            buffer[0] = row
+
+    def slices(**options: Any) -> Any:
+        return SliceSampler(slice_len=2, end_key="done", **options)
+
+    def arrays() -> Any:
+        return ArrayStorage(8)
+
+    for storage in (arrays, ListStorage):
+        refused("index", storage)
+        refused("mask", storage, sampler=slices(pad=True))
+        refused("slice_id", storage, sampler=slices(strict_length=False))
+        refused("slice_id", storage, sampler=slices(span=1))
+        refused("mask", storage, sampler=PrioritizedSliceSampler(slice_len=2, end_key="done", pad=0))
+        refused("priority_weight", storage, sampler=PrioritizedSliceSampler(slice_len=2, end_key="done"))
+        refused("priority_weight", storage, sampler=PrioritizedSampler())
+        refused("mask", storage, transform=NextView())
+    refused("hindsight_goal", arrays, transform=HindsightRelabel(compute_reward=lambda achieved, goal, batch: 0))
+    # Where a batch does not get it, a name is free.
+    free = ReplayBuffer(ArrayStorage(8), slices())
+    free.extend({"mask": np.arange(8), "priority_weight": np.arange(8), "done": np.ones(8)})
+    free = ReplayBuffer(ArrayStorage(8))
+    free.extend({"mask": np.arange(8), "slice_id": np.arange(8), "traj_id": np.arange(8)})
+    batch = free.sample(4)
+    assert (batch["mask"] == batch["index"]).all()
+    assert (batch["traj_id"] == batch["index"]).all()
+
+
+def test_an_ensemble_refuses_rows_that_have_the_numbers_of_its_members() -> None:
     buffer = ReplayBuffer(ArrayStorage(4))
-    buffer.extend({"index": np.arange(4)})
-    with pytest.raises(SchemaError, match=r"without the fields \['index'\]"):
-        buffer.sample(2)
+    buffer.extend({"buffer_ids": np.arange(4)})
+    with pytest.raises(SchemaError, match=r"buffer 0: expected rows without the fields \['buffer_ids'"):
+        ReplayBufferEnsemble(buffer).sample(2)
+    inner = ReplayBuffer(ArrayStorage(4))
+    inner.extend({"a": np.arange(4)})
+    assert ReplayBufferEnsemble(ReplayBufferEnsemble(inner)).sample(2)["buffer_ids"].tolist() == [0, 0]
 
 
 # ---------------------------------------------------------------------- rows
@@ -131,14 +185,14 @@ def test_fields_that_a_batch_adds_must_be_free() -> None:
 def test_rows_by_index() -> None:
     buffer = numbered(13, 10)
     assert buffer[2]["a"] == 12
-    assert buffer[-1]["a"] == 9
     np.testing.assert_array_equal(buffer[:]["a"], [10, 11, 12, *range(3, 10)])
     np.testing.assert_array_equal(buffer[8:2:-3]["a"], [8, 5])
-    np.testing.assert_array_equal(buffer[[0, -1]]["deep"]["b"], [10, 9])
+    np.testing.assert_array_equal(buffer[[0, 9]]["deep"]["b"], [10, 9])
+    np.testing.assert_array_equal(buffer[-2:]["a"], [8, 9])
     np.testing.assert_array_equal(buffer[np.array([[0, 1], [2, 3]])]["a"], [[10, 11], [12, 3]])
     np.testing.assert_array_equal(buffer[np.arange(10) % 4 == 0]["a"], [10, 4, 8])
     assert buffer[[]]["a"].shape == (0,)
-    for wrong in (10, -11, [0, 10], 1.5, "a", np.ones(3, bool), None):
+    for wrong in (10, -1, [0, -1], -11, [0, 10], 1.5, "a", np.ones(3, bool), None):
         with pytest.raises(IndexError, match="index: expected"):
             buffer[wrong]
 
@@ -201,9 +255,10 @@ def test_items_of_a_list_are_stacked_where_they_can_be() -> None:
     np.testing.assert_array_equal(batch["a"], batch["index"])
     assert batch["b"].shape == (6, 2)
     ragged = ReplayBuffer(ListStorage(5))
-    ragged.extend([{"a": np.zeros(1)}, {"a": np.zeros(2)}])
-    with pytest.raises(SchemaError, match="item"):
-        ragged.sample(50)
+    ragged.extend([{"a": np.zeros(1)}, {"b": np.zeros(2)}])
+    for _ in range(9):  # also where only one of them is drawn
+        with pytest.raises(SchemaError, match="same fields"):
+            ragged.sample(1)
 
 
 def test_a_function_of_ones_own_makes_the_batch() -> None:
@@ -248,6 +303,18 @@ def test_the_best_rows_are_kept() -> None:
     assert buffer.add({"r": 4.0}) == -1
     assert buffer.add({"r": 4.5}) == 0
     assert set(buffer.sample(50)["r"].tolist()) == {4.5, 5, 9}
+
+
+def test_a_row_that_was_not_kept_reads_no_other() -> None:
+    buffer = ReplayBuffer(ArrayStorage(3), writer=MaxValueWriter("reward"))
+    index = buffer.extend({"reward": np.array([5.0, 1.0, 4.0, 3.0, 2.0])})
+    assert index.tolist() == [0, -1, 2, 1, -1]
+    for read in (index, -1, buffer.add({"reward": 0.0})):
+        with pytest.raises(IndexError, match=r"found -1; -1 is given for a row that was not kept"):
+            buffer[read]
+        with pytest.raises(IndexError, match="not kept"):
+            buffer[read] = {"reward": np.zeros(5)}
+    assert buffer[index[index >= 0]]["reward"].tolist() == [5.0, 4.0, 3.0]
 
 
 @pytest.mark.parametrize(("reduction", "kept"), [("sum", 1), ("mean", 1), ("max", 0), ("min", 1), ("median", 2)])
@@ -342,6 +409,36 @@ def test_rows_may_bring_their_priority_along() -> None:
         with pytest.raises(DataError):
             buffer.extend([{"a": 5, "td_error": 1.0}, {"a": 5, "td_error": bad}])
     assert len(buffer) == 5
+
+
+@pytest.mark.parametrize("ndim", [1, 2])
+def test_rows_with_priorities_that_are_refused_are_not_written(ndim: int) -> None:
+    def made() -> PrioritizedReplayBuffer:
+        return PrioritizedReplayBuffer(alpha=2.0, storage=ArrayStorage(12, ndim=ndim), batch_size=3)
+
+    lead = (3, 2)[:ndim]
+    for priority in (
+        np.ones((*lead, 4)),  # one for every step of a row
+        np.ones(()),
+        np.full(lead, 1e300),  # its square is beyond float64
+        np.full(lead, np.nan),
+        np.full(lead, "much"),
+    ):
+        buffer = made()
+        with pytest.raises((DataError, SchemaError), match="priorit"):
+            buffer.extend({"obs": np.zeros((*lead, 4)), "td_error": priority})
+        assert (len(buffer), buffer.stats()["written"]) == (0, 0)
+    for shape in (lead, (*lead, 1)):
+        buffer = made()
+        buffer.extend({"obs": np.zeros((*lead, 4)), "td_error": np.eye(1, 3 * ndim, 1).reshape(shape)})
+        assert set(buffer.sample(20)["index"].tolist()) == {1}
+
+
+def test_priorities_of_some_rows_only_are_refused() -> None:
+    buffer = ReplayBuffer(ListStorage(5), PrioritizedSampler())
+    with pytest.raises(DataError, match="in every row or none, found none in 1"):
+        buffer.extend([{"a": 1, "td_error": 2.0}, {"a": 1}])
+    assert len(buffer) == 0
 
 
 def test_bad_priorities_change_nothing() -> None:
@@ -568,6 +665,47 @@ def test_trajectories_are_observed() -> None:
     observe({"observation": np.ones((3, 2)), "reward": np.arange(3.0)})
     assert set(buffer.sample(2)) == {"observation", "reward", "index"}
     assert len(buffer) == 7
+
+
+@pytest.mark.parametrize("kind", [ArrayStorage, ListStorage])
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_rows_of_this_process_are_not_sent_to_another(kind: Any, method: str) -> None:
+    buffer = ReplayBuffer(kind(8), batch_size=4)
+    buffer.extend([{"a": np.int64(number)} for number in range(11)])
+    for sent in (buffer, buffer.storage, kind(8)):
+        with pytest.raises(ConfigError, match=r"give it a MemmapStorage\(max_size, folder\)"):
+            get_context(method).Process(target=print, args=(sent,)).start()
+    for other in (copy.deepcopy(buffer), pickle.loads(pickle.dumps(buffer))):
+        assert other.sample()["a"].tolist() == copy.deepcopy(buffer).sample()["a"].tolist()
+        other.add({"a": np.int64(0)})
+        assert (other.storage.written, buffer.storage.written) == (12, 11)
+
+
+def test_a_forked_child_does_not_change_its_copy() -> None:
+    buffer = PrioritizedReplayBuffer(storage=ArrayStorage(8), batch_size=4)
+    buffer.extend({"a": np.arange(8)})
+    changes: list[Callable[[], Any]] = [
+        lambda: buffer.add({"a": 1}),
+        lambda: buffer.extend({"a": np.arange(3)}),
+        lambda: buffer.__setitem__(0, {"a": 1}),
+        lambda: buffer.update_priority([0], [1.0]),
+        buffer.empty,
+    ]
+    child = os.fork()
+    if not child:
+        code = 1
+        try:
+            for change in changes:
+                with pytest.raises(ForkError, match="found a forked child"):
+                    change()
+            buffer.sample()  # of what was there
+            ReplayBuffer(ArrayStorage(8)).add({"a": 1})
+            pickle.loads(pickle.dumps(buffer)).add({"a": 1})  # a copy on purpose
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitpid(child, 0)[1] == 0
+    buffer.add({"a": 1})
 
 
 def test_many_threads_may_write_and_sample() -> None:

@@ -17,6 +17,7 @@ from mouse_core.replay import (
     ListStorage,
     NextView,
     PrioritizedReplayBuffer,
+    PrioritizedSliceSampler,
     ReplayBuffer,
     ReplayBufferEnsemble,
     SamplerWithoutReplacement,
@@ -166,6 +167,37 @@ def test_priorities_go_to_the_members_that_know_them() -> None:
     with pytest.raises(DataError):
         ensemble.update_priority([1], [-1.0], [1])
     assert ensemble.stats()["buffers"][1]["updates"] == 2
+
+
+def test_an_update_that_one_member_refuses_changes_none() -> None:
+    members = [member(number, kind=PrioritizedReplayBuffer, alpha=2.0) for number in (0, 1)]
+    ensemble = ReplayBufferEnsemble(*members, batch_size=8)
+    before = [found.state_dict() for found in members]
+    for index, priority in (([0, 0], [3.0, np.nan]), ([0, 0], [3.0, 1e300]), ([0, 99], [3.0, 3.0])):
+        with pytest.raises((DataError, IndexError)):
+            ensemble.update_priority(np.array(index), np.array(priority), np.array([0, 1]))
+    assert [found.stats()["updates"] for found in members] == [0, 0]
+    for found, kept in zip(members, before, strict=True):
+        np.testing.assert_array_equal(
+            found.state_dict()["sampler"]["state"]["weights"], kept["sampler"]["state"]["weights"]
+        )
+
+
+def test_priorities_of_slices_reach_members() -> None:
+    members = []
+    for number in (0, 1):
+        sampler = PrioritizedSliceSampler(slice_len=2, end_key="done", eps=0.0)
+        members.append(ReplayBuffer(ArrayStorage(8), sampler, seed=number))
+        members[-1].extend({"done": np.arange(8) % 4 == 3})
+    ensemble = ReplayBufferEnsemble(*members, batch_size=8)
+    batch = ensemble.sample()
+    chosen = np.array([1e9, 0, 1e9, 0])  # one for each slice: the first of each member
+    ensemble.update_priority(batch["index"], chosen, batch["buffer_ids"])
+    begins = ensemble.sample()["index"][:, 0]
+    for number in (0, 1):
+        assert set(begins[2 * number : 2 * number + 2].tolist()) <= set(batch["index"][2 * number].tolist())
+    with pytest.raises(ConfigError, match="shape of the index"):
+        ensemble.update_priority(batch["index"], np.ones(3), batch["buffer_ids"])
 
 
 def test_a_draw_that_fails_leaves_every_member_as_it_was() -> None:

@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mouse_core.replay._window_counts import WindowRule
-from mouse_core.replay.episodes import Episodes
+from mouse_core.replay._episodes.counts import WindowRule
+from mouse_core.replay._episodes.windows import Episodes
 
 
 class Rows:

@@ -155,7 +155,7 @@ class BufferMachine(RuleBasedStateMachine):
             rows.append({**self._row(rank, bool(old["done"])), "episode": old["episode"]})
             self.episode = episode
         if len(slots) == 1:
-            self.buffer[slots[0] - len(self.buffer)] = rows[0]
+            self.buffer[slots[0]] = rows[0]
         else:
             self.buffer[np.array(slots)] = stacked(rows)
         for slot, row in zip(slots, rows, strict=True):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
+import struct
 import subprocess
 import sys
 import threading
 import time
+import zlib
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +22,9 @@ import pytest
 from mouse_core import ConfigError, StateError
 from mouse_core.errors import StorageError
 from mouse_core.replay import ArrayStorage, MaxValueWriter, MemmapStorage, PrioritizedReplayBuffer, ReplayBuffer
-from mouse_core.replay import _mapped as mapped
+from mouse_core.replay import checkpoint as files
+from mouse_core.replay.checkpoint import write_checkpoint
+from mouse_core.replay.storages._mapped import files as mapped
 from tests.core.replay_writer import checksums, rows_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -163,7 +169,7 @@ def _die_after(steps: int, monkeypatch: pytest.MonkeyPatch, call: Any) -> bool:
                 counted(lambda: None)()
                 yield self[place]
 
-    from mouse_core.replay import _memory
+    from mouse_core.replay.storages import _memory
 
     def torn(self: Any, *arguments: Any) -> Any:
         return _with_columns(self, Columns, real_write, arguments)
@@ -257,6 +263,21 @@ def test_a_forked_child_has_a_lock_of_its_own(tmp_path: Path) -> None:
     check(buffer[:])
 
 
+def test_mapped_rows_may_be_sent_to_a_process_that_is_started(tmp_path: Path) -> None:
+    buffer = ReplayBuffer(MemmapStorage(50, tmp_path / "m"))
+    buffer.extend(rows_of(0, 0, 10))
+    process = get_context("spawn").Process(target=write_to, args=(buffer,))
+    process.start()
+    process.join()
+    assert process.exitcode == 0
+    assert buffer.storage.written == 15
+    check(buffer[:])
+
+
+def write_to(buffer: ReplayBuffer) -> None:
+    buffer.extend(rows_of(1, 0, 5))
+
+
 def test_the_best_rows_are_kept_in_mapped_files(tmp_path: Path) -> None:
     buffer = ReplayBuffer(MemmapStorage(4, tmp_path / "m"), writer=MaxValueWriter("r"))
     buffer.extend({"r": np.array([3.0, 1, 5, 2, 9, 1, 4])})
@@ -312,6 +333,94 @@ def test_damaged_files_are_refused(file: str, tmp_path: Path) -> None:
         MemmapStorage(12, tmp_path / "m")
 
 
+@pytest.mark.parametrize("rounds", [70, pytest.param(3000, marks=pytest.mark.slow)])
+def test_whatever_is_damaged_raises_an_error_of_the_family(rounds: int, tmp_path: Path) -> None:
+    """In a process of its own: what reads foreign memory might die of it."""
+    arguments = [sys.executable, "-m", "tests.core.damaged_buffers", str(tmp_path), "7", str(rounds)]
+    done = subprocess.run(arguments, capture_output=True, text=True, cwd=Path(__file__).parents[2])
+    assert (done.stdout.split(), done.returncode) == (["done"], 0), done.stdout[-2000:] + done.stderr[-2000:]
+
+
+def test_sizes_that_nobody_vouches_for_are_not_allocated(tmp_path: Path) -> None:
+    storage = MemmapStorage(12, tmp_path / "m")
+    storage.append({"a": np.arange(3)})
+    schema = tmp_path / "m" / "schema"
+    for kind, shape in (
+        ("<i8", [10**11]),
+        ("<i8", [10**5, 10**5]),
+        ("|O", []),
+        (",", []),
+        ("<i8", [-1]),
+        ("<i8", [10**9]),
+    ):
+        schema.write_text(
+            json.dumps({"structure": {"dict": [["a", ["a"]]]}, "num_envs": 1, "fields": [["a", kind, shape]]})
+        )
+        with pytest.raises(StateError, match="m/"):
+            MemmapStorage(12, tmp_path / "m")
+    buffer = ReplayBuffer(ArrayStorage(12))
+    buffer.extend({"a": np.arange(3)})
+    buffer.dumps(tmp_path / "saved")
+    content = (tmp_path / "saved").read_bytes()
+    for edit in (
+        (b'"<i8", [3]', b'"<i8", [100000000000]'),
+        (b'"<i8", [3]', b'"|O", [3]'),
+        (b'"<i8", [3]', b'",", [3]'),
+    ):
+        length = struct.unpack_from("<Q", content, 8)[0]
+        text = content[-length:].replace(*edit)
+        head = struct.pack("<8sQI", content[:8], len(text), zlib.crc32(text))
+        (tmp_path / "edited").write_bytes(head + content[len(head) : len(content) - length] + text)
+        with pytest.raises(StateError, match="edited: expected"):
+            buffer.loads(tmp_path / "edited")
+    assert buffer[:]["a"].tolist() == [0, 1, 2]
+
+
+def test_a_journal_of_other_rows_is_refused(tmp_path: Path) -> None:
+    storage = MemmapStorage(12, tmp_path / "m")
+    storage.append({"a": np.arange(3)})
+    columns = {"0": np.arange(2)}
+    for journal in (
+        {"places": np.array([0, 99]), "columns": columns},
+        {"places": np.array([0, 1]), "columns": {"0": np.arange(2.0)}},
+        {"places": np.array([0]), "columns": columns},
+        {"columns": columns},
+        None,
+    ):
+        (tmp_path / "m" / "journal").unlink(missing_ok=True)
+        if journal is not None:
+            write_checkpoint(tmp_path / "m" / "journal", journal)
+        storage._head.journal = True
+        with pytest.raises(StateError, match="journal: expected the rows that were being changed"):
+            MemmapStorage(12, tmp_path / "m")
+    storage._head.journal = False
+    assert storage.get(np.arange(3))["a"].tolist() == [0, 1, 2]
+
+
+def test_what_dead_writers_left_is_removed_and_what_living_ones_write_is_not(tmp_path: Path) -> None:
+    folder = tmp_path / "m"
+    MemmapStorage(12, folder).append({"a": np.arange(3)})
+    left = [folder / name for name in (".head.77.part", ".schema.1.part", ".journal.5-6.part", "rows-3-0", "rows-11-1")]
+    mine = [folder / name for name in ("notes.part", ".other.part", "rows.txt")]
+    for path in (*left, *mine):
+        path.write_bytes(b"x")
+    buffer = ReplayBuffer(MemmapStorage(12, folder))
+    assert not any(path.exists() for path in left)
+    assert all(path.exists() for path in mine)
+    assert buffer[:]["a"].tolist() == [0, 1, 2]
+
+    begun = [tmp_path / name for name in (".saved.1-2.part", ".saved.3-abc.part", ".saved2.1-2.part")]
+    for path in begun:
+        path.write_bytes(b"x")
+    writer = files._begun(tmp_path / ".saved.4-living.part")
+    buffer.dumps(tmp_path / "saved")
+    assert [path.exists() for path in begun] == [False, False, True]
+    assert (tmp_path / ".saved.4-living.part").exists()
+    writer.close()
+    buffer.dumps(tmp_path / "saved")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".saved2.1-2.part", "m", "saved"]
+
+
 def test_a_full_disk_is_found_before_a_row_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = MemmapStorage(100_000, tmp_path / "m")
     buffer = ReplayBuffer(storage)
@@ -338,3 +447,13 @@ def test_a_full_disk_is_found_before_a_row_is_written(tmp_path: Path, monkeypatc
     buffer.load_state_dict(state)
     np.testing.assert_array_equal(buffer[:]["a"], np.arange(1000))
     assert len(row_files(tmp_path / "m")) == 1
+
+
+def test_a_checkpoint_of_more_rows_than_anybody_writes_is_refused(tmp_path: Path) -> None:
+    buffer = ReplayBuffer(ArrayStorage(8))
+    buffer.extend({"a": np.arange(12)})
+    state = buffer.state_dict()
+    state["storage"]["written"] = 1 << 62  # sums of it would begin anew below zero
+    with pytest.raises(StateError, match="expected sizes up to 8, found 8 rows of 4611686018427387904"):
+        buffer.load_state_dict(state)
+    assert len(buffer) == 8

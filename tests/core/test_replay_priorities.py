@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError, StateError
 from mouse_core.randomness import Key, Purpose
-from mouse_core.replay._sum_tree import SumTree
-from mouse_core.replay.array_storage import ArrayStorage
 from mouse_core.replay.buffer import ReplayBuffer
-from mouse_core.replay.priorities import LinearSchedule, PrioritizedSampler
-from mouse_core.replay.prioritized_slices import PrioritizedSliceSampler
+from mouse_core.replay.samplers._sum_tree import SumTree
+from mouse_core.replay.samplers.priorities import LinearSchedule, PrioritizedSampler
+from mouse_core.replay.samplers.prioritized_slices import PrioritizedSliceSampler
+from mouse_core.replay.samplers.slices import SliceSampler
+from mouse_core.replay.storages.array import ArrayStorage
 from mouse_core.replay.writers import MaxValueWriter
 from tests.core.statistics import check_frequencies
 
@@ -470,3 +471,43 @@ def test_a_span_over_the_begin_is_refused() -> None:
     batch = buffer.sample()
     assert set(batch["index"][:, 0].tolist()) == set(range(7))
     assert batch["mask"].sum(axis=1).tolist() == np.minimum(3, 7 - batch["index"][:, 0]).tolist()
+
+
+@pytest.mark.parametrize("strict", [True, False])
+@pytest.mark.parametrize("span", [False, (False, 2)])
+@pytest.mark.parametrize("num_envs", [1, 2])
+def test_in_a_ring_slices_begin_where_those_of_a_slice_sampler_do(strict: bool, span: Any, num_envs: int) -> None:
+    """Also in episodes of which the ring has only the last rows."""
+    options: dict[str, Any] = {"slice_len": 4, "end_key": "done", "strict_length": strict, "span": span}
+    storage = ArrayStorage(23 * num_envs, 2 if num_envs > 1 else 1)
+    buffers = [
+        ReplayBuffer(storage, sampler, batch_size=1600)
+        for sampler in (PrioritizedSliceSampler(1.0, 0.0, 0.0, **options), SliceSampler(**options))
+    ]
+    random = np.random.default_rng(3)
+    for _ in range(25):
+        shape = (int(random.integers(1, 8)), num_envs)[: storage.ndim]
+        buffers[0].extend({"done": random.random(shape) < 0.2})
+        found = []
+        for buffer in buffers:
+            try:
+                batch = buffer.sample()
+            except ConfigError:  # no episode is long enough
+                found.append(set())
+                continue
+            index = batch["index"]
+            slices = index if index.ndim == 2 else np.split(index, np.flatnonzero(np.diff(batch["slice_id"])) + 1)
+            found.append({tuple(part.tolist()) for part in slices})
+        assert found[0] == found[1]
+
+
+def test_priorities_may_have_an_axis_of_one_behind() -> None:
+    buffer = ReplayBuffer(ArrayStorage(8), PrioritizedSampler(1.0, 0.4, 0.0), batch_size=4)
+    buffer.extend({"x": np.arange(8)})
+    buffer.update_priority(np.arange(8), np.arange(8.0)[:, None])
+    assert buffer.sampler.weights_at(buffer.storage, slice(0, 8)).tolist() == list(range(8))  # type: ignore[attr-defined]
+    buffer.update_priority(np.arange(6).reshape(3, 2), np.arange(6.0).reshape(3, 2, 1))
+    assert buffer.sampler.weights_at(buffer.storage, slice(0, 6)).tolist() == list(range(6))  # type: ignore[attr-defined]
+    for wrong in (np.ones((8, 2)), np.ones((1, 8)), np.ones(1)):
+        with pytest.raises(ConfigError, match="shape of the index"):
+            buffer.update_priority(np.arange(8), wrong)

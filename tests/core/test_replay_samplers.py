@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mouse_core import ConfigError, StateError
-from mouse_core.replay.array_storage import ArrayStorage
+from mouse_core.replay import RandomSampler, SamplerWithoutReplacement
 from mouse_core.replay.buffer import ReplayBuffer
-from mouse_core.replay.samplers import RandomSampler, SamplerWithoutReplacement
+from mouse_core.replay.storages.array import ArrayStorage
 from tests.core.statistics import check_frequencies
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from typing import Any
 
@@ -10,10 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mouse_core import ConfigError, DataError, MissingFieldError, SchemaError, StateError
-from mouse_core.replay.array_storage import ArrayStorage
+from mouse_core import ConfigError, DataError, DatasetStore, MissingFieldError, SchemaError, StateError
 from mouse_core.replay.buffer import ReplayBuffer
-from mouse_core.replay.slices import SliceSampler, SliceSamplerWithoutReplacement
+from mouse_core.replay.samplers.prioritized_slices import PrioritizedSliceSampler
+from mouse_core.replay.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
+from mouse_core.replay.storages.array import ArrayStorage
 from tests.core.statistics import check_frequencies
 
 
@@ -304,6 +306,28 @@ def test_a_span_of_a_short_episode() -> None:
     assert found == {(0,), (0, 1), (0, 1, 2), (1, 2)}
 
 
+@pytest.mark.parametrize("options", [{}, {"traj_key": "traj_id"}, {"end_key": "done"}, {"pad": True}, {"pad": -1.0}])
+@pytest.mark.parametrize("sampler", [SliceSampler, SliceSamplerWithoutReplacement, PrioritizedSliceSampler])
+def test_numbers_of_trajectories_that_rows_have_themselves_pass_through(sampler: Any, options: dict[str, Any]) -> None:
+    numbers = np.repeat([70, 12, 33, 5], 6).astype(np.int16)
+    rows = {"traj_id": numbers, "row": np.arange(24), "done": (np.arange(1, 25) % 6 == 0).astype(np.int8)}
+    buffer = ReplayBuffer(ArrayStorage(24), sampler(slice_len=4, **options), batch_size=16)
+    buffer.extend(rows)
+    batch = buffer.sample()
+    there = batch.get("mask", np.ones((4, 4), bool))
+    assert batch["traj_id"].dtype == np.int16
+    np.testing.assert_array_equal(batch["traj_id"][there], numbers[batch["row"][there]])
+    assert (batch["traj_id"][~there] != -1).sum() == 0 or options["pad"] is True
+
+
+def test_texts_that_number_trajectories_pass_through() -> None:
+    buffer = ReplayBuffer(ArrayStorage(12), SliceSampler(slice_len=3), batch_size=6)
+    buffer.extend({"traj_id": ["a"] * 4 + ["b"] * 8, "row": np.arange(12), "done": np.arange(12) == 3})
+    batch = buffer.sample()
+    names = np.array(batch["traj_id"]).reshape(batch["row"].shape)
+    assert (names == np.where(batch["row"] < 4, "a", "b")).all()
+
+
 def test_traj_ids_stay_with_their_episodes() -> None:
     """While rows come in and go, and after a restart."""
     sampler = SliceSampler(slice_len=2)
@@ -412,6 +436,144 @@ def test_fields_that_say_where_episodes_end(names: tuple[str, ...], there: str |
     assert set(buffer.sample()["row"][:, 0].tolist()) == {0, 5, 10, 15}
 
 
+IDS: list[Any] = [("collector", "traj_ids"), "episode", "traj_ids", "traj"]
+
+
+def nested(key: Any, values: Any) -> dict[str, Any]:
+    return {key: values} if isinstance(key, str) else {key[0]: nested(key[1] if len(key) == 2 else key[1:], values)}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    num_envs=st.integers(1, 3),
+    steps=st.integers(6, 25),
+    key=st.sampled_from(IDS),
+    end=st.sampled_from(["done", ("next", "done"), "truncated"]),
+    kind=st.sampled_from([SliceSampler, SliceSamplerWithoutReplacement, PrioritizedSliceSampler]),
+    text=st.booleans(),
+)
+def test_an_episode_ends_where_its_number_changes_also_without_done(
+    seed: int, num_envs: int, steps: int, key: Any, end: Any, kind: Any, text: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    number = np.arange(num_envs)
+    row = 0
+
+    def make(n: int) -> dict[str, Any]:
+        """Steps ``[n, E]`` of which some end their episode with done, and some without a word."""
+        nonlocal row
+        numbers, dones = [], []
+        for _ in range(n):
+            ends = rng.random(num_envs) < 0.25
+            numbers.append(number.copy())
+            dones.append(ends & (rng.random(num_envs) < 0.5))
+            number[ends] += num_envs
+        rows = np.repeat(np.arange(row, row + n)[:, None], num_envs, axis=1)
+        row += n
+        ids = np.array(numbers)
+        return {
+            "row": rows,
+            "is": ids,
+            **nested(key, np.char.zfill(ids.astype("U"), 6) if text else ids),
+            **nested(end, np.array(dones)[..., None]),
+        }
+
+    def made() -> ReplayBuffer:
+        return ReplayBuffer(
+            ArrayStorage(steps * num_envs, ndim=2), kind(slice_len=2, pad=True), batch_size=2, seed=seed
+        )
+
+    buffer = made()
+    for _ in range(12):
+        n = int(rng.choice([1, 1, 3, steps]))
+        buffer.extend(make(n))
+        if rng.random() < 0.2:
+            slot = int(rng.integers(len(buffer)))
+            buffer[slot] = buffer[slot]
+        if rng.random() < 0.3:
+            other = made()
+            other.load_state_dict(buffer.state_dict())
+            buffer = other
+        for _ in range(int(rng.integers(6))):
+            batch = buffer.sample()
+            there = batch["mask"]
+            assert ((batch["is"] == batch["is"][:, :1]) | ~there).all()
+            assert ((np.diff(batch["row"], axis=1) == 1) | ~there[:, 1:]).all()
+
+
+def test_a_state_saved_when_numbers_did_not_count_is_looked_at_again() -> None:
+    def made() -> ReplayBuffer:
+        return ReplayBuffer(ArrayStorage(20), SliceSampler(slice_len=5), batch_size=500)
+
+    rows = {"x": np.arange(20), "traj": np.arange(20) // 10, "done": np.zeros(20, bool)}
+    buffer = made()
+    buffer.extend(rows)
+    state = buffer.state_dict()
+    kept = state["sampler"]["state"]
+    for name, values in (("counts", [1]), ("begins", [0]), ("ids", [0])):
+        kept[name] = np.array(values)
+    again = made()
+    again.load_state_dict(state)
+    traj = again.sample()["traj"]
+    assert (traj == traj[:, :1]).all()
+
+
+@pytest.mark.parametrize("how", ["extend", "one by one", "reset"])
+def test_fields_that_contradict_each_other_are_named(how: str) -> None:
+    def sampled(rows: dict[str, Any], **options: Any) -> Any:
+        buffer = ReplayBuffer(ArrayStorage(40), SliceSampler(slice_len=2, **options), batch_size=400)
+        rows = {"row": np.arange(20), **rows}
+        if how == "one by one":
+            for number in range(20):
+                buffer.add({name: values[number] for name, values in rows.items()})
+                if number:
+                    buffer.sample()
+        else:
+            buffer.extend(rows)
+        if how == "reset":
+            buffer[3] = buffer[3]
+        return buffer.sample()["row"]
+
+    ends, ids = np.arange(20) % 5 == 4, np.arange(20) // 10
+    with pytest.warns(
+        UserWarning, match=r"begins with row 5 by \['done'\], and 'traj' goes on: both are taken"
+    ) as seen:
+        rows = sampled({"done": ends, "traj": ids})
+    assert len(seen) == 1
+    assert not (rows % 5 == 4)[:, 0].any()
+    with pytest.warns(
+        UserWarning, match=r"row 5 by \['done'\], which end_key= and traj_key= do not name: slices go acr"
+    ):
+        rows = sampled({"done": ends, "traj": ids}, traj_key="traj")
+    assert (rows[:, 0] == 4).any()
+    assert not (rows[:, 0] == 9).any()
+    with pytest.warns(UserWarning, match=r"row 10 by \['traj'\], which"):
+        sampled({"done": np.zeros(20, bool), "traj": ids}, end_key="done")
+    with pytest.warns(UserWarning, match=r"row 5 by \['truncated'\], which"):
+        sampled({"done": np.zeros(20, bool), "truncated": ends}, end_key="done")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        sampled({"done": np.zeros(20, bool), "traj": ids})  # cut off by who collected them
+        sampled({"done": ends, "traj": np.arange(20) // 5})
+        sampled({"done": ends, "episode": np.random.default_rng(0).normal(size=20)})  # no numbers of episodes
+
+
+def test_slices_of_a_store_end_where_its_times_begin_anew() -> None:
+    store = DatasetStore()
+    store.extend(
+        {
+            "action": np.arange(20),
+            "reward": np.zeros(20),
+            "done": np.zeros(20, np.int64),
+            "episode_step": np.arange(20) % 10,
+        }
+    )
+    rows = ReplayBuffer(store, SliceSampler(slice_len=3), batch_size=300).sample()["action"]
+    assert (rows // 10 == rows[:, :1] // 10).all()
+    assert (np.diff(rows, axis=1) == 1).all()
+
+
 def test_fields_that_do_not_serve() -> None:
     def sampled(column: Any, **options: Any) -> None:
         buffer = ReplayBuffer(ArrayStorage(20), SliceSampler(slice_len=5, **options), batch_size=100)
@@ -496,3 +658,22 @@ def test_the_stream_never_changes() -> None:
 
 
 GOLDEN = [[[8, 18, 26, 49], [12, 7, 24, 24]], [[4, 5, 33, 54], [4, 4, 19, 34]], [[28, 0, 19, 50], [37, 34, 7, 55]]]
+
+
+@pytest.mark.parametrize("rows", [18, 21])
+@pytest.mark.parametrize("ends", [{}, {"done": 0}])
+@pytest.mark.parametrize("sampler", [SliceSampler, SliceSamplerWithoutReplacement, PrioritizedSliceSampler])
+def test_environments_that_take_turns_are_told_of_ndim_2(sampler: Any, ends: dict[str, int], rows: int) -> None:
+    buffer = ReplayBuffer(ArrayStorage(18), sampler(slice_len=4), batch_size=8)
+    more = {name: np.full(rows, value) for name, value in ends.items()}
+    buffer.extend({"episode": np.arange(rows) % 6, **more})
+    with pytest.raises(ConfigError, match=r"'episode' come back behind others: rows of several env.*ndim=2"):
+        buffer.sample()
+
+
+def test_short_episodes_in_their_order_are_not_told_of_ndim_2() -> None:
+    for rows in (17, 20, 22):  # also where the ring's ends meet in an episode
+        buffer = ReplayBuffer(ArrayStorage(17), SliceSampler(slice_len=4), batch_size=8)
+        buffer.extend({"episode": np.arange(rows) // 3})
+        with pytest.raises(ConfigError, match="longest to have 3; strict_length=False or pad=True"):
+            buffer.sample()

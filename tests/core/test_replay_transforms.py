@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mouse_core._base.trees import flatten, map_tree
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
 from mouse_core.randomness import Key, Purpose
-from mouse_core.replay._trees import flatten, map_tree
+from mouse_core.replay.buffer import ReplayBuffer
+from mouse_core.replay.storages.array import ArrayStorage
 from mouse_core.replay.transforms import (
     Cast,
     Compose,
@@ -593,6 +596,29 @@ def test_flattened_images() -> None:
     assert ToFloatImage("image", dtype="float16")({"image": whole})["image"].dtype == np.float16
 
 
+@pytest.mark.parametrize("method", ["bilinear", "nearest"])
+@pytest.mark.parametrize("shape", [(2, 3, 8, 6), (3, 8, 6), (5, 12, 8, 6)], ids=str)
+def test_channels_first(shape: tuple[int, ...], method: Any) -> None:
+    """As torch has images; the axes are never guessed."""
+    pixels = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+    for transform in (Resize("image", size=(4, 3), method=method), ToFloatImage("image")):
+        with pytest.raises(SchemaError, match=r"expected images \[..., H, W, C\] of 1 to 4 channels.*layout='CHW'"):
+            transform({"image": pixels})
+    last = np.ascontiguousarray(np.moveaxis(pixels, -3, -1))
+    wanted = Resize("image", size=(4, 3), method=method, layout="HWC")({"image": last})["image"]
+    for kind in (np.asarray, torch.from_numpy):
+        found = Resize("image", size=(4, 3), method=method, layout="CHW")({"image": kind(pixels)})["image"]
+        assert np.abs(np.asarray(found).astype(int) - np.moveaxis(wanted, -1, -3)).max() <= (kind is not np.asarray)
+        floats = ToFloatImage("image", layout="CHW", channels="first")({"image": kind(pixels)})["image"]
+        np.testing.assert_array_equal(np.asarray(floats), pixels.astype(np.float32) / 255)
+        moved = ToFloatImage("image", layout="CHW")({"image": kind(pixels)})["image"]
+        np.testing.assert_array_equal(np.asarray(moved), last.astype(np.float32) / 255)
+    for layout, image_shape in (("WHC", None), ("CHW", (8, 6, 3))):
+        for make in (partial(Resize, size=(4, 3)), ToFloatImage):
+            with pytest.raises(ConfigError, match="layout: expected"):
+                make("image", layout=layout, image_shape=image_shape)
+
+
 def test_what_is_no_image() -> None:
     with pytest.raises(SchemaError, match="expected images"):
         Resize("image", size=(2, 2))({"image": np.zeros((3, 3))})
@@ -706,3 +732,31 @@ def test_transforms_pickle_and_show_what_they_are(transform: Any) -> None:
     assert again == transform
     assert repr(again) == repr(transform)
     assert " at 0x" not in repr(transform) or isinstance(transform, HindsightRelabel)
+
+
+def test_on_write_refuses_what_it_would_not_do() -> None:
+    for transform in (Cast(stored={"obs": "float16"}), Compose(Cast({"a": "int8"}), Cast(stored={"obs": "float16"}))):
+        with pytest.raises(ConfigError, match=r"found one with stored=\{'obs'.*leave OnWrite out"):
+            OnWrite(transform)
+    with pytest.raises(ConfigError, match="leave one OnWrite out"):
+        OnWrite(OnWrite(Cast({"obs": "float16"})))
+    assert OnWrite(Cast({"obs": "float16"})).inverse({"obs": np.ones(3)})["obs"].dtype == np.float16
+
+
+def test_functions_of_other_arguments_are_refused_at_once() -> None:
+    says = r"compute_reward: expected a function of \(achieved_goal, desired_goal, batch\), found one of \(a, b\)"
+    with pytest.raises(ConfigError, match=says):
+        HindsightRelabel(compute_reward=lambda a, b: a)
+    with pytest.raises(ConfigError, match="compute_done: expected a function"):
+        HindsightRelabel(compute_reward=negative_distance, compute_done=lambda a: a)
+    HindsightRelabel(compute_reward=lambda a, b, batch=None: a, compute_done=lambda *all_of_them: 0)
+    HindsightRelabel(compute_reward=max)
+
+
+def test_next_behind_hindsight_says_to_swap_them() -> None:
+    relabel = HindsightRelabel(compute_reward=lambda achieved, goal, batch: np.zeros(achieved.shape[:2]))
+    buffer = ReplayBuffer(ArrayStorage(9), transform=[relabel, NextView()], batch_size=2)
+    goals = np.zeros((9, 2))
+    buffer.extend({"achieved_goal": goals, "desired_goal": goals, "reward": goals[:, 0], "done": np.zeros(9, np.int8)})
+    with pytest.raises(SchemaError, match="HindsightRelabel makes it: put NextView before it"):
+        buffer.sample()

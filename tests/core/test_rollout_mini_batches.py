@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mouse_core import ConfigError, SchemaError, StateError
+from mouse_core import ConfigError, MissingFieldError, SchemaError, StateError
 from mouse_core.errors import RolloutError
 from mouse_core.randomness import Key, Purpose
 from mouse_core.rollouts import (
@@ -454,6 +454,39 @@ def test_hidden_states_keep_their_structure() -> None:
     assert storage.hidden_states[0].shape == (STEPS, 2, ENVS, 3)
 
 
+@pytest.mark.parametrize("empty", [1, 2])
+@pytest.mark.parametrize("reused", [False, True])
+def test_no_hidden_states_before_the_first_step(empty: int, reused: bool) -> None:
+    """A policy that has not acted yet has none, and says (None, None); they are what it begins with: zeros."""
+    storage = motion(hidden=lstm)
+    if not reused:
+        storage = RolloutStorage.motion_mimic("rl", ENVS, STEPS, **MOTION)
+    storage.clear()
+    random = np.random.default_rng(3)
+    given = [(None, None)] * empty + [lstm(random) for _ in range(STEPS - empty)]
+    for number, states in enumerate(given):
+        assert (storage.hidden_states is None) == (number <= empty)
+        storage.add_transitions(row_with(random, hidden_states=states))
+    for place, part in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        found = storage.hidden_states[place][part]
+        assert not found[:empty].any()
+        np.testing.assert_array_equal(found[empty:], [states[place][part] for states in given[empty:]])
+
+
+def test_a_critic_may_have_its_first_state_later() -> None:
+    random = np.random.default_rng(3)
+    storage = RolloutStorage.motion_mimic("rl", ENVS, STEPS, **MOTION)
+    states = lstm(random)
+    storage.add_transitions(row_with(random, hidden_states=(states[0], None)))
+    storage.add_transitions(row_with(random, hidden_states=states))
+    assert storage.hidden_states is not None
+    assert not storage.hidden_states[1][0][0].any()
+    np.testing.assert_array_equal(storage.hidden_states[1][0][1], states[1][0])
+    with pytest.raises(MissingFieldError, match=r"hidden_states\[1\]: expected it in every row, found none in row 2"):
+        storage.add_transitions(row_with(random, hidden_states=(states[0], None)))
+    assert storage.step == 2
+
+
 def row_with(random: np.random.Generator, **more: Any) -> dict[str, Any]:
     return dict(motion_transition(random, ENVS)) | more
 
@@ -542,3 +575,31 @@ def test_reading_out_of_turn() -> None:
         storage.add_transitions(motion_transition(random, ENVS))
     with pytest.raises(RolloutError, match="expected returns, found none for these rows"):
         storage.mini_batch_generator(1)
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_a_mini_batch_is_a_mapping_of_the_fields_there_are(recurrent: bool) -> None:
+    storage = motion()
+    generator = storage.recurrent_mini_batch_generator if recurrent else storage.mini_batch_generator
+    batch = next(generator(1, 1))
+    names = list(batch.fields)
+    assert list(batch) == list(batch.keys()) == list(dict(batch)) == names
+    assert len(batch) == len(names)
+    assert "observations" in batch
+    assert "obs" not in batch
+    assert batch.get("nothing") is None
+    assert all(dict(batch.items())[name] is batch[name] for name in names)
+    assert batch == batch
+    assert batch in {batch}
+    with pytest.raises(MissingFieldError, match="found 'observation'; did you mean 'observations'"):
+        batch["observation"]
+    with pytest.raises(KeyError, match=r"found 'obs'; batch\.obs is an attribute"):
+        batch["obs"]
+
+
+def test_a_preset_without_reference_motion() -> None:
+    storage = RolloutStorage.motion_mimic("rl", 3, 2, (5,), actions_shape=(4,))
+    assert storage.spec["observations"].shape == (5,)
+    assert "reference_observations" not in storage.spec
+    with pytest.raises(ConfigError, match="actions_shape: expected the shape of actions, found None"):
+        RolloutStorage.motion_mimic("rl", 3, 2, (5,))

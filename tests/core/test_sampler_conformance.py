@@ -11,11 +11,11 @@ import pytest
 
 from mouse_core import BatchSource, ConfigError, DatasetStore, PrefetchBatchifier
 from mouse_core.randomness import Key, Purpose
-from mouse_core.replay.priorities import PrioritizedSampler
-from mouse_core.replay.prioritized_slices import PrioritizedSliceSampler
+from mouse_core.replay import RandomSampler, SamplerWithoutReplacement
 from mouse_core.replay.protocols import Draw
-from mouse_core.replay.samplers import RandomSampler, SamplerWithoutReplacement
-from mouse_core.replay.slices import SliceSampler, SliceSamplerWithoutReplacement
+from mouse_core.replay.samplers.priorities import PrioritizedSampler
+from mouse_core.replay.samplers.prioritized_slices import PrioritizedSliceSampler
+from mouse_core.replay.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement
 from mouse_core.sampling import CyclicWindows, EpisodeWindows, LastWindows, RandomWindows, SequentialWindows
 from mouse_core.testing import ReplaySamplerConformance, WindowSamplerConformance, example_store
 

@@ -310,6 +310,64 @@ def test_snapshots_of_every_length() -> None:
     assert len({snapshot.fingerprint for snapshot in snapshots}) == len(snapshots)
 
 
+@settings(max_examples=40)
+@given(world=worlds(), wanted=parts(3, st.integers(1, 12)), data=st.data())
+def test_several_rows_are_each_of_them(world: World, wanted: list[Part], data: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        store = build(world, wanted, Path(folder)).store
+        count = len(store)
+        number = st.integers(-count, count - 1)
+        end = st.none() | st.integers(-2 * count, 2 * count)
+        rows: Any = data.draw(
+            st.lists(number, max_size=8)
+            | st.lists(number, max_size=8).map(lambda numbers: np.array(numbers, np.int64))
+            | st.builds(slice, end, end, st.sampled_from([None, 1, 2, -1, -3]))
+        )
+        one_by_one = [store[row] for row in range(count)]
+        wanted_rows = one_by_one[rows] if isinstance(rows, slice) else [one_by_one[row] for row in rows]
+        # As text, for NaN is not equal to itself.
+        found = store[rows]
+        assert repr(found) == repr(wanted_rows)
+
+
+def test_rows_that_are_read_can_be_appended() -> None:
+    store = DatasetStore()
+    store.extend(
+        {"action": [1, 2, 3], "reward": [0.0, 0.5, 1.0], "done": [0, 0, 1], "observation": [[1.0], [2.0], [3.0]]}
+    )
+    store.extend(store[1:])
+    assert [row["action"] for row in store[:]] == [1, 2, 3, 2, 3]
+    assert [row["observation"] for row in store[[0, -1]]] == [[1.0], [3.0]]
+    with pytest.raises(SchemaError, match=r"expected rows of the columns \['action', .* found \['action'\] at row 1"):
+        store.extend([store[0], {"action": 1}])
+    with pytest.raises(DataError, match="expected a list of dicts, found 5 at row 1"):
+        store.extend([store[0], 5])
+    store.extend([])
+    assert len(store) == 5
+    assert (
+        store[np.int64(1)]
+        == store[np.array(1)]
+        == store[1]
+        == {"action": 2, "reward": 0.5, "done": 0, "observation": [2.0]}
+    )
+    assert store[[]] == []
+
+
+@pytest.mark.parametrize(
+    "rows", ["action", 1.5, True, None, [0.5], [True, False], [[0]], [[0], [0, 1]], ("a",), slice(0.5)]
+)
+def test_what_names_no_rows(rows: Any) -> None:
+    store = DatasetStore()
+    store.append({"action": 1, "reward": 0.0, "done": 0})
+    with pytest.raises(ConfigError, match=r"store: expected a (row's number, a slice or a list|slice of whole)"):
+        store[rows]
+    with pytest.raises(IndexError, match=r"expected a row in -1\.\.0, found 1"):
+        store[[0, 1]]
+    with pytest.raises(IndexError):
+        DatasetStore()[0]
+    assert DatasetStore()[:] == []
+
+
 def test_a_snapshot_has_not_more_rows_than_the_store() -> None:
     store = DatasetStore()
     store.append(row())
@@ -431,7 +489,7 @@ class StoreMachine(RuleBasedStateMachine):
                 ("action", None),
                 ("reward", None),
                 ("reward", "much"),
-                ("reward", [1.0]),
+                ("reward", [1.0, 2.0]),
                 ("observation", None),
                 ("observation", [1.0] * 5),
                 ("observation", [[1.0]]),

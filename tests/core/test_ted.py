@@ -357,3 +357,19 @@ def memmap(folder: Path, data: dict[str, Any], batch: tuple[int, ...]) -> None:
             }
             (folder / f"{name}.memmap").write_bytes(np.ascontiguousarray(values).tobytes())
     (folder / "meta.json").write_text(json.dumps(about))
+
+
+def test_trajectories_of_maniskill_are_called_so(tmp_path: Path) -> None:
+    """Their groups have the names of TED's nested layout."""
+    h5py = pytest.importorskip("h5py")
+    with h5py.File(tmp_path / "trajectory.h5", "w") as file:
+        for number in range(2):
+            group = file.create_group(f"traj_{number}")
+            for name in ("success", "terminated", "truncated"):
+                group[name] = np.zeros(4, bool)
+            group["actions"] = np.zeros((4, 3), np.float32)
+            group["env_states/actors/cube"] = np.zeros((5, 13), np.float32)
+            group["obs/agent/qpos"] = np.zeros((5, 9), np.float32)
+    for read in (formats.open, read_ted):
+        with pytest.raises(SchemaError, match=r"found those of ManiSkill \(actions, env_states, .*episode_rows"):
+            read(tmp_path / "trajectory.h5")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mouse_core.rollouts.groups import open_rollouts
+from mouse_core.groups import open_rollouts
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -131,6 +131,7 @@ def test_where_curves_part(example: ModuleType) -> None:
 # ---------------------------------------------------------------------- flax_offline
 
 
+@pytest.mark.slow
 def test_the_training_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     little = ("--episodes", "3", "--seed", "5")
     first = run("flax_offline.py", tmp_path, *little, "--steps", "4")

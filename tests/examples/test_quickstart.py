@@ -79,6 +79,7 @@ def test_the_script_leaves_the_dataset_and_the_plot(printed: dict[str, str]) -> 
     assert Path(printed["plot"]).parent == Path(printed["dataset"]).parent
 
 
+@pytest.mark.slow
 def test_a_seed_decides_everything_but_the_speed(printed: dict[str, str], tmp_path: Path) -> None:
     again = run(tmp_path, *LITTLE)
     for name in NAMES:

@@ -278,11 +278,17 @@ def test_narrow_bytes_travel_to_an_accelerator(monkeypatch: pytest.MonkeyPatch) 
         assert stream_digest([batch], 1) == stream_digest([source[3]], 1)
 
 
-def test_views_share_the_arrays_in_which_they_do_not_differ() -> None:
-    with PrefetchBatchifier(example_store(), **OPTIONS, views=3) as loader:
-        views = loader.next_batch()
-        assert isinstance(views, tuple)
-        assert all(view["obs_image"] is views[0]["obs_image"] for view in views)
+@pytest.mark.parametrize("size", [8, 256])
+def test_donating_a_view_leaves_the_others(size: int) -> None:
+    options = {**OPTIONS, "batch_size": size}
+    donated = jax.jit(lambda view: jax.tree.map(lambda values: values + 1, view), donate_argnums=0)
+    expected = BatchSource(example_store(), narrow=NARROWED, **options)[0]
+    views: Any = PrefetchBatchifier(example_store(), **options, views=3, num_workers=0).next_batch()
+    assert isinstance(views, tuple)
+    for number, view in enumerate(views):
+        assert all(not values.is_deleted() for values in jax.tree.leaves(views[number:]))
+        np.testing.assert_array_equal(view["obs_image"], expected["obs_image"])
+        jax.block_until_ready({name: donated({name: view[name]}) for name in ("reward", "obs_image")})
 
 
 # ---------------------------------------------------------------------- memory

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from mouse_core import ConfigError, DataError
-from mouse_core.rollouts import groups
+from mouse_core import ConfigError, DataError, groups
 from mouse_jax.groups import pack, pad
 from tests.core.groups_cases import rollout
 

@@ -25,7 +25,7 @@ OPTIONS: dict[str, Any] = {"sequence_length": 8, "batch_size": 4, "seed": 5}
 AHEAD = (1, 2, 3, 4, 9)
 
 
-def until(holds: Callable[[], bool], seconds: float = 10.0) -> bool:
+def until(holds: Callable[[], bool], seconds: float = 60.0) -> bool:
     deadline = time.monotonic() + seconds
     while not holds() and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -134,6 +134,7 @@ class Item:
     """Something whose life can be watched."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ahead", AHEAD)
 @pytest.mark.parametrize("workers", [1, 2, 8])
 def test_so_many_items_are_alive_and_no_more(workers: int, ahead: int) -> None:
@@ -216,11 +217,12 @@ def test_closing_with_a_full_queue_and_twice() -> None:
 
 @pytest.mark.parametrize("ahead", [1, 4])
 def test_closing_does_not_wait_for_what_takes_long(ahead: int) -> None:
-    begun, go_on = threading.Event(), threading.Event()
+    begun, go_on, made = threading.Event(), threading.Event(), threading.Event()
 
     def slow(index: int) -> int:
         begun.set()
-        go_on.wait(20)
+        go_on.wait(60)
+        made.set()
         return index
 
     prefetcher = GrainPrefetcher(slow, 0, workers=2, ahead=ahead)
@@ -234,14 +236,13 @@ def test_closing_does_not_wait_for_what_takes_long(ahead: int) -> None:
 
     caller = threading.Thread(target=ask, daemon=True)
     caller.start()
-    begun.wait(10)
-    began = time.monotonic()
+    assert begun.wait(60)
     prefetcher.close()
-    took = time.monotonic() - began
+    waited = made.is_set()
     go_on.set()
-    caller.join(10)
+    caller.join(60)
     assert heard in (["closed"], ["item 0"]), "who waits while another thread closes must not wait for ever"
-    assert took < 10, "it waited for the batch"
+    assert not waited, "it waited for the batch"
 
 
 def test_dropped_in_the_middle_while_a_batch_is_made() -> None:
@@ -250,12 +251,12 @@ def test_dropped_in_the_middle_while_a_batch_is_made() -> None:
     def slow(index: int) -> int:
         if index == 3:
             begun.set()
-            go_on.wait(20)
+            go_on.wait(60)
         return index
 
     prefetcher = GrainPrefetcher(slow, 0, workers=2, ahead=4)
     prefetcher.get()
-    begun.wait(10)
+    assert begun.wait(60)
     watched = weakref.ref(prefetcher)
     del prefetcher
     assert watched() is None, "its threads hold on to it"
@@ -304,13 +305,15 @@ time.sleep(0.2)  # queues fill up
 """
 IN_THE_MAKING = """
     left = globals()[f"left_{workers}"] = begun()
-    gather = type(left.source).gather
-    def slow(*arguments, **options):
-        time.sleep(0.3)
-        return gather(*arguments, **options)
-    type(left.source).gather = slow
+    get, slow = type(left.source).__getitem__, threading.Event()
+    def never_ends(*arguments):
+        slow.set()
+        threading.Event().wait(3600)
+        return get(*arguments)
+    type(left.source).__getitem__ = never_ends
     left.next_batch()
-    type(left.source).gather = gather
+    slow.wait()
+    type(left.source).__getitem__ = get
 """
 ERROR = """
     left = globals()[f"left_{workers}"] = begun()
@@ -320,7 +323,7 @@ raise SystemExit(0)
 
 
 def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run a script and see that it ended within 3 s of saying so, in silence."""
+    """Run a script and see that it ends after saying so, in silence."""
     path = folder / "script.py"
     path.write_text(script)
     process = subprocess.Popen(
@@ -331,18 +334,18 @@ def run(script: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
     assert process.stdout is not None
     process.stdout.readline()
-    ended = time.monotonic()
-    output, errors = process.communicate(timeout=60)
-    took = time.monotonic() - ended
+    try:
+        output, errors = process.communicate(timeout=300)
+    finally:
+        process.kill()
     done = subprocess.CompletedProcess(path, process.returncode, output, errors)
     assert process.returncode == 0, errors
     assert not errors
-    assert took < 3.0, f"the interpreter's exit took {took:.1f} s"
     return done
 
 
 @pytest.mark.parametrize("ending", [LEFT_OPEN, IN_THE_MAKING, ERROR], ids=["left open", "in the making", "error"])
-def test_the_interpreter_ends_at_once_and_in_silence(ending: str, tmp_path: Path) -> None:
+def test_the_interpreter_ends_in_silence(ending: str, tmp_path: Path) -> None:
     run(SCRIPT.format(ending=ending), tmp_path)
 
 
@@ -363,6 +366,7 @@ print("end", flush=True)
 """
 
 
+@pytest.mark.slow
 def test_the_interpreter_waits_for_threads_of_a_dropped_loader(tmp_path: Path) -> None:
     """One that comes back from compiled code after the interpreter's end aborts the process."""
     for _ in range(4):

@@ -11,10 +11,10 @@ import pytest
 from flax import struct
 
 import mouse_core.replay as core
-from mouse_core._convert import convert
+from mouse_core._base.casting import convert
+from mouse_core._base.trees import flatten
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.replay import ArrayStorage, Compose, NextView, NStep, PrioritizedSampler, RandomCrop, SliceSampler
-from mouse_core.replay._trees import flatten
 from mouse_jax import NARROWED, PrefetchBatchifier, PrioritizedReplayBuffer, ReplayBuffer, ReplayBufferEnsemble
 
 
@@ -172,3 +172,35 @@ def test_ensembles_and_text() -> None:
     words = ReplayBuffer(core.ListStorage(5), batch_size=2)
     words.extend(["a", "b"])
     assert set(words.sample()["data"]) <= {"a", "b"}
+
+
+@pytest.mark.parametrize("storage", [core.ListStorage, core.ArrayStorage])
+def test_rows_of_differing_length_are_lists_or_padded(storage: Any) -> None:
+    buffer = ReplayBuffer(storage(9), batch_size=5)
+    buffer.extend([{"x": jnp.arange(n), "text": "t" * n, "n": n} for n in range(4)])
+    batch = buffer.sample()
+    assert [x.tolist() for x in batch["x"]] == [list(range(n)) for n in batch["n"].tolist()]
+    assert all(isinstance(x, jax.Array) for x in batch["x"])
+    assert batch["text"] == ["t" * n for n in batch["n"].tolist()]
+    padded = ReplayBuffer(buffer.storage, transform=[core.Pad("x", length=4), core.Exclude("text")], batch_size=5)
+    total = jax.jit(lambda batch: (batch["x"] * batch["x_mask"]).sum(1))(padded.sample())
+    assert total.shape == (5,)
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn", "float8_e5m2"])
+def test_narrow_floats_come_back_as_they_are(name: str) -> None:
+    given = jnp.linspace(-2, 2, 24).reshape(8, 3).astype(name)
+    buffer = ReplayBuffer(ArrayStorage(9), batch_size=6)
+    buffer.extend({"x": given, "n": jnp.arange(8)})
+    batch = buffer.sample()
+    assert batch["x"].dtype == given.dtype
+    assert np.asarray(batch["x"]).tobytes() == np.asarray(given)[np.asarray(batch["n"])].tobytes()
+    with PrefetchBatchifier(buffer, num_workers=0) as loader:
+        assert loader.next_batch()["x"].dtype == given.dtype
+
+
+def test_rows_of_a_list_storage_are_arrays_of_jax_one_by_one() -> None:
+    buffer = ReplayBuffer(core.ListStorage(10))
+    buffer.extend({"obs": jnp.arange(10.0).reshape(5, 2)})
+    assert all(isinstance(row["obs"], jax.Array) for row in [buffer[0], *buffer[:], *buffer[np.array([[1], [2]])][1]])
+    assert [row["obs"].tolist() for row in buffer[1:3]] == [[2, 3], [4, 5]]

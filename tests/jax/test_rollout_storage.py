@@ -292,6 +292,81 @@ def test_bad_rows(change: dict[str, Any], kind: type[MouseError], message: str) 
         rollout_storage.add(empty(), {**transitions()[0], **change})
 
 
+def test_no_hidden_states_before_the_first_step() -> None:
+    """A policy that has not acted yet has none: zeros, also where the memory of a rollout before is used again."""
+    rows = transitions()
+    first, second = rollout_storage.clear(full()), empty()
+    for number, row in enumerate(rows):
+        states = (None, None) if number == 0 else row["hidden_states"]
+        first = rollout_storage.add(first, {**row, "hidden_states": states})
+        second = jax.jit(rollout_storage.add)(second, {**row, "hidden_states": states})
+    assert not np.asarray(first.hidden_states[0][0]).any()
+    same(first.hidden_states, second.hidden_states)
+    same(first.hidden_states[1][1][1:], [row["hidden_states"][1][1] for row in rows[1:]])
+    actor = rollout_storage.add(empty(), {**rows[0], "hidden_states": (rows[0]["hidden_states"][0], None)})
+    same(actor.hidden_states[0][0], rows[0]["hidden_states"][0])
+    assert not np.asarray(actor.hidden_states[1][0][0]).any()
+    with pytest.raises(SchemaError, match=r"hidden_states\[0\]: expected it in every row, found none in row 1"):
+        rollout_storage.add(actor, {**rows[1], "hidden_states": (None, None)})
+
+
+FEW = {"obs": (2,), "values": ()}
+
+
+def trained(seed: Any, rewards: jax.Array) -> Any:
+    """A rollout and all its mini-batches, as a function of the seed."""
+    rollout = rollout_storage.init(2, 3, FEW, seed)
+    for step in range(3):
+        row = {"obs": jnp.full((2, 2), step), "values": jnp.zeros(2), "rewards": rewards[step], "dones": jnp.zeros(2)}
+        rollout = rollout_storage.add(rollout, row)
+    rollout = rollout_storage.compute_returns(rollout, jnp.zeros(2), 0.9, 0.95)
+    rollout, batches = rollout_storage.mini_batches(rollout, 2, 2)
+    return rollout.seed, [(batch.rows, batch["returns"]) for batch in batches], rollout_storage.permutation(rollout)
+
+
+@pytest.mark.parametrize("dtype", [np.uint32, np.int32, np.uint8])
+def test_seeds_may_be_traced(dtype: Any) -> None:
+    seeds = np.array([0, 1, 7, 200], dtype)
+    rewards = jnp.arange(6.0).reshape(3, 2)
+    many = jax.vmap(trained, in_axes=(0, None))(jnp.asarray(seeds), rewards)
+    compiled = jax.jit(trained)
+    for place, seed in enumerate(seeds):
+        alone = trained(int(seed), rewards)
+        same(jax.tree.map(lambda leaf, place=place: leaf[place], many), alone)
+        same(compiled(jnp.asarray(seed), rewards), alone)
+        same(trained(jnp.asarray(seed), rewards), alone)
+    orders = {tuple(np.asarray(many[2][place]).tolist()) for place in range(4)}
+    assert len(orders) == 4
+
+
+def test_traced_seeds_of_64_bits() -> None:
+    seeds = [2**63 + 5, 2**40 + 1, 3]
+    alone = [rollout_storage.permutation(rollout_storage.init(2, 3, FEW, seed)) for seed in seeds]
+    with jax.enable_x64(True):
+        many = jax.vmap(lambda seed: rollout_storage.permutation(rollout_storage.init(2, 3, FEW, seed)))(
+            jnp.asarray(np.array(seeds, np.uint64))
+        )
+        same(many, np.stack(alone))
+
+
+def test_a_whole_vmapped_function_returns_mini_batches() -> None:
+    """Under ``jax.vmap`` over seeds only the seed is traced, and what is returned must be a pytree all the same."""
+
+    def read(seed: jax.Array) -> Any:
+        rollout = rollout_storage.init(2, 1, {}, seed)
+        rollout = rollout_storage.add(rollout, {"rewards": jnp.ones(2), "dones": jnp.zeros(2)})
+        return rollout_storage.mini_batches(rollout, 2, 1)[1]
+
+    first, _ = jax.vmap(read)(jnp.arange(3))
+    assert first.rows.shape == (3, 1)
+
+
+@pytest.mark.parametrize("seed", [-1, 1.5, True, jnp.float32(1), jnp.arange(2), jnp.int32(-1)])
+def test_what_is_no_seed(seed: Any) -> None:
+    with pytest.raises(ConfigError, match="seed: expected an integer"):
+        rollout_storage.init(2, 3, FEW, seed)
+
+
 def test_out_of_turn() -> None:
     rollout = full()
     with pytest.raises(RolloutFullError, match="add: expected at most 6 rows"):

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import ray
 
 import mouse_ray
 from mouse_core import ConfigError, DatasetStore, MissingFieldError
+from mouse_core.about import About, read_about
 
 ROWS = 1_000
 
@@ -59,6 +62,12 @@ def test_blocks_hold_whole_episodes(tmp_path: Path, kind: str) -> None:
     dataset = mouse_ray.read(store, rows_per_block=100)
     blocks = ray.get(dataset.to_arrow_refs())
     assert len(blocks) > 5
+    said = About("arrived") if kind == "memory" else About()  # what was saved does not say it
+    assert all(read_about(block) == said for block in blocks)
+    dataset.write_parquet(str(tmp_path / "written"))
+    files = sorted((tmp_path / "written").glob("*.parquet"))
+    assert files
+    assert all(read_about(pq.read_schema(file)) == said for file in files)
     # Ray delivers blocks in the order in which they are finished.
     per_block = sorted(block.column("episode").to_pylist() for block in blocks)
     assert sum(per_block, []) == episodes()  # noqa: RUF017
@@ -93,6 +102,15 @@ def test_each_episode_goes_to_one_trainer() -> None:
     assert not set(first) & set(second)
 
 
+def test_ray_reports_nothing_and_is_started_without_its_dashboard() -> None:
+    assert os.environ["RAY_USAGE_STATS_ENABLED"] == "0"
+    root = Path(__file__).resolve().parents[2]
+    found = [path for folder in ("tests", "examples", "docs") for path in (root / folder).rglob("*.[mp][dy]")]
+    starts = [text for path in found for text in path.read_text(encoding="utf-8").split("ray" + ".init(")[1:]]
+    assert len(starts) >= 3
+    assert all("include_dashboard=False" in text.split(")")[0] for text in starts)
+
+
 def test_refusals() -> None:
     store = in_memory()
     with pytest.raises(ConfigError, match="expected a DatasetStore or a Snapshot, found list"):
@@ -101,5 +119,5 @@ def test_refusals() -> None:
         mouse_ray.read(store, rows_per_block=0)
     with pytest.raises(ConfigError, match="store: expected rows, found an empty store"):
         mouse_ray.read(DatasetStore())
-    with pytest.raises(MissingFieldError, match=r"fields: expected some of \['action'.*found \['value'\]"):
+    with pytest.raises(MissingFieldError, match=r"fields: expected 'value', found \['action'"):
         mouse_ray.read(store, fields=["value"])

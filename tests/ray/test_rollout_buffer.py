@@ -13,11 +13,12 @@ import ray
 
 import mouse_ray
 from mouse_core import ConfigError
-from mouse_core.rollouts.groups import GrpoBatchMaker, RolloutRecord, Turn, open_rollouts
+from mouse_core.groups import GrpoBatchMaker, RolloutRecord, Turn, open_rollouts
 from tests.core.groups_cases import METADATA, rollout
 from tests.ray.actors import kill
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cluster")
 def test_an_actor_that_dies_has_everything_when_it_is_back(tmp_path: Path) -> None:
     buffer = mouse_ray.RolloutBuffer.remote(tmp_path, 4, batch_maker=GrpoBatchMaker(rng_seed=1), sync=False)

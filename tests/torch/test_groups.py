@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mouse_core import ConfigError, DataError
-from mouse_core.rollouts import groups
+from mouse_core import ConfigError, DataError, groups
 from mouse_torch.groups import pack, pad
 from tests.core.groups_cases import rollout
 

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import copy
 from collections import namedtuple
+from multiprocessing import get_context
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tensordict import TensorDict
+from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
 
 import mouse_core.replay as core
+from mouse_core._base.trees import flatten
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
-from mouse_core.replay import ArrayStorage, Compose, NextView, NStep, PrioritizedSampler, RandomCrop, SliceSampler
-from mouse_core.replay._trees import flatten
+from mouse_core.replay import (
+    ArrayStorage,
+    Compose,
+    ListStorage,
+    MemmapStorage,
+    NextView,
+    NStep,
+    PrioritizedSampler,
+    PrioritizedSliceSampler,
+    RandomCrop,
+    SliceSampler,
+)
 from mouse_core.replay.source import BufferSource
 from mouse_core.testing import StorageConformance
 from mouse_torch import (
@@ -206,6 +220,63 @@ def test_environments_side_by_side(kind: str) -> None:
         mine.add(as_td(rows(3), [3]))
 
 
+@pytest.mark.parametrize("kind", [*KINDS, "core", "memmap"])
+@pytest.mark.parametrize(
+    ("size", "names"),
+    [
+        ([3, 20], [None, "time"]),  # what TorchRL's collectors give
+        ([20, 3], ["time", None]),
+        ([2, 20, 3], [None, "time", None]),
+        ([20], ["time"]),
+    ],
+)
+def test_an_axis_that_is_called_time_is_time(
+    kind: str, size: list[int], names: list[str | None], tmp_path: Path
+) -> None:
+    axis = names.index("time")
+    step = torch.arange(20).reshape([-1 if place == axis else 1 for place in range(len(size))]).expand(size)
+    env = torch.arange(int(np.prod(size)) // 20).reshape([n for place, n in enumerate(size) if place != axis])
+    env = env.unsqueeze(axis).expand(size)
+    done = torch.zeros(*size, 1, dtype=torch.bool)
+    fields = {"step": step, "env": env, "next": {"done": done, "obs": torch.randn(*size, 4)}, "td_error": step + 1.0}
+    written = TensorDict(fields, batch_size=size, names=names)
+    kept = MemmapStorage(120, tmp_path, ndim=2) if kind == "memmap" else None
+    storage = kept or storage_of("array" if kind == "core" else kind, 120, ndim=2)
+    made = core.ReplayBuffer if kind == "core" else ReplayBuffer
+    buffer = made(storage, PrioritizedSliceSampler(slice_len=4), batch_size=120)
+    index = buffer.extend(written)
+    assert index.shape == tuple(size)
+    np.testing.assert_array_equal(np.asarray(buffer[index.reshape(-1)]["step"]), step.reshape(-1).numpy())
+    np.testing.assert_array_equal(np.asarray(buffer[index.reshape(-1)]["env"]), env.reshape(-1).numpy())
+    batch = buffer.sample()
+    assert (np.diff(np.asarray(batch["step"]), axis=1) == 1).all()
+    assert (np.diff(np.asarray(batch["env"]), axis=1) == 0).all()
+    for many in (buffer.add, lambda rows: buffer.extend([rows, rows])):
+        with pytest.raises(SchemaError, match="found a time axis"):
+            many(written)
+    assert len(buffer) == step.numel()
+
+
+def test_rows_as_tensors_are_not_half_shared_with_another_process() -> None:
+    buffer = ReplayBuffer(TensorStorage(8), PrioritizedSampler(), batch_size=4)
+    buffer.extend(as_td(rows(11), [11]))
+    for other in (copy.deepcopy(buffer), ForkingPickler.loads(ForkingPickler.dumps(buffer))):
+        assert_batch(other[:], np_tree(buffer[:]))
+        other.extend(as_td(rows(3, 5), [3]))
+        assert (len(other), other.storage.written, buffer.storage.written) == (8, 14, 11)
+        assert not torch.equal(other[:]["reward"], buffer[:]["reward"])
+    with pytest.raises(ConfigError, match=r"give it a MemmapStorage\(max_size, folder\)"):
+        get_context("spawn").Process(target=print, args=(buffer,)).start()
+
+
+def test_axes_without_names_are_time_and_env() -> None:
+    buffer = ReplayBuffer(ArrayStorage(40, ndim=2))
+    written = TensorDict({"x": torch.arange(40).view(20, 2)}, [20, 2], names=[None, "env"])
+    index = buffer.extend(written)
+    np.testing.assert_array_equal(buffer[index]["x"].numpy(), written["x"].numpy())
+    assert buffer.storage.num_envs == 2
+
+
 @pytest.mark.parametrize("kind", ["tensor", CUDA])
 def test_priorities_that_rows_bring_along(kind: str) -> None:
     device = "cuda" if kind == "cuda" else "cpu"
@@ -385,3 +456,47 @@ def test_prefetching_to_the_device(kind: str, workers: int) -> None:
     for found, wanted in kept:
         assert found["reward"].is_cuda
         assert_batch(found, wanted)
+
+
+def test_rows_of_a_list_storage_are_tensordicts_one_by_one() -> None:
+    buffer = ReplayBuffer(ListStorage(10))
+    rows = {"obs": torch.arange(10).reshape(5, 2), "next": {"reward": torch.ones(5)}}
+    buffer.extend(TensorDict(rows, batch_size=[5]))
+    assert [row["obs"].tolist() for row in buffer[1:3]] == [[2, 3], [4, 5]]
+    assert all(isinstance(row, TensorDict) and row.batch_size == () for row in [buffer[0], *buffer[:]])
+    assert buffer[torch.tensor([[0, 1], [2, 3]])][1][0]["next", "reward"] == 1
+    buffer.empty()
+    buffer.extend([{"obs": torch.zeros(2), "words": ["p", "q"]}, {"obs": torch.zeros(2), "words": ["p"]}])
+    assert [(row.batch_size, list(row["words"])) for row in buffer[:]] == [((), ["p", "q"]), ((), ["p"])]
+    assert list(buffer[1]["words"]) == ["p"]
+    objects = ReplayBuffer(ListStorage(10))
+    objects.extend([torch.zeros(2), "text", [1, 2]])
+    assert isinstance(objects[:][0], torch.Tensor)
+    assert objects[:][1:] == ["text", [1, 2]]
+
+
+@tensorclass
+class Answer:
+    score: torch.Tensor
+    text: str
+
+
+@pytest.mark.parametrize("make", [ArrayStorage, ListStorage, TensorStorage])
+def test_a_text_of_a_tensorclass_is_that_of_all_its_rows(make: Any) -> None:
+    buffer = ReplayBuffer(make(10))
+    buffer.extend(Answer(score=torch.zeros(2), text="one", batch_size=[2]))
+    buffer.add(Answer(score=torch.zeros(()), text="two", batch_size=[]))
+    assert [buffer[i]["text"] for i in range(3)] == ["one", "one", "two"]
+
+
+@pytest.mark.parametrize("make", [ArrayStorage, ListStorage, TensorStorage])
+def test_a_lazy_stack_of_rows_that_differ_in_length_is_written(make: Any) -> None:
+    rows = [TensorDict({"obs": torch.rand(n, 2), "next": {"reward": torch.ones(1)}}) for n in (4, 3)]
+    buffer = ReplayBuffer(make(10))
+    buffer.extend(LazyStackedTensorDict(*rows, stack_dim=0))
+    assert all(torch.equal(buffer[i]["obs"], rows[i]["obs"]) for i in range(2))
+    assert buffer[1]["next", "reward"] == 1
+    within = LazyStackedTensorDict(*[TensorDict({"obs": torch.rand(2, n)}, [2]) for n in (4, 3)], stack_dim=1)
+    with pytest.raises(SchemaError, match="field 'obs': expected tensors that differ in shape from row to row"):
+        buffer.extend(within)
+    assert len(buffer) == 2

@@ -57,6 +57,48 @@ def both(device: str = "cpu", **options: Any) -> tuple[core.RolloutStorage, Roll
     return storages
 
 
+def test_a_rollout_that_is_begun_in_inference_mode_goes_on_outside_of_it() -> None:
+    """Collecting runs there, training does not: the memory is that of both, and what comes out is the same."""
+    fields = {"obs": (3,), "values": (), "extra": RolloutField((2,), optional=True, mask=True)}
+    found = []
+    for inside in (False, True):
+        random = torch.Generator().manual_seed(0)
+        storage = RolloutStorage(2, 3, fields)
+
+        def row(storage: RolloutStorage = storage, random: torch.Generator = random) -> None:
+            normal = [torch.randn(shape, generator=random) for shape in ((2, 3), (2,), (2,), (1, 2, 4), (1, 2, 4))]
+            names = ("obs", "values", "rewards")
+            states = {"hidden_states": (normal[3], (normal[4], normal[4]))}
+            storage.add_transitions({**dict(zip(names, normal, strict=False)), "dones": torch.zeros(2), **states})
+
+        for _ in range(2):  # the second rollout has the memory of the first
+            storage.clear()
+            with torch.inference_mode(inside):
+                row()
+                row()
+            row()
+            storage.compute_returns(torch.zeros(2), 0.9, 0.95)
+        batch = next(storage.mini_batch_generator(1, 1))
+        weight = torch.ones(3, requires_grad=True)
+        (batch["obs"] * weight * batch["returns"]).sum().backward()
+        assert weight.grad is not None
+        actor, (first, _) = storage.hidden_states
+        found.append([storage.obs, storage.returns, actor, first, weight.grad])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+
+
+def test_hidden_states_may_be_of_a_dtype_that_numpy_lacks() -> None:
+    storage = RolloutStorage(2, 2, {})
+    states = torch.ones(1, 2, 4, dtype=torch.bfloat16)
+    for hidden in ((None, None), (states, None)):
+        storage.add_transitions({"rewards": torch.zeros(2), "dones": torch.zeros(2), "hidden_states": hidden})
+    assert storage.hidden_states is not None
+    assert storage.hidden_states[0].dtype == torch.bfloat16
+    assert storage.hidden_states[0][:, 0, 0, 0].tolist() == [0.0, 1.0]
+    assert storage.hidden_states[1] is None
+
+
 def same(found: Any, expected: Any, device: str = "cpu", where: str = "") -> None:
     """Parts of mini-batches: tensors on the device, with the values of NumPy."""
     if isinstance(expected, tuple | list):

@@ -11,6 +11,7 @@ from mouse_core.replay.transforms.fields import Cast, Exclude, Rename, Select
 from mouse_core.replay.transforms.hindsight import HindsightRelabel
 from mouse_core.replay.transforms.images import Resize, ToFloatImage
 from mouse_core.replay.transforms.next_view import NextView
+from mouse_core.replay.transforms.pad import Pad
 from mouse_core.replay.transforms.returns import NStep, ReturnsToGo
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "NStep",
     "NextView",
     "OnWrite",
+    "Pad",
     "RandomCrop",
     "Rename",
     "Resize",

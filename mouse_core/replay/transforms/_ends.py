@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from mouse_core.errors import MissingFieldError, SchemaError
-from mouse_core.replay.protocols import FieldKey
+from mouse_core.replay.protocols import TRAJ_KEYS, FieldKey
 from mouse_core.replay.transforms._fields import (
     device_of,
     find,
@@ -49,16 +49,23 @@ def end_codes(batch: Any, done: FieldKey, *, where: str) -> Array:
     """How each step ends its episode, int8 ``[N, T]``: 0 not at all, 1 at a terminal state, 2 cut short.
 
     ``done`` holds these codes, or is boolean. Where ``terminated`` and ``truncated`` stand beside it, they say which of
-    the two a boolean ``done`` means (a step that is both is terminal), and ``done`` may be missing.
+    the two a boolean ``done`` means (a step that is both is terminal), and ``done`` may be missing. Where the number of
+    the trajectory changes behind a step (``TRAJ_KEYS``, or the ``traj_id`` of slices), it was cut short there.
 
     Raises:
-        MissingFieldError: None of the three is there.
-        SchemaError: One of them is not a single value a step.
+        MissingFieldError: Neither one of the three nor a number of trajectories is there.
+        SchemaError: One of the three is not a single value a step.
     """
     fields = end_fields(batch, done)
     if not fields:
+        codes = _cut_short(batch, None)
+        if codes is not None:
+            return codes
         there = [key_of(path) for path, _ in leaves(batch)]
-        raise MissingFieldError(f"{where}: expected a field {done!r}, or 'terminated' and 'truncated', found {there}")
+        raise MissingFieldError(
+            f"{where}: expected a field {done!r}, or 'terminated' and 'truncated', or the number of a trajectory, "
+            f"found {there}"
+        )
     shape = steps_of(get(batch, next(iter(fields.values())), where=where), where=where, key=done)
     flags = {
         name: flat_flags(get(batch, key, where=where), shape, where=where, key=key) for name, key in fields.items()
@@ -78,6 +85,24 @@ def end_codes(batch: Any, done: FieldKey, *, where: str) -> Array:
         codes = xp.where(flags["truncated"] != 0, xp.full_like(codes, TRUNCATED), codes)
     if "terminated" in flags:
         codes = xp.where(flags["terminated"] != 0, xp.full_like(codes, TERMINAL), codes)
+    return _cut_short(batch, codes)
+
+
+def _cut_short(batch: Any, codes: Array | None) -> Array | None:
+    """The codes with an end where the number of the trajectory changes; None: without codes, and no number is there."""
+    for key in TRAJ_KEYS:
+        ids = find(batch, key)
+        if ids is None or len(getattr(ids, "shape", ())) < 2 or prod(ids.shape[2:]) != 1:
+            continue
+        steps = tuple(ids.shape[:2])
+        if codes is not None and tuple(codes.shape) != steps:
+            continue
+        ids = ids.reshape(steps)
+        xp = namespace(ids)
+        if codes is None:
+            codes = xp.zeros(steps, dtype=xp.int8, device=device_of(ids))
+        behind = xp.concat([ids[:, 1:], ids[:, -1:]], axis=1)
+        codes = xp.where((behind != ids) & (codes == ALIVE), xp.full_like(codes, TRUNCATED), codes)
     return codes
 
 

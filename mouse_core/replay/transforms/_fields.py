@@ -10,14 +10,18 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import array_namespace, device
 
+from mouse_core._base.trees import flatten, key_of, map_tree, path_of
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
-from mouse_core.replay._trees import flatten, key_of, map_tree, path_of
 from mouse_core.replay.protocols import FieldKey
+from mouse_core.spec import check_list
 
 Array = Any
 Path = tuple[str | int, ...]
 
-BOOKKEEPING = frozenset({"index", "mask", "priority_weight", "traj_id", "slice_id", "buffer_ids"})
+GATHERED = ("hindsight_goal", "hindsight_drawn")
+"""Goals for the rows of a batch that were drawn with it, and which rows are to get one."""
+
+BOOKKEEPING = frozenset({"index", "mask", "priority_weight", "traj_id", "slice_id", "buffer_ids", *GATHERED})
 """What a sampler adds to a batch: it belongs to a drawn step and is no part of the row."""
 
 NEXT = "next"
@@ -25,10 +29,11 @@ NEXT = "next"
 
 def check_keys(keys: Sequence[FieldKey], *, where: str) -> tuple[FieldKey, ...]:
     """Field names as a tuple, or ConfigError for what is none."""
+    keys = check_list(where, keys)
     for key in keys:
         if not (isinstance(key, str) or (isinstance(key, tuple) and all(isinstance(name, str | int) for name in key))):
             raise ConfigError(f"{where}: expected names of fields, or tuples of names, found {key!r}")
-    return tuple(keys)
+    return keys
 
 
 def leaves(batch: Any) -> list[tuple[Path, Array]]:
@@ -178,6 +183,7 @@ def runs(values: Array, steps: tuple[int, ...]) -> bool:
 
 __all__ = [
     "BOOKKEEPING",
+    "GATHERED",
     "NEXT",
     "Array",
     "Path",

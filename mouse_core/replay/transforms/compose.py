@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 from array_api_compat import is_numpy_array
 
+from mouse_core._base.trees import flatten, map_tree
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.randomness import Key
-from mouse_core.replay._trees import flatten, map_tree
+from mouse_core.replay.protocols import TRANSFORM_CALLS, FieldKey
 from mouse_core.replay.transforms._fields import as_array, find, namespace, runs
+from mouse_core.replay.transforms.fields import Cast
+from mouse_core.replay.transforms.next_view import NextView
 from mouse_core.spec import Alignment
 
 Array = Any
@@ -73,6 +77,33 @@ class Compose:
         """How many rows behind a drawn one they need together."""
         return sum(getattr(transform, "reach", 0) for transform in self.transforms)
 
+    @property
+    def gather(self) -> Callable[..., dict[str, Any]] | None:
+        """The ``gather`` of the one of them that has one, called with the key that it gets later; see ``Transform``."""
+        for number, transform in enumerate(self.transforms):
+            gather = getattr(transform, "gather", None)
+            if gather is not None:
+                return partial(_gathered, gather, number)
+        return None
+
+    @property
+    def done(self) -> FieldKey:
+        """What says where episodes end to the one that gathers."""
+        gathering = (step for step in self.transforms if getattr(step, "gather", None) is not None)
+        return getattr(next(gathering, None), "done", "done")
+
+    def check_gather(self) -> None:
+        """Raise ConfigError where values would be gathered that other transforms change in the batch."""
+        for number, transform in enumerate(self.transforms):
+            if getattr(transform, "gather", None) is None:
+                continue
+            for other in self.transforms[:number]:
+                if not isinstance(other, OnWrite | NextView):
+                    raise ConfigError(
+                        f"transform: expected {transform!r:.60} before what may change the rows that it reads, and "
+                        f"behind nothing but NextView, found {other!r:.60} before it"
+                    )
+
     def __call__(self, batch: Any, key: Key | None = None) -> Any:
         """Apply them all; ``key`` names the random numbers, of which each has its own.
 
@@ -101,6 +132,11 @@ class Compose:
             if undo is not None:
                 rows = undo(rows)
         return rows
+
+
+def _gathered(gather: Callable[..., dict[str, Any]], number: int, *args: Any) -> dict[str, Any]:
+    *given, key = args
+    return gather(*given, key.with_call(TRANSFORM_CALLS + number))
 
 
 def delivered_alignment(transform: Callable[..., Any] | None, alignment: Alignment) -> Alignment:
@@ -159,7 +195,8 @@ class OnWrite:
         transform: Gives as many rows as it takes, and draws no random numbers.
 
     Raises:
-        ConfigError: Something that cannot be called, or draws random numbers.
+        ConfigError: Something that cannot be called, or draws random numbers; another ``OnWrite``, or a ``Cast`` with
+            ``stored``, which acts on rows that are written by itself.
         SchemaError: On the way in, a single row of ``add``; or the transform gave another number of rows.
     """
 
@@ -168,6 +205,16 @@ class OnWrite:
     def __post_init__(self) -> None:
         if not callable(self.transform) or getattr(self.transform, "random", False):
             raise ConfigError(f"OnWrite: expected a transform without random numbers, found {self.transform!r}")
+        for part in getattr(self.transform, "transforms", (self.transform,)):
+            # What these do to rows on their way in they do by themselves; called, they would leave them as they are.
+            if isinstance(part, OnWrite):
+                raise ConfigError(f"OnWrite: expected a transform of batches, found {part!r}; leave one OnWrite out")
+            if isinstance(part, Cast) and part.stored:
+                stored = dict(part.stored)
+                raise ConfigError(
+                    f"OnWrite: expected Cast(dtypes), found one with stored={stored}, which a Cast converts on the way "
+                    "in by itself: leave OnWrite out"
+                )
 
     @property
     def takes(self) -> Alignment | None:

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import is_numpy_array
 
-from mouse_core._convert import convert
+from mouse_core._base.casting import convert, named_dtype
+from mouse_core._base.trees import flatten
 from mouse_core.errors import ConfigError, DataError, SchemaError
-from mouse_core.replay._trees import flatten
 from mouse_core.replay.protocols import FieldKey
 from mouse_core.replay.transforms._fields import (
     BOOKKEEPING,
@@ -167,7 +167,7 @@ class Cast:
         }
         if self.every:
             for key, values in flatten(batch).items():
-                old = np.dtype(str(values.dtype).removeprefix("torch."))
+                old = named_dtype(str(values.dtype).removeprefix("torch."))
                 if key not in changes and path_of(key)[0] not in BOOKKEEPING and old in self.every:
                     changes[key] = _converted(values, np.dtype(self.every[old]), key)
         return replaced(batch, changes)

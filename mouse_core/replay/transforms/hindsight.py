@@ -5,25 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.errors import ConfigError, SchemaError
+from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
 from mouse_core.randomness import Key
-from mouse_core.replay.protocols import FieldKey
+from mouse_core.replay._episodes.windows import Episodes
+from mouse_core.replay.protocols import FieldKey, Slots, Storage
 from mouse_core.replay.transforms._ends import ALIVE, TERMINAL, beside, end_codes, valid_steps
 from mouse_core.replay.transforms._fields import (
+    GATHERED,
     NEXT,
+    Path,
     check_keys,
     device_of,
     find,
     get,
+    key_of,
     namespace,
     on_host,
     path_of,
     place_of,
+    removed,
     replaced,
 )
 from mouse_core.replay.transforms.next_view import NextView
@@ -37,17 +43,21 @@ Strategy = Literal["future", "final", "episode", "random"]
 class HindsightRelabel:
     """Replaces goals by what was achieved later, and computes the rewards anew (hindsight experience replay).
 
-    Andrychowicz et al., "Hindsight experience replay" (NeurIPS 2017). Of the transitions of slices ``[N, T]`` a share
-    ``ratio``, drawn one by one, gets as its goal what some transition achieved:
+    Andrychowicz et al., "Hindsight experience replay" (NeurIPS 2017). Of the transitions of a batch a share ``ratio``,
+    drawn one by one, gets as its goal what some transition achieved:
 
     - "future": one of its episode from itself on, uniformly,
     - "final": the last of its episode,
     - "episode": any of its episode, uniformly,
     - "random": any of the batch, uniformly.
 
-    An episode is known as far as the slice reaches: draw slices as long as episodes, padded where they are shorter.
-    Where a buffer draws single transitions, it reads ``horizon`` steps behind each, and "episode" counts from the drawn
-    one on.
+    A buffer draws goals from whole episodes, as far as their rows are in it, for single transitions and slices alike,
+    and reads the goal alone: an episode may be as long as you like. Where episodes end is known as ``SliceSampler``
+    knows it, from done, terminated and truncated and from the numbers of trajectories. So the transform stands before
+    others that change goals; only ``NextView`` may come first. The steps that are read behind a single transition get
+    its goal, so that an ``NStep`` behind it sums the rewards of one goal.
+
+    Called by itself, on slices ``[N, T]``, it knows an episode as far as the slice reaches.
 
     The goal is set at the root and under ``next``. The reward is ``compute_reward(achieved, goal, batch)``, with what
     the transition achieved (under ``next``). A field ``relabelled``, bool, says which transitions have a new goal.
@@ -63,12 +73,12 @@ class HindsightRelabel:
         ratio: How many transitions get a new goal, in ``[0, 1]``: 0.8 are four new goals for each old one.
         takes: The alignment of the rows. "arrived" rows, and "outgoing" ones without ``next``, pass through
             ``NextView`` first.
-        horizon: Steps to read behind single transitions: an episode's length.
+        horizon: How many steps away a goal may be, in a buffer; None: as far as the episode reaches.
         goal, achieved, reward, done, mask: The names of these fields; goals may be nested, as in ``("observation",
             "desired_goal")``.
 
     Raises:
-        ConfigError: An argument out of range.
+        ConfigError: An argument out of range, or a function that does not take the three arguments.
         MissingFieldError: Called with a batch that lacks one of the fields.
         SchemaError: Called with a batch that is no slices; rewards of another shape.
     """
@@ -78,7 +88,7 @@ class HindsightRelabel:
     strategy: Strategy = "future"
     ratio: float = 0.8
     takes: Alignment = "outgoing"
-    horizon: int = 0
+    horizon: int | None = None
     goal: FieldKey = "desired_goal"
     achieved: FieldKey = "achieved_goal"
     reward: FieldKey = "reward"
@@ -92,6 +102,7 @@ class HindsightRelabel:
         for name in ("compute_reward", "compute_done"):
             if not callable(getattr(self, name)) and not (name == "compute_done" and self.compute_done is None):
                 raise ConfigError(f"HindsightRelabel: {name}: expected a function, found {getattr(self, name)!r}")
+            _check_call(name, getattr(self, name))
         if self.strategy not in get_args(Strategy):
             raise ConfigError(
                 f"HindsightRelabel: strategy: expected one of {list(get_args(Strategy))}, found {self.strategy!r}"
@@ -99,15 +110,54 @@ class HindsightRelabel:
         number = isinstance(self.ratio, int | float | np.floating) and not isinstance(self.ratio, bool)
         if not number or not 0 <= self.ratio <= 1:
             raise ConfigError(f"HindsightRelabel: ratio: expected a number in [0, 1], found {self.ratio!r}")
-        if isinstance(self.horizon, bool) or not isinstance(self.horizon, int | np.integer) or self.horizon < 0:
-            raise ConfigError(f"HindsightRelabel: horizon: expected an integer from 0, found {self.horizon!r}")
+        steps = self.horizon
+        if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int | np.integer) or steps < 0):
+            raise ConfigError(f"HindsightRelabel: horizon: expected an integer from 0 or None, found {steps!r}")
         check_alignment(self.takes)
         check_keys((self.goal, self.achieved, self.reward, self.done, self.mask), where="HindsightRelabel")
 
     @property
     def reach(self) -> int:
-        """How many rows behind a drawn one it needs; at least 1, so that there is an axis of time."""
-        return max(1, int(self.horizon) + (self.takes == "arrived"))
+        """How many rows behind a drawn one it needs: the next observation, and an axis of time."""
+        return 1
+
+    def gather(self, storage: Storage, index: Slots, episodes: Episodes, key: Key) -> dict[str, Any]:
+        """Goals for drawn rows, and which rows are to get theirs; see ``Transform``.
+
+        Returns:
+            ``hindsight_goal`` ``[N, T, ...]`` and ``hindsight_drawn`` bool ``[N, T]`` for slices, ``[batch, 1, ...]``
+            for single rows.
+        """
+        if self.strategy == "random":
+            return {}
+        source = (NEXT, *path_of(self.achieved))
+        behind = 0
+        if storage.alignment == "arrived" or not _has(storage, source):
+            # What a transition achieved stands in the row behind it.
+            source, behind = path_of(self.achieved), 1
+        slots = index[:, None] if index.ndim == 1 else index
+        # Slices of arrived rows have a transition less than rows.
+        cut = index.ndim == 2 and storage.alignment == "arrived" and index.shape[1] > 1
+        slots = slots[:, :-1] if cut else slots
+        place, env = np.divmod(slots, episodes.num_envs)
+        step = episodes.begin + (place - episodes.begin) % episodes.steps
+        begin, end, _ = (found.reshape(step.shape) for found in episodes.episode_of(env.reshape(-1), step.reshape(-1)))
+        first, last = step, end - 1 - behind
+        if self.strategy == "episode":
+            first = np.maximum(begin, episodes.begin)
+        if self.horizon is not None:
+            first, last = np.maximum(first, step - self.horizon), np.minimum(last, step + self.horizon)
+        uniform = key.uniform(2 * step.size).reshape(2, *step.shape)
+        there = last >= step
+        pick = last
+        if self.strategy != "final":
+            pick = np.minimum(first + (uniform[1] * (last - first + 1)).astype(np.int64), last)
+        pick = np.where(there, pick + behind, step)
+        rows = pick % episodes.steps * episodes.num_envs + env
+        goals, drawn = storage.read(key_of(source), rows), (uniform[0] < self.ratio) & there
+        if cut:
+            goals, drawn = (np.concatenate([part, part[:, -1:]], axis=1) for part in (goals, drawn))
+        return dict(zip(GATHERED, (goals, drawn), strict=True))
 
     def __call__(self, batch: Any, key: Key) -> Any:
         """The batch ``{field: [N, T, ...]}`` with new goals and rewards."""
@@ -121,11 +171,15 @@ class HindsightRelabel:
             valid = valid & (codes == ALIVE)
         achieved = get(batch, (NEXT, *path_of(self.achieved)), where=where)
         goal = get(batch, self.goal, where=where)
-        chosen, source = self._draw(on_host(codes), on_host(valid), key)
+        taken, drawn = (find(batch, name) for name in GATHERED)
+        if taken is None or drawn is None:
+            taken, drawn = self._drawn_here(batch, achieved, codes, valid, key)
+        else:
+            batch = removed(removed(batch, GATHERED[0]), GATHERED[1])
         xp, place = namespace(achieved), device_of(achieved)
-        flat = achieved.reshape((-1, *achieved.shape[2:]))
-        taken = flat[xp.asarray(source.reshape(-1), device=place)].reshape(achieved.shape)
-        new = xp.asarray(chosen, device=place)
+        taken, drawn = xp.asarray(taken, device=place), xp.asarray(drawn, device=place)
+        new = drawn & valid
+        # Of a single transition, all steps that were read behind it get its goal.
         goals = xp.where(beside(new, goal), xp.astype(taken, goal.dtype), goal)
         changes: dict[FieldKey, Array] = {self.goal: goals, "relabelled": new}
         after = (NEXT, *path_of(self.goal))
@@ -147,6 +201,26 @@ class HindsightRelabel:
             )
         return replaced(made, changes)
 
+    def _drawn_here(self, batch: Any, achieved: Array, codes: Array, valid: Array, key: Key) -> tuple[Array, Array]:
+        """Goals out of the batch itself, and which transitions get theirs."""
+        index = find(batch, "index")
+        single = index is not None and index.ndim == 1
+        if single and self.strategy != "random":
+            raise SchemaError(
+                "HindsightRelabel: expected goals from whole episodes beside single transitions, found none; give it "
+                f"to the buffer that they are drawn from, and pass on the fields {list(GATHERED)}"
+            )
+        there = on_host(valid)
+        length = there.shape[1]
+        if single:  # what was read behind them is no part of the batch
+            there = there[:, :1]
+        drawn, source = self._draw(on_host(codes)[:, : there.shape[1]], there, key)
+        source = source // there.shape[1] * length + source % there.shape[1]
+        xp, place = namespace(achieved), device_of(achieved)
+        flat = achieved.reshape((-1, *achieved.shape[2:]))
+        taken = flat[xp.asarray(source.reshape(-1), device=place)]
+        return taken.reshape((*source.shape, *achieved.shape[2:])), drawn
+
     def _draw(
         self, codes: npt.NDArray[Any], valid: npt.NDArray[Any], key: Key
     ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
@@ -154,11 +228,11 @@ class HindsightRelabel:
         count, length = codes.shape
         uniform = key.uniform(2 * count * length).reshape(2, count, length)
         chosen = (uniform[0] < self.ratio) & valid
-        step = np.arange(length)
         if self.strategy == "random":
             everywhere = np.flatnonzero(valid)
             pick = (uniform[1] * len(everywhere)).astype(np.int64)
             return chosen, everywhere[pick] if len(everywhere) else np.zeros_like(pick)
+        step = np.arange(length)
         # A step is the last known of its episode if it ends it, or if the next one is not there.
         closes = codes != ALIVE
         closes[:, :-1] |= ~valid[:, 1:]
@@ -183,3 +257,28 @@ class HindsightRelabel:
                 f"HindsightRelabel: {name}: expected values of shape {list(like.shape[:2])}, found {list(made.shape)}"
             )
         return made.reshape(like.shape)
+
+
+def _check_call(name: str, function: Any) -> None:
+    """Raise ConfigError where a function does not take what it will be called with."""
+    if function is None:
+        return
+    try:
+        found = signature(function)
+    except (TypeError, ValueError):  # some that are not written in Python do not say
+        return
+    try:
+        found.bind("achieved", "goal", "batch")
+    except TypeError as error:
+        raise ConfigError(
+            f"HindsightRelabel: {name}: expected a function of (achieved_goal, desired_goal, batch), found one of "
+            f"{found}"
+        ) from error
+
+
+def _has(storage: Storage, path: Path) -> bool:
+    try:
+        storage.read(path, np.zeros(1, np.int64))
+    except MissingFieldError:
+        return False
+    return True

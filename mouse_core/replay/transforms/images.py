@@ -20,11 +20,13 @@ Array = Any
 
 # Images are resized so many bytes (as float32) at a time, which stay in the cache.
 _BLOCK_BYTES = 1 << 21
+# What else has more of them says where they are.
+_MOST_CHANNELS = 4
 
 
 @dataclass(frozen=True, init=False)
 class Resize:
-    """Resizes images ``[..., H, W, C]`` to ``size``, keeping their dtype.
+    """Resizes images ``[..., H, W, C]`` or ``[..., C, H, W]`` to ``size``, keeping their dtype and layout.
 
     "bilinear" weighs the pixels that a new one covers with a triangle, which is as wide as the new pixel where images
     shrink, so that nothing is skipped (as Pillow's BILINEAR and torch's ``interpolate(antialias=True)``); integers are
@@ -35,17 +37,19 @@ class Resize:
         size: ``(height, width)`` to deliver.
         method: "bilinear" or "nearest".
         image_shape: ``(H, W, C)`` of images that are stored flattened, ``[..., H * W * C]``, and delivered so.
+        layout: "HWC" or "CHW", as torch has images. By default the last dimension must be 1 to 4 channels.
 
     Raises:
-        ConfigError: No fields, a size that is none, an unknown method.
+        ConfigError: No fields, a size that is none, an unknown method or layout.
         MissingFieldError: Called with a batch that lacks a field.
-        SchemaError: Called with fields that are no images.
+        SchemaError: Called with fields that are no images, or without ``layout`` with what may be of another one.
     """
 
     keys: tuple[FieldKey, ...]
     size: tuple[int, int]
     method: Literal["bilinear", "nearest"]
     image_shape: tuple[int, int, int] | None
+    layout: Literal["HWC", "CHW"] | None
 
     def __init__(
         self,
@@ -53,6 +57,7 @@ class Resize:
         size: tuple[int, int],
         method: Literal["bilinear", "nearest"] = "bilinear",
         image_shape: tuple[int, int, int] | None = None,
+        layout: Literal["HWC", "CHW"] | None = None,
     ) -> None:
         object.__setattr__(self, "keys", _image_keys(keys, "Resize"))
         object.__setattr__(self, "size", _sizes(size, 2, "Resize: size"))
@@ -60,13 +65,14 @@ class Resize:
             raise ConfigError(f"Resize: method: expected 'bilinear' or 'nearest', found {method!r}")
         object.__setattr__(self, "method", method)
         object.__setattr__(self, "image_shape", _shape(image_shape, "Resize"))
+        object.__setattr__(self, "layout", _layout(layout, image_shape, "Resize"))
 
     def __call__(self, batch: Any) -> Any:
         """The batch with resized images."""
         return replaced(batch, {key: self._resized(get(batch, key, where="Resize"), key) for key in self.keys})
 
     def _resized(self, values: Array, key: FieldKey) -> Array:
-        images = _images(values, self.image_shape, key, "Resize")
+        images = _images(values, self.image_shape, self.layout, key, "Resize")
         height, width = self.size
         if tuple(images.shape[-3:-1]) == self.size:
             return values
@@ -77,6 +83,9 @@ class Resize:
             resized = images[..., rows[:, None], columns[None, :], :]
         else:
             resized = _bilinear(images, height, width)
+        if self.layout == "CHW":
+            resized = _moved(resized, to="first")
+            resized = np.ascontiguousarray(resized) if is_numpy_array(resized) else resized
         return resized if self.image_shape is None else resized.reshape((*values.shape[:-1], -1))
 
 
@@ -85,22 +94,25 @@ class ToFloatImage:
     """Turns images of whole numbers 0..255 into floating numbers 0..1.
 
     Args:
-        keys: Fields of images ``[..., H, W, C]``.
+        keys: Fields of images, ``[..., H, W, C]`` or ``[..., C, H, W]``.
         channels: Where the channels of the result are: "last", ``[..., H, W, C]`` as Flax expects, or "first",
             ``[..., C, H, W]`` as torch does.
         dtype: A floating dtype.
         image_shape: ``(H, W, C)`` of images that are stored flattened, ``[..., H * W * C]``.
+        layout: "HWC" or "CHW": where the channels are. By default the last dimension must be 1 to 4 channels.
 
     Raises:
-        ConfigError: No fields, an unknown place of channels, a dtype that is not floating.
+        ConfigError: No fields, an unknown place of channels or layout, a dtype that is not floating.
         MissingFieldError: Called with a batch that lacks a field.
-        SchemaError: Called with fields that are no images of whole numbers.
+        SchemaError: Called with fields that are no images of whole numbers, or without ``layout`` with what may be of
+            another one.
     """
 
     keys: tuple[FieldKey, ...]
     channels: Literal["first", "last"]
     dtype: np.dtype[Any]
     image_shape: tuple[int, int, int] | None
+    layout: Literal["HWC", "CHW"] | None
 
     def __init__(
         self,
@@ -108,6 +120,7 @@ class ToFloatImage:
         channels: Literal["first", "last"] = "last",
         dtype: npt.DTypeLike = "float32",
         image_shape: tuple[int, int, int] | None = None,
+        layout: Literal["HWC", "CHW"] | None = None,
     ) -> None:
         object.__setattr__(self, "keys", _image_keys(keys, "ToFloatImage"))
         if channels not in ("first", "last"):
@@ -118,19 +131,19 @@ class ToFloatImage:
             raise ConfigError(f"ToFloatImage: dtype: expected a floating dtype, found {checked}")
         object.__setattr__(self, "dtype", checked)
         object.__setattr__(self, "image_shape", _shape(image_shape, "ToFloatImage"))
+        object.__setattr__(self, "layout", _layout(layout, image_shape, "ToFloatImage"))
 
     def __call__(self, batch: Any) -> Any:
         """The batch with images of floating numbers."""
         return replaced(batch, {key: self._floating(get(batch, key, where="ToFloatImage"), key) for key in self.keys})
 
     def _floating(self, values: Array, key: FieldKey) -> Array:
-        images = _images(values, self.image_shape, key, "ToFloatImage")
+        images = _images(values, self.image_shape, self.layout, key, "ToFloatImage")
         xp = namespace(images)
         if not xp.isdtype(images.dtype, "integral"):
             raise SchemaError(f"ToFloatImage: {key!r}: expected whole numbers 0..255, found {images.dtype}")
         if self.channels == "first":
-            axes = tuple(range(images.ndim))
-            images = xp.permute_dims(images, (*axes[:-3], axes[-1], axes[-3], axes[-2]))
+            images = _moved(images, to="first")
         scaled = xp.astype(images, getattr(xp, self.dtype.name)) / 255
         # Moved channels leave the bytes as they were; frameworks want them in order.
         return np.ascontiguousarray(scaled) if is_numpy_array(scaled) else xp.asarray(scaled, copy=True)
@@ -198,7 +211,26 @@ def _shape(image_shape: tuple[int, int, int] | None, where: str) -> tuple[int, .
     return None if image_shape is None else _sizes(image_shape, 3, f"{where}: image_shape")
 
 
-def _images(values: Array, image_shape: tuple[int, int, int] | None, key: FieldKey, where: str) -> Array:
+def _layout(layout: object, image_shape: object, where: str) -> str | None:
+    if layout not in (None, "HWC", "CHW") or (layout == "CHW" and image_shape is not None):
+        raise ConfigError(
+            f"{where}: layout: expected 'HWC', or 'CHW' without image_shape, found {layout!r} with {image_shape!r}"
+        )
+    return layout
+
+
+def _moved(images: Array, *, to: Literal["first", "last"]) -> Array:
+    """Images whose channels are last with these first, or the other way round."""
+    axes = tuple(range(images.ndim))
+    *lead, one, two, three = axes
+    order = (three, one, two) if to == "first" else (two, three, one)
+    return namespace(images).permute_dims(images, (*lead, *order))
+
+
+def _images(
+    values: Array, image_shape: tuple[int, int, int] | None, layout: str | None, key: FieldKey, where: str
+) -> Array:
+    """Images ``[..., H, W, C]``."""
     if image_shape is not None:
         if values.ndim < 1 or values.shape[-1] != math.prod(image_shape):
             raise SchemaError(
@@ -207,4 +239,9 @@ def _images(values: Array, image_shape: tuple[int, int, int] | None, key: FieldK
         return values.reshape((*values.shape[:-1], *image_shape))
     if values.ndim < 3:
         raise SchemaError(f"{where}: {key!r}: expected images [..., H, W, C], found shape {list(values.shape)}")
-    return values
+    if layout is None and values.shape[-1] > _MOST_CHANNELS:
+        raise SchemaError(
+            f"{where}: {key!r}: expected images [..., H, W, C] of 1 to {_MOST_CHANNELS} channels, found shape "
+            f"{list(values.shape)}; layout='CHW' says that channels come first, 'HWC' that there are so many"
+        )
+    return _moved(values, to="last") if layout == "CHW" else values

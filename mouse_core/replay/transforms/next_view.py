@@ -17,6 +17,7 @@ from mouse_core.replay.transforms._fields import (
     key_of,
     leaves,
     namespace,
+    on_host,
     only,
     replaced,
     runs,
@@ -87,8 +88,10 @@ class NextView:
     def __call__(self, batch: Any) -> Any:
         """Transitions ``[N, T]`` or ``[N, T - 1]`` out of slices ``[N, T]``."""
         if find(batch, NEXT) is not None:
+            made = find(batch, "relabelled") is not None
+            hint = "; HindsightRelabel makes it: put NextView before it, or leave it out" if made else ""
             raise SchemaError(
-                f"NextView: expected rows without {NEXT!r}, found {[key_of(p) for p, _ in leaves(batch)]}"
+                f"NextView: expected rows without {NEXT!r}, found {[key_of(p) for p, _ in leaves(batch)]}{hint}"
             )
         codes = end_codes(batch, self.done, where="NextView")
         valid = valid_steps(batch, codes, self.mask, where="NextView")
@@ -123,8 +126,11 @@ class NextView:
                 continue
             rows[path] = values
             if runs(values, codes.shape) and not self._stays(path):
-                shifted = xp.concat([values[:, 1:], values[:, -1:]], axis=1)
-                after[path] = xp.where(beside(followed, values), shifted, values)
+                # Text and ragged rows lie on the host, and what is made of them, where others are tensors.
+                own = namespace(values)
+                flags = followed if own is xp else own.asarray(on_host(followed))
+                shifted = own.concat([values[:, 1:], values[:, -1:]], axis=1)
+                after[path] = own.where(beside(flags, values), shifted, values)
         return self._batch(batch, rows, after, valid & (followed | (codes == TERMINAL)))
 
     def _stays(self, path: tuple[str | int, ...]) -> bool:

@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+from mouse_core.about import About
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.formats.base import rows_digest
 from mouse_core.formats.minari import read_minari, write_minari
@@ -189,6 +190,7 @@ def test_given_spaces_and_metadata(root: Path) -> None:
     assert loaded.observation_space == env.observation_space
     assert loaded.action_space == env.action_space
     assert loaded.env_spec.id == "CartPole-v1"
+    assert read_minari(root / "given-v0").about == About("arrived", environments=["CartPole-v1"])
     assert loaded.storage.metadata["author"] == {"me"}
 
 

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mouse_core import DatasetStore
 from mouse_core.errors import ConfigError, DataError, EpisodeError, MissingFieldError
 from mouse_core.formats.base import rows_digest
-from mouse_core.formats.rlds import read_rlds, write_rlds
+from mouse_core.formats.rlds import convert_rlds_to_trajectories, read_rlds, write_rlds
 from tests.core.formats.recording import Counting, check_rows, record, rlds_episode
 
 LENGTHS = (4, -3, 1, -1, 9, 2)
@@ -117,6 +119,103 @@ def test_more_features_of_steps_and_episodes() -> None:
     back = next(write_rlds(table))
     assert [step["log_prob"] for step in back["steps"]] == [0, -1, -2, 0]
     assert [step["language"] for step in back["steps"]] == ["do 0", "do 1", "do 2", "do 3"]
+    assert {name: value for name, value in back.items() if name != "steps"} == {
+        "episode_metadata_file": "a.h5",
+        "episode_metadata_score": np.float32(0.5),
+    }
+    assert back["episode_metadata_score"].dtype == np.float32
+    assert read_rlds([back]).digest() == rows_digest(table)
+
+
+@st.composite
+def rlds_episodes(draw: st.DrawFn) -> list[dict[str, Any]]:
+    """Episodes in which every value is another one."""
+    numbers = iter(range(1, 100_000))
+    episodes = []
+    nested, with_about = draw(st.booleans()), draw(st.booleans())
+    for _ in range(draw(st.integers(1, 4))):
+        length, terminal = draw(st.integers(1, 4)), draw(st.booleans())
+        discount = np.float32(draw(st.sampled_from([1.0, 0.99, 0.5])))
+        steps = []
+        for place in range(length):
+            observation: Any = np.array([next(numbers), 0.5], np.float32)
+            last = place == length - 1
+            steps.append(
+                {
+                    "observation": {"eye": observation, "ear": np.int64(next(numbers))} if nested else observation,
+                    "action": np.array([next(numbers)], np.float32),
+                    "reward": np.float32(next(numbers)),
+                    "discount": np.float32(0.0 if terminal and place >= length - 2 else discount),
+                    "is_first": place == 0,
+                    "is_last": last,
+                    "is_terminal": terminal and last,
+                    "policy_entropy": np.float64(next(numbers)),
+                    "language": f"do {next(numbers)}",
+                    "frame": np.int32(next(numbers)),
+                }
+            )
+        about = {"file": f"{next(numbers)}.h5", "score": np.float32(next(numbers)), "seed": next(numbers)}
+        episodes.append({"steps": steps, **(about if with_about else {})})
+    return episodes
+
+
+@settings(max_examples=60)
+@given(rlds_episodes(), st.sampled_from([1, 2, 100]))
+def test_what_comes_back_is_what_went_in(episodes: list[dict[str, Any]], batch_rows: int) -> None:
+    """All of it, but what a last step has to say of an action that was never taken."""
+    back = list(write_rlds(read_rlds(episodes, batch_rows=batch_rows)))
+    assert len(back) == len(episodes)
+    for found, given_ in zip(back, episodes, strict=True):
+        assert found.keys() == given_.keys()
+        assert all(found[name] == given_[name] for name in given_ if name != "steps")
+        expected = [dict(step) for step in given_["steps"]]
+        # Neither is kept; the discount of a truncated step is.
+        expected[-1] |= {"action": np.zeros(1, np.float32), "reward": np.float32(0), "policy_entropy": np.float64(0)}
+        if len(expected) == 1 and not expected[-1]["is_terminal"]:
+            expected[-1]["discount"] = np.float32(1)
+        for one, other in zip(found["steps"], expected, strict=True):
+            assert one.keys() == other.keys()
+            for name, value in other.items():
+                check_equal(one[name], value)
+    again = list(write_rlds(read_rlds(back)))
+    for one, other in zip(again, back, strict=True):
+        check_equal(one, other)
+
+
+def check_equal(found: Any, expected: Any) -> None:
+    """Equal in structure, dtype and value."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            check_equal(found[name], value)
+    elif isinstance(expected, list):
+        for one, other in zip(found, expected, strict=True):
+            check_equal(one, other)
+    else:
+        assert np.asarray(found).dtype.kind == np.asarray(expected).dtype.kind
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_a_truncated_step_is_not_the_end_of_what_is_worth_something() -> None:
+    """Its discount says that more would have come, also as a trajectory and where no column holds discounts."""
+    logs = list(record(Counting((3, -3, -1)), 3))
+    rows = read_rlds([rlds_episode(log) for log in logs]).to_table()
+    for table, discount in ((rows, 0.9), (rows.drop_columns(["metadata_discount"]), 1.0)):
+        back = list(write_rlds(table))
+        last = [episode["steps"][-1] for episode in back]
+        assert [bool(step["is_terminal"]) for step in last] == [True, False, False]
+        assert [float(step["discount"]) for step in last] == pytest.approx([0.0, discount, discount])
+        pairs = [pair for pair in convert_rlds_to_trajectories(back) if pair.is_boundary()]
+        assert [float(pair.discount) for pair in pairs] == pytest.approx([0.0, discount, discount])
+
+
+def test_what_varies_within_an_episode_stays_with_its_steps() -> None:
+    rows = read_rlds([rlds_episode(log) for log in record(Counting((2,)), 1)]).to_table()
+    table = rows.append_column("metadata_episode_return", pa.array([0.0, 1.0, 2.0]))
+    (back,) = write_rlds(table)
+    assert list(back) == ["steps"]
+    assert [float(step["episode_return"]) for step in back["steps"]] == [0.0, 1.0, 2.0]
+    assert read_rlds([back]).digest() == rows_digest(table)
 
 
 def test_stores_and_tables_can_be_written() -> None:

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.formats._crc32c import _update, crc32c, masked_crc32c
-from mouse_core.formats._example import parse_example
-from mouse_core.formats._tfrecord import array_records
+from mouse_core.formats._files.crc32c import _update, crc32c, masked_crc32c
+from mouse_core.formats._files.tfrecord import array_records
 from mouse_core.formats.rlds import read_rlds
 from mouse_core.formats.tfds import read_tfds, write_tfds
+from mouse_core.formats.tfds._example import parse_example
 from tests.core.formats.recording import Counting, Episode, check_rows, record, rlds_episode
 
 library = pytest.importorskip("tensorflow_datasets")
@@ -187,6 +188,22 @@ def test_features_of_episodes_and_more_of_steps(tmp_path: Path) -> None:
     assert table.column("metadata_flags").to_pylist() == [[True, number == 1] for number in range(4)]
     assert table.column("metadata_small").to_pylist() == [0, -1, -2, -3]
     assert table.column("metadata_episode_episode_metadata_file").to_pylist() == ["a.h5"] * 4
+
+
+def test_what_an_episode_has_of_its_own_is_written_beside_its_steps(tmp_path: Path) -> None:
+    episodes = [rlds_episode(log) for log in record(Counting((3, -2)), 2)]
+    for number, episode in enumerate(episodes):
+        episode |= {"file": f"{number}.h5", "goal": np.float32([number, 1]), "score": np.float64(number) / 3}
+    rows = read_rlds(episodes)
+    write_tfds(rows, tmp_path / "x")
+    features = json.loads((tmp_path / "x" / "features.json").read_text())["featuresDict"]["features"]
+    assert set(features) == {"steps", "file", "score", "goal"}
+    assert read_tfds(tmp_path / "x").digest() == rows.digest()
+    table = rows.to_table().drop_columns(["metadata_episode_file", "metadata_episode_score", "metadata_episode_goal"])
+    mixed = table.append_column("metadata_episode_x", pa.array([1, 1, 1, 1, 2, 2, 3]))
+    with pytest.raises(DataError, match="episode 1: metadata_episode_x: expected it to be the same in all rows"):
+        write_tfds(mixed, tmp_path / "y")
+    assert not (tmp_path / "y").exists()
 
 
 def test_floats_that_tfds_rounds_are_noted(tmp_path: Path) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mouse_core.errors import EpisodeError, MouseError
+from mouse_core.errors import EpisodeError, MouseError, SchemaError
 from mouse_core.formats.rlds import (
     Trajectory,
     convert_rlds_to_trajectories,
     create_trajectory_data_spec,
     push_rlds_to_reverb,
+    to_tensor_specs,
 )
 
 Step = dict[str, Any]
@@ -244,3 +247,132 @@ def test_replay_buffers_take_trajectories() -> None:
     assert rows["step_type"].tolist() == [0, 1, 2, 2]
     assert rows["observation"]["ear"].tolist() == [0, 1, 2, 20]
     assert rows["discount"].tolist() == [0.5, 0.5, 0.0, 0.0]
+
+
+# ---------------------------------------------------------------------- observers of TF-Agents
+
+
+class Shape(tuple):  # type: ignore[type-arg]
+    """A shape as TensorFlow's specs have it, sizes that are not known among them."""
+
+    rank = property(len)
+
+
+@dataclass(frozen=True)
+class Spec:
+    dtype: Any
+    shape: Any
+
+
+class ReverbStandIn:
+    """Writes items of two steps, none over the end of an episode, and has the interface of TF-Agents' observers.
+
+    `make test-reverb` runs the same through those themselves, into a server.
+    """
+
+    def __init__(self, signature: Any) -> None:
+        self._signature = signature
+        self.asked = 0
+        self.cached: list[Trajectory] = []
+        self.items: list[list[Trajectory]] = []
+
+    def get_table_signature(self) -> Any:
+        self.asked += 1
+        return self._signature
+
+    def __call__(self, one: Trajectory) -> None:
+        self.cached.append(one)
+        if len(self.cached) >= 2:
+            self.items.append(self.cached[-2:])
+        if one.is_boundary():
+            self.cached.clear()
+
+
+def signature_of(data: Any, **other: Any) -> Any:
+    def outer(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: outer(item) for name, item in value.items()}
+        return value if isinstance(value, tuple) else Spec(value.dtype, Shape((None, *value.shape)))
+
+    return Trajectory(*map(outer, create_trajectory_data_spec(data).replace(**other)))
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_an_observer_of_tf_agents_is_asked_for_its_signature(nested: bool) -> None:
+    data = [episode(0, 3, nested=nested), episode(10, 1, nested=nested), episode(20, 2, nested=nested)]
+    observer = ReverbStandIn(signature_of(data))
+    assert push_rlds_to_reverb(data, observer) == 6
+    assert observer.asked == 1
+    assert [[int(one.action) - 100 for one in item] for item in observer.items] == [[0, 1], [1, 2], [20, 21]]
+    free = ReverbStandIn(None)
+    assert push_rlds_to_reverb(data, free) == 6
+    assert len(free.items) == 3
+
+
+def test_what_a_signature_does_not_hold_is_not_pushed() -> None:
+    spec = create_trajectory_data_spec([COMPLETE])
+    for wrong, message in (
+        ({"action": spec.reward}, r"^observer: action: expected float32 \[\], found int64 \[\] in trajectory 0$"),
+        ({"observation": spec.observation.replace(shape=(3,))}, r"observation: expected float32 \[3\], found float32"),
+        ({"observation": {"eye": spec.observation}}, r"observation: expected \['eye'\], found float32 \[2\]"),
+        ({"policy_info": {"sum": spec.reward}}, r"policy_info: expected \['sum'\], found 0 values"),
+    ):
+        observer = ReverbStandIn(signature_of([COMPLETE], **wrong))
+        with pytest.raises(SchemaError, match=message):
+            push_rlds_to_reverb([COMPLETE], observer)
+        assert not observer.cached
+    observer = ReverbStandIn(spec)
+    with pytest.raises(SchemaError, match=r"step_type: expected a table signature whose .* axis of the sequence"):
+        push_rlds_to_reverb([COMPLETE], observer)
+
+
+def test_a_later_trajectory_is_compared_too() -> None:
+    other = episode(10, 3)
+    other["steps"][1]["reward"] = np.float64(3)
+    observer = ReverbStandIn(signature_of([COMPLETE]))
+    with pytest.raises(SchemaError, match=r"reward: expected float32 \[\], found float64 \[\] in trajectory 4"):
+        push_rlds_to_reverb([COMPLETE, other], observer)
+    assert [int(one.action) for one in observer.cached] == [110]
+    assert len(observer.items) == 2
+
+
+def test_a_size_that_is_not_known_may_be_any() -> None:
+    signature = signature_of([COMPLETE])
+    for shape in (Shape((None, None)), type("Unknown", (), {"rank": None})()):
+        observer = ReverbStandIn(signature.replace(observation=Spec(np.float32, shape)))
+        assert push_rlds_to_reverb([COMPLETE], observer) == 3
+
+
+def test_a_policys_info_goes_into_a_table_that_knows_of_none() -> None:
+    """As TF-Agents pushes it; a table that expects some gets what it expects, or nothing."""
+    data = [COMPLETE]
+    observer = ReverbStandIn(signature_of(data))
+    assert push_rlds_to_reverb(data, observer, lambda now, _: {"sum": now["reward"]}) == 3
+    assert [float(one.policy_info["sum"]) for one in observer.items[0]] == [0.0, 0.5]
+    info = {"sum": create_trajectory_data_spec(data).action}
+    strict = ReverbStandIn(signature_of(data, policy_info=info))
+    with pytest.raises(SchemaError, match=r"policy_info/sum: expected int64 \[\], found float32 \[\]"):
+        push_rlds_to_reverb(data, strict, lambda now, _: {"sum": now["reward"]})
+    assert push_rlds_to_reverb(data, strict, lambda now, _: {"sum": now["action"]}) == 3
+
+
+def test_where_in_its_episode_a_trajectory_is() -> None:
+    found = list(convert_rlds_to_trajectories([episode(0, 4), SINGLE]))
+    asked = [(one.is_first(), one.is_mid(), one.is_last(), one.is_boundary()) for one in found]
+    assert [tuple(map(bool, one)) for one in asked] == [
+        (True, False, False, False),
+        (False, True, False, False),
+        (False, False, True, False),
+        (False, False, False, True),
+        (False, False, True, True),
+    ]
+    stacked = Trajectory(*([np.stack([one[i] for one in found]) for i in range(3)]), (), *(np.zeros(5),) * 3)
+    assert stacked.is_first().tolist() == [True, False, False, False, False]
+    assert found[0].replace(action=7).action == 7
+
+
+def test_tensor_specs_need_tensorflow() -> None:
+    if importlib.util.find_spec("tensorflow") is not None:
+        pytest.skip("TensorFlow is installed")
+    with pytest.raises(ImportError, match="to_tensor_specs needs TensorFlow: pip install tensorflow"):
+        to_tensor_specs(create_trajectory_data_spec([COMPLETE]))

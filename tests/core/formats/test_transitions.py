@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 
 from mouse_core.errors import ConfigError, DataError, SchemaError
-from mouse_core.formats._columns import flatten, to_batch
+from mouse_core.formats._rows.columns import flatten, to_batch
 from mouse_core.formats.base import (
     RowDigest,
     RowStream,

@@ -1,0 +1,61 @@
+"""Keeping ``torch.compile`` out of what runs on the host: a traced draw would be one batch for ever, or fail."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from functools import wraps
+from typing import Any, TypeVar
+
+import torch
+
+_REASON = (
+    "mouse_torch draws batches on the host, which torch.compile cannot trace; compile the step that takes a batch, or "
+    "leave fullgraph=True out"
+)
+_OVER = object()
+
+C = TypeVar("C", bound=type)
+
+
+def untraced(*names: str) -> Callable[[C], C]:
+    """A decorator of classes whose methods ``names``, their own or inherited ones, run as they are in compiled code.
+
+    A compiled function that calls one is compiled in parts around it; with ``fullgraph=True`` that is torch's error,
+    which says what to do instead.
+    """
+
+    def changed(cls: C) -> C:
+        for name in names:
+            method = getattr(cls, name)
+            setattr(cls, name, _steps_apart(method) if inspect.isgeneratorfunction(method) else _apart(method))
+        return cls
+
+    return changed
+
+
+def _apart(call: Callable[..., Any]) -> Callable[..., Any]:
+    # torch.compiler looks at the function itself, so every class gets a wrapper of its own.
+    disable: Any = torch.compiler.disable
+    wrapped: Callable[..., Any] = disable(call, reason=_REASON)
+    return wrapped
+
+
+def _steps_apart(generator: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+    """A generator function of which every step is left out of tracing, not only the call."""
+
+    @wraps(generator)
+    def steps(*args: Any, **options: Any) -> Iterator[Any]:
+        made: Any = generator(*args, **options)
+        try:
+            while (item := _advanced(made)) is not _OVER:
+                yield item
+        finally:
+            made.close()
+
+    return steps
+
+
+@_apart
+def _advanced(iterator: Iterator[Any]) -> Any:
+    return next(iterator, _OVER)

@@ -1,0 +1,291 @@
+"""Where the chunks of a column lie: looked up the first time that a window touches them, and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+from math import prod
+from typing import Protocol, Self
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mouse_core._arrow.addresses import copy_runs, element_of, element_of_all
+from mouse_core._arrow.dense_copies import IRREGULAR, UNKNOWN, DenseCopies
+from mouse_core._arrow.layout import ColumnType, locate_values
+from mouse_core._arrow.windows import Int64s, distinct
+from mouse_core._base.locks import ProcessLock
+from mouse_core._base.memo import memo
+from mouse_core.errors import DataError
+
+# So many chunks are looked up one by one.
+_FEW = 8
+# Chunks of more bytes are not looked through for the few rows of a window; others together, up to so many bytes.
+_MOST_BYTES, _LOOKED_THROUGH = 1 << 14, 1 << 18
+
+
+class Layout:
+    """Where the chunks of one column of one segment lie; filled in as chunks are touched, and shared by snapshots.
+
+    Args:
+        rows: The rows of each chunk, int64 ``[chunks]``.
+    """
+
+    def __init__(self, rows: Int64s) -> None:
+        self.rows = rows
+        self.begin = np.full(len(rows), UNKNOWN, np.int64)
+        self.width = np.zeros(len(rows), np.int64)
+        self.largest = np.full(len(rows), UNKNOWN, np.int64)
+        self.lock = ProcessLock()
+        self._copies: dict[str, DenseCopies] = {}
+
+    def copies(self, reading: str, row_bytes: int) -> DenseCopies:
+        """The dense copies of its chunks for those who read them in the same way."""
+        with self.lock:
+            if reading not in self._copies:
+                self._copies[reading] = DenseCopies(self.rows, row_bytes)
+            return self._copies[reading]
+
+    def __len__(self) -> int:
+        return len(self.begin)
+
+    def known(self) -> tuple[Int64s, Int64s]:
+        """Where every chunk's values begin, and how many a row has, as far as that is known now."""
+        with self.lock:
+            return self.begin.copy(), self.width.copy()
+
+
+class ColumnPart(Protocol):
+    """One column of one segment, as ``Column`` needs it."""
+
+    @property
+    def layout(self) -> Layout:
+        """The segment's layout of this column."""
+        ...
+
+    @property
+    def image_roots(self) -> Sequence[str]:
+        """The folders in which images that it names by path may lie."""
+        ...
+
+    def chunk(self, number: int) -> pa.Array:
+        """The values of one chunk."""
+        ...
+
+    def alike(self, chunks: Int64s) -> tuple[int, Int64s, npt.NDArray[np.bool_]] | None:
+        """A chunk, how many bytes behind it the values of ``chunks`` lie, and for which of these that is so."""
+        ...
+
+
+class HasParts(Protocol):
+    """A segment, as ``Column`` needs it."""
+
+    @property
+    def places(self) -> Mapping[str, tuple[int, int]]:
+        """See ``Segment``."""
+        ...
+
+    def part(self, name: str) -> ColumnPart:
+        """One of its columns."""
+        ...
+
+
+class ColumnChunks:
+    """A column over all segments of a snapshot, and where the values of its chunks lie.
+
+    Args:
+        name: The column's name, for messages.
+        kind: Its type.
+        shape: The shape of one row, images as ``(H, W, C)``.
+        parts: The column in every segment.
+    """
+
+    def __init__(self, name: str, kind: ColumnType, shape: tuple[int, ...], parts: Sequence[ColumnPart]) -> None:
+        self.name = name
+        self.kind = kind
+        self.shape = shape
+        self.width = int(np.prod(shape, dtype=np.int64))
+        self._stored = kind.dtype
+        # Parts, of which so many count, and segments with the others.
+        self._known: tuple[Sequence[ColumnPart], int, Sequence[HasParts]] = parts, len(parts), ()
+        self._lock = ProcessLock()
+
+    def over(self, kept: int, segments: Sequence[HasParts]) -> Self:
+        """The same column over other segments, of which the first ``kept`` are the same and these the rest.
+
+        What it knows of each is found when it is asked for.
+        """
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__)
+        parts, count, more = self._known
+        if "_parts" in self.__dict__:
+            parts, count, more = self._parts, len(self._parts), ()
+        other._known = parts, min(kept, count), [*more[: max(0, kept - count)], *segments]
+        for name in ("_parts", "_first_chunk", "_tables"):
+            other.__dict__.pop(name, None)
+        return other
+
+    @memo
+    def _parts(self) -> Sequence[ColumnPart]:
+        """The column in every segment."""
+        parts, count, more = self._known
+        return [*parts[:count], *(segment.part(self.name) for segment in more)] if more else parts[:count]
+
+    @memo
+    def _first_chunk(self) -> Int64s:
+        return np.cumsum([0, *(len(part.layout) for part in self._parts)])
+
+    @memo
+    def _tables(self) -> tuple[Int64s, Int64s]:
+        """Where the values of every chunk begin, and how many a row has, as far as that is known."""
+        begins, widths = zip(*(part.layout.known() for part in self._parts), strict=True)
+        return np.concatenate(begins), np.concatenate(widths)
+
+    def known_begins(self) -> Int64s:
+        """``begins`` of all chunks, ``UNKNOWN`` for those that nobody has looked at."""
+        begin, width = self._tables
+        with self._lock:
+            return np.where((begin != UNKNOWN) & (width != self.width), IRREGULAR, begin)
+
+    def begins(self, chunks: Int64s) -> Int64s:
+        """The address of the first value of each of some chunks; ``IRREGULAR`` where rows do not lie side by side."""
+        begin, width = self._places(chunks)
+        return np.where(self._is_in_place(width), begin, IRREGULAR)
+
+    def _is_in_place(self, width: Int64s) -> npt.NDArray[np.bool_]:
+        """Whether chunks that begin somewhere, with so many values a row, can be copied from there."""
+        in_place: npt.NDArray[np.bool_] = (width == self.width) & (self.kind.value_type != "bool")
+        return in_place
+
+    def lies_in(self, segment: HasParts) -> bool:
+        """Whether the values of a segment of appended rows are copied from where they lie."""
+        return self.name in segment.places and bool(self._is_in_place(np.array(segment.places[self.name][1])))
+
+    def _by_part(self, chunks: Int64s) -> Iterator[tuple[int, int, int]]:
+        """The parts that some chunks (ascending) belong to: number, and where its chunks begin and end among these."""
+        ends = np.searchsorted(chunks, self._first_chunk[1:]).tolist()
+        for number, (begin, end) in enumerate(pairwise([0, *ends])):
+            if begin < end:
+                yield number, begin, end
+
+    def largest(self, chunks: Int64s) -> Int64s:
+        """The largest integer in each of some regular chunks, where negative ones count as the largest int64.
+
+        So do all of a chunk that is too long to be looked through for the few rows of a batch.
+
+        Args:
+            chunks: Their numbers, ascending, int64 ``[n]``.
+        """
+        found = np.empty(len(chunks), np.int64)
+        for number, begin, end in self._by_part(chunks):
+            found[begin:end] = self._largest_of(number, chunks[begin:end] - self._first_chunk[number])
+        return found
+
+    def _largest_of(self, part_number: int, chunks: Int64s) -> Int64s:
+        return self._look_through(self._parts[part_number].layout, chunks)
+
+    def _look_through(self, table: Layout | DenseCopies, chunks: Int64s) -> Int64s:
+        with table.lock:
+            unknown = chunks[table.largest[chunks] == UNKNOWN]
+            for rows in np.unique(table.rows[unknown]).tolist():
+                same = unknown[table.rows[unknown] == rows]
+                table.largest[same] = self._find_largest(table.begin[same], rows * self.width)
+            return table.largest[chunks]
+
+    def _find_largest(self, begin: Int64s, count: int) -> Int64s:
+        """The largest of ``count`` integers from each of some addresses."""
+        limit, item = np.iinfo(np.int64).max, self._stored.itemsize
+        largest = np.full(len(begin), limit)
+        together = _LOOKED_THROUGH // max(count * item, 1) if count * item <= _MOST_BYTES else 0
+        first = element_of_all(begin, item)
+        for place in range(0, len(begin), together) if together else ():
+            codes = copy_runs(self._stored, first[place : place + together], count).view(f"u{item}")
+            found = codes.max(axis=1, initial=0).astype(np.uint64)
+            largest[place : place + together] = np.minimum(found, np.uint64(limit))
+        return largest
+
+    def _places(self, chunk: Int64s) -> tuple[Int64s, Int64s]:
+        """Where each chunk's values begin (an address; for booleans 8 times that and the bit's number), or
+        ``IRREGULAR``, and the values in a row.
+        """
+        if len(chunk) <= _FEW and self._known[2] and "_tables" not in self.__dict__:
+            # The tables are as long as the snapshot, of which there may be another soon.
+            places = np.array([self._look_up(number) for number in chunk.tolist()], np.int64).reshape(-1, 2)
+            return places[:, 0], places[:, 1]
+        begins, widths = self._tables
+        unknown = begins[chunk] == UNKNOWN
+        new = distinct(chunk[unknown], len(begins)) if unknown.any() else chunk[:0]
+        if len(new) > _FEW:
+            for number, begin, end in self._by_part(new):
+                if end - begin > _FEW:
+                    self._look_up_alike(number, new[begin:end])
+            new = new[begins[new] == UNKNOWN]
+        for number in new.tolist():
+            self._look_up(number)
+        with self._lock:
+            return begins[chunk], widths[chunk]
+
+    def _look_up_alike(self, part_number: int, numbers: Int64s) -> None:
+        """Look up those of some chunks of one part that are laid out like one that is known."""
+        part, first = self._parts[part_number], int(self._first_chunk[part_number])
+        found = part.alike(numbers - first)
+        if found is None:
+            return
+        template, distance, alike = found
+        self._look_up(first + template)
+        scale = 8 if self.kind.value_type == "bool" else 1
+        with part.layout.lock:
+            begin, width = int(part.layout.begin[template]), int(part.layout.width[template])
+            alike = alike & (distance % self._stored.itemsize == 0)
+            if begin < 0 or not alike.any():
+                return
+            numbers, begins = numbers[alike], begin + scale * distance[alike]
+            # Whoever sees where they begin must find how wide they are, also in a child forked in between.
+            part.layout.width[numbers - first], part.layout.begin[numbers - first] = width, begins
+        with self._lock:
+            self._tables[1][numbers], self._tables[0][numbers] = width, begins
+
+    def _look_up(self, number: int) -> tuple[int, int]:
+        """Where the values of one chunk begin, and how many a row has."""
+        part_number = self._part_of(number)
+        layout = self._parts[part_number].layout
+        local = number - int(self._first_chunk[part_number])
+        with layout.lock:
+            if layout.begin[local] == UNKNOWN:
+                layout.width[local], layout.begin[local] = self._locate(self._chunk_values(number))
+            begin, width = int(layout.begin[local]), int(layout.width[local])
+        tables = self.__dict__.get("_tables")
+        if tables is not None:
+            with self._lock:
+                tables[1][number], tables[0][number] = width, begin
+        return begin, width
+
+    def _locate(self, values: pa.Array) -> tuple[int, int]:
+        """The values in a row of a chunk and where they begin, ``IRREGULAR`` if rows do not lie in order."""
+        try:
+            located = locate_values(values)
+            if located is None:
+                values.validate(full=True)  # whoever reads it must be able to trust its offsets
+        except ValueError as error:
+            raise DataError(f"column {self.name!r}: {error}") from error
+        if located is None:
+            return 0, IRREGULAR
+        address, shape = located
+        # Rows of nested lists must have the declared shape, not only as many values.
+        if len(shape) > 1 and shape != self.shape and (*shape, 1) != self.shape:
+            return 0, IRREGULAR
+        if self.kind.value_type != "bool" and element_of(address, self._stored.itemsize) is None:
+            return 0, IRREGULAR
+        return prod(shape), address
+
+    def _chunk_values(self, number: int) -> pa.Array:
+        part_number = self._part_of(number)
+        return self._parts[part_number].chunk(number - int(self._first_chunk[part_number]))
+
+    def _image_roots(self, number: int) -> Sequence[str]:
+        """The folders in which the images that a chunk names by path may lie."""
+        return self._parts[self._part_of(number)].image_roots
+
+    def _part_of(self, number: int) -> int:
+        return int(np.searchsorted(self._first_chunk, number, side="right")) - 1

@@ -1,0 +1,218 @@
+"""Reading windows of steps out of Arrow columns, in place.
+
+A column is a row of chunks (record batches, one after another, over all segments of a store). Where a chunk's
+values begin is looked up the first time a window touches it. From then on ``Copier`` copies what lies there side by
+side, or in a dense copy of the chunk; everything else is gathered here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mouse_core._arrow.addresses import copy_bits, copy_runs, element_of_all
+from mouse_core._arrow.chunks import ColumnChunks, ColumnPart
+from mouse_core._arrow.dense import dense_rows, plain
+from mouse_core._arrow.dense_copies import IRREGULAR, DenseBudget, DenseCopies
+from mouse_core._arrow.layout import ColumnType
+from mouse_core._arrow.windows import Int64s, WindowsPart
+from mouse_core._base.casting import RowError, convert, values_of
+from mouse_core.images._rows import fill_images
+
+
+class Column(ColumnChunks):
+    """A column over all segments of a snapshot, for gathering windows.
+
+    Args:
+        name, kind, shape, parts: See ``ColumnChunks``.
+        fill, pad: See ``spec.Field``.
+        budget: Limits the dense copies; None: there are none.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        kind: ColumnType,
+        shape: tuple[int, ...],
+        parts: Sequence[ColumnPart],
+        *,
+        fill: float | None,
+        pad: float | None,
+        budget: DenseBudget | None = None,
+    ) -> None:
+        super().__init__(name, kind, shape, parts)
+        self._fill, self._pad = fill, pad
+        # Copies have the stored dtype, and nobody must see that: they may be delivered in another one.
+        exact = self.is_plain and all(_is_exact(value, self._stored) for value in (fill, pad) if value is not None)
+        self._budget = budget if exact else None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether its values may lie in memory as NumPy has them."""
+        return self.kind.kind in ("scalar", "list")
+
+    def begins(self, chunks: Int64s, rows: int = 0) -> Int64s:
+        """The address of the first value of each of some chunks, or of their dense copies.
+
+        ``IRREGULAR`` where rows do not lie side by side, ``UNKNOWN`` where a copy can be had by asking again.
+
+        Args:
+            chunks: Their numbers, ascending, int64 ``[n]``.
+            rows: How many rows may be made dense.
+        """
+        found = super().begins(chunks)
+        (irregular,) = np.nonzero(found == IRREGULAR)
+        if self._budget is not None and len(irregular):
+            for number, begin, end in self._by_part(chunks[irregular]):
+                local = chunks[irregular[begin:end]] - self._first_chunk[number]
+                allowed = -(-rows * (end - begin) // len(irregular))
+                part, copies = self._parts[number], self._copies(number)
+                found[irregular[begin:end]] = copies.begins(local, allowed, self._budget, part.chunk, self._dense)
+        return found
+
+    def _dense(self, values: pa.Array) -> npt.NDArray[Any]:
+        return dense_rows(values, self.shape, self._stored, fill=self._fill, pad=self._pad)
+
+    def _copies(self, part_number: int) -> DenseCopies:
+        reading = repr((self.shape, self._fill, self._pad))
+        return self._parts[part_number].layout.copies(reading, self.width * self._stored.itemsize)
+
+    def _largest_of(self, part_number: int, chunks: Int64s) -> Int64s:
+        copies = self._copies(part_number)
+        copied = copies.begin[chunks] >= 0
+        found = np.empty(len(chunks), np.int64)
+        found[copied] = self._look_through(copies, chunks[copied])
+        found[~copied] = super()._largest_of(part_number, chunks[~copied])
+        return found
+
+    def gather(self, windows: WindowsPart, out: npt.NDArray[Any]) -> None:
+        """Write the windows' values, whatever the chunks look like. Where they are regular, ``Copier`` is faster.
+
+        Args:
+            windows: Where they lie.
+            out: Where to write, ``[n, S, width]`` of any dtype, C-contiguous.
+
+        Raises:
+            RowError: A value is not allowed or does not fit; its ``row`` is ``window * S + step``.
+            DataError: The Arrow data is damaged.
+        """
+        block, whole, length = windows.block, windows.whole, windows.block.length
+        steps, chosen = out.reshape(-1, self.width), whole + windows.begin
+        self._gather_rows(block.chunk[chosen], block.row[chosen], whole * length, length, steps)
+        if len(whole) < len(windows):
+            broken = windows.broken_steps
+            self._gather_rows(broken.chunk, broken.row, broken.target, 1, steps)
+
+    # ------------------------------------------------------------------ runs of rows
+    def _gather_rows(self, chunk: Int64s, row: Int64s, target: Int64s, length: int, steps: npt.NDArray[Any]) -> None:
+        """Write runs of ``length`` rows to ``steps[target : target + length]``, whatever their chunks look like."""
+        if not len(chunk):
+            return
+        first, width = self._places(chunk)
+        regular = first >= 0
+        for found in _different(width[regular]):
+            (same,) = np.nonzero(regular & (width == found))
+            if found > self.width or (found < self.width and self._pad is None):
+                wanted = "at most " * (self._pad is not None) + values_of(self.width)
+                raise RowError(int(target[same[0]]), f"expected {wanted}, found {found}")
+            values = self._regular(first[same], row[same], length, found)
+            try:
+                values = convert(values.reshape(len(same) * length, found), steps.dtype).reshape(values.shape)
+            except RowError as error:
+                run, step = divmod(error.row, length)
+                raise RowError(int(target[same[run]]) + step, str(error)) from error
+            if found < self.width:
+                padded = np.full((len(same), length, self.width), self._pad, steps.dtype)
+                padded[:, :, :found] = values
+                values = padded
+            # Targets of runs are multiples of their length.
+            steps.reshape(-1, length, self.width)[target[same] // length] = values
+        irregular = first == IRREGULAR
+        if irregular.any():
+            self._gather_irregular(chunk[irregular], row[irregular], target[irregular], length, steps)
+
+    def _regular(self, begin: Int64s, row: Int64s, length: int, width: int) -> npt.NDArray[Any]:
+        shape = (len(begin), length, width)
+        if self.kind.value_type == "bool":
+            return copy_bits((begin + row * width)[:, None] + np.arange(length * width)).reshape(shape)
+        first = element_of_all(begin, self._stored.itemsize) + row * width
+        return copy_runs(self._stored, first, length * width).reshape(shape)
+
+    def _gather_irregular(
+        self, chunk: Int64s, row: Int64s, target: Int64s, length: int, steps: npt.NDArray[Any]
+    ) -> None:
+        # Rows that follow each other in source and target are one slice, and slices of one type are converted together.
+        joined = (np.diff(chunk) == 0) & (np.diff(row) == length) & (np.diff(target) == length)
+        begins = [0, *(np.nonzero(~joined)[0] + 1).tolist(), len(chunk)]
+        slices: dict[pa.DataType, list[pa.Array]] = {}
+        targets: dict[pa.DataType, list[Int64s]] = {}
+        images: list[tuple[pa.Array, int, Sequence[str]]] = []
+        for begin, end in pairwise(begins):
+            n = (end - begin) * length
+            values = plain(self._chunk_values(int(chunk[begin])).slice(int(row[begin]), n))
+            if self.kind.kind == "image":
+                images.append((values, int(target[begin]), self._image_roots(int(chunk[begin]))))
+                continue
+            slices.setdefault(values.type, []).append(values)
+            targets.setdefault(values.type, []).append(np.arange(int(target[begin]), int(target[begin]) + n))
+        if images:
+            fill_images(images, self.shape, steps, fill=self._fill, pixel=self._stored)  # type: ignore[arg-type]
+        for data_type, arrays in slices.items():
+            places = np.concatenate(targets[data_type])
+            try:
+                steps[places] = dense_rows(
+                    pa.concat_arrays(arrays), self.shape, steps.dtype, fill=self._fill, pad=self._pad
+                )
+            except RowError as error:
+                raise RowError(int(places[error.row]), str(error)) from error
+
+
+def _different(numbers: Int64s) -> list[int]:
+    """The numbers there are, most often one."""
+    if len(numbers) and (numbers == numbers[0]).all():
+        return [int(numbers[0])]
+    different: list[int] = np.unique(numbers).tolist()
+    return different
+
+
+def _is_exact(value: float, dtype: np.dtype[Any]) -> bool:
+    """Whether ``dtype`` holds a number as it is, or as any float does."""
+    with np.errstate(all="ignore"):
+        held = np.asarray(value).astype(dtype)
+    return bool(held.item() == value) or bool(dtype.kind == "f" and np.isnan(value))
+
+
+class Growth(NamedTuple):
+    """How segments differ from earlier ones that rows were appended to.
+
+    Args:
+        kept: How many are the same.
+        appended: The others, each of one chunk. The first may be the last of the earlier ones, grown.
+        replaced: That one as it was; None if all of the earlier ones are kept.
+    """
+
+    kept: int
+    appended: tuple[Any, ...]
+    replaced: Any | None
+
+
+def growth(before: tuple[Any, ...], after: tuple[Any, ...]) -> Growth | None:
+    """What was appended to some segments; None where others are not the same with rows appended."""
+    kept, last = len(before) - 1, before[-1:]
+    appended = after[max(kept, 0) :]
+    if not last or not appended or after[:kept] != before[:kept]:
+        return None
+    replaced = None
+    if appended[0] is last[0]:
+        kept, appended = kept + 1, appended[1:]
+    elif appended[0].block is not None and appended[0].block is last[0].block:
+        replaced = last[0]
+    else:
+        return None
+    # Segments of datasets may say more about the shapes of rows.
+    return Growth(kept, appended, replaced) if all(segment.block is not None for segment in appended) else None

@@ -1,0 +1,190 @@
+"""Where the values of an Arrow array lie in memory, for arrays regular enough to be read in place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mouse_core.errors import SchemaError
+from mouse_core.spec import Field
+
+_LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+
+
+def is_list(data_type: pa.DataType) -> bool:
+    """Whether ``data_type`` is a list, large list or fixed-size list."""
+    return any(test(data_type) for test in _LISTS)
+
+
+@dataclass(frozen=True)
+class ColumnType:
+    """What a column holds, apart from how Arrow happens to encode it: columns of equal types fit together.
+
+    Args:
+        kind: "scalar", "list", "image" (encoded: a ``{bytes, path}`` struct or binary), "null" or "other".
+        value_type: The Arrow type of the innermost values, as text; of images that of their pixels, "image" for uint8.
+        depth: Levels of lists.
+    """
+
+    kind: str
+    value_type: str = ""
+    depth: int = 0
+
+    @property
+    def dtype(self) -> np.dtype[np.generic]:
+        """The NumPy dtype of the innermost values."""
+        return np.dtype(
+            _NUMPY_NAMES.get(self.value_type, "uint8") if self.kind == "image" else _NUMPY_NAMES[self.value_type]
+        )
+
+    def __str__(self) -> str:
+        return f"{'list of ' * self.depth}{self.value_type or self.kind}"
+
+
+_NUMPY_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64", "bool": "bool"} | {
+    name: name for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+}
+
+
+def column_type(data_type: pa.DataType) -> ColumnType:
+    """The ColumnType of an Arrow type; extension and dictionary types count as what they store."""
+    depth = 0
+    while True:
+        if isinstance(data_type, pa.BaseExtensionType):
+            data_type = data_type.storage_type
+        elif pa.types.is_dictionary(data_type):
+            data_type = data_type.value_type
+        elif is_list(data_type):
+            data_type, depth = data_type.value_type, depth + 1
+        else:
+            break
+    if pa.types.is_null(data_type):
+        return ColumnType("null")
+    if str(data_type) in _NUMPY_NAMES:
+        return ColumnType("list" if depth else "scalar", str(data_type), depth)
+    if not depth and (_is_binary(data_type) or _is_image_struct(data_type)):
+        return ColumnType("image", "image")
+    return ColumnType("other", str(data_type), depth)
+
+
+def _is_binary(data_type: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(data_type) or pa.types.is_large_binary(data_type))
+
+
+def _is_image_struct(data_type: pa.DataType) -> bool:
+    return bool(pa.types.is_struct(data_type) and {field.name for field in data_type} == {"bytes", "path"})
+
+
+def fixed_shape(data_type: pa.DataType) -> tuple[int, ...] | None:
+    """The shape of one row where the type alone says it: ``()`` for scalars, sizes of nested fixed-size lists."""
+    shape: list[int] = []
+    declared = getattr(data_type, "shape", None)  # datasets' Array2D and its kin
+    if isinstance(data_type, pa.BaseExtensionType) and declared is not None and None not in declared:
+        return tuple(int(size) for size in declared)
+    while isinstance(data_type, pa.BaseExtensionType):
+        data_type = data_type.storage_type
+    while pa.types.is_fixed_size_list(data_type):
+        shape.append(data_type.list_size)
+        data_type = data_type.value_type
+    return None if is_list(data_type) else tuple(shape)
+
+
+def locate_values(array: pa.Array) -> tuple[int, tuple[int, ...]] | None:
+    """Where ``array``'s values begin, and the shape of a row, if its rows lie side by side without gaps or nulls.
+
+    Returns:
+        ``(address, shape)``: the address in bytes of the first value (in *bits* for booleans) and the sizes of the
+        list levels; None where rows differ in length, hold nulls, or are encoded.
+
+    Raises:
+        ValueError: The array is damaged: its lists or values lie outside of its memory.
+    """
+    n = len(array)
+    first = array.offset
+    shape: list[int] = []
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+        first = array.offset
+    if not n or array.null_count:
+        return None
+    while is_list(array.type):
+        if pa.types.is_fixed_size_list(array.type):
+            size = array.type.list_size
+            first *= size
+        else:
+            ends = _offsets(array)[first : first + n + 1]
+            size = int(ends[1] - ends[0])
+            if not (np.diff(ends) == size).all():
+                # Whoever reads it must be able to trust its offsets.
+                array.validate(full=True)
+                return None
+            first = int(ends[0])
+        if not size:
+            return None
+        n *= size
+        shape.append(size)
+        array = array.values
+        if first < 0 or first + n > len(array):
+            raise ValueError(
+                f"expected lists of {len(array)} values, found some that end at {first + n}; it is damaged"
+            )
+        if array.null_count and array.slice(first, n).null_count:
+            return None
+        first += array.offset
+    return _first_value(array, first, n, tuple(shape))
+
+
+def list_offsets(array: pa.Array) -> list[tuple[int, int, np.dtype[Any]]]:
+    """Where the offsets of ``array``'s lists lie: address, count and dtype for each level that has them."""
+    found = []
+    n, first = len(array), array.offset
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+        first = array.offset
+    while is_list(array.type):
+        if pa.types.is_fixed_size_list(array.type):
+            n, first = n * array.type.list_size, first * array.type.list_size
+        else:
+            offsets = _offsets(array)[first : first + n + 1]
+            found.append((array.buffers()[1].address + first * offsets.itemsize, n + 1, offsets.dtype))
+            first, n = int(offsets[0]), int(offsets[-1] - offsets[0])
+        array = array.values
+        first += array.offset
+    return found
+
+
+def _first_value(array: pa.Array, first: int, n: int, shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]] | None:
+    name = _NUMPY_NAMES.get(str(array.type))
+    if name is None:
+        return None
+    buffer = array.buffers()[-1]
+    bits = 1 if name == "bool" else 8 * np.dtype(name).itemsize
+    if (first + n) * bits > 8 * buffer.size:
+        raise ValueError(f"expected {(first + n) * bits // 8} bytes of values, found {buffer.size}; damaged")
+    address = buffer.address
+    if name == "bool":
+        return address * 8 + first, shape
+    return address + first * np.dtype(name).itemsize, shape
+
+
+def _offsets(array: pa.Array) -> npt.NDArray[Any]:
+    wide = pa.types.is_large_list(array.type)
+    return np.frombuffer(array.buffers()[1], np.int64 if wide else np.int32)
+
+
+def check_readable(kind: ColumnType, field: Field) -> None:
+    """Raise SchemaError if a field cannot be read from a column of this type."""
+    where, most = f"column {field.column!r}", field.max_ndim
+    if most is not None and kind.depth > most and not (field.shape == () and kind.depth == 1):
+        wanted = "numbers or lists of one" if field.shape == () else "numbers" if not most else "numbers or lists of "
+        if most:
+            wanted += f"{most} dimension{'s' * (most > 1)}"
+        raise SchemaError(f"{where}: expected {wanted}, found {kind}")
+    readable = ("list", "null", "image") if field.image else ("scalar", "list", "null")
+    if kind.kind not in readable or (field.image and kind.kind == "list" and kind.depth not in (2, 3)):
+        wanted = "images or lists [H, W] or [H, W, C] of integers" if field.image else "numbers or lists of numbers"
+        raise SchemaError(f"{where}: expected {wanted}, found {kind}")

@@ -1,0 +1,306 @@
+"""Where windows of steps lie among the chunks of a table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core._base.memo import memo
+
+Int64s = npt.NDArray[np.int64]
+
+
+# Start, chunk, row, pieces.
+_BYTES_OF_ONE = 64
+
+
+class Pieces(NamedTuple):
+    """Windows cut into stretches that each lie side by side in one chunk, a row for each batch.
+
+    In the order of the windows' steps; where a batch has fewer than another, pieces of no steps fill it up.
+
+    Args:
+        chunk, row: Where each begins, int64 ``[batches, most]``.
+        size: Its steps, int64 ``[batches, most]``.
+    """
+
+    chunk: Int64s
+    row: Int64s
+    size: Int64s
+
+
+class Steps(NamedTuple):
+    """Single steps of windows.
+
+    Args:
+        chunk, row: Where each lies, int64 ``[n]``.
+        target: Which it is, counted over all windows: ``window * length + step``, int64 ``[n]``.
+    """
+
+    chunk: Int64s
+    row: Int64s
+    target: Int64s
+
+
+class Chunks:
+    """Where the chunks of a table begin, or other stretches of rows, each of which lies side by side in a chunk.
+
+    Args:
+        starts: The first row of every stretch, and the end, int64 ``[stretches + 1]``.
+        chunk, row: The chunk in which each lies, and which of its rows is the first, int64 ``[stretches]``; by default
+            the stretches are the chunks.
+        longest: Rows of the longest chunk; by default of the longest stretch.
+    """
+
+    def __init__(
+        self, starts: Int64s, chunk: Int64s | None = None, row: Int64s | None = None, longest: int | None = None
+    ) -> None:
+        self.starts = starts
+        self.chunk, self.row = chunk, row
+        self.longest = int(np.diff(starts).max(initial=0)) if longest is None else longest
+        # Files have chunks of one size, so that a division finds the chunk in a file: many times as fast as a search.
+        sizes = np.diff(starts)
+        first = np.concatenate([[0], np.nonzero(np.diff(sizes))[0] + 1]) if len(sizes) else np.zeros(0, np.int64)
+        self._runs = None
+        if len(sizes) and sizes.min() > 0 and 4 * len(first) <= len(sizes) + 8:
+            self._runs = (starts[first], first, sizes[first])
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def find(self, rows: Int64s) -> Int64s:
+        """The chunk of each row."""
+        if self._runs is None:
+            # side="right" steps over empty chunks.
+            return np.searchsorted(self.starts, rows, side="right") - 1
+        begin, chunk, size = self._runs
+        found: Int64s
+        if len(begin) == 1:
+            found = rows // int(size[0])
+            return found
+        run = np.searchsorted(begin, rows, side="right") - 1
+        found = (rows - begin[run]) // size[run]
+        found += chunk[run]
+        return found
+
+    def located(self, stretch: Int64s, row: Int64s) -> tuple[Int64s, Int64s]:
+        """The chunk and its row, of rows of stretches."""
+        if self.chunk is None or self.row is None:
+            return stretch, row
+        return self.chunk[stretch], self.row[stretch] + row
+
+
+def distinct(numbers: Int64s, count: int) -> Int64s:
+    """Each of some numbers in ``0..count - 1`` once, ascending, as ``np.unique`` gives them."""
+    if 8 * len(numbers) < count:
+        return np.unique(numbers)
+    there = np.zeros(count, np.bool_)
+    there[numbers] = True
+    return np.nonzero(there)[0]
+
+
+class Windows:
+    """Windows of ``length`` steps, located together; usually those of several batches.
+
+    Args:
+        chunks: Where chunks, or stretches of rows, begin.
+        rows: The snapshot's rows at which the windows begin, int64 ``[n]``.
+        length: Steps in a window.
+        bounds: The first window of each batch, and the end; by default all are one batch.
+        physical: The rows of the tables behind, where they are others: int64 ``[n, length]``.
+    """
+
+    def __init__(
+        self,
+        chunks: Chunks,
+        rows: Int64s,
+        length: int,
+        bounds: Sequence[int] | None = None,
+        physical: Int64s | None = None,
+    ) -> None:
+        self.rows = rows
+        self.bounds = (0, len(rows)) if bounds is None else bounds
+        self.length = length
+        self.chunks = chunks
+        self._physical = physical
+        # What others know about these windows; see copying.Copier.
+        self.known: dict[Any, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def nbytes(self) -> int:
+        """About how much memory they take, with what others know about them."""
+        return _BYTES_OF_ONE * len(self.rows) + sum(getattr(known, "nbytes", 0) for known in self.known.copy().values())
+
+    def part(self, number: int) -> WindowsPart:
+        """The windows of one of the batches."""
+        return WindowsPart(self, number)
+
+    @memo
+    def starts(self) -> Int64s:
+        """The first row of each window in the tables, int64 ``[n]``."""
+        return self.rows if self._physical is None else self._physical[:, 0]
+
+    @memo
+    def stretch(self) -> Int64s:
+        """The stretch that each window begins in, int64 ``[n]``."""
+        return self.chunks.find(self.starts)
+
+    @memo
+    def chunk(self) -> Int64s:
+        """The chunk that each window begins in, int64 ``[n]``."""
+        return self.stretch if self.chunks.chunk is None else self.chunks.chunk[self.stretch]
+
+    @memo
+    def row(self) -> Int64s:
+        """The row of that chunk, int64 ``[n]``."""
+        row: Int64s = self.starts - self.chunks.starts[self.stretch]
+        return row if self.chunks.row is None else row + self.chunks.row[self.stretch]
+
+    @memo
+    def is_whole(self) -> npt.NDArray[np.bool_]:
+        """Whether all of a window lies side by side in one chunk, bool ``[n]``."""
+        whole: npt.NDArray[np.bool_] = self.starts + self.length <= self.chunks.starts[self.stretch + 1]
+        if self._physical is not None:
+            whole &= (self._physical[:, 1:] - self._physical[:, :-1] == 1).all(axis=1)
+        return whole
+
+    @memo
+    def pieces(self) -> Pieces:
+        """All windows, cut where one stretch ends; there must be some."""
+        if self._physical is not None and self.length > 1:
+            return _in_rows(*_join_steps(self.steps(np.arange(len(self))), self.length), self.bounds)
+        stretch, row, size = _cut(self)
+        return Pieces(*self.chunks.located(stretch, row), size)
+
+    def forget(self) -> None:
+        """Give back the memory of what can be worked out again."""
+        for name in ("starts", "stretch", "chunk", "row", "is_whole", "pieces"):
+            self.__dict__.pop(name, None)
+
+    def steps(self, windows: Int64s) -> Steps:
+        """All steps of some windows."""
+        within = np.arange(self.length)
+        if self._physical is None:
+            rows = self.starts[windows, None] + within
+        else:
+            rows = self._physical[windows]
+        rows = rows.reshape(-1)
+        stretch = self.chunks.find(rows)
+        target = (windows[:, None] * self.length + within).reshape(-1)
+        return Steps(*self.chunks.located(stretch, rows - self.chunks.starts[stretch]), target)
+
+
+class WindowsPart:
+    """The windows of one batch of a block."""
+
+    def __init__(self, block: Windows, number: int) -> None:
+        self.block = block
+        self.number = number
+        self.begin, self.end = block.bounds[number], block.bounds[number + 1]
+
+    def __len__(self) -> int:
+        return self.end - self.begin
+
+    def row_of(self, step: int) -> int:
+        """The snapshot's row of a step, counted over the part's windows."""
+        window, step = divmod(step, self.block.length)
+        return int(self.block.rows[self.begin + window]) + step
+
+    @memo
+    def whole(self) -> Int64s:
+        """The windows that lie in one chunk, counted from the part's first."""
+        return np.nonzero(self.block.is_whole[self.begin : self.end])[0]
+
+    @memo
+    def broken_steps(self) -> Steps:
+        """The steps of the other windows; targets are counted from the part's first window."""
+        broken = np.nonzero(~self.block.is_whole[self.begin : self.end])[0] + self.begin
+        steps = self.block.steps(broken)
+        return steps._replace(target=steps.target - self.begin * self.block.length)
+
+
+def _cut(windows: Windows) -> Pieces:
+    """The pieces of windows of consecutive rows; their chunks are stretches."""
+    chunks, starts, length, sizes = windows.chunks, windows.starts, windows.length, np.diff(windows.bounds)
+    stretch = windows.stretch
+    row = starts - chunks.starts[stretch]
+    room = chunks.starts[stretch + 1] - starts
+    (broken,) = np.nonzero(room < length)
+    if not len(broken) and (sizes == sizes[0]).all():
+        shape = (len(sizes), -1)
+        return Pieces(stretch.reshape(shape), row.reshape(shape), np.full((len(sizes), int(sizes[0])), length))
+    counts = np.ones(len(starts), np.int64)
+    counts[broken] = 2
+    rest = length - room[broken]
+    after = chunks.find(starts[broken] + room[broken])
+    many = chunks.starts[after + 1] - chunks.starts[after] < rest
+    several = broken[many]
+    *ends, which = [several] * 4  # mostly none
+    if len(several):
+        *ends, which = cut_at_chunks(chunks, starts[several] + room[several], rest[many])
+    counts[several] += np.bincount(which, minlength=len(several)) - 1
+    # The pieces of a window go behind those of the windows before it in its batch.
+    end = np.concatenate([[0], np.cumsum(counts)])
+    first = end[np.asarray(windows.bounds)]
+    most = int(np.diff(first).max())
+    batches = len(sizes)
+    place = end[:-1] + np.repeat(most * np.arange(batches) - first[:-1], sizes)
+    np.minimum(room, length, out=room)
+    second = place[broken[~many]] + 1
+    begin = np.cumsum(counts[several] - 1) - counts[several] + 1
+    others = place[several][which] + 1 + np.arange(len(which)) - begin[which]
+    filled = []
+    tails = (after[~many], np.zeros(len(second), np.int64), rest[~many])
+    for heads, tail, more in zip((stretch, row, room), tails, ends, strict=True):
+        values = np.zeros(batches * most, np.int64)
+        values[place] = heads
+        values[second] = tail
+        values[others] = more
+        filled.append(values.reshape(batches, most))
+    return Pieces(*filled)
+
+
+def cut_at_chunks(chunks: Chunks, starts: Int64s, length: Int64s) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+    """Stretches of consecutive rows, each of so many, cut where chunks end: of each piece chunk, row, size, and which
+    stretch it was; all int64 ``[n]``.
+    """
+    first = chunks.find(starts)
+    counts = chunks.find(starts + (length - 1)) - first + 1
+    which = np.repeat(np.arange(len(starts)), counts)
+    chunk = np.arange(len(which)) + (first - np.cumsum(counts) + counts)[which]
+    begin = starts[which]
+    end = np.minimum(begin + length[which], chunks.starts[chunk + 1])
+    begin = np.maximum(begin, chunks.starts[chunk])
+    there = end > begin  # not so for empty chunks
+    return chunk[there], (begin - chunks.starts[chunk])[there], (end - begin)[there], which[there]
+
+
+def _join_steps(steps: Steps, length: int) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+    """The same of single steps, joined to pieces where they lie side by side in one window."""
+    joined = (np.diff(steps.chunk) == 0) & (np.diff(steps.row) == 1)
+    # A window of the next batch may begin where this one ends.
+    joined &= steps.target[1:] % length != 0
+    begins = np.concatenate([[0], np.nonzero(~joined)[0] + 1])
+    sizes = np.diff(np.concatenate([begins, [len(steps.chunk)]]))
+    return steps.chunk[begins], steps.row[begins], sizes, steps.target[begins] // length
+
+
+def _in_rows(chunk: Int64s, row: Int64s, size: Int64s, window: Int64s, bounds: Sequence[int]) -> Pieces:
+    """Pieces with a row for each batch."""
+    first = np.searchsorted(window, np.asarray(bounds))
+    counts = np.diff(first)
+    most = int(counts.max())
+    if (counts == most).all():
+        return Pieces(chunk.reshape(-1, most), row.reshape(-1, most), size.reshape(-1, most))
+    place = first[:-1, None] + np.arange(most)
+    beyond = place >= first[1:, None]
+    place[beyond] = 0
+    filled = size[place]
+    filled[beyond] = 0
+    return Pieces(chunk[place], row[place], filled)

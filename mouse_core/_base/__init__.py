@@ -1,0 +1,1 @@
+"""What every room may use: casting, files, locks, memory, nested values, threads, progress."""

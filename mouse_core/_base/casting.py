@@ -1,0 +1,163 @@
+"""Conversions that never lose a value silently: between dtypes, and of records into dicts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+# Floats of 16 and 8 bits that NumPy has from ml_dtypes; each value of theirs is one of float32, too.
+_NARROW = frozenset(
+    {
+        "bfloat16",
+        "float8_e3m4",
+        "float8_e4m3",
+        "float8_e4m3b11fnuz",
+        "float8_e4m3fn",
+        "float8_e4m3fnuz",
+        "float8_e5m2",
+        "float8_e5m2fnuz",
+        "float8_e8m0fnu",
+    }
+)
+
+
+def is_narrow(dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype is bfloat16 or one of 8-bit floats."""
+    return dtype.kind in "Vf" and dtype.itemsize < 3 and dtype.name in _NARROW
+
+
+def number_kind(dtype: np.dtype[Any]) -> str:
+    """``dtype.kind``, which is "f" for bfloat16 and 8-bit floats, too."""
+    return "f" if dtype.kind == "V" and is_narrow(dtype) else dtype.kind
+
+
+def named_dtype(dtype: Any) -> np.dtype[Any]:
+    """A NumPy dtype by what names it, also bfloat16 and 8-bit floats, where ml_dtypes is installed.
+
+    Raises:
+        TypeError: It names none, or ml_dtypes is needed and not there.
+    """
+    if isinstance(dtype, str) and dtype in _NARROW:
+        try:
+            import ml_dtypes  # it makes them known to NumPy
+        except ImportError as error:
+            raise TypeError(f"{dtype} needs ml_dtypes: pip install ml_dtypes") from error
+        dtype = getattr(ml_dtypes, dtype)
+    known: np.dtype[Any] = np.dtype(dtype)
+    return known
+
+
+def dtype_name(dtype: np.dtype[Any]) -> str:
+    """What ``named_dtype`` makes the dtype of again."""
+    return dtype.name if is_narrow(dtype) else dtype.str
+
+
+def widened(value: Any) -> Any:
+    """Narrow floats as the float32 that they are exactly; anything else as it is."""
+    dtype = getattr(value, "dtype", None)
+    if isinstance(dtype, np.dtype):
+        return value.astype(np.float32) if is_narrow(dtype) else value
+    name = str(dtype).removeprefix("torch.")
+    return value.float() if name in _NARROW and hasattr(value, "float") else value
+
+
+def largest_of(dtype: np.dtype[Any]) -> float:
+    """The largest finite number of a floating dtype."""
+    if not is_narrow(dtype):
+        return float(np.finfo(dtype).max)
+    import ml_dtypes
+
+    limits: Any = ml_dtypes
+    return float(limits.finfo(dtype).max)
+
+
+class RowError(ValueError):
+    """A value that its field does not allow; ``row`` counts along the first axis of what was looked at."""
+
+    def __init__(self, row: int, message: str) -> None:
+        super().__init__(message)
+        self.row = row
+
+
+def as_record(value: Any) -> dict[str, Any] | None:
+    """The fields of a mapping (a TensorDict is one), a named tuple or a dataclass by name; None of anything else."""
+    if type(value) is dict:
+        return value
+    if isinstance(value, Mapping):  # which may count or iterate over something else than its names
+        return dict(value.items())
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        named: dict[str, Any] = value._asdict()
+        return named
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    return None
+
+
+def convert(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """``array`` in ``dtype``, the same object where nothing changes.
+
+    Numbers may be rounded to a float that is narrower. Everything else must arrive as the value it was.
+
+    Raises:
+        RowError: A value does not fit: an integer out of range, a fraction or NaN for an integer dtype, a finite
+            float that would become infinite, or anything but 0 and 1 for a boolean.
+    """
+    if array.dtype == dtype:
+        return array
+    if is_narrow(array.dtype):
+        array = array.astype(np.float32)
+        if array.dtype == dtype:
+            return array
+    if np.can_cast(array.dtype, dtype, "safe") or not array.size:
+        return array.astype(dtype)
+    if array.dtype.kind in "biu" and dtype.kind in "iu":
+        converted = array.astype(dtype)
+        if (converted == array).all():  # most likely; otherwise what does not fit is looked for
+            return converted
+    if array.dtype.kind not in "biuf":
+        raise RowError(0, f"expected numbers, found {array.dtype}")
+    if number_kind(dtype) == "f":
+        largest = largest_of(dtype)
+        if array.dtype.kind == "f" and -largest <= array.min() and array.max() <= largest:
+            return array.astype(dtype)  # most likely; neither NaN nor infinities are among them
+        with np.errstate(over="ignore"):
+            converted = array.astype(dtype)
+        if array.dtype.kind == "f" or is_narrow(dtype):  # of which some have no infinity, and become NaN
+            lost = ~np.isfinite(converted) & np.isfinite(array)
+            _refuse(array, lost, f"values that fit {dtype}")
+        return converted
+    if dtype.kind == "b":
+        lowest, highest = 0, 1
+    else:
+        limits = np.iinfo(dtype)
+        lowest, highest = int(limits.min), int(limits.max)
+    if array.dtype.kind == "f":
+        array = array.astype(np.float64)  # float16 cannot be compared with such limits
+    # Written so that NaN counts as outside. Above 2**53 float limits round up, hence the strict comparison.
+    beyond = array > highest if array.dtype.kind != "f" else array >= float(highest) + (highest < 2**53)
+    outside = ~(array >= lowest) | beyond
+    _refuse(array, outside, f"values {lowest}..{highest} that fit {dtype}")
+    converted = array.astype(dtype)
+    if array.dtype.kind == "f":
+        _refuse(array, converted != array, f"whole numbers for {dtype}")
+    return converted
+
+
+def _refuse(array: npt.NDArray[Any], where: npt.NDArray[np.bool_], wanted: str) -> None:
+    if where.any():
+        place = int(where.argmax())
+        raise RowError(place * len(array) // array.size, f"expected {wanted}, found {array.flat[place].item()}")
+
+
+def values_of(count: int) -> str:
+    """So many values, in words."""
+    return f"{count} value{'s' * (count != 1)}"
+
+
+def is_whole(value: Any) -> bool:
+    """Whether it is an integer, and no boolean."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)

@@ -1,0 +1,1 @@
+"""mouse_core._files: to be said."""

@@ -1,0 +1,215 @@
+"""Arrow files on disk: opened without trusting them, and held against their own ends.
+
+A stream of record batches ends where a length of zero stands, so a few zeroed bytes in its middle end it without an
+error: for the reader of Arrow the rows behind them are not there. What tells is that something follows the end mark.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from mouse_core._files.reading import reading
+from mouse_core.errors import DataError
+
+_FILE_MAGIC = b"ARROW1"
+# The head of the file format, and what stands behind its footer: the footer's length and the magic again.
+_FILE_HEAD, _FILE_TAIL = 8, 10
+_END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
+# After so many bytes pages of a mapped file are let go; looking at the head of a batch brings in about so many.
+_RELEASED = 64 << 20
+TOUCHED = 128 << 10
+# Buffers are padded to a multiple of this; the head of a record batch takes more.
+_PADDING = 64
+# What datasets does to a mapped table that leaves all of its rows and columns in place.
+_HARMLESS = ("replace_schema_metadata", "rename_columns")
+
+
+@contextmanager
+def mapped(file: Path) -> Iterator[tuple[Any, Callable[[int], None]]]:
+    """A file mapped into memory, and a function to say that so many bytes of it have been read.
+
+    Pages that were read count as the process's memory until they are let go, which the function does now and then.
+    """
+    with file.open("rb") as stream:
+        memory = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+    seen = 0
+
+    def release(count: int) -> None:
+        nonlocal seen
+        seen += count
+        if seen >= _RELEASED and hasattr(memory, "madvise"):
+            memory.madvise(mmap.MADV_DONTNEED)
+            seen = 0
+
+    # The mapping ends when the last batch that lies in it is gone.
+    yield pa.BufferReader(pa.py_buffer(memory)), release
+
+
+def is_stream(file: Path) -> bool:
+    """Whether the file has the stream format, which ``datasets`` writes, and not the file format."""
+    with reading(file), file.open("rb") as source:
+        return source.read(len(_FILE_MAGIC)) != _FILE_MAGIC
+
+
+def schema_of(file: Path) -> pa.Schema:
+    """The schema, of a stream or of the file format."""
+    with reading(file), mapped(file) as (source, _):
+        return _reader(source)[0].schema
+
+
+def batches(file: Path) -> Iterator[tuple[Callable[[], pa.RecordBatch | None], Callable[[int], None]]]:
+    """Functions that read one record batch each, the last giving None, and one to say how many bytes were read.
+
+    Raises:
+        DataError: The file is cut, or something stands behind the end of the stream.
+    """
+    with reading(file), mapped(file) as (source, release):
+        reader, end = _reader(source)
+        for number, read in enumerate(_each(reader, source, end)):
+            yield partial(_named, read, file, number), release
+
+
+def count_rows(file: Path) -> int:
+    """How many rows an Arrow file holds, from the heads of its record batches.
+
+    Raises:
+        DataError: The file is damaged, was cut, or goes on after its end mark.
+    """
+    rows = 0
+    for read, release in batches(file):
+        batch = read()
+        if batch is None:
+            break
+        rows += batch.num_rows
+        release(TOUCHED)
+    return rows
+
+
+def check_mapped(data: Any) -> None:
+    """Hold a table of ``datasets`` against the files that it is mapped from: each must have been read to its end.
+
+    Takes a constant time for each file, unless columns or rows of it were left out; then the heads of its record
+    batches are read.
+
+    Args:
+        data: A ``datasets.table.Table``.
+
+    Raises:
+        DataError: A file is cut, or holds more than its reader saw.
+    """
+    seen = set()
+    for row in getattr(data, "blocks", [[data]]):
+        for block in row:
+            path = getattr(block, "path", None)
+            if path is None or path in seen or not Path(path).is_file():
+                continue
+            seen.add(path)
+            plain = all(replay[0] in _HARMLESS for replay in block.replays or ())
+            # What a glance at both ends cannot tell, a walk through the file decides.
+            if not (plain and _ends_together(Path(path), block.table)):
+                count_rows(Path(path))
+
+
+def _ends_together(file: Path, table: pa.Table) -> bool:
+    """Whether a table that is mapped from a stream holds its last record batch, judged by where its buffers lie."""
+    if not table.num_columns or not all(column.num_chunks for column in table.columns):
+        return False
+    with reading(file), mapped(file) as (source, _):
+        size = source.size()
+        source.seek(max(size - len(_END_OF_STREAM), 0))
+        if source.read() != _END_OF_STREAM:
+            return False
+        source.seek(0)
+        first = pa.ipc.open_stream(source).read_next_batch()
+        source.seek(0)
+        origin = source.read_buffer(1)
+        theirs = _extent([column.chunk(0) for column in table.columns])
+        ours = _extent(first.columns)
+        last = _extent([column.chunk(column.num_chunks - 1) for column in table.columns])
+        if theirs is None or ours is None or last is None:
+            return False
+        end, stop = last[1] - theirs[0] + ours[0] - origin.address, size - len(_END_OF_STREAM)
+        # Between the last value and the end mark there is nothing but padding, which is zeros.
+        return 0 <= stop - end < _PADDING and not any(source.read_at(stop - end, end))
+
+
+def _extent(arrays: list[pa.Array]) -> tuple[int, int] | None:
+    """The lowest address among the buffers of some arrays, and the end of the highest."""
+    found = [buffer for array in arrays for buffer in array.buffers() if buffer is not None and buffer.size]
+    if not found:
+        return None
+    return min(buffer.address for buffer in found), max(buffer.address + buffer.size for buffer in found)
+
+
+def _named(read: Callable[[], pa.RecordBatch | None], file: Path, number: int) -> pa.RecordBatch | None:
+    with reading(file, at=f"record batch {number}"):
+        return read()
+
+
+def _reader(source: Any) -> tuple[Any, int]:
+    """A reader of the stream format or of the file format, and where its end mark must end."""
+    size: int = source.size()
+    is_file = source.read(len(_FILE_MAGIC)) == _FILE_MAGIC
+    if is_file:
+        source.seek(0)
+        return pa.ipc.open_file(source), size
+    # Whoever finished a stream wrote this; without it a file that was cut between batches would seem whole.
+    source.seek(max(size - len(_END_OF_STREAM), 0))
+    if source.read() != _END_OF_STREAM:
+        raise DataError("expected an Arrow stream that ends with its end mark; it was cut or never finished")
+    source.seek(0)
+    return pa.ipc.open_stream(source), size
+
+
+def _each(reader: Any, source: Any, end: int) -> Iterator[Callable[[], pa.RecordBatch | None]]:
+    """Functions that read one record batch each; the last gives None."""
+    if isinstance(reader, pa.RecordBatchFileReader):
+        known = reader.num_record_batches
+        for number in range(known):
+            yield partial(reader.get_batch, number)
+        yield partial(_nothing_more, source, known)
+        return
+
+    def following() -> pa.RecordBatch | None:
+        try:
+            return reader.read_next_batch()
+        except StopIteration:
+            place = source.tell()
+            if place != end:
+                raise DataError(
+                    f"expected the end of the file after the end mark at byte {place}, found {end - place} bytes more; "
+                    "rows are missing"
+                ) from None
+            return None
+
+    while True:
+        yield following
+
+
+def _nothing_more(source: Any, known: int) -> None:
+    """Compare what the footer of the file format lists with the stream that is in the file."""
+    source.seek(max(source.size() - _FILE_TAIL, 0))
+    footer = source.size() - _FILE_TAIL - int.from_bytes(source.read(4), "little")
+    source.seek(_FILE_HEAD)
+    stream = pa.ipc.open_stream(source)
+    found, place = 0, footer
+    try:
+        while found <= known:
+            stream.read_next_batch()
+            found += 1
+    except StopIteration:
+        place = source.tell()
+    except (pa.ArrowException, OSError):
+        pass  # old writers end the stream with the footer, which is no record batch
+    if found > known or place != footer:
+        raise DataError(
+            f"expected {known} record batches, as the footer lists, and the footer behind them, found more; rows are "
+            "missing, or files were joined"
+        )

@@ -1,0 +1,83 @@
+"""Reading files that nobody vouches for: whatever goes wrong is one of our errors and names the file."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mouse_core.errors import ConfigError, DataError, MouseError
+
+MOST_JSON = 16 << 20
+"""Bytes that a description may take: parsing may need twenty times as many."""
+
+
+def damaged(path: str | os.PathLike[str], reason: object, *, at: str = "") -> DataError:
+    """The error for a file that cannot be what it claims to be.
+
+    Args:
+        path: The file.
+        reason: What was expected and what was found.
+        at: Where in the file: an episode, an offset.
+    """
+    return DataError(f"{os.fspath(path)}{f', {at}' if at else ''}: {reason}")
+
+
+@contextmanager
+def reading(path: str | os.PathLike[str], *, at: str = "") -> Iterator[None]:
+    """Turn whatever a library raises over damaged bytes into a DataError that names the file.
+
+    Args:
+        path: The file being read.
+        at: Where in the file: an episode, an offset.
+
+    Raises:
+        DataError: Anything but our own errors was raised inside; those pass, with the file's name put before them if
+            it is not in them. Or it is a pipe or a device, which might never answer; nothing is done inside then.
+        ConfigError: The file is not there.
+    """
+    name = os.fspath(path)
+    if _may_wait(name):
+        raise damaged(name, "expected a regular file, found a pipe or a device", at=at)
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise ConfigError(f"{name}: expected a file or folder, found none ({error})") from error
+    except DataError as error:
+        if name in str(error):
+            raise
+        raise damaged(name, error, at=at) from error
+    except (MouseError, ImportError):
+        raise
+    except Exception as error:  # whatever it is that a library stumbles over
+        shown = str(error).strip().splitlines()
+        raise damaged(name, f"cannot be read: {shown[0] if shown else type(error).__name__}", at=at) from error
+
+
+def _may_wait(name: str) -> bool:
+    try:
+        mode = os.stat(name).st_mode
+    except (OSError, ValueError):
+        return False  # whoever opens it is told
+    return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
+
+
+def read_json_object(file: Path) -> Mapping[str, Any]:
+    """A JSON object.
+
+    Raises:
+        DataError: The file is damaged, holds something else, or is no regular file.
+    """
+    with reading(file):
+        if not file.is_file():
+            raise damaged(file, "expected a file" if file.exists() else "expected a file, found none")
+        if file.stat().st_size > MOST_JSON:
+            raise damaged(file, f"expected at most {MOST_JSON} bytes, found {file.stat().st_size}")
+        found = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(found, Mapping):
+        raise damaged(file, f"expected a JSON object, found {type(found).__name__}")
+    return found

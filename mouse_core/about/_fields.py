@@ -1,0 +1,68 @@
+"""Fields as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from mouse_core._base.casting import is_whole
+from mouse_core.errors import DataError
+from mouse_core.spec import Field
+
+# What a dataset may say that a step of a field, or an image, holds: so much is made room for in every batch.
+_MOST_VALUES, _MOST_IMAGE_VALUES = 1 << 24, 1 << 28
+
+
+def field_to_json(item: Field) -> dict[str, Any]:
+    """The attributes that are not the default."""
+    said: dict[str, Any] = {}
+    for attribute in dataclasses.fields(item):
+        value = getattr(item, attribute.name)
+        if value == attribute.default and type(value) is type(attribute.default):
+            continue
+        said[attribute.name] = [_plain(one) for one in value] if isinstance(value, tuple) else _plain(value)
+    return said
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it."""
+    if isinstance(value, np.dtype):
+        return value.name
+    value = value.item() if isinstance(value, np.generic) else value
+    # JSON has no sign for these.
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def field_from_json(said: Any) -> Field:
+    """What ``field_to_json`` gave.
+
+    Raises:
+        DataError: Attributes that no field has, or a step of more values than anybody means.
+        ConfigError, ValueError, TypeError: Values that a field cannot have.
+    """
+    known = {attribute.name for attribute in dataclasses.fields(Field)}
+    if not isinstance(said, dict) or not said.keys() <= known:
+        raise DataError(f"fields: expected attributes of a field, {sorted(known)}, found {said!r:.200}")
+    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in said.items()}
+    for name in ("fill", "pad"):
+        values |= {name: _number(values[name])} if name in values else {}
+    if isinstance(values.get("bounds"), tuple):
+        values["bounds"] = tuple(map(_number, values["bounds"]))
+    item = Field(**values)
+    check_width(
+        item.name, math.prod(item.shape or (item.dim or 1,)), _MOST_IMAGE_VALUES if item.image else _MOST_VALUES
+    )
+    return item
+
+
+def check_width(name: str, found: Any, most: int = _MOST_VALUES) -> None:
+    """Raise DataError where a dataset says that steps of a field are wider than ``most``."""
+    if is_whole(found) and found > most:
+        raise DataError(f"{name}: expected at most {most} values a step, found {found}")
+
+
+def _number(value: Any) -> Any:
+    return float(value) if isinstance(value, str) else value

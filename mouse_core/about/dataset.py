@@ -1,0 +1,350 @@
+"""What a dataset says of itself, and how that travels with it: in Arrow and Parquet files, and through ``datasets``.
+
+One text says all of it, ``mouse_data: {"version": 1, ...}``, and is kept wherever something survives:
+
+- in the schema's metadata under the key ``mouse_data``, as Arrow and Parquet files and tables carry it;
+- as a line of a dataset's description, which saving, ``map``, ``select`` and ``cast`` keep;
+- in the ``id`` of a column's feature, ``done`` first, which is all that ``datasets`` writes to Parquet and to the Hub.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from mouse_core._base.casting import is_whole
+from mouse_core.about._fields import check_width, field_from_json, field_to_json
+from mouse_core.errors import ConfigError, DataError, MouseError, SchemaError
+from mouse_core.spec import Alignment, Field, check_alignment
+
+__all__ = ["KEY", "About", "joined", "read_about", "with_about"]
+
+KEY = "mouse_data"
+"""Under which name the text stands in metadata, descriptions and features."""
+
+_VERSION = 1
+_MARK = f"{KEY}: "
+# What earlier versions wrote: the alignment alone.
+_OLD_KEY = "mouse_alignment"
+_OLD_MARK = f"{_OLD_KEY}: "
+_KEYS = (KEY.encode(), _OLD_KEY.encode())
+_HUGGINGFACE = b"huggingface"
+# The columns whose features carry the text: the first all of it, the second the alignment, should the first be recast.
+_CARRIERS = ("done", "reward")
+_DIMS = ("max_action_dim", "max_obs_continuous_dim")
+_MOST_TEXT = 64 << 20
+_TASKS = "; give them other numbers, or let one say no tasks, with mouse_core.about.with_about"
+
+
+@dataclass(frozen=True, eq=False)
+class About:
+    """What a dataset says of itself. What is None or empty is not said.
+
+    Args:
+        alignment: Which transition a row's action, reward and done belong to: "arrived" or "outgoing".
+        environments: Names of the environments that the steps were recorded in.
+        tasks: The texts of tasks, by the number that the rows call them by.
+        fields: Fields beside the standard ones, and those that replace a standard one.
+        max_action_dim: Number of actions A, or the width of action vectors.
+        max_obs_continuous_dim: Width C of observations.
+
+    Raises:
+        ConfigError: A value that is none of these.
+    """
+
+    alignment: Alignment | None = None
+    environments: Sequence[str] = ()
+    tasks: Mapping[int, str] = field(default_factory=dict)
+    fields: Sequence[Field] = ()
+    max_action_dim: int | None = None
+    max_obs_continuous_dim: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.alignment is not None:
+            check_alignment(self.alignment)
+        if isinstance(self.environments, str) or not all(isinstance(name, str) for name in self.environments):
+            raise ConfigError(f"environments: expected names of environments, found {self.environments!r:.200}")
+        if not all(is_whole(number) and isinstance(text, str) for number, text in dict(self.tasks).items()):
+            raise ConfigError(f"tasks: expected texts by whole numbers, found {self.tasks!r:.200}")
+        for item in self.fields:
+            if not isinstance(item, Field):
+                raise ConfigError(f"fields: expected mouse_core.Field objects, found {item!r:.200}")
+        for name in _DIMS:
+            dim = getattr(self, name)
+            if dim is not None and (not is_whole(dim) or dim < 1):
+                raise ConfigError(f"{name}: expected a positive integer, found {dim!r:.200}")
+            object.__setattr__(self, name, None if dim is None else int(dim))
+        object.__setattr__(self, "environments", tuple(dict.fromkeys(self.environments)))
+        tasks = {int(number): self.tasks[number] for number in sorted(self.tasks)}
+        object.__setattr__(self, "tasks", MappingProxyType(tasks))
+        object.__setattr__(self, "fields", tuple(self.fields))
+
+    def __bool__(self) -> bool:
+        return self != About()
+
+    def __eq__(self, other: object) -> bool:
+        # As JSON, which has one sign for all NaN.
+        return self.to_json() == other.to_json() if isinstance(other, About) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self.to_json())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        values = [getattr(self, item.name) for item in dataclasses.fields(self)]
+        return About, tuple(dict(value) if isinstance(value, Mapping) else value for value in values)
+
+    def replace(self, **changes: Any) -> About:
+        """The same with some attributes changed."""
+        return dataclasses.replace(self, **changes)
+
+    def to_json(self) -> str:
+        """All that is said, as JSON in one line, with the version of the form."""
+        said: dict[str, Any] = {"version": _VERSION}
+        if self.alignment is not None:
+            said["alignment"] = self.alignment
+        if self.environments:
+            said["environments"] = list(self.environments)
+        if self.tasks:
+            said["tasks"] = {str(number): text for number, text in self.tasks.items()}
+        if self.fields:
+            said["fields"] = [field_to_json(item) for item in self.fields]
+        said |= {name: getattr(self, name) for name in _DIMS if getattr(self, name) is not None}
+        return json.dumps(said, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str, *, where: str = "dataset") -> About:
+        """What ``to_json`` gave.
+
+        Args:
+            text: The JSON.
+            where: What to call its place in messages.
+
+        Raises:
+            DataError: Something else, or of a newer version.
+        """
+        try:
+            said: Any = json.loads(text) if len(text) <= _MOST_TEXT else None
+        except (ValueError, RecursionError) as error:
+            raise DataError(f"{where}: {KEY}: expected JSON, found {text!r:.80} ({error})") from error
+        said = said if isinstance(said, dict) else {}
+        version = said.pop("version", None)
+        if not is_whole(version):
+            raise DataError(f"{where}: {KEY}: expected a JSON object with a version, found {text!r:.80}")
+        if version > _VERSION:
+            raise DataError(
+                f"{where}: {KEY}: expected version {_VERSION} at most, found version {version}, which a newer "
+                "mouse-data wrote"
+            )
+        unknown = sorted(said.keys() - {item.name for item in dataclasses.fields(cls)})
+        if unknown:
+            raise DataError(f"{where}: {KEY}: expected what version {version} can say, found also {unknown}")
+        try:
+            if "tasks" in said:
+                said["tasks"] = {int(number): text for number, text in said["tasks"].items()}
+            if "fields" in said:
+                said["fields"] = [field_from_json(item) for item in said["fields"]]
+            for name in _DIMS:
+                check_width(name, said.get(name))
+            return cls(**said)
+        except (MouseError, ValueError, TypeError, AttributeError) as error:
+            raise DataError(f"{where}: {KEY}: {error}") from error
+
+
+def joined(parts: Iterable[tuple[str, About]]) -> About:
+    """What several parts of one dataset say together.
+
+    Args:
+        parts: What each is called in messages, and what it says.
+
+    Raises:
+        SchemaError: Two of them contradict each other; names both.
+    """
+    first: dict[Any, tuple[str, Any]] = {}
+    environments: list[str] = []
+
+    def agree(key: Any, what: str, value: Any, where: str, hint: str = "") -> None:
+        known_where, known = first.setdefault(key, (where, value))
+        if known != value:
+            raise SchemaError(f"{what}, found {known!r} in {known_where} and {value!r} in {where}{hint}")
+
+    for where, about in parts:
+        if about.alignment is not None:
+            agree("alignment", "alignment: expected one", about.alignment, where)
+        for number, text in about.tasks.items():
+            agree(("tasks", number), f"tasks: expected one text for task {number}", text, where, _TASKS)
+        for item in about.fields:
+            # As JSON, which has one sign for all NaN.
+            agree(("fields", item.name), f"fields: expected one field {item.name!r}", field_to_json(item), where)
+        for name in _DIMS:
+            if getattr(about, name) is not None:
+                agree(name, f"{name}: expected one", getattr(about, name), where)
+        environments += about.environments
+    values = {key: value for key, (_, value) in first.items()}
+    return About(
+        alignment=values.get("alignment"),
+        environments=environments,
+        tasks={key[1]: value for key, value in values.items() if key[0] == "tasks"},
+        fields=[field_from_json(value) for key, value in values.items() if key[0] == "fields"],
+        max_action_dim=values.get("max_action_dim"),
+        max_obs_continuous_dim=values.get("max_obs_continuous_dim"),
+    )
+
+
+def read_about(part: Any, *, where: str = "dataset") -> About:
+    """What a dataset says of itself, wherever it says it.
+
+    Args:
+        part: A ``datasets.Dataset``, ``IterableDataset`` or ``Features``, a ``pyarrow`` table, record batch or schema,
+            or the text of a description.
+        where: What to call it in messages.
+
+    Raises:
+        SchemaError: It contradicts itself, as joined datasets do that say different things; names both places.
+        DataError: What it says cannot be read, or a newer version wrote it.
+    """
+    return joined(_said(part, where))
+
+
+def _said(part: Any, where: str) -> Iterator[tuple[str, About]]:
+    schema = part.schema if isinstance(part, pa.Table | pa.RecordBatch) else part
+    if isinstance(schema, pa.Schema):
+        metadata = schema.metadata or {}
+        place = f"the metadata of {where}"
+        if KEY.encode() in metadata:
+            yield place, About.from_json(metadata[KEY.encode()].decode(errors="replace"), where=place)
+        if _OLD_KEY.encode() in metadata:
+            yield place, _old(metadata[_OLD_KEY.encode()].decode(errors="replace"), place)
+        ids = {name: item.get("id") for name, item in features_in(metadata).items()}
+    else:
+        description = part if isinstance(part, str) else getattr(getattr(part, "info", None), "description", None)
+        place = f"the description of {where}"
+        for number, line in enumerate(_lines(description)):
+            # Joined datasets have the lines of all.
+            yield f"{place}, line {number + 1}", _of_line(line, place)
+        features = part if isinstance(part, dict) else getattr(part, "features", None)
+        ids = {name: getattr(item, "id", None) for name, item in (features or {}).items()}
+    for name, text in ids.items():
+        place = f"the feature {name!r} of {where}"
+        yield from ((place, _of_line(line, place)) for line in _lines(text))
+
+
+def _lines(text: Any) -> list[str]:
+    lines = text.splitlines() if isinstance(text, str) else []
+    return [line for line in lines if line.startswith((_MARK, _OLD_MARK))]
+
+
+def _of_line(line: str, where: str) -> About:
+    if line.startswith(_OLD_MARK):
+        return _old(line.removeprefix(_OLD_MARK), where)
+    return About.from_json(line.removeprefix(_MARK), where=where)
+
+
+def _old(text: str, where: str) -> About:
+    try:
+        return About(alignment=check_alignment(text.strip()))
+    except ConfigError as error:
+        raise DataError(f"{where}: {error}") from error
+
+
+def features_in(metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
+    """The columns' features as ``datasets`` writes them into the metadata of a schema."""
+    try:
+        features = json.loads(metadata.get(_HUGGINGFACE, b"{}"))["info"]["features"].items()
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return {}  # whatever it is, it is not ours
+    return {name: item for name, item in features if isinstance(item, dict)}
+
+
+# ---------------------------------------------------------------------- writing
+
+
+def with_about(part: Any, about: About) -> Any:
+    """A dataset, table, schema or set of features that says ``about`` of itself, and nothing else.
+
+    Args:
+        part: A ``datasets.Dataset``, ``datasets.Features`` or ``datasets.DatasetInfo``, or a ``pyarrow`` table or
+            schema.
+        about: What to say.
+
+    Returns:
+        A copy that shares the rows.
+    """
+    if isinstance(part, pa.Table):
+        return part.replace_schema_metadata(with_about(part.schema, about).metadata)
+    if isinstance(part, pa.Schema):
+        return part.with_metadata(_metadata(part, about))
+    if isinstance(part, dict):
+        texts = _texts(about, (name for name, item in part.items() if type(item).__name__ == "Value"))
+        return type(part)({name: _marked(item, texts.get(name)) for name, item in part.items()})
+    marked = copy.copy(part)
+    if not hasattr(part, "_info"):  # a DatasetInfo
+        marked.description = _with_line(part.description, about)
+        marked.features = None if part.features is None else with_about(part.features, about)
+        return marked
+    marked._info = with_about(part.info, about)
+    marked._data = part.data.replace_schema_metadata(with_about(part.data.table.schema, about).metadata)
+    # What datasets has cached for the rows as they were does not say the same.
+    known = f"{part._fingerprint} {about.to_json()}"
+    marked._fingerprint = hashlib.sha256(known.encode()).hexdigest()[:16]
+    return marked
+
+
+def _metadata(schema: pa.Schema, about: About) -> dict[bytes, bytes]:
+    metadata = {name: text for name, text in (schema.metadata or {}).items() if name not in _KEYS}
+    features = features_in(metadata)
+    if about and (features or _HUGGINGFACE not in metadata):
+        # All that datasets keeps of a table's metadata are features, which it takes one by one.
+        made = {name: _feature(schema.field(name).type) for name in _CARRIERS if schema.names.count(name) == 1}
+        features = {name: made[name] for name in made if made[name]} | features
+    if features:
+        whole = json.loads(metadata.get(_HUGGINGFACE, b'{"info": {}}'))
+        texts = _texts(about, (name for name, item in features.items() if item.get("_type") == "Value"))
+        whole["info"]["features"] = {}
+        for name, feature in features.items():
+            text = _with_text(feature.pop("id", None), texts.get(name))
+            whole["info"]["features"][name] = feature | ({} if text is None else {"id": text})
+        metadata[_HUGGINGFACE] = json.dumps(whole).encode()
+    return metadata | ({KEY.encode(): about.to_json().encode()} if about else {})
+
+
+def _feature(data_type: pa.DataType) -> dict[str, Any] | None:
+    """What ``datasets`` writes of a column of numbers or flags; None for others."""
+    numbers = pa.types.is_integer(data_type) or pa.types.is_floating(data_type) or pa.types.is_boolean(data_type)
+    return {"dtype": np.dtype(data_type.to_pandas_dtype()).name, "_type": "Value"} if numbers else None
+
+
+def _texts(about: About, names: Iterable[str]) -> dict[str, str]:
+    """What the columns of these names are to carry."""
+    names = list(names)
+    carriers = [name for name in _CARRIERS if name in names] or names[:1]
+    said = dict(zip(carriers, (about, About(about.alignment)), strict=False))
+    return {name: _MARK + part.to_json() for name, part in said.items() if part}
+
+
+def _marked(feature: Any, text: str | None) -> Any:
+    known = getattr(feature, "id", None)
+    new = _with_text(known, text)
+    if new == known:
+        return feature
+    marked = copy.copy(feature)
+    marked.id = new
+    return marked
+
+
+def _with_text(known: Any, text: str | None) -> str | None:
+    """The id of a feature with our line after what else it says."""
+    kept = [line for line in known.splitlines() if line not in _lines(known)] if isinstance(known, str) else []
+    return "\n".join([*kept, *([text] if text else [])]) or None
+
+
+def _with_line(description: str | None, about: About) -> str:
+    return (_with_text(description, _MARK + about.to_json() if about else None) or "").strip()

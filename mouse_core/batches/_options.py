@@ -1,0 +1,225 @@
+"""What a batch source is asked for, checked: fields, dtypes, numbers and shards."""
+
+from __future__ import annotations
+
+import difflib
+import operator
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.batches._mask import MASK, MaskReader
+from mouse_core.errors import ConfigError, MissingFieldError
+from mouse_core.sampling._identity import sampler_identity
+from mouse_core.sampling.episodes import Boundary, Weighting, sampler_of
+from mouse_core.sampling.plan import Sampler
+from mouse_core.spec import check_dtype, recipe
+from mouse_core.store._fields import FieldReader
+from mouse_core.store.snapshot import Snapshot
+
+# What gives every process its part of what it finds in a dataset or a loader, by module.
+_SHARDING = {
+    "torch.utils.data.distributed": ("DistributedSampler",),
+    "accelerate.data_loader": ("BatchSamplerShard", "IterableDatasetShard", "DataLoaderDispatcher"),
+    "transformers.trainer_pt_utils": ("IterableDatasetShard", "ShardSampler", "DistributedLengthGroupedSampler"),
+}
+
+# Windows that are located together take about so many bytes.
+_PLANNED_BYTES = 11 << 18
+
+
+def choose_sampler(
+    sampling: str | Sampler,
+    sequence_length: int,
+    batch_size: int,
+    drop_last: bool,
+    boundary: Boundary,
+    weighting: Weighting,
+    pad: bool | float | None,
+) -> Sampler:
+    """The sampler of a name, or the one that is given; see ``BatchSource``.
+
+    Raises:
+        ConfigError: An unknown name, or options that belong to names.
+    """
+    if isinstance(sampling, str):
+        return sampler_of(
+            sampling,
+            sequence_length=check_integer("sequence_length", sequence_length, lowest=1),
+            batch_size=check_integer("batch_size", batch_size, lowest=1),
+            drop_last=drop_last,
+            boundary=boundary,
+            weighting=weighting,
+            pad=pad,
+        )
+    if not isinstance(sampling, Sampler):
+        raise ConfigError(f"sampling: expected a name or a Sampler, found {sampling!r}")
+    if (boundary, weighting, pad) != ("stream", "step", None):
+        raise ConfigError(f"boundary, weighting, pad: expected them with the name of a sampling, found {sampling!r}")
+    return sampling
+
+
+def planned_windows(readers: Mapping[str, FieldReader], length: int) -> int:
+    """How many windows to locate together: the hundred array operations it takes cost nearly the same for few.
+
+    A window takes 32 bytes, and 24 for each field; 8 where it is as short as a number.
+    """
+    numbers = sum(length == 1 and not reader.spec.shape for reader in readers.values())
+    return max(1024, _PLANNED_BYTES // (32 + 24 * len(readers) - 16 * numbers))
+
+
+def as_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Several names, or a single one."""
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+def choose_readers(
+    snapshot: Snapshot, fields: tuple[str, ...] | None, required: tuple[str, ...], *, masked: bool
+) -> dict[str, FieldReader]:
+    """Readers of the fields that were asked for, and of ``mask``, where windows may have fewer steps.
+
+    Raises:
+        MissingFieldError: A field that is named and not there, or that one of the store's datasets lacks, where nothing
+            fills its nulls.
+        ConfigError: A stored field of the name that the mask has.
+    """
+    readers = dict(snapshot.readers)
+    if masked:
+        if MASK in readers:
+            raise ConfigError(f"boundary: expected a store without a field {MASK!r}, which batches get, found one")
+        readers[MASK] = MaskReader()
+    for option, names in (("required_fields", required), ("fields", fields or ())):
+        for name in names:
+            if name not in readers:
+                raise _missing(snapshot, option, name, list(readers))
+    chosen = {name: reader for name, reader in readers.items() if fields is None or name in (*fields, MASK)}
+    for name in dict.fromkeys([*required, *chosen]):
+        if name != MASK:
+            option = "required_fields" if name in required else "fields"
+            _check_parts(snapshot, readers[name], option)
+    return chosen
+
+
+def _missing(snapshot: Snapshot, option: str, name: str, known: list[str]) -> MissingFieldError:
+    """What is wrong with asking for a field that is not there."""
+    fields = snapshot.config.fields
+    if name in fields:
+        column = fields[name].column
+        said = recipe(snapshot.config.types, [column])
+        hint = f"; {said}: rename it, or read it with Field({name!r}, column=...)" if said else ""
+        return MissingFieldError(
+            f"{option}: expected {name!r} (from a column {column!r} that is not null throughout), found {known}{hint}"
+        )
+    read = [field.name for field in fields.values() if field.column == name]
+    guess = next(iter(read or difflib.get_close_matches(str(name), known, n=1)), None)
+    hint = (
+        f"; column {name!r} is read as the field {guess!r}" if read else f"; did you mean {guess!r}?" if guess else ""
+    )
+    if not read and not guess and name in snapshot.config.types:
+        hint = f"; make a field of the column with DatasetStore(fields=[Field({name!r})])"
+    return MissingFieldError(f"{option}: expected {name!r}, found {known}{hint}")
+
+
+def _check_parts(snapshot: Snapshot, reader: FieldReader, option: str) -> None:
+    """Raise MissingFieldError if a dataset of the store has no value of a field whose nulls are not filled.
+
+    Its rows could never be read. Appended rows have all columns, and no nulls where they are not filled.
+    """
+    if reader.field.fill is not None:
+        return
+    name, column, begin = reader.spec.name, reader.spec.column, 0
+    for segment in snapshot.segments:
+        end = min(begin + segment.num_rows, snapshot.num_rows)
+        if segment.block is None and not segment.has_value(column, end - begin):
+            why = "null throughout" if column in segment.table.schema.names else "missing"
+            raise MissingFieldError(
+                f"{option}: expected {name!r} in all datasets of the store, found column {column!r} {why} in rows "
+                f"{begin}..{end - 1}; leave the field out with fields=[...], or say what a null becomes with "
+                f"Field({name!r}, fill=...)"
+            )
+        begin += segment.num_rows
+
+
+def delivered_dtypes(
+    readers: Mapping[str, FieldReader],
+    dtypes: Mapping[str, npt.DTypeLike],
+    narrow: Mapping[Any, npt.DTypeLike],
+) -> dict[str, np.dtype[np.generic]]:
+    """The dtypes that fields are delivered in; see ``BatchSource``."""
+    for name in dtypes:
+        if name not in readers:
+            raise MissingFieldError(f"dtypes: expected fields among {list(readers)}, found {name!r}")
+    table = {check_dtype(wide, where="narrow"): check_dtype(less, where="narrow") for wide, less in narrow.items()}
+    chosen = {
+        name: check_dtype(dtypes[name], where=f"dtypes[{name!r}]") if name in dtypes else reader.spec.dtype
+        for name, reader in readers.items()
+    }
+    delivered = {name: table.get(dtype, dtype) for name, dtype in chosen.items()}
+    for name, dtype in delivered.items():
+        readers[name].check_fills(dtype)
+    return delivered
+
+
+def check_integer(name: str, value: Any, *, lowest: int) -> int:
+    """``value`` if it is an integer from ``lowest``, else ConfigError."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < lowest:
+        wanted = "a positive integer" if lowest == 1 else f"an integer from {lowest}"
+        raise ConfigError(f"{name}: expected {wanted}, found {value!r}")
+    return int(value)
+
+
+def check_shard(shard: Any, batch_size: int) -> tuple[int, int]:
+    """``shard`` if it is a pair that divides a batch, else ConfigError."""
+    try:
+        rank, count = (operator.index(part) for part in shard)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"shard: expected (rank, count), found {shard!r}") from error
+    if not 0 <= rank < count:
+        raise ConfigError(f"shard: expected 0 <= rank < count, found {(rank, count)}")
+    if batch_size % count:
+        raise ConfigError(f"shard: expected a count that divides batch_size {batch_size}, found {count}")
+    return rank, count
+
+
+def check_sharded_once(shard: tuple[int, int]) -> None:
+    """See that nobody who asks on behalf of several processes shards again what is a shard.
+
+    Fabric replaces the sampler of a DataLoader by one that gives each process every ``count``-th index; Accelerate does
+    the like, or hands out parts of what the first process reads. Of a shard's batches, a part of the data is then never
+    seen. No index tells; whoever does it asks for the length first, so what stands on the stack is looked at.
+
+    Raises:
+        ConfigError: Somebody does.
+    """
+    frame = sys._getframe(1) if shard[1] > 1 else None
+    while frame is not None:
+        names = _SHARDING.get(frame.f_globals.get("__name__", ""), ())
+        kind = frame.f_code.co_qualname.partition(".")[0]
+        if kind in names:
+            raise ConfigError(
+                f"shard: expected a source that is sharded once, found shard {shard} below a {kind}, which gives each "
+                "process a part of it again, so that most data would never be seen; leave shard out, or keep the "
+                "other from sharding (Fabric: setup_dataloaders(..., use_distributed_sampler=False); Accelerate: a "
+                "PrefetchBatchifier, which prepare() leaves as it is)"
+            )
+        frame = frame.f_back
+
+
+def warn_of_collation(indices: Sequence[int]) -> None:
+    """Say that somebody is about to stack batches, as a DataLoader does unless it is told not to."""
+    warnings.warn(
+        f"a DataLoader asks for a list of {len(indices)} batches, to stack them into [{len(indices)}, B, S, ...]; a "
+        "source gives whole batches: write DataLoader(source, batch_size=None)",
+        UserWarning,
+        stacklevel=3,
+    )
+
+
+def identity_of(snapshot: Snapshot, sampler: object, readers: Mapping[str, FieldReader], augment: Any) -> list[Any]:
+    """What decides about batches, but for the seed and the delivered dtypes."""
+    fields = [reader.identity for reader in readers.values()]
+    return [snapshot.fingerprint, sampler_identity(sampler), fields, *([] if augment is None else [augment.identity])]

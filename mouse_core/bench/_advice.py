@@ -1,0 +1,95 @@
+"""What to change about a loader, from what was measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from mouse_core.batches.source import BatchSource
+
+# A setting counts as better when it is faster by more than this.
+_NOTICEABLE = 1.1
+
+
+class Measured(Protocol):
+    """One way to get batches; see ``bench.Line``."""
+
+    @property
+    def framework(self) -> str:
+        """Which framework's loader; empty where there is no loader."""
+        ...
+
+    @property
+    def workers(self) -> int | None:
+        """Its threads."""
+        ...
+
+    @property
+    def milliseconds(self) -> tuple[float, float, float]:
+        """Quartiles of the time a batch takes."""
+        ...
+
+
+def advise(
+    lines: Sequence[Measured], source: BatchSource, *, decoding: float | None, faults: int, indexed: bool
+) -> list[str]:
+    """Sentences, the most important first.
+
+    Args:
+        lines: What was measured.
+        source: What was read from.
+        decoding: The share of the time that goes into decoding images.
+        faults: Pages that had to be read from disk meanwhile.
+        indexed: Whether the dataset was shuffled, filtered or selected from.
+    """
+    advice = [_workers(lines)]
+    if decoding is not None and decoding > 0.5:
+        images = source.batch_size * source.sequence_length
+        milliseconds = min(line.milliseconds[1] for line in lines if line.framework)
+        advice.append(
+            f"Decoding dominates: {decoding:.0%} of the time, at best {1e3 * images / milliseconds:,.0f} images/s. "
+            "Where disk space allows, store pixels (Array3D of uint8) instead of encoded images, or read fewer frames."
+        )
+    wider = [
+        f"{name}={np.dtype(spec.stored_dtype)}"
+        for name, spec in source.spec.items()
+        if spec.stored_dtype is not None and spec.stored_dtype.itemsize < spec.dtype.itemsize and spec.shape
+    ]
+    if wider:
+        advice.append(
+            "Some fields are delivered wider than they are stored. Unless you need that: "
+            f"{' '.join(f'--dtype {dtype}' for dtype in wider)} (in a loader, dtypes={{...}})."
+        )
+    if indexed:
+        advice.append(
+            "The dataset has an indices mapping (after shuffle, filter or select), so a window is gathered row by row: "
+            "Dataset.flatten_indices() and save_to_disk write it out in order."
+        )
+    if faults > 100:
+        advice.append(
+            f"{faults:,} pages came from the disk while measuring: the data does not fit into memory, or was not read "
+            "before. Run it again; if that stays so, the disk is the limit: choose fields, and take longer windows."
+        )
+    return advice
+
+
+def _workers(lines: Sequence[Measured]) -> str:
+    loaders = [line for line in lines if line.framework]
+    best = min(line.milliseconds[1] for line in loaders)
+    # The fewest workers that are about as fast as the best; one, that works while the caller trains, is the least.
+    chosen = min(
+        (line for line in loaders if line.workers and line.milliseconds[1] < best * _NOTICEABLE),
+        key=lambda line: line.workers or 0,
+        default=min(
+            (line for line in loaders if line.workers), key=lambda line: line.milliseconds[1], default=loaders[0]
+        ),
+    )
+    workers = chosen.workers or 0
+    _, middle, high = chosen.milliseconds
+    prefetch = workers + (2 if high < 2 * middle else 4)
+    return (
+        f"num_workers={workers}, prefetch={prefetch}: a training step that takes longer than {middle:.3g} ms "
+        f"(three quarters of the time {high:.3g} ms) never waits for data."
+    )

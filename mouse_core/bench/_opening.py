@@ -1,0 +1,120 @@
+"""Opening what a command works on: recorded data of any format by their path, or a dataset of the Hub by its name."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mouse_core import formats
+from mouse_core.about.dataset import joined, read_about
+from mouse_core.errors import ConfigError, MouseError
+from mouse_core.formats.converting import convert
+from mouse_core.images._files import check_roots
+from mouse_core.spec import Alignment
+
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_NETWORK = ("huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2", "requests")
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Recorded data that were opened.
+
+    Args:
+        name: As they were asked for.
+        parts: Datasets by name, mapped from files.
+        seconds: What opening took.
+        alignment: Which transition a row's action, reward and done belong to.
+        image_roots: Folders in which images may lie that rows name by path.
+    """
+
+    name: str
+    parts: Mapping[str, Any]
+    seconds: float
+    alignment: Alignment = "arrived"
+    image_roots: Sequence[str] = ()
+
+    @property
+    def rows(self) -> int:
+        """Steps in all."""
+        return sum(len(part) for part in self.parts.values())
+
+
+@contextmanager
+def opened(
+    path_or_name: str, splits: Sequence[str] | None = None, *, progress: bool = False, **options: Any
+) -> Iterator[Opened]:
+    """Recorded data as datasets that are mapped from files, for as long as they are needed.
+
+    What does not lie on disk as ``datasets`` writes it is converted into a temporary folder.
+
+    Args:
+        path_or_name: A file or folder of any format, or ``namespace/name`` of a dataset on the Hub, which is looked for
+            only where no such path can be meant.
+        splits: Names of the splits to take; by default all.
+        progress: Whether a bar shows how far a conversion is.
+        **options: As ``formats.open`` takes them.
+
+    Raises:
+        ConfigError: Nothing that can be opened, or a split that is not there.
+        DataError: The data are damaged.
+    """
+    path = Path(path_or_name)
+    if not path.exists():
+        yield _from_hub(path_or_name, splits, check_roots(options.get("image_roots", ()), where="--image-root"))
+        return
+    began = time.perf_counter()
+    stream = formats.open(path, splits=splits, **options)
+    with tempfile.TemporaryDirectory(prefix="mouse-") as folder:
+        if stream.mapped is None:
+            convert(stream, Path(folder) / "rows", progress=progress)
+            began = time.perf_counter()
+            stream = formats.open(Path(folder) / "rows", image_roots=options.get("image_roots", ()))
+        assert stream.mapped is not None  # that is what convert writes
+        rows = stream.mapped()
+        yield Opened(
+            path_or_name, {"rows": rows}, time.perf_counter() - began, stream.alignment, stream.image_folders()
+        )
+
+
+def _from_hub(name: str, splits: Sequence[str] | None, image_roots: Sequence[str]) -> Opened:
+    # A path that was mistyped is no reason to ask the network for it.
+    if not _HUB_NAME.fullmatch(name) or Path(name).parent.exists() or Path(name).suffix in (".arrow", ".parquet"):
+        raise ConfigError(
+            f"expected a file or folder, or namespace/name of a dataset on the Hub, found no file {name!r}"
+        )
+    import datasets
+
+    began = time.perf_counter()
+    found = refusals_as_errors(datasets.load_dataset, name)
+    parts = dict(found) if isinstance(found, dict) else {str(found.split or "train"): found}
+    for split in splits or ():
+        if split not in parts:
+            raise ConfigError(f"split: expected one of {list(parts)}, found {split!r}")
+    parts = {split: parts[split] for split in splits} if splits else parts
+    said = joined((f"split {split!r}", read_about(part)) for split, part in parts.items())
+    return Opened(name, parts, time.perf_counter() - began, said.alignment or "arrived", image_roots)
+
+
+def refusals_as_errors(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Call, and turn what the Hub or the way to it refuses into an error of one line.
+
+    Raises:
+        ConfigError: It refuses, or cannot be reached.
+    """
+    try:
+        return call(*arguments, **options)
+    except MouseError:
+        raise
+    except Exception as error:
+        # The Hub's client lets through what the library below it raises when there is no connection.
+        if not isinstance(error, OSError) and type(error).__module__.split(".")[0] not in _NETWORK:
+            raise
+        shown = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise ConfigError(f"the Hub: {shown}") from error

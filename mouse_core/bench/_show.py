@@ -1,0 +1,96 @@
+"""Showing what ``mouse bench`` found, with rich where it is installed."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+
+from mouse_core.bench.running import Report
+
+_HEAD = ("", "batches/s", "GB/s", "of the floor", "ms a batch (quartiles)")
+
+
+def show(report: Report) -> None:
+    """Print a report."""
+    try:
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError:
+        print("\n".join(plain(report)))  # noqa: T201
+        return
+    console = Console(markup=False, highlight=False)
+    if not console.is_terminal:
+        console.width = 110
+    for line in heading(report):
+        console.print(line)
+    table = Table(*_HEAD)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for row in rows(report):
+        table.add_row(*row)
+    console.print(table)
+    for line in facts(report):
+        console.print(line)
+    console.print("\nRecommended", style="bold")
+    for sentence in report.advice:
+        console.print(f"- {sentence}")
+
+
+def plain(report: Report) -> list[str]:
+    """The same as lines of text."""
+    table = [_HEAD, *rows(report)]
+    widths = [max(len(row[column]) for row in table) for column in range(len(_HEAD))]
+    shown = [
+        "  ".join(
+            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+        )
+        for row in table
+    ]
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 110
+    advice = [textwrap.fill(f"- {sentence}", columns, subsequent_indent="  ") for sentence in report.advice]
+    return [*heading(report), "", *shown, "", *facts(report), "", "Recommended", *advice]
+
+
+def heading(report: Report) -> list[str]:
+    """What was measured."""
+    batch = report.batch
+    fields = ", ".join(f"{name} {kind}" for name, kind in batch["fields"].items())
+    dataset = report.dataset
+    return [
+        f"{dataset['name']}: {dataset['rows']:,} steps, opened in {dataset['seconds to open']:.2g} s",
+        f"batches of B={batch['batch_size']} windows of S={batch['sequence_length']} steps, "
+        f"{batch['megabytes']:.3g} MB ({batch['megabytes stored']:.3g} MB as stored): {fields}",
+        ", ".join(f"{name}: {value}" for name, value in report.machine.items()),
+    ]
+
+
+def rows(report: Report) -> list[tuple[str, ...]]:
+    """A row of text for each way to get batches."""
+    return [
+        (
+            line.name,
+            f"{line.batches_per_second:,.{0 if line.batches_per_second >= 10 else 2}f}",
+            f"{line.gigabytes_per_second:.3g}",
+            "" if line.floor_share is None else f"{line.floor_share:.0%}",
+            "{1:.3g} ({0:.3g} to {2:.3g})".format(*line.milliseconds),
+        )
+        for line in report.lines
+    ]
+
+
+def facts(report: Report) -> list[str]:
+    """What the first batches cost, and decoding."""
+    lines = []
+    for framework, first in report.first.items():
+        line = f"{framework}: {first.first_seconds:.2g} s from from_dataset to the first batch"
+        if first.added_megabytes is not None and first.grown_megabytes is not None:
+            line += f"; private memory {first.added_megabytes:+.3g} MB, then {first.grown_megabytes:+.3g} MB"
+        lines.append(line)
+    if report.decoding_share is not None:
+        lines.append(f"decoding images: {report.decoding_share:.0%} of the time of a batch")
+    if all(line.floor_share is None for line in report.lines):
+        lines.append(
+            "no floor: some fields are encoded or of varying length, so there is no plain copy to compare with"
+        )
+    return lines

@@ -1,0 +1,338 @@
+"""How fast batches of a dataset are on this machine, in every framework that is installed, and what to change."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import importlib.util
+import json
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.batches.source import BatchSource
+from mouse_core.bench._advice import advise
+from mouse_core.bench._floor import ColumnAddresses, joined, plain_copies
+from mouse_core.bench._measure import Contender, Timing, interleave, machine, private_memory, steady
+from mouse_core.bench._opening import Opened
+from mouse_core.errors import ConfigError
+from mouse_core.spec import check_list
+from mouse_core.store.dataset_store import DatasetStore
+
+# Framework, the package that has its loader, and the module without which that package cannot be imported.
+PACKAGES = {"numpy": ("mouse_core", "numpy"), "torch": ("mouse_torch", "tensordict"), "jax": ("mouse_jax", "grain")}
+FLOOR = "plain copy of the same bytes"
+SOURCE = "source[i], no loader"
+_PREFETCH = 4
+# From here on a batch counts as slow, and fewer ways to load it are tried.
+_SLOW_SECONDS = 0.03
+_PLANNED_WINDOWS = 32_768
+_FLOOR_WINDOWS = 8192
+
+
+@dataclass(frozen=True)
+class Line:
+    """One way to get batches.
+
+    Args:
+        name: Which.
+        framework: "numpy", "torch" or "jax"; empty for the floor and for ``source[i]``.
+        workers: Threads of the loader; None where there is no loader.
+        batches_per_second: Median.
+        gigabytes_per_second: Delivered; for the floor, copied.
+        floor_share: The floor's time over this one's, median; None without a floor.
+        milliseconds: Lower quartile, median and upper quartile a batch.
+    """
+
+    name: str
+    framework: str
+    workers: int | None
+    batches_per_second: float
+    gigabytes_per_second: float
+    floor_share: float | None
+    milliseconds: tuple[float, float, float]
+
+
+@dataclass(frozen=True)
+class FirstBatches:
+    """What using a framework's loader for the first time costs.
+
+    Args:
+        first_seconds: From ``from_dataset`` to the first batch.
+        added_megabytes: Private memory added by then and some batches more; None where the system does not say.
+        grown_megabytes: Growth over the batches after that.
+    """
+
+    first_seconds: float
+    added_megabytes: float | None
+    grown_megabytes: float | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What ``bench`` found.
+
+    Args:
+        dataset: Name, rows, and seconds to open it.
+        batch: Sequence length, batch size, megabytes delivered and stored, and dtypes by field.
+        lines: The ways to get batches.
+        first: What the first batches cost, by framework.
+        decoding_share: The share of the time that goes into decoding images; None without encoded images.
+        from_disk: Pages that had to be read from disk while measuring.
+        advice: What to change, in sentences.
+        machine: The machine in words.
+    """
+
+    dataset: Mapping[str, Any]
+    batch: Mapping[str, Any]
+    lines: Sequence[Line]
+    first: Mapping[str, FirstBatches]
+    decoding_share: float | None
+    from_disk: int
+    advice: Sequence[str]
+    machine: Mapping[str, str] = field(default_factory=machine)
+
+    def to_json(self) -> str:
+        """Everything as JSON."""
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+
+# ---------------------------------------------------------------------- measuring
+
+
+def bench(
+    opened: Opened,
+    *,
+    sequence_length: int = 64,
+    batch_size: int = 32,
+    fields: Sequence[str] | None = None,
+    dtypes: Mapping[str, npt.DTypeLike] | None = None,
+    frameworks: Sequence[str] | None = None,
+    seconds: float = 10.0,
+) -> Report:
+    """Measure batches of a dataset.
+
+    Args:
+        opened: The dataset.
+        sequence_length, batch_size, fields, dtypes: As for a loader.
+        frameworks: Of "numpy", "torch" and "jax"; by default those that are installed.
+        seconds: How long to measure, about.
+
+    Raises:
+        ConfigError: An unknown framework or one that is not installed; else see ``BatchSource``.
+    """
+    loaders = {name: _loader_class(name) for name in _chosen(frameworks)}
+    options = {"sequence_length": sequence_length, "batch_size": batch_size, "fields": fields, "dtypes": dtypes}
+    store = _store(opened)
+    source = BatchSource(store, **options)  # type: ignore[arg-type]
+    first = {name: _first_batches(opened, make, options, seconds / 20) for name, make in loaders.items()}
+    batch = source[0]
+    seconds_each = min(_seconds(source, index) for index in (1, 2))
+    contenders, kinds, open_loaders = _contenders(opened, store, source, loaders, options, seconds_each)
+    faults = _disk_reads()
+    rounds = max(5, int(seconds / 0.008 / len(contenders)))
+    timings = interleave(contenders, rounds=min(rounds, 60), budget_seconds=seconds / len(contenders))
+    faults = _disk_reads() - faults
+    for loader in open_loaders:
+        loader.close()
+    delivered, stored = sum(values.nbytes for values in batch.values()), _stored_bytes(source)
+    moved = {FLOOR: stored}
+    lines = [_line(timing, timings, kinds, moved.get(timing.contender.name, delivered)) for timing in timings]
+    decoding = _decoding_share(store, source, options)
+    return Report(
+        {"name": opened.name, "rows": opened.rows, "seconds to open": opened.seconds},
+        {
+            "sequence_length": sequence_length,
+            "batch_size": batch_size,
+            "megabytes": delivered / 1e6,
+            "megabytes stored": stored / 1e6,
+            "fields": {name: f"{spec.dtype} {list(spec.shape)}" for name, spec in source.spec.items()},
+        },
+        lines,
+        first,
+        decoding,
+        faults,
+        advise(lines, source, decoding=decoding, faults=faults, indexed=_indexed(opened)),
+    )
+
+
+def _seconds(source: BatchSource, index: int) -> float:
+    began = time.perf_counter()
+    source[index]
+    return time.perf_counter() - began
+
+
+def _chosen(frameworks: Sequence[str] | None) -> list[str]:
+    if frameworks is None:
+        return [name for name, (_, needs) in PACKAGES.items() if importlib.util.find_spec(needs) is not None]
+    frameworks = check_list("frameworks", frameworks)
+    for name in frameworks:
+        if name not in PACKAGES:
+            raise ConfigError(f"frameworks: expected some of {list(PACKAGES)}, found {name!r}")
+    return list(frameworks)
+
+
+def _loader_class(framework: str) -> Callable[..., Any]:
+    """The framework's loader; named, not imported, for the core knows no framework."""
+    try:
+        loader: Callable[..., Any] = importlib.import_module(PACKAGES[framework][0]).PrefetchBatchifier
+    except ImportError as error:
+        raise ConfigError(f"frameworks: expected {framework} to be installed: {error}") from error
+    return loader
+
+
+def _first_batches(
+    opened: Opened, make: Callable[..., Any], options: Mapping[str, Any], seconds: float
+) -> FirstBatches:
+    gc.collect()
+    before = private_memory()
+    began = time.perf_counter()
+    loader = make(_store(opened), prefetch=_PREFETCH, **options)
+    try:
+        _ready(loader.next_batch())
+        first = time.perf_counter() - began
+        for _ in range(2 * _PREFETCH):
+            _ready(loader.next_batch())
+        added = private_memory()
+        end = time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            _ready(loader.next_batch())
+        after = private_memory()
+    finally:
+        loader.close()
+    if before is None or added is None or after is None:
+        return FirstBatches(first, None, None)
+    return FirstBatches(first, (added - before) / 1e6, (after - added) / 1e6)
+
+
+def _next_ready(loader: Any, number: int) -> Any:
+    return _ready(loader.next_batch())
+
+
+def _ready(batch: Any) -> Any:
+    """The batch, once arrays that are still being made are there."""
+    for values in batch.values():
+        if hasattr(values, "block_until_ready"):
+            values.block_until_ready()
+    return batch
+
+
+def _contenders(
+    opened: Opened,
+    store: DatasetStore,
+    source: BatchSource,
+    loaders: Mapping[str, Callable[..., Any]],
+    options: Mapping[str, Any],
+    seconds: float,
+) -> tuple[list[Contender], dict[str, tuple[str, int]], list[Any]]:
+    """What is measured, which framework and number of workers each stands for, and the loaders to close."""
+    slow = seconds > _SLOW_SECONDS
+    # Batches are planned many at a time; where that counts, they are measured together.
+    planned = max(1, min(_PLANNED_WINDOWS // source.batch_size, int(_SLOW_SECONDS / seconds)))
+    copies = _floor(opened, source)
+    contenders = [] if copies is None else [Contender(FLOOR, copies, "floor", multiple=planned)]
+    contenders.append(Contender(SOURCE, source.__getitem__, "ours", wall=slow, multiple=planned))
+    kinds: dict[str, tuple[str, int]] = {}
+    made = []
+    cores = int(machine()["cores"])
+    for framework, make in loaders.items():
+        workers_tried = [0, 1, 2] if not slow else sorted({1, max(2, cores)} if framework == "numpy" else {2})
+        for workers in workers_tried:
+            prefetch = 2 if slow else _PREFETCH
+            loader = make(store, prefetch=prefetch, num_workers=workers, **options)
+            made.append(loader)
+            name = f"{framework} loader, num_workers={workers}"
+            kinds[name] = framework, workers
+            together = 2 * workers if slow else planned
+            contender = Contender(name, partial(_next_ready, loader), "ours", wall=slow, multiple=together)
+            contenders.append(steady(contender, prefetch) if workers else contender)
+    return contenders, kinds, made
+
+
+def _floor(opened: Opened, source: BatchSource) -> Callable[[int], None] | None:
+    """Copies random windows of the stored values; None where some field's are not plain numbers side by side."""
+    tables = [part.data.table for part in opened.parts.values()]
+    rng = np.random.default_rng(0)
+    rows = sum(table.num_rows for table in tables)
+    columns = []
+    for spec in source.spec.values():
+        if any(spec.column not in table.schema.names for table in tables):
+            return None
+        columns.append(ColumnAddresses([chunk for table in tables for chunk in table.column(spec.column).chunks]))
+    batches = []
+    for _ in range(max(4, _FLOOR_WINDOWS // source.batch_size)):
+        starts = rng.integers(0, rows - source.sequence_length + 1, source.batch_size)
+        parts = []
+        for column in columns:
+            pieces = column.pieces(starts, source.sequence_length)
+            if pieces is None:
+                return None
+            parts.append(pieces)
+        batches.append(joined(parts))
+    return plain_copies(batches)
+
+
+def _line(timing: Timing, timings: Sequence[Timing], kinds: Mapping[str, tuple[str, int]], nbytes: int) -> Line:
+    framework, workers = kinds.get(timing.contender.name, ("", None))
+    low, middle, high = timing.quartiles
+    floor = timings[0] if timings[0].contender.kind == "floor" else None
+    return Line(
+        timing.contender.name,
+        framework,
+        workers,
+        1 / middle,
+        nbytes / middle / 1e9,
+        None if floor is None else 1 / timing.ratio(floor)[1],
+        (1e3 * low, 1e3 * middle, 1e3 * high),
+    )
+
+
+def _stored_bytes(source: BatchSource) -> int:
+    steps = source.batch_size * source.sequence_length
+    return sum(
+        steps * int(np.prod(spec.shape, dtype=np.int64)) * np.dtype(spec.stored_dtype or spec.dtype).itemsize
+        for spec in source.spec.values()
+    )
+
+
+def _decoding_share(store: DatasetStore, source: BatchSource, options: Mapping[str, Any]) -> float | None:
+    """How much less time batches take without the fields whose images are encoded."""
+    from mouse_core._arrow.layout import column_type
+
+    types = {name: column_type(data_type) for name, data_type in store.columns.items()}
+    plain = [name for name, spec in source.spec.items() if types[spec.column].kind != "image"]
+    if len(plain) == len(source.spec) or not plain:
+        return None if plain else 1.0
+    without = BatchSource(store, **{**options, "fields": plain, "dtypes": _only(options["dtypes"], plain)})
+    whole, rest = interleave(
+        [Contender("all", source.__getitem__), Contender("without", without.__getitem__)], rounds=5, budget_seconds=1.0
+    )
+    return max(0.0, 1 - rest.ratio(whole)[1])
+
+
+def _only(dtypes: Mapping[str, Any] | None, names: Sequence[str]) -> dict[str, Any]:
+    return {name: dtype for name, dtype in (dtypes or {}).items() if name in names}
+
+
+def _store(opened: Opened) -> DatasetStore:
+    store = DatasetStore(alignment=opened.alignment, image_roots=opened.image_roots)
+    return store.from_dataset(dict(opened.parts))
+
+
+def _indexed(opened: Opened) -> bool:
+    return any(part._indices is not None for part in opened.parts.values())
+
+
+def _disk_reads() -> int:
+    """Pages that this process has waited for a disk to deliver."""
+    if os.name != "posix":
+        return 0
+    import resource
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt

@@ -1,0 +1,314 @@
+"""The subcommands that look at recorded data and move them: ``inspect``, ``convert``, ``verify`` and ``push``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mouse_core.formats.base import RowStream
+
+INSPECT_EXAMPLES = """examples:
+  mouse inspect recordings                          a folder of save_to_disk, Minari, RLDS, LeRobot, TED, ...
+  mouse inspect halfcheetah.hdf5 --final mark       D4RL lacks the last observation of every episode
+  mouse inspect recordings --html report.html       a page with plots, to open in a browser or on a phone
+  mouse inspect recordings --strict                 status 1 where there are warnings, for scripts
+  mouse inspect recordings --strict --ignore no-truncation
+
+status: 0 fine, 1 warnings with --strict, 2 data that cannot be used"""
+
+CONVERT_EXAMPLES = """examples:
+  mouse convert ~/.minari/datasets/D4RL/door/human-v2 door      a folder for datasets.load_from_disk
+  mouse convert halfcheetah.hdf5 halfcheetah.parquet --final drop
+  mouse convert recordings parts --to parquet --shard-size 200MB
+  mouse convert transitions.parquet rows --alignment outgoing   rows that hold what leaves their observation
+
+After an interruption the same command goes on where it was. The result is read back and compared with the source.
+
+status: 0 converted and verified, 2 data or a target that cannot be used"""
+
+VERIFY_EXAMPLES = """examples:
+  mouse verify recordings                           written by mouse convert: every file has its SHA-256 noted
+  mouse verify halfcheetah.hdf5 --final drop --digest 5f0c...
+  mouse verify recordings --strict                  status 1 where there is nothing to compare with, for scripts
+
+status: 0 whole, 1 nothing to compare with (or not for all) and --strict, 2 damaged, or data that cannot be used"""
+
+PUSH_EXAMPLES = """examples:
+  mouse push recordings your-org/your-dataset
+  mouse push recordings your-org/your-dataset --dry-run         check everything and send nothing
+  mouse push halfcheetah.hdf5 your-org/halfcheetah --final mark --private
+
+status: 0 pushed, 2 data that cannot be used, or the Hub refused"""
+
+
+def add_source(parser: argparse.ArgumentParser, *, hub: bool = False) -> None:
+    """The arguments that say which data a command works on, and how they are read."""
+    more = ", or namespace/name of a dataset on the Hub" if hub else ""
+    parser.add_argument("source", metavar="SOURCE", help=f"a file or folder of any format that is read{more}")
+    parser.add_argument(
+        "--format",
+        metavar="NAME",
+        help="what the source is, where not recognised: d4rl, dopamine, lerobot, minari, ogbench, rows, ted, tfds",
+    )
+    parser.add_argument(
+        "--final",
+        choices=("drop", "mark"),
+        help="what to do where the observation that an episode ends in was not stored: leave out the transition that "
+        "leads to it, or mark it as missing",
+    )
+    parser.add_argument("--split", action="append", metavar="NAME", help="only this split; may be given several times")
+    parser.add_argument(
+        "--image-root",
+        action="append",
+        metavar="DIR",
+        default=[],
+        help="a folder in which images may lie that rows name by path, beside the source's own; may be given several "
+        "times",
+    )
+
+
+def add_alignment(parser: argparse.ArgumentParser) -> None:
+    """The argument that says how rows stand."""
+    parser.add_argument(
+        "--alignment",
+        choices=("arrived", "outgoing"),
+        help="where the source does not say it: whether a row's action, reward and done led to its observation, or "
+        "leave it; without this, arrived is taken for granted, and not written as if it were known",
+    )
+
+
+def _open(chosen: argparse.Namespace) -> RowStream:
+    from mouse_core import formats
+
+    return formats.open(
+        chosen.source,
+        format=chosen.format,
+        final=chosen.final,
+        splits=chosen.split,
+        alignment=chosen.alignment,
+        image_roots=chosen.image_root,
+    )
+
+
+def wants_bar() -> bool:
+    """Whether somebody looks on."""
+    return sys.stderr.isatty()
+
+
+# ---------------------------------------------------------------------- mouse inspect
+
+
+def declare_inspect(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``mouse inspect``."""
+    add_source(parser)
+    add_alignment(parser)
+    parser.add_argument(
+        "--html", metavar="FILE", help="also write a page with plots, which needs nothing besides itself"
+    )
+    parser.add_argument("--json", metavar="FILE", help="also write all figures to this file; - prints them instead")
+    parser.add_argument("--strict", action="store_true", help="status 1 if there are warnings")
+    parser.add_argument(
+        "--ignore",
+        action="append",
+        metavar="CODE",
+        default=[],
+        help="say nothing about this; may be given several times",
+    )
+
+
+def run_inspect(chosen: argparse.Namespace) -> int:
+    """Run ``mouse inspect``."""
+    from mouse_core.formats._rows.embedding import embedded
+    from mouse_core.inspect import inspect, show, to_html
+
+    stream = _open(chosen)
+    if chosen.image_root:
+        # Unless it is asked for, nothing that rows name by path is carried into a page.
+        stream = embedded(stream)
+    report = inspect(stream, ignore=chosen.ignore, progress=wants_bar())
+    if chosen.json == "-":
+        print(report.to_json(), end="")  # noqa: T201
+    else:
+        show(report)
+    if chosen.json not in (None, "-"):
+        _write(chosen.json, report.to_json())
+    if chosen.html:
+        _write(chosen.html, to_html(report))
+        print(f"\nwrote {chosen.html}", file=sys.stderr)  # noqa: T201
+    return 1 if chosen.strict and report.warnings else 0
+
+
+def _write(file: str, text: str) -> None:
+    from mouse_core.errors import ConfigError
+
+    try:
+        Path(file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be written: {error}") from error
+
+
+# ---------------------------------------------------------------------- mouse convert
+
+
+def declare_convert(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``mouse convert``."""
+    add_source(parser)
+    add_alignment(parser)
+    parser.add_argument("target", metavar="TARGET", help="a new folder, or a new file that ends in .parquet")
+    parser.add_argument("--to", choices=("arrow", "parquet"), help="what to write; Arrow, if the target does not say")
+    parser.add_argument(
+        "--shard-size", metavar="SIZE", type=_size, default="500MB", help="how large the files of a folder are (500MB)"
+    )
+
+
+def run_convert(chosen: argparse.Namespace) -> int:
+    """Run ``mouse convert``."""
+    from mouse_core.formats.converting import convert
+
+    stream = _open(chosen)
+    done = convert(stream, chosen.target, to=chosen.to, shard_bytes=chosen.shard_size, progress=wants_bar())
+    for note in stream.notes:
+        print(f"note: {note}")  # noqa: T201
+    resumed = f", {done.resumed_rows:,} of them before an interruption" if done.resumed_rows else ""
+    files = "file" if done.shards == 1 else "files"
+    stated = "" if stream.about.alignment else ", which the source does not say and the result does not either"
+    print(f"alignment: {stream.alignment}{stated}")  # noqa: T201
+    print(f"{done.path}: {done.rows:,} rows in {done.shards} {files}{resumed}")  # noqa: T201
+    print(f"verified: source and result have the digest {done.digest}")  # noqa: T201
+    return 0
+
+
+# ---------------------------------------------------------------------- mouse verify
+
+
+def declare_verify(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``mouse verify``."""
+    add_source(parser)
+    parser.add_argument(
+        "--digest", metavar="HEX", help="what the digest of the rows must be, as mouse convert or verify printed it"
+    )
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="status 1 if neither checksums of all that is read nor a digest were compared",
+    )
+
+
+def run_verify(chosen: argparse.Namespace) -> int:
+    """Run ``mouse verify``."""
+    from mouse_core.formats.verifying import verify
+
+    found = verify(
+        chosen.source,
+        digest=chosen.digest,
+        progress=wants_bar(),
+        format=chosen.format,
+        final=chosen.final,
+        splits=chosen.split,
+        image_roots=chosen.image_root,
+    )
+    digest = f", digest {found.digest}" if found.digest else ""
+    print(f"{found.path}: {found.rows:,} rows{digest}")  # noqa: T201
+    if found.compared and not found.left:
+        print(f"verified: {found.compared}")  # noqa: T201
+        return 0
+    if found.compared:
+        print(  # noqa: T201
+            f"verified in part: {found.compared}; {found.left} not, as nothing was noted of them; --digest compares "
+            "names, types and values with a digest from before"
+        )
+        return 1 if chosen.strict else 0
+    print(  # noqa: T201
+        "not verified: read to the end, but nothing was noted of these data and their format keeps no checksums, so "
+        "that a changed value is not seen; --digest compares them with a digest from before"
+    )
+    return 1 if chosen.strict else 0
+
+
+def _size(text: str) -> int:
+    units = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "b": 1}
+    number = text.rstrip("bBiIkKmMgG ")
+    unit = text[len(number) :].strip().lower()
+    try:
+        value = int(float(number) * units[unit])
+    except (ValueError, KeyError, OverflowError):
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a size such as 500MB or 1GiB, found {text!r}")
+    return value
+
+
+# ---------------------------------------------------------------------- mouse push
+
+
+def declare_push(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``mouse push``."""
+    add_source(parser)
+    add_alignment(parser)
+    parser.add_argument("repo_id", metavar="REPO_ID", help="namespace/name on the Hub; made if it is not there")
+    parser.add_argument("--as-split", metavar="NAME", help="the split that a source without splits becomes (train)")
+    parser.add_argument("--private", action="store_true", default=None, help="make a new repository private")
+    parser.add_argument("--revision", metavar="BRANCH", help="push to this branch (main)")
+    parser.add_argument("--message", metavar="TEXT", help="the commit's message")
+    parser.add_argument("--shard-size", metavar="SIZE", type=_size, default="500MB", help="how large files are (500MB)")
+    parser.add_argument("--keep-other-splits", action="store_true", help="leave the dataset's other splits as they are")
+    parser.add_argument("--dry-run", action="store_true", help="write and check everything, and send nothing")
+
+
+def run_push(chosen: argparse.Namespace) -> int:
+    """Run ``mouse push``."""
+    import tempfile
+
+    from mouse_core.bench._opening import refusals_as_errors
+    from mouse_core.hub import push_to_hub
+
+    with tempfile.TemporaryDirectory(prefix="mouse-push-") as folder:
+        pushed = refusals_as_errors(
+            push_to_hub,
+            _stores(chosen, folder),
+            repo_id=chosen.repo_id,
+            private=chosen.private,
+            revision=chosen.revision,
+            commit_message=chosen.message,
+            max_shard_size=chosen.shard_size,
+            keep_other_splits=chosen.keep_other_splits,
+            progress=wants_bar(),
+            dry_run=chosen.dry_run,
+        )
+    rows = ", ".join(f"{name}: {count:,} rows" for name, count in pushed.splits.items())
+    did = "would push" if chosen.dry_run else "pushed"
+    print(f"{did} {pushed.repo_id} at {pushed.revision}: {rows}; {len(pushed.shards)} files")  # noqa: T201
+    if pushed.commit_url:
+        print(pushed.commit_url)  # noqa: T201
+    return 0
+
+
+def _stores(chosen: argparse.Namespace, folder: str) -> dict[str, Any]:
+    """The source's splits as stores; what is not a dataset on disk is converted to one first."""
+    from mouse_core import formats
+    from mouse_core.errors import AlignmentWarning
+    from mouse_core.formats.converting import convert
+
+    stream = _open(chosen)
+    splits: Sequence[str] = list(stream.metadata.get("splits", ())) if stream.format in ("datasets", "parquet") else ()
+    if chosen.split:
+        splits = [name for name in splits if name in chosen.split]
+    parts = {}
+    if len(splits) > 1:
+        options = {"format": chosen.format, "alignment": chosen.alignment, "image_roots": chosen.image_root}
+        parts = {name: formats.open(chosen.source, splits=[name], **options) for name in splits}
+    else:
+        parts = {chosen.as_split or (splits[0] if splits else "train"): stream}
+    stores = {}
+    for name, part in parts.items():
+        target = Path(folder) / name
+        convert(part, target, progress=wants_bar())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", AlignmentWarning)  # convert has said it
+            stores[name] = formats.open(target).to_store()
+    return stores

@@ -1,0 +1,225 @@
+"""The command ``mouse``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from mouse_core.cli import _data as data
+from mouse_core.errors import AlignmentWarning, MouseError
+
+# A subcommand: its name, what it does in a sentence, and the functions that declare its arguments and run it. What runs
+# it returns the exit status. Modules are imported when a subcommand is asked for, so that `mouse --help` costs nothing.
+_Declare = Callable[[argparse.ArgumentParser], None]
+_Run = Callable[[argparse.Namespace], int]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        arguments: What stands after ``mouse``; by default the process's.
+
+    Returns:
+        The exit status: 0; 1 where ``mouse inspect --strict`` has warnings, or ``mouse verify --strict`` nothing to
+        compare with, or not for all that is read; 2 after an error that the user can mend,
+        which is printed in one line, or without a command, which lists them; 130 after an interruption from the
+        keyboard.
+    """
+    parser = argparse.ArgumentParser(
+        prog="mouse",
+        description="Recorded experience for reinforcement learning.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action=_Version, help="print the version and end")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    for name, purpose, examples, declare, run in _commands():
+        command = commands.add_parser(
+            name,
+            help=purpose,
+            description=purpose[0].upper() + purpose[1:] + ".",
+            epilog=examples,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        declare(command)
+        command.set_defaults(run=run)
+    chosen = parser.parse_args(arguments)
+    if chosen.command is None:
+        parser.print_help(sys.stderr)
+        return 2
+    try:
+        with _warnings_in_a_line(chosen.command):
+            status: int = chosen.run(chosen)
+    except KeyboardInterrupt:
+        print(f"mouse {chosen.command}: interrupted", file=sys.stderr)  # noqa: T201
+        return 130
+    except (MouseError, OSError, ImportError) as error:
+        message = " ".join(str(error).split()).removeprefix(f"{chosen.command}: ")
+        print(f"mouse {chosen.command}: {message}", file=sys.stderr)  # noqa: T201
+        return 2
+    return status
+
+
+@contextmanager
+def _warnings_in_a_line(command: str) -> Iterator[None]:
+    """Warnings about the data, each once, without the line of our own code that Python would show."""
+    shown: set[str] = set()
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if not issubclass(category, AlignmentWarning):
+            python(message, category, *where, **more)
+        elif str(message) not in shown:
+            shown.add(str(message))
+            print(f"mouse {command}: warning: {message}", file=sys.stderr)  # noqa: T201
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", AlignmentWarning)
+        python, warnings.showwarning = warnings.showwarning, show
+        yield
+
+
+_BENCH_EXAMPLES = """examples:
+  mouse bench recordings --sequence-length 64 --batch-size 32
+  mouse bench your-org/your-dataset --split train --frameworks numpy,torch
+  mouse bench recordings --dtype obs_continuous=float32 --json figures.json"""
+
+_EXAMPLES = """examples:
+  mouse inspect recordings --html report.html
+  mouse convert halfcheetah.hdf5 halfcheetah --final mark
+  mouse verify halfcheetah
+  mouse bench halfcheetah --sequence-length 64 --batch-size 32
+  mouse push halfcheetah your-org/halfcheetah
+
+mouse COMMAND --help says more."""
+
+
+class _Version(argparse.Action):
+    """Prints the version; looking it up takes a while, and is done only when it is asked for."""
+
+    def __init__(self, option_strings: Sequence[str], dest: str, **options: Any) -> None:
+        super().__init__(option_strings, dest=argparse.SUPPRESS, nargs=0, **options)
+
+    def __call__(self, parser: argparse.ArgumentParser, *ignored: Any) -> None:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            found = version("mouse-data")
+        except PackageNotFoundError:  # used from where it lies
+            found = "of a source folder"
+        print(f"mouse-data {found}")  # noqa: T201
+        parser.exit()
+
+
+def _commands() -> list[tuple[str, str, str, _Declare, _Run]]:
+    return [
+        (
+            "inspect",
+            "show what is in recorded data of any format, and warn of what usually goes wrong",
+            data.INSPECT_EXAMPLES,
+            data.declare_inspect,
+            data.run_inspect,
+        ),
+        (
+            "convert",
+            "convert recorded data of any format into a dataset on disk, verified against the source",
+            data.CONVERT_EXAMPLES,
+            data.declare_convert,
+            data.run_convert,
+        ),
+        (
+            "verify",
+            "say whether recorded data of any format are what was written, and which file is damaged",
+            data.VERIFY_EXAMPLES,
+            data.declare_verify,
+            data.run_verify,
+        ),
+        (
+            "push",
+            "publish recorded data of any format on the Hugging Face Hub",
+            data.PUSH_EXAMPLES,
+            data.declare_push,
+            data.run_push,
+        ),
+        (
+            "bench",
+            "measure how fast batches of a dataset are, and say what to change",
+            _BENCH_EXAMPLES,
+            _declare_bench,
+            _run_bench,
+        ),
+    ]
+
+
+# ---------------------------------------------------------------------- mouse bench
+
+
+def positive(text: str) -> int:
+    """A positive integer, for argparse."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive integer, found {text}")
+    return value
+
+
+def _declare_bench(parser: argparse.ArgumentParser) -> None:
+    data.add_source(parser, hub=True)
+    parser.add_argument("--sequence-length", type=positive, default=64, metavar="S", help="steps in a window (64)")
+    parser.add_argument("--batch-size", type=positive, default=32, metavar="B", help="windows in a batch (32)")
+    parser.add_argument("--fields", metavar="A,B", type=_names, help="only these fields")
+    parser.add_argument(
+        "--dtype", action="append", metavar="FIELD=DTYPE", type=_pair, default=[], help="deliver a field in this dtype"
+    )
+    parser.add_argument(
+        "--frameworks", metavar="A,B", type=_names, help="numpy, torch, jax; by default those that are installed"
+    )
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long to measure, about (10)")
+    parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
+
+
+def _run_bench(chosen: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from mouse_core.bench._opening import opened
+    from mouse_core.bench._show import show
+    from mouse_core.bench.running import bench
+
+    options = {
+        "format": chosen.format,
+        "final": chosen.final,
+        "image_roots": chosen.image_root,
+        "progress": data.wants_bar(),
+    }
+    with opened(chosen.source, chosen.split, **options) as found:
+        report = bench(
+            found,
+            sequence_length=chosen.sequence_length,
+            batch_size=chosen.batch_size,
+            fields=chosen.fields,
+            dtypes=dict(chosen.dtype),
+            frameworks=chosen.frameworks,
+            seconds=chosen.seconds,
+        )
+    show(report)
+    if chosen.json:
+        Path(chosen.json).write_text(report.to_json(), encoding="utf-8")
+    return 0
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def _pair(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"expected FIELD=DTYPE, found {text!r}")
+    return name, value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

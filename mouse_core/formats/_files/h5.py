@@ -1,0 +1,182 @@
+"""HDF5 files, read by a process of their own.
+
+The HDF5 library trusts what it reads: a damaged file can make it loop for ever, take all memory or end the process.
+So another process reads, within bounds of time and memory, and what happens to it is an error here.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.errors import ConfigError
+from mouse_core.formats.base import damaged
+
+PATIENCE = 15.0
+"""Seconds within which the library must answer a request; they are of at most some 64 MB."""
+
+_CHILD = Path(__file__).with_name("h5_child.py")
+
+
+class H5File:
+    """An HDF5 file open for reading; a context manager.
+
+    Args:
+        path: The file.
+
+    Raises:
+        ImportError: h5py is not installed.
+        ConfigError: There is no such file.
+        DataError: It is no HDF5 file, or a damaged one.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        if importlib.util.find_spec("h5py") is None:
+            raise ImportError("HDF5 files need h5py: pip install 'mouse-data[formats]'")
+        if not os.path.isfile(self.path):
+            found = "a folder" if os.path.isdir(self.path) else "none"
+            raise ConfigError(f"{self.path}: expected an HDF5 file, found {found}")
+        self._lock = threading.Lock()
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(_CHILD), self.path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            # It computes nothing, and threads for that would take address space.
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
+        )
+        try:
+            self._ask(None, "expected an HDF5 file: ")
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self) -> H5File:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the process that reads."""
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                try:
+                    stream.close()
+                except OSError:
+                    pass
+        self._process.kill()
+        self._process.wait()
+
+    def names(self, path: str = "/") -> list[str]:
+        """The names of what lies in a group, in the file's order."""
+        names: list[str] = self._ask({"do": "names", "path": path})[0]["names"]
+        return names
+
+    def trees(self, paths: Sequence[str]) -> list[dict[str, Any]]:
+        """What lies below some groups, without values.
+
+        Returns:
+            A tree for each. A group has ``kind`` "group" and ``items`` by name; a dataset has ``kind`` ("number",
+            "text", "ragged", "empty" or "other"), ``shape``, ``dtype`` and ``chunk``, the rows of a chunk; both have
+            ``attributes``.
+
+        Raises:
+            DataError: A damaged file, or datasets that claim more than is stored.
+        """
+        trees: list[dict[str, Any]] = self._ask({"do": "trees", "paths": list(paths)})[0]["trees"]
+        return trees
+
+    def read(self, items: Sequence[tuple[str, int, int]]) -> list[npt.NDArray[Any]]:
+        """Values of several datasets.
+
+        Args:
+            items: Paths, and the rows from and up to which to read.
+
+        Returns:
+            Arrays ``[n, ...]``; text as arrays of objects (bytes), ragged values as arrays of objects (arrays).
+
+        Raises:
+            DataError: A damaged file.
+        """
+        if not items:
+            return []
+        answer, payload = self._ask({"do": "read", "items": [list(item) for item in items]})
+        return [_array(header, parts) for header, parts in zip(answer["values"], payload, strict=True)]
+
+    def _ask(self, request: dict[str, Any] | None, expected: str = "") -> tuple[dict[str, Any], list[list[bytearray]]]:
+        process = self._process
+        if process.stdin is None or process.stdout is None or process.stdin.closed:
+            raise ConfigError(f"{self.path}: the file is closed")
+        with self._lock:
+            overdue = threading.Event()
+
+            def give_up() -> None:
+                overdue.set()
+                process.kill()
+
+            timer = threading.Timer(PATIENCE, give_up)
+            timer.daemon = True
+            timer.start()
+            payload: list[list[bytearray]] = []
+            try:
+                if request is not None:
+                    process.stdin.write(json.dumps(request).encode() + b"\n")
+                    process.stdin.flush()
+                line = process.stdout.readline()
+                header: dict[str, Any] = json.loads(line) if line.endswith(b"\n") else {}
+                if line:
+                    for value in header.get("values", ()):
+                        payload.append([_exactly(process.stdout, size) for size in value["sizes"]])
+            except (BrokenPipeError, EOFError):
+                line = b""
+                header = {}
+            finally:
+                timer.cancel()
+        if not line:
+            process.wait()
+            if overdue.is_set():
+                raise damaged(self.path, f"the HDF5 library did not answer within {PATIENCE:.0f} s")
+            raise damaged(self.path, f"the HDF5 library broke down over it (exit code {process.returncode})")
+        if "error" in header:
+            raise damaged(self.path, expected + header["error"].strip().splitlines()[0])
+        return header, payload
+
+
+def _exactly(stream: Any, size: int) -> bytearray:
+    buffer = bytearray(size)
+    view = memoryview(buffer)
+    while view:
+        count = stream.readinto(view)
+        if not count:
+            raise EOFError
+        view = view[count:]
+    return buffer
+
+
+def _array(header: dict[str, Any], parts: list[bytearray]) -> npt.NDArray[Any]:
+    if header["kind"] == "number":
+        return np.frombuffer(parts[0], np.dtype(header["dtype"])).reshape(header["shape"])
+    lengths, joined = np.frombuffer(parts[0], np.int64), bytes(parts[1])
+    values = np.empty(len(lengths), dtype=object)
+    stop = 0
+    for index, length in enumerate(lengths.tolist()):
+        start, stop = stop, stop + length
+        values[index] = (
+            joined[start:stop] if header["kind"] == "text" else np.frombuffer(joined[start:stop], header["dtype"])
+        )
+    return values

@@ -1,0 +1,166 @@
+"""Reads one HDF5 file for another process: a damaged file may end or hang this one, and nobody is hurt.
+
+Run as a script, with a file's path: answers requests, a line of JSON each, with a line of JSON and the bytes it
+announces. Imports nothing of this package, so that it starts quickly.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from typing import Any, BinaryIO
+
+MEMORY = 3 << 30
+"""Bytes of address space, those of the libraries included; a chunk that is read must fit."""
+
+DEPTH = 16
+
+
+def _bound_memory() -> None:
+    try:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    except (ImportError, ValueError, OSError):
+        pass  # a system without such limits
+
+
+def _plain(value: Any) -> Any:
+    """An attribute's value as JSON has it."""
+    if isinstance(value, bytes):
+        return value.decode("utf-8", "replace")
+    if hasattr(value, "tolist"):
+        value = value.tolist()
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, str | int | float | bool | None) else str(value)
+
+
+def _dataset(h5py: Any, dataset: Any) -> dict[str, Any]:
+    """What a dataset says of itself, after comparing its claims with what is stored."""
+    dtype = dataset.dtype
+    shape = dataset.shape
+    if shape is None:
+        return {"kind": "empty", "shape": [0], "dtype": "", "chunk": 0}
+    if dataset.is_virtual or dataset.external:
+        raise ValueError("expected a dataset inside the file, found one that points to other files")
+    text = h5py.check_string_dtype(dtype)
+    ragged = None if text is not None else h5py.check_vlen_dtype(dtype)
+    kind = "text" if text is not None else "ragged" if ragged is not None else "number"
+    if kind == "number" and (dtype.kind not in "biuf" or dtype.itemsize > 8):
+        kind = "other"
+    # Chunks that were never written read as zeros, without a word.
+    if dataset.chunks:
+        expected = math.prod(-(-size // chunk) for size, chunk in zip(shape, dataset.chunks, strict=True))
+        if dataset.id.get_num_chunks() != expected:
+            raise ValueError(f"expected {expected} chunks for shape {shape}, found {dataset.id.get_num_chunks()}")
+    else:
+        expected = math.prod(shape) * dataset.id.get_type().get_size()
+        if dataset.id.get_storage_size() < expected:
+            found = dataset.id.get_storage_size()
+            raise ValueError(f"expected {expected} bytes for shape {shape}, found {found}")
+    described = str(ragged) if ragged is not None else dtype.str
+    return {
+        "kind": kind,
+        "shape": list(shape),
+        "dtype": described,
+        "chunk": dataset.chunks[0] if dataset.chunks else 0,
+    }
+
+
+def _tree(h5py: Any, node: Any, depth: int = 0) -> dict[str, Any]:
+    """All that lies below a group, without values."""
+    if depth > DEPTH:
+        raise ValueError(f"expected groups at most {DEPTH} deep, found a deeper one at {node.name}")
+    found: dict[str, Any] = {"attributes": {str(name): _plain(value) for name, value in node.attrs.items()}}
+    if isinstance(node, h5py.Dataset):
+        try:
+            return found | _dataset(h5py, node)
+        except ValueError as error:
+            raise ValueError(f"{node.name}: {error}") from error
+    found["kind"] = "group"
+    found["items"] = {}
+    for name in node:
+        link = node.get(name, getlink=True)
+        if not isinstance(link, h5py.HardLink):
+            raise ValueError(f"{node.name}/{name}: expected data inside the file, found a link")
+        child = node[name]
+        if isinstance(child, h5py.Group | h5py.Dataset):
+            found["items"][name] = _tree(h5py, child, depth + 1)
+        else:  # a type with a name of its own, or what damage made of a dataset
+            found["items"][name] = {"kind": "other", "shape": [], "dtype": "", "chunk": 0, "attributes": {}}
+    return found
+
+
+def _read(h5py: Any, np: Any, file: Any, path: str, start: int, stop: int) -> tuple[dict[str, Any], list[Any]]:
+    dataset = file[path]
+    if not isinstance(dataset, h5py.Dataset):
+        raise ValueError(f"{path}: expected values, found a group")
+    try:
+        values = dataset[()] if not dataset.shape else dataset[start:stop]
+    except (OSError, RuntimeError, ValueError) as error:
+        raise ValueError(f"{path}, rows {start}..{stop - 1}: {error}") from error
+    if dataset.dtype.kind not in "OSU":
+        values = np.ascontiguousarray(values)
+        return {"kind": "number", "dtype": values.dtype.str, "shape": list(np.shape(values))}, [values]
+    values = np.asarray(values, dtype=object).reshape(-1)
+    ragged = h5py.check_vlen_dtype(dataset.dtype)
+    ragged = None if ragged in (str, bytes) else ragged
+    items = [
+        value.encode() if isinstance(value, str) else bytes(value) if isinstance(value, bytes) else value.tobytes()
+        for value in values
+    ]
+    lengths = np.array([len(item) for item in items], np.int64)
+    kind = "text" if ragged is None else "ragged"
+    described = "" if ragged is None else np.dtype(ragged).str
+    return {"kind": kind, "dtype": described, "shape": [len(items)]}, [lengths, b"".join(items)]
+
+
+def _answer(request: dict[str, Any], h5py: Any, np: Any, file: Any) -> tuple[dict[str, Any], list[Any]]:
+    if request["do"] == "names":
+        return {"names": list(file[request["path"]])}, []
+    if request["do"] == "trees":
+        return {"trees": [_tree(h5py, file[path]) for path in request["paths"]]}, []
+    parts: list[Any] = []
+    headers = []
+    for path, start, stop in request["items"]:
+        header, pieces = _read(h5py, np, file, path, start, stop)
+        header["sizes"] = [memoryview(piece).nbytes for piece in pieces]
+        headers.append(header)
+        parts += pieces
+    return {"values": headers}, parts
+
+
+def _send(out: BinaryIO, header: dict[str, Any], parts: list[Any]) -> None:
+    out.write(json.dumps(header).encode() + b"\n")
+    for part in parts:
+        view = memoryview(part)
+        if view.nbytes:
+            out.write(view.cast("B"))
+    out.flush()
+
+
+def _serve(path: str) -> None:
+    _bound_memory()
+    out = sys.stdout.buffer
+    try:
+        import h5py
+        import numpy as np
+
+        file = h5py.File(path, "r", locking=False, rdcc_nbytes=32 << 20)
+        _send(out, {}, [])
+    except Exception as error:
+        _send(out, {"error": f"{error}" or type(error).__name__}, [])
+        return
+    for line in sys.stdin.buffer:
+        try:
+            header, parts = _answer(json.loads(line), h5py, np, file)
+        except Exception as error:
+            header, parts = {"error": f"{error}" or type(error).__name__}, []
+        _send(out, header, parts)
+
+
+if __name__ == "__main__":
+    _serve(sys.argv[1])

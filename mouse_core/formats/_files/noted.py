@@ -1,0 +1,251 @@
+"""What is noted of files when they are written, and held against them when they are opened or verified.
+
+It stands in ``state.json`` beside what ``datasets`` keeps there, which passes over it::
+
+    "_mouse": {"rows": 603, "digest": "...", "files": {NAME: {"rows": 603, "bytes": 30416, "sha256": "..."}},
+               "sha256": "..."}
+
+A Parquet file that is written here carries it in itself, between its last page and its footer, where no reader looks
+and what rewrites the file does not take it along::
+
+    mouse_data file SHA256 footer SHA256 mouse_data
+
+The first is of the whole file apart from these bytes, the second of all that stands behind them: the footer, its length
+and the magic number.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from mouse_core._base.casting import is_whole
+from mouse_core._files.reading import damaged, read_json_object, reading
+from mouse_core.errors import DataError
+
+_STATE, _INFO, _KEY = "state.json", "dataset_info.json", "_mouse"
+_PIECE = 8 << 20
+_SEAL = b"mouse_data file %b footer %b mouse_data\n"
+_SEAL_FORM = re.compile(rb"mouse_data file ([0-9a-f]{64}) footer ([0-9a-f]{64}) mouse_data\n")
+_SEAL_BYTES = len(_SEAL) - 4 + 128
+# A flip may hit one of the two, but then not the other.
+_SEAL_ENDS = (b"mouse_data file ", b" mouse_data\n")
+_MAGIC = b"PAR1"
+
+
+@dataclass(frozen=True)
+class NotedFile:
+    """What one file is known to be.
+
+    Args:
+        bytes: Its size.
+        sha256: Of its bytes.
+        rows: How many it holds; None where it is a description.
+    """
+
+    bytes: int
+    sha256: str
+    rows: int | None = None
+
+
+@dataclass(frozen=True)
+class Noted:
+    """What a folder is known to hold.
+
+    Args:
+        rows: In all files.
+        digest: Of all rows; see ``rows_digest``.
+        files: By name.
+        sha256: Of the description in which this stands, apart from itself.
+    """
+
+    rows: int
+    digest: str
+    files: Mapping[str, NotedFile]
+    sha256: str
+
+
+def note(folder: Path, rows: Mapping[str, int], digest: str) -> None:
+    """Add to the ``state.json`` of a folder what lies there.
+
+    Args:
+        folder: Complete apart from this.
+        rows: How many each file holds, by name.
+        digest: Of all rows.
+    """
+    sizes: dict[str, int | None] = {**rows, _INFO: None}
+    files = {name: {"rows": count, **_measured(folder / name)} for name, count in sizes.items()}
+    state = json.loads((folder / _STATE).read_text(encoding="utf-8"))
+    state[_KEY] = {"rows": sum(rows.values()), "digest": digest, "files": files}
+    state[_KEY]["sha256"] = _own_digest(state)
+    (folder / _STATE).write_text(json.dumps(state, indent=2), encoding="utf-8")
+
+
+def noted(folder: Path) -> Noted | None:
+    """What is noted of a folder; None where nothing is.
+
+    Raises:
+        DataError: The note is damaged.
+    """
+    if not (folder / _STATE).is_file():
+        return None
+    found = read_json_object(folder / _STATE).get(_KEY)
+    if found is None:
+        return None
+    with reading(folder / _STATE):
+        files = {str(name): NotedFile(**about) for name, about in found["files"].items()}
+        for file in files.values():
+            if not is_whole(file.bytes) or not (file.rows is None or is_whole(file.rows)):
+                raise DataError(f"expected numbers of bytes and rows, found {file!r:.200}")
+        return Noted(int(found["rows"]), str(found["digest"]), files, str(found["sha256"]))
+
+
+def check_counts(rows: Mapping[Path, int]) -> None:
+    """Hold the rows and sizes of files, which are known by now, against what is noted of them.
+
+    Args:
+        rows: How many were found in each file.
+
+    Raises:
+        DataError: Another number than was written, or a file that was not.
+    """
+    for folder in {file.parent: None for file in rows}:
+        about = noted(folder)
+        if about is None:
+            continue
+        here = {file: count for file, count in rows.items() if file.parent == folder}
+        written = [name for name, known in about.files.items() if known.rows is not None]
+        if sorted(written) != sorted(file.name for file in here):
+            raise damaged(
+                folder / _STATE, f"expected the files {written} as written, found {sorted(file.name for file in here)}"
+            )
+        for file, count in here.items():
+            known = about.files[file.name]
+            if count != known.rows:
+                raise damaged(file, f"expected {known.rows} rows as were written, found {count}")
+            if file.stat().st_size != known.bytes:
+                raise damaged(file, f"expected {known.bytes} bytes as were written, found {file.stat().st_size}")
+
+
+def check_bytes(folder: Path, about: Noted, advance: Callable[[int], None]) -> list[str]:
+    """Hold every byte of the files of a folder against what is noted of them.
+
+    Args:
+        folder: Where they are.
+        about: What is noted.
+        advance: Called with the number of bytes read.
+
+    Returns:
+        What is wrong, a sentence a file.
+    """
+    wrong = []
+    if _own_digest(read_json_object(folder / _STATE)) != about.sha256:
+        wrong.append(f"{folder / _STATE}: expected what was written there, found something else")
+    for name, known in about.files.items():
+        file = folder / name
+        if Path(name).name != name or not file.is_file():
+            wrong.append(f"{file}: expected a file, found none")
+            continue
+        found = _measured(file, advance)
+        if found["bytes"] != known.bytes:
+            wrong.append(f"{file}: expected {known.bytes} bytes, found {found['bytes']}")
+        elif found["sha256"] != known.sha256:
+            wrong.append(f"{file}: expected the SHA-256 {known.sha256}, found {found['sha256']}")
+    return wrong
+
+
+# ---------------------------------------------------------------------- Parquet
+
+
+def seal(file: Path) -> None:
+    """Write into a Parquet file what its bytes are.
+
+    Args:
+        file: Complete, under a name at which nobody looks for it yet.
+    """
+    begins = _footer_begins(file)
+    assert begins is not None  # a writer has written it
+    with file.open("r+b") as stream:
+        stream.seek(begins)
+        tail = stream.read()
+        whole = _digest_of(stream, begins, tail, lambda count: None)
+        stream.seek(begins)
+        stream.write(_SEAL % (whole, hashlib.sha256(tail).hexdigest().encode()) + tail)
+
+
+def check_seal(file: Path, advance: Callable[[int], None] | None = None) -> bool:
+    """Hold a Parquet file against the seal that was written into it.
+
+    Args:
+        file: It.
+        advance: Called with the number of bytes read, of the whole file; None compares the footer alone.
+
+    Returns:
+        Whether there is a seal.
+
+    Raises:
+        DataError: Other bytes than were written.
+    """
+    begins = _footer_begins(file)
+    if begins is None or begins < _SEAL_BYTES:
+        return False
+    with file.open("rb") as stream:
+        stream.seek(begins - _SEAL_BYTES)
+        found, tail = stream.read(_SEAL_BYTES), stream.read()
+        if not (found.startswith(_SEAL_ENDS[0]) or found.endswith(_SEAL_ENDS[1])):
+            return False
+        match = _SEAL_FORM.fullmatch(found)
+        if match is None:
+            raise damaged(file, "expected the checksums that were written into it, found something else")
+        footer = hashlib.sha256(tail).hexdigest().encode()
+        if footer != match[2]:
+            raise damaged(file, f"expected a footer with the SHA-256 {match[2].decode()}, found {footer.decode()}")
+        if advance is not None:
+            whole = _digest_of(stream, begins - _SEAL_BYTES, tail, advance)
+            if whole != match[1]:
+                raise damaged(file, f"expected the SHA-256 {match[1].decode()}, found {whole.decode()}")
+    return True
+
+
+def _footer_begins(file: Path) -> int | None:
+    """Where the footer of a Parquet file begins, as its last bytes say; None where they cannot be right."""
+    with file.open("rb") as stream:
+        size = stream.seek(0, os.SEEK_END)
+        if size < 3 * len(_MAGIC):
+            return None
+        stream.seek(size - 8)
+        last = stream.read(8)
+    begins = size - 8 - int.from_bytes(last[:4], "little")
+    return begins if last[4:] == _MAGIC and begins >= len(_MAGIC) else None
+
+
+def _digest_of(stream: IO[bytes], end: int, tail: bytes, advance: Callable[[int], None]) -> bytes:
+    """The SHA-256 of a file up to ``end``, and ``tail`` behind it."""
+    whole = hashlib.sha256()
+    stream.seek(0)
+    while piece := stream.read(min(_PIECE, end - stream.tell())):
+        whole.update(piece)
+        advance(len(piece))
+    whole.update(tail)
+    return whole.hexdigest().encode()
+
+
+def _measured(file: Path, advance: Callable[[int], None] = lambda count: None) -> dict[str, Any]:
+    whole, size = hashlib.sha256(), 0
+    with file.open("rb") as stream:
+        while piece := stream.read(_PIECE):
+            whole.update(piece)
+            size += len(piece)
+            advance(len(piece))
+    return {"bytes": size, "sha256": whole.hexdigest()}
+
+
+def _own_digest(state: Mapping[str, Any]) -> str:
+    about = {name: value for name, value in state[_KEY].items() if name != "sha256"}
+    return hashlib.sha256(json.dumps({**state, _KEY: about}, sort_keys=True).encode()).hexdigest()

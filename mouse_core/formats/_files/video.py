@@ -1,0 +1,135 @@
+"""Frames of a camera's videos, each decoded once and in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.errors import DataError
+from mouse_core.formats.base import damaged, reading
+
+# A video that claims more than this a side is not decoded.
+_LARGEST_SIDE = 8192
+
+
+class Camera:
+    """Reads the frames of one camera, which stand in one or more files.
+
+    Args:
+        name: For messages.
+        shape: ``(H, W, C)`` of a frame, C being 1 or 3.
+        frames_per_second: Of the recording.
+        wide: Whether pixels are numbers of 16 bits, such as depth; colours are bytes.
+    """
+
+    def __init__(self, name: str, shape: tuple[int, int, int], frames_per_second: float, *, wide: bool = False) -> None:
+        self.name = name
+        self.shape = shape
+        self.dtype = np.dtype(np.uint16 if wide else np.uint8)
+        self._period = 1 / frames_per_second
+        self._file: Path | None = None
+        self._container: Any = None
+        self._frames: Iterator[Any] = iter(())
+        self._held: tuple[float, Any] | None = None
+
+    def take(self, file: Path, times: npt.NDArray[np.float64]) -> npt.NDArray[Any]:
+        """The frames at some times, which follow each other.
+
+        Args:
+            file: The video they are in.
+            times: Seconds from its beginning, ``[n]``.
+
+        Returns:
+            Pixels, ``[n, H, W, C]`` of ``dtype``.
+
+        Raises:
+            ImportError: PyAV is not installed.
+            DataError: The video is damaged, of another size, or lacks a frame, or has pixels of more bits.
+        """
+        found = np.empty((len(times), *self.shape), self.dtype)
+        with reading(file):
+            if file != self._file or (self._held is not None and times[0] < self._held[0] - self._period / 2):
+                self._open(file)
+            for place, time in enumerate(times.tolist()):
+                found[place] = self._at(file, time)
+        return found
+
+    def _open(self, file: Path) -> None:
+        try:
+            import av
+        except ImportError as error:
+            raise ImportError("camera videos need PyAV: pip install 'mouse-data[video]'") from error
+        self.close()
+        if not file.is_file():
+            raise damaged(file, "expected a video, found none")
+        self._container = av.open(str(file), options={"err_detect": "explode"})
+        if not self._container.streams.video:
+            raise damaged(file, "expected a video stream, found none")
+        stream = self._container.streams.video[0]
+        height, width = self.shape[:2]
+        if (stream.height, stream.width) != (height, width) or max(height, width) > _LARGEST_SIDE:
+            raise damaged(file, f"expected frames of {height}x{width}, found {stream.height}x{stream.width}")
+        stream.codec_context.options = {"err_detect": "explode"}
+        stream.thread_type = "AUTO"
+        self._file, self._frames, self._held = file, self._container.decode(stream), None
+
+    def _at(self, file: Path, time: float) -> npt.NDArray[Any]:
+        while True:
+            if self._held is None:
+                frame = next(self._frames, None)
+                if frame is None or frame.time is None:
+                    raise damaged(file, f"expected a frame at {time:.3f} s, found the end")
+                self._held = float(frame.time), frame
+            found, frame = self._held
+            if found < time - self._period / 2:
+                self._held = None
+                continue
+            if found > time + self._period / 2:
+                raise damaged(file, f"expected a frame at {time:.3f} s, found the next one at {found:.3f} s")
+            if (frame.height, frame.width) != self.shape[:2]:
+                raise damaged(file, f"expected frames of {list(self.shape[:2])}, found {frame.height}x{frame.width}")
+            return self._pixels(file, frame).reshape(self.shape)
+
+    def _pixels(self, file: Path, frame: Any) -> npt.NDArray[Any]:
+        """The pixels of a frame, greys as they were recorded."""
+        bits = max(component.bits for component in frame.format.components)
+        grey = frame.format.name.startswith("gray")
+        if bits <= 8 or (not grey and self.dtype == np.uint8):
+            bytes_: npt.NDArray[np.uint8] = frame.to_ndarray(format="gray" if self.shape[2] == 1 else "rgb24")
+            return bytes_
+        if not grey or bits > 16 or self.dtype == np.uint8:
+            wanted = "gray of up to 16 bits" if self.dtype != np.uint8 else "8 bits a pixel, as meta/info.json has it"
+            raise damaged(file, f"{self.name}: expected {wanted}, found {frame.format.name}")
+        # Converting would scale the numbers to all of 16 bits.
+        plane = frame.planes[0]
+        order = ">u2" if frame.format.name.endswith("be") else "<u2"
+        lines = np.frombuffer(plane, order).reshape(-1, plane.line_size // 2)
+        return lines[: frame.height, : frame.width].astype(np.uint16)
+
+    def close(self) -> None:
+        """Close the file."""
+        container, self._container, self._file, self._held = self._container, None, None, None
+        self._frames = iter(())
+        if container is not None:
+            container.close()
+
+
+def frame_shape(shape: object, names: object, where: str) -> tuple[int, int, int]:
+    """``(H, W, C)`` of frames described by a shape and the names of its dimensions.
+
+    Raises:
+        DataError: No shape of a picture.
+    """
+    sizes = list(shape) if isinstance(shape, list) else []
+    if len(sizes) != 3 or not all(isinstance(size, int) and 0 < size <= _LARGEST_SIDE for size in sizes):
+        raise DataError(f"{where}: expected a shape [height, width, channels], found {shape!r:.80}")
+    first = str(names[0]) if isinstance(names, list) and names else ""
+    channels_first = first.startswith("channel") or (sizes[0] in (1, 3) and sizes[2] not in (1, 3))
+    height, width, channels = (*sizes[1:], sizes[0]) if channels_first else sizes
+    if channels not in (1, 3):
+        raise DataError(f"{where}: expected 1 or 3 channels, found {channels}")
+    return height, width, channels

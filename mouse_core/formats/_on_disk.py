@@ -1,0 +1,212 @@
+"""Which files make up the rows that lie in a folder: all of the data in it, or none.
+
+A folder is refused rather than read in part: where it holds data besides the files that belong together, nobody knows
+which of them were meant.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from mouse_core._files.reading import damaged, read_json_object
+from mouse_core.errors import ConfigError, DataError
+
+SUFFIXES = (".arrow", ".parquet")
+STATE, SPLITS = "state.json", "dataset_dict.json"
+# Two spellings of shard names: `train-00000-of-00002`, with the Hub's older ones ending in a hash.
+_SHARD = re.compile(r"(?P<split>.+?)-(?P<number>\d{5})-of-(?P<count>\d{5})(-[0-9a-f]+)?")
+# What `Dataset.map` and its like leave beside the files that they read: rows derived from these.
+_CACHE = re.compile(r"cache-[0-9a-f]+(_\d{5}_of_\d{5})?\.arrow")
+# Recorded data of any format that is read, finished or not. Names that begin with a dot are nobody's data.
+_UNFINISHED = r"(\.(partial|incomplete|tmp|part|gz|zst))?"
+_DATA = re.compile(
+    rf"[^.].*\.((arrow|feather|ipc|parquet|pq|hdf5|h5|memmap){_UNFINISHED}|(array_record|tfrecord)([.-].*)?)",
+    re.IGNORECASE,
+)
+_SHOWN = 6
+# What files are called; a folder of such a name is never what was meant.
+_FILE = re.compile(
+    r"\.(7z|arrow|array_record|avro|bz2|csv|db|duckdb|feather|gz|h5|hdf5?|ipc|json|jsonl|lance|mat|md|memmap|mp4|ndjson|"
+    r"np[yz]|orc|parquet|parq|pickle|pkl|pq|pth?|safetensors|sqlite3?|tar|tfrecord|tgz|tsv|txt|xlsx?|xml|xz|ya?ml|zip|zst)",
+    re.IGNORECASE,
+)
+
+
+def files_by_split(root: Path) -> dict[str, list[Path]]:
+    """The files of every split, in their order.
+
+    Raises:
+        ConfigError: Nothing of this kind, or other data beside it.
+        DataError: Descriptions that are damaged, or that reach for files outside of their folder; shards that are
+            missing.
+    """
+    if root.is_file() and root.suffix in SUFFIXES:
+        return {"train": [root]}
+    found = _saved(root) or _loose(root)
+    if not found:
+        raise ConfigError(f"{root}: expected Arrow or Parquet files, found none")
+    files = [file for some in found.values() for file in some]
+    for file in files:
+        _check_inside(file, root)
+    described = {root} | ({root / name for name in found} if (root / SPLITS).is_file() else set())
+    others = sorted(_other_data(root, set(files), described))
+    if others:
+        raise ConfigError(
+            f"{root}: expected one dataset, found {_some(files, root)} and besides {_some(others, root)}; "
+            "name one of them, or move the others elsewhere"
+        )
+    return found
+
+
+def check_folder_name(path: Path, *, wanted: str) -> None:
+    """Raise ConfigError where a new folder would have the name of a file.
+
+    Args:
+        path: Where it is to be.
+        wanted: What it would be, and what else may be named.
+    """
+    if _FILE.fullmatch(path.suffix):
+        raise ConfigError(f"{str(path)!r}: expected {wanted}, found the name of a {path.suffix} file")
+
+
+def is_there(root: Path) -> bool:
+    """Whether anything of this kind lies there, be it whole or not."""
+    if root.is_file():
+        return root.suffix in SUFFIXES
+    return any((root / name).is_file() for name in (STATE, SPLITS)) or any(_data_files(root))
+
+
+def left_out(root: Path) -> list[str]:
+    """Names of the files of a folder that hold rows derived from the others, which are no rows of their own."""
+    return sorted(file.name for file in _folder(root) if _CACHE.fullmatch(file.name))
+
+
+def _saved(root: Path) -> dict[str, list[Path]]:
+    """What ``save_to_disk`` wrote."""
+    there = [name for name in (STATE, SPLITS) if (root / name).is_file()]
+    if len(there) == 2:
+        raise ConfigError(f"{root}: expected one dataset, found {STATE} and {SPLITS}: a dataset and a dict of them")
+    if there == [SPLITS]:
+        listed = read_json_object(root / SPLITS).get("splits")
+        if not isinstance(listed, list) or not listed:
+            raise damaged(root / SPLITS, f"expected the names of splits, found {listed!r:.200}")
+        names = [_plain_name(name, root / SPLITS) for name in listed]
+        if len(set(names)) < len(names):
+            raise damaged(root / SPLITS, f"expected every split once, found {names!r:.200}")
+        return {name: _listed(root / name, read_json_object(root / name / STATE)) for name in names}
+    if there == [STATE]:
+        state = read_json_object(root / STATE)
+        name = state.get("_split")
+        return {name if isinstance(name, str) and name else "train": _listed(root, state)}
+    return {}
+
+
+def _listed(folder: Path, state: Mapping[str, Any]) -> list[Path]:
+    if state.get("_indices_data_files"):
+        raise ConfigError(f"{folder}: expected a dataset without an indices mapping; save it with flatten_indices()")
+    listed = state.get("_data_files")
+    if not isinstance(listed, list) or not all(isinstance(entry, Mapping) for entry in listed):
+        raise damaged(folder / STATE, "expected _data_files as a list of files")
+    names = [_plain_name(entry.get("filename"), folder / STATE) for entry in listed]
+    if len(set(names)) < len(names):
+        raise damaged(folder / STATE, f"expected every file once, found {names!r:.200}")
+    for name in names:
+        if not (folder / name).is_file():
+            raise damaged(folder / STATE, f"expected the file {name!r} that it names, found none")
+    return [folder / name for name in names]
+
+
+def _loose(root: Path) -> dict[str, list[Path]]:
+    """Arrow or Parquet files in a folder, or in a folder ``data`` below it."""
+    for files in _data_files(root):
+        files = [file for file in files if not _CACHE.fullmatch(file.name)] or files
+        for file in files:
+            if not file.is_file():
+                raise damaged(file, "expected a regular file")
+        return _by_name(files)
+    return {}
+
+
+def _data_files(root: Path) -> Iterator[list[Path]]:
+    for folder in (root, root / "data"):
+        files = sorted(file for file in _folder(folder) if file.suffix in SUFFIXES and not file.name.startswith("."))
+        if files:
+            yield files
+
+
+def _by_name(files: list[Path]) -> dict[str, list[Path]]:
+    """Files by the splits that their names tell; of shards, all must be there."""
+    splits: dict[str, list[Path]] = {}
+    shards: dict[str, list[re.Match[str]]] = {}
+    for file in files:
+        match = _SHARD.fullmatch(file.stem)
+        splits.setdefault(match["split"] if match else "train", []).append(file)
+        if match:
+            shards.setdefault(match["split"], []).append(match)
+    for split, matches in shards.items():
+        counts = sorted({int(match["count"]) for match in matches})
+        numbers = sorted(int(match["number"]) for match in matches)
+        if len(counts) > 1 or numbers != list(range(counts[0])):
+            # Files of two writers, or not all of one: either way the rows are not those that were written.
+            raise DataError(
+                f"{files[0].parent}: expected the files {split}-00000-of-N to the last of N, found N in {counts[:4]} "
+                f"and the numbers {numbers[:8]}{' ...' if len(numbers) > 8 else ''}"
+            )
+    return splits
+
+
+def _folder(folder: Path) -> list[Path]:
+    return list(folder.iterdir()) if folder.is_dir() else []
+
+
+def _plain_name(name: object, file: Path) -> str:
+    # A dataset must not reach for files outside of its folder.
+    if not isinstance(name, str) or name in ("", ".", "..") or os.path.basename(name) != name or "\\" in name:
+        raise damaged(file, f"expected the name of a file in the same folder, found {name!r:.200}")
+    return name
+
+
+def _check_inside(file: Path, root: Path) -> None:
+    """Refuse a link that leads out of the folder, apart from those in the cache of the Hub's client."""
+    real, base = file.resolve(), root.resolve()
+    if real.is_relative_to(base):
+        return
+    # There, snapshots/REVISION/... are links into blobs/ of the same repository.
+    for parent in base.parents:
+        if parent.name == "snapshots" and real.is_relative_to(parent.parent / "blobs"):
+            return
+    raise damaged(file, f"expected a file inside of {str(root)!r}, found a link to {str(real)!r}")
+
+
+def _other_data(root: Path, files: set[Path], described: set[Path]) -> Iterator[Path]:
+    """Data in a folder, at any depth, which are not among ``files``; folders with a dot before their names left out."""
+    for folder, folders, names in os.walk(root):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        here = Path(folder)
+        # Links may lead to anything, and in circles: no deeper than to what lies there.
+        linked = [file for name in folders if (here / name).is_symlink() for file in _folder(here / name)]
+        yield from (file for file in linked if file.name in (STATE, SPLITS) or _is_data(file))
+        for name in names:
+            saved = name in (STATE, SPLITS) and here not in described
+            if here / name not in files and (saved or _is_data(here / name)):
+                yield here / name
+
+
+def _is_data(file: Path) -> bool:
+    if file.suffix == ".npz" and not file.name.startswith("."):
+        try:
+            with zipfile.ZipFile(file) as archive:
+                return "observations.npy" in archive.namelist()
+        except (OSError, ValueError, zipfile.BadZipFile):
+            return False
+    return bool(_DATA.fullmatch(file.name)) and not _CACHE.fullmatch(file.name)
+
+
+def _some(files: list[Path], root: Path) -> str:
+    names = [str(file.relative_to(root)) for file in files[:_SHOWN]]
+    return f"{names}" + (f" and {len(files) - _SHOWN} more" if len(files) > _SHOWN else "")

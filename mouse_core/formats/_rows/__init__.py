@@ -1,0 +1,1 @@
+"""Turning what a format holds into rows of a store."""

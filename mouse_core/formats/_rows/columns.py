@@ -1,0 +1,234 @@
+"""From values as formats hold them to named Arrow columns of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mouse_core._arrow.layout import is_list
+from mouse_core.errors import DataError, SchemaError
+from mouse_core.images.pixels import decode_image
+
+Columns = dict[str, npt.NDArray[Any]]
+"""Values by column name, ``[n, ...]`` each; strings and bytes as arrays of objects."""
+
+EPISODE_COLUMNS = ("done", "episode_step")
+"""Columns that every reader makes, always int64."""
+
+MISSING = "observation_missing"
+"""The column that marks rows whose observation the source did not hold."""
+
+
+def travels_with_action(key: str) -> bool:
+    """Whether what a source stores beside a step belongs to the action that is taken there, judged by its name."""
+    return key.split("/")[-1].startswith(("action", "policy", "log_prob"))
+
+
+def flatten(name: str, value: Any) -> dict[str, Any]:
+    """The leaves of nested mappings and tuples, named by their path: ``{"observation_arm_angle": ...}``.
+
+    Args:
+        name: What the names begin with.
+        value: A mapping, a tuple (its items are named by their position), or a leaf.
+    """
+    if isinstance(value, Mapping):
+        items: Any = value.items()
+    elif isinstance(value, tuple):
+        items = enumerate(value)
+    else:
+        return {name: value}
+    leaves: dict[str, Any] = {}
+    for key, item in items:
+        for path, leaf in flatten(f"{name}_{key}", item).items():
+            if path in leaves:
+                raise SchemaError(f"{path}: two values of a step have this name once their keys are joined by '_'")
+            leaves[path] = leaf
+    return leaves
+
+
+def is_image(values: npt.NDArray[Any]) -> bool:
+    """Whether the rows of ``values`` look like pictures: uint8 ``[n, H, W]`` or ``[n, H, W, C]`` with C up to 4."""
+    return values.dtype == np.uint8 and (values.ndim == 3 or (values.ndim == 4 and values.shape[3] <= 4))
+
+
+def named_observation(value: Any) -> Columns:
+    """Observations ``[n, ...]`` as columns: a standard one for a single array, ``observation_<key>`` for nested ones.
+
+    A single array of whole numbers ``[n]`` is ``observation_discrete``, of pictures ``observation_image``, of text
+    ``observation_text``, and all else is ``observation``: vectors, longer shapes flattened in C order.
+    """
+    if isinstance(value, Mapping | tuple):
+        return {name: np.asarray(leaf) for name, leaf in flatten("observation", value).items()}
+    values = np.asarray(value)
+    if values.dtype.kind in "OSU":
+        return {"observation_text": values}
+    if values.ndim == 1 and values.dtype.kind in "iub":
+        return {"observation_discrete": values}
+    if is_image(values):
+        return {"observation_image": values}
+    return {"observation": as_vectors(values)}
+
+
+def named_action(value: Any) -> Columns:
+    """Actions ``[n, ...]`` as columns: ``action``, or ``action_<key>`` for nested ones.
+
+    A single array of whole numbers stays as it is. Fractions become vectors, also of one, and longer shapes are
+    flattened in C order.
+    """
+    if isinstance(value, Mapping | tuple):
+        return {name: np.asarray(leaf) for name, leaf in flatten("action", value).items()}
+    values = np.asarray(value)
+    return {"action": values if values.ndim == 1 and values.dtype.kind in "iubOSU" else as_vectors(values)}
+
+
+def as_vectors(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """``[n, ...]`` as ``[n, width]``, in C order; the same array where it is that already."""
+    return values if values.ndim == 2 else values.reshape(len(values), int(np.prod(values.shape[1:], dtype=np.int64)))
+
+
+def arrow_type(dtype: np.dtype[Any], shape: Sequence[int]) -> pa.DataType:
+    """The Arrow type of a column whose rows have ``dtype`` and ``shape``: fixed-size lists, one level a dimension."""
+    if dtype.kind == "U":
+        data_type = pa.string()
+    elif dtype.kind == "S":
+        data_type = pa.binary()
+    else:
+        data_type = pa.from_numpy_dtype(dtype.newbyteorder("="))
+    for size in reversed(shape):
+        data_type = pa.list_(data_type, int(size)) if size else pa.list_(data_type)
+    return data_type
+
+
+def to_arrow(values: npt.NDArray[Any], *, where: str) -> pa.Array:
+    """One column's rows ``[n, ...]`` as an Arrow array, without a copy where the memory allows.
+
+    Args:
+        values: Numbers, or strings or bytes ``[n]`` (arrays of objects or of NumPy's text types).
+        where: What the message names.
+
+    Raises:
+        DataError: Values of no type that a column can have.
+    """
+    if values.dtype.kind in "OSU":
+        return _text(values, where=where)
+    if values.dtype.kind not in "biuf" or values.dtype.itemsize > 8:
+        raise DataError(f"{where}: expected numbers or text, found {values.dtype}")
+    if not values.dtype.isnative:
+        values = values.astype(values.dtype.newbyteorder("="))
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1))
+    for axis in range(values.ndim - 1, 0, -1):
+        size = values.shape[axis]
+        if size:
+            flat = pa.FixedSizeListArray.from_arrays(flat, size)
+        else:
+            count = int(np.prod(values.shape[:axis], dtype=np.int64))
+            flat = pa.ListArray.from_arrays(pa.array(np.zeros(count + 1, np.int32)), flat[:0])
+    return flat
+
+
+def _text(values: npt.NDArray[Any], *, where: str) -> pa.Array:
+    if values.ndim != 1:
+        raise DataError(f"{where}: expected one text a step, found an array of shape {list(values.shape[1:])}")
+    if values.dtype.kind == "S":
+        values = values.astype(object)
+    items = values.tolist()
+    if not items:
+        return pa.array([], pa.string())
+    try:
+        if any(isinstance(item, bytes) for item in items):
+            try:
+                return pa.array([item.decode() if isinstance(item, bytes) else item for item in items], pa.string())
+            except UnicodeDecodeError:
+                return pa.array(items, pa.binary())
+        return pa.array(items)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        raise DataError(f"{where}: expected numbers or text, found {items[:1]!r:.80}") from error
+
+
+def from_arrow(array: Any, *, where: str) -> npt.NDArray[Any]:
+    """One column's rows as an array ``[n, ...]``: lists of equal length as dimensions, encoded images as pixels.
+
+    Args:
+        array: An Arrow array or chunked array.
+        where: What the message names.
+
+    Raises:
+        DataError: Nulls, lists of differing lengths, or an image that cannot be decoded.
+    """
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if array.null_count:
+        raise DataError(f"{where}: expected values, found {array.null_count} nulls among {len(array)} rows")
+    kind = array.type
+    if is_list(kind):
+        if pa.types.is_fixed_size_list(kind):
+            size = kind.list_size
+        else:
+            lengths = np.unique(array.value_lengths().to_numpy(zero_copy_only=False))
+            if len(lengths) > 1:
+                raise DataError(f"{where}: expected lists of one length, found lengths {lengths[:5].tolist()}")
+            size = int(lengths[0]) if len(lengths) else 0
+        inner = from_arrow(array.flatten(), where=where)
+        return inner.reshape(len(array), size, *inner.shape[1:])
+    if pa.types.is_struct(kind):
+        try:
+            return np.stack([decode_image(value) for value in array.to_pylist()])
+        except ValueError as error:
+            raise DataError(f"{where}: {error}") from error
+    return np.asarray(array.to_numpy(zero_copy_only=False))
+
+
+def ordered(columns: Columns) -> Columns:
+    """Columns in the order that all readers use: action, reward, done, step, observations, metadata."""
+    fixed = ("reward", "done", "episode_step")
+    actions = [name for name in columns if name == "action" or name.startswith("action_")]
+    others = [name for name in columns if name not in fixed and name not in actions]
+    others.sort(key=lambda name: name.startswith("metadata_"))
+    return {name: columns[name] for name in (*actions, *fixed, *others)}
+
+
+def schema_of(columns: Mapping[str, npt.NDArray[Any]]) -> pa.Schema:
+    """The schema of rows that have these columns."""
+    return pa.schema([(name, to_arrow(values, where=name).type) for name, values in columns.items()])
+
+
+def to_batch(columns: Mapping[str, npt.NDArray[Any]], schema: pa.Schema | None, *, where: str) -> pa.RecordBatch:
+    """Rows as a record batch.
+
+    Args:
+        columns: Values ``[n, ...]`` by name, all of one length.
+        schema: The columns and types that the rows before had; by default any.
+        where: What a message names, usually a file and an episode.
+
+    Raises:
+        DataError: Columns of differing lengths, or other columns or types than the schema has. Metadata that is missing
+            is null.
+    """
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        raise DataError(f"{where}: expected columns of one length, found {lengths}")
+    arrays = {name: to_arrow(np.asarray(values), where=f"{where}: column {name!r}") for name, values in columns.items()}
+    if schema is None:
+        return pa.RecordBatch.from_pydict(arrays)
+    for field in schema:
+        if field.name.startswith("metadata_") and field.name not in arrays:
+            arrays[field.name] = pa.nulls(next(iter(lengths.values()), 0), field.type)
+    if set(arrays) != set(schema.names):
+        raise DataError(f"{where}: expected columns {schema.names}, found {list(arrays)}")
+    for field in schema:
+        found = arrays[field.name]
+        if found.type == field.type:
+            continue
+        if pa.types.is_null(found.type) or (pa.types.is_string(found.type) and pa.types.is_binary(field.type)):
+            arrays[field.name] = found.cast(field.type)
+        else:
+            raise DataError(f"{where}: column {field.name!r}: expected {field.type} a step, found {found.type}")
+    return pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema)

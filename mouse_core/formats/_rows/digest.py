@@ -1,0 +1,164 @@
+"""A digest of rows that does not see how they are cut into batches."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mouse_core._arrow.layout import is_list
+from mouse_core.errors import SchemaError
+
+
+class RowDigest:
+    """Takes record batches one after another and gives one digest for all of them.
+
+    Args:
+        schema: The columns, for a stream that may turn out empty; by default those of the first batch.
+    """
+
+    def __init__(self, schema: pa.Schema | None = None) -> None:
+        self._columns = None if schema is None else _begun(schema)
+        self.rows = 0
+
+    def update(self, batch: pa.RecordBatch) -> None:
+        """Add rows.
+
+        Raises:
+            SchemaError: The columns are not those of the rows before.
+        """
+        if self._columns is None:
+            self._columns = _begun(batch.schema)
+        if batch.schema.names != list(self._columns):
+            raise SchemaError(f"digest: expected columns {list(self._columns)}, found {batch.schema.names}")
+        for column, array in zip(self._columns.values(), batch.columns, strict=True):
+            column.update(array)
+        self.rows += batch.num_rows
+
+    def hexdigest(self) -> str:
+        """The digest of all rows so far, 64 hexadecimal digits."""
+        whole = hashlib.sha256(f"{self.rows} rows;".encode())
+        for name, column in (self._columns or {}).items():
+            whole.update(f"{name!r} {column.kind} ".encode() + column.digest() + b";")
+        return whole.hexdigest()
+
+
+def _begun(schema: pa.Schema) -> dict[str, _ColumnDigest]:
+    return {column.name: _ColumnDigest(_canonical(column.type)) for column in schema}
+
+
+class _ColumnDigest:
+    """One level of a column: its nulls, its list lengths, and its values or the level below."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._values = hashlib.sha256()
+        self._valid = _Runs()
+        self._lengths = _Runs()
+        self._children: list[_ColumnDigest] = []
+
+    def update(self, array: pa.Array) -> None:
+        if isinstance(array, pa.ExtensionArray):
+            array = array.storage
+        if pa.types.is_dictionary(array.type):
+            array = array.dictionary_decode()
+        if array.null_count or pa.types.is_null(array.type):
+            self._valid.update(np.asarray(array.is_valid()).astype(np.int64))
+            array = array.drop_null()
+        elif len(array):
+            self._valid.add(1, len(array))
+        if is_list(array.type):
+            fixed = pa.types.is_fixed_size_list(array.type)
+            if fixed and len(array):
+                self._lengths.add(array.type.list_size, len(array))
+            elif len(array):
+                self._lengths.update(array.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64))
+            self._child(0, _canonical(array.type.value_type)).update(array.flatten())
+        elif pa.types.is_struct(array.type):
+            for number, values in enumerate(array.flatten()):
+                self._child(number, _canonical(values.type)).update(values)
+        elif pa.types.is_null(array.type):
+            pass
+        elif _is_text(array.type):
+            lengths = pc.binary_length(array).to_numpy(zero_copy_only=False).astype(np.int64)
+            self._lengths.update(lengths)
+            wide = array.cast(pa.large_binary())
+            offsets = np.frombuffer(wide.buffers()[1], np.int64)[wide.offset : wide.offset + len(wide) + 1]
+            if len(array) and offsets[-1] > offsets[0]:
+                self._values.update(memoryview(wide.buffers()[2])[int(offsets[0]) : int(offsets[-1])])
+        else:
+            if pa.types.is_boolean(array.type):
+                array = array.cast(pa.uint8())
+            if len(array):
+                values = array.to_numpy(zero_copy_only=False)
+                self._values.update(np.ascontiguousarray(values).view(np.uint8).data)
+
+    def _child(self, number: int, kind: str) -> _ColumnDigest:
+        if number == len(self._children):
+            self._children.append(_ColumnDigest(kind))
+        return self._children[number]
+
+    def digest(self) -> bytes:
+        parts = [self._values.digest(), self._valid.digest(), self._lengths.digest()]
+        parts += [child.digest() for child in self._children]
+        return hashlib.sha256(b"".join(parts)).digest()
+
+
+class _Runs:
+    """A sequence of whole numbers, hashed as runs of equal ones: a run may be spread over calls."""
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+        self._value = 0
+        self._count = 0
+
+    def add(self, value: int, count: int) -> None:
+        if value != self._value and self._count:
+            self._flush(np.array([[self._value, self._count]], np.int64))
+            self._count = 0
+        self._value = value
+        self._count += count
+
+    def update(self, values: npt.NDArray[np.int64]) -> None:
+        if not len(values):
+            return
+        firsts = np.concatenate([[0], np.flatnonzero(np.diff(values)) + 1])
+        counts = np.diff(np.append(firsts, len(values)))
+        self.add(int(values[0]), int(counts[0]))
+        if len(firsts) > 1:
+            self._flush(np.array([[self._value, self._count]], np.int64))
+            self._flush(np.stack([values[firsts[1:-1]], counts[1:-1]], axis=1))
+            self._value, self._count = int(values[-1]), int(counts[-1])
+
+    def _flush(self, runs: npt.NDArray[np.int64]) -> None:
+        self._hash.update(runs.astype("<i8").tobytes())
+
+    def digest(self) -> bytes:
+        whole = self._hash.copy()
+        whole.update(np.array([[self._value, self._count]], "<i8").tobytes())
+        return whole.digest()
+
+
+def _is_text(data_type: pa.DataType) -> bool:
+    return any(
+        test(data_type)
+        for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    )
+
+
+def _canonical(data_type: pa.DataType) -> str:
+    """A type's name apart from how Arrow encodes it."""
+    if isinstance(data_type, pa.BaseExtensionType):
+        return _canonical(data_type.storage_type)
+    if pa.types.is_dictionary(data_type):
+        return _canonical(data_type.value_type)
+    if is_list(data_type):
+        return f"list<{_canonical(data_type.value_type)}>"
+    if pa.types.is_struct(data_type):
+        inner: list[Any] = [f"{child.name}: {_canonical(child.type)}" for child in data_type]
+        return f"struct<{', '.join(inner)}>"
+    return str(data_type).removeprefix("large_")

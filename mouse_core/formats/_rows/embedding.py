@@ -1,0 +1,134 @@
+"""Rows with the images in them that they name by path: a path means nothing where rows are written to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mouse_core.about.dataset import features_in
+from mouse_core.errors import DataError, MouseError
+from mouse_core.images._files import open_inside
+
+_FIRST_ROWS, _MOST_ROWS = 16, 8192
+_PIECE_BYTES = 16 << 20
+
+
+def embedded(stream: Any, *, others: bool = True) -> Any:
+    """The same rows, images that they name by path read from the folders in which they may lie.
+
+    Args:
+        stream: The rows.
+        others: Whether files that are no images, such as sounds, are refused; they are left as they are otherwise.
+
+    Returns:
+        ``stream`` itself where no column can name files.
+
+    Raises:
+        DataError: When it is read: a path that leads elsewhere, to nothing, or to no image; names column and row.
+    """
+    types = features_in(stream.schema.metadata or {})
+    images = {
+        column.name: types.get(column.name, {}).get("_type", "Image") == "Image"
+        for column in stream.schema
+        if names_files(column.type)
+    }
+    if not others:
+        images = {name: True for name, image in images.items() if image}
+    if not images:
+        return stream
+    roots = stream.image_folders()
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        first = 0
+        for batch in stream:
+            yield from _pieces(batch, images, first, roots)
+            first += batch.num_rows
+
+    return stream.replace(batches=batches, mapped=stream.mapped)
+
+
+def names_files(data_type: pa.DataType) -> bool:
+    """Whether values are ``{bytes, path}``, of which either says what the file is."""
+    return pa.types.is_struct(data_type) and {child.name for child in data_type} == {"bytes", "path"}
+
+
+def by_path(files: pa.Array) -> pa.Array:
+    """Which rows of a ``{bytes, path}`` column name a file that is not in them, as booleans."""
+    return pc.and_(pc.is_null(pc.struct_field(files, "bytes")), pc.is_valid(pc.struct_field(files, "path")))
+
+
+def embed(files: pa.Array, read: Callable[..., bytes], *, where: str, first_row: int) -> pa.Array:
+    """A ``{bytes, path}`` column with the bytes of the files that rows name, and of their paths the file's name.
+
+    Args:
+        files: The column.
+        read: Gives the bytes of a path; called with it, and with ``where`` for messages.
+        where: What to call the column.
+        first_row: The number of its first row.
+    """
+    rows = by_path(files)
+    if not pc.any(rows).as_py():
+        return files
+    encoded, path = pc.struct_field(files, "bytes"), pc.struct_field(files, "path")
+    values, names = encoded.to_pylist(), path.to_pylist()
+    for row in pc.indices_nonzero(rows).to_pylist():
+        values[row] = read(names[row], where=f"{where}, row {first_row + row}")
+        names[row] = names[row].replace("\\", "/").rpartition("/")[2]
+    parts = {"bytes": pa.array(values, type=encoded.type), "path": pa.array(names, type=path.type)}
+    kinds = list(files.type)
+    return pa.StructArray.from_arrays([parts[kind.name] for kind in kinds], fields=kinds, mask=pc.is_null(files))
+
+
+def _pieces(
+    batch: pa.RecordBatch, images: dict[str, bool], first_row: int, roots: Sequence[str]
+) -> Iterator[pa.RecordBatch]:
+    """A batch with its images, in pieces of bounded size: a path is short, what it leads to may be large."""
+    if not any(pc.any(by_path(batch.column(name))).as_py() for name in images):
+        yield batch
+        return
+    first, step = 0, _FIRST_ROWS
+    while first < batch.num_rows:
+        piece = batch.slice(first, step)
+        for name, image in images.items():
+
+            def read(path: str, *, where: str, image: bool = image) -> bytes:
+                return _read(path, image, roots, where)
+
+            column = embed(piece.column(name), read, where=f"column {name!r}", first_row=first_row + first)
+            piece = piece.set_column(piece.schema.get_field_index(name), piece.schema.field(name), column)
+        yield piece
+        first += piece.num_rows
+        step = int(np.clip(_PIECE_BYTES * piece.num_rows // max(1, piece.nbytes), 1, _MOST_ROWS))
+
+
+def _read(path: str, image: bool, roots: Sequence[str], where: str) -> bytes:
+    from mouse_core.images.pixels import image_shape
+
+    if not image:
+        raise DataError(f"{where}: expected bytes, found only a path, {path!r}; only images are embedded")
+    try:
+        with open_inside(path, roots) as file:
+            encoded = file.read()
+        try:
+            image_shape(encoded, dtype=np.uint16)
+        except MouseError as error:
+            raise DataError(f"path {path!r}: {error}") from error
+    except (OSError, ValueError) as error:
+        raise DataError(f"{where}: {error}") from error
+    return encoded
+
+
+def folders_of(stream: Any) -> tuple[str, ...]:
+    """Folders, absolute and without links, in which images may lie that rows name by path."""
+    folders = list(stream.image_roots)
+    if os.path.exists(stream.path):
+        folder = stream.path if os.path.isdir(stream.path) else os.path.dirname(os.path.abspath(stream.path))
+        splits = stream.metadata.get("splits", {}) if stream.format in ("datasets", "parquet") else {}
+        files = [file for files in splits.values() for file in files]
+        folders = [os.path.realpath(folder), *(os.path.dirname(os.path.realpath(file)) for file in files), *folders]
+    return tuple(dict.fromkeys(folders))

@@ -1,0 +1,122 @@
+"""Rows from wherever they are, for those who write other formats."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mouse_core.about.dataset import read_about
+from mouse_core.errors import ConfigError, DataError, SchemaError
+from mouse_core.formats._rows.columns import Columns, from_arrow
+from mouse_core.formats.base import BATCH_ROWS, RowStream
+from mouse_core.store.dataset_store import DatasetStore
+
+
+def row_batches(rows: Any, *, batch_rows: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
+    """Rows as record batches.
+
+    Args:
+        rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset``, a ``pyarrow.Table``, or record batches.
+        batch_rows: At most how many rows a batch has, where that is for us to say.
+
+    Raises:
+        ConfigError: None of these.
+        SchemaError: Rows whose action, reward and done belong to the transition that leaves the observation.
+    """
+    _check_arrived(getattr(rows, "alignment", None) or read_about(rows, where="rows").alignment)
+    if isinstance(rows, DatasetStore):
+        rows = rows.to_dataset()
+    if isinstance(rows, pa.Table):
+        yield from rows.to_batches(max_chunksize=batch_rows)
+    elif hasattr(rows, "with_format") and hasattr(rows, "iter"):
+        for table in rows.with_format("arrow").iter(batch_size=batch_rows):
+            yield from table.to_batches()
+    elif isinstance(rows, RowStream) or (isinstance(rows, Iterable) and not isinstance(rows, str | bytes | dict)):
+        for batch in rows:
+            if not isinstance(batch, pa.RecordBatch):
+                raise ConfigError(f"rows: expected record batches, found {type(batch).__name__}")
+            _check_arrived(read_about(batch.schema, where="rows").alignment)
+            yield batch
+    else:
+        raise ConfigError(
+            f"rows: expected a RowStream, a DatasetStore, a datasets.Dataset or a pyarrow.Table, found "
+            f"{type(rows).__name__}"
+        )
+
+
+def _check_arrived(alignment: str | None) -> None:
+    if alignment not in (None, "arrived"):
+        raise SchemaError(f"rows: expected rows of alignment 'arrived', found {alignment!r}")
+
+
+def pieces_of(rows: Any) -> Iterator[tuple[bool, Columns]]:
+    """Rows cut where episodes begin and where the batches of ``rows`` end.
+
+    An episode begins where ``episode_step`` is 0, or, where that column is missing or null, after a row with ``done``.
+
+    Yields:
+        Whether an episode begins with the piece, and its columns ``[n, ...]`` without ``episode_step``, and without
+        metadata that are null.
+
+    Raises:
+        ConfigError, SchemaError: As ``row_batches``.
+        DataError: Values that are null or ragged.
+    """
+    ended = True
+    for batch in row_batches(rows):
+        if not batch.num_rows:
+            continue
+        if "done" not in batch.schema.names:
+            raise DataError(f"rows: expected a column 'done', found {batch.schema.names}")
+        steps = batch.column("episode_step") if "episode_step" in batch.schema.names else None
+        arrays = {name: batch.column(name) for name in batch.schema.names if name != "episode_step"}
+        # Metadata that only some episodes have are null in the others.
+        partial = {name: arrays.pop(name) for name in list(arrays) if _is_partial(name, arrays[name])}
+        columns = {name: from_arrow(array, where=f"column {name!r}") for name, array in arrays.items()}
+        after = np.concatenate([[ended], columns["done"][:-1] != 0])
+        begins = after if steps is None else _begins(steps, after)
+        ended = bool(columns["done"][-1] != 0)
+        edges = [0, *np.flatnonzero(begins).tolist(), batch.num_rows]
+        for number, (start, stop) in enumerate(pairwise(edges)):
+            if stop > start:
+                piece = {name: values[start:stop] for name, values in columns.items()}
+                for name, array in partial.items():
+                    part = array.slice(start, stop - start)
+                    if part.null_count < len(part):
+                        piece[name] = from_arrow(part, where=f"column {name!r}")
+                yield number > 0, piece
+
+
+def episodes_of(rows: Any) -> Iterator[Columns]:
+    """Rows as episodes, one in memory at a time; see ``pieces_of``."""
+    held: list[Columns] = []
+    for begins, columns in pieces_of(rows):
+        if begins and held:
+            yield _joined(held)
+            held = []
+        held.append(columns)
+    if held:
+        yield _joined(held)
+
+
+def _is_partial(name: str, array: pa.Array) -> bool:
+    return name.startswith("metadata_") and (array.null_count > 0 or pa.types.is_null(array.type))
+
+
+def _begins(steps: pa.Array, after: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    known = np.asarray(steps.is_valid())
+    return np.where(known, np.asarray(steps.fill_null(-1)) == 0, after)
+
+
+def _joined(parts: list[Columns]) -> Columns:
+    if len(parts) == 1:
+        return parts[0]
+    uneven = {name for part in parts for name in parts[0].keys() ^ part.keys()}
+    if uneven:
+        raise DataError(f"columns {sorted(uneven)}: expected values in all rows of an episode, or in none")
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}

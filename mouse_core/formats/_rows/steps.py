@@ -1,0 +1,264 @@
+"""RLDS episodes as they are handed over: steps one by one or stacked, nested or not; and rows as such steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.errors import ConfigError, DataError, MissingFieldError
+from mouse_core.formats._rows.columns import MISSING, Columns, travels_with_action
+from mouse_core.formats._rows.transitions import placeholder
+
+FLAGS = ("is_first", "is_last", "is_terminal")
+FEATURES = ("observation", "action", "reward", "discount", *FLAGS)
+"""What every RLDS step has."""
+
+# What an episode has beside its steps stands in columns of these names, in every row of it.
+_EPISODE = "metadata_episode_"
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Consecutive steps of one episode.
+
+    Args:
+        values: The steps' features, each stacked to ``[n, ...]``; nested ones are mappings.
+        count: How many steps.
+        episode: The episode's number, from 0.
+        first: The number of the first of these steps in its episode.
+        last: Whether the episode ends with these steps.
+        about: The episode's own features, apart from its steps.
+    """
+
+    values: Mapping[str, Any]
+    count: int
+    episode: int
+    first: int
+    last: bool
+    about: Mapping[str, Any]
+
+
+def episode_parts(episode: Any, where: str) -> tuple[Any, Mapping[str, Any]]:
+    """An episode's steps, and its other features.
+
+    Args:
+        episode: A mapping with ``steps``, a mapping of stacked features, or an iterable of steps.
+        where: What messages call the episode.
+
+    Raises:
+        DataError: None of these.
+    """
+    if isinstance(episode, Mapping):
+        if "steps" in episode:
+            return episode["steps"], {name: value for name, value in episode.items() if name != "steps"}
+        if "is_first" in episode or "observation" in episode:
+            return episode, {}
+        raise DataError(f"{where}: expected 'steps' among its features, found {list(episode)}")
+    if isinstance(episode, Iterable) and not isinstance(episode, str | bytes):
+        return episode, {}
+    raise DataError(f"{where}: expected a mapping with 'steps', found {type(episode).__name__}")
+
+
+def iterate_steps(steps: Any, where: str) -> Iterator[Mapping[str, Any]]:
+    """Steps one by one, from an iterable of steps or from stacked features."""
+    if isinstance(steps, Mapping):
+        stacked = as_arrays(steps)
+        for index in range(stacked_length(stacked, where)):
+            yield at(stacked, index)
+        return
+    for index, step in enumerate(steps):
+        if not isinstance(step, Mapping):
+            raise DataError(f"{where}, step {index}: expected a mapping, found {type(step).__name__}")
+        yield step
+
+
+def stacks(episodes: Iterable[Any], size: int, path: str) -> Iterator[Stack]:
+    """Episodes as stacked pieces of at most ``size`` steps. An episode without steps gives nothing."""
+    for number, episode in enumerate(episodes):
+        where = f"{path}, episode {number}"
+        steps, about = episode_parts(episode, where)
+        if isinstance(steps, Mapping):
+            stacked = as_arrays(steps)
+            count = stacked_length(stacked, where)
+            for first in range(0, count, size):
+                stop = min(first + size, count)
+                yield Stack(at(stacked, slice(first, stop)), stop - first, number, first, stop == count, about)
+            continue
+        first = 0
+        held: list[Any] = []
+        for step in iterate_steps(steps, where):
+            if len(held) == size:
+                yield Stack(stack(held, where, first), size, number, first, False, about)
+                first, held = first + size, []
+            held.append(step)
+        if held:
+            yield Stack(stack(held, where, first), len(held), number, first, True, about)
+
+
+def stack(steps: list[Any], where: str, first: int) -> Any:
+    """Steps (or values of steps) stacked leaf by leaf."""
+    if isinstance(steps[0], Mapping):
+        for index, step in enumerate(steps):
+            if not isinstance(step, Mapping) or step.keys() != steps[0].keys():
+                found = list(step) if isinstance(step, Mapping) else type(step).__name__
+                raise MissingFieldError(
+                    f"{where}, step {first + index}: expected features {list(steps[0])}, found {found}"
+                )
+        return {name: stack([step[name] for step in steps], where, first) for name in steps[0]}
+    if isinstance(steps[0], tuple):
+        return tuple(stack(list(items), where, first) for items in zip(*steps, strict=True))
+    arrays = [leaf(value) for value in steps]
+    shapes = {array.shape for array in arrays}
+    if len(shapes) > 1:
+        wanted = arrays[0].shape
+        index = next(index for index, array in enumerate(arrays) if array.shape != wanted)
+        raise DataError(
+            f"{where}, step {first + index}: expected a value of shape {list(wanted)}, as in the steps "
+            f"before, found {list(arrays[index].shape)}"
+        )
+    return np.stack(arrays)
+
+
+def leaf(value: Any) -> Any:
+    """A value of a step as an array; text as an array of objects."""
+    if isinstance(value, str | bytes):
+        array = np.empty((), dtype=object)
+        array[()] = value
+        return array
+    array = np.asarray(value)
+    return array.astype(object) if array.dtype.kind in "SU" else array
+
+
+def as_arrays(values: Any) -> Any:
+    """Nested values with every leaf as an array."""
+    if isinstance(values, Mapping):
+        return {name: as_arrays(value) for name, value in values.items()}
+    if isinstance(values, tuple):
+        return tuple(as_arrays(value) for value in values)
+    return leaf(values)
+
+
+def at(stacked: Any, index: int | slice) -> Any:
+    """One step, or a stretch of steps, of stacked values."""
+    if isinstance(stacked, Mapping):
+        return {name: at(value, index) for name, value in stacked.items()}
+    if isinstance(stacked, tuple):
+        return tuple(at(value, index) for value in stacked)
+    return stacked[index]
+
+
+def stacked_length(stacked: Any, where: str) -> int:
+    """How many steps stacked features have.
+
+    Raises:
+        DataError: They disagree, or are those of a single step.
+    """
+    lengths: set[int] = set()
+
+    def visit(value: Any) -> None:
+        if isinstance(value, Mapping):
+            for item in value.values():
+                visit(item)
+        elif isinstance(value, tuple):
+            for item in value:
+                visit(item)
+        else:
+            lengths.add(len(value) if value.ndim else -1)
+
+    visit(stacked)
+    if isinstance(stacked, Mapping) and getattr(stacked.get("is_first"), "ndim", 1) == 0:
+        raise DataError(
+            f"{where}: expected an iterable of steps, or features stacked to [n, ...], found features of a single step"
+        )
+    if len(lengths) != 1 or -1 in lengths:
+        raise DataError(
+            f"{where}: expected stacked features of one length, found lengths {sorted(lengths)} (-1: a single value)"
+        )
+    return lengths.pop()
+
+
+def check_features(step: Mapping[str, Any], *, where: str, wanted: tuple[str, ...] = FEATURES) -> None:
+    """Raise MissingFieldError if a step lacks features, naming them."""
+    missing = [name for name in wanted if name not in step]
+    if missing:
+        raise MissingFieldError(f"{where}: expected features {list(wanted)}, found no {missing} among {list(step)}")
+
+
+def flag(value: Any, *, where: str) -> bool:
+    """A step's flag as a bool."""
+    array = np.asarray(value)
+    if array.size != 1 or array.dtype.kind not in "biuf":
+        raise DataError(f"{where}: expected a single true or false, found {array!r:.80}")
+    return bool(array.reshape(())[()])
+
+
+def check_episodes(episodes: Any) -> None:
+    """Raise ConfigError if ``episodes`` cannot be iterated over."""
+    if isinstance(episodes, str | bytes | Mapping) or not isinstance(episodes, Iterable):
+        raise ConfigError(f"expected an iterable of RLDS episodes, found {type(episodes).__name__}")
+
+
+def rlds_steps(columns: Columns, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The rows of one episode as RLDS steps, stacked, and the episode's own features; see ``write_rlds``."""
+    columns = dict(columns)
+    missing = columns.pop(MISSING, np.zeros(1, np.int64))
+    n = len(columns["done"])
+    observations = {name: columns.pop(name) for name in list(columns) if name.split("_")[0] == "observation"}
+    actions = {name: columns.pop(name) for name in list(columns) if name.split("_")[0] == "action"}
+    if not observations or not actions or "reward" not in columns:
+        raise DataError(f"episode {number}: expected columns of observation, action and reward, found {list(columns)}")
+    done = columns.pop("done")
+    reward = columns.pop("reward")
+    discount = columns.pop("metadata_discount", None)
+    if discount is None:
+        discount = np.where(done == 1, 0.0, 1.0).astype(np.float32)
+    about = {name: columns.pop(name)[0] for name in list(columns) if _is_of_episode(name, columns[name])}
+    extras = {name.removeprefix("metadata_"): columns.pop(name) for name in list(columns)}
+    moving = {name: extras.pop(name) for name in list(extras) if travels_with_action(name)}
+    steps: dict[str, Any] = {"observation": _nested(observations, "observation")}
+    steps["action"] = _map(_nested(actions, "action"), _departing)
+    steps |= {"reward": _departing(reward), "discount": _departing(discount)}
+    if done[-1] != 1:
+        # More would have followed a truncated step, as little discounted as what came before it.
+        steps["discount"][-1] = discount[-1] if n > 1 else 1
+    steps |= {name: _departing(values) for name, values in moving.items()}
+    steps |= extras
+    where = np.arange(n)
+    steps |= {"is_first": where == 0, "is_last": where == n - 1, "is_terminal": (where == n - 1) & (done == 1)}
+    if missing[-1] and done[-1] != 1:
+        # The last row only marks that its observation is missing: the step before it is the last that was recorded.
+        # (A terminal step stays, since RLDS gives its observation no meaning.)
+        steps = {name: _map(value, lambda values: values[:-1]) for name, value in steps.items()}
+    return steps, {name.removeprefix(_EPISODE): value for name, value in about.items()}
+
+
+def _is_of_episode(name: str, values: npt.NDArray[Any]) -> bool:
+    """Whether a column holds a feature of an episode: one that says so, and is the same in all its rows."""
+    if not name.startswith(_EPISODE) or name.removeprefix(_EPISODE) in ("", "steps", "observation", "is_first"):
+        return False
+    same = values[:1] == values
+    if values.dtype.kind == "f":
+        same = same | (np.isnan(values[:1]) & np.isnan(values))
+    return bool(np.all(same))
+
+
+def _departing(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """What arrived at the next row, for every row; zeros for the last."""
+    return np.concatenate([values[1:], placeholder(values)])
+
+
+def _nested(columns: Columns, prefix: str) -> Any:
+    standard = {prefix, f"{prefix}_discrete", f"{prefix}_image", f"{prefix}_text"}
+    if len(columns) == 1 and next(iter(columns)) in standard:
+        return next(iter(columns.values()))
+    return {name.removeprefix(f"{prefix}_"): values for name, values in columns.items()}
+
+
+def _map(value: Any, function: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _map(item, function) for name, item in value.items()}
+    return function(value)

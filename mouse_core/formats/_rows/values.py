@@ -1,0 +1,155 @@
+"""The values of a column of a record batch as NumPy arrays, whatever their Arrow type, and hashes of its rows."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mouse_core._arrow.layout import ColumnType, column_type, is_list
+
+UInt64s = npt.NDArray[np.uint64]
+
+# Longer rows are hashed one by one, by a hash that is fast on long inputs.
+_LONG_ROW = 512
+
+
+@dataclass(frozen=True)
+class Values:
+    """One column of some rows.
+
+    Args:
+        kind: The column's type.
+        rows: Number of rows.
+        numbers: The values, ``[rows, ...]`` where all rows have one shape and none is null, else flat; None where the
+            column holds no numbers.
+        shape: The shape of a row; None where rows differ, or hold no numbers.
+        lengths: The number of values in every row, where rows differ.
+        present: Which rows are not null, bool ``[rows]``; None where all are.
+        inner_nulls: Nulls inside rows.
+        array: The Arrow values, for what is not a number.
+    """
+
+    kind: ColumnType
+    rows: int
+    numbers: npt.NDArray[Any] | None
+    shape: tuple[int, ...] | None
+    lengths: npt.NDArray[np.int64] | None
+    present: npt.NDArray[np.bool_] | None
+    inner_nulls: int
+    array: pa.Array
+
+    @property
+    def nulls(self) -> int:
+        """Rows that are null, and nulls inside others."""
+        return self.inner_nulls + (0 if self.present is None else int((~self.present).sum()))
+
+
+def read_values(array: pa.Array) -> Values:
+    """Take a column of a record batch apart. The array must be valid (``array.validate(full=True)``)."""
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    kind = column_type(array.type)
+    rows = len(array)
+    present = None if not array.null_count else np.asarray(array.is_valid())
+    if kind.kind not in ("scalar", "list"):
+        return Values(kind, rows, None, None, None, present, 0, array)
+    inner: pa.Array = array
+    lengths: npt.NDArray[np.int64] | None = None
+    shape: list[int] | None = []
+    while is_list(inner.type):
+        counts = pc.list_value_length(inner).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+        if lengths is None:
+            lengths = counts
+        else:
+            # How many values each row has, one level further down.
+            ends = np.concatenate([[0], np.cumsum(counts)])
+            places = np.concatenate([[0], np.cumsum(lengths)])
+            lengths = np.diff(ends[places])
+        same = len(counts) > 0 and not inner.null_count and bool((counts == counts[0]).all())
+        shape = [*shape, int(counts[0])] if same and shape is not None else None
+        inner = inner.flatten()
+    inner_nulls = inner.null_count if inner is not array else 0
+    if inner.null_count:
+        if inner is array:
+            inner = inner.drop_null()
+            shape = None
+        else:
+            inner, shape = inner.drop_null(), None
+    numbers = _numbers(inner)
+    if shape is not None and rows:
+        return Values(kind, rows, numbers.reshape(rows, *shape), tuple(shape), None, present, inner_nulls, array)
+    return Values(kind, rows, numbers, None, lengths, present, inner_nulls, array)
+
+
+def _numbers(array: pa.Array) -> npt.NDArray[Any]:
+    return np.asarray(array.to_numpy(zero_copy_only=False))
+
+
+# ---------------------------------------------------------------------- hashes of rows
+
+
+def hash_rows(values: Values) -> UInt64s:
+    """A hash for every row, ``[rows]``: equal for rows of equal bytes, and, but for chance, for no others."""
+    numbers = values.numbers
+    if numbers is None or values.shape is None:
+        return _hash_each(values)
+    flat = np.ascontiguousarray(numbers.reshape(values.rows, -1))
+    row_bytes = flat.shape[1] * flat.itemsize
+    if row_bytes > _LONG_ROW:
+        packed = flat.view(np.uint8).reshape(values.rows, row_bytes)
+        return np.array([_hash_bytes(row) for row in packed], np.uint64)
+    hashed = np.full(values.rows, row_bytes, np.uint64)
+    if flat.itemsize == 8:
+        words = flat.view(np.uint64)
+    else:
+        packed = flat.view(np.uint8).reshape(values.rows, row_bytes)
+        padded = np.zeros((values.rows, -(-row_bytes // 8) * 8), np.uint8)
+        padded[:, :row_bytes] = packed
+        words = padded.view(np.uint64)
+    for place in range(words.shape[1]):
+        hashed = mixed(hashed * np.uint64(0x9E3779B97F4A7C15) ^ words[:, place])
+    return hashed
+
+
+def mixed(words: UInt64s) -> UInt64s:
+    """Every bit spread over all 64."""
+    words = words ^ (words >> np.uint64(32))
+    words = words * np.uint64(0xD6E8FEB86659FD93)
+    words = words ^ (words >> np.uint64(29))
+    words = words * np.uint64(0xA5A5A5A5A5A5A5A5 | 1)
+    return np.asarray(words ^ (words >> np.uint64(32)))
+
+
+def combined(hashes: list[UInt64s], rows: int) -> UInt64s:
+    """One hash a row out of several."""
+    found = np.zeros(rows, np.uint64)
+    for one in hashes:
+        found = mixed(found * np.uint64(0x9E3779B97F4A7C15) + one)
+    return found
+
+
+def _hash_each(values: Values) -> UInt64s:
+    array = values.array
+    if values.kind.kind == "image" and pa.types.is_struct(array.type):
+        pixels = array.field("bytes")
+        array = pixels if pixels.null_count < len(pixels) else array.field("path")
+    found = np.empty(values.rows, np.uint64)
+    for row, value in enumerate(array):
+        if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
+            buffer = value.as_buffer()
+            found[row] = 0 if buffer is None else _hash_bytes(buffer)
+        else:
+            found[row] = _hash_bytes(repr(value.as_py()).encode())
+    return found
+
+
+def _hash_bytes(data: Any) -> int:
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")

@@ -1,0 +1,208 @@
+"""What a LeRobotDataset says of itself, in the folder ``meta``."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from mouse_core._files.reading import read_json_object
+from mouse_core.errors import ConfigError
+from mouse_core.formats._files.parquet import parquet_batches
+from mouse_core.formats._files.video import frame_shape
+from mouse_core.formats.base import damaged, reading
+
+_INDICES = ("episode_index", "length", "data/chunk_index", "data/file_index")
+_MOST = 2**48
+
+
+@dataclass(frozen=True)
+class Feature:
+    """A feature of the dataset.
+
+    Args:
+        key: Its name there.
+        dtype: "float32", "video", "image", "string", "language" and so on.
+        shape: Of a value; of pictures ``(H, W, C)``.
+        wide: Whether pictures have 16 bits a pixel: depth, or greys of more than 8 bits.
+    """
+
+    key: str
+    dtype: str
+    shape: tuple[int, ...]
+    wide: bool = False
+
+
+@dataclass(frozen=True)
+class Episodes:
+    """All episodes, ordered by their index.
+
+    Args:
+        index, length: Of each.
+        videos: For every camera the file (chunk and file number) and the time at which each begins.
+    """
+
+    index: Sequence[int]
+    length: Sequence[int]
+    videos: Mapping[str, Sequence[tuple[int, int, float]]]
+
+
+@dataclass(frozen=True)
+class Description:
+    """The whole.
+
+    Args:
+        features: By key.
+        frames_per_second: Of the recording.
+        episodes: See ``Episodes``.
+        tasks: What the robot was to do, by number.
+        stats: As stored.
+        info: As stored.
+    """
+
+    features: Mapping[str, Feature]
+    frames_per_second: float
+    episodes: Episodes
+    tasks: Mapping[int, str]
+    stats: Mapping[str, Any]
+    info: Mapping[str, Any]
+
+
+def read_description(root: Path) -> Description:
+    """Read and check ``meta``.
+
+    Raises:
+        ConfigError: Nothing there, or another version of the format.
+        DataError: Something in it is damaged; names the file.
+    """
+    file = root / "meta" / "info.json"
+    if not file.is_file():
+        raise ConfigError(f"{root}: expected meta/info.json of a LeRobotDataset, found none")
+    info = read_json_object(file)
+    version = str(info.get("codebase_version"))
+    if not re.fullmatch(r"v3\.\d+", version):
+        raise ConfigError(
+            f"{file}: expected codebase_version v3.0, found {version!r:.40}; LeRobot converts older datasets to it"
+        )
+    rate = info.get("fps")
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 < rate < 1e6:
+        raise damaged(file, f"expected fps as a positive number, found {rate!r:.40}")
+    described = info.get("features")
+    if not isinstance(described, Mapping) or not described:
+        raise damaged(file, f"expected features by name, found {described!r:.40}")
+    features = {key: _feature(key, entry, file) for key, entry in described.items()}
+    cameras = [key for key, feature in features.items() if feature.dtype == "video"]
+    episodes = _episodes(root, cameras)
+    for name, found in (("total_episodes", len(episodes.index)), ("total_frames", sum(episodes.length))):
+        if info.get(name, found) != found:
+            raise damaged(file, f"expected {name} of {found}, as in meta/episodes, found {info[name]!r:.40}")
+    stats = root / "meta" / "stats.json"
+    return Description(
+        features, float(rate), episodes, _tasks(root), read_json_object(stats) if stats.is_file() else {}, info
+    )
+
+
+def _feature(key: object, entry: object, file: Path) -> Feature:
+    if not isinstance(key, str) or not key or os.path.basename(key) != key or key in (".", ".."):
+        raise damaged(file, f"expected the name of a feature, found {key!r:.80}")
+    if not isinstance(entry, Mapping) or not isinstance(entry.get("dtype"), str):
+        raise damaged(file, f"feature {key!r}: expected a dtype, found {entry!r:.80}")
+    shape = entry.get("shape")
+    if entry["dtype"] in ("video", "image"):
+        found = frame_shape(shape, entry.get("names"), f"{file}: feature {key!r}")
+        return Feature(key, entry["dtype"], found, wide=_is_wide(entry, found))
+    if entry["dtype"] == "language":
+        return Feature(key, entry["dtype"], ())
+    if not isinstance(shape, list) or not all(isinstance(size, int) and 0 <= size < 2**31 for size in shape):
+        raise damaged(file, f"feature {key!r}: expected a shape, found {shape!r:.80}")
+    return Feature(key, entry["dtype"], tuple(shape))
+
+
+def _is_wide(entry: Mapping[str, Any], shape: tuple[int, int, int]) -> bool:
+    """Whether a camera's description says that its pixels are no bytes."""
+    said = {**entry}
+    for name in ("info", "video_info"):
+        said |= entry[name] if isinstance(entry.get(name), Mapping) else {}
+    said = {str(name).removeprefix("video."): value for name, value in said.items()}
+    grey = re.match(r"gray(\d+)", str(said.get("pix_fmt", "")))
+    deep = int(grey[1]) > 8 if grey else said.get("is_depth_map") is True
+    return deep and shape[2] == 1
+
+
+def _episodes(root: Path, cameras: Sequence[str]) -> Episodes:
+    columns: dict[str, list[Any]] = {}
+    wanted = [*_INDICES]
+    for camera in cameras:
+        wanted += [f"videos/{camera}/{name}" for name in ("chunk_index", "file_index", "from_timestamp")]
+    for file in numbered(root / "meta" / "episodes", ".parquet"):
+        for batch in parquet_batches(file, 1 << 14, columns=wanted):
+            for name in wanted:
+                columns.setdefault(name, []).extend(_numbers(batch, name, file))
+    if not columns.get("episode_index"):
+        raise damaged(root / "meta" / "episodes", "expected Parquet files with episodes, found none")
+    order = np.argsort(np.array(columns["episode_index"]), kind="stable").tolist()
+    index = [columns["episode_index"][place] for place in order]
+    if len(set(index)) < len(index):
+        raise damaged(root / "meta" / "episodes", "expected every episode once, found one twice")
+    videos = {
+        camera: [
+            (
+                columns[f"videos/{camera}/chunk_index"][place],
+                columns[f"videos/{camera}/file_index"][place],
+                float(columns[f"videos/{camera}/from_timestamp"][place]),
+            )
+            for place in order
+        ]
+        for camera in cameras
+    }
+    return Episodes(index, [columns["length"][place] for place in order], videos)
+
+
+def _numbers(batch: pa.RecordBatch, name: str, file: Path) -> list[Any]:
+    if name not in batch.schema.names:
+        raise damaged(file, f"expected a column {name!r}, found {batch.schema.names[:20]}")
+    column = batch.column(name)
+    whole = pa.types.is_integer(column.type)
+    if column.null_count or not (whole or (name.endswith("timestamp") and pa.types.is_floating(column.type))):
+        raise damaged(file, f"{name}: expected numbers, found {column.type} with {column.null_count} nulls")
+    values: list[Any] = column.to_pylist()
+    if any(not 0 <= value < _MOST for value in values):
+        raise damaged(file, f"{name}: expected numbers from 0 on, found {min(values)} to {max(values)}")
+    return values
+
+
+def _tasks(root: Path) -> dict[int, str]:
+    file = root / "meta" / "tasks.parquet"
+    tasks: dict[int, str] = {}
+    if not file.is_file():
+        return tasks
+    for batch in parquet_batches(file, 1 << 14):
+        texts = [
+            field.name
+            for field in batch.schema
+            if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
+        ]
+        if not texts:
+            raise damaged(file, f"expected tasks as texts, found columns {batch.schema.names}")
+        numbers = _numbers(batch, "task_index", file)
+        tasks |= dict(zip(numbers, batch.column(texts[0]).to_pylist(), strict=True))
+    return tasks
+
+
+def numbered(folder: Path, suffix: str) -> list[Path]:
+    """The files ``chunk-NNN/file-NNN`` in a folder, in the order of their numbers."""
+    return [file for _, file in sorted(_numbered(folder, suffix))]
+
+
+def _numbered(folder: Path, suffix: str) -> Iterator[tuple[tuple[int, int], Path]]:
+    with reading(folder):
+        for file in folder.glob(f"chunk-*/file-*{suffix}"):
+            match = re.fullmatch(r"chunk-(\d+)/file-(\d+)", file.relative_to(folder).with_suffix("").as_posix())
+            if match:
+                yield (int(match[1]), int(match[2])), file

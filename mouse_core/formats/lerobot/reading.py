@@ -1,0 +1,301 @@
+"""LeRobotDataset, version 3: Parquet files, episodes and camera videos."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mouse_core.about.dataset import About
+from mouse_core.errors import SchemaError
+from mouse_core.formats._files.parquet import parquet_batches
+from mouse_core.formats._files.video import Camera
+from mouse_core.formats._rows.columns import Columns, named_action, named_observation, schema_of, to_batch
+from mouse_core.formats._rows.transitions import TransitionRows, check_final
+from mouse_core.formats._rows.values import read_values
+from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged
+from mouse_core.formats.lerobot._meta import Description, Feature, numbered, read_description
+from mouse_core.images.pixels import decode_into
+
+_INDEX = ("episode_index", "frame_index", "index")
+_PIECE_BYTES = 16 << 20
+
+
+def read_lerobot(
+    path: str | os.PathLike[str], *, final: str | None = None, cameras: bool = True, batch_rows: int = BATCH_ROWS
+) -> RowStream:
+    """Read a LeRobotDataset, which stores a frame for every action, but not the one that the last action led to.
+
+    ``observation.state`` becomes ``observation``, a single camera ``observation_image``, several
+    ``observation_images_<name>``; ``action``, ``next.reward`` and ``next.done`` become the standard columns, others
+    ``metadata_<name>``. Done is 1 where ``next.done`` (2 where also ``next.truncated``), and 2 where an episode
+    ends without. Where there is no ``next.reward``, reward is 0. Every frame of a video is decoded once, in order.
+
+    Depth and greys of more than 8 bits are the numbers that were recorded, uint16, in a column of the camera's name: a
+    ``Field`` of one's own reads it. Columns of language are JSON text. What the robot was to do is ``tasks`` in the
+    stream's ``metadata``, texts by the numbers in ``metadata_task_index``; ``info`` and ``stats`` are there as stored.
+
+    Args:
+        path: The dataset's folder.
+        final: "drop" or "mark": what to do about the observation that an episode ends in.
+        cameras: Whether to read pictures; videos need the extra ``video``.
+        batch_rows: How many rows a batch has, about; fewer where they are large.
+
+    Raises:
+        ConfigError: Nothing there, another version of the format, or ``final`` was not chosen.
+        SchemaError: No feature ``action``, or one of a type that is not read.
+        DataError: Something is damaged; names the file.
+    """
+    root = Path(path)
+    described = read_description(root)
+    check_final(final, where=str(root))
+    if not any(key == "action" or key.startswith("action.") for key in described.features):
+        raise SchemaError(f"{root}: expected a feature 'action', found {list(described.features)}")
+    reader = _Reader(root, described, final=final, cameras=cameras, batch_rows=batch_rows)
+    return RowStream(
+        path=str(root),
+        format="lerobot",
+        schema=reader.schema(),
+        batches=partial(_Reader.batches, reader),
+        episodes=len(described.episodes.index),
+        rows=sum(length + (final == "mark") for length in described.episodes.length if length),
+        notes=tuple(_notes(described)),
+        metadata={
+            "info": dict(described.info),
+            "tasks": dict(described.tasks),
+            "stats": dict(described.stats),
+        },
+        about=About("arrived", tasks=described.tasks),
+    )
+
+
+def _notes(described: Description) -> Iterator[str]:
+    if "next.reward" not in described.features:
+        yield "there is no next.reward: all rewards are 0"
+    if "next.done" not in described.features:
+        yield "there is no next.done: every episode counts as truncated where it ends"
+    elif "next.truncated" not in described.features:
+        yield "next.done does not tell terminal states from truncated episodes: all count as terminal"
+    for key, feature in described.features.items():
+        if feature.wide:
+            yield f"{key} holds numbers of 16 bits as they were recorded; meta/info.json says what they stand for"
+        if feature.dtype == "language":
+            yield f"{key} is JSON text"
+
+
+class _Reader:
+    """Turns frames into rows.
+
+    Args:
+        root, final, cameras, batch_rows: As for ``read_lerobot``.
+        described: What the dataset says of itself.
+    """
+
+    def __init__(
+        self, root: Path, described: Description, *, final: str | None, cameras: bool, batch_rows: int
+    ) -> None:
+        self.root = root
+        self.described = described
+        self.final = final
+        kinds = ("video", "image") if cameras else ()
+        self.pictures = [key for key, feature in described.features.items() if feature.dtype in kinds]
+        self.stored = [
+            key
+            for key, feature in described.features.items()
+            if feature.dtype != "video" and (feature.dtype != "image" or cameras) and key not in _INDEX
+        ]
+        each = sum(
+            8 * int(np.prod(feature.shape, dtype=np.int64)) // (8 if feature.dtype in ("video", "image") else 1)
+            for feature in described.features.values()
+        )
+        self.batch_rows = max(1, min(batch_rows, _PIECE_BYTES // max(1, each)))
+
+    def schema(self) -> pa.Schema:
+        """The columns of every batch, from the first frame's types and the described shapes."""
+        file = next(iter(numbered(self.root / "data", ".parquet")), None)
+        if file is None:
+            raise damaged(self.root / "data", "expected Parquet files, found none")
+        batch = next(parquet_batches(file, 2, columns=[*self.stored, *_INDEX]), None)
+        if batch is None or not batch.num_rows:
+            raise damaged(file, "expected frames, found none")
+        batch = batch.slice(0, 1)
+        features = self.described.features
+        pictures = {key: np.zeros((1, *features[key].shape), _pixel(features[key])) for key in self.pictures}
+        frames = self._frames(batch, pictures, file)
+        rows = TransitionRows(final=self.final, where=str(self.root))
+        begun = rows.add(*self._parts(frames, np.ones(1, bool)), np.ones(1, bool))
+        ended = rows.finish()
+        made = ended if ended is not None else begun
+        return schema_of(self._numbered(made, np.zeros(len(made["episode_step"]), np.int64)))
+
+    def batches(self) -> Iterator[pa.RecordBatch]:
+        """All rows."""
+        schema = self.schema()
+        rows = TransitionRows(final=self.final, where=str(self.root))
+        described = self.described
+        cameras = {
+            key: Camera(key, feature.shape, described.frames_per_second, wide=feature.wide)  # type: ignore[arg-type]
+            for key in self.pictures
+            for feature in (described.features[key],)
+            if feature.dtype == "video"
+        }
+        ordinal = -1
+        try:
+            for frames, begins, last in self._pieces(cameras):
+                made = rows.add(*self._parts(frames, last), begins)
+                numbers = ordinal + np.cumsum(made["episode_step"] == 0)
+                ordinal = int(numbers[-1]) if len(numbers) else ordinal
+                yield to_batch(self._numbered(made, numbers), schema, where=str(self.root))
+            rest = rows.finish()
+            if rest is not None and len(rest["episode_step"]):
+                numbers = ordinal + np.cumsum(rest["episode_step"] == 0)
+                yield to_batch(self._numbered(rest, numbers), schema, where=str(self.root))
+        finally:
+            for camera in cameras.values():
+                camera.close()
+
+    # ------------------------------------------------------------------ frames
+
+    def _pieces(
+        self, cameras: dict[str, Camera]
+    ) -> Iterator[tuple[Columns, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]]:
+        """Frames, whether an episode begins with one, and whether it ends with one; no piece spans two episodes."""
+        episodes = self.described.episodes
+        place, done = 0, 0  # the episode, and its frames so far
+        for file in numbered(self.root / "data", ".parquet"):
+            for batch in parquet_batches(file, self.batch_rows, columns=[*self.stored, *_INDEX]):
+                index, number = (self._indices(batch, name, file) for name in ("episode_index", "frame_index"))
+                first = 0
+                while first < batch.num_rows:
+                    while place < len(episodes.index) and done == episodes.length[place]:
+                        place, done = place + 1, 0
+                    if place == len(episodes.index):
+                        raise damaged(
+                            file, f"expected no frames after the last episode, found {batch.num_rows - first}"
+                        )
+                    count = min(batch.num_rows - first, episodes.length[place] - done)
+                    here = slice(first, first + count)
+                    expected = np.arange(done, done + count)
+                    if (index[here] != episodes.index[place]).any() or (number[here] != expected).any():
+                        wrong = int(np.argmax((index[here] != episodes.index[place]) | (number[here] != expected)))
+                        raise damaged(
+                            file,
+                            f"expected frame {done + wrong} of episode {episodes.index[place]}, found frame "
+                            f"{int(number[here][wrong])} of episode {int(index[here][wrong])}",
+                        )
+                    pictures = {key: self._video(camera, place, expected) for key, camera in cameras.items()}
+                    frames = self._frames(batch.slice(first, count), pictures, file)
+                    begins, last = np.zeros(count, bool), np.zeros(count, bool)
+                    begins[0], last[-1] = done == 0, done + count == episodes.length[place]
+                    yield frames, begins, last
+                    first, done = first + count, done + count
+        while place < len(episodes.index) and done == episodes.length[place]:
+            place, done = place + 1, 0
+        if place < len(episodes.index):
+            raise damaged(
+                self.root / "data",
+                f"expected {episodes.length[place]} frames of episode {episodes.index[place]}, found {done}",
+            )
+
+    @staticmethod
+    def _indices(batch: pa.RecordBatch, name: str, file: Path) -> npt.NDArray[np.int64]:
+        column = batch.column(name)
+        if not pa.types.is_integer(column.type) or column.null_count:
+            raise damaged(file, f"{name}: expected whole numbers, found {column.type}")
+        return np.asarray(column.to_numpy(zero_copy_only=False).astype(np.int64))
+
+    def _video(self, camera: Camera, place: int, numbers: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        chunk, number, begin = self.described.episodes.videos[camera.name][place]
+        file = self.root / "videos" / camera.name / f"chunk-{chunk:03d}" / f"file-{number:03d}.mp4"
+        return camera.take(file, begin + numbers / self.described.frames_per_second)
+
+    def _frames(self, batch: pa.RecordBatch, pictures: Columns, file: Path) -> Columns:
+        """Values by feature."""
+        frames: Columns = {}
+        for key in self.stored:
+            feature = self.described.features[key]
+            values = read_values(batch.column(key))
+            if feature.dtype == "image":
+                frames[key] = self._decoded(values.array, feature, file)
+                continue
+            if feature.dtype == "language":
+                texts = [json.dumps(value, ensure_ascii=False, default=str) for value in batch.column(key).to_pylist()]
+                frames[key] = np.array(texts, dtype=object)
+                continue
+            if values.kind.kind == "other" and pa.types.is_string(values.array.type):
+                frames[key] = np.array(values.array.to_pylist(), dtype=object)
+                continue
+            if values.numbers is None or values.shape is None:
+                raise damaged(
+                    file, f"{key}: expected {feature.dtype} {list(feature.shape)}, found {batch.column(key).type}"
+                )
+            if values.shape not in (feature.shape, () if feature.shape == (1,) else feature.shape):
+                raise damaged(file, f"{key}: expected shape {list(feature.shape)}, found {list(values.shape)}")
+            frames[key] = values.numbers
+        return frames | pictures
+
+    @staticmethod
+    def _decoded(array: pa.Array, feature: Feature, file: Path) -> npt.NDArray[Any]:
+        found = np.empty((len(array), *feature.shape), _pixel(feature))
+        for row, value in enumerate(array.to_pylist()):
+            # Files that a path names are not opened: a dataset must not reach outside of its folder.
+            encoded = value.get("bytes") if isinstance(value, dict) else value
+            try:
+                decode_into(encoded if isinstance(encoded, bytes) else b"", found[row])
+            except ValueError as error:
+                raise damaged(file, f"{feature.key}: {error}", at=f"row {row}") from error
+        return found
+
+    # ------------------------------------------------------------------ columns
+
+    def _parts(self, frames: Columns, last: npt.NDArray[np.bool_]) -> tuple[Columns, Columns]:
+        """Columns of the observation that a frame shows, and of what its action brought."""
+        seen: Columns = {}
+        brought: Columns = {}
+        actions = {key: values for key, values in frames.items() if key == "action" or key.startswith("action.")}
+        for key, values in actions.items():
+            brought |= named_action(values) if key == "action" else {key.replace(".", "_"): values}
+        n = len(last)
+        brought["reward"] = _single(frames.get("next.reward", np.zeros(n, np.float32)), n)
+        flagged = _single(frames.get("next.done", np.zeros(n, bool)), n).astype(bool)
+        cut = _single(frames.get("next.truncated", np.zeros(n, bool)), n).astype(bool)
+        brought["done"] = np.where(cut, 2, np.where(flagged, 1, np.where(last, 2, 0))).astype(np.int64)
+        for key, values in frames.items():
+            name = key.replace(".", "_")
+            if key in actions or key in ("next.reward", "next.done", "next.truncated"):
+                continue
+            if key in self.pictures:
+                single = len(self.pictures) == 1 and not self.described.features[key].wide
+                seen["observation_image" if single else name] = values
+            elif key == "observation.state":
+                seen |= named_observation(values if values.ndim > 1 else values[:, None])
+            elif key.startswith("observation"):
+                seen[name] = values
+            elif key.startswith("next."):
+                brought[f"metadata_{name}"] = values
+            else:
+                seen[f"metadata_{name}"] = values
+        return seen, brought
+
+    def _numbered(self, rows: Columns, ordinals: npt.NDArray[np.int64]) -> Columns:
+        """The same with the number of each row's episode, which its first and last row have too."""
+        index = np.array(self.described.episodes.index, np.int64)
+        lengths = np.array(self.described.episodes.length)
+        # With final="drop" an episode of one frame has no transition left; it still has its first row.
+        index = index[lengths > 0]
+        return {**rows, "metadata_episode_index": index[np.clip(ordinals, 0, max(len(index) - 1, 0))]}
+
+
+def _pixel(feature: Feature) -> np.dtype[Any]:
+    return np.dtype(np.uint16 if feature.wide else np.uint8)
+
+
+def _single(values: npt.NDArray[Any], n: int) -> npt.NDArray[Any]:
+    return values.reshape(n)

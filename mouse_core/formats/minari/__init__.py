@@ -1,0 +1,5 @@
+"""Minari's datasets, read and written."""
+
+from mouse_core.formats.minari.reading import read_minari, write_minari
+
+__all__ = ["read_minari", "write_minari"]

@@ -1,0 +1,266 @@
+"""Writing datasets that Minari loads."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.formats._rows.columns import MISSING, Columns
+from mouse_core.formats._rows.sources import episodes_of, pieces_of
+from mouse_core.formats._rows.spaces import SpaceOf, written_space
+
+_VERSION = "0.5.3"
+_ID = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]+/)?[-_\w]+?-v\d+")
+_ARROW_ROWS = 32_768
+_CHUNK_BYTES = 256 << 10
+
+
+def write_minari(
+    rows: Any,
+    path: str | os.PathLike[str],
+    *,
+    dataset_id: str | None = None,
+    storage: str = "hdf5",
+    observation_space: Any = None,
+    action_space: Any = None,
+    env_spec: Any = None,
+    metadata: Mapping[str, Any] | None = None,
+) -> str:
+    """Write rows as a Minari dataset, which ``minari.load_dataset`` loads.
+
+    Pictures are stored as they are, without JPEG. Metadata become infos: ``metadata_infos_<key>`` and
+    ``metadata_<key>`` are ``infos[<key>]``; ``metadata_episode_seed`` is the episode's seed.
+
+    Args:
+        rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset``, a ``pyarrow.Table``, or record batches.
+        path: The dataset's folder. There must be nothing yet. For ``minari.load_dataset("maze/random-v0")`` it is
+            ``maze/random-v0`` in the folder that the variable ``MINARI_DATASETS_PATH`` names.
+        dataset_id: Its name, ending in ``-v`` and a number; by default from ``path``.
+        storage: "hdf5", with bounded memory, or "arrow", with one episode in memory.
+        observation_space, action_space: Spaces of gymnasium, or mappings as Minari writes them. By default the
+            smallest that hold the values: ``Discrete`` for single whole numbers, ``Box`` for vectors and pictures,
+            ``Text``, and ``Dict`` for columns ``observation_<key>``.
+        env_spec: The environment's ``gymnasium.envs.registration.EnvSpec``, or its JSON.
+        metadata: More for ``metadata.json``: ``author``, ``description``, ``algorithm_name``.
+
+    Returns:
+        The dataset's id.
+
+    Raises:
+        ConfigError: Something is at ``path``; an id that Minari does not accept; an unknown storage.
+        DataError: Rows that are null or marked as missing; an Arrow episode of 32,768 steps or more, which Minari would
+            read back wrong.
+        ImportError: h5py is not installed, for "hdf5".
+    """
+    target = Path(path)
+    dataset_id = _check_id(dataset_id, target)
+    if storage not in ("hdf5", "arrow"):
+        raise ConfigError(f"storage: expected one of ['hdf5', 'arrow'], found {storage!r}")
+    if target.exists():
+        raise ConfigError(f"write_minari: expected a path where nothing is, found {str(target)!r}")
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    data = partial / "data"
+    try:
+        data.mkdir(parents=True)
+        write = _write_hdf5 if storage == "hdf5" else _write_arrow
+        counts, seen = write(rows, data)
+        size = sum(file.stat().st_size for file in data.rglob("*") if file.is_file())
+        about: dict[str, Any] = {
+            **(metadata or {}),
+            "total_episodes": counts[0],
+            "total_steps": counts[1],
+            "data_format": storage,
+            "jpeg_encoding": False,
+            "observation_space": json.dumps(_space(observation_space, seen, "observation")),
+            "action_space": json.dumps(_space(action_space, seen, "action")),
+            "dataset_id": dataset_id,
+            "dataset_size": round(size / 1e6, 1),
+            "minari_version": _minari_version(),
+        }
+        if env_spec is not None:
+            about["env_spec"] = env_spec if isinstance(env_spec, str) else env_spec.to_json()
+        (data / "metadata.json").write_text(json.dumps(about, default=_jsonable), encoding="utf-8")
+        partial.rename(target)
+    except OSError as error:
+        raise ConfigError(f"write_minari: {str(target)!r}: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return dataset_id
+
+
+def _check_id(dataset_id: str | None, target: Path) -> str:
+    if dataset_id is None:
+        root = os.environ.get("MINARI_DATASETS_PATH")
+        inside = root is not None and target.resolve().is_relative_to(Path(root).resolve())
+        dataset_id = target.resolve().relative_to(Path(root or "").resolve()).as_posix() if inside else target.name
+    if not _ID.fullmatch(dataset_id):
+        raise ConfigError(
+            f"dataset_id: expected (namespace/)name-v0, as Minari has it, found {dataset_id!r}; give the folder such a "
+            "name, or pass dataset_id"
+        )
+    return dataset_id
+
+
+def _minari_version() -> str:
+    try:
+        return importlib.metadata.version("minari")
+    except importlib.metadata.PackageNotFoundError:
+        return _VERSION
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, set | frozenset | tuple):
+        return list(value)
+    return value.tolist() if hasattr(value, "tolist") else str(value)
+
+
+def _space(given: Any, seen: dict[str, SpaceOf], prefix: str) -> dict[str, Any]:
+    if given is not None:
+        return written_space(given)
+    names = {name: space for name, space in seen.items() if _belongs(name, prefix)}
+    if _single(list(names), prefix):
+        return next(iter(names.values())).written()
+    return {"type": "Dict", "subspaces": {name[len(prefix) + 1 :]: space.written() for name, space in names.items()}}
+
+
+def _belongs(name: str, prefix: str) -> bool:
+    return name == prefix or name.startswith(f"{prefix}_")
+
+
+def _single(names: list[str], prefix: str) -> bool:
+    """Whether one column is the whole observation or action, rather than a part of a Dict."""
+    return len(names) == 1 and names[0] in {prefix, *(f"{prefix}_{kind}" for kind in ("discrete", "image", "text"))}
+
+
+def _values(columns: Columns, *, begins: bool, seen: dict[str, SpaceOf]) -> dict[str, npt.NDArray[Any]]:
+    """What to write for a piece of an episode, by path; ``seed`` is apart."""
+    columns = dict(columns)
+    if columns.pop(MISSING, np.zeros(1)).any():
+        raise DataError("write_minari: expected all observations, found rows marked as missing; read with final='drop'")
+    shift = slice(1, None) if begins else slice(None)
+    done = columns.pop("done")[shift]
+    found: dict[str, npt.NDArray[Any]] = {
+        "terminations": done == 1,
+        "truncations": done == 2,
+        "rewards": columns.pop("reward")[shift],
+    }
+    for prefix, path in (("observation", "observations"), ("action", "actions")):
+        names = [name for name in columns if _belongs(name, prefix)]
+        if not names:
+            raise DataError(f"write_minari: expected columns of {prefix}, found {list(columns)}")
+        single = _single(names, prefix)
+        for name in names:
+            values = columns.pop(name)
+            values = values[shift] if prefix == "action" else values
+            if values.ndim == 1 and values.dtype.kind in "biu":
+                values = values.astype(np.int64)
+            seen.setdefault(name, SpaceOf()).see(values)
+            found[path if single else f"{path}/{name[len(prefix) + 1 :]}"] = values
+    for name in ("metadata_episode_seed", "metadata_episode_options"):
+        columns.pop(name, None)
+    for name, values in columns.items():
+        found[f"infos/{name.removeprefix('metadata_').removeprefix('infos_')}"] = values
+    return found
+
+
+def _write_hdf5(rows: Any, data: Path) -> tuple[tuple[int, int], dict[str, SpaceOf]]:
+    try:
+        import h5py
+    except ImportError as error:
+        raise ImportError("HDF5 files need h5py: pip install 'mouse-data[formats]'") from error
+    seen: dict[str, SpaceOf] = {}
+    episodes = steps = 0
+    group: Any = None
+    with h5py.File(data / "main_data.hdf5", "w", track_order=True) as file:
+        for begins, columns in pieces_of(rows):
+            begins = begins or group is None
+            values = _values(columns, begins=begins, seen=seen)
+            if begins:
+                group = file.create_group(f"episode_{episodes}")
+                group.attrs["id"] = episodes
+                group.attrs["total_steps"] = 0
+                if "metadata_episode_seed" in columns:
+                    group.attrs["seed"] = int(columns["metadata_episode_seed"][0])
+                episodes += 1
+            for path, array in values.items():
+                _append(h5py, group, path, array)
+            steps += len(values["rewards"])
+            group.attrs["total_steps"] += len(values["rewards"])
+    if not episodes:
+        raise DataError("write_minari: expected rows, found none")
+    return (episodes, steps), seen
+
+
+def _append(h5py: Any, group: Any, path: str, values: npt.NDArray[Any]) -> None:
+    if path in group:
+        dataset = group[path]
+        dataset.resize(dataset.shape[0] + len(values), axis=0)
+        dataset[dataset.shape[0] - len(values) :] = values
+        return
+    dtype = h5py.string_dtype() if values.dtype.kind in "OSU" else values.dtype
+    width = max(int(np.prod(values.shape[1:])) * values.dtype.itemsize, 1)
+    rows = max(1, min(len(values), _CHUNK_BYTES // width))
+    shape = values.shape[1:]
+    group.create_dataset(path, data=values, dtype=dtype, chunks=(rows, *shape), maxshape=(None, *shape))
+
+
+def _write_arrow(rows: Any, data: Path) -> tuple[tuple[int, int], dict[str, SpaceOf]]:
+    seen: dict[str, SpaceOf] = {}
+    steps = number = 0
+    for number, columns in enumerate(episodes_of(rows), start=1):
+        values = _values(columns, begins=True, seen=seen)
+        count = len(values["rewards"])
+        if count >= _ARROW_ROWS:
+            raise DataError(
+                f"write_minari: episode {number - 1}: expected fewer than {_ARROW_ROWS} steps, found {count}; Minari "
+                "reads longer ones back wrong from Arrow files, use storage='hdf5'"
+            )
+        tree: dict[str, Any] = {}
+        for path, array in values.items():
+            *groups, leaf = path.split("/")
+            node = tree
+            for group in groups:
+                node = node.setdefault(group, {})
+            node[leaf] = np.concatenate([array, array[-1:]]) if len(array) == count else array
+        batch = pa.RecordBatch.from_pydict({name: _struct(part) for name, part in tree.items()})
+        folder = data / str(number - 1)
+        folder.mkdir()
+        with pa.OSFile(str(folder / "part-0.arrow"), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
+            writer.write_batch(batch)
+        about: dict[str, Any] = {"id": number - 1, "total_steps": count}
+        if "metadata_episode_seed" in columns:
+            about["seed"] = int(columns["metadata_episode_seed"][0])
+        (folder / "metadata.json").write_text(json.dumps(about), encoding="utf-8")
+        steps += count
+    if not number:
+        raise DataError("write_minari: expected rows, found none")
+    return (number, steps), seen
+
+
+def _struct(part: Any) -> pa.Array:
+    """Nested arrays as Minari's Arrow storage holds them: structs, and every shape flattened to one list."""
+    if isinstance(part, dict):
+        arrays = [_struct(item) for item in part.values()]
+        fields = []
+        for name, item, array in zip(part, part.values(), arrays, strict=True):
+            shape = item.shape[1:] if isinstance(item, np.ndarray) else ()
+            about = {"shape": ",".join(map(str, shape))} if shape else None
+            fields.append(pa.field(name, array.type, metadata=about))
+        return pa.StructArray.from_arrays(arrays, fields=fields)
+    if part.dtype.kind in "OSU":
+        return pa.array([item.decode() if isinstance(item, bytes) else item for item in part.tolist()], pa.string())
+    if part.ndim == 1:
+        return pa.array(part)
+    width = int(np.prod(part.shape[1:]))
+    return pa.FixedSizeListArray.from_arrays(pa.array(np.ascontiguousarray(part).reshape(-1)), width)

@@ -1,0 +1,301 @@
+"""RLDS: episodes of steps, as rows, as trajectories, and back.
+
+A step holds the action that is taken on its observation, and what that brought; the last step of an episode holds only
+an observation. So N steps are N rows, and an action moves to the row after its step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mouse_core.about.dataset import About
+from mouse_core.errors import ConfigError, DataError, EpisodeError
+from mouse_core.formats._rows.columns import (
+    MISSING,
+    Columns,
+    flatten,
+    named_action,
+    named_observation,
+    ordered,
+    to_batch,
+    travels_with_action,
+)
+from mouse_core.formats._rows.sources import episodes_of
+from mouse_core.formats._rows.steps import (
+    FEATURES,
+    FLAGS,
+    Stack,
+    at,
+    check_episodes,
+    check_features,
+    rlds_steps,
+    stacks,
+)
+from mouse_core.formats._rows.transitions import check_final, done_codes, placeholder
+from mouse_core.formats.base import BATCH_ROWS, RowStream, reading
+from mouse_core.formats.rlds._specs import Trajectory, to_tensor_specs
+from mouse_core.formats.rlds._trajectories import (
+    convert_rlds_to_trajectories,
+    create_trajectory_data_spec,
+    push_rlds_to_reverb,
+)
+
+__all__ = [
+    "Trajectory",
+    "convert_rlds_to_trajectories",
+    "create_trajectory_data_spec",
+    "push_rlds_to_reverb",
+    "read_rlds",
+    "to_tensor_specs",
+    "write_rlds",
+]
+
+
+def read_rlds(
+    episodes: Iterable[Any] | Callable[[], Iterable[Any]],
+    *,
+    final: str | None = None,
+    batch_rows: int = BATCH_ROWS,
+    path: str = "RLDS episodes",
+) -> RowStream:
+    """RLDS episodes as rows.
+
+    ``done`` is 1 at a step that is last and terminal, 2 at one that is last only. The observation's columns are
+    ``observation``, ``observation_discrete`` or ``observation_image``, or ``observation_<key>`` for nested ones.
+    ``discount`` becomes ``metadata_discount``, what else a step has ``metadata_<key>``, and what else an episode has
+    ``metadata_episode_<key>`` in every row of it. Features whose names begin with ``action``, ``policy`` or
+    ``log_prob`` move to the next row with the action, the others stay with their step.
+
+    Args:
+        episodes: An iterable of episodes as ``convert_rlds_to_trajectories`` takes them, or a function that gives one.
+            What a generator gives, episodes or steps, can be read only once.
+        final: What happens where an episode's steps end without ``is_last``, so that the observation its last action
+            led to is missing: "drop" leaves that action out, "mark" adds a row of zeros. By default an error.
+        batch_rows: At most how many rows a batch has.
+        path: What messages call the source.
+
+    Raises:
+        ConfigError: Not an iterable, or an unknown ``final``.
+        DataError: There are no steps; values that do not fit together. While iterating: an episode whose steps
+            contradict each other (EpisodeError), or whose last observation is missing (ConfigError).
+        MissingFieldError: Steps lack features.
+    """
+    check_final(final, where=path, needed=False)
+    if batch_rows < 1:
+        raise ConfigError(f"batch_rows: expected a positive number, found {batch_rows!r}")
+    if not callable(episodes):
+        check_episodes(episodes)
+    first, fresh = _peek(episodes, batch_rows, final, path)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for columns, where in stack_rows(stacks(fresh(), batch_rows, path), final=final, path=path):
+            yield to_batch(columns, first.schema, where=where)
+
+    return RowStream(path, "rlds", first.schema, batches, about=About("arrived"))
+
+
+def _peek(
+    given: Iterable[Any] | Callable[[], Iterable[Any]], batch_rows: int, final: str | None, path: str
+) -> tuple[pa.RecordBatch, Callable[[], Iterable[Any]]]:
+    """The first batch, and a function that gives the episodes from the start."""
+    seen: list[Any] = []
+
+    def noted(episodes: Iterator[Any]) -> Iterator[Any]:
+        for episode in episodes:
+            seen.append(episode if callable(given) else _kept(episode))
+            yield seen[-1]
+
+    iterator = iter(given() if callable(given) else given)
+    once = not callable(given) and isinstance(given, Iterator)
+    batch = first_batch(stacks(noted(iterator), batch_rows, path), final=final, path=path)
+    left: list[Iterable[Any]] = [chain(seen, iterator)]
+
+    def fresh() -> Iterable[Any]:
+        if callable(given):
+            return given()
+        if left:
+            return left.pop()
+        if once:
+            raise ConfigError(f"{path}: a generator can be read once; pass a list, or a function that makes one")
+        return _whole(given, path)
+
+    return batch, fresh
+
+
+def _whole(episodes: Iterable[Any], path: str) -> Iterator[Any]:
+    """Episodes that were read before: their steps must still be there."""
+    for number, episode in enumerate(episodes):
+        if _steps_once(episode):
+            raise ConfigError(
+                f"{path}, episode {number}: its steps are a generator, which can be read once; pass lists of steps, or "
+                "a function that makes the episodes"
+            )
+        yield episode
+
+
+def _steps_once(episode: Any) -> bool:
+    return isinstance(episode.get("steps") if isinstance(episode, Mapping) else episode, Iterator)
+
+
+def _kept(episode: Any) -> Any:
+    """An episode that can be read twice."""
+    if not _steps_once(episode):
+        return episode
+    return {**episode, "steps": list(episode["steps"])} if isinstance(episode, Mapping) else list(episode)
+
+
+def first_batch(pieces: Iterator[Stack], *, final: str | None, path: str) -> pa.RecordBatch:
+    """The first rows there are, to know the columns by.
+
+    Raises:
+        DataError: There are none.
+    """
+    # Whether an episode is complete is asked while rows are read.
+    columns, where = next(stack_rows(pieces, final=final or "mark", path=path), (None, path))
+    if columns is None:
+        raise DataError(f"{path}: expected episodes with steps, found none")
+    if final != "mark":
+        columns.pop(MISSING, None)
+    return to_batch(columns, None, where=where)
+
+
+def stack_rows(pieces: Iterator[Stack], *, final: str | None, path: str) -> Iterator[tuple[Columns, str]]:
+    """Rows for pieces of episodes, and what a message calls each.
+
+    Args:
+        pieces: As ``stacks`` gives them.
+        final: As in ``read_rlds``.
+        path: What messages call the source.
+    """
+    before: Columns = {}
+    for piece in pieces:
+        where = f"{path}, episode {piece.episode}"
+        with reading(path, at=f"episode {piece.episode}"):
+            check_features(
+                piece.values,
+                where=f"{where}, step {piece.first}",
+                wanted=tuple(name for name in FEATURES if name != "discount"),
+            )
+            flags = _flags(piece, where)
+            staying, leaving = _split(piece)
+            begins = piece.first == 0
+            complete = not piece.last or bool(flags["is_last"][-1])
+            arriving: Columns = {}
+            for name, values in leaving.items():
+                head = placeholder(values) if begins else _fitting(before[name], values, name)
+                arriving[name] = np.concatenate([head, values[:-1]])
+                before[name] = values[-1:].copy()
+            if begins and "metadata_discount" in arriving:
+                arriving["metadata_discount"][0] = 1
+            done = done_codes(flags["is_terminal"] & flags["is_last"], flags["is_last"])
+            columns = arriving | {"done": done} | staying
+            columns["episode_step"] = np.arange(piece.first, piece.first + piece.count, dtype=np.int64)
+            if final == "mark":
+                columns[MISSING] = np.zeros(piece.count, np.int64)
+            if not complete:
+                check_final(final, where=where)
+                columns = _ended(columns, before, staying, final)
+        yield ordered(columns), where
+
+
+def _ended(columns: Columns, before: Columns, staying: Columns, final: str | None) -> Columns:
+    """The end of an episode whose last action led to an observation that is missing."""
+    if final == "drop":
+        if len(columns["done"]) > 1 or columns["episode_step"][0]:
+            columns["done"][-1] = 2
+        return columns
+    more = dict(before)
+    for name, values in staying.items():
+        more[name] = values[-1:] if name.startswith("metadata_episode_") else placeholder(values)
+    more |= {"done": np.zeros(1, np.int64), "episode_step": columns["episode_step"][-1:] + 1}
+    more[MISSING] = np.ones(1, np.int64)
+    return {name: np.concatenate([values, more[name]]) for name, values in columns.items()}
+
+
+def _flags(piece: Stack, where: str) -> dict[str, npt.NDArray[np.bool_]]:
+    """The flags of a piece, checked: first at the start, last and terminal at the end."""
+    flags = {name: np.asarray(piece.values[name]).reshape(piece.count, -1) for name in FLAGS}
+    for name, values in flags.items():
+        if values.shape[1] != 1 or values.dtype.kind not in "biuf":
+            raise DataError(f"{where}: {name}: expected one true or false a step, found {values.dtype}")
+        flags[name] = values[:, 0].astype(bool)
+    first = np.zeros(piece.count, bool)
+    first[0] = piece.first == 0
+    end = np.zeros(piece.count, bool)
+    end[-1] = piece.last
+    for wrong, problem in (
+        (flags["is_first"] != first, "expected is_first at the first step and nowhere else"),
+        (flags["is_last"] & ~end, "expected is_last at the last step only"),
+        (flags["is_terminal"] & ~flags["is_last"], "expected is_terminal only where is_last is set"),
+    ):
+        if wrong.any():
+            step = piece.first + int(wrong.argmax())
+            raise EpisodeError(f"{where}, step {step}: {problem}", episode=piece.episode, step=step)
+    return flags
+
+
+def _split(piece: Stack) -> tuple[Columns, Columns]:
+    """The columns that stay in the row of their step, and those that move to the next one."""
+    staying: Columns = named_observation(piece.values["observation"])
+    leaving: Columns = named_action(piece.values["action"])
+    leaving |= {"reward": _one_each(piece.values["reward"], "reward")}
+    if "discount" in piece.values:
+        leaving["metadata_discount"] = _one_each(piece.values["discount"], "discount")
+    for key, value in piece.values.items():
+        if key not in FEATURES:
+            (leaving if travels_with_action(str(key)) else staying).update(flatten(f"metadata_{key}", value))
+    for name, value in flatten("metadata_episode", dict(piece.about)).items():
+        array = np.asarray(value)
+        if array.ndim == 0:
+            staying[name] = np.full(piece.count, array.item() if array.dtype.kind in "SUO" else array)
+            if array.dtype.kind in "SUO":
+                staying[name] = staying[name].astype(object)
+        else:
+            staying[name] = np.broadcast_to(array, (piece.count, *array.shape))
+    return staying, leaving
+
+
+def _one_each(value: Any, name: str) -> npt.NDArray[Any]:
+    values = np.asarray(value)
+    if values.ndim == 2 and values.shape[1] == 1:
+        values = values[:, 0]
+    if values.ndim != 1 or values.dtype.kind not in "biuf":
+        raise DataError(f"{name}: expected one number a step, found {values.dtype} {list(values.shape[1:])}")
+    return values
+
+
+def _fitting(before: npt.NDArray[Any], values: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
+    if before.shape[1:] != values.shape[1:]:
+        raise DataError(f"{name}: expected shape {list(before.shape[1:])}, found {list(values.shape[1:])}")
+    return before
+
+
+def write_rlds(rows: Any) -> Iterator[dict[str, Any]]:
+    """Rows as RLDS episodes, one in memory at a time.
+
+    ``metadata_discount`` becomes ``discount``; without that column it is 0 at the action that led to a terminal step
+    and 1 elsewhere. Rows know of no action after an episode's last step: the action and the reward there are zeros, and
+    so is what travels with the action. The discount there is 0 at a terminal step; at a truncated one, after which
+    there would have been more, it is that of the step before, and 1 where there is none. RLDS knows no episode that
+    merely stops: one whose last row has ``done`` 0 is written as truncated.
+
+    Args:
+        rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset``, a ``pyarrow.Table``, or record batches.
+
+    Yields:
+        Episodes ``{"steps": [...]}`` of steps that are mappings of NumPy values. Columns ``observation_<key>`` become
+        a mapping of ``<key>``, unless there is but one of the standard names; ``metadata_<key>`` becomes ``<key>``, and
+        ``metadata_episode_<key>`` the ``<key>`` of the episode itself, where it is the same in all its rows.
+
+    Raises:
+        ConfigError, SchemaError, DataError: As the rows' source, or rows that are marked as missing an observation.
+    """
+    for number, columns in enumerate(episodes_of(rows)):
+        stacked, about = rlds_steps(columns, number)
+        yield {"steps": [at(stacked, index) for index in range(len(stacked["is_first"]))], **about}

@@ -1,0 +1,297 @@
+"""TensorDict's memory-mapped folders, read and written as the plain files that they are; needs no torch.
+
+A folder holds ``meta.json``, which says of every entry its dtype and shape, a file ``NAME.memmap`` with its bytes
+in C order, and a folder for each entry that is a TensorDict itself. A nested tensor's rows lie one after the other,
+their shapes in ``NAME.shape.memmap``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.errors import ConfigError
+from mouse_core.formats.base import damaged, reading
+
+_MOST_JSON = 64 << 20
+_DEEPEST = 16
+_DTYPES = {
+    "torch.bool": "bool",
+    "torch.uint8": "uint8",
+    "torch.int8": "int8",
+    "torch.int16": "int16",
+    "torch.int32": "int32",
+    "torch.int64": "int64",
+    "torch.uint16": "uint16",
+    "torch.uint32": "uint32",
+    "torch.uint64": "uint64",
+    "torch.float16": "float16",
+    "torch.float32": "float32",
+    "torch.float64": "float64",
+    "torch.bfloat16": "bfloat16",
+}
+_KINDS = ("tensordict._td.TensorDict", "tensordict.tensordict.TensorDict", "tensordict._tensordict.TensorDict")
+
+
+@dataclass(frozen=True)
+class MemmapArray:
+    """One entry: rows in a file, read when asked for.
+
+    Args:
+        file: The file.
+        dtype: Of the values; "bfloat16" is read as float32.
+        shape: ``[n, ...]``.
+    """
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def read(self, first: int, end: int) -> npt.NDArray[Any]:
+        """Rows ``first..end - 1``.
+
+        Raises:
+            DataError: The file has become shorter.
+        """
+        count = max(end - first, 0)
+        width = math.prod(self.shape[1:])
+        with reading(self.file):
+            values = np.fromfile(self.file, self._stored, count * width, offset=first * width * self._stored.itemsize)
+        if values.size != count * width:
+            raise damaged(self.file, f"expected rows up to {end}, found its end before")
+        return self._delivered(values).reshape(count, *self.shape[1:])
+
+    def read_lane(self, first: int, end: int, dimensions: int, lane: int) -> npt.NDArray[Any]:
+        """The same of one lane: rows are ``[..., *rest]`` with so many leading dimensions, of which all but the first
+        are lanes. Only the lane's values are read."""
+        if not math.prod(self.shape):
+            return self.read(first, end).reshape(end - first, -1, *self.shape[dimensions:])[:, 0]
+        with reading(self.file):
+            mapped: Any = np.memmap(self.file, self._stored, mode="r", shape=self.shape)
+            lanes = mapped.reshape(self.shape[0], -1, *self.shape[dimensions:])
+            return self._delivered(np.array(lanes[first:end, lane]))
+
+    @property
+    def _stored(self) -> np.dtype[Any]:
+        name = {"bfloat16": "uint16", "bool": "uint8"}.get(self.dtype, self.dtype)
+        return np.dtype(name).newbyteorder("<")
+
+    def _delivered(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        if self.dtype == "bool":
+            return np.asarray(values != 0)
+        if self.dtype == "bfloat16":
+            return np.asarray((values.astype(np.uint32) << 16).view(np.float32))
+        return values
+
+
+@dataclass(frozen=True)
+class MemmapFolder:
+    """What a folder holds.
+
+    Args:
+        arrays: Entries by path; a nested tensor as its rows one after the other.
+        row_lengths: Of nested tensors, the number of entries in each of their rows.
+        others: Values that are no tensors, where they are stored as JSON.
+        batch: The batch size.
+    """
+
+    arrays: Mapping[tuple[str, ...], MemmapArray]
+    row_lengths: Mapping[tuple[str, ...], npt.NDArray[np.int64]]
+    others: Mapping[tuple[str, ...], Any]
+    batch: tuple[int, ...]
+
+
+def read_folder(folder: Path) -> MemmapFolder:
+    """Find out what a folder holds, and that its files are as long as they should be.
+
+    Raises:
+        DataError: A description or file that is damaged or missing.
+        ConfigError: A TensorDict of a kind that is not read.
+    """
+    arrays: dict[tuple[str, ...], MemmapArray] = {}
+    lengths: dict[tuple[str, ...], npt.NDArray[np.int64]] = {}
+    others: dict[tuple[str, ...], Any] = {}
+    batch: tuple[int, ...] = ()
+    for path, place, entry in _entries(folder, ()):
+        if entry is None:
+            others[path] = _other(place)
+        elif isinstance(entry, tuple):
+            batch = entry if not path else batch
+        elif entry.get("is_nested"):
+            arrays[path], lengths[path] = _nested(place, path[-1], entry)
+        else:
+            arrays[path] = _plain(place, path[-1], entry)
+    return MemmapFolder(arrays, lengths, others, batch)
+
+
+def _entries(folder: Path, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Path, Any]]:
+    """Every entry with its path, the folder it is in, and what is said of it; None for what is no tensor."""
+    described = read_json(folder / "meta.json")
+    file = folder / "meta.json"
+    kind = str(described.get("_type", ""))
+    if "NonTensor" in kind:
+        yield path, folder, None
+        return
+    if not any(name in kind for name in _KINDS):
+        raise ConfigError(f"{file}: expected a TensorDict, found {kind or 'no _type'}, which is not read")
+    if len(path) > _DEEPEST:
+        raise damaged(file, f"expected TensorDicts at most {_DEEPEST} deep")
+    yield path, folder, _shape(described.get("shape", []), file)
+    for values in folder.glob("*.memmap"):
+        if not isinstance(described.get(values.name.removesuffix(".memmap").removesuffix(".shape")), Mapping):
+            raise damaged(file, f"expected what {values.name!r} holds, which lies beside, found nothing of it")
+    for name, entry in described.items():
+        if not isinstance(entry, Mapping):
+            continue
+        if os.path.basename(name) != name or name in ("", ".", ".."):
+            raise damaged(file, f"expected the name of an entry, found {name!r}")
+        if "type" in entry:
+            yield from _entries(folder / name, (*path, name))
+        else:
+            yield (*path, name), folder, entry
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object.
+
+    Raises:
+        DataError: The file is missing, damaged, or holds something else.
+    """
+    if not file.is_file():
+        raise damaged(file, "expected a file, found none")
+    with reading(file):
+        if file.stat().st_size > _MOST_JSON:
+            raise damaged(file, f"expected at most {_MOST_JSON} bytes")
+        found = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(found, dict):
+        raise damaged(file, f"expected a JSON object, found {type(found).__name__}")
+    return found
+
+
+def _plain(folder: Path, name: str, entry: Mapping[str, Any]) -> MemmapArray:
+    dtype, shape = _dtype(entry, folder), _shape(entry.get("shape"), folder / "meta.json")
+    return _sized(folder / f"{name}.memmap", dtype, shape)
+
+
+def _nested(folder: Path, name: str, entry: Mapping[str, Any]) -> tuple[MemmapArray, npt.NDArray[np.int64]]:
+    rows, dimensions = (*_shape(entry.get("shape"), folder / "meta.json"), 0)[:2]
+    if not rows or not dimensions:
+        raise damaged(folder / "meta.json", f"{name}: expected the shape of its shapes, found {entry.get('shape')!r}")
+    shapes = _sized(folder / f"{name}.shape.memmap", "int64", (rows, dimensions)).read(0, rows)
+    if (shapes < 0).any() or (shapes[:, 1:] != shapes[0, 1:]).any() or shapes[:, 0].astype(float).sum() > 2**48:
+        raise damaged(folder / f"{name}.shape.memmap", "expected rows that differ in their first dimension only")
+    total = (int(shapes[:, 0].sum()), *(int(size) for size in shapes[0, 1:]))
+    return _sized(folder / f"{name}.memmap", _dtype(entry, folder), total), shapes[:, 0]
+
+
+def _sized(file: Path, dtype: str, shape: tuple[int, ...]) -> MemmapArray:
+    size = math.prod(shape) * (2 if dtype == "bfloat16" else np.dtype(dtype).itemsize)
+    if not size:
+        return MemmapArray(file, dtype, shape)
+    if not file.is_file():
+        raise damaged(file, "expected a file, found none")
+    found = file.stat().st_size
+    if found != size:
+        raise damaged(file, f"expected {size} bytes for {dtype} {list(shape)}, found {found}")
+    return MemmapArray(file, dtype, shape)
+
+
+def _dtype(entry: Mapping[str, Any], folder: Path) -> str:
+    dtype = _DTYPES.get(str(entry.get("dtype")))
+    if dtype is None:
+        raise damaged(folder / "meta.json", f"expected one of {sorted(_DTYPES)}, found {entry.get('dtype')!r}")
+    return dtype
+
+
+def _shape(value: Any, file: Path) -> tuple[int, ...]:
+    good = isinstance(value, list) and len(value) <= 16
+    if not good or not all(
+        isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 2**48 for size in value
+    ):
+        raise damaged(file, f"expected a shape, found {value!r:.100}")
+    return tuple(value)
+
+
+def _other(folder: Path) -> Any:
+    # What is not JSON is a pickle, which is not opened: it can run code.
+    return read_json(folder / "meta.json").get("data")
+
+
+# ---------------------------------------------------------------------- writing
+
+
+class FolderWriter:
+    """Writes a folder, entry by entry, a piece at a time.
+
+    Args:
+        folder: An existing, empty folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._entries: dict[tuple[str, ...], tuple[np.dtype[Any], tuple[int, ...]]] = {}
+        self._rows: dict[tuple[str, ...], int] = {}
+        self._lengths: dict[tuple[str, ...], list[int]] = {}
+        self._streams: dict[tuple[str, ...], Any] = {}
+
+    def append(self, path: tuple[str, ...], values: npt.NDArray[Any], *, row_ends: bool = False) -> None:
+        """Add rows to an entry; with ``row_ends`` they complete a row of a nested tensor."""
+        if path not in self._streams:
+            place = self._folder.joinpath(*path[:-1])
+            place.mkdir(parents=True, exist_ok=True)
+            self._streams[path] = (place / f"{path[-1]}.memmap").open("wb")
+            self._entries[path] = values.dtype, values.shape[1:]
+            self._rows[path] = 0
+        self._streams[path].write(np.ascontiguousarray(values).astype(values.dtype.newbyteorder("<"), copy=False).data)
+        self._rows[path] += len(values)
+        if row_ends:
+            self._lengths.setdefault(path, []).append(self._rows[path] - sum(self._lengths.get(path, ())))
+
+    def finish(self, *, batch: tuple[int, ...], others: Mapping[str, Any], nested: bool = False) -> None:
+        """Write the descriptions."""
+        for stream in self._streams.values():
+            stream.close()
+        folders: dict[tuple[str, ...], dict[str, Any]] = {(): {}}
+        for path, (dtype, shape) in self._entries.items():
+            for depth in range(1, len(path)):
+                folders.setdefault(path[: depth - 1], {})[path[depth - 1]] = {"type": "TensorDict"}
+                folders.setdefault(path[:depth], {})
+            whole = [self._rows[path], *shape]
+            if nested:
+                lengths = self._lengths.get(path, [])
+                if sum(lengths) < self._rows[path]:  # what came last has not ended
+                    lengths = [*lengths, self._rows[path] - sum(lengths)]
+                batch = (len(lengths),)
+                shapes = np.array([[length, *shape] for length in lengths], "<i8")
+                self._folder.joinpath(*path[:-1], f"{path[-1]}.shape.memmap").write_bytes(shapes.tobytes())
+                whole = list(shapes.shape)
+            entry = {"device": "cpu", "shape": whole, "dtype": f"torch.{dtype.name}", "is_nested": nested}
+            folders[path[:-1]][path[-1]] = entry
+        for name, value in others.items():
+            folders[()][name] = {"type": "NonTensorData"}
+            kind = "<class 'tensordict.tensorclass.NonTensorData'>"
+            self._describe((name,), {"_type": kind, "data": value, "_is_non_tensor": True, "_metadata": None})
+        for path, entries in folders.items():
+            about = {"shape": list(batch), "device": "cpu", "_type": "<class 'tensordict._td.TensorDict'>"}
+            self._describe(path, {**entries, **about})
+
+    def close(self) -> None:
+        """Close the files."""
+        for stream in self._streams.values():
+            stream.close()
+
+    def _describe(self, path: tuple[str, ...], entries: Mapping[str, Any]) -> None:
+        place = self._folder.joinpath(*path)
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "meta.json").write_text(json.dumps(entries), encoding="utf-8")

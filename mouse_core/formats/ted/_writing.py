@@ -1,0 +1,311 @@
+"""Writing rows as steps of TED, a batch at a time."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mouse_core.errors import ConfigError, DataError, SchemaError
+from mouse_core.formats._rows.values import read_values
+from mouse_core.formats.base import RowStream
+from mouse_core.formats.ted._tensordict import FolderWriter
+from mouse_core.images.pixels import decode_image
+from mouse_core.spec import check_list
+
+_LAYOUTS = ("ted", "flat", "nested")
+_SINGLE = ("reward", "done", "terminated", "truncated", "step_count")
+
+
+class _Writer(Protocol):
+    def append(self, path: tuple[str, ...], values: npt.NDArray[Any], *, row_ends: bool = False) -> None: ...
+
+    def finish(self, *, batch: tuple[int, ...], others: dict[str, Any], nested: bool = False) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def write_ted(
+    stream: RowStream,
+    path: str | os.PathLike[str],
+    *,
+    layout: str = "ted",
+    columns: Sequence[str] | None = None,
+) -> int:
+    """Write rows as steps of TED that TorchRL and TensorDict load, in memory that does not grow with them.
+
+    Observations and ``metadata_*`` stand at the root and in ``next``; the action at the root; reward, done, terminated
+    and truncated in ``next``; ``step_count`` is the row's number in its episode. Encoded images are decoded.
+
+    Args:
+        stream: The rows, of alignment "arrived".
+        path: A folder, or an HDF5 file if the name ends in ``.h5`` or ``.hdf5``. There must be nothing yet.
+        layout: "ted" (steps as they are), "flat" (every observation once) or "nested" (a trajectory at a time).
+        columns: The columns to write besides action, reward and done; by default all.
+
+    Returns:
+        How many steps were written.
+
+    Raises:
+        ConfigError: Something is at ``path``, an unknown layout, or nothing can be written.
+        SchemaError: Rows of the other alignment, or a column that tensors cannot hold: texts, nulls, rows of differing
+            length.
+        DataError: An episode that goes on after a done code, in a layout that cannot hold it.
+    """
+    target = Path(path)
+    if layout not in _LAYOUTS:
+        raise ConfigError(f"layout: expected one of {list(_LAYOUTS)}, found {layout!r}")
+    columns = None if columns is None else check_list("columns", columns)
+    if target.exists():
+        raise ConfigError(f"write_ted: expected a path where nothing is, found {str(target)!r}")
+    if stream.alignment != "arrived":
+        raise SchemaError(f"write_ted: expected rows of alignment 'arrived', found {stream.alignment!r}")
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        writer: _Writer
+        if target.suffix in (".h5", ".hdf5"):
+            writer = _FileWriter(partial)
+        else:
+            partial.mkdir()
+            writer = FolderWriter(partial)
+        try:
+            steps = _write(stream, writer, layout, columns)
+        finally:
+            writer.close()
+        os.rename(partial, target)
+    except OSError as error:
+        raise ConfigError(f"write_ted: {str(target)!r}: cannot be written: {error}") from error
+    finally:
+        if partial.is_dir():
+            shutil.rmtree(partial, ignore_errors=True)
+        partial.unlink(missing_ok=True)
+    return steps
+
+
+def _write(stream: RowStream, writer: _Writer, layout: str, columns: Sequence[str] | None) -> int:
+    steps = 0
+    for rows, start, final in _with_neighbours(stream, columns):
+        # Row 0 was written before, unless it is the first of all; the last row's successor is not known.
+        last = len(start) - 1 if not final else len(start)
+        here = np.arange(1 if rows["_written"][0] else 0, last)
+        follows = np.append(start[1:], True) if final else np.append(start[1:], False)
+        transition = here[~start[here]]
+        boundary = ~start & follows
+        ends = rows["done"] != 0
+        open_end = np.zeros(len(start), bool)
+        open_end[-1] = final
+        if layout != "ted" and (ends & ~boundary & ~start)[here].any():
+            raise DataError(f"{stream.path}: expected episodes that end where done says so, found one that goes on")
+        flags = {
+            "reward": rows["reward"],
+            "done": ends | (boundary & ~open_end),
+            "terminated": rows["done"] == 1,
+            "truncated": rows["done"] == 2,
+        }
+        steps += len(transition)
+        parts = _Parts(rows, flags, here, transition, start, follows, boundary)
+        {"ted": _add_steps, "flat": _add_flat, "nested": _add_nested}[layout](writer, parts)
+    if not steps:
+        raise DataError(f"{stream.path}: expected at least one transition, found none")
+    others = {} if layout == "ted" else {"is_full": True, "shift": 0, "_storage_shape": [steps]}
+    writer.finish(batch=(steps,) if layout == "ted" else (), others=others, nested=layout == "nested")
+    return steps
+
+
+class _Parts:
+    """Rows on their way into a layout.
+
+    Args:
+        rows: Values by column, of the rows to write and of their neighbours.
+        flags: What stands in ``next`` alone, a value a row.
+        here: The rows to write.
+        transition: Those of them that a step leads to.
+        start, follows, boundary: Whether an episode begins with a row, with the following row, or ends with it.
+    """
+
+    def __init__(
+        self, rows: Any, flags: Any, here: Any, transition: Any, start: Any, follows: Any, boundary: Any
+    ) -> None:
+        self.seen = {
+            ("step_count" if name == "episode_step" else name,): values
+            for name, values in rows.items()
+            if name.startswith(("observation", "metadata_", "episode_step"))
+        }
+        self.action = {
+            (name,): values for name, values in rows.items() if name == "action" or name.startswith("action_")
+        }
+        self.flags = {(name,): values for name, values in flags.items()}
+        self.here, self.transition = here, transition
+        self.start, self.follows, self.boundary = start, follows, boundary
+
+
+def _add_steps(writer: _Writer, parts: _Parts) -> None:
+    for key, values in parts.seen.items():
+        writer.append(key, _shaped(key, values[parts.transition - 1]))
+        writer.append(("next", *key), _shaped(key, values[parts.transition]))
+    for key, values in parts.action.items():
+        writer.append(key, values[parts.transition])
+    for key, values in parts.flags.items():
+        writer.append(("next", *key), _shaped(key, values[parts.transition]))
+        if key != ("reward",):
+            writer.append(key, _shaped(key, np.zeros(len(parts.transition), bool)))
+
+
+def _add_flat(writer: _Writer, parts: _Parts) -> None:
+    # A row that begins an episode of nothing else belongs to no step.
+    kept = parts.here[~(parts.start & parts.follows)[parts.here]]
+    for key, values in parts.seen.items():
+        writer.append(key, _shaped(key, values[kept]))
+    for key, values in (parts.action | parts.flags).items():
+        writer.append(key, _shaped(key, values[parts.transition]))
+
+
+def _add_nested(writer: _Writer, parts: _Parts) -> None:
+    kept = parts.here[~(parts.start & parts.follows)[parts.here]]
+    for keys, chosen in ((parts.seen, kept), (parts.action | parts.flags, parts.transition)):
+        stops = np.flatnonzero(parts.boundary[chosen]) + 1
+        for key, values in keys.items():
+            runs = np.split(_shaped(key, values[chosen]), stops)
+            for number, run in enumerate(runs):
+                ended = number < len(runs) - 1
+                if ended or len(run):
+                    writer.append(key, run, row_ends=ended)
+
+
+def _shaped(key: tuple[str, ...], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Values as TorchRL has them: with a trailing 1 where a step has one number."""
+    return values.reshape(len(values), 1) if key[-1] in _SINGLE and values.ndim == 1 else values
+
+
+# ---------------------------------------------------------------------- rows
+
+
+def _with_neighbours(
+    stream: RowStream, columns: Sequence[str] | None
+) -> Iterator[tuple[dict[str, npt.NDArray[Any]], npt.NDArray[np.bool_], bool]]:
+    """Batches with the row before theirs and the one after, whether an episode begins with a row, and if it is the "
+    "end."""
+    held: dict[str, npt.NDArray[Any]] | None = None
+    for batch in stream:
+        if not batch.num_rows:
+            continue
+        rows = _arrays(batch, columns, stream.path)
+        rows["_written"] = np.zeros(batch.num_rows, bool)
+        rows["_start"] = _starts(rows, held)
+        if held is None:
+            rows["_start"][0] = True
+        if held is not None:
+            rows = {name: np.concatenate([held[name], values]) for name, values in rows.items()}
+        if len(rows["done"]) > 1:
+            yield rows, rows["_start"], False
+            held = {name: values[-2:].copy() for name, values in rows.items()}
+            held["_written"] = np.array([True, False])
+        else:
+            held = rows
+    if held is not None:
+        yield held, held["_start"], True
+
+
+def _starts(rows: dict[str, npt.NDArray[Any]], held: dict[str, npt.NDArray[Any]] | None) -> npt.NDArray[np.bool_]:
+    if "episode_step" in rows:
+        return np.asarray(rows["episode_step"] == 0)
+    start = np.concatenate([[held is None or bool(held["done"][-1])], rows["done"][:-1] != 0])
+    return np.asarray(start, bool)
+
+
+def _arrays(batch: pa.RecordBatch, columns: Sequence[str] | None, where: str) -> dict[str, npt.NDArray[Any]]:
+    names = batch.schema.names
+    for name in ("action", "reward", "done"):
+        if name not in names and not any(other.startswith(f"{name}_") for other in names):
+            raise SchemaError(f"{where}: expected a column {name!r}, found {names}")
+    needed = ("reward", "done", "episode_step")
+    for name in columns or ():
+        if name not in names:
+            raise ConfigError(f"columns: expected some of {names}, found {name!r}")
+    found = {}
+    for name in names:
+        if columns is not None and name not in columns and name not in needed and not name.startswith("action"):
+            continue
+        values = read_values(batch.column(name))
+        if values.kind.kind == "image":
+            found[name] = np.stack([_pixels(value.as_py(), name, where) for value in values.array])
+        elif values.numbers is None or values.shape is None:
+            raise SchemaError(
+                f"{where}: column {name!r}: expected numbers of one shape without nulls, found "
+                f"{batch.column(name).type}; "
+                "columns= says what to write"
+            )
+        else:
+            found[name] = values.numbers
+    return found
+
+
+def _pixels(value: Any, name: str, where: str) -> npt.NDArray[np.uint8]:
+    try:
+        return decode_image(value)
+    except ValueError as error:
+        raise DataError(f"{where}: column {name!r}: {error}") from error
+
+
+# ---------------------------------------------------------------------- HDF5
+
+
+class _FileWriter:
+    """Writes an HDF5 file, entry by entry, a piece at a time.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import h5py
+        except ImportError as error:
+            raise ImportError("HDF5 files need h5py: pip install 'mouse-data[formats]'") from error
+        self._file = h5py.File(path, "w")
+        self._run: dict[tuple[str, ...], list[npt.NDArray[Any]]] = {}
+        self._ended: dict[tuple[str, ...], int] = {}
+
+    def append(self, path: tuple[str, ...], values: npt.NDArray[Any], *, row_ends: bool = False) -> None:
+        """Add rows to an entry, which are kept in memory until they are a chunk, or a trajectory."""
+        self._run.setdefault(path, []).append(values)
+        if row_ends:
+            number = self._ended.get(path, 0)
+            self._ended[path] = number + 1
+            self._file["/".join((f"traj_{number:09d}", *path))] = np.concatenate(self._run.pop(path))
+        elif sum(part.nbytes for part in self._run[path]) > 1 << 20 and not self._ended:
+            self._flush(path)
+
+    def _flush(self, path: tuple[str, ...]) -> None:
+        values = np.concatenate(self._run.pop(path))
+        name = "/".join(path)
+        if name not in self._file:
+            each = max(1, values[:1].nbytes)
+            chunk = (max(1, min(len(values), (1 << 18) // each)), *values.shape[1:])
+            self._file.create_dataset(name, data=values, maxshape=(None, *values.shape[1:]), chunks=chunk)
+            return
+        dataset = self._file[name]
+        before = dataset.shape[0]
+        dataset.resize(before + len(values), axis=0)
+        dataset[before:] = values
+
+    def finish(self, *, batch: tuple[int, ...], others: dict[str, Any], nested: bool = False) -> None:
+        """Write what is left."""
+        for path in list(self._run):
+            if nested:
+                self.append(path, self._run[path][-1][:0], row_ends=True)
+            else:
+                self._flush(path)
+        for name, value in others.items():
+            self._file[name] = np.asarray(value)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()

@@ -1,0 +1,284 @@
+"""TED, the format of TorchRL: steps with a root and a ``next``, in memory-mapped folders and HDF5 files; without torch.
+
+The layouts are those of TorchRL's storages and checkpoints: steps as they are, flat and nested. ``TED2Flat`` and its
+kin turn one into the other in memory.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.about.dataset import About
+from mouse_core.errors import ConfigError, DataError, SchemaError
+from mouse_core.formats._files.h5 import H5File
+from mouse_core.formats._rows.columns import Columns, is_image, named_action, named_observation, schema_of, to_batch
+from mouse_core.formats._rows.transitions import TransitionRows
+from mouse_core.formats.base import BATCH_ROWS, RowStream, reading
+from mouse_core.formats.ted._layouts import Flat2TED, Nested2TED, TED2Flat, TED2Nested
+from mouse_core.formats.ted._reading import (
+    Entries,
+    FileEntries,
+    FolderEntries,
+    Key,
+    Piece,
+    layout_of,
+    pieces,
+    trajectory,
+)
+from mouse_core.formats.ted._writing import write_ted
+
+__all__ = ["Flat2TED", "Nested2TED", "TED2Flat", "TED2Nested", "read_ted", "write_ted"]
+
+_LOOKED_AT = 1024
+_HDF5 = b"\x89HDF\r\n\x1a\n"
+_TRAJECTORIES = 256
+
+
+def read_ted(path: str | os.PathLike[str], *, one_hot: bool | None = None, batch_rows: int = BATCH_ROWS) -> RowStream:
+    """Read steps of TED: a folder that ``TensorDict.memmap`` wrote, a checkpoint of a TorchRL buffer, or an HDF5 file.
+
+    All layouts are recognised: steps as they are, flat (``TED2Flat``) and nested (``TED2Nested``, ``H5Split``). A ring
+    that is full is read from its oldest step on, and places that were never used are left out. Of several environments,
+    one follows the other.
+
+    What stands at the root and in ``next`` belongs to a row's observation: ``observation`` becomes the standard column,
+    a key such as ``pixels`` becomes ``observation_pixels`` (``observation_image`` if it is the only picture). Other
+    keys become ``metadata_<key>``. Done is 1 where ``terminated``, else 2 where ``truncated``. Pickled values are not
+    opened.
+
+    Args:
+        path: The folder or file.
+        one_hot: Whether actions are one-hot vectors and become numbers; by default if the first 1,024 are.
+        batch_rows: How many rows a batch has, about.
+
+    Raises:
+        ConfigError: Nothing there, or a TensorDict of a kind that is not read.
+        SchemaError: No steps of TED: no reward, action or done; or trajectories of ManiSkill, whose groups have
+            the same names.
+        DataError: The data are damaged; names the file.
+    """
+    root = Path(path)
+    if not root.exists():
+        raise ConfigError(f"{root}: expected a file or folder, found none")
+    with _opened(root) as found:
+        layout = "nested" if isinstance(found, _Trajectories) else layout_of(found)
+        first = next(_pieces(found, _LOOKED_AT), None)
+    if first is None:
+        raise SchemaError(f"{root}: expected steps, found none")
+    naming = _Naming(root, first, one_hot)
+    rows = TransitionRows(final=None, where=str(root))
+    schema = schema_of(_some_rows(naming, first))
+    notes = []
+    if naming.one_hot:
+        notes.append("one-hot actions were read as the numbers of the actions")
+    return RowStream(
+        path=str(root),
+        format="ted",
+        schema=schema,
+        batches=partial(_batches, root, naming, schema, batch_rows),
+        episodes=rows.episodes or None,
+        notes=tuple(notes),
+        metadata={"layout": layout},
+        about=About("arrived"),
+    )
+
+
+class _Trajectories:
+    """A file of the nested layout.
+
+    Args:
+        file: The open file.
+        names: Its trajectories' groups, in order.
+    """
+
+    def __init__(self, file: H5File, names: Sequence[str]) -> None:
+        self.file = file
+        self.names = names
+
+
+@contextmanager
+def _opened(root: Path) -> Iterator[Entries | _Trajectories]:
+    file = root
+    if root.is_dir() and not any((folder / "meta.json").is_file() for folder in (root, root / "storage")):
+        # The checkpoint of a TorchRL buffer may hold an HDF5 file instead.
+        candidates = (root / "storage" / "checkpoint.h5", root / "checkpoint.h5")
+        found = next((path for path in candidates if path.is_file()), None)
+        if found is None:
+            raise ConfigError(f"{root}: expected meta.json of a TensorDict, or checkpoint.h5, found neither")
+        file = found
+    if file.is_dir():
+        with reading(file):
+            entries = FolderEntries(file)
+        yield entries
+        return
+    with ExitStack() as stack:
+        opened = stack.enter_context(H5File(file))
+        names = sorted(name for name in opened.names() if re.fullmatch(r"traj_\d+", name))
+        if names:
+            _check_nested(file, opened.names(names[0]))
+            yield _Trajectories(opened, sorted(names, key=lambda name: int(name[5:])))
+        else:
+            yield FileEntries(opened, opened.trees(["/"])[0], "")
+
+
+def _check_nested(file: Path, names: Sequence[str]) -> None:
+    """Raise SchemaError for trajectories in groups of the same names that ManiSkill wrote."""
+    if "actions" in names and "done" not in names:
+        raise SchemaError(
+            f"{file}: expected trajectories of TED, found those of ManiSkill ({', '.join(sorted(names)[:8])}), which "
+            "are not read yet; mouse_core.formats.base.episode_rows makes rows of the obs (T + 1) and the actions, "
+            "rewards and done (T) of one, for DatasetStore.extend"
+        )
+
+
+def _pieces(found: Entries | _Trajectories, batch_rows: int) -> Iterator[Piece]:
+    if not isinstance(found, _Trajectories):
+        yield from pieces(found, batch_rows=batch_rows)
+        return
+    length, others = None, found.file.names()
+    if "_len" in others:
+        length = int(found.file.read([("_len", 0, 1)])[0].reshape(-1)[0])
+        shape: list[int] = []
+        if "_storage_shape" in others:
+            shape = found.file.read([("_storage_shape", 0, 16)])[0].reshape(-1).tolist()
+        if len(shape) > 1 and length < np.prod(shape):
+            raise ConfigError(
+                f"{found.file.path}: expected a ring of one environment, or one that is full, found {length} of "
+                f"{shape} places used; which trajectories were never written cannot be told"
+            )
+    for first in range(0, len(found.names), _TRAJECTORIES):
+        names = found.names[first : first + _TRAJECTORIES]
+        for name, tree in zip(names, found.file.trees(names), strict=True):
+            if length is not None and length <= 0:
+                return  # what follows was never written
+            for piece in trajectory(FileEntries(found.file, tree, name), batch_rows=batch_rows):
+                if length is not None:
+                    length -= len(piece.begins)
+                yield piece
+
+
+def _batches(root: Path, naming: _Naming, schema: Any, batch_rows: int) -> Iterator[Any]:
+    rows = TransitionRows(final=None, where=str(root))
+    ended = True
+    with _opened(root) as found:
+        for piece in _pieces(found, batch_rows):
+            observations, following, arriving = naming.columns(piece)
+            begins = piece.begins.copy()
+            ends = naming.ends(piece)
+            begins[1:] |= ends[:-1]
+            begins[0] |= ended
+            ended = bool(ends[-1])
+            made = rows.add(observations, arriving, begins, following)
+            yield to_batch(made, schema, where=str(root))
+
+
+def _some_rows(naming: _Naming, piece: Piece) -> Columns:
+    observations, following, arriving = naming.columns(piece)
+    begins = np.zeros(len(piece.begins), bool)
+    return TransitionRows(final=None, where=naming.where).add(observations, arriving, begins, following)
+
+
+class _Naming:
+    """Which column each key becomes.
+
+    Args:
+        root: Where the data are, for messages.
+        piece: The first steps.
+        one_hot: See ``read_ted``.
+    """
+
+    def __init__(self, root: Path, piece: Piece, one_hot: bool | None) -> None:
+        self.where = str(root)
+        names = {key[0] for key in (*piece.root, *piece.other)}
+        for name in ("action", "reward"):
+            if name not in names:
+                found = [".".join(key) for key in (*piece.root, *piece.other)]
+                raise SchemaError(f"{root}: expected {name!r} among the steps, found {found}")
+        if not any((name,) in piece.other for name in ("done", "terminated", "truncated")):
+            raise SchemaError(f"{root}: expected next.done, found {['.'.join(key) for key in piece.other]}")
+        pictures = [key for key, values in piece.root.items() if is_image(values)]
+        self._picture = pictures[0] if len(pictures) == 1 else None
+        self.one_hot = _is_one_hot(piece.other.get(("action",))) if one_hot is None else one_hot
+
+    def columns(self, piece: Piece) -> tuple[Columns, Columns, Columns]:
+        """Columns of the observation left, of the one arrived at, and of what arrived."""
+        arriving: Columns = {}
+        for key, values in piece.other.items():
+            if key in (("done",), ("terminated",), ("truncated",)):
+                continue
+            if key == ("action",):
+                arriving |= named_action(self._numbers(values) if self.one_hot else values)
+            elif key == ("reward",):
+                arriving["reward"] = self._single(values, "reward")
+            elif key[0] == "action":
+                arriving["_".join(key)] = values
+            else:
+                name = "_".join(key)
+                arriving[name if name.startswith("metadata_") else f"metadata_{name}"] = values
+        arriving["done"] = self._codes(piece)
+        first = [name for name in ("action", "reward", "done") if name in arriving]
+        order = {name: arriving[name] for name in (*first, *sorted(arriving.keys() - set(first)))}
+        return self._seen(piece.root), self._seen(piece.following), order
+
+    def ends(self, piece: Piece) -> npt.NDArray[np.bool_]:
+        """Whether a trajectory ends with a step."""
+        ends = np.zeros(len(piece.begins), bool)
+        for name in ("done", "terminated", "truncated"):
+            if (name,) in piece.other:
+                ends |= self._single(piece.other[(name,)], name).astype(bool)
+        return ends
+
+    def _seen(self, arrays: dict[Key, npt.NDArray[Any]]) -> Columns:
+        columns: Columns = {}
+        for key, values in arrays.items():
+            if key == ("step_count",):
+                continue  # episode_step says the same
+            if key == ("observation",):
+                columns |= named_observation(values)
+            elif key == self._picture:
+                columns["observation_image"] = values
+            elif key[0].startswith(("observation", "metadata")):
+                columns["_".join(key)] = values
+            else:
+                columns["_".join(("observation", *key))] = values
+        return columns
+
+    def _codes(self, piece: Piece) -> npt.NDArray[np.int64]:
+        flags = {
+            name: self._single(piece.other[(name,)], name).astype(bool)
+            for name in ("done", "terminated", "truncated")
+            if (name,) in piece.other
+        }
+        if "terminated" not in flags:
+            flags["terminated"] = flags["done"] & ~flags.get("truncated", np.zeros_like(flags["done"]))
+        if "truncated" not in flags:
+            flags["truncated"] = flags.get("done", flags["terminated"]) & ~flags["terminated"]
+        return np.where(flags["terminated"], 1, np.where(flags["truncated"], 2, 0)).astype(np.int64)
+
+    def _single(self, values: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
+        if values.size != len(values):
+            raise SchemaError(f"{self.where}: {name}: expected one number a step, found {list(values.shape[1:])}")
+        return values.reshape(len(values))
+
+    def _numbers(self, values: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+        if values.ndim != 2 or not _is_one_hot(values):
+            raise DataError(
+                f"{self.where}: action: expected one-hot vectors, as the first ones are, found others; read them as "
+                "vectors with one_hot=False"
+            )
+        return np.asarray(values.argmax(axis=1).astype(np.int64))
+
+
+def _is_one_hot(values: npt.NDArray[Any] | None) -> bool:
+    if values is None or values.ndim != 2 or values.shape[1] < 2 or values.dtype.kind not in "biu" or not len(values):
+        return False
+    return bool(((values == 0) | (values == 1)).all() and (values.astype(np.int64).sum(axis=1) == 1).all())

@@ -1,0 +1,275 @@
+"""What TFDS says of a dataset: ``features.json`` and ``dataset_info.json``, and features decoded as they say."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.formats._files.tfrecord import READERS
+from mouse_core.formats.base import damaged, reading
+from mouse_core.formats.tfds._example import Feature
+from mouse_core.images.pixels import decode_image
+
+_MAX_VALUE_BYTES = 1 << 28
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A feature that is no mapping.
+
+    Args:
+        name: Its path, joined by "/".
+        kind: "tensor", "image", "text", or "other" for what cannot be a column (videos, sounds).
+        dtype: Its values' dtype; empty for text.
+        shape: The shape of one value; None where a size is not fixed.
+        encoding: "none", "bytes" or "zlib" for tensors.
+        ragged: How many levels of sequences of any length its values are in.
+    """
+
+    name: str
+    kind: str
+    dtype: str
+    shape: tuple[int | None, ...]
+    encoding: str = "none"
+    ragged: int = 0
+
+
+def parse_features(path: Path) -> dict[str, Leaf]:
+    """The leaves of ``features.json`` by path.
+
+    Raises:
+        DataError: It is not what TFDS writes.
+    """
+    with reading(path):
+        described = json.loads(path.read_text(encoding="utf-8"))
+        leaves = {leaf.name: leaf for leaf in _leaves(described, "", 0)}
+        if not leaves:
+            raise damaged(path, "expected features, found none that is understood")
+        return leaves
+
+
+def _leaves(node: Any, path: str, ragged: int) -> Iterator[Leaf]:
+    if not isinstance(node, dict):
+        raise DataError(f"feature {path!r}: expected a mapping, found {type(node).__name__}")
+    if "featuresDict" in node:
+        for name, part in node["featuresDict"]["features"].items():
+            yield from _leaves(part, f"{path}/{name}" if path else name, ragged)
+    elif "sequence" in node:
+        inner = node["sequence"]["feature"]
+        yield from _leaves(inner, path, ragged + 1)
+    elif "tensor" in node:
+        tensor = node["tensor"]
+        dtype, shape = tensor["dtype"], _shape(tensor)
+        if dtype in ("string", "object", "str", "bytes"):
+            yield Leaf(path, "text", "", shape, ragged=ragged)
+        else:
+            yield Leaf(path, "tensor", np.dtype(dtype).name, shape, tensor.get("encoding", "none"), ragged)
+    elif "image" in node:
+        image = node["image"]
+        yield Leaf(path, "image", image.get("dtype", "uint8"), _shape(image), ragged=ragged)
+    elif "text" in node:
+        yield Leaf(path, "text", "", (), ragged=ragged)
+    elif "classLabel" in node:
+        yield Leaf(path, "tensor", "int64", (), ragged=ragged)
+    elif "boundingBox" in node:
+        yield Leaf(path, "tensor", "float32", (4,), ragged=ragged)
+    else:
+        yield Leaf(path, "other", "", (), ragged=ragged)
+
+
+def _shape(node: Mapping[str, Any]) -> tuple[int | None, ...]:
+    sizes = [int(size) for size in node.get("shape", {}).get("dimensions", ())]
+    return tuple(None if size < 0 else size for size in sizes)
+
+
+@dataclass(frozen=True)
+class Split:
+    """A split's files in their order, and how many records each should have, where that is said."""
+
+    name: str
+    files: tuple[Path, ...]
+    lengths: tuple[int, ...] | None
+
+
+def parse_info(folder: Path) -> tuple[dict[str, Any], str, list[Split]]:
+    """What ``dataset_info.json`` says, the format of the files, and the splits.
+
+    Raises:
+        ConfigError: The files are of a format that cannot be read.
+        DataError: It is not what TFDS writes, or files are missing.
+    """
+    path = folder / "dataset_info.json"
+    with reading(path):
+        info = json.loads(path.read_text(encoding="utf-8"))
+        kind = info.get("fileFormat", "tfrecord")
+        if kind not in READERS:
+            raise ConfigError(f"{path}: fileFormat: expected one of {list(READERS)}, found {kind!r}")
+        splits = [_split(folder, info, split, kind) for split in info.get("splits", ())]
+        splits = [split for split in splits if split.files]
+        if not splits:
+            raise damaged(path, "expected splits with files, found none")
+        return info, kind, splits
+
+
+def _split(folder: Path, info: Mapping[str, Any], split: Mapping[str, Any], kind: str) -> Split:
+    name = split["name"]
+    lengths = tuple(int(length) for length in split.get("shardLengths", ()))
+    template = split.get("filepathTemplate") or "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+    known = {"DATASET": re.escape(info["name"]), "SPLIT": re.escape(name), "FILEFORMAT": re.escape(kind)}
+    known |= {"SHARD_INDEX": r"(\d+)", "NUM_SHARDS": r"\d+", "SHARD_X_OF_Y": r"(\d+)-of-\d+"}
+    parts = re.split(r"\{(\w+)\}", template)
+    pattern = "".join(known.get(part, r".+") if index % 2 else re.escape(part) for index, part in enumerate(parts))
+    found = {}
+    for file in folder.iterdir():
+        match = re.fullmatch(pattern, file.name)
+        if match:
+            found[int(match[1]) if match.groups() else 0] = file
+    if lengths and sorted(found) != list(range(len(lengths))):
+        raise damaged(
+            folder / "dataset_info.json", f"split {name!r}: expected {len(lengths)} files, found {len(found)}"
+        )
+    return Split(name, tuple(found[index] for index in sorted(found)), lengths or None)
+
+
+def decode_leaf(leaf: Leaf, features: Mapping[str, Feature], count: int | None, part: slice | None = None) -> Any:
+    """A leaf's values of one record.
+
+    Args:
+        leaf: Which.
+        features: The record.
+        count: How many steps the record has, for a leaf of steps, or None for one of the episode itself.
+        part: Which steps to decode; by default all.
+
+    Returns:
+        ``[n, ...]``; text as an array of objects. Values of any length are an array of objects, too.
+
+    Raises:
+        DataError: The record does not hold what the features say.
+    """
+    n = 1 if count is None else count
+    levels = leaf.ragged - (count is not None)
+    if levels:
+        values = _ragged(leaf, features, n, levels)[part or slice(None)]
+    else:
+        if leaf.name not in features:
+            raise DataError(f"feature {leaf.name!r}: expected it, found {sorted(features)[:20]}")
+        values = _decode(leaf, features[leaf.name], n, part or slice(None))
+    return values[0] if count is None else values
+
+
+def _decode(leaf: Leaf, raw: Feature, n: int, part: slice) -> npt.NDArray[Any]:
+    where = f"feature {leaf.name!r}"
+    if leaf.kind == "tensor" and leaf.encoding == "none":
+        if isinstance(raw, list):
+            if raw:
+                raise DataError(f"{where}: expected numbers, found byte strings")
+            raw = np.zeros(0, np.int64)
+        return _numbers(leaf, raw, n, where)[part]
+    if not isinstance(raw, list):
+        raise DataError(f"{where}: expected byte strings, found numbers")
+    if leaf.kind == "text":
+        size = math.prod(size or 1 for size in leaf.shape)
+        if len(raw) != n * size:
+            raise DataError(f"{where}: expected {n * size} texts, found {len(raw)}")
+        texts = np.empty(len(raw), dtype=object)
+        texts[:] = raw
+        return texts.reshape(n, *(size or 1 for size in leaf.shape))[part]
+    if len(raw) != n:
+        raise DataError(f"{where}: expected {n} values, found {len(raw)}")
+    first = range(n)[part].start
+    values = [_value(leaf, item, f"{where}, step {first + index}") for index, item in enumerate(raw[part])]
+    shapes = {value.shape for value in values}
+    if len(shapes) > 1:
+        raise DataError(f"{where}: expected values of one shape, found {sorted(shapes)[:4]}")
+    return np.stack(values) if values else np.zeros((0, *(size or 0 for size in leaf.shape)), leaf.dtype)
+
+
+def _numbers(leaf: Leaf, raw: npt.NDArray[Any], n: int, where: str) -> npt.NDArray[Any]:
+    dtype = np.dtype(leaf.dtype)
+    if (raw.dtype.kind == "f") != (dtype.kind == "f") and len(raw):
+        raise DataError(f"{where}: expected {dtype}, found {raw.dtype}")
+    free = leaf.shape.count(None)
+    fixed = math.prod(size for size in leaf.shape if size is not None)
+    if free == 0 and len(raw) != n * fixed:
+        raise DataError(f"{where}: expected {n} values of shape {list(leaf.shape)}, found {len(raw)} numbers")
+    if free > 1 or (free == 1 and (not n * fixed or len(raw) % (n * fixed))):
+        raise DataError(f"{where}: expected {n} values of shape {list(leaf.shape)}, found {len(raw)} numbers")
+    shape = [size if size is not None else len(raw) // (n * fixed) for size in leaf.shape]
+    values = raw.view(np.uint64) if dtype == np.uint64 else raw
+    if dtype.kind in "iu" and dtype.itemsize < 8 and len(values):
+        limits = np.iinfo(dtype)
+        if values.min() < limits.min or values.max() > limits.max:
+            raise DataError(f"{where}: expected {dtype}, found values {values.min()}..{values.max()}")
+    return values.astype(dtype).reshape(n, *shape)
+
+
+def _value(leaf: Leaf, data: bytes, where: str) -> npt.NDArray[Any]:
+    """One encoded value."""
+    if leaf.kind == "image":
+        return _image(leaf, data, where)
+    shape = [-1 if size is None else size for size in leaf.shape]
+    if leaf.encoding == "zlib":
+        limit = math.prod(size for size in shape if size > 0) * np.dtype(leaf.dtype).itemsize
+        unpacker = zlib.decompressobj()
+        try:
+            data = unpacker.decompress(data, limit if -1 not in shape else _MAX_VALUE_BYTES)
+        except zlib.error as error:
+            raise DataError(f"{where}: {error}") from error
+        if not unpacker.eof and unpacker.decompress(unpacker.unconsumed_tail, 1):
+            raise DataError(f"{where}: expected a value of shape {list(leaf.shape)}, found more bytes")
+    try:
+        return np.frombuffer(data, leaf.dtype).reshape(shape)
+    except ValueError as error:
+        raise DataError(f"{where}: expected a value of shape {list(leaf.shape)}, found {len(data)} bytes") from error
+
+
+def _image(leaf: Leaf, data: bytes, where: str) -> npt.NDArray[Any]:
+    try:
+        # TFDS keeps pictures of float32 as the four bytes of every number.
+        four, sizes = leaf.dtype == "float32", leaf.shape if len(leaf.shape) == 3 and None not in leaf.shape else None
+        wanted = None if sizes is None else (*sizes[:2], 4 if four else sizes[2])
+        pixels = decode_image(data, shape=wanted, dtype="uint16" if leaf.dtype == "uint16" else "uint8")  # type: ignore[arg-type]
+    except ValueError as error:
+        raise DataError(f"{where}: {error}") from error
+    if leaf.dtype == "float32":
+        pixels = np.ascontiguousarray(pixels).view(np.float32)
+    expected = leaf.shape if leaf.shape else pixels.shape
+    if len(expected) != 3 or any(size not in (None, found) for size, found in zip(expected, pixels.shape, strict=True)):
+        raise DataError(f"{where}: expected a picture {list(expected)}, found {list(pixels.shape)}")
+    return pixels
+
+
+def _ragged(leaf: Leaf, features: Mapping[str, Feature], n: int, levels: int) -> npt.NDArray[Any]:
+    """Values in sequences: ``[n, length, ...]`` where all are equally long, else an array of objects."""
+    where = f"feature {leaf.name!r}"
+    if leaf.name in features:
+        # A sequence that is not in another one has no lengths beside it.
+        flat, lengths = features[leaf.name], None
+    else:
+        flat = features.get(f"{leaf.name}/ragged_flat_values", [])
+        lengths = features.get(f"{leaf.name}/ragged_row_lengths_0")
+    if levels > 1 or (lengths is None and n != 1):
+        raise DataError(f"{where}: expected sequences of values, found sequences of sequences, which cannot be rows")
+    counts = np.array([len(flat)]) if lengths is None else np.asarray(lengths)
+    if counts.dtype.kind not in "iu" or len(counts) != n or (len(counts) and counts.min() < 0):
+        raise DataError(f"{where}: expected {n} lengths, found {len(counts)}")
+    total = int(counts.sum())
+    if total > len(flat):
+        raise DataError(f"{where}: expected {total} values, found {len(flat)}")
+    values = _decode(Leaf(leaf.name, leaf.kind, leaf.dtype, leaf.shape, leaf.encoding), flat, total, slice(None))
+    if len(set(counts.tolist())) == 1:
+        return values.reshape(n, int(counts[0]), *values.shape[1:])
+    rows = np.empty(n, dtype=object)
+    for index, stop in enumerate(np.cumsum(counts).tolist()):
+        rows[index] = values[stop - int(counts[index]) : stop]
+    return rows

@@ -1,0 +1,319 @@
+"""RLDS datasets as TensorFlow Datasets keeps them, read without TensorFlow.
+
+A folder holds ``dataset_info.json`` and ``features.json``, and files of records: TFRecord or ArrayRecord. A record is
+an episode: a tf.train.Example with the values of all its steps one after the other.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from mouse_core.about.dataset import About
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.formats._files.tfrecord import READERS
+from mouse_core.formats._rows.columns import is_image, to_batch
+from mouse_core.formats._rows.sources import episodes_of
+from mouse_core.formats._rows.steps import Stack, rlds_steps
+from mouse_core.formats._rows.transitions import check_final
+from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
+from mouse_core.formats.rlds.reading import first_batch, stack_rows
+from mouse_core.formats.tfds._example import parse_example
+from mouse_core.formats.tfds._features import Leaf, Split, decode_leaf, parse_features, parse_info
+from mouse_core.images.pixels import encode_png
+
+__all__ = ["read_tfds", "write_tfds"]
+
+_BUDGET = 32 << 20
+_ABOUT_NUMBERS = 64
+_STEPS = "steps/"
+
+
+def read_tfds(
+    path: str | os.PathLike[str],
+    *,
+    splits: str | Sequence[str] | None = None,
+    final: str | None = None,
+    batch_rows: int = BATCH_ROWS,
+) -> RowStream:
+    """An RLDS dataset of TFDS as rows; columns as in ``mouse_core.formats.rlds.read_rlds``.
+
+    Pictures are decoded. The CRCs of TFRecord files are verified.
+
+    Args:
+        path: The folder with ``features.json``, or one above it that leads to no other dataset.
+        splits: Names of the splits to read, in this order; by default all, one after the other.
+        final: As in ``read_rlds``: only needed for episodes whose steps end without ``is_last``.
+        batch_rows: At most how many rows a batch has.
+
+    Returns:
+        The rows. ``metadata`` is what ``dataset_info.json`` says.
+
+    Raises:
+        ConfigError: No dataset of TFDS is there, none of RLDS, an unknown split, or files of another format.
+        DataError: A damaged file; the message names it and the record.
+        ImportError: The files are ArrayRecord and its package is not installed.
+    """
+    check_final(final, where=os.fspath(path), needed=False)
+    if batch_rows < 1:
+        raise ConfigError(f"batch_rows: expected a positive number, found {batch_rows!r}")
+    folder = _folder(Path(path))
+    described = parse_features(folder / "features.json")
+    leaves = {name: leaf for name, leaf in described.items() if _is_column(leaf)}
+    if f"{_STEPS}is_first" not in leaves or f"{_STEPS}reward" not in leaves:
+        raise ConfigError(f"{folder}: expected an RLDS dataset with a feature 'steps', found {sorted(leaves)[:12]}")
+    info, kind, found = parse_info(folder)
+    chosen = _chosen(found, splits, folder)
+
+    def pieces() -> Iterator[Stack]:
+        return _pieces(chosen, kind, leaves, batch_rows)
+
+    schema = first_batch(pieces(), final=final, path=str(folder)).schema
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for columns, where in stack_rows(pieces(), final=final, path=str(folder)):
+            yield to_batch(columns, schema, where=where)
+
+    lengths = [length for split in chosen for length in (split.lengths or (-1,))]
+    return RowStream(
+        os.fspath(path),
+        "tfds",
+        schema,
+        batches,
+        episodes=None if -1 in lengths else sum(lengths),
+        notes=_notes(described, str(info.get("name", ""))),
+        metadata=info,
+        about=About("arrived"),
+    )
+
+
+def _folders(path: Path) -> list[Path]:
+    """The folders with a dataset at or below ``path``: versions, and configurations with versions."""
+    for depth in ("", "*", "*/*", "*/*/*"):
+        found = sorted(path.glob(f"{depth}/features.json" if depth else "features.json"))
+        found = [file.parent for file in found if (file.parent / "dataset_info.json").is_file()]
+        if found:
+            return found
+    return []
+
+
+def _folder(path: Path) -> Path:
+    found = _folders(path)
+    if len(found) != 1:
+        shown = f"{len(found)}: {[str(folder) for folder in found[:4]]}" if found else "none"
+        raise ConfigError(f"{path}: expected a folder with features.json and dataset_info.json, found {shown}")
+    return found[0]
+
+
+def _chosen(found: list[Split], names: str | Sequence[str] | None, folder: Path) -> list[Split]:
+    if names is None:
+        return found
+    by_name = {split.name: split for split in found}
+    chosen = [names] if isinstance(names, str) else list(names)
+    for name in chosen:
+        if name not in by_name:
+            raise ConfigError(f"{folder}: splits: expected some of {list(by_name)}, found {name!r}")
+    return [by_name[name] for name in chosen]
+
+
+def _notes(leaves: Mapping[str, Leaf], name: str) -> tuple[str, ...]:
+    notes = []
+    if name.startswith("d4rl_"):
+        notes.append("TFDS ends every episode of its D4RL datasets with the last observation of the whole dataset.")
+    rounded = [
+        leaf.name
+        for leaf in leaves.values()
+        if leaf.kind == "tensor" and leaf.dtype == "float64" and leaf.encoding == "none"
+    ]
+    if rounded:
+        notes.append(f"TFDS stores {rounded} as 32-bit floats, though declared as float64.")
+    unlike = [leaf.name for leaf in leaves.values() if not _is_column(leaf)]
+    if unlike:
+        notes.append(f"{unlike} cannot be columns (videos, sounds, sequences in sequences): left out.")
+    large = [leaf for leaf in leaves.values() if _is_column(leaf) and not leaf.name.startswith(_STEPS)]
+    left = [leaf.name for leaf in large if not _repeatable(leaf)]
+    if left:
+        notes.append(f"{left} belong to whole episodes and are too large to be repeated in every row: left out.")
+    return tuple(notes)
+
+
+def _is_column(leaf: Leaf) -> bool:
+    """Whether a feature can be a column: one value a step, or one sequence of values."""
+    return leaf.kind != "other" and leaf.ragged - leaf.name.startswith(_STEPS) <= 1
+
+
+def _repeatable(leaf: Leaf) -> bool:
+    """Whether an episode's own feature can stand in all its rows."""
+    numbers = math.prod(size or 1 << 20 for size in leaf.shape)
+    return not leaf.ragged and leaf.kind != "image" and numbers <= _ABOUT_NUMBERS
+
+
+def _pieces(splits: list[Split], kind: str, leaves: Mapping[str, Leaf], batch_rows: int) -> Iterator[Stack]:
+    """All episodes of some splits, in pieces."""
+    number = 0
+    for split in splits:
+        for index, file in enumerate(split.files):
+            count = 0
+            for record, at in READERS[kind](file):
+                with reading(file, at=at):
+                    yield from _episode(record, number, leaves, batch_rows)
+                number += 1
+                count += 1
+            if split.lengths is not None and count != split.lengths[index]:
+                raise damaged(file, f"expected {split.lengths[index]} records, found {count}")
+
+
+def _episode(record: bytes, number: int, leaves: Mapping[str, Leaf], batch_rows: int) -> Iterator[Stack]:
+    features = parse_example(record)
+    count = len(features.get(f"{_STEPS}is_first", ()))
+    steps = [leaf for leaf in leaves.values() if leaf.name.startswith(_STEPS)]
+    about = {
+        leaf.name: decode_leaf(leaf, features, None)
+        for leaf in leaves.values()
+        if not leaf.name.startswith(_STEPS) and _repeatable(leaf)
+    }
+    # What has to be decoded is decoded piece by piece.
+    encoded = [leaf for leaf in steps if leaf.kind == "image" or leaf.encoding != "none"]
+    whole = {leaf.name: decode_leaf(leaf, features, count) for leaf in steps if leaf not in encoded}
+    width = sum(math.prod(size or 256 for size in leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in encoded)
+    size = max(1, min(batch_rows, _BUDGET // max(width, 1)))
+    for first in range(0, count, size):
+        part = slice(first, min(first + size, count))
+        values: dict[str, Any] = {}
+        for leaf in steps:
+            value = whole[leaf.name][part] if leaf.name in whole else decode_leaf(leaf, features, count, part)
+            _place(values, leaf.name[len(_STEPS) :], value)
+        yield Stack(values, part.stop - first, number, first, part.stop == count, _nest(about))
+
+
+def _place(values: dict[str, Any], path: str, value: Any) -> None:
+    *groups, name = path.split("/")
+    for group in groups:
+        values = values.setdefault(group, {})
+    values[name] = value
+
+
+def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    nested: dict[str, Any] = {}
+    for path, value in flat.items():
+        _place(nested, path, value)
+    return nested
+
+
+def write_tfds(
+    rows: Any,
+    path: str | os.PathLike[str],
+    *,
+    name: str = "rlds",
+    version: str = "1.0.0",
+    split: str = "train",
+    episodes_per_file: int = 1000,
+) -> None:
+    """Write rows as an RLDS dataset in ArrayRecord files, through TFDS; ``tfds.builder_from_directory`` opens it.
+
+    Pictures are written as PNG, and what 32 bits cannot hold is encoded, so nothing is rounded.
+
+    Args:
+        rows: A ``RowStream``, a ``DatasetStore``, a ``datasets.Dataset``, a ``pyarrow.Table``, or record batches.
+        path: The dataset's folder. There must be nothing yet.
+        name: The dataset's name.
+        version: Its version, three numbers.
+        split: The name of the split.
+        episodes_per_file: How many episodes go into a file.
+
+    Raises:
+        ConfigError: Something is at ``path``.
+        DataError: There are no rows, or rows that are null.
+        ImportError: tensorflow-datasets or array_record is not installed.
+    """
+    try:
+        import tensorflow_datasets as library
+    except ImportError as error:
+        raise ImportError("writing needs TFDS: pip install tensorflow-datasets array_record") from error
+    target = Path(path)
+    if target.exists():
+        raise ConfigError(f"write_tfds: expected a path where nothing is, found {str(target)!r}")
+    if episodes_per_file < 1:
+        raise ConfigError(f"episodes_per_file: expected a positive number, found {episodes_per_file!r}")
+    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    try:
+        partial.mkdir(parents=True)
+        writer = None
+        names: set[str] = set()
+        for number, columns in enumerate(episodes_of(rows)):
+            steps, features_alone = rlds_steps(columns, number)
+            about = {name: np.asarray([value]) for name, value in features_alone.items()}
+            if writer is None:
+                identity = library.core.dataset_info.DatasetIdentity(
+                    name=name, version=library.core.Version(version), data_dir=str(partial), module_name=""
+                )
+                features = {"steps": library.features.Dataset(_features(library, steps)), **_features(library, about)}
+                info = library.core.DatasetInfo(builder=identity, features=library.features.FeaturesDict(features))
+                writer = library.core.SequentialWriter(
+                    info, max_examples_per_shard=episodes_per_file, file_format="array_record"
+                )
+                writer.initialize_splits([split])
+                names = set(about)
+            elif set(about) != names:
+                name = min(set(about) ^ names)
+                raise DataError(
+                    f"episode {number}: metadata_episode_{name}: expected it to be the same in all rows of an episode, "
+                    "in every episode or in none, found some of both"
+                )
+            whole = {name: values[0] for name, values in _encoded(about).items()}
+            writer.add_examples({split: [{"steps": _encoded(steps), **whole}]})
+        if writer is None:
+            raise DataError("write_tfds: expected rows, found none")
+        writer.close_all()
+        _finish(partial)
+        partial.rename(target)
+    except OSError as error:
+        raise ConfigError(f"write_tfds: {str(target)!r}: {error}") from error
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _finish(folder: Path) -> None:
+    """Check that what TFDS says of the files holds, before they appear."""
+    info = json.loads((folder / "dataset_info.json").read_text(encoding="utf-8"))
+    if not any(split.get("shardLengths") for split in info.get("splits", ())):
+        raise DataError(f"{folder}: expected files of episodes, found none")
+
+
+def _features(library: Any, steps: Mapping[str, Any]) -> dict[str, Any]:
+    """TFDS's features for the steps of the first episode."""
+    found: dict[str, Any] = {}
+    for name, value in steps.items():
+        if isinstance(value, Mapping):
+            found[name] = library.features.FeaturesDict(_features(library, value))
+        elif value.dtype.kind in "OSU":
+            found[name] = library.features.Text()
+        elif is_image(value):
+            shape = value.shape[1:] if value.ndim == 4 else (*value.shape[1:], 1)
+            found[name] = library.features.Image(shape=shape, dtype=np.uint8, encoding_format="png")
+        else:
+            encoding = "zlib" if value.dtype == np.float64 else "none"
+            found[name] = library.features.Tensor(shape=value.shape[1:], dtype=value.dtype.type, encoding=encoding)
+    return found
+
+
+def _encoded(steps: Mapping[str, Any]) -> dict[str, Any]:
+    """Steps as TFDS takes them without TensorFlow: pictures as files."""
+    found: dict[str, Any] = {}
+    for name, value in steps.items():
+        if isinstance(value, Mapping):
+            found[name] = _encoded(value)
+        elif value.dtype.kind not in "OSU" and is_image(value):
+            found[name] = [io.BytesIO(encode_png(picture)) for picture in value]
+        else:
+            found[name] = list(value)
+    return found

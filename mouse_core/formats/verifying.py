@@ -1,0 +1,141 @@
+"""Verifying recorded data: whether every byte is what was written, as far as that can be known."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from mouse_core._base.progress import progress_bar
+from mouse_core.errors import DataError
+from mouse_core.formats import opening
+from mouse_core.formats._files.noted import Noted, check_bytes, check_seal, noted
+from mouse_core.formats._files.parquet import has_checksums
+from mouse_core.formats._rows.embedding import embedded
+from mouse_core.formats.base import RowStream, rows_digest
+
+# What a format itself keeps to tell damage, which its reader compares.
+_OWN = {
+    "tfds": "a checksum for every record",
+    "ogbench": "a CRC-32 for every array",
+    "dopamine": "a CRC-32 for every file",
+}
+# What these do not cover.
+_LEFT = {
+    "parquet": "names and footer",
+    "tfds": "features.json and dataset_info.json",
+}
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What was found whole.
+
+    Args:
+        path: What was asked about.
+        rows: How many there are.
+        digest: Of all rows; see ``rows_digest``. None where several datasets, each with its own, are verified by
+            their files.
+        compared: With what the data were compared, in words; empty where there was nothing, so that a changed value
+            would not have been seen.
+        left: What was not compared beside it, in words; empty where nothing was left.
+    """
+
+    path: str
+    rows: int
+    digest: str | None
+    compared: str
+    left: str = ""
+
+
+def verify(
+    path: str | os.PathLike[str], *, digest: str | None = None, progress: bool = False, **options: Any
+) -> Verified:
+    """Read recorded data of any format to the end, and compare them with what was noted when they were written.
+
+    ``convert`` and ``RowStream.write`` note the SHA-256 of every file, of Parquet files in themselves: these are
+    compared without looking into the files. All else is read through, so that whatever the format itself keeps is
+    compared; images that rows name by path are read with it, and count in the digest as ``convert`` has it.
+
+    Args:
+        path: A file or folder.
+        digest: What the rows' digest must be, as ``convert``, ``rows_digest`` or an earlier ``verify`` said.
+        progress: Whether bars show how far it is.
+        **options: As ``open`` takes them.
+
+    Raises:
+        ConfigError: As ``open``.
+        DataError: Something is not what was written; the message names the file, or all of them.
+    """
+    known = _all_noted(Path(path))
+    total = sum(file.bytes for about in known.values() for file in about.files.values())
+    with progress_bar("verifying", total=total, unit="bytes", enabled=progress and total > 0) as advance:
+        wrong = [line for folder, about in known.items() for line in check_bytes(folder, about, advance)]
+    sealed = _sealed(Path(path), wrong, progress)
+    if wrong:
+        raise DataError("; ".join(wrong))
+    stream = opening.open(path, **options)
+    rows, found, compared, left = stream.rows, None, "", ""
+    if known and set(known) == {file.parent for file in _files(stream)}:
+        compared = "every file has the SHA-256 that was noted when it was written"
+        found = next(iter(known.values())).digest if len(known) == 1 and not options.get("splits") else None
+    if rows is None or not compared or (digest is not None and found is None):
+        rows = 0
+
+        def counted() -> Iterator[pa.RecordBatch]:
+            nonlocal rows
+            for batch in stream:
+                rows = (rows or 0) + batch.num_rows
+                advance(batch.num_rows)
+                yield batch
+
+        with progress_bar("reading", total=stream.rows, unit="rows", enabled=progress) as advance:
+            found = rows_digest(embedded(stream.replace(batches=counted), others=False))
+    if digest is not None:
+        if found != digest.strip().lower():
+            raise DataError(f"{path}: expected rows with the digest {digest}, found {found}")
+        compared = compared or "the rows have the digest that was given"
+    if not compared and stream.format == "parquet" and sealed.issuperset(_files(stream)):
+        compared = "every file has the SHA-256 that was written into it"
+    if not compared:
+        compared = _own(stream)
+        left = _LEFT.get(stream.format, "") if compared else ""
+    return Verified(os.fspath(path), rows, found, compared, left)
+
+
+def _sealed(root: Path, wrong: list[str], progress: bool) -> set[Path]:
+    """The Parquet files that carry what their bytes are; what is not as it was written is added to ``wrong``."""
+    parts = (root.glob("*.parquet"), root.glob("data/*.parquet")) if root.is_dir() else ([root],)
+    files = [file for some in parts for file in sorted(some) if file.suffix == ".parquet" and file.is_file()]
+    total, sealed = sum(file.stat().st_size for file in files), set()
+    with progress_bar("verifying", total=total, unit="bytes", enabled=progress and total > 0) as advance:
+        for file in files:
+            try:
+                if check_seal(file, advance):
+                    sealed.add(file)
+            except DataError as error:
+                wrong.append(str(error))
+    return sealed
+
+
+def _files(stream: RowStream) -> list[Path]:
+    """The files of rows on disk."""
+    return [Path(file) for files in stream.metadata["splits"].values() for file in files]
+
+
+def _own(stream: RowStream) -> str:
+    """What the format itself keeps, and the reader has compared."""
+    if stream.format == "parquet":
+        return "a CRC-32 for every page" if all(map(has_checksums, _files(stream))) else ""
+    return _OWN.get(stream.format, "")
+
+
+def _all_noted(root: Path) -> dict[Path, Noted]:
+    """What is noted of a dataset, or of every dataset of a dict of them, by folder."""
+    folders = [root] if (root / "state.json").is_file() else sorted(file.parent for file in root.glob("*/state.json"))
+    found = {folder: noted(folder) for folder in folders}
+    return {folder: about for folder, about in found.items() if about is not None}

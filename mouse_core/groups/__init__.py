@@ -1,0 +1,29 @@
+"""Groups of language-model rollouts that are scored against each other, and batches made of them."""
+
+from mouse_core.groups.advantages import advantages
+from mouse_core.groups.batches import pack, pad
+from mouse_core.groups.buffer import RolloutBuffer
+from mouse_core.groups.examples import make_examples
+from mouse_core.groups.grpo import GrpoBatchMaker
+from mouse_core.groups.protocol import BatchMaker, ResumableBatchMaker
+from mouse_core.groups.reading import StoredGroup, StoredRollouts, open_rollouts
+from mouse_core.groups.types import GroupKey, RLExample, RolloutGroup, RolloutRecord, Turn
+
+__all__ = [
+    "BatchMaker",
+    "GroupKey",
+    "GrpoBatchMaker",
+    "RLExample",
+    "ResumableBatchMaker",
+    "RolloutBuffer",
+    "RolloutGroup",
+    "RolloutRecord",
+    "StoredGroup",
+    "StoredRollouts",
+    "Turn",
+    "advantages",
+    "make_examples",
+    "open_rollouts",
+    "pack",
+    "pad",
+]

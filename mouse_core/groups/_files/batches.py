@@ -1,0 +1,102 @@
+"""Stored batches: files, and the ledger of the rollouts they used."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from mouse_core.errors import MissingFieldError
+from mouse_core.groups._files.columns import EXAMPLES, examples_to_table, table_to_examples
+from mouse_core.groups._files.index import USED, StoredBatch, encode_batches
+from mouse_core.groups._files.log import Log
+from mouse_core.groups._files.names import BATCHES, remove
+from mouse_core.groups._files.parts import digest_of, encode_table, read_metadata, read_table, writing_options
+from mouse_core.groups._files.writing import write_file
+from mouse_core.groups.types import RLExample
+
+_METADATA = b"mouse_batch_metadata"
+# Two batches may be of the same rollouts and are two batches all the same.
+_TIME = b"mouse_batch_time"
+
+
+class BatchFiles:
+    """The batches of a folder. Its one writer sees to it that only one thread at a time stores one.
+
+    Args:
+        root: The buffer's folder.
+        stored: Those there are, in order; new ones are added to the list.
+        log: Where new ones are noted.
+        compression: Of the pages.
+        sync: Whether to wait until all is on the disk.
+    """
+
+    def __init__(self, root: Path, stored: list[StoredBatch], log: Log, *, compression: str, sync: bool) -> None:
+        self.stored = stored
+        self._folder = root / BATCHES
+        self._log, self._compression, self._sync = log, compression, sync
+
+    def store(self, batch: Sequence[RLExample], metadata: Mapping[str, Any], uids: tuple[str, ...]) -> str:
+        """Write a batch; its id.
+
+        Args:
+            batch: What it is made of.
+            metadata: What is to be known of it.
+            uids: Of the rollouts it has used.
+
+        Raises:
+            StorageError: It cannot be written; there is no such batch then.
+        """
+        noted = {_METADATA: json.dumps(dict(metadata), default=_plain).encode(), _TIME: str(time.time_ns()).encode()}
+        if uids != tuple(example.rollout_uid for example in batch):
+            noted[USED] = json.dumps(uids).encode()
+        rows = pa.Table.from_batches([examples_to_table(batch)])
+        content = encode_table(rows, writing_options(EXAMPLES, self._compression), noted)
+        batch_id = str(digest_of(content))
+        name = f"batch_{batch_id}_{int(time.time())}.parquet"
+        write_file(self._folder / name, content, sync=self._sync)
+        # A crash here leaves the file, and a restart that does not find it in the log adds it. The log is what still
+        # knows the rollouts when the file has been deleted, so there is no batch without it.
+        stored = StoredBatch(name, uids)
+        try:
+            self._log.append(encode_batches([stored]), sync=self._sync)
+        except BaseException:
+            remove(self._folder / name)
+            raise
+        self.stored.append(stored)
+        return batch_id
+
+    def read(self, batch_id: str) -> list[RLExample]:
+        """A batch.
+
+        Raises:
+            MissingFieldError: There is no such batch.
+            DataError: Its file is damaged.
+            StorageError: It cannot be read.
+        """
+        return table_to_examples(read_table(self._path(batch_id), EXAMPLES))
+
+    def metadata(self, batch_id: str) -> dict[str, Any]:
+        """What was stored with a batch.
+
+        Raises:
+            MissingFieldError, DataError, StorageError: As ``read``.
+        """
+        found: dict[str, Any] = json.loads(read_metadata(self._path(batch_id)).get(_METADATA, b"{}"))
+        return found
+
+    def _path(self, batch_id: str) -> Path:
+        names = {batch.batch_id: batch.name for batch in list(self.stored)}
+        if batch_id not in names:
+            raise MissingFieldError(f"batch: expected the id of one of {len(names)} stored batches, found {batch_id!r}")
+        return self._folder / names[batch_id]
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can say of a value: NumPy's as numbers and lists, all else as text."""
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else str(value)

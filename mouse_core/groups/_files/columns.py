@@ -1,0 +1,319 @@
+"""Rollouts and examples as Arrow tables, and back. One row is one rollout, or one example."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
+from itertools import accumulate, chain, pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mouse_core.errors import DataError
+from mouse_core.groups._files.metadata import NODE, Node, decode, encode
+from mouse_core.groups.types import RLExample, RolloutRecord, Turn, unchecked
+
+
+def _field(name: str, kind: pa.DataType, nullable: bool = False) -> pa.Field:
+    return pa.field(name, kind, nullable=nullable)
+
+
+_TOKENS = pa.list_(_field("element", pa.int32()))
+_FLOATS = pa.list_(_field("element", pa.float32()))
+_METADATA = pa.list_(_field("element", NODE))
+_TURN = pa.struct(
+    [
+        _field("message", pa.string()),
+        _field("role", pa.string()),
+        _field("tokens", _TOKENS),
+        _field("logprobs", _FLOATS, nullable=True),
+        _field("reward", pa.float64(), nullable=True),
+        _field("metadata", _METADATA),
+    ]
+)
+ROLLOUTS = pa.schema(
+    [
+        _field("environment", pa.string()),
+        _field("example_id", pa.string()),
+        _field("policy_version", pa.string()),
+        _field("rollout_uid", pa.string()),
+        _field("turns", pa.list_(_field("element", _TURN))),
+        _field("reward", pa.float64()),
+        _field("created", pa.float64()),
+        _field("replica_id", pa.string()),
+        _field("metadata", _METADATA),
+    ]
+)
+"""The columns of rollouts, all of them."""
+
+
+_OPTIONAL = ("replica_id", "metadata", "turns.reward", "turns.metadata")
+"""Columns that a file lacks if nothing is in them: what a small file costs is its columns."""
+
+
+@cache
+def _schema_for(present: frozenset[str]) -> pa.Schema:
+    """The columns of a file that has some of the optional ones."""
+    left_out = set(_OPTIONAL).difference(present)
+    turn = pa.struct([field for field in _TURN if f"turns.{field.name}" not in left_out])
+    kinds = {"turns": pa.list_(_field("element", turn))}
+    fields = [_field(field.name, kinds.get(field.name, field.type)) for field in ROLLOUTS]
+    return pa.schema([field for field in fields if field.name not in left_out])
+
+
+def rollout_schema(found: pa.Schema) -> pa.Schema:
+    """The columns that a file of rollouts is to have, if it has these."""
+    turns = [kind for name, kind in zip(found.names, found.types, strict=True) if name == "turns"]
+    turn = turns[0].value_type if turns and pa.types.is_list(turns[0]) else _TURN
+    inner = turn.names if pa.types.is_struct(turn) else _TURN.names
+    return _schema_for(frozenset([*found.names, *(f"turns.{name}" for name in inner)]).intersection(_OPTIONAL))
+
+
+EXAMPLES = pa.schema(
+    [
+        _field("rollout_uid", pa.string()),
+        _field("environment", pa.string()),
+        _field("policy_version", pa.string()),
+        _field("tokens", _TOKENS),
+        _field("loss_mask", pa.list_(_field("element", pa.bool_()))),
+        _field("advantage", _FLOATS),
+        _field("generator_log_probs", _FLOATS),
+    ]
+)
+"""The columns of a batch."""
+
+
+def rollouts_to_table(rollouts: Sequence[RolloutRecord]) -> pa.RecordBatch:
+    """Rollouts as columns.
+
+    Raises:
+        DataError: Text that is not Unicode.
+    """
+    turns = list(chain.from_iterable(rollout.turns for rollout in rollouts))
+    try:
+        turn_columns = [
+            pa.array([turn.message for turn in turns], pa.string()),
+            pa.array([turn.role for turn in turns], pa.string()),
+            _lists(_TOKENS, [turn.tokens for turn in turns], np.int32),
+            _lists(_FLOATS, [turn.logprobs for turn in turns], np.float32),
+            pa.array([turn.reward for turn in turns], pa.float64()),
+            _metadata([turn.metadata for turn in turns]),
+        ]
+        turn_rows = pa.StructArray.from_arrays(turn_columns, fields=list(_TURN))
+        columns = [
+            pa.array([rollout.environment for rollout in rollouts], pa.string()),
+            pa.array([rollout.example_id for rollout in rollouts], pa.string()),
+            pa.array([rollout.policy_version for rollout in rollouts], pa.string()),
+            pa.array([rollout.rollout_uid for rollout in rollouts], pa.string()),
+            _nested(ROLLOUTS.field("turns").type, [len(rollout.turns) for rollout in rollouts], turn_rows),
+            pa.array([rollout.reward for rollout in rollouts], pa.float64()),
+            pa.array([rollout.created for rollout in rollouts], pa.float64()),
+            pa.array([rollout.replica_id for rollout in rollouts], pa.string()),
+            _metadata([rollout.metadata for rollout in rollouts]),
+        ]
+    except UnicodeEncodeError as error:
+        raise DataError(f"rollouts: expected text in Unicode, found {error.object!r:.100}") from error
+    return pa.RecordBatch.from_arrays(columns, schema=ROLLOUTS)
+
+
+def _offsets(lengths: Sequence[int]) -> npt.NDArray[np.int32]:
+    offsets = np.zeros(len(lengths) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    if offsets[-1] > np.iinfo(np.int32).max:
+        raise DataError(f"rollouts: expected fewer than 2**31 tokens at once, found {offsets[-1]}")
+    return offsets.astype(np.int32)
+
+
+def _nested(kind: pa.DataType, lengths: Sequence[int], values: pa.Array, missing: Any = None) -> pa.Array:
+    offsets = pa.array(_offsets(lengths))
+    return pa.ListArray.from_arrays(offsets, values, type=kind, mask=missing)
+
+
+def _lists(kind: pa.DataType, arrays: Sequence[npt.NDArray[Any] | None], dtype: Any) -> pa.Array:
+    there = [array for array in arrays if array is not None]
+    values = pa.array(np.concatenate(there) if there else np.zeros(0, dtype), kind.value_type)
+    lengths = [0 if array is None else len(array) for array in arrays]
+    missing = None
+    if len(there) < len(arrays):
+        missing = pa.array([array is None for array in arrays], pa.bool_())
+    return _nested(kind, lengths, values, missing)
+
+
+def _metadata(dicts: Sequence[Any]) -> pa.Array:
+    nodes: list[Node] = []
+    ends = [encode(values, nodes) if values else len(nodes) for values in dicts]
+    columns = list(zip(*nodes, strict=True)) if nodes else [()] * NODE.num_fields
+    rows = pa.StructArray.from_arrays(
+        [pa.array(values, kind.type) for values, kind in zip(columns, NODE, strict=True)], fields=list(NODE)
+    )
+    return _nested(_METADATA, np.diff(ends, prepend=0).tolist(), rows)
+
+
+def split_rows(rows: pa.RecordBatch, ends: Sequence[int]) -> Iterator[pa.Table]:
+    """Rows ``ends[0]`` to ``ends[1]``, ``ends[1]`` to ``ends[2]`` and so on, each without columns that say nothing.
+
+    Args:
+        rows: What ``rollouts_to_table`` made.
+        ends: Where they are to be cut.
+    """
+    turns, cuts = rows.column("turns"), np.asarray(ends)
+    turn_cuts = turns.offsets.to_numpy()[cuts]
+    inner = turns.values
+    there = {
+        "replica_id": _anything(pc.binary_length(rows.column("replica_id")), cuts),
+        "metadata": _anything(rows.column("metadata").value_lengths(), cuts),
+        "turns.reward": _anything(inner.field("reward").is_valid(), turn_cuts),
+        "turns.metadata": _anything(inner.field("metadata").value_lengths(), turn_cuts),
+    }
+    made: dict[frozenset[str], pa.Table] = {}
+    for place, (begin, end) in enumerate(pairwise(ends)):
+        present = frozenset(name for name, values in there.items() if values[place])
+        if present not in made:
+            made[present] = pa.Table.from_batches([_only(rows, _schema_for(present))])
+        yield made[present].slice(begin, end - begin)
+
+
+def _anything(values: pa.Array, cuts: npt.NDArray[np.int64]) -> list[bool]:
+    """Whether something is not zero between two cuts each."""
+    sums = np.concatenate([[0], np.cumsum(values.to_numpy(zero_copy_only=False), dtype=np.int64)])
+    found: list[bool] = (np.diff(sums[cuts]) > 0).tolist()
+    return found
+
+
+def _only(rows: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
+    """Rows with fewer columns."""
+    turns, kind = rows.column("turns"), schema.field("turns").type
+    fields = list(kind.value_type)
+    inner = pa.StructArray.from_arrays([turns.values.field(field.name) for field in fields], fields=fields)
+    columns = {"turns": pa.ListArray.from_arrays(turns.offsets, inner, type=kind)}
+    return pa.RecordBatch.from_arrays([columns.get(name, rows.column(name)) for name in schema.names], schema=schema)
+
+
+def table_to_rollouts(
+    table: pa.Table | pa.RecordBatch, known: Mapping[str, Sequence[Any]] | None = None
+) -> list[RolloutRecord]:
+    """The rollouts that ``rollouts_to_table`` made columns of; their arrays share the table's memory.
+
+    Args:
+        table: The columns.
+        known: Columns that the table may lack, as Python values.
+    """
+    batches = table.to_batches() if isinstance(table, pa.Table) else [table]
+    ends = accumulate(map(len, batches), initial=0)
+    pieces = zip(batches, pairwise(ends), strict=True)
+    return [
+        rollout
+        for batch, (begin, end) in pieces
+        for rollout in _batch_to_rollouts(batch, {name: values[begin:end] for name, values in (known or {}).items()})
+    ]
+
+
+def _batch_to_rollouts(batch: pa.RecordBatch, known: dict[str, Sequence[Any]]) -> list[RolloutRecord]:
+    turns, bounds = _inner(batch.column("turns"))
+    values: dict[str, Sequence[Any]] = {name: turns.field(name).to_pylist() for name in ("message", "role")}
+    values |= {name: _arrays(turns.field(name)) for name in ("tokens", "logprobs")}
+    names = turns.type.names
+    values["reward"] = turns.field("reward").to_pylist() if "reward" in names else [None] * len(turns)
+    values["metadata"] = _dicts(turns.field("metadata")) if "metadata" in names else [{} for _ in range(len(turns))]
+    columns = known | {
+        name: batch.column(name).to_pylist() for name in batch.schema.names if name not in ("turns", "metadata")
+    }
+    # Each object's own checks take most of the time, and find nothing that these do not.
+    sound = _are_sound_turns(turns) and _are_sound(columns, bounds)
+    make_turn, make_rollout = (_make_turn, _make_rollout) if sound else (Turn, RolloutRecord)
+    made = list(map(make_turn, *(values[name] for name in Turn.__dataclass_fields__)))
+    columns["turns"] = [tuple(made[begin:end]) for begin, end in pairwise(bounds)]
+    count, names = batch.num_rows, batch.schema.names
+    columns["metadata"] = _dicts(batch.column("metadata")) if "metadata" in names else [{} for _ in range(count)]
+    columns.setdefault("replica_id", [""] * count)
+    return list(map(make_rollout, *(columns[name] for name in RolloutRecord.__dataclass_fields__)))
+
+
+_make_turn, _make_rollout = unchecked(Turn), unchecked(RolloutRecord)
+_NUMBERS = ("reward", "created")
+
+
+def _are_sound_turns(turns: pa.StructArray) -> bool:
+    """Whether no turn would refuse these values."""
+    tokens, logprobs = turns.field("tokens"), turns.field("logprobs")
+    rewards = turns.field("reward").drop_null() if "reward" in turns.type.names else pa.array([], pa.float64())
+    flat, floats = _inner(tokens)[0], _inner(logprobs)[0]
+    same = np.diff(logprobs.offsets.to_numpy()) == np.diff(tokens.offsets.to_numpy())
+    if logprobs.null_count:
+        same |= logprobs.is_null().to_numpy(zero_copy_only=False)
+    required = (turns, flat, floats, *(turns.field(name) for name in ("message", "role", "tokens")))
+    return bool(
+        not any(values.null_count for values in required)
+        and same.all()
+        and (not len(flat) or flat.to_numpy().min() >= 0)
+        and np.isfinite(floats.to_numpy()).all()
+        and np.isfinite(rewards.to_numpy()).all()
+    )
+
+
+def _are_sound(columns: Mapping[str, Sequence[Any]], bounds: Sequence[int]) -> bool:
+    """Whether no rollout would refuse these values, its turns apart."""
+    empty = any(begin == end for begin, end in pairwise(bounds))
+    missing = any(None in values for values in columns.values())
+    unnamed = any("" in values for name, values in columns.items() if name not in ("replica_id", *_NUMBERS))
+    return not (empty or missing or unnamed) and all(map(math.isfinite, chain(*(columns[name] for name in _NUMBERS))))
+
+
+def _inner(lists: pa.Array) -> tuple[pa.Array, list[int]]:
+    """What some lists hold, and where each begins in it."""
+    offsets = lists.offsets.to_numpy()
+    begin = int(offsets[0])
+    return lists.values.slice(begin, int(offsets[-1]) - begin), (offsets - begin).tolist()
+
+
+def _arrays(lists: pa.Array) -> list[npt.NDArray[Any] | None]:
+    values, bounds = _inner(lists)
+    flat = values.to_numpy(zero_copy_only=not pa.types.is_boolean(values.type))
+    arrays: list[npt.NDArray[Any] | None] = [flat[a:b] for a, b in pairwise(bounds)]
+    if lists.null_count:
+        for row in np.flatnonzero(lists.is_null().to_numpy(zero_copy_only=False)).tolist():
+            arrays[row] = None
+    return arrays
+
+
+def _dicts(lists: pa.Array) -> list[dict[str, Any]]:
+    nodes, bounds = _inner(lists)
+    if not len(nodes):
+        return [{} for _ in range(len(lists))]
+    rows = nodes.to_pylist()
+    return [decode(rows[a:b]) for a, b in pairwise(bounds)]
+
+
+def examples_to_table(examples: Sequence[RLExample]) -> pa.RecordBatch:
+    """Examples as columns."""
+    columns: list[pa.Array] = []
+    dtypes: dict[str, Callable[..., Any]] = {
+        "tokens": np.int32,
+        "loss_mask": np.bool_,
+        "advantage": np.float32,
+        "generator_log_probs": np.float32,
+    }
+    for column in EXAMPLES:
+        values = [getattr(example, column.name) for example in examples]
+        if column.name in dtypes:
+            columns.append(_lists(column.type, values, dtypes[column.name]))
+        else:
+            columns.append(pa.array(values, pa.string()))
+    return pa.RecordBatch.from_arrays(columns, schema=EXAMPLES)
+
+
+def table_to_examples(table: pa.Table) -> list[RLExample]:
+    """The examples that ``examples_to_table`` made columns of."""
+    rows: list[RLExample] = []
+    for batch in table.to_batches():
+        lists = [pa.types.is_list(column.type) for column in batch.schema]
+        values = [
+            _arrays(column) if nested else column.to_pylist()
+            for column, nested in zip(batch.columns, lists, strict=True)
+        ]
+        rows += [RLExample(**dict(zip(EXAMPLES.names, row, strict=True))) for row in zip(*values, strict=True)]
+    return rows

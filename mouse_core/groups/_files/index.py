@@ -1,0 +1,208 @@
+"""What has been sealed and which rollouts batches have used: a log that is read when a folder is opened.
+
+The files are what counts. The log only saves opening all of them, remembers the order in which they came, and keeps
+the ledger of used rollouts when old batch files are deleted. Files that it does not know are read and added to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from mouse_core._base.threads import THREADS, in_order
+from mouse_core.errors import DataError
+from mouse_core.groups._files.columns import EXAMPLES
+from mouse_core.groups._files.log import Log, read_log
+from mouse_core.groups._files.names import BATCHES, folder_name, remove_partial, storing
+from mouse_core.groups._files.parts import Part, find_part, read_metadata, read_table
+from mouse_core.groups.types import GroupKey
+
+STATE = ".state"
+"""The folder of what is not data."""
+
+USED = b"mouse_batch_rollouts"
+"""In a batch's file the uids of the rollouts it has used, where its examples do not say."""
+
+_UIDS = pa.list_(pa.string())
+_PARTS = pa.schema(
+    {
+        "environment": pa.string(),
+        "example_id": pa.string(),
+        "policy_version": pa.string(),
+        "name": pa.string(),
+        "number": pa.int64(),
+        "uids": _UIDS,
+        "created": pa.list_(pa.float64()),
+        "rewards": pa.list_(pa.float64()),
+    }
+)
+_STORED = pa.schema({"name": pa.string(), "uids": _UIDS})
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    """A batch that was stored.
+
+    Args:
+        name: The name of its file.
+        uids: Of the rollouts it used.
+    """
+
+    name: str
+    uids: tuple[str, ...]
+
+    @property
+    def batch_id(self) -> str:
+        """The batch's id."""
+        return self.name.split("_")[1]
+
+
+def encode_parts(parts: Sequence[Part]) -> bytes:
+    """A record of the log that says that groups were sealed."""
+    columns: list[Sequence[Any]] = [*zip(*(part.key for part in parts), strict=True)]
+    columns += [[getattr(part, name) for part in parts] for name in _PARTS.names[3:]]
+    arrays = [pa.array(values, kind) for values, kind in zip(columns, _PARTS.types, strict=True)]
+    return b"P" + bytes(pa.RecordBatch.from_arrays(arrays, schema=_PARTS).serialize())
+
+
+def encode_batches(batches: Sequence[StoredBatch]) -> bytes:
+    """A record of the log that says that batches were stored."""
+    arrays = [
+        pa.array([batch.name for batch in batches], pa.string()),
+        pa.array([batch.uids for batch in batches], _UIDS),
+    ]
+    return b"B" + bytes(pa.RecordBatch.from_arrays(arrays, schema=_STORED).serialize())
+
+
+def _columns(record: bytes, schema: pa.Schema) -> list[list[Any]]:
+    rows = pa.ipc.read_record_batch(pa.py_buffer(record[1:]), schema)
+    return [_tuples(column) if pa.types.is_list(column.type) else column.to_pylist() for column in rows.columns]
+
+
+def _tuples(lists: pa.Array) -> list[Any]:
+    """Lists as tuples. Arrow makes Python objects of one flat array several times as fast as of many short ones."""
+    values = tuple(lists.flatten().to_pylist())
+    return [values[begin:end] for begin, end in pairwise(accumulate(lists.value_lengths().to_pylist(), initial=0))]
+
+
+def _decode(records: Sequence[bytes]) -> tuple[list[Part], list[StoredBatch]]:
+    parts: list[Part] = []
+    batches: list[StoredBatch] = []
+    for record in records:
+        if record[:1] == b"P":
+            *key, names, numbers, uids, created, rewards = _columns(record, _PARTS)
+            parts += map(Part, map(GroupKey, *key), names, numbers, uids, created, rewards)
+        elif record[:1] == b"B":
+            batches += map(StoredBatch, *_columns(record, _STORED))
+        else:
+            raise DataError(f"index: expected a record of groups or of batches, found one of kind {record[:1]!r}")
+    return parts, batches
+
+
+@dataclass
+class Index:
+    """The groups and batches of a folder.
+
+    Args:
+        parts: Of the groups whose files are there, in the order they were sealed.
+        batches: In the order they were stored, those included whose files were deleted.
+    """
+
+    parts: list[Part]
+    batches: list[StoredBatch]
+
+
+def index_path(root: Path) -> Path:
+    """Where the log is."""
+    return root / STATE / "index.log"
+
+
+def open_index(root: Path) -> tuple[Index, Log]:
+    """What a folder holds, and the log to go on with. Only the folder's one writer may call this.
+
+    Raises:
+        DataError: The log or a file that it does not know is damaged.
+        StorageError: The folder cannot be read.
+    """
+    log = Log(index_path(root))
+    try:
+        index, parts, batches = _compare(root, log.records, clean=True)
+        if parts:
+            log.append(encode_parts(parts), sync=False)
+        if batches:
+            log.append(encode_batches(batches), sync=True)
+    except BaseException:
+        log.close()
+        raise
+    log.records = []
+    return index, log
+
+
+def read_index(root: Path) -> Index:
+    """What a folder holds now; nothing is changed, and another process may be writing.
+
+    Raises:
+        DataError, StorageError: As ``open_index``.
+    """
+    return _compare(root, read_log(index_path(root)), clean=False)[0]
+
+
+def _compare(root: Path, records: Sequence[bytes], *, clean: bool) -> tuple[Index, list[Part], list[StoredBatch]]:
+    """The index that agrees with the files; the groups and batches that the log did not know."""
+    known, batches = _decode(records)
+    with storing(f"folder {root}"):
+        files = _files(root, clean=clean)
+        stored = files.pop(BATCHES, [])
+    there = {(folder, name) for folder, names in files.items() for name in names if name.startswith("part-")}
+    by_place = {(folder_name(part.key.environment), part.name): part for part in known}
+    parts = [part for place, part in by_place.items() if place in there]
+    unknown = sorted(there - by_place.keys())
+    with ThreadPoolExecutor(THREADS) as pool:
+        found = list(in_order(pool, find_part, [root / folder / name for folder, name in unknown]))
+    found.sort(key=lambda part: (part.number, part.name))
+    # What was written last before a crash may be in a file and not yet in the log.
+    parts = sorted([*parts, *found], key=lambda part: part.number) if found else parts
+    names = {batch.name for batch in batches}
+    new = [
+        StoredBatch(name, _used(root / BATCHES / name))
+        for name in sorted(stored, key=_stored_at)
+        if name.startswith("batch_") and name not in names
+    ]
+    return Index(parts, [*batches, *new]), found, new
+
+
+def _used(path: Path) -> tuple[str, ...]:
+    """The uids of the rollouts that a batch has used, from its file."""
+    with storing(f"part file {path}"):
+        content = path.read_bytes()
+    examples = read_table(path, EXAMPLES, content).column("rollout_uid").to_pylist()
+    noted = read_metadata(path, content).get(USED)
+    return tuple(json.loads(noted) if noted else filter(None, examples))
+
+
+def _stored_at(name: str) -> tuple[str, str]:
+    return name.rpartition("_")[2].zfill(40), name
+
+
+def _files(root: Path, *, clean: bool) -> dict[str, list[str]]:
+    """Names of the Parquet files by folder; what was never finished is removed if ``clean``."""
+    found: dict[str, list[str]] = {}
+    with os.scandir(root) as entries:
+        folders = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
+    for folder in folders:
+        if clean:
+            remove_partial(root / folder)
+        # A folder that is no longer there has no files.
+        with contextlib.suppress(FileNotFoundError):
+            names = os.listdir(root / folder)
+            found[folder] = [name for name in names if name.endswith(".parquet") and not name.startswith(".")]
+    return found

@@ -1,0 +1,272 @@
+"""Parquet files of one group or one batch each: encoding, and reading what is certain to be what was written."""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain, pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.groups._files.columns import ROLLOUTS, rollout_schema, table_to_rollouts
+from mouse_core.groups._files.names import folder_name, storing
+from mouse_core.groups.types import GroupKey, RolloutRecord
+
+_NUMBER = b"mouse_group_number"
+_NUMBERS = frozenset({"tokens", "logprobs", "advantage", "generator_log_probs"})
+_LARGE = _NUMBERS | {"message", "loss_mask", "text", "data"}
+CODECS = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
+"""How pages can be compressed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What is known of a group's file without opening it.
+
+    Args:
+        key: The group.
+        name: The file's name, in the folder of its environment.
+        number: How many groups were sealed before it.
+        uids: Of its rollouts.
+        created: When they were, in seconds since 1970.
+        rewards: What they earned.
+    """
+
+    key: GroupKey
+    name: str
+    number: int
+    uids: tuple[str, ...]
+    created: tuple[float, ...]
+    rewards: tuple[float, ...]
+
+    def path(self, root: Path) -> Path:
+        """Where the file is."""
+        return root / folder_name(self.key.environment) / self.name
+
+
+def check_codec(compression: str) -> str:
+    """Return ``compression`` if pages can be compressed so, else raise ConfigError."""
+    if compression not in CODECS or (compression != "none" and not pa.Codec.is_available(compression)):
+        raise ConfigError(f"compression: expected one of {list(CODECS)}, found {compression!r}")
+    return compression
+
+
+def writing_options(schema: pa.Schema, compression: str) -> dict[str, Any]:
+    """How a file of these columns is written.
+
+    A file is a few rows: dictionaries, statistics, and compressing what is short, would cost more than they save. The
+    first bytes of numbers beside each other, then the second ones, and so on, are smaller and faster to compress.
+    """
+    columns = _columns(schema)
+    large = [path for path, name in columns.items() if name in _LARGE]
+    return {
+        "compression": dict.fromkeys(large, compression),
+        "use_dictionary": False,
+        "use_byte_stream_split": [path for path in large if columns[path] in _NUMBERS],
+        "write_page_checksum": True,
+        "data_page_version": "2.0",
+        "write_statistics": False,
+        "store_schema": False,
+    }
+
+
+def encode_table(
+    rows: pa.Table, options: Mapping[str, Any], metadata: Mapping[bytes, bytes] | None = None
+) -> memoryview:
+    """Rows as the content of a Parquet file, with a checksum on every page.
+
+    Args:
+        rows: What is in it.
+        options: As ``writing_options`` says.
+        metadata: What else is to be known of it.
+    """
+    import pyarrow.parquet as pq
+
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, rows.schema, **options) as writer:
+        writer.write_table(rows)
+        if metadata:
+            writer.add_key_value_metadata(metadata)
+    return memoryview(sink.getvalue())
+
+
+def _columns(schema: pa.Schema) -> dict[str, str]:
+    """The columns of a file by their paths: the name of the innermost field that has one of its own."""
+    found: dict[str, str] = {}
+
+    def visit(field: pa.Field, path: str, name: str) -> None:
+        if pa.types.is_list(field.type):
+            visit(field.type.value_field, f"{path}.list.element", name)
+        elif pa.types.is_struct(field.type):
+            for inner in field.type:
+                visit(inner, f"{path}.{inner.name}", inner.name)
+        else:
+            found[path] = name
+
+    for field in schema:
+        visit(field, field.name, field.name)
+    return found
+
+
+def encode_group(rows: pa.Table, options: Mapping[str, Any], number: int) -> memoryview:
+    """The content of a group's file."""
+    return encode_table(rows, options, {_NUMBER: str(number).encode()})
+
+
+def digest_of(content: bytes | memoryview) -> uuid.UUID:
+    """A UUID of version 8 (RFC 9562) made of the content; in the file's name it tells whether the file is damaged.
+
+    The checksums of pages leave out what describes the pages.
+    """
+    digest = int.from_bytes(hashlib.sha256(content).digest()[:16], "big")
+    digest = digest & ~(0xF << 76) | 8 << 76
+    return uuid.UUID(int=digest & ~(0x3 << 62) | 2 << 62)
+
+
+def _promised(path: Path) -> uuid.UUID | None:
+    """The digest that a file's name promises, if it does."""
+    try:
+        found = uuid.UUID(path.stem.replace("_", "-").partition("-")[2][:36])
+    except ValueError:
+        return None
+    return found if found.version == 8 else None
+
+
+def read_table(
+    path: Path, schema: pa.Schema, content: bytes | None = None, columns: Sequence[str] | None = None
+) -> pa.Table:
+    """A file's rows.
+
+    Args:
+        path: The file.
+        schema: The columns it must have; of ``ROLLOUTS`` those of metadata may be missing.
+        content: The file's content, if it has been read.
+        columns: Only these.
+
+    Raises:
+        DataError: The file is not what was written.
+        StorageError: It cannot be read.
+    """
+    import pyarrow.parquet as pq
+
+    if content is None:
+        with storing(f"part file {path}"):
+            content = path.read_bytes()
+    promised = _promised(path)
+    if promised is not None and digest_of(content) != promised:
+        raise DataError(f"part file {path}: expected it as it was written, found damage: its digest is another")
+    try:
+        with pq.ParquetFile(pa.BufferReader(content), page_checksum_verification=True) as file:
+            table = file.read(columns, use_threads=False)
+        expected = rollout_schema(table.schema) if schema is ROLLOUTS else schema
+        if columns is not None:
+            expected = pa.schema([field for field in expected if field.name in columns])
+        if not table.schema.equals(expected):
+            # Other tools may have written it anew, with the same columns.
+            table = table.select(expected.names).cast(expected)
+        table.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        raise DataError(f"part file {path}: expected it as it was written, found damage: {error}") from error
+    return table
+
+
+def read_groups(parts: Sequence[Part], root: Path) -> list[list[RolloutRecord]]:
+    """The rollouts of some groups, of each in the order they have in its file. Their arrays share memory.
+
+    Raises:
+        DataError: A file is not what was written; the message names it.
+        StorageError: It cannot be read.
+    """
+    paths = [part.path(root) for part in parts]
+    tables = [_read_unknown(part, path) for part, path in zip(parts, paths, strict=True)]
+    try:
+        # Most of the time goes into calls, and one for all columns of several files is as long as one of a file.
+        whole = table_to_rollouts(pa.concat_tables(tables).combine_chunks(), _known(parts))
+    except (pa.ArrowException, DataError):
+        return [_rollouts_of(*item) for item in zip(tables, parts, paths, strict=True)]
+    ends = accumulate((table.num_rows for table in tables), initial=0)
+    return [whole[begin:end] for begin, end in pairwise(ends)]
+
+
+def _read_unknown(part: Part, path: Path) -> pa.Table:
+    """The columns of a group's file that ``part`` does not have."""
+    # If the name promises the content, it is that which the part was made of. Else all of it could have been replaced.
+    table = read_table(path, ROLLOUTS, columns=_UNKNOWN if _promised(path) else None)
+    if table.num_rows != len(part.uids) and _promised(path):
+        raise DataError(f"part file {path}: expected {len(part.uids)} rollouts, found {table.num_rows}")
+    return table
+
+
+_UNKNOWN = ["turns", "replica_id", "metadata"]
+
+
+def _known(parts: Sequence[Part]) -> dict[str, list[Any]]:
+    """The columns that parts have."""
+    columns: dict[str, list[Any]] = {
+        name: [value for part in parts for value in [part.key[place]] * len(part.uids)]
+        for place, name in enumerate(GroupKey._fields)
+    }
+    for name, values in (("rollout_uid", "uids"), ("created", "created"), ("reward", "rewards")):
+        columns[name] = list(chain.from_iterable(getattr(part, values) for part in parts))
+    return columns
+
+
+def _rollouts_of(table: pa.Table, part: Part, path: Path) -> list[RolloutRecord]:
+    try:
+        return table_to_rollouts(table, _known([part]))
+    except (pa.ArrowException, DataError) as error:
+        raise DataError(f"part file {path}: expected rollouts, found: {error}") from error
+
+
+def find_part(path: Path) -> Part:
+    """What is to be known of a file, from the file.
+
+    Raises:
+        DataError: The file is not one of a group.
+        StorageError: It cannot be read.
+    """
+    with storing(f"part file {path}"):
+        content = path.read_bytes()
+    table = read_table(path, ROLLOUTS, content=content)
+    columns: dict[str, Sequence[Any]] = {
+        name: table.column(name).to_pylist() for name in (*GroupKey._fields, "rollout_uid", "created", "reward")
+    }
+    keys = set(zip(*(columns[name] for name in GroupKey._fields), strict=True))
+    if len(keys) != 1:
+        raise DataError(f"part file {path}: expected the rollouts of one group, found {len(keys)} groups")
+    number = read_metadata(path, content).get(_NUMBER, b"0")
+    return Part(
+        key=GroupKey(*keys.pop()),
+        name=path.name,
+        number=int(number),
+        uids=tuple(columns["rollout_uid"]),
+        created=tuple(columns["created"]),
+        rewards=tuple(columns["reward"]),
+    )
+
+
+def read_metadata(path: Path, content: bytes | None = None) -> dict[bytes, bytes]:
+    """What was written with a file's rows.
+
+    Args:
+        path: The file.
+        content: The file's content, if it has been read.
+
+    Raises:
+        DataError: The file is not what was written.
+        StorageError: It cannot be read.
+    """
+    import pyarrow.parquet as pq
+
+    if content is None:
+        with storing(f"part file {path}"):
+            content = path.read_bytes()
+    try:
+        return dict(pq.read_metadata(pa.BufferReader(content)).metadata or {})
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"part file {path}: expected it as it was written, found damage: {error}") from error

@@ -1,0 +1,162 @@
+"""Sealed groups on their way into files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from itertools import accumulate, chain, count
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from mouse_core._base.threads import THREADS, in_order
+from mouse_core.groups._files.columns import ROLLOUTS, rollouts_to_table, split_rows
+from mouse_core.groups._files.names import (
+    beside,
+    folder_name,
+    publish,
+    remove,
+    remove_partial,
+    storing,
+    sync_files,
+    sync_folders,
+    write_partial,
+)
+from mouse_core.groups._files.parts import Part, digest_of, encode_group, writing_options
+from mouse_core.groups.types import RolloutRecord
+
+# Groups whose columns are made together, and whose files are synced together: enough to spread what that costs, few
+# enough for the disk to be at work while the next ones are encoded.
+_TOGETHER = 128
+# Groups that a thread writes at a time.
+_PIECE = 16
+# Fewer groups than these are not worth a thread.
+_FEW = 4
+
+_Group = tuple[int, Sequence[RolloutRecord], pa.Table]
+_Written = tuple[Part, str]
+
+
+def write_groups(
+    root: Path, groups: Sequence[Sequence[RolloutRecord]], *, number: int, compression: str, sync: bool
+) -> list[Part]:
+    """Write every group to a file of its own, all of them or none.
+
+    Args:
+        root: The buffer's folder.
+        groups: The rollouts of each.
+        number: Of the first group.
+        compression: Of the pages.
+        sync: Whether to wait until all is on the disk.
+
+    Raises:
+        StorageError: They cannot be written; no file is left.
+    """
+    environments = dict.fromkeys(group[0].environment for group in groups)
+    folders = {environment: str(root / folder_name(environment)) for environment in environments}
+    write = partial(_write, folders=folders, options=writing_options(ROLLOUTS, compression))
+    written: list[_Written] = []
+    with storing(f"groups in {root}"):
+        try:
+            made = [folder for folder in folders.values() if not os.path.isdir(folder)]
+            for folder in made:
+                os.makedirs(folder, exist_ok=True)
+            if len(groups) < _FEW:
+                written += chain.from_iterable(map(write, _pieces(groups, number)))
+                if sync:
+                    sync_files([beside(path) for _, path in written])
+            else:
+                _write_many(write, _pieces(groups, number), written, sync=sync)
+            # From here on the rollouts are stored: readers see the files, and a restart finds them.
+            publish(path for _, path in written)
+            if sync:
+                sync_folders([*([root] if made else []), *folders.values()])
+        except BaseException:
+            for _, path in written:
+                remove(path)
+            for folder in folders.values():
+                remove_partial(folder)
+            raise
+    return [part for part, _ in written]
+
+
+def _pieces(groups: Sequence[Sequence[RolloutRecord]], number: int) -> Iterator[list[_Group]]:
+    """The groups with their numbers and columns, some at a time."""
+    times = -(-len(groups) // _TOGETHER)
+    for turn in range(times):
+        begin, end = (len(groups) * place // times for place in (turn, turn + 1))
+        together = groups[begin:end]
+        rows = rollouts_to_table(list(chain.from_iterable(together)))
+        split = split_rows(rows, list(accumulate(map(len, together), initial=0)))
+        numbered = list(zip(count(number + begin), together, split, strict=False))
+        for first in range(0, len(numbered), _PIECE):
+            yield numbered[first : first + _PIECE]
+
+
+def _write_many(
+    write: Callable[[list[_Group]], list[_Written]],
+    pieces: Iterable[list[_Group]],
+    written: list[_Written],
+    *,
+    sync: bool,
+) -> None:
+    """Write groups in threads, and let what has been written reach the disk meanwhile."""
+    syncing: list[Future[None]] = []
+
+    def sync_from(place: int) -> int:
+        if sync and place < len(written):
+            syncing.append(disk.submit(sync_files, [beside(path) for _, path in written[place:]]))
+        return len(written)
+
+    with ThreadPoolExecutor(THREADS) as pool, ThreadPoolExecutor(1) as disk:
+        synced = 0
+        for some in in_order(pool, write, pieces):
+            written += some
+            if len(written) - synced >= _TOGETHER:
+                synced = sync_from(synced)
+        sync_from(synced)
+    for future in syncing:
+        future.result()
+
+
+def _write(groups: list[_Group], *, folders: Mapping[str, str], options: Mapping[str, Any]) -> list[_Written]:
+    """Write some groups beside where they belong."""
+    written = []
+    for number, group, rows in groups:
+        content = encode_group(rows, options, number)
+        key = group[0].key
+        part = Part(
+            key=key,
+            name=f"part-{digest_of(content)}.parquet",
+            number=number,
+            uids=tuple([rollout.rollout_uid for rollout in group]),
+            created=tuple([rollout.created for rollout in group]),
+            rewards=tuple([rollout.reward for rollout in group]),
+        )
+        path = os.path.join(folders[key.environment], part.name)
+        write_partial(path, content)
+        written.append((part, path))
+    return written
+
+
+def write_file(path: Path, content: memoryview, *, sync: bool) -> None:
+    """Write one file, whole or not at all.
+
+    Raises:
+        StorageError: It cannot be written; nothing is left.
+    """
+    with storing(f"file {path}"):
+        try:
+            write_partial(path, content)
+            if sync:
+                sync_files([beside(path)])
+            publish([path])
+            if sync:
+                sync_folders([path.parent])
+        except BaseException:
+            remove(beside(path))
+            remove(path)
+            raise

@@ -1,0 +1,172 @@
+"""What a buffer gives its batch maker, and what it gets from it."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.errors import DataError
+from mouse_core.groups._files.index import StoredBatch
+from mouse_core.groups._files.parts import Part
+from mouse_core.groups.grpo import GrpoBatchMaker
+from mouse_core.groups.protocol import BatchMaker, ResumableBatchMaker
+from mouse_core.groups.reading import StoredGroup, read_ahead
+from mouse_core.groups.types import RLExample, RolloutRecord
+
+UIDS = "rollout_uids"
+"""What a batch maker's metadata may say: which rollouts a batch has used."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """A batch that is to be stored.
+
+    Args:
+        examples: What it is made of.
+        metadata: What its maker says of it.
+        uids: Of the rollouts it has used.
+    """
+
+    examples: Sequence[RLExample]
+    metadata: Mapping[str, Any]
+    uids: tuple[str, ...]
+
+
+class _Known(NamedTuple):
+    uid: str
+    environment: str
+    policy_version: str
+    logprobs: int
+
+
+class Making:
+    """A batch maker, the rollouts on their way to it, and the batch that is not stored yet.
+
+    Args:
+        maker: What makes batches.
+    """
+
+    def __init__(self, maker: BatchMaker) -> None:
+        self.maker = maker
+        self._coming: deque[RolloutRecord] = deque()
+        self._batch: list[RLExample] | None = None
+        # Rollouts by their tokens, to know one in an example that does not name it; and those that batches have used.
+        self._by_tokens: dict[int, list[_Known]] = {}
+        self._used: set[str] = set()
+
+    def resume(self, root: Path, parts: Sequence[Part], batches: Sequence[StoredBatch]) -> None:
+        """Tell the maker what a folder holds.
+
+        Raises:
+            DataError: A damaged file.
+        """
+        groups = [StoredGroup(root, part) for part in parts]
+        if isinstance(self.maker, ResumableBatchMaker):
+            self.maker.resume(groups, [batch.uids for batch in batches])
+            return
+        used = {uid for batch in batches for uid in batch.uids}
+        for rollouts in read_ahead([group for group in groups if not used.issuperset(group.uids)]):
+            self.feed(rollout for rollout in rollouts if rollout.rollout_uid not in used)
+
+    def feed(self, rollouts: Iterable[RolloutRecord] = ()) -> None:
+        """Give the maker what was sealed, each rollout once, also if it refuses one of them."""
+        self._coming.extend(rollouts)
+        while self._coming:
+            rollout = self._coming.popleft()
+            if not isinstance(self.maker, GrpoBatchMaker):
+                tokens = np.concatenate([turn.tokens for turn in rollout.turns])
+                known = _Known(rollout.rollout_uid, rollout.environment, rollout.policy_version, _logprobs(rollout))
+                self._by_tokens.setdefault(_mark(tokens), []).append(known)
+            self.maker.add_rollout(rollout)
+
+    def batch(self, size: int, known: Container[str]) -> Made | None:
+        """A batch, the same one until ``stored`` is called; None if there are too few rollouts.
+
+        Args:
+            size: Of how many examples.
+            known: The uids of the buffer's rollouts.
+
+        Raises:
+            DataError: It is not made of examples, or does not say of which rollouts. It is still what comes next.
+        """
+        self.feed()
+        if self._batch is None:
+            self._batch = self.maker.create_batch(size)
+        if self._batch is None:
+            return None
+        for place, example in enumerate(self._batch):
+            if not isinstance(example, RLExample):
+                raise DataError(f"create_batch: expected an RLExample at {place}, found {example!r:.100}")
+        metadata = self.maker.get_batch_metadata(self._batch)
+        if not isinstance(metadata, Mapping):
+            raise DataError(f"get_batch_metadata: expected a dict, found {metadata!r:.100}")
+        return Made(self._batch, metadata, self._uids(self._batch, metadata.get(UIDS), known))
+
+    def _uids(self, batch: Sequence[RLExample], said: Any, known: Container[str]) -> tuple[str, ...]:
+        """Of the rollouts that a batch has used; a restart would give those again that are missing here."""
+        uids = [example.rollout_uid for example in batch if example.rollout_uid]
+        if isinstance(said, list | tuple) and said and all(isinstance(uid, str) and uid for uid in said):
+            named = set(uids)
+            uids += [uid for uid in said if uid not in named]
+        elif len(uids) < len(batch):
+            uids += self._recognised([example for example in batch if not example.rollout_uid], set(uids))
+        for uid in uids:
+            if uid not in known:
+                raise DataError(f"create_batch: expected a batch of rollouts of this buffer, found rollout_uid {uid!r}")
+        return tuple(uids)
+
+    def _recognised(self, examples: Sequence[RLExample], taken: set[str]) -> list[str]:
+        """The rollouts whose tokens some examples have, each once: those most like the example, the oldest first.
+
+        An example of a rollout that has been used already names none.
+        """
+        found = []
+        for example in examples:
+            there = self._by_tokens.get(_mark(example.tokens), [])
+            # One that was used stays, for makers that use rollouts more than once.
+            there[:] = [known for known in there if known.uid not in self._used] or there[:1]
+            if not there:
+                raise DataError(
+                    "create_batch: expected to learn which rollouts a batch has used, or a restart would give them "
+                    "again; found an example without rollout_uid, whose tokens no rollout has, and no "
+                    f"{UIDS!r} in the batch's metadata"
+                )
+            free = [known for known in there if known.uid not in taken and known.uid not in self._used]
+            if free:
+                best = max(free, key=_likeness(example))
+                taken.add(best.uid)
+                found.append(best.uid)
+        return found
+
+    def stored(self, made: Made) -> None:
+        """Go on to the next batch."""
+        self._batch = None
+        if self._by_tokens:
+            self._used.update(made.uids)
+
+
+def _mark(values: npt.NDArray[Any]) -> int:
+    return hash(values.tobytes())
+
+
+def _logprobs(rollout: RolloutRecord) -> int:
+    """Knows the log-probabilities of a rollout's tokens, 0 where they do not belong into the loss."""
+    trained = [turn.logprobs if turn.is_trained else np.zeros(len(turn.tokens), np.float32) for turn in rollout.turns]
+    return _mark(np.concatenate(trained))  # type: ignore[arg-type]
+
+
+def _likeness(example: RLExample) -> Callable[[_Known], tuple[bool, bool]]:
+    """How like an example a rollout of the same tokens is: whether it says the same, and is as probable."""
+    logprobs = _mark(np.where(example.loss_mask, example.generator_log_probs, np.float32(0)))
+
+    def like(known: _Known) -> tuple[bool, bool]:
+        said = (example.environment or known.environment, example.policy_version or known.policy_version)
+        return said == (known.environment, known.policy_version), known.logprobs == logprobs
+
+    return like

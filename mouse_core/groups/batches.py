@@ -1,0 +1,166 @@
+"""Examples as arrays for training: one a row, or several packed into a row."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.groups.types import RLExample
+
+Arrays = dict[str, npt.NDArray[Any]]
+"""Arrays by name."""
+
+_FIELDS: dict[str, type[np.generic]] = {
+    "tokens": np.int32,
+    "loss_mask": np.bool_,
+    "advantage": np.float32,
+    "generator_log_probs": np.float32,
+}
+
+
+def pad(
+    examples: Sequence[RLExample], length: int | None = None, *, pad_token: int = 0, truncate: bool = False
+) -> Arrays:
+    """One example a row, filled up at the end.
+
+    Args:
+        examples: ``B`` of them.
+        length: Tokens of a row, ``L``; by default those of the longest example. A fixed one spares compiling anew.
+        pad_token: What rows are filled up with.
+        truncate: Whether longer examples are cut off at the end; otherwise they are an error.
+
+    Returns:
+        ``tokens`` int32, ``loss_mask`` bool, ``advantage`` float32, ``generator_log_probs`` float32, and ``mask`` bool,
+        which is True where there is a token; all ``[B, L]``. Beyond an example they are ``pad_token``, 0 and False.
+
+    Raises:
+        ConfigError: ``length`` is below 1.
+        DataError: No examples, something else, or one that is longer than ``length``.
+    """
+    sizes = _sizes(examples)
+    longest = _length(sizes, length, truncate)
+    taken = np.minimum(sizes, longest)
+    rows = np.repeat(np.arange(len(examples)), taken)
+    columns = _count_up(taken)
+    arrays = _place(examples, sizes, taken, rows, columns, (len(examples), longest), pad_token)
+    arrays["mask"] = np.arange(longest) < taken[:, None]
+    return arrays
+
+
+def pack(
+    examples: Sequence[RLExample],
+    length: int,
+    *,
+    num_rows: int | None = None,
+    pad_token: int = 0,
+    truncate: bool = False,
+) -> Arrays:
+    """Several examples a row, one behind the other, so that little is left to fill up.
+
+    Each goes, longest first, to the row that it fills best (best-fit decreasing).
+
+    Args:
+        examples: At least one.
+        length: Tokens of a row, ``L``.
+        num_rows: How many rows there are to be, ``R``; by default as many as are needed. A fixed one spares compiling
+            anew.
+        pad_token, truncate: As in ``pad``.
+
+    Returns:
+        The arrays of ``pad``, all ``[R, L]``, and ``segment_ids`` int32, which counts the examples of a row from 1 and
+        is 0 where there is no token, and ``positions`` int32, the place of a token in its example. Tokens attend to
+        those of their own segment only.
+
+    Raises:
+        ConfigError: ``length`` or ``num_rows`` is below 1.
+        DataError: As ``pad``; more rows are needed than there are to be.
+    """
+    sizes = _sizes(examples)
+    taken = np.minimum(sizes, _length(sizes, _whole("length", length), truncate))
+    row_of, begin_of, segment_of = _best_fit(taken.tolist(), length)
+    needed = max(row_of) + 1
+    rows = needed if num_rows is None else _whole("num_rows", num_rows)
+    if rows < needed:
+        raise DataError(f"num_rows: expected at least {needed} rows of {length} for these examples, found {rows}")
+    positions = _count_up(taken)
+    where = np.repeat(np.asarray(row_of), taken), np.repeat(np.asarray(begin_of), taken) + positions
+    arrays = _place(examples, sizes, taken, *where, (rows, length), pad_token)
+    for name, values in (("segment_ids", np.repeat(np.asarray(segment_of), taken)), ("positions", positions)):
+        arrays[name] = np.zeros((rows, length), np.int32)
+        arrays[name][where] = values
+    arrays["mask"] = arrays["segment_ids"] > 0
+    return arrays
+
+
+def _sizes(examples: Sequence[RLExample]) -> npt.NDArray[np.int64]:
+    for number, example in enumerate(examples):
+        if not isinstance(example, RLExample):
+            raise DataError(f"examples: expected an RLExample at {number}, found {example!r:.100}")
+    if not examples:
+        raise DataError("examples: expected at least one, found none")
+    return np.fromiter(map(len, examples), np.int64, len(examples))
+
+
+def _length(sizes: npt.NDArray[np.int64], length: int | None, truncate: bool) -> int:
+    longest = int(sizes.max())
+    if length is None:
+        return max(1, longest)
+    if longest > _whole("length", length) and not truncate:
+        raise DataError(
+            f"examples: expected at most {length} tokens, found {longest} at {int(sizes.argmax())} "
+            "(truncate=True cuts them off)"
+        )
+    return int(length)
+
+
+def _count_up(sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """0, 1, 2 and so on within each example."""
+    ends = np.cumsum(sizes)
+    return np.arange(int(ends[-1])) - np.repeat(ends - sizes, sizes)
+
+
+def _place(
+    examples: Sequence[RLExample],
+    sizes: npt.NDArray[np.int64],
+    taken: npt.NDArray[np.int64],
+    rows: npt.NDArray[np.int64],
+    columns: npt.NDArray[np.int64],
+    shape: tuple[int, int],
+    pad_token: int,
+) -> Arrays:
+    """The examples' arrays with every token in its row and column."""
+    flat = rows * shape[1] + columns
+    whole = None if np.array_equal(sizes, taken) else _count_up(sizes) < np.repeat(taken, sizes)
+    arrays: Arrays = {}
+    for name, dtype in _FIELDS.items():
+        values = np.concatenate([getattr(example, name) for example in examples])
+        arrays[name] = np.full(shape, pad_token if name == "tokens" else 0, dtype)
+        arrays[name].reshape(-1)[flat] = values if whole is None else values[whole]
+    return arrays
+
+
+def _best_fit(sizes: Sequence[int], length: int) -> tuple[list[int], list[int], list[int]]:
+    """For each example its row, where it begins there, and its number in the row from 1."""
+    row_of, begin_of, segment_of = [0] * len(sizes), [0] * len(sizes), [0] * len(sizes)
+    rooms: list[tuple[int, int]] = []  # what is left in a row and the row's number, in order
+    held: list[int] = []
+    for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):
+        found = bisect_left(rooms, (sizes[place], -1))
+        room, row = rooms.pop(found) if found < len(rooms) else (length, len(held))
+        if row == len(held):
+            held.append(0)
+        held[row] += 1
+        row_of[place], begin_of[place], segment_of[place] = row, length - room, held[row]
+        insort(rooms, (room - sizes[place], row))
+    return row_of, begin_of, segment_of
+
+
+def _whole(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ConfigError(f"{name}: expected an integer from 1, found {value!r}")
+    return int(value)

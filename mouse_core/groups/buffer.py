@@ -1,0 +1,345 @@
+"""RolloutBuffer: takes in rollouts, seals them by groups into files, and stores batches made of them."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from mouse_core._base.locks import ProcessLock
+from mouse_core._base.requests import Requests
+from mouse_core._base.tracing import refuse_traced
+from mouse_core.errors import ConfigError, DataError, StorageError
+from mouse_core.groups._alarm import Alarm
+from mouse_core.groups._files.batches import BatchFiles
+from mouse_core.groups._files.index import STATE, encode_parts, open_index
+from mouse_core.groups._files.names import BATCHES, storing
+from mouse_core.groups._files.owner import Owner
+from mouse_core.groups._files.parts import check_codec
+from mouse_core.groups._files.waiting import Plan, Rules, Waiting
+from mouse_core.groups._files.writing import write_groups
+from mouse_core.groups._making import Making
+from mouse_core.groups.protocol import BatchMaker
+from mouse_core.groups.reading import StoredRollouts, select_rollouts
+from mouse_core.groups.types import RLExample, RolloutRecord
+
+# How long to wait before sealing is tried again, after the disk was full.
+_RETRY_SECONDS = 5.0
+
+
+class RolloutBuffer:
+    """Rollouts on disk, group by group, and batches made of them.
+
+    A group is the rollouts of one policy version on one problem. It is sealed, which means written to a Parquet file of
+    its own, when it is full, when it is older than a time-out, or on ``flush()``. What ``add_rollouts`` has returned
+    for is on the disk: a buffer that is made again for the same folder, also after a crash, has every such rollout
+    once, and gives none to a batch that a stored batch has had.
+
+    A folder has one buffer at a time. Making another one, in this process or elsewhere, takes the folder over, and the
+    one before raises ``ClosedError``. Threads may share a buffer.
+
+    Args:
+        root_path: The folder, made if it is not there.
+        group_size: Rollouts of a full group.
+        min_group_size: Rollouts that a group needs to be sealed by the time-out; one alone cannot be scored.
+        seal_timeout: Seconds after a group's first rollout until the group is sealed as it is.
+        compression: Of messages, tokens and what else can be long: "zstd", "snappy", "gzip", "brotli", "lz4", "none".
+        batch_maker: What batches are made by; without, there are none.
+        capacity: The most rollouts that may wait for their groups; with more, the oldest groups are sealed as they are.
+        sync: Whether to wait for the disk. Without, a crash of the process loses nothing either, but one of the machine
+            does.
+
+    Raises:
+        ConfigError: An argument that cannot be used.
+        DataError: A file in the folder that is damaged; the message names it.
+        StorageError: The folder cannot be read or written.
+    """
+
+    def __init__(
+        self,
+        root_path: str | Path,
+        group_size: int = 8,
+        min_group_size: int = 2,
+        seal_timeout: float = 30.0,
+        compression: str = "zstd",
+        batch_maker: BatchMaker | None = None,
+        capacity: int | None = None,
+        *,
+        sync: bool = True,
+    ) -> None:
+        full = _count("group_size", group_size)
+        enough = _count("min_group_size", min_group_size)
+        if isinstance(seal_timeout, bool) or not isinstance(seal_timeout, int | float) or not seal_timeout >= 0:
+            raise ConfigError(f"seal_timeout: expected seconds, at least 0, found {seal_timeout!r}")
+        rules = Rules(full, enough, float(seal_timeout), None if capacity is None else _count("capacity", capacity))
+        self._compression = check_codec(compression)
+        self._sync = bool(sync)
+        self._root = Path(root_path)
+        self._making = None if batch_maker is None else Making(batch_maker)
+        self._lock = ProcessLock()
+        self._requests = Requests()
+        with storing(f"folder {self._root}"):
+            (self._root / STATE).mkdir(parents=True, exist_ok=True)
+            (self._root / BATCHES).mkdir(exist_ok=True)
+        self._owner = Owner(self._root / STATE / "owner")
+        try:
+            with self._owner.taking():
+                self._open(rules)
+        except BaseException:
+            self._owner.close()
+            raise
+        self._alarm = Alarm(self, RolloutBuffer._seal_due)
+        self._alarm.set(self._waiting.next_due())
+
+    def _open(self, rules: Rules) -> None:
+        index, self._index_log = open_index(self._root)
+        self._parts = index.parts
+        self._batches = BatchFiles(
+            self._root, index.batches, self._index_log, compression=self._compression, sync=self._sync
+        )
+        self._uids = {uid for part in self._parts for uid in part.uids}
+        self._number = max((part.number for part in self._parts), default=-1) + 1
+        self._waiting = Waiting(self._root, rules, self._uids)
+        self._uids.update(r.rollout_uid for group in self._waiting.groups.values() for r in group.rollouts)
+        self._waiting.tidy()
+        if self._making is not None:
+            self._making.resume(self._root, self._parts, self._batches.stored)
+
+    # ------------------------------------------------------------------ what is there
+
+    def __len__(self) -> int:
+        """Rollouts, sealed or waiting."""
+        return len(self._uids)
+
+    def __contains__(self, rollout_uid: object) -> bool:
+        return rollout_uid in self._uids
+
+    def __repr__(self) -> str:
+        return (
+            f"RolloutBuffer({str(self._root)!r}, groups={len(self._parts)}, rollouts={len(self)}, "
+            f"waiting={self.num_waiting}, batches={len(self._batches.stored)})"
+        )
+
+    @property
+    def root_path(self) -> Path:
+        """The folder."""
+        return self._root
+
+    @property
+    def batch_maker(self) -> BatchMaker | None:
+        """What batches are made by."""
+        return None if self._making is None else self._making.maker
+
+    @property
+    def num_groups(self) -> int:
+        """Sealed groups."""
+        return len(self._parts)
+
+    @property
+    def num_waiting(self) -> int:
+        """Rollouts whose groups are not sealed yet."""
+        return self._waiting.count
+
+    def rollouts(
+        self,
+        *,
+        environment: str | None = None,
+        policy_version: str | int | Collection[str | int] | None = None,
+        since: float | None = None,
+        until: float | None = None,
+    ) -> StoredRollouts:
+        """The rollouts sealed so far; see ``open_rollouts``."""
+        with self._lock:
+            parts = list(self._parts)
+        return select_rollouts(
+            self._root, parts, environment=environment, policy_version=policy_version, since=since, until=until
+        )
+
+    # ------------------------------------------------------------------ adding
+
+    def add_rollout(self, rollout: RolloutRecord) -> bool:
+        """Add one rollout; whether it was new. See ``add_rollouts``."""
+        return self.add_rollouts([rollout]) == 1
+
+    def add_rollouts(self, rollouts: Iterable[RolloutRecord]) -> int:
+        """Add rollouts; when this returns, they are on the disk.
+
+        A rollout whose uid has been added before is left out, so a call that failed, or whose answer was lost, can be
+        repeated. Calls of several threads at once share their waiting for the disk.
+
+        Returns:
+            How many were new.
+
+        Raises:
+            DataError: Something else than a rollout, or text that is not Unicode; nothing was added.
+            StorageError: They cannot be written. Those that were there before are still there; nothing was added.
+            ClosedError, ForkError: The buffer is closed, or this is a forked child.
+        """
+        given = list(rollouts)
+        for number, rollout in enumerate(given):
+            if not isinstance(rollout, RolloutRecord):
+                raise DataError(f"add_rollouts: expected a RolloutRecord at {number}, found {rollout!r:.100}")
+        if not given:
+            return 0
+        new: int = self._requests.serve(given, self._add)
+        return new
+
+    def _add(self, requests: Sequence[Sequence[RolloutRecord]]) -> list[int]:
+        """Add what several callers gave, with one wait for the disk; how many of each were new."""
+        with self._step():
+            new: dict[str, RolloutRecord] = {}
+            counts = []
+            for given in requests:
+                before = len(new)
+                for rollout in given:
+                    if rollout.rollout_uid not in self._uids:
+                        new.setdefault(rollout.rollout_uid, rollout)
+                counts.append(len(new) - before)
+            if new:
+                plan = self._waiting.plan(list(new.values()), time.time())
+                self._carry_out(plan)
+                self._alarm.set(self._waiting.next_due(plan.groups))
+        return counts
+
+    def flush(self) -> int:
+        """Seal every group that waits, whatever its size; how many there were.
+
+        Raises:
+            StorageError: They cannot be written; they still wait.
+            ClosedError, ForkError: As ``add_rollouts``.
+        """
+        with self._step():
+            plan = self._waiting.all()
+            self._carry_out(plan)
+        return len(plan.sealed)
+
+    def _seal_due(self) -> None:
+        """Seal the groups that have waited long enough; called by the alarm."""
+        try:
+            with self._step():
+                try:
+                    self._carry_out(self._waiting.due(time.time()))
+                finally:
+                    retry = time.time() + _RETRY_SECONDS
+                    due = self._waiting.next_due()
+                    self._alarm.set(due if due > time.time() else retry)
+        except Exception:
+            # Nobody is there to be told. The rollouts are in the log; whoever adds to a full disk is told.
+            return
+
+    def _carry_out(self, plan: Plan) -> None:
+        """Write what a plan says, then let it be so; after an error everything is as it was."""
+        if not plan.sealed and not plan.logged:
+            return
+        size = self._waiting.log(plan, sync=self._sync)
+        parts = []
+        if plan.sealed:
+            try:
+                parts = write_groups(
+                    self._root, plan.sealed, number=self._number, compression=self._compression, sync=self._sync
+                )
+            except BaseException:
+                self._waiting.undo(size)
+                raise
+        self._waiting.apply(plan)
+        self._uids.update(rollout.rollout_uid for rollout in plan.logged)
+        self._uids.update(uid for part in parts for uid in part.uids)
+        self._parts.extend(parts)
+        self._number += len(parts)
+        if parts:
+            # The files say the same, and a log can be made smaller another time.
+            with contextlib.suppress(StorageError):
+                self._index_log.append(encode_parts(parts), sync=False)
+            if self._making is not None:
+                self._making.feed(rollout for group in plan.sealed for rollout in group)
+            with contextlib.suppress(StorageError):
+                self._waiting.tidy()
+
+    # ------------------------------------------------------------------ batches
+
+    def create_and_store_batch(self, batch_size: int) -> str | None:
+        """Let the batch maker make a batch, and store it.
+
+        When this returns the batch is on the disk, and its rollouts count as used, also after a restart. A batch that
+        could not be written is not lost: it is what the next call stores.
+
+        Args:
+            batch_size: How many examples.
+
+        Returns:
+            The batch's id, for ``read_batch``; None while there are too few rollouts.
+
+        Raises:
+            ConfigError: There is no batch maker, or ``batch_size`` is below 1.
+            DataError: What the maker made is not a batch, or does not say of which rollouts; see ``BatchMaker``.
+            StorageError: The batch cannot be written.
+            ClosedError, ForkError: As ``add_rollouts``.
+        """
+        size = _count("batch_size", batch_size)
+        if self._making is None:
+            raise ConfigError("create_and_store_batch: expected a buffer with a batch_maker, found none")
+        with self._step():
+            made = self._making.batch(size, self._uids)
+            if made is None:
+                return None
+            batch_id = self._batches.store(made.examples, made.metadata, made.uids)
+            self._making.stored(made)
+        return batch_id
+
+    @property
+    def batches(self) -> list[str]:
+        """The ids of all stored batches, in order; old files may have been deleted since."""
+        with self._lock:
+            return [batch.batch_id for batch in self._batches.stored]
+
+    def read_batch(self, batch_id: str) -> list[RLExample]:
+        """A stored batch.
+
+        Raises:
+            MissingFieldError: There is no such batch.
+            DataError: Its file is damaged.
+            StorageError: It cannot be read.
+        """
+        return self._batches.read(batch_id)
+
+    def batch_metadata(self, batch_id: str) -> dict[str, Any]:
+        """What the batch maker said of a stored batch.
+
+        Raises:
+            MissingFieldError, DataError, StorageError: As ``read_batch``.
+        """
+        return self._batches.metadata(batch_id)
+
+    # ------------------------------------------------------------------ end
+
+    def close(self) -> None:
+        """Stop; what waits is in the log, and goes on waiting when the folder is opened again. May be called twice."""
+        self._alarm.close()
+        with self._lock:
+            self._owner.close()
+            self._waiting.close()
+            self._index_log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
+
+    @contextmanager
+    def _step(self) -> Iterator[None]:
+        """Keep other threads, and other owners of the folder, out while something changes."""
+        refuse_traced("rollout buffer")
+        with self._lock, self._owner.step():
+            yield
+
+
+def _count(name: str, value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ConfigError(f"{name}: expected an integer from 1, found {value!r}")
+    return int(value)

@@ -1,0 +1,233 @@
+"""Stored rollouts, read when they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import overload
+
+import numpy as np
+
+from mouse_core._base.memo import memo
+from mouse_core._base.threads import THREADS, in_order
+from mouse_core.errors import ConfigError, MissingFieldError
+from mouse_core.groups._files.index import read_index
+from mouse_core.groups._files.parts import Part, read_groups
+from mouse_core.groups.types import RolloutGroup, RolloutRecord
+from mouse_core.groups.versions import version_order
+
+# Files that are read in one go.
+_TOGETHER = 32
+
+
+@dataclass(frozen=True)
+class StoredGroup:
+    """A sealed group in its file; what is asked for first reads it.
+
+    Args:
+        root: The buffer's folder.
+        part: What is known of the file.
+    """
+
+    root: Path
+    part: Part
+
+    @property
+    def environment(self) -> str:
+        """The environment's name."""
+        return self.part.key.environment
+
+    @property
+    def example_id(self) -> str:
+        """Which of its problems."""
+        return self.part.key.example_id
+
+    @property
+    def policy_version(self) -> str:
+        """The version of the policy that sampled the rollouts."""
+        return self.part.key.policy_version
+
+    @property
+    def uids(self) -> tuple[str, ...]:
+        """Of its rollouts; known without reading."""
+        return self.part.uids
+
+    @property
+    def rewards(self) -> tuple[float, ...]:
+        """Of its rollouts; known without reading."""
+        return self.part.rewards
+
+    @property
+    def path(self) -> Path:
+        """The Parquet file."""
+        return self.part.path(self.root)
+
+    def read(self) -> RolloutGroup:
+        """The group, from its file.
+
+        Raises:
+            DataError: The file is damaged; the message names it.
+            StorageError: It cannot be read.
+        """
+        return RolloutGroup(*self.part.key, rollouts=tuple(read_groups([self.part], self.root)[0]))
+
+
+def read_ahead(groups: Sequence[StoredGroup]) -> Iterator[list[RolloutRecord]]:
+    """The rollouts of each group, in order; several threads read on meanwhile.
+
+    Raises:
+        DataError: A file is damaged; the message names it.
+        StorageError: It cannot be read.
+    """
+
+    def read(some: Sequence[StoredGroup]) -> list[list[RolloutRecord]]:
+        return read_groups([group.part for group in some], some[0].root)
+
+    pieces = [groups[first : first + _TOGETHER] for first in range(0, len(groups), _TOGETHER)]
+    with ThreadPoolExecutor(THREADS) as pool:
+        yield from chain.from_iterable(in_order(pool, read, pieces))
+
+
+class StoredRollouts(Sequence[RolloutRecord]):
+    """Rollouts of sealed groups, in the order these were sealed; a file is read when one of its rollouts is.
+
+    What it holds does not change when more groups are sealed.
+
+    Args:
+        root: The buffer's folder.
+        parts: The groups' files.
+        since, until: Only rollouts created in ``[since, until)``, in seconds since 1970.
+    """
+
+    def __init__(
+        self, root: Path, parts: Sequence[Part], since: float | None = None, until: float | None = None
+    ) -> None:
+        self._root = root
+        rows = [_rows(part, since, until) for part in parts]
+        self._parts = [part for part, chosen in zip(parts, rows, strict=True) if chosen]
+        self._rows = [chosen for chosen in rows if chosen]
+        self._ends = np.cumsum([len(chosen) for chosen in self._rows], dtype=np.int64)
+        self._last: tuple[int, list[RolloutRecord]] | None = None
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def __repr__(self) -> str:
+        return f"StoredRollouts({len(self)} rollouts in {len(self._parts)} groups of {str(self._root)!r})"
+
+    @overload
+    def __getitem__(self, index: int) -> RolloutRecord: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[RolloutRecord]: ...
+    def __getitem__(self, index: int | slice) -> RolloutRecord | list[RolloutRecord]:
+        """One rollout, or a list of several.
+
+        Raises:
+            IndexError: There is no such rollout.
+            DataError: Its file is damaged; the message names it.
+            StorageError: It cannot be read.
+        """
+        if isinstance(index, slice):
+            return [self[row] for row in range(*index.indices(len(self)))]
+        row = int(index) + (len(self) if index < 0 else 0)
+        if not 0 <= row < len(self):
+            raise IndexError(f"rollouts: expected an index in {-len(self)}..{len(self) - 1}, found {index}")
+        number = int(np.searchsorted(self._ends, row, side="right"))
+        chosen = self._rows[number]
+        last = self._last
+        if last is None or last[0] != number:
+            self._last = last = (number, read_groups([self._parts[number]], self._root)[0])
+        return last[1][chosen[row - (int(self._ends[number]) - len(chosen))]]
+
+    def __iter__(self) -> Iterator[RolloutRecord]:
+        return (self[row] for row in range(len(self)))
+
+    @memo
+    def groups(self) -> list[StoredGroup]:
+        """The groups that the rollouts are of, whole, in order."""
+        return [StoredGroup(self._root, part) for part in self._parts]
+
+    @memo
+    def environments(self) -> list[str]:
+        """The names of their environments, in alphabetical order."""
+        return sorted({part.key.environment for part in self._parts})
+
+    @memo
+    def policy_versions(self) -> list[str]:
+        """Their policies' versions, oldest first."""
+        return sorted({part.key.policy_version for part in self._parts}, key=version_order)
+
+    @memo
+    def uids(self) -> list[str]:
+        """Their uids; known without reading a file."""
+        pairs = zip(self._parts, self._rows, strict=True)
+        return [part.uids[row] for part, rows in pairs for row in rows]
+
+
+def _rows(part: Part, since: float | None, until: float | None) -> Sequence[int]:
+    if since is None and until is None:
+        return range(len(part.uids))
+    low, high = -np.inf if since is None else since, np.inf if until is None else until
+    return [row for row, created in enumerate(part.created) if low <= created < high]
+
+
+def select_rollouts(
+    root: Path,
+    parts: Sequence[Part],
+    *,
+    environment: str | None,
+    policy_version: str | int | Collection[str | int] | None,
+    since: float | None,
+    until: float | None,
+) -> StoredRollouts:
+    """The rollouts of some groups; see ``open_rollouts``."""
+    if environment is not None:
+        names = sorted({part.key.environment for part in parts})
+        if environment not in names:
+            raise MissingFieldError(f"environment: expected one of {names}, found {environment!r}")
+        parts = [part for part in parts if part.key.environment == environment]
+    if policy_version is not None:
+        single = isinstance(policy_version, str | int | np.integer)
+        wanted = {str(version) for version in ([policy_version] if single else policy_version)}  # type: ignore[union-attr]
+        parts = [part for part in parts if part.key.policy_version in wanted]
+    return StoredRollouts(root, parts, since, until)
+
+
+def open_rollouts(
+    root_path: str | Path,
+    *,
+    environment: str | None = None,
+    policy_version: str | int | Collection[str | int] | None = None,
+    since: float | None = None,
+    until: float | None = None,
+) -> StoredRollouts:
+    """The sealed rollouts of a ``RolloutBuffer``'s folder, also while another process adds to it.
+
+    Args:
+        root_path: The folder.
+        environment: Only those of this environment.
+        policy_version: Only those of this version, or of one of these.
+        since, until: Only those created in ``[since, until)``, in seconds since 1970.
+
+    Returns:
+        A sequence of ``RolloutRecord``; files are read when one of their rollouts is asked for.
+
+    Raises:
+        ConfigError: There is no such folder.
+        MissingFieldError: An environment that is not there.
+        DataError, StorageError: The folder cannot be read.
+    """
+    root = Path(root_path)
+    if not root.is_dir():
+        raise ConfigError(f"root_path: expected the folder of a RolloutBuffer, found none at {str(root)!r}")
+    return select_rollouts(
+        root,
+        read_index(root).parts,
+        environment=environment,
+        policy_version=policy_version,
+        since=since,
+        until=until,
+    )

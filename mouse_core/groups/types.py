@@ -1,0 +1,326 @@
+"""What rollouts of language models are made of: turns, rollouts, groups of them, and examples to train on."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.errors import DataError
+from mouse_core.groups._files.metadata import checked_metadata
+
+_MAX_TOKEN = 2**31 - 1
+
+
+class GroupKey(NamedTuple):
+    """What the rollouts of a group share.
+
+    Args:
+        environment: The environment's name.
+        example_id: Which of its problems.
+        policy_version: Of the policy that sampled them.
+    """
+
+    environment: str
+    example_id: str
+    policy_version: str
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Turn:
+    """One message of a rollout.
+
+    Args:
+        message: Its text.
+        role: Who wrote it; "assistant" is the policy.
+        tokens: Its token ids, int32 ``[n]``, each at least 0.
+        logprobs: Log-probabilities of the tokens under the policy that sampled them, float32 ``[n]``; None where they
+            were given, as in prompts.
+        reward: For this turn alone, where there is one.
+        metadata: Anything else: None, bool, int, float, str, bytes, NumPy numbers and arrays, and lists, tuples and
+            dicts (with str keys) of these. It is copied.
+
+    Raises:
+        DataError: Another type; tokens or logprobs out of range; logprobs of another length than tokens; NaN.
+    """
+
+    message: str
+    role: str
+    tokens: npt.NDArray[np.int32] = ()  # type: ignore[assignment]
+    logprobs: npt.NDArray[np.float32] | None = None
+    reward: float | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("message", "role"):
+            if not isinstance(getattr(self, name), str):
+                raise DataError(f"turn: expected {name} as a str, found {getattr(self, name)!r:.100}")
+        object.__setattr__(self, "tokens", _tokens(self.tokens))
+        if self.logprobs is not None:
+            object.__setattr__(self, "logprobs", _logprobs(self.logprobs, len(self.tokens)))
+        if self.reward is not None:
+            object.__setattr__(self, "reward", _finite(self.reward, "turn: expected reward"))
+        object.__setattr__(self, "metadata", checked_metadata(self.metadata, "turn"))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Turn):
+            return NotImplemented
+        return (
+            (self.message, self.role, self.reward) == (other.message, other.role, other.reward)
+            and np.array_equal(self.tokens, other.tokens)
+            and (self.logprobs is None) == (other.logprobs is None)
+            and (self.logprobs is None or np.array_equal(self.logprobs, other.logprobs))  # type: ignore[arg-type]
+            and same_values(self.metadata, other.metadata)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether its tokens belong into the loss: the policy wrote them, and their probabilities are known."""
+        return self.logprobs is not None and self.role == "assistant"
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RolloutRecord:
+    """One rollout: a conversation, what it was for, which policy had it, and what it earned.
+
+    Args:
+        environment: The environment's name, not empty.
+        example_id: Which of its problems; an int becomes its decimal digits.
+        policy_version: Of the policy that sampled it; an int becomes its decimal digits.
+        rollout_uid: Names this rollout and no other, not empty.
+        turns: Its messages in order, at least one.
+        reward: What it earned altogether; None: the sum of its turns' rewards.
+        created: When, in seconds since 1970; by default now.
+        replica_id: Who sampled it.
+        metadata: As in ``Turn``.
+
+    Raises:
+        DataError: Another type, an empty name, no turns, NaN or infinity, or no reward at all.
+    """
+
+    environment: str
+    example_id: str
+    policy_version: str
+    rollout_uid: str
+    turns: tuple[Turn, ...]
+    reward: float = None  # type: ignore[assignment]
+    created: float = field(default_factory=time.time)
+    replica_id: str = ""
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("example_id", "policy_version"):
+            value = getattr(self, name)
+            if isinstance(value, int | np.integer) and not isinstance(value, bool):
+                object.__setattr__(self, name, str(int(value)))
+        for name in ("environment", "example_id", "policy_version", "rollout_uid", "replica_id"):
+            value = getattr(self, name)
+            if not isinstance(value, str) or not (value or name == "replica_id"):
+                raise DataError(f"rollout {self.rollout_uid!r}: expected {name} as a str, not empty, found {value!r}")
+        where = f"rollout {self.rollout_uid!r}: expected"
+        given: Any = self.turns
+        turns = tuple(given) if isinstance(given, Iterable) else ()
+        if not turns or not all(isinstance(turn, Turn) for turn in turns):
+            raise DataError(f"{where} one or more turns, found {self.turns!r:.200}")
+        object.__setattr__(self, "turns", turns)
+        reward: Any = self.reward
+        if reward is None:
+            rewards = [turn.reward for turn in turns if turn.reward is not None]
+            if not rewards:
+                raise DataError(f"{where} a reward of its own or of one of its turns, found none")
+            reward = math.fsum(rewards)
+        object.__setattr__(self, "reward", _finite(reward, f"{where} reward"))
+        object.__setattr__(self, "created", _finite(self.created, f"{where} created"))
+        object.__setattr__(self, "metadata", checked_metadata(self.metadata, f"rollout {self.rollout_uid!r}"))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RolloutRecord):
+            return NotImplemented
+        return (
+            (self.key, self.rollout_uid, self.turns) == (other.key, other.rollout_uid, other.turns)
+            and (self.reward, self.created, self.replica_id) == (other.reward, other.created, other.replica_id)
+            and same_values(self.metadata, other.metadata)
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @property
+    def key(self) -> GroupKey:
+        """Which group it belongs to."""
+        return GroupKey(self.environment, self.example_id, self.policy_version)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all turns."""
+        return sum(len(turn.tokens) for turn in self.turns)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RolloutGroup:
+    """Rollouts of one policy version on one problem, which are scored against each other.
+
+    Args:
+        environment, example_id, policy_version: What they share.
+        rollouts: At least one, each once.
+
+    Raises:
+        DataError: No rollout, one of another group, or one that is there twice.
+    """
+
+    environment: str
+    example_id: str
+    policy_version: str
+    rollouts: tuple[RolloutRecord, ...]
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "rollouts", tuple(self.rollouts))
+        if not self.rollouts:
+            raise DataError(f"group {tuple(self.key)}: expected one or more rollouts, found none")
+        for rollout in self.rollouts:
+            if not isinstance(rollout, RolloutRecord) or rollout.key != self.key:
+                raise DataError(f"group {tuple(self.key)}: expected rollouts of this group, found {rollout!r:.200}")
+        if len({rollout.rollout_uid for rollout in self.rollouts}) < len(self.rollouts):
+            raise DataError(f"group {tuple(self.key)}: expected every rollout once, found one twice")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RolloutGroup) and (self.key, self.rollouts) == (other.key, other.rollouts)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __len__(self) -> int:
+        return len(self.rollouts)
+
+    @property
+    def key(self) -> GroupKey:
+        """What its rollouts share."""
+        return GroupKey(self.environment, self.example_id, self.policy_version)
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class RLExample:
+    """One sequence to train on, L tokens long.
+
+    Args:
+        tokens: int32 ``[L]``.
+        loss_mask: Which tokens belong into the loss, bool ``[L]``: those that the policy wrote, never the prompt.
+        advantage: float32 ``[L]``, 0 outside of the loss mask.
+        generator_log_probs: Log-probabilities under the policy that sampled the tokens, float32 ``[L]``, 0 outside of
+            the loss mask.
+        rollout_uid, environment, policy_version: The rollout that it was made of, where it was made of one.
+
+    Raises:
+        DataError: Arrays of another type or of differing lengths, or NaN.
+    """
+
+    tokens: npt.NDArray[np.int32]
+    loss_mask: npt.NDArray[np.bool_]
+    advantage: npt.NDArray[np.float32]
+    generator_log_probs: npt.NDArray[np.float32]
+    rollout_uid: str = ""
+    environment: str = ""
+    policy_version: str = ""
+
+    def __post_init__(self) -> None:
+        tokens = _tokens(self.tokens)
+        mask = np.asarray(self.loss_mask)
+        if mask.dtype != bool or mask.shape != tokens.shape:
+            raise DataError(
+                f"example {self.rollout_uid!r}: expected loss_mask as bool {list(tokens.shape)}, "
+                f"found {mask.dtype} {list(mask.shape)}"
+            )
+        object.__setattr__(self, "tokens", tokens)
+        object.__setattr__(self, "loss_mask", _own(mask, np.bool_, self.loss_mask))
+        for name in ("advantage", "generator_log_probs"):
+            values = _floats(getattr(self, name), len(tokens), f"example {self.rollout_uid!r}: expected {name}")
+            object.__setattr__(self, name, values)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RLExample) and all(
+            np.array_equal(getattr(self, name), getattr(other, name)) for name in self.__dataclass_fields__
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+def unchecked(kind: type[Any]) -> Callable[..., Any]:
+    """What makes objects of one of these types without checking: of values, one for each field, that were checked."""
+    fill = [getattr(kind, name).__set__ for name in kind.__dataclass_fields__]
+
+    def make(*values: Any) -> Any:
+        made = object.__new__(kind)
+        for put, value in zip(fill, values, strict=True):
+            put(made, value)
+        return made
+
+    return make
+
+
+def same_values(one: Any, other: Any) -> bool:
+    """Whether two metadata values are equal, types, arrays and NaN included."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return list(one) == list(other) and all(same_values(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(same_values, one, other))
+    if isinstance(one, np.ndarray | np.generic):
+        a, b = np.asarray(one), np.asarray(other)
+        return a.dtype == b.dtype and a.shape == b.shape and a.tobytes() == b.tobytes()
+    return bool(one == other or (one != one and other != other))
+
+
+def _tokens(values: Any) -> npt.NDArray[np.int32]:
+    tokens = np.asarray(values)
+    if tokens.ndim != 1 or (tokens.size and tokens.dtype.kind not in "iu"):
+        raise DataError(f"tokens: expected integers [n], found {tokens.dtype} {list(tokens.shape)}")
+    if tokens.size and (tokens.min() < 0 or tokens.max() > _MAX_TOKEN):
+        wrong = int(np.flatnonzero((tokens < 0) | (tokens > _MAX_TOKEN))[0])
+        raise DataError(f"tokens: expected 0..{_MAX_TOKEN}, found {tokens[wrong]} at {wrong}")
+    return _own(tokens, np.int32, values)
+
+
+def _logprobs(values: Any, length: int) -> npt.NDArray[np.float32]:
+    return _floats(values, length, "turn: expected logprobs")
+
+
+def _floats(values: Any, length: int, where: str) -> npt.NDArray[np.float32]:
+    floats = np.asarray(values)
+    if floats.shape != (length,):
+        raise DataError(f"{where} for each of {length} tokens, found shape {list(floats.shape)}")
+    if floats.size and floats.dtype.kind not in "iuf":
+        raise DataError(f"{where} as numbers, found {floats.dtype}")
+    narrow: npt.NDArray[np.float32] = _own(floats, np.float32, values)
+    finite = np.isfinite(narrow)
+    if not finite.all():
+        wrong = int(np.flatnonzero(~finite)[0])
+        raise DataError(f"{where} as finite float32 numbers, found {floats[wrong]} at {wrong}")
+    return narrow
+
+
+def _own(values: npt.NDArray[Any], dtype: Any, given: Any) -> npt.NDArray[Any]:
+    """The values in a dtype, in memory that what was given does not share unless nobody may write to it."""
+    shared = values.flags.writeable and not isinstance(given, list | tuple)
+    with np.errstate(over="ignore"):
+        own: npt.NDArray[Any] = values.astype(dtype, copy=shared)
+    own.flags.writeable = False
+    return own
+
+
+def _finite(value: Any, where: str) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise DataError(f"{where} as a number, found {value!r:.100}") from None
+    if not math.isfinite(number):
+        raise DataError(f"{where} as a finite number, found {number}")
+    return number

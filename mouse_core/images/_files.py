@@ -1,0 +1,76 @@
+"""Opening the files that rows name by a path, as far as they may be opened.
+
+A dataset that somebody else wrote may name any path of this machine: a private picture, a pipe that never answers, a
+device. So a path leads to a regular file inside the folder that the dataset lies in, or inside one that the caller
+named, or nowhere.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable, Sequence
+from typing import IO, Any
+
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.spec import check_list
+
+
+def check_roots(roots: Iterable[str | os.PathLike[str]], *, where: str) -> tuple[str, ...]:
+    """Folders as absolute paths without links, or ConfigError where one is none."""
+    if isinstance(roots, str | bytes | os.PathLike):
+        raise ConfigError(f"{where}: expected a list of folders, found {roots!r}; write [{roots!r}]")
+    found = []
+    for root in roots:
+        if not isinstance(root, str | os.PathLike) or not os.path.isdir(root):
+            raise ConfigError(f"{where}: expected folders, found {root!r}")
+        found.append(os.path.realpath(os.fspath(root)))
+    return tuple(found)
+
+
+def dataset_folders(dataset: Any) -> tuple[str, ...]:
+    """The folders that a ``datasets.Dataset`` lies in; none for one in memory."""
+    files = getattr(dataset, "cache_files", None) or ()
+    folders = (os.path.dirname(os.path.realpath(file["filename"])) for file in files)
+    return tuple(dict.fromkeys(folders))
+
+
+def open_inside(path: str, roots: Sequence[str]) -> IO[bytes]:
+    """Open the image file that a row names.
+
+    Args:
+        path: As the row has it. One that is not absolute is looked for in each folder.
+        roots: Folders (absolute, without links) that it may lie in.
+
+    Raises:
+        DataError: It lies elsewhere, also by way of a link; there is none; or it is no regular file.
+    """
+    roots = tuple(dict.fromkeys(check_list("image_roots", roots)))
+    wanted = "expected an image file inside the dataset's folder or one that --image-root or image_roots= names"
+    for root in roots:
+        real = os.path.realpath(os.path.join(root, path))
+        if os.path.commonpath([root, real]) != root or not os.path.lexists(real):
+            continue
+        try:
+            # Neither waits for a pipe's other end nor follows a link that was put there since.
+            flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
+            descriptor = os.open(real, flags | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
+        except OSError as error:
+            raise DataError(f"expected a readable image, found path {path!r}: {error.strerror}") from error
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return os.fdopen(descriptor, "rb")
+        os.close(descriptor)
+        raise DataError(f"{wanted}, found path {path!r}, which is no regular file")
+    inside = [root for root in roots if os.path.commonpath([root, os.path.realpath(os.path.join(root, path))]) == root]
+    if inside:
+        raise DataError(f"expected a readable image, found path {path!r} and no file there (looked in {inside})")
+    raise DataError(f"{wanted} (now {list(roots)}), found path {path!r}{_leads_to(path, roots)}")
+
+
+def _leads_to(path: str, roots: Sequence[str]) -> str:
+    """Where a link in one of the folders leads."""
+    for root in roots:
+        named = os.path.normpath(os.path.join(root, path))
+        if os.path.commonpath([root, named]) == root and os.path.lexists(named):
+            return f", which leads to {os.path.realpath(named)!r}"
+    return ""

@@ -1,0 +1,190 @@
+"""Showing a report in the terminal, with rich where it is installed."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+
+from mouse_core.inspect.report import Column, Report
+
+_COLUMN_HEAD = ("column", "type", "shape", "nulls", "NaN", "min", "max", "mean")
+_EPISODE_HEAD = ("", "min", "5%", "median", "95%", "max", "mean")
+_BARS = " ▁▂▃▄▅▆▇█"
+_MOST_ACTIONS = 12
+_MOST_TASKS = 8
+_DEFAULT_WIDTH = 110
+
+
+def show(report: Report) -> None:
+    """Print a report."""
+    try:
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+    except ImportError:
+        print("\n".join(plain(report)))  # noqa: T201
+        return
+    console = Console(markup=False, highlight=False)
+    if not console.is_terminal:
+        console.width = _DEFAULT_WIDTH
+    console.print(heading(report), style="bold")
+    for title, head, rows in tables(report):
+        table = Table(*head, title=title or None, title_justify="left")
+        for place, column in enumerate(table.columns):
+            column.justify = "right" if place > (2 if head is _COLUMN_HEAD else 0) else "left"
+            column.overflow = "fold"
+        for row in rows:
+            table.add_row(*row)
+        console.print(table)
+    for line in facts(report):
+        console.print(line)
+    warnings, notes = report.warnings, [finding for finding in report.findings if finding.level == "note"]
+    for title, found, style in (("Warnings", warnings, "yellow"), ("Notes", notes, "cyan")):
+        if found:
+            console.print(f"\n{title}", style="bold")
+        for finding in found:
+            console.print(Text.assemble("- ", (finding.code, style), f": {finding.message}"))
+    if not warnings:
+        console.print("\nNo warnings", style="bold green")
+
+
+def plain(report: Report) -> list[str]:
+    """The same as lines of text."""
+    lines = [heading(report), ""]
+    for title, head, rows in tables(report):
+        lines += [title] if title else []
+        lines += [*_aligned([head, *rows]), ""]
+    lines += facts(report)
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _DEFAULT_WIDTH
+    for level, title in (("warning", "Warnings"), ("note", "Notes")):
+        found = [finding for finding in report.findings if finding.level == level]
+        if found:
+            lines += ["", title]
+        for finding in found:
+            lines.append(textwrap.fill(f"- {finding.code}: {finding.message}", width, subsequent_indent="  "))
+    return lines if report.warnings else [*lines, "", "No warnings"]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def heading(report: Report) -> str:
+    """What was looked at."""
+    parts = [f"{report.rows:,} rows"]
+    if report.episodes is not None:
+        parts += [f"{report.episodes.count:,} episodes", f"{report.episodes.transitions:,} transitions"]
+    return f"{report.source} ({report.format}): {', '.join(parts)}"
+
+
+def tables(report: Report) -> list[tuple[str, Sequence[str], list[tuple[str, ...]]]]:
+    """Title, head and rows of every table."""
+    found: list[tuple[str, Sequence[str], list[tuple[str, ...]]]] = [
+        ("", _COLUMN_HEAD, [column_cells(column) for column in report.columns])
+    ]
+    if report.episodes is not None and report.episodes.count:
+        rows = []
+        for name, numbers in (("length", report.episodes.lengths), ("return", report.episodes.returns)):
+            quantiles = numbers.quantiles or (None,) * 5
+            shown = (numbers.low, quantiles[0], quantiles[2], quantiles[4], numbers.high, numbers.mean)
+            rows.append((name, *(number(value) for value in shown)))
+        found.append(("episodes", _EPISODE_HEAD, rows))
+    return found
+
+
+def column_cells(column: Column) -> tuple[str, ...]:
+    """What a row of the table of columns says, under ``_COLUMN_HEAD``."""
+    return (
+        column.name,
+        column.dtype,
+        shape_text(column),
+        f"{column.nulls:,}" if column.nulls else "",
+        f"{column.nans:,}" if column.nans else "",
+        number(column.low),
+        number(column.high),
+        number(column.mean),
+    )
+
+
+def shape_text(column: Column) -> str:
+    """The shape of a row as text."""
+    if isinstance(column.shape, str):
+        return column.shape
+    return "" if column.shape is None else f"[{', '.join(map(str, column.shape))}]"
+
+
+def facts(report: Report) -> list[str]:
+    """Alignment, what else the data say of themselves, ends of episodes and actions, a line each."""
+    lines = [f"alignment: {report.alignment} ({report.alignment_found})", *said(report)]
+    episodes = report.episodes
+    if episodes is not None:
+        codes = ", ".join(f"{code}: {count:,}" for code, count in episodes.done_codes.items())
+        lines.append(f"done codes: {codes}")
+        lines.append(
+            f"episodes: {episodes.terminated:,} terminated, {episodes.truncated:,} truncated, {episodes.open:,} "
+            "without "
+            f"an end (found by {episodes.found_by})"
+        )
+        lines.append(f"returns: {bars(episodes.returns.counts)}   lengths: {bars(episodes.lengths.counts)}")
+    if report.actions is not None:
+        lines.append(f"actions: {actions_text(report)}")
+    return lines
+
+
+def said(report: Report) -> list[str]:
+    """What the data say of themselves beside the alignment, a line each."""
+    about, lines = report.about, []
+    if about.get("environments"):
+        lines.append(f"environment: {', '.join(about['environments'])}")
+    if about.get("tasks"):
+        shown = [f"{task}: {text}" for task, text in list(about["tasks"].items())[:_MOST_TASKS]]
+        more = len(about["tasks"]) - _MOST_TASKS
+        lines.append("tasks: " + "; ".join(shown) + (f"; and {more:,} more" if more > 0 else ""))
+    if about.get("fields"):
+        lines.append(f"fields of its own: {', '.join(item['name'] for item in about['fields'])}")
+    return lines + [f"{name}: {about[name]}" for name in ("max_action_dim", "max_obs_continuous_dim") if name in about]
+
+
+def actions_text(report: Report) -> str:
+    """How actions are used, in a line."""
+    actions = report.actions
+    if actions is None:
+        return ""
+    if actions.counts is not None:
+        total = max(1, sum(actions.counts.values()))
+        shown = [f"{name}: {count / total:.1%}" for name, count in list(actions.counts.items())[:_MOST_ACTIONS]]
+        more = len(actions.counts) - _MOST_ACTIONS
+        return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+    places = actions.places
+    if not places or "low" not in places:
+        return "continuous"
+    spans = [
+        f"{place}: {number(low)} to {number(high)}"
+        for place, (low, high) in enumerate(zip(places["low"], places["high"], strict=True))
+    ]
+    more = len(spans) - _MOST_ACTIONS
+    return ", ".join(spans[:_MOST_ACTIONS]) + (f" and {more} more" if more > 0 else "")
+
+
+def bars(counts: Sequence[int], width: int = 24) -> str:
+    """A histogram in a line of text."""
+    if not counts:
+        return "-"
+    size = -(-len(counts) // width)
+    joined = [sum(counts[first : first + size]) for first in range(0, len(counts), size)]
+    highest = max(joined) or 1
+    return "".join(_BARS[0 if not count else 1 + round((len(_BARS) - 2) * count / highest)] for count in joined)
+
+
+def number(value: float | None) -> str:
+    """A number in at most about eight characters; nothing for None."""
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(int(value))
+    if isinstance(value, int):
+        return f"{value:,}" if abs(value) < 10_000_000 else f"{value:.4g}"
+    return f"{value:.4g}"

@@ -1,0 +1,131 @@
+"""States of loaders: what they are checked for, and what differs where one is of another source."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from mouse_core.batches.source import BatchSource
+from mouse_core.errors import StateError
+
+_NUMBERS = ("seed", "next_index", "rows", "epoch_start")
+_KEYS = {*_NUMBERS, "fingerprint"}
+# States of earlier versions have none.
+_CONFIGURATION = "configuration"
+_LONGEST, _MOST = 60, 32
+
+
+def state_of(source: BatchSource, next_index: int) -> dict[str, Any]:
+    """The state of a loader that delivers batch ``next_index`` next."""
+    return {
+        "seed": source.seed,
+        "next_index": next_index,
+        "rows": source.snapshot.num_rows,
+        "epoch_start": source.epoch_start,
+        "fingerprint": source.fingerprint,
+        _CONFIGURATION: json.dumps(_configuration(source), separators=(",", ":")),
+    }
+
+
+def numbers_of(state: Any) -> dict[str, int]:
+    """The numbers of a state, by name.
+
+    Raises:
+        StateError: It is none.
+    """
+    if not isinstance(state, Mapping) or set(state) - {_CONFIGURATION} != _KEYS:
+        raise StateError(f"state: expected a dict with the keys {sorted(_KEYS)}, found {state!r:.200}")
+    numbers = {}
+    for name in _NUMBERS:
+        value = state[name]
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
+            raise StateError(f"state: expected {name} as an integer from 0, found {value!r}")
+        numbers[name] = int(value)
+    if numbers["next_index"] < numbers["epoch_start"]:
+        raise StateError(f"state: expected next_index at or after epoch_start, found {numbers}")
+    return numbers
+
+
+def check_source(source: BatchSource, state: Mapping[str, Any]) -> None:
+    """Raise StateError, which says what differs, unless a state is of this source."""
+    if source.fingerprint == state["fingerprint"]:
+        return
+    try:
+        found = json.loads(state.get(_CONFIGURATION, "{}"))
+        differing = _differing(_configuration(source), found) if found else []
+    except (TypeError, ValueError, AttributeError, RecursionError):
+        differing = []
+    if differing:
+        raise StateError(f"state: expected one of this dataset and configuration; {'; '.join(differing)}")
+    raise StateError(
+        f"state: expected the fingerprint {source.fingerprint} of this dataset and configuration (rows, "
+        f"fields, sampling, sequence_length, batch_size, augmentation), found {state['fingerprint']!r:.80}"
+    )
+
+
+def _configuration(source: BatchSource) -> dict[str, Any]:
+    """What the fingerprint is a digest of, by name, with texts that are long as digests."""
+    data, sampler, fields, *augment = source.identity
+    snapshot = source.snapshot
+    kinds = {reader.spec.column: str(reader.column.kind) for reader in snapshot.readers.values()}
+    said: dict[str, Any] = {"data": data[:12], "alignment": snapshot.alignment, "columns": kinds}
+    made: Any = source.sampler
+    if dataclasses.is_dataclass(made) and sampler == repr(made):
+        options = [item.name for item in dataclasses.fields(made) if item.repr and not item.name.startswith("_")]
+        said["sampling"] = type(made).__name__
+        said |= {name: repr(getattr(made, name)) for name in options}
+    else:
+        said["sampling"] = sampler
+    said["fields"] = {name: _field(*rest) for name, *rest in fields}
+    if augment:
+        said["augment"] = json.dumps(augment)
+    return {name: _short(value) for name, value in said.items()}
+
+
+def _field(column: str = "", shape: Any = (), image_shape: Any = None, fill: str = "None", pad: str = "None") -> str:
+    """What a field's identity says, in words."""
+    said = [f"column {column!r} as {list(image_shape or shape)}"]
+    said += [f"{name} {value}" for name, value in (("fill", fill), ("pad", pad)) if value != "None"]
+    return ", ".join(said)
+
+
+def _short(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _short(one) for name, one in value.items()} if len(value) <= _MOST else _short(json.dumps(value))
+    return value if len(value) <= _LONGEST else f"#{hashlib.sha256(value.encode()).hexdigest()[:12]}"
+
+
+def _differing(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """What is different in two configurations, a sentence each."""
+    said = []
+    names = list(dict.fromkeys([*expected, *found]))
+    if expected.get("sampling") != found.get("sampling"):  # of which the others are options
+        names = [name for name in names if name in ("sampling", "augment") or (name in expected and name in found)]
+    for name in names:
+        wanted, has = expected.get(name), found.get(name)
+        if wanted == has or name == "data":
+            continue
+        if isinstance(wanted, Mapping) and isinstance(has, Mapping):
+            said += [f"{name}: expected {one!r}, found none" for one in wanted if one not in has]
+            said += [f"{name}: expected no {one!r}, found one" for one in has if one not in wanted]
+            both = [one for one in wanted if one in has and has[one] != wanted[one]]
+            said += [_two(f"{name}: {one}", wanted[one], has[one]) for one in both]
+            if list(wanted) != list(has) and set(wanted) == set(has):
+                said.append(f"{name}: expected the order {list(wanted)}, found {list(has)}")
+        else:
+            said.append(_two(name, wanted, has))
+    # If columns or alignment are others, the digest of the data is another, too.
+    if expected["data"] != found.get("data") and not any(line.startswith(("columns", "alignment")) for line in said):
+        said.append("data: expected these rows, found others, or other values in them")
+    return said
+
+
+def _two(name: str, wanted: Any, found: Any) -> str:
+    if any(isinstance(value, str) and value.startswith("#") for value in (wanted, found)):
+        return f"{name} differs"
+    return f"{name}: expected {'none' if wanted is None else wanted}, found {'none' if found is None else found}"

@@ -1,0 +1,237 @@
+"""Keeping the episodes of a storage: which fields say where they end, and what of a write matters."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+import numpy as np
+
+from mouse_core.errors import ConfigError, SchemaError, StateError
+from mouse_core.replay._episodes.marks import Keys, Marks, Read, as_ids, begins, contradiction, find_keys, marks_of
+from mouse_core.replay._episodes.windows import Episodes, Int64s
+from mouse_core.replay.protocols import FieldKey, Storage, Write
+
+# A scan reads so many rows at a time.
+_SCANNED = 1 << 20
+
+
+class EpisodeIndex:
+    """The episodes of a storage under a ring, kept up to date write by write.
+
+    Args:
+        traj_key: The field with the number of each row's trajectory: an episode ends where it changes.
+        end_key: The field that is not 0 in the last row of an episode.
+        truncated_key: A second one.
+        done: What is called so in place of ``"done"``, where none of the three is given.
+
+    Without any of them all count that are there: ``("next", "done")``, ``("next", "terminated")`` and ``("next",
+    "truncated")``, or else ``"done"``, ``"terminated"`` and ``"truncated"``; and the first of ``TRAJ_KEYS``, as numbers
+    of trajectories. Where they contradict each other, or those that were named miss an end that another one has, a
+    warning says so, once.
+    """
+
+    def __init__(
+        self,
+        traj_key: FieldKey | None = None,
+        end_key: FieldKey | None = None,
+        truncated_key: FieldKey | None = None,
+        *,
+        done: FieldKey = "done",
+    ) -> None:
+        self._done = done
+        self.keys = (traj_key, end_key, truncated_key)
+        self._found: Keys | None = None
+        self._episodes: Episodes | None = None
+        self._is_whole = False
+        self._before: Marks | None = None  # the last time step known, if it must be
+        self._is_loaded = False
+        self._has_warned = False
+
+    def wrote(self, storage: Storage, write: Write) -> None:
+        """Take note of a write, in time proportional to its rows."""
+        episodes = self._episodes
+        if not self._is_whole or not len(write.slots):
+            return
+        try:
+            if write.first is None:
+                self._change(storage, write)
+                return
+            if episodes is None and not write.first:
+                episodes = self._episodes = Episodes(storage.num_envs, storage.capacity // storage.num_envs)
+            if episodes is None or write.first != episodes.end * episodes.num_envs:
+                self._is_whole = False  # rows came and went that nobody spoke of
+                return
+            keys = self._keys(write.read)
+            if self._before is None and (keys.cuts or keys.others):
+                self._before = self._read_before(storage, write.first, keys)
+            self._extend(episodes, keys, marks_of(keys, write.read, episodes.num_envs))
+        except SchemaError:
+            # The rows are written, and this is no time to complain: the next draw looks again.
+            self._is_whole = False
+
+    def reset(self, storage: Storage) -> None:
+        """All rows may be others: look at them at the next draw."""
+        self._episodes, self._is_whole, self._found = None, not len(storage), None
+        self._before, self._is_loaded = None, False
+
+    def settled(self, storage: Storage) -> Episodes:
+        """The episodes of the rows there are.
+
+        Raises:
+            ConfigError: There are no rows.
+            MissingFieldError: The rows have none of the fields that say where episodes end.
+            SchemaError: Such a field has more than one value a row, or numbers of trajectories are no integers.
+        """
+        if not len(storage):
+            raise ConfigError("sample: expected rows, found an empty buffer")
+        episodes = self._episodes
+        if not self._is_whole or episodes is None or episodes.end * episodes.num_envs != storage.written:
+            episodes = self._scan(storage)
+            self._episodes, self._is_whole = episodes, True
+        elif self._is_loaded:
+            keys = self._keys(lambda key: storage.read(key, slice(0, len(storage))))
+            if keys.cuts:
+                # A state that was saved when ids did not count is right only if they say the same.
+                scanned = self._scan(storage)
+                if not _same(scanned, episodes):
+                    episodes = self._episodes = scanned
+        self._is_loaded = False
+        return episodes
+
+    def coming_back(self, storage: Storage) -> FieldKey | None:
+        """The field whose numbers of trajectories come back behind others, as where environments take turns in rows."""
+        keys, episodes = self._found, self._episodes
+        if keys is None or keys.ids is None or episodes is None or storage.ndim != 1:
+            return None
+        ids = marks_of(keys, lambda key: storage.read(key, slice(0, len(storage))), 1).ids
+        if ids is None:
+            return None
+        ids = np.roll(ids[:, 0], -(episodes.begin % episodes.steps) if len(storage) == episodes.steps else 0)
+        heads = ids[np.concatenate([[True], ids[1:] != ids[:-1]])]
+        return keys.ids if len(np.unique(heads)) < len(heads) else None
+
+    def shown(self) -> str:
+        """As it stands in the ``repr`` of a sampler."""
+        names = ("traj_key", "end_key", "truncated_key")
+        return ", ".join(f"{name}={key!r}" for name, key in zip(names, self.keys, strict=True))
+
+    # ------------------------------------------------------------------ reading
+
+    def _extend(self, episodes: Episodes, keys: Keys, marks: Marks) -> None:
+        """Add the time steps behind the last."""
+        before = self._before
+        if keys.cuts or keys.others:
+            self._before = marks.last()
+            found = None if self._has_warned else contradiction(keys, marks, before)
+            if found is not None:
+                self._has_warned = True
+                row = episodes.end * episodes.num_envs + found[0]
+                warnings.warn(f"slices: an episode begins with row {row} {found[1]}", UserWarning, stacklevel=2)
+        ends, ids = marks.ends, marks.ids
+        if ids is not None and not keys.numbers:
+            new = begins(None, ids, before)
+            episodes.cut(new[0])
+            ends = np.zeros(ids.shape, np.bool_) if ends is None else ends.copy()
+            ends[:-1] |= new[1:]
+            ids = None
+        episodes.extend(ends, None if ids is None else as_ids(keys.ids, ids))
+
+    def _keys(self, read: Read) -> Keys:
+        if self._found is None:
+            traj_key, *given = self.keys
+            self._found = find_keys(read, traj_key, tuple(key for key in given if key is not None), self._done)
+        return self._found
+
+    def _scan(self, storage: Storage) -> Episodes:
+        num_envs = storage.num_envs
+        steps, alive, end = storage.capacity // num_envs, len(storage) // num_envs, storage.written // num_envs
+        known = self._episodes
+        next_ids = known.next_ids if known is not None and known.num_envs == num_envs else None
+        episodes = Episodes(num_envs, steps, first=end - alive, next_ids=next_ids)
+        self._found = self._before = None
+        step, chunk = end - alive, max(1, _SCANNED // num_envs)
+        while step < end:
+            begin = step % steps
+            n = min(end - step, steps - begin, chunk)
+            slots = slice(begin * num_envs, (begin + n) * num_envs)
+            read: Read = lambda key, slots=slots: storage.read(key, slots)  # type: ignore[misc] # noqa: E731
+            keys = self._keys(read)
+            self._extend(episodes, keys, marks_of(keys, read, num_envs))
+            step += n
+        return episodes
+
+    def _read_before(self, storage: Storage, first: int, keys: Keys) -> Marks | None:
+        """The time step before row ``first``, if it is still there."""
+        num_envs = storage.num_envs
+        if first < num_envs or storage.written - (first - num_envs) > storage.capacity:
+            return None
+        slots = np.arange(first - num_envs, first, dtype=np.int64) % storage.capacity
+        return marks_of(keys, lambda key: storage.read(key, slots), num_envs)
+
+    def _change(self, storage: Storage, write: Write) -> None:
+        """Rows that exist were written anew."""
+        episodes = self._episodes
+        self._before = None
+        if episodes is None:
+            self._is_whole = False
+            return
+        num_envs = episodes.num_envs
+        keys = self._keys(write.read)
+        marks = marks_of(keys, write.read, 1)
+        ends, ids = marks.ends, marks.ids
+        if ids is not None and (ends is not None or keys.cuts):
+            self._is_whole = False  # whether an id or an end made a boundary is not known
+            return
+        # Of a slot that comes twice the last row counts.
+        slots, last = np.unique(write.slots[::-1], return_index=True)
+        last = len(write.slots) - 1 - last
+        step, env = np.divmod(slots, num_envs)
+        step = episodes.begin + (step - episodes.begin) % episodes.steps
+        order = np.lexsort((step, env))
+        env, step, last = env[order], step[order], last[order]
+        for number in np.unique(env).tolist():
+            mine = env == number
+            if ids is not None:
+                episodes.change_ids(number, step[mine], as_ids(keys.ids, ids)[last[mine], 0])
+            elif ends is not None:
+                episodes.change_ends(number, step[mine], ends[last[mine], 0])
+
+    # ------------------------------------------------------------------ state
+
+    def state(self) -> dict[str, Int64s]:
+        """What is known about the rows: arrays ``[n]`` as long as there are episodes; of no row: empty ones."""
+        episodes = self._episodes
+        if self._is_whole and episodes is not None and episodes.end > episodes.begin:
+            return episodes.state()
+        nothing = {name: np.zeros(0, np.int64) for name in STATE}
+        return nothing if episodes is None else nothing | {"next_ids": episodes.next_ids.copy()}
+
+    def load(self, state: Mapping[str, Int64s]) -> None:
+        """Know what ``state`` says; if that is nothing, look at the rows at the next draw.
+
+        Raises:
+            StateError: It is damaged; nothing has changed then.
+        """
+        whole = len(state["steps"]) > 0
+        try:
+            if whole:
+                episodes: Episodes | None = Episodes.of_state(state)
+            else:
+                ids = state["next_ids"].astype(np.int64)
+                episodes = Episodes(len(ids), 1, next_ids=ids) if len(ids) else None
+        except (ValueError, IndexError) as error:
+            raise StateError(f"sampler: {error}") from error
+        self._episodes, self._is_whole, self._found = episodes, whole, None
+        self._before, self._is_loaded = None, whole
+
+
+STATE = ("steps", "counts", "begins", "ids", "ended", "next_ids")
+"""The names of the arrays of a state."""
+
+
+def _same(one: Episodes, two: Episodes) -> bool:
+    """Whether the episodes of the rows there are begin and end alike."""
+    first, second = one.state(), two.state()
+    begins, others = (np.maximum(state["begins"], one.begin) for state in (first, second))
+    return np.array_equal(first["counts"], second["counts"]) and np.array_equal(begins, others)

@@ -1,0 +1,1 @@
+"""Which rows of a buffer a batch has."""

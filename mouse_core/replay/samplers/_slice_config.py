@@ -1,0 +1,151 @@
+"""What all samplers of slices have in common: their arguments, and making a draw of windows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mouse_core.errors import ConfigError
+from mouse_core.replay._episodes.counts import WindowRule
+from mouse_core.replay._episodes.windows import Episodes, Windows
+from mouse_core.replay.protocols import Draw, FieldKey
+
+Span = bool | int | tuple[bool | int, bool | int]
+
+
+class SliceConfig:
+    """The arguments of ``SliceSampler`` that say what a slice is, checked.
+
+    Args:
+        num_slices, slice_len, strict_length, pad, span: See ``SliceSampler``.
+        tiled: Whether slices lie side by side.
+
+    Raises:
+        ConfigError: See ``SliceSampler``.
+    """
+
+    def __init__(
+        self,
+        num_slices: int | None,
+        slice_len: int | None,
+        *,
+        strict_length: bool,
+        pad: bool | float,
+        span: Span,
+        tiled: bool = False,
+    ) -> None:
+        if (num_slices is None) == (slice_len is None):
+            raise ConfigError(
+                f"slices: expected num_slices or slice_len, and not both, found num_slices={num_slices!r}, "
+                f"slice_len={slice_len!r}"
+            )
+        self.num_slices = None if num_slices is None else _check_positive("num_slices", num_slices)
+        self.slice_len = None if slice_len is None else _check_positive("slice_len", slice_len)
+        self.strict_length = check_flag("strict_length", strict_length)
+        if not isinstance(pad, bool | int | float | np.number):
+            raise ConfigError(f"pad: expected True, False or a number, found {pad!r}")
+        self.pads = pad is not False
+        self.fill = None if isinstance(pad, bool) else pad
+        self.span = _check_span(span)
+        self._pad = pad
+        self._tiled = tiled
+        if self.slice_len is not None:
+            self.rule(self.slice_len)
+
+    @property
+    def adds(self) -> tuple[str, ...]:
+        """The fields of a draw that rows cannot have."""
+        if self.pads:
+            return ("mask",)
+        return () if self.strict_length and not any(self.span) else ("slice_id",)
+
+    def shown(self) -> str:
+        """As it stands in the ``repr`` of a sampler."""
+        size = f"num_slices={self.num_slices}" if self.slice_len is None else f"slice_len={self.slice_len}"
+        span = "" if self._tiled else f", span={self.span}"
+        return f"{size}, strict_length={self.strict_length}, pad={self._pad}{span}"
+
+    def rule(self, batch_size: int) -> tuple[int, WindowRule]:
+        """How many slices a batch of so many steps has, and what they are.
+
+        Raises:
+            ConfigError: The batch is no whole number of slices, or the span reaches over whole slices.
+        """
+        if self.slice_len is None:
+            name, divisor = "num_slices", self.num_slices or 1
+            count, length = divisor, batch_size // divisor
+        else:
+            name, divisor = "slice_len", self.slice_len
+            count, length = batch_size // divisor, divisor
+        if batch_size % divisor or not batch_size:
+            raise ConfigError(f"batch_size: expected a multiple of {name}={divisor}, found {batch_size}")
+        left, right = (length - 1 if side is True else int(side) for side in self.span)
+        if max(left, right) >= length:
+            raise ConfigError(f"span: expected less than the {length} steps of a slice, found {self.span}")
+        strict = self.strict_length and not self.pads
+        return count, WindowRule(length, left, right, strict=strict, tiled=self._tiled)
+
+
+def draw_of(windows: Windows, rule: WindowRule, config: SliceConfig, episodes: Episodes) -> Draw:
+    """The rows of some windows, as ``SliceSampler`` says."""
+    n, length = len(windows.start), rule.length
+    begin, end = windows.begin, windows.end
+    step = windows.start[:, None] + np.arange(length)
+    mask = None
+    if not rule.strict or rule.left or rule.right:
+        end = np.minimum(end, windows.start + np.minimum(end - begin, length))
+        mask = (step >= begin[:, None]) & (step < end[:, None])
+        step = np.clip(step, begin[:, None], end[:, None] - 1)
+    # A division for each window, and none for each step.
+    origin = begin - begin % episodes.steps
+    place = step - origin[:, None]
+    if (end - origin).max() > episodes.steps:
+        place -= episodes.steps * (place >= episodes.steps)
+    if episodes.num_envs > 1:
+        place *= episodes.num_envs
+        place += windows.env[:, None]
+    traj_id = np.repeat(windows.traj_id, length).reshape(n, length)
+    if mask is None:
+        return Draw(place, extra={"traj_id": traj_id})
+    if config.pads:
+        return Draw(place, mask, pad=config.fill, extra={"traj_id": traj_id})
+    slice_id = np.repeat(np.arange(n), length).reshape(n, length)
+    return Draw(place[mask], extra={"traj_id": traj_id[mask], "slice_id": slice_id[mask]})
+
+
+def no_window(episodes: Episodes, rule: WindowRule, again: FieldKey | None) -> ConfigError:
+    """What to raise where no episode has a window; ``again`` is the field whose numbers of trajectories come back."""
+    hint = "strict_length=False or pad=True takes shorter ones"
+    if again is not None:
+        hint = (
+            f"numbers of {again!r} come back behind others: rows of several environments? A storage with ndim=2 takes "
+            "[time, env], each environment a stream of its own"
+        )
+    return ConfigError(
+        f"slices: expected an episode of at least {rule.length} steps, found the longest to have {episodes.longest()}; "
+        f"{hint}"
+    )
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """``value`` if it is True or False, else ConfigError."""
+    if not isinstance(value, bool | np.bool_):
+        raise ConfigError(f"{name}: expected True or False, found {value!r}")
+    return bool(value)
+
+
+def _check_positive(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ConfigError(f"{name}: expected an integer from 1, found {value!r}")
+    return int(value)
+
+
+def _check_span(span: Any) -> tuple[bool | int, bool | int]:
+    pair = tuple(span) if isinstance(span, tuple | list) else (span, span)
+    for side in pair:
+        if not isinstance(side, bool | int | np.integer) or side < 0:
+            raise ConfigError(f"span: expected True, False or an integer from 0, or two of them, found {span!r}")
+    if len(pair) != 2:
+        raise ConfigError(f"span: expected True, False or an integer from 0, or two of them, found {span!r}")
+    return pair

@@ -1,0 +1,175 @@
+"""A sum tree in NumPy: numbers under a changing set of weights, drawn in proportion to them."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.errors import ConfigError
+from mouse_core.randomness import Key
+from mouse_core.replay.protocols import Slots
+
+Floats = npt.NDArray[np.float64]
+Int64s = npt.NDArray[np.int64]
+Words = npt.NDArray[np.uint64]
+
+# A node sums 16 children: 128 bytes, two cache lines. A tree twice as wide has fewer levels and costs more.
+_FAN = 16
+_SHIFT = 4
+# The topmost level is summed up as a whole for every draw after a change; above so many nodes a level more is faster.
+_TOP = 4096
+_ONE = np.uint64(1)
+_NONE = np.iinfo(np.uint64).max
+
+
+class SumTree:
+    """Weights of the numbers ``0 .. size - 1``: draws in proportion to them, their sum and the smallest above zero.
+
+    A node is always the sum of its children as they are, added in their order: nothing drifts, and a tree that is made
+    anew from the same weights is the same to the bit. All operations take arrays and cost ``O(n log size)`` for ``n``
+    numbers.
+
+    Args:
+        size: How many numbers, at least 1. All weights are 0 at first.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._sums: list[Floats] = []
+        # The smallest weight below each node, as the bits of the float64 less one: positive numbers have the order of
+        # their bits, and zero, which stands for no weight, becomes the largest of all. Not kept for the leaves.
+        self._mins: list[Words] = []
+        nodes = -(-size // _FAN) * _FAN
+        self._sums.append(np.zeros(nodes))
+        while nodes > _TOP:
+            nodes = -(-nodes // (_FAN * _FAN)) * _FAN
+            self._sums.append(np.zeros(nodes))
+            self._mins.append(np.full(nodes, _NONE, np.uint64))
+        self._cumulative: Floats | None = None
+
+    @property
+    def weights(self) -> Floats:
+        """The weights, float64 ``[size]``; a view that must not be written to."""
+        return self._sums[0][: self.size]
+
+    @property
+    def total(self) -> float:
+        """The sum of all weights."""
+        return float(self._sum_up()[-1])
+
+    @property
+    def smallest(self) -> float:
+        """The smallest weight above zero; infinity where there is none."""
+        words = self._mins[-1] if self._mins else self._sums[0].view(np.uint64) - _ONE
+        lowest = words.min()
+        return float("inf") if lowest == _NONE else float((lowest + _ONE).view(np.float64))
+
+    def set(self, numbers: Int64s, weights: Floats | float) -> None:
+        """Give ``numbers`` (int64 ``[n]``) new weights, finite and not negative; of a number that comes twice the last.
+
+        Args:
+            numbers: Each in ``0 .. size - 1``.
+            weights: Float64 ``[n]``, or one for all.
+        """
+        self._sums[0][numbers] = weights
+        self._cumulative = None
+        nodes = numbers
+        for level in range(len(self._mins)):
+            if len(nodes) * _FAN > len(self._sums[level]):
+                self._add_up(level, 0, len(self._sums[level + 1]))
+                continue
+            nodes = nodes >> _SHIFT
+            children = self._sums[level].reshape(-1, _FAN).take(nodes, axis=0)
+            self._sums[level + 1][nodes] = np.add.reduce(children, axis=1)
+            if level:
+                words = self._mins[level - 1].reshape(-1, _FAN).take(nodes, axis=0)
+            else:
+                words = children.view(np.uint64) - _ONE
+            self._mins[level][nodes] = np.minimum.reduce(words, axis=1)
+
+    def fill(self, begin: int, end: int, weight: float) -> None:
+        """Give the numbers ``begin .. end - 1`` one weight."""
+        self._sums[0][begin:end] = weight
+        self._add_up_all(begin, end)
+
+    def assign(self, weights: Floats) -> None:
+        """Give the numbers ``0 .. len(weights) - 1`` these weights and all others 0."""
+        self._sums[0][: len(weights)] = weights
+        self._sums[0][len(weights) :] = 0.0
+        self._add_up_all(0, self.size)
+
+    def draw(self, uniform: Floats) -> Int64s:
+        """Numbers drawn in proportion to their weights; one of weight 0 is never drawn.
+
+        Args:
+            uniform: Where in the total to look, float64 ``[n]`` in ``[0, 1)``. The total must be above 0.
+
+        Returns:
+            int64 ``[n]``.
+        """
+        cumulative = self._sum_up()
+        # Rounding must not lead past the last weight that counts, here and below.
+        rest = np.minimum(uniform * cumulative[-1], np.nextafter(cumulative[-1], 0.0))
+        nodes: Int64s = cumulative[1:].searchsorted(rest, side="right")
+        rest -= cumulative[nodes]
+        rows = np.arange(0, len(uniform) * (_FAN + 1), _FAN + 1)
+        sums = np.zeros((len(uniform), _FAN + 1))
+        flat = sums.reshape(-1)
+        for level in range(len(self._mins) - 1, -1, -1):
+            children = self._sums[level].reshape(-1, _FAN).take(nodes, axis=0)
+            np.add.accumulate(children, axis=1, out=sums[:, 1:])
+            np.minimum(rest, np.nextafter(sums[:, -1], 0.0), out=rest)
+            chosen = (sums[:, 1:] > rest[:, None]).argmax(axis=1)
+            rest -= flat.take(rows + chosen)
+            nodes = (nodes << _SHIFT) + chosen
+        return nodes
+
+    def _sum_up(self) -> Floats:
+        """The sums of the first 0, 1, 2, ... nodes of the topmost level."""
+        if self._cumulative is None:
+            top = self._sums[-1]
+            cumulative = np.zeros(len(top) + 1)
+            np.add.accumulate(top, out=cumulative[1:])
+            self._cumulative = cumulative
+        return self._cumulative
+
+    def _add_up_all(self, begin: int, end: int) -> None:
+        self._cumulative = None
+        for level in range(len(self._mins)):
+            begin, end = begin >> _SHIFT, -(-end >> _SHIFT)
+            self._add_up(level, begin, end)
+
+    def _add_up(self, level: int, begin: int, end: int) -> None:
+        """Make the nodes ``begin .. end - 1`` above ``level`` anew from their children."""
+        within = slice(begin * _FAN, end * _FAN)
+        children = self._sums[level][within]
+        words = self._mins[level - 1][within] if level else children.view(np.uint64) - _ONE
+        parents = slice(begin, begin + len(children) // _FAN)  # the level's last nodes may have no children
+        self._sums[level + 1][parents] = np.add.reduce(children.reshape(-1, _FAN), axis=1)
+        self._mins[level][parents] = np.minimum.reduce(words.reshape(-1, _FAN), axis=1)
+
+
+def ring_ranges(begin: int, end: int, capacity: int) -> list[tuple[int, int]]:
+    """The slots of the rows ``begin .. end - 1`` in a ring, as one or two ranges ``(first, last + 1)``."""
+    if end - begin >= capacity:
+        return [(0, capacity)]
+    first, last = begin % capacity, (end - 1) % capacity + 1
+    return [(first, last)] if first < last else [(first, capacity), (0, last)]
+
+
+def draw_slots(tree: SumTree, n: int, key: Key) -> Slots:
+    """``n`` slots in proportion to a tree's weights, int64 ``[n]``.
+
+    Raises:
+        ConfigError: All weights are 0.
+    """
+    if not tree.total > 0.0:
+        raise ConfigError("sample: expected a priority above 0, found that of every row to be 0 (and eps=0)")
+    return tree.draw(key.uniform(n))
+
+
+def importance_weights(tree: SumTree, slots: Slots, beta: float) -> npt.NDArray[np.float32]:
+    """``(p_i / p_min) ** -beta`` of the ``slots``, float32 of their shape."""
+    ratio = tree.weights[slots]
+    ratio /= tree.smallest
+    return (ratio**-beta).astype(np.float32)

@@ -1,0 +1,337 @@
+"""Prioritised sampling of single rows (Schaul et al., "Prioritized Experience Replay", ICLR 2016)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core._base.casting import number_kind
+from mouse_core.errors import ConfigError, DataError, StateError
+from mouse_core.randomness import Key
+from mouse_core.replay.protocols import Draw, Slots, Storage, Write
+from mouse_core.replay.samplers._state import check_state
+from mouse_core.replay.samplers._sum_tree import SumTree, draw_slots, importance_weights, ring_ranges
+
+Floats = npt.NDArray[np.float64]
+Beta = float | Callable[[int], float]
+"""A number, or a function from the number of the sample (0, 1, 2, ...) to one."""
+
+
+@dataclass(frozen=True)
+class LinearSchedule:
+    """A number that goes from one value to another in equal steps and stays there.
+
+    Args:
+        start: At sample 0.
+        end: From sample ``samples`` on.
+        samples: How many samples it takes, at least 1.
+
+    Raises:
+        ConfigError: A value that is not finite, or no samples.
+    """
+
+    start: float
+    end: float
+    samples: int
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.start) and math.isfinite(self.end)):
+            raise ConfigError(f"LinearSchedule: expected finite numbers, found {self.start}, {self.end}")
+        if isinstance(self.samples, bool) or not isinstance(self.samples, int | np.integer) or self.samples < 1:
+            raise ConfigError(f"LinearSchedule: expected at least 1 sample, found {self.samples!r}")
+
+    def __call__(self, sample: int) -> float:
+        """The value for sample number ``sample``."""
+        return self.start + (self.end - self.start) * min(sample / self.samples, 1.0)
+
+
+class Priorities:
+    """What prioritised samplers keep: a weight ``(priority + eps) ** alpha`` for every slot, and the largest priority.
+
+    Args:
+        alpha, eps: See ``PrioritizedSampler``.
+    """
+
+    def __init__(self, alpha: float, eps: float) -> None:
+        self.alpha = _check_number("alpha", alpha)
+        self.eps = _check_number("eps", eps)
+        self.largest = 1.0
+        self.weight_of_new = self.weights_of(np.array([self.largest]))[0].item()
+
+    def weights_of(self, priority: Floats) -> Floats:
+        """``(priority + eps) ** alpha``, same shape.
+
+        Raises:
+            DataError: A priority is negative, NaN or infinite, or its power is beyond float64.
+        """
+        # NaN fails every comparison, and comes through the minimum.
+        if priority.size and not (priority.min() >= 0 and priority.max() < np.inf):
+            raise self._refusal(priority, ~((priority >= 0) & (priority < np.inf)))
+        with np.errstate(over="ignore"):
+            weights: Floats = (priority + self.eps) ** self.alpha
+        if weights.size and not weights.max() < np.inf:
+            raise self._refusal(priority, np.isinf(weights))
+        return weights
+
+    def _refusal(self, priority: Floats, wrong: npt.NDArray[np.bool_]) -> DataError:
+        place = np.unravel_index(int(wrong.argmax()), wrong.shape)
+        return DataError(
+            f"update_priority: expected finite priorities from 0, found {priority[place]} at {list(map(int, place))} "
+            f"(alpha={self.alpha}, eps={self.eps})"
+        )
+
+    def check(
+        self, storage: Storage, index: Slots, priority: npt.NDArray[Any]
+    ) -> tuple[npt.NDArray[np.int64], Floats, float]:
+        """Slots ``[n]``, their weights ``[n]`` and the largest priority so far, of the arguments of an update.
+
+        Raises:
+            DataError, IndexError, ConfigError: See ``PrioritizedSampler.update_priority``.
+        """
+        slots = np.asarray(index)
+        if slots.dtype.kind not in "iu":
+            raise ConfigError(f"update_priority: expected integers as index, found {slots.dtype}")
+        values = priorities_like(slots, priority)
+        slots = slots.reshape(-1).astype(np.int64, copy=False)
+        rows = len(storage)
+        if slots.size and not (slots.min() >= 0 and slots.max() < rows):
+            outside = slots[(slots < 0) | (slots >= rows)][0]
+            raise IndexError(f"update_priority: expected slots in 0..{rows - 1}, found {outside}")
+        values = values.astype(np.float64, copy=False)
+        weights = self.weights_of(values).reshape(-1)
+        return slots, weights, max(self.largest, float(values.max())) if values.size else self.largest
+
+    def raise_largest(self, largest: float) -> None:
+        """From now on this is the largest priority so far."""
+        if largest != self.largest:
+            self.largest = largest
+            self.weight_of_new = self.weights_of(np.array([largest]))[0].item()
+
+
+class PrioritizedSampler:
+    """Rows drawn in proportion to ``p_i = (priority_i + eps) ** alpha``, each draw independent of the others.
+
+    New rows, and rows that are changed in place, have the largest priority that was ever set, at least 1. A batch has
+    importance weights ``(p_i / p_min) ** -beta`` beside it, with the smallest ``p`` of all rows: they are at most 1.
+    A row whose ``p`` is 0 (priority and ``eps`` both 0) is never drawn and does not count for ``p_min``.
+
+    Args:
+        alpha: How much priorities count, at least 0; with 0 all rows are drawn alike.
+        beta: How much of the bias the weights take back, at least 0: a number, or a function from the number of the
+            sample (0, 1, 2, ...; the buffer counts) to one, such as ``LinearSchedule(0.4, 1.0, samples=100_000)``. It
+            may be set anew at any time.
+        eps: What is added to every priority, at least 0.
+
+    Raises:
+        ConfigError: A number that is negative or not finite.
+    """
+
+    needs_order = False
+    adds = ("priority_weight",)
+
+    def __init__(self, alpha: float = 0.6, beta: Beta = 0.4, eps: float = 1e-8) -> None:
+        self._priorities = Priorities(alpha, eps)
+        self.beta = beta
+        self._tree: SumTree | None = None
+        self._loaded: Floats | None = None  # the weights of a state, until the storage's capacity is known
+        # New rows whose weights are not yet in the tree: those with these numbers.
+        self._begin = self._end = 0
+        self._size = 0  # rows there were when the tree was last complete
+
+    def __repr__(self) -> str:
+        return f"PrioritizedSampler(alpha={self.alpha}, beta={self.beta!r}, eps={self.eps})"
+
+    @property
+    def alpha(self) -> float:
+        """The exponent of priorities."""
+        return self._priorities.alpha
+
+    @property
+    def eps(self) -> float:
+        """What is added to every priority."""
+        return self._priorities.eps
+
+    @property
+    def beta(self) -> Beta:
+        """The exponent of the weights, or its schedule."""
+        return self._beta
+
+    @beta.setter
+    def beta(self, beta: Beta) -> None:
+        self._beta = beta if callable(beta) else _check_number("beta", beta)
+
+    @property
+    def max_priority(self) -> float:
+        """The largest priority so far, at least 1: that of new rows."""
+        return self._priorities.largest
+
+    def wrote(self, storage: Storage, write: Write) -> None:
+        """The rows have the largest priority from now on."""
+        slots, first, capacity = write.slots, write.first, storage.capacity
+        if not len(slots):
+            return
+        if first is None or slots[0] != first % capacity or slots[-1] != (first + len(slots) - 1) % capacity:
+            self._settle(storage).set(slots, self._priorities.weight_of_new)
+        elif first == self._end:
+            self._end += len(slots)
+        else:
+            self._settle(storage)
+            self._begin, self._end = first, first + len(slots)
+
+    def reset(self, storage: Storage) -> None:
+        """All rows are new, and no priority was ever set."""
+        self._priorities = Priorities(self.alpha, self.eps)
+        self._tree = self._loaded = None
+        self._end = storage.written
+        self._size = len(storage)
+        self._begin = self._end - self._size
+
+    def _settle(self, storage: Storage) -> SumTree:
+        """The tree, with the weights of all rows in it."""
+        tree = self._tree
+        if tree is None or tree.size != storage.capacity:
+            tree = SumTree(storage.capacity)
+            if self._loaded is not None:
+                if len(self._loaded) > tree.size:
+                    raise StateError(f"sampler: expected {tree.size} weights or fewer, found {len(self._loaded)}")
+                tree.assign(self._loaded)
+                self._loaded = None
+            self._tree = tree
+        self._add_new(tree)
+        self._size = len(storage)
+        return tree
+
+    def _add_new(self, tree: SumTree) -> None:
+        """Give the rows written since the last time their weights."""
+        if self._begin == self._end:
+            return
+        weight = self._priorities.weight_of_new
+        for first, last in ring_ranges(self._begin, self._end, tree.size):
+            if last - first == 1:
+                tree.set(np.array([first]), weight)
+            else:
+                tree.fill(first, last, weight)
+        self._begin = self._end
+
+    def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
+        """``batch_size`` slots in proportion to their weights, and importance weights float32 ``[batch_size]``.
+
+        Raises:
+            ConfigError: The storage is empty, all weights are 0, or the schedule gives no usable beta.
+        """
+        if not len(storage):
+            raise ConfigError("sample: expected rows, found an empty buffer")
+        tree = self._settle(storage)
+        index = draw_slots(tree, batch_size, key)
+        return Draw(index, priority_weight=importance_weights(tree, index, beta_at(self._beta, key.index)))
+
+    def update_priority(self, storage: Storage, index: Slots, priority: npt.NDArray[Any]) -> None:
+        """Set the priorities of rows; of a slot that comes twice the last one counts.
+
+        Args:
+            storage: Where the rows are.
+            index: Their slots, integers of any shape, as ``sample`` gives them in ``index``.
+            priority: Numbers from 0, of the same shape, also with axes of length 1 behind it, or one for each slice:
+                ``[num_slices]`` or ``[num_slices, 1]``.
+
+        Raises:
+            DataError: A priority that is negative, NaN or infinite.
+            IndexError: A slot that is not in use.
+            ConfigError: Shapes that do not go together, or an index that is not of integers.
+
+        Nothing has changed after an error.
+        """
+        slots, weights, largest = self._priorities.check(storage, index, priority)
+        tree = self._settle(storage)
+        tree.set(slots, weights)
+        self._priorities.raise_largest(largest)
+
+    def check_update(self, storage: Storage, index: Slots | None, priority: npt.NDArray[Any]) -> None:
+        """Raise what ``update_priority`` would; ``index`` None: of rows that are not written yet."""
+        if index is None:
+            self._priorities.weights_of(np.asarray(priority, np.float64))
+        else:
+            self._priorities.check(storage, index, priority)
+
+    def weights_at(self, storage: Storage, slots: Slots | slice) -> Floats:
+        """``(priority + eps) ** alpha`` of the rows in ``slots``, float64 of the same shape; for a slice a view."""
+        return self._settle(storage).weights[slots]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The weights of all rows, the largest priority, and beta where it is a number: plain values and an array."""
+        if self._tree is not None:
+            self._add_new(self._tree)
+            weights = self._tree.weights[: max(self._size, self._end)].copy()
+        else:
+            weights = np.zeros(0) if self._loaded is None else self._loaded
+        numbers = {"max_priority": self.max_priority, "begin": self._begin, "end": self._end}
+        beta = {} if callable(self._beta) else {"beta": self._beta}
+        return {"config": self._config(), "weights": weights, **numbers, **beta}
+
+    def _config(self) -> str:
+        schedule = "a schedule" if callable(self._beta) else "a number"
+        return f"PrioritizedSampler(alpha={self.alpha}, beta={schedule}, eps={self.eps})"
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the priorities, and the beta, that ``state`` was taken with.
+
+        Raises:
+            StateError: The state is of another sampler or configuration, or damaged; nothing has changed then.
+        """
+        kinds: dict[str, type | str] = {"weights": "f", "max_priority": float, "begin": int, "end": int}
+        if not callable(self._beta):
+            kinds["beta"] = float
+        values = check_state(state, {"config": self._config()}, kinds, self)
+        weights = values["weights"].astype(np.float64)
+        if weights.size and not (weights.min() >= 0 and weights.max() < np.inf):
+            raise StateError("sampler: expected weights that are finite and not negative")
+        if not (values["begin"] <= values["end"] and values["max_priority"] >= 1):
+            raise StateError("sampler: expected begin <= end, and max_priority from 1")
+        priorities = Priorities(self.alpha, self.eps)
+        priorities.raise_largest(values["max_priority"])
+        self._priorities, self._tree, self._loaded = priorities, None, weights
+        self._begin, self._end = values["begin"], values["end"]
+        self._size = len(weights)
+        self._beta = values.get("beta", self._beta)
+
+
+def priorities_like(slots: Slots, priority: Any) -> npt.NDArray[Any]:
+    """Priorities in the shape of ``slots``, where axes of length 1 may follow and one may stand for a whole slice.
+
+    Raises:
+        DataError: They are no numbers.
+        ConfigError: Their shape does not go with that of the slots.
+    """
+    values = np.asarray(priority)
+    if number_kind(values.dtype) not in "biuf":
+        raise DataError(f"update_priority: expected numbers as priority, found {values.dtype}")
+    if values.shape[: slots.ndim] == slots.shape and values.size == slots.size:
+        return values.reshape(slots.shape)  # also [n, 1], as networks give one number for each row
+    fits = values.ndim <= slots.ndim and values.shape[:1] in ((), slots.shape[:1])
+    if not fits or any(size not in (1, other) for size, other in zip(values.shape, slots.shape, strict=False)):
+        raise ConfigError(
+            f"update_priority: expected priorities of the shape of the index {list(slots.shape)}, "
+            f"found {list(values.shape)}"
+        )
+    # One for every slice.
+    return np.broadcast_to(values.reshape(values.shape + (1,) * (slots.ndim - values.ndim)), slots.shape)
+
+
+def beta_at(beta: Beta, sample: int) -> float:
+    """The exponent for sample number ``sample``.
+
+    Raises:
+        ConfigError: A schedule gives something else than a finite number from 0.
+    """
+    return _check_number("beta", beta(sample)) if callable(beta) else beta
+
+
+def _check_number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not 0 <= value < math.inf:
+        raise ConfigError(f"{name}: expected a finite number from 0, found {value!r}")
+    return float(value)

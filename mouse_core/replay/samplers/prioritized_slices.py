@@ -1,0 +1,244 @@
+"""Slices that begin at rows drawn by their priorities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.errors import ConfigError, StateError
+from mouse_core.randomness import Key
+from mouse_core.replay._episodes.counts import WindowRule
+from mouse_core.replay._episodes.index import STATE, EpisodeIndex
+from mouse_core.replay._episodes.windows import Episodes, Windows
+from mouse_core.replay.protocols import Draw, FieldKey, Slots, Storage, Write
+from mouse_core.replay.samplers._slice_config import SliceConfig, draw_of, no_window
+from mouse_core.replay.samplers._state import check_state
+from mouse_core.replay.samplers._sum_tree import SumTree, draw_slots, importance_weights
+from mouse_core.replay.samplers.priorities import Beta, PrioritizedSampler, beta_at
+from mouse_core.replay.samplers.slices import Span
+
+Int64s = npt.NDArray[np.int64]
+
+# A look at all rows takes so many at a time.
+_SCANNED = 1 << 18
+
+
+class PrioritizedSliceSampler:
+    """Slices whose first rows are drawn in proportion to their priorities, as ``PrioritizedSampler`` draws rows.
+
+    Only rows at which a whole slice begins are drawn, as ``SliceSampler`` says; with ``strict_length=False`` or ``pad``
+    also the first row of an episode that is shorter, and with a span those after it. All rows have priorities, so every
+    one counts as soon as a slice begins there. ``priority_weight`` is the same for all steps of a slice, and compares
+    with the smallest weight of all rows at which slices begin.
+
+    Args:
+        alpha, beta, eps: See ``PrioritizedSampler``.
+        num_slices, slice_len, traj_key, end_key, truncated_key, strict_length, pad: See ``SliceSampler``.
+        span: See ``SliceSampler``; only over the end of an episode, ``(False, ...)``, as before its begin there is no
+            row with a priority.
+
+    Raises:
+        ConfigError: As ``PrioritizedSampler`` and ``SliceSampler``, and a span over the begin.
+    """
+
+    needs_order = True
+
+    def __init__(
+        self,
+        alpha: float = 0.6,
+        beta: Beta = 0.4,
+        eps: float = 1e-8,
+        *,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        traj_key: FieldKey | None = None,
+        end_key: FieldKey | None = None,
+        truncated_key: FieldKey | None = None,
+        strict_length: bool = True,
+        pad: bool | float = False,
+        span: Span = False,
+    ) -> None:
+        self._rows = PrioritizedSampler(alpha, beta, eps)
+        self._config = SliceConfig(num_slices, slice_len, strict_length=strict_length, pad=pad, span=span)
+        if self._config.span[0]:
+            raise ConfigError(f"span: expected False over the begin of an episode, as in (False, True), found {span!r}")
+        self._index = EpisodeIndex(traj_key, end_key, truncated_key)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Where slices begin is to be found anew, with a look at all rows."""
+        self._rule: WindowRule | None = None
+        self._tree: SumTree | None = None
+        self._begins = np.zeros(0, np.bool_)  # whether a slice begins in a slot
+        self._seen = 0  # the first time step not looked at
+        self._changes = 0  # of the episodes, when they were looked at
+
+    def __repr__(self) -> str:
+        numbers = f"alpha={self.alpha}, beta={self.beta!r}, eps={self.eps}"
+        return f"PrioritizedSliceSampler({numbers}, {self._config.shown()}, {self._index.shown()})"
+
+    @property
+    def alpha(self) -> float:
+        """The exponent of priorities."""
+        return self._rows.alpha
+
+    @property
+    def eps(self) -> float:
+        """What is added to every priority."""
+        return self._rows.eps
+
+    @property
+    def beta(self) -> Beta:
+        """The exponent of the weights, or its schedule."""
+        return self._rows.beta
+
+    @beta.setter
+    def beta(self, beta: Beta) -> None:
+        self._rows.beta = beta
+
+    @property
+    def max_priority(self) -> float:
+        """The largest priority so far, at least 1: that of new rows."""
+        return self._rows.max_priority
+
+    @property
+    def adds(self) -> tuple[str, ...]:
+        """The fields of a draw that rows cannot have."""
+        return (*self._rows.adds, *self._config.adds)
+
+    @property
+    def slice_len(self) -> int | None:
+        """Steps in a slice; None where it depends on the size of the batch."""
+        return self._config.slice_len
+
+    def wrote(self, storage: Storage, write: Write) -> None:
+        """The rows have the largest priority from now on; take note of the ends of episodes among them."""
+        self._rows.wrote(storage, write)
+        self._index.wrote(storage, write)
+        if write.first is None:
+            self._weigh(storage, write.slots)
+
+    def reset(self, storage: Storage) -> None:
+        """All rows are new, and no priority was ever set."""
+        self._rows.reset(storage)
+        self._index.reset(storage)
+        self._forget()
+
+    def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
+        """Slices with ``batch_size`` steps, and importance weights, float32 of the shape of ``index``.
+
+        Raises:
+            ConfigError: As ``SliceSampler`` and ``PrioritizedSampler``.
+            MissingFieldError, SchemaError: No field says where episodes end, or it has no usable values.
+        """
+        count, rule = self._config.rule(batch_size)
+        beta = beta_at(self.beta, key.index)
+        episodes = self._index.settled(storage)
+        tree = self._settle(storage, episodes, rule)
+        if not tree.total > 0.0 and not episodes.count(rule):
+            raise no_window(episodes, rule, self._index.coming_back(storage))
+        slots = draw_slots(tree, count, key)
+        step, env = np.divmod(slots, episodes.num_envs)
+        step = episodes.begin + (step - episodes.begin) % episodes.steps
+        begin, end, traj_id = episodes.episode_of(env, step)
+        windows = Windows(env, step, np.maximum(begin, episodes.begin), end, traj_id)
+        draw = draw_of(windows, rule, self._config, episodes)
+        weights = importance_weights(tree, slots, beta)
+        if draw.index.ndim == 2:
+            draw.priority_weight = np.repeat(weights, rule.length).reshape(draw.index.shape)
+        else:
+            draw.priority_weight = weights[draw.extra["slice_id"]]
+        return draw
+
+    def update_priority(self, storage: Storage, index: Slots, priority: npt.NDArray[Any]) -> None:
+        """Set the priorities of rows; see ``PrioritizedSampler.update_priority``.
+
+        Of slices ``[num_slices, slice_len]`` each row gets its own, or with priorities ``[num_slices]`` all rows of a
+        slice get one.
+        """
+        self._rows.update_priority(storage, index, priority)
+        self._weigh(storage, np.asarray(index).reshape(-1))
+
+    def check_update(self, storage: Storage, index: Slots | None, priority: npt.NDArray[Any]) -> None:
+        """Raise what ``update_priority`` would; ``index`` None: of rows that are not written yet."""
+        self._rows.check_update(storage, index, priority)
+
+    def _weigh(self, storage: Storage, slots: Slots) -> None:
+        """Put the weights of these rows into the tree, where slices begin at them."""
+        if self._tree is not None:
+            slots = slots[self._begins[slots]]
+            self._tree.set(slots, self._rows.weights_at(storage, slots))
+
+    # ------------------------------------------------------------------ where slices begin
+
+    def _settle(self, storage: Storage, episodes: Episodes, rule: WindowRule) -> SumTree:
+        """The tree of the weights of all rows at which slices begin."""
+        num_envs = episodes.num_envs
+        first = self._seen
+        if (self._rule, self._changes) != (rule, episodes.changes) or not episodes.begin <= first <= episodes.end:
+            self._tree = None
+        if self._tree is None:
+            self._tree, self._rule, self._changes = SumTree(storage.capacity), rule, episodes.changes
+            self._begins = np.zeros(storage.capacity, np.bool_)
+            first = episodes.begin
+        if first == episodes.end:
+            return self._tree
+        begins, weights = self._begins, self._rows.weights_at(storage, slice(None))
+        # With so many rows behind them the ones before may be begins now; and so may the oldest one, if it is cut off.
+        step = max(first - rule.length + 1, episodes.begin)
+        while step < episodes.end:
+            self._find(episodes, rule, step, min(step + max(1, _SCANNED // num_envs), episodes.end))
+            step += max(1, _SCANNED // num_envs)
+        # In an episode that is cut off, the oldest row begins a slice now; with a span, others may have ceased to.
+        oldest = rule.length - 1 if rule.right else int(not rule.strict)
+        changed = np.arange(max(first - rule.length + 1, episodes.begin), episodes.end)
+        if oldest:
+            behind = min(episodes.begin + oldest, episodes.end)
+            self._find(episodes, rule, episodes.begin, behind)
+            changed = np.append(changed, np.arange(episodes.begin, behind))
+        slots = ((changed % episodes.steps)[:, None] * num_envs + np.arange(num_envs)).reshape(-1)
+        self._tree.set(slots, np.where(begins[slots], weights[slots], 0.0))
+        self._seen = episodes.end
+        return self._tree
+
+    def _find(self, episodes: Episodes, rule: WindowRule, begin: int, end: int) -> None:
+        """Look which of the time steps ``begin .. end - 1`` slices begin at."""
+        num_envs = episodes.num_envs
+        steps = np.repeat(np.arange(begin, end), num_envs)
+        envs = np.tile(np.arange(num_envs), end - begin)
+        first, behind, _ = episodes.episode_of(envs, steps)
+        first = np.maximum(first, episodes.begin)  # of an episode that is cut off, only what is left counts
+        longest = np.minimum(behind - first, rule.length)
+        found = behind - steps >= longest - rule.right
+        if rule.strict:
+            found &= longest == rule.length
+        self._begins[steps % episodes.steps * num_envs + envs] = found
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Priorities and episodes: plain values and arrays."""
+        rows = {f"rows.{name}": value for name, value in self._rows.state_dict().items()}
+        return {"config": self._shown(), **rows, **self._index.state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the priorities, episodes and beta that ``state`` was taken with.
+
+        Raises:
+            StateError: The state is of another sampler or configuration, or damaged; nothing has changed then.
+        """
+        if not isinstance(state, Mapping):
+            raise StateError(f"sampler: expected a dict, found {state!r:.80}")
+        own = {name: value for name, value in state.items() if not str(name).startswith("rows.")}
+        values = check_state(own, {"config": self._shown()}, dict.fromkeys(STATE, "iu"), self)
+        index = EpisodeIndex(*self._index.keys)
+        index.load(values)
+        self._rows.load_state_dict({name[5:]: value for name, value in state.items() if name not in own})
+        self._index = index
+        self._forget()
+
+    def _shown(self) -> str:
+        return f"{self._config.shown()}, {self._index.shown()}"

@@ -1,0 +1,263 @@
+"""Samplers of slices: stretches of consecutive rows that lie in one episode."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.errors import ConfigError
+from mouse_core.randomness import Key, Order
+from mouse_core.replay._episodes.index import STATE, EpisodeIndex
+from mouse_core.replay.protocols import Draw, FieldKey, Storage, Write
+from mouse_core.replay.samplers._slice_config import SliceConfig, check_flag, draw_of, no_window
+from mouse_core.replay.samplers._state import check_state
+
+Int64s = npt.NDArray[np.int64]
+Weighting = Literal["step", "trajectory"]
+Span = bool | int | tuple[bool | int, bool | int]
+
+
+class SliceSampler:
+    """Slices of consecutive rows, drawn with replacement; none crosses the end of an episode, or the place in a ring
+    where the newest row meets the oldest.
+
+    A batch of ``batch_size`` steps has ``batch_size / slice_len`` slices, ``[num_slices, slice_len]``. Beside the rows
+    it has ``traj_id``, the number of each row's trajectory: that of ``traj_key``, or a running number of the episode
+    that no other one in the buffer has. Rows that have a field ``traj_id`` themselves keep its values.
+
+    The episodes are known as rows come in, so a slice costs the same in small and large buffers.
+
+    Args:
+        num_slices: Slices in a batch. Either this or ``slice_len``.
+        slice_len: Steps in a slice.
+        traj_key: The field with the number of each row's trajectory: an episode ends where it changes.
+        end_key: The field that is not 0 in the last row of an episode.
+        truncated_key: A second one, for episodes that are cut off rather than over. By default, without any of the
+            three, all that the rows have count: ``("next", "done")``, ``("next", "terminated")`` and ``("next",
+            "truncated")``, or else ``"done"``, ``"terminated"`` and ``"truncated"``; and the first of ``("collector",
+            "traj_ids")``, ``"episode"``, ``"traj_id"``, ``"traj_ids"`` and ``"traj"`` that holds a number or a text for
+            each row. Over a store, an episode also begins where its times do. A warning says, once, where these fields
+            contradict each other, or where those that were named miss an end.
+        strict_length: Whether every slice has all its steps from one episode, and shorter episodes never come. If not,
+            an episode that is too short comes whole, and without ``pad`` a batch is flat, ``[steps]``: slice after
+            slice, each row with ``slice_id``, the number of its slice.
+        pad: Whether slices that are too short are filled up to ``slice_len``: then ``mask`` says which steps are
+            there. True repeats the nearest step that is; a number is what all fields become in the others. Padding
+            takes short episodes too.
+        span: How far slices may reach over the ends of their episodes, of which only what exists comes, as for short
+            episodes. True: at least one step is there; an integer: at least ``slice_len - span`` are; False: all. A
+            pair says it for the begin and the end.
+        weighting: "step": every slice that there is comes equally often, so long episodes come more often;
+            "trajectory": every episode that has a slice comes equally often.
+
+    Raises:
+        ConfigError: Both or none of ``num_slices`` and ``slice_len``, or an argument out of range.
+    """
+
+    needs_order = True
+
+    def __init__(
+        self,
+        *,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        traj_key: FieldKey | None = None,
+        end_key: FieldKey | None = None,
+        truncated_key: FieldKey | None = None,
+        strict_length: bool = True,
+        pad: bool | float = False,
+        span: Span = False,
+        weighting: Weighting = "step",
+    ) -> None:
+        self._config = SliceConfig(num_slices, slice_len, strict_length=strict_length, pad=pad, span=span)
+        if weighting not in get_args(Weighting):
+            raise ConfigError(f"weighting: expected one of {list(get_args(Weighting))}, found {weighting!r}")
+        self.weighting = weighting
+        self._index = EpisodeIndex(traj_key, end_key, truncated_key)
+
+    def __repr__(self) -> str:
+        return f"SliceSampler({self._config.shown()}, {self._index.shown()}, weighting={self.weighting!r})"
+
+    @property
+    def adds(self) -> tuple[str, ...]:
+        """The fields of a draw that rows cannot have."""
+        return self._config.adds
+
+    @property
+    def slice_len(self) -> int | None:
+        """Steps in a slice; None where it depends on the size of the batch."""
+        return self._config.slice_len
+
+    def wrote(self, storage: Storage, write: Write) -> None:
+        """Take note of the ends of episodes among the rows, in time proportional to their number."""
+        self._index.wrote(storage, write)
+
+    def reset(self, storage: Storage) -> None:
+        """The rows may all be others: the next draw looks at them once."""
+        self._index.reset(storage)
+
+    def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
+        """Slices with ``batch_size`` steps.
+
+        Raises:
+            ConfigError: A batch size that makes no whole slices, or no episode that is long enough.
+            MissingFieldError, SchemaError: No field says where episodes end, or it has no usable values.
+        """
+        count, rule = self._config.rule(batch_size)
+        episodes = self._index.settled(storage)
+        if self.weighting == "step":
+            total = episodes.count(rule)
+            if not total:
+                raise no_window(episodes, rule, self._index.coming_back(storage))
+            windows = episodes.windows(rule, key.integers(total, count))
+        else:
+            total = episodes.count_episodes(rule)
+            if not total:
+                raise no_window(episodes, rule, self._index.coming_back(storage))
+            windows = episodes.windows_of(rule, key.integers(total, count), key.with_call(1).uniform(count))
+        return draw_of(windows, rule, self._config, episodes)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The episodes there are: a string and arrays as long as their number."""
+        return {"config": repr(self), **self._index.state()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the episodes that ``state`` was taken with.
+
+        Raises:
+            StateError: The state is of another sampler or configuration, or damaged; nothing has changed then.
+        """
+        self._index.load(check_state(state, {"config": repr(self)}, dict.fromkeys(STATE, "iu"), self))
+
+
+class SliceSamplerWithoutReplacement:
+    """Epochs over slices that lie side by side: every episode is cut into slices from its first row on, and each comes
+    once, so no row comes twice in an epoch. The next draw after an epoch begins another.
+
+    A write begins a new epoch. Slices of one episode may come in one batch.
+
+    Args:
+        num_slices, slice_len, traj_key, end_key, truncated_key: See ``SliceSampler``.
+        strict_length: Whether what is left at the end of an episode and does not fill a slice is left out; otherwise it
+            comes as a shorter slice, as ``SliceSampler`` says.
+        pad: See ``SliceSampler``.
+        drop_last: Whether slices that do not fill a batch at the end of an epoch are left out; otherwise they come as a
+            batch of fewer slices.
+        shuffle: Whether an epoch has an order of its own, a new one each time; otherwise slices come in the order of
+            their environments and then of time.
+
+    Raises:
+        ConfigError: As ``SliceSampler``.
+    """
+
+    needs_order = True
+
+    def __init__(
+        self,
+        *,
+        num_slices: int | None = None,
+        slice_len: int | None = None,
+        traj_key: FieldKey | None = None,
+        end_key: FieldKey | None = None,
+        truncated_key: FieldKey | None = None,
+        strict_length: bool = True,
+        pad: bool | float = False,
+        drop_last: bool = False,
+        shuffle: bool = True,
+    ) -> None:
+        self._config = SliceConfig(num_slices, slice_len, strict_length=strict_length, pad=pad, span=False, tiled=True)
+        self._index = EpisodeIndex(traj_key, end_key, truncated_key)
+        self.drop_last = check_flag("drop_last", drop_last)
+        self.shuffle = check_flag("shuffle", shuffle)
+        self._begin(0, 0)
+
+    def _begin(self, index: int, length: int) -> None:
+        """Begin an epoch with the draw of this index, over slices of ``length`` steps; 0: with the next draw."""
+        self._began, self._length, self._position = index, length, 0
+        self._ran_out = False
+        self._order: tuple[Key, Order] | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"SliceSamplerWithoutReplacement({self._config.shown()}, {self._index.shown()}, "
+            f"drop_last={self.drop_last}, shuffle={self.shuffle})"
+        )
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether the last draw was the last of its epoch, if the next one asks for as many steps."""
+        return self._ran_out
+
+    @property
+    def adds(self) -> tuple[str, ...]:
+        """The fields of a draw that rows cannot have."""
+        return self._config.adds
+
+    @property
+    def slice_len(self) -> int | None:
+        """Steps in a slice; None where it depends on the size of the batch."""
+        return self._config.slice_len
+
+    def wrote(self, storage: Storage, write: Write) -> None:
+        """Take note of the ends of episodes among the rows; the next draw begins an epoch."""
+        self._index.wrote(storage, write)
+        self._length = 0
+
+    def reset(self, storage: Storage) -> None:
+        """The rows may all be others: the next draw looks at them once and begins an epoch."""
+        self._index.reset(storage)
+        self._begin(0, 0)
+
+    def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
+        """The epoch's next slices, with ``batch_size`` steps, or those left of it.
+
+        Raises:
+            ConfigError: A batch size that makes no whole slices, or more of them than there are.
+            MissingFieldError, SchemaError: No field says where episodes end, or it has no usable values.
+        """
+        count, rule = self._config.rule(batch_size)
+        episodes = self._index.settled(storage)
+        total = episodes.count(rule)
+        if not total:
+            raise no_window(episodes, rule, self._index.coming_back(storage))
+        if count > total:
+            raise ConfigError(
+                f"sample: expected at most {total} slices of {rule.length} steps in a batch without replacement, as "
+                f"many as there are, found {count} (batch_size {batch_size})"
+            )
+        least = count if self.drop_last else 1
+        if self._length != rule.length or total - self._position < least:
+            self._begin(key.index, rule.length)
+        ranks = np.arange(self._position, min(self._position + count, total))
+        if self.shuffle:
+            ranks = self._permute(key, ranks, total)
+        self._position = min(self._position + count, total)
+        self._ran_out = total - self._position < least
+        return draw_of(episodes.windows(rule, ranks), rule, self._config, episodes)
+
+    def _permute(self, key: Key, ranks: Int64s, total: int) -> Int64s:
+        first = replace(key, index=self._began)
+        if self._order is None or self._order[0] != first or self._order[1].n != total:
+            self._order = (first, Order(first, total))
+        return self._order[1](ranks)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The episodes there are, and where in which epoch the sampler is: plain values and arrays."""
+        epoch = {"began": self._began, "length": self._length, "position": self._position}
+        return {"config": repr(self), **self._index.state(), **epoch, "ran_out": int(self._ran_out)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on in the epoch in which ``state`` was taken.
+
+        Raises:
+            StateError: The state is of another sampler or configuration, or damaged; nothing has changed then.
+        """
+        epoch = dict.fromkeys(("began", "length", "position", "ran_out"), int)
+        values = check_state(state, {"config": repr(self)}, {**dict.fromkeys(STATE, "iu"), **epoch}, self)
+        self._index.load(values)
+        self._begin(values["began"], values["length"])
+        self._position, self._ran_out = values["position"], bool(values["ran_out"])

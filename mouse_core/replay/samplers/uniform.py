@@ -1,0 +1,158 @@
+"""Samplers of single rows: with and without replacement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.errors import ConfigError, StateError
+from mouse_core.randomness import Key, Order
+from mouse_core.replay.protocols import Draw, Storage, Write
+from mouse_core.replay.samplers._state import check_state
+
+Int64s = npt.NDArray[np.int64]
+
+
+class RandomSampler:
+    """Rows drawn uniformly and independently of each other, from all there are."""
+
+    needs_order = False
+
+    def __repr__(self) -> str:
+        return "RandomSampler()"
+
+    def wrote(self, storage: Storage, write: Write) -> None:
+        """Nothing is kept."""
+
+    def reset(self, storage: Storage) -> None:
+        """Nothing is kept."""
+
+    def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
+        """``batch_size`` slots, each of all rows with the same probability.
+
+        Raises:
+            ConfigError: The storage is empty.
+        """
+        return Draw(key.integers(_rows(storage), batch_size))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Nothing is kept."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Nothing is kept.
+
+        Raises:
+            StateError: The state is of another sampler.
+        """
+        check_state(state, {}, {}, self)
+
+
+class SamplerWithoutReplacement:
+    """Epochs in which every row comes once; the next draw after an epoch begins another.
+
+    An epoch that is under way ends when the number of rows changes. While it does not, as in a ring that is full, a
+    row that is written takes the place of the one it overwrites.
+
+    Args:
+        drop_last: Whether rows that do not fill a batch at the end of an epoch are left out; otherwise they come as a
+            short batch.
+        shuffle: Whether an epoch has an order of its own, a new one each time; otherwise the oldest row comes first.
+    """
+
+    needs_order = False
+
+    def __init__(self, *, drop_last: bool = False, shuffle: bool = True) -> None:
+        self.drop_last = bool(drop_last)
+        self.shuffle = bool(shuffle)
+        self._forget()
+
+    def _forget(self) -> None:
+        self._rows = 0  # how many the epoch is over
+        self._position = 0  # the first of them not yet drawn
+        self._began = 0  # the index of the epoch's first draw
+        self._oldest = 0  # the slot of its oldest row
+        self._order: tuple[Key, Order] | None = None
+        self._ran_out = False
+
+    def __repr__(self) -> str:
+        return f"SamplerWithoutReplacement(drop_last={self.drop_last}, shuffle={self.shuffle})"
+
+    @property
+    def ran_out(self) -> bool:
+        """Whether the last draw was the last of its epoch, if the next one asks for as many rows."""
+        return self._ran_out
+
+    def wrote(self, storage: Storage, write: Write) -> None:
+        """Rows were written; the next draw sees whether there are more than before."""
+
+    def reset(self, storage: Storage) -> None:
+        """The rows may all be others: the next draw begins an epoch."""
+        self._forget()
+
+    def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
+        """The epoch's next ``batch_size`` slots, or those left of it.
+
+        Raises:
+            ConfigError: There are fewer rows than ``batch_size``.
+        """
+        rows = _rows(storage)
+        if batch_size > rows:
+            raise ConfigError(
+                f"sample: expected at most {rows} rows in a batch without replacement, as many as there are, "
+                f"found batch_size {batch_size}"
+            )
+        left = self._rows - self._position
+        if rows != self._rows or left < (batch_size if self.drop_last else 1):
+            self._rows, self._position, self._began = rows, 0, key.index
+            self._oldest = storage.written % storage.capacity if rows == storage.capacity else 0
+        begin = self._position
+        self._position = min(begin + batch_size, rows)
+        left = rows - self._position
+        self._ran_out = left < (batch_size if self.drop_last else 1)
+        positions = np.arange(begin, self._position)
+        if self.shuffle:
+            return Draw(self._permute(key, positions))
+        return Draw((positions + self._oldest) % rows)
+
+    def _permute(self, key: Key, positions: Int64s) -> Int64s:
+        first = replace(key, index=self._began)
+        if self._order is None or self._order[0] != first or self._order[1].n != self._rows:
+            self._order = (first, Order(first, self._rows))
+        return self._order[1](positions)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where in which epoch the sampler is: plain values."""
+        return {
+            "config": repr(self),
+            "rows": self._rows,
+            "position": self._position,
+            "began": self._began,
+            "oldest": self._oldest,
+            "ran_out": int(self._ran_out),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on in the epoch in which ``state`` was taken.
+
+        Raises:
+            StateError: The state is of another sampler, or damaged.
+        """
+        kinds = dict.fromkeys(("rows", "position", "began", "oldest", "ran_out"), int)
+        values = check_state(state, {"config": repr(self)}, kinds, self)
+        if values["position"] > values["rows"]:
+            raise StateError(f"sampler: expected a position up to {values['rows']}, found {values['position']}")
+        self._forget()
+        self._rows, self._position, self._began = values["rows"], values["position"], values["began"]
+        self._oldest, self._ran_out = values["oldest"], bool(values["ran_out"])
+
+
+def _rows(storage: Storage) -> int:
+    rows = len(storage)
+    if not rows:
+        raise ConfigError("sample: expected rows, found an empty buffer")
+    return rows

@@ -1,0 +1,145 @@
+"""Recorded data as a storage that cannot be written to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.about.dataset import joined, read_about
+from mouse_core.errors import ConfigError, MissingFieldError, StateError
+from mouse_core.replay.protocols import EPISODE, FieldKey, Slots, Storage
+from mouse_core.replay.storages._checks import slot_error
+from mouse_core.spec import Alignment
+from mouse_core.store.dataset_store import DatasetStore
+from mouse_core.store.snapshot import Snapshot
+
+
+class DatasetStorage:
+    """The rows of a snapshot, by their fields and in their delivered dtypes; they stay where they are.
+
+    Args:
+        snapshot: The rows.
+    """
+
+    ndim = 1
+    num_envs = 1
+    writable = False
+    changes = 0
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        if not snapshot.num_rows:
+            raise ConfigError("storage: expected rows, found an empty store")
+        self.snapshot = snapshot
+
+    def __repr__(self) -> str:
+        return f"DatasetStorage({len(self)} rows, fields={list(self.snapshot.readers)})"
+
+    def __len__(self) -> int:
+        return self.snapshot.num_rows
+
+    @property
+    def capacity(self) -> int:
+        """As many rows as there are."""
+        return self.snapshot.num_rows
+
+    @property
+    def written(self) -> int:
+        """As many rows as there are."""
+        return self.snapshot.num_rows
+
+    @property
+    def alignment(self) -> Alignment:
+        """That of the store."""
+        return self.snapshot.alignment
+
+    def append(self, rows: Any, *, one: bool = False) -> tuple[int, int]:
+        """Always raises ConfigError."""
+        raise _refusal()
+
+    def put(self, slots: Slots, rows: Any) -> None:
+        """Always raises ConfigError."""
+        raise _refusal()
+
+    def empty(self) -> None:
+        """Always raises ConfigError."""
+        raise _refusal()
+
+    def get(self, slots: Slots) -> dict[str, npt.NDArray[Any]]:
+        """The rows in ``slots``, in fresh memory; see ``Storage.get``."""
+        if slots.size and int(slots.view(np.uint64).max()) >= len(self):
+            raise slot_error(slots, len(self))
+        return {name: self._values(name, slots) for name in self.snapshot.readers}
+
+    def read(self, key: FieldKey, slots: Slots | slice) -> npt.NDArray[Any]:
+        """One field of the rows in ``slots``; see ``Storage.read``."""
+        if key == EPISODE and "done" in self.snapshot.readers:
+            rows = np.arange(len(self), dtype=np.int64)[slots] if isinstance(slots, slice) else slots
+            return self.snapshot.episode_starts.searchsorted(rows, side="right") - 1
+        if not isinstance(key, str) or key not in self.snapshot.readers:
+            raise MissingFieldError(f"rows: expected a field {key!r}, found {list(self.snapshot.readers)}")
+        if isinstance(slots, slice):
+            begin, end, step = slots.indices(len(self))
+            if step == 1 and end > begin:
+                values: npt.NDArray[Any] = self._windows(key, np.array([begin]), end - begin)[0]
+                return values
+            slots = np.arange(begin, end, step, dtype=np.int64)
+        return self._values(key, slots)
+
+    def _values(self, name: str, slots: Slots) -> npt.NDArray[Any]:
+        if slots.ndim == 2 and slots.shape[1] > 1 and bool((np.diff(slots, axis=1) == 1).all()):
+            return self._windows(name, slots[:, 0], slots.shape[1])
+        values = self._windows(name, slots.reshape(-1), 1)
+        return values.reshape(*slots.shape, *values.shape[2:])
+
+    def _windows(self, name: str, starts: Slots, length: int) -> npt.NDArray[Any]:
+        reader = self.snapshot.readers[name]
+        if not starts.size:
+            return np.empty((0, length, *reader.spec.shape), reader.spec.dtype)
+        windows = self.snapshot.locate(starts, length).part(0)
+        found: npt.NDArray[Any] = reader.read(windows, reader.spec.dtype)
+        return found
+
+    def lock(self) -> None:
+        """Nobody writes here."""
+        return None
+
+    def state(self) -> dict[str, Any]:
+        """Which rows these are; they are not saved again."""
+        return {"kind": "dataset", "size": len(self), "fingerprint": self.snapshot.fingerprint}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Check that ``state`` was taken from the same rows."""
+        own = self.state()
+        if not isinstance(state, Mapping) or state.get("kind") != own["kind"]:
+            raise StateError(f"storage: expected the state of a dataset, found {state!r:.200}")
+        if state.get("size") != own["size"]:
+            raise StateError(f"storage: expected the state of {own['size']} rows, found {state.get('size')!r:.80}")
+        if dict(state) != own:
+            raise StateError("storage: expected the state of these rows, found that of others (as many, other values)")
+
+
+def _refusal() -> ConfigError:
+    return ConfigError("write: expected a storage that may be written to, found recorded data")
+
+
+def as_storage(storage: Any) -> Storage:
+    """A storage: the one given, or one over a store, a snapshot, a dataset or a table, of the alignment that these say.
+
+    Raises:
+        ConfigError: It is none of these.
+    """
+    if isinstance(storage, Storage):
+        return storage
+    if isinstance(storage, Snapshot):
+        return DatasetStorage(storage)
+    if isinstance(storage, DatasetStore):
+        return DatasetStorage(storage.snapshot())
+    try:
+        parts = storage if isinstance(storage, Mapping) else {"dataset": storage}
+        about = joined((str(name), read_about(part, where=str(name))) for name, part in parts.items())
+        return DatasetStorage(DatasetStore(alignment=about.alignment).from_dataset(storage).snapshot())
+    except ConfigError as error:
+        raise ConfigError(f"storage: expected a Storage, a DatasetStore or a dataset, found {storage!r:.80}") from error

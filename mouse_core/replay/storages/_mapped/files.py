@@ -1,0 +1,257 @@
+"""Files that several processes map: one that says what is there, and a lock that ends with its holder.
+
+All that changes stands twice in the head, and a number says which of the two counts. A change is written to the other
+one and takes effect when that number is set, a single store: a process that dies in the middle has changed nothing.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.errors import ConfigError, StateError, StorageError
+
+_MAGIC = 0x31504D4D53554F4D  # "MOUSMMP1", read as a little-endian number
+_WORDS = 32
+_CAPACITY, _NDIM, _ALIGNMENT, _JOURNAL, _WHICH = 1, 2, 3, 4, 5
+_COPIES = (8, 16)
+_MOST = 1 << 40  # rows that nobody has written (what counts steps has room for them), and a terabyte of room
+
+
+@dataclass(frozen=True, slots=True)
+class Now:
+    """What is there.
+
+    Args:
+        written: Rows ever appended.
+        changes: How often rows were changed otherwise.
+        allocated: Rows that the files have room for.
+        generation: Which files hold the rows.
+        spare: Rows beyond the capacity that the files may have.
+        end: Bytes ever written of what differs in length.
+        room: Bytes that there is room for of it.
+    """
+
+    written: int = 0
+    changes: int = 0
+    allocated: int = 0
+    generation: int = 0
+    spare: int = 0
+    end: int = 0
+    room: int = 0
+
+
+_VALUES = len(fields(Now))
+# dataclasses.astuple copies every value deeply, which takes as long as writing a row.
+_as_tuple: Callable[[Now], tuple[int, ...]] = attrgetter(*[field.name for field in fields(Now)])
+
+
+class FileLock:
+    """A lock between processes and threads that may be taken again by its holder; the system frees it at his death.
+
+    Args:
+        path: The file to lock; made if it is not there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        try:
+            import fcntl
+        except ImportError as error:
+            raise ConfigError("MemmapStorage: expected a system with file locks (flock), found none") from error
+        self._flock = fcntl.flock
+        self._exclusive, self._free = fcntl.LOCK_EX, fcntl.LOCK_UN
+        self._path = path
+        self._open()
+
+    def _open(self) -> None:
+        self._process = os.getpid()
+        self._thread = threading.RLock()
+        self._depth = 0
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._close = weakref.finalize(self, os.close, self._file)
+
+    def __enter__(self) -> None:
+        if self._process != os.getpid():
+            # A lock belongs to the open file, which a forked child shares with its parent: it needs one of its own.
+            self._close()
+            self._open()
+        self._thread.acquire()
+        if not self._depth:
+            try:
+                self._flock(self._file, self._exclusive)
+            except BaseException:
+                self._thread.release()
+                raise
+        self._depth += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._depth -= 1
+        if not self._depth:
+            self._flock(self._file, self._free)
+        self._thread.release()
+
+
+class Head:
+    """The head of a mapped buffer; made, if there is none, while its lock is held.
+
+    Args:
+        path: The file.
+        capacity: Rows; None: as the file says.
+        ndim: 1 or 2.
+        alignment: 0 for arrived, 1 for outgoing rows.
+
+    Raises:
+        ConfigError: The file is of a buffer of another size, and so on; or there is none, and no capacity.
+        StateError: It is damaged.
+    """
+
+    def __init__(self, path: Path, capacity: int | None, ndim: int, alignment: int) -> None:
+        if not path.exists():
+            if capacity is None:
+                raise ConfigError(
+                    f"max_size: expected one for a buffer that is not there yet ({path.parent}), found none"
+                )
+            words = np.zeros(_WORDS, np.int64)
+            words[0], words[_CAPACITY], words[_NDIM], words[_ALIGNMENT] = _MAGIC, capacity, ndim, alignment
+            replace_file(path, words.tobytes())
+        with open(path, "r+b") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != 8 * _WORDS:
+                raise StateError(f"{path}: expected a head of {8 * _WORDS} bytes, found {size}")
+            self._words: npt.NDArray[np.int64] = np.frombuffer(mmap.mmap(file.fileno(), size), np.int64)
+        found = self._words[:_JOURNAL].tolist()
+        flags = self._words[[_JOURNAL, _WHICH]].tolist()
+        plain = found[_NDIM] in (1, 2) and found[_ALIGNMENT] in (0, 1) and all(flag in (0, 1) for flag in flags)
+        if found[0] != _MAGIC or not 1 <= found[_CAPACITY] < 1 << 62 or not plain:
+            raise StateError(f"{path}: expected the head of a mapped buffer, found something else")
+        self._check(path, found[_CAPACITY])
+        given = [found[_CAPACITY] if capacity is None else capacity, ndim, alignment]
+        if found[1:] != given:
+            shown = f"{_shown(given)}, found {_shown(found[1:])}"
+            raise ConfigError(f"{path.parent}: expected a buffer of (max_size, ndim, alignment) {shown}")
+        self.capacity = int(found[_CAPACITY])
+        self._folder = path.parent
+
+    def _check(self, path: Path, capacity: int) -> None:
+        """Raise StateError for numbers that no buffer of this capacity has."""
+        now = self.now()
+        numbers = _as_tuple(now)
+        places = capacity + now.spare
+        if (
+            not 0 <= min(numbers) <= max(now.written, now.changes, now.allocated, now.generation, now.spare) < _MOST
+            or now.spare > capacity
+            or not min(now.written, places) <= now.allocated <= places
+        ):
+            raise StateError(f"{path}: expected numbers of a buffer of {capacity} rows, found {now}")
+
+    def now(self) -> Now:
+        """What is there now."""
+        begin = _COPIES[int(self._words[_WHICH])]
+        return Now(*self._words[begin : begin + _VALUES].tolist())
+
+    def word(self, place: int) -> int:
+        """One of the values of ``now()``, by its place."""
+        return int(self._words[_COPIES[int(self._words[_WHICH])] + place])
+
+    def commit(self, now: Now) -> None:
+        """From now on this is there."""
+        other = 1 - int(self._words[_WHICH])
+        begin = _COPIES[other]
+        self._words[begin : begin + _VALUES] = _as_tuple(now)
+        self._words[_WHICH] = other
+
+    def reclaim(self, now: Now) -> None:
+        """Remove what writers that died left beside it; while the lock is held, as every writer of its files does."""
+        kept = (f"rows-{now.generation}-", f"values-{now.generation}-{now.room}")
+        for path in self._folder.iterdir():
+            begun = path.name.endswith(".part") and path.name.startswith((".head.", ".schema.", ".journal."))
+            if begun or (path.name.startswith(("rows-", "values-")) and not path.name.startswith(kept)):
+                with suppress(OSError):
+                    path.unlink()
+
+    @property
+    def journal(self) -> bool:
+        """Whether rows are being changed in place, as the journal says."""
+        return bool(self._words[_JOURNAL])
+
+    @journal.setter
+    def journal(self, there: bool) -> None:
+        self._words[_JOURNAL] = there
+
+
+def _shown(values: list[int]) -> tuple[Any, ...]:
+    return (values[0], values[1], "outgoing" if values[2] else "arrived")
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write a file beside ``path`` and rename it."""
+    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        beside.write_bytes(content)
+        os.replace(beside, path)
+    except OSError as error:
+        with suppress(OSError):
+            beside.unlink()
+        raise StorageError(f"{path}: expected room to write it, found {error}") from error
+
+
+def lengthen(path: Path, nbytes: int) -> None:
+    """Make a file at least so long, with room on the disk for all of it.
+
+    Raises:
+        StorageError: There is no room.
+    """
+    try:
+        with open(path, "ab") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size >= nbytes:
+                return
+            if hasattr(os, "posix_fallocate"):
+                # A write to mapped memory that finds no room on the disk would kill the process.
+                os.posix_fallocate(file.fileno(), size, nbytes - size)
+            else:
+                for begin in range(size, nbytes, 1 << 20):
+                    file.write(bytes(min(1 << 20, nbytes - begin)))
+    except OSError as error:
+        raise StorageError(f"{path}: expected room for {nbytes} bytes, found {error}") from error
+
+
+def map_file(path: Path, nbytes: int) -> npt.NDArray[np.uint8]:
+    """The first bytes of a file, mapped for reading and writing.
+
+    Raises:
+        StateError: The file is shorter, or missing.
+        StorageError: It cannot be opened or mapped.
+    """
+    if not nbytes:
+        return np.empty(0, np.uint8)
+    try:
+        return _mapped(path, nbytes)
+    except FileNotFoundError as error:
+        raise StateError(f"{path}: expected a file of {nbytes} bytes, found none") from error
+    except (OSError, OverflowError, ValueError) as error:
+        if isinstance(error, StateError):
+            raise
+        raise StorageError(f"{path}: expected {nbytes} bytes that can be mapped, found {error}") from error
+
+
+def _mapped(path: Path, nbytes: int) -> npt.NDArray[np.uint8]:
+    with open(path, "r+b") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size < nbytes:
+            raise StateError(f"{path}: expected {nbytes} bytes, found {size}")
+        return np.frombuffer(mmap.mmap(file.fileno(), nbytes), np.uint8)

@@ -1,0 +1,215 @@
+"""How rows lie in memory: small fields side by side, large ones by themselves; writing and gathering them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core._base.memory import BatchLayout, MemoryPool
+from mouse_core.replay.protocols import FieldKey, Slots
+from mouse_core.replay.storages._rows import FieldType, RowSchema
+
+Bytes = npt.NDArray[np.uint8]
+_Scratch = tuple[npt.NDArray[Any], list[tuple[int, npt.NDArray[Any]]]]
+
+# Fields up to this many bytes lie side by side, so that reading a row touches one place. Larger ones lie by
+# themselves, where they are copied once, not twice.
+_SIDE_BY_SIDE = 1024
+# Rows pass through about this many bytes on their way apart into fields: what the processor keeps close.
+_SCRATCH = 1 << 18
+_ALIGNMENT = 64
+_POOL_FROM = 1 << 20
+_PLANS_KEPT = 8
+
+
+class Block:
+    """Fields whose values lie side by side.
+
+    Args:
+        places: Which fields of the row's list they are.
+        dtype: One row of them: a structured dtype with the fields ``f0``, ``f1``, ... in the order of ``places``.
+    """
+
+    def __init__(self, places: Sequence[int], dtype: np.dtype[Any]) -> None:
+        self.places = tuple(places)
+        self.dtype = dtype
+        self.raw = np.dtype((np.void, dtype.itemsize))
+
+    def columns(self, rows: npt.NDArray[Any]) -> list[npt.NDArray[Any]]:
+        """The fields' values ``[n, *shape]`` in rows of bytes ``[n]``, as views."""
+        structured = rows.view(self.dtype)
+        return [structured[f"f{number}"] for number in range(len(self.places))]
+
+
+def blocks_of(schema: RowSchema) -> list[Block]:
+    """How the fields of a row are laid out; the same for the same schema everywhere."""
+    kinds = list(schema.stored.values())
+    small = [place for place, kind in enumerate(kinds) if kind.nbytes <= _SIDE_BY_SIDE]
+    # Widest items first: then every field begins at a multiple of its item's size, nearly without gaps.
+    small.sort(key=lambda place: -kinds[place].dtype.alignment)
+    groups = ([small] if small else []) + [[place] for place in range(len(kinds)) if place not in small]
+    return [_block(places, [kinds[place] for place in places]) for places in groups]
+
+
+def _block(places: Sequence[int], kinds: Sequence[FieldType]) -> Block:
+    offsets, end, widest = [], 0, 1
+    for kind in kinds:
+        alignment = kind.dtype.alignment
+        end += -end % alignment
+        offsets.append(end)
+        end += kind.nbytes
+        widest = max(widest, alignment)
+    end += -end % widest
+    layout: Any = {
+        "names": [f"f{number}" for number in range(len(kinds))],
+        "formats": [(kind.dtype, kind.shape) for kind in kinds],
+        "offsets": offsets,
+        "itemsize": max(end, 1),
+    }
+    return Block(places, np.dtype(layout))
+
+
+class RowMemory:
+    """Memory for rows of one schema.
+
+    Args:
+        schema: What a row looks like.
+        columns: Arrays ``[rows, *shape]`` in the order of its fields.
+        blocks: Blocks that ``columns`` are views of, and their rows as bytes, ``[rows]``; a field that is in none is
+            gathered by itself.
+    """
+
+    def __init__(
+        self,
+        schema: RowSchema,
+        columns: Sequence[npt.NDArray[Any]],
+        blocks: Sequence[tuple[Block, npt.NDArray[Any]]],
+    ) -> None:
+        self.schema = schema
+        self.keys: tuple[FieldKey, ...] = tuple(schema.fields)
+        self.columns = list(columns)
+        self.by_key: dict[FieldKey, npt.NDArray[Any]] = dict(zip(self.keys, self.columns, strict=True))
+        self.blocks = list(blocks)
+        self._plans: dict[tuple[int, ...], _Gather] = {}
+
+    @classmethod
+    def allocate(cls, schema: RowSchema, rows: int, allocate: Callable[[int, int], Bytes]) -> RowMemory:
+        """Memory for ``rows`` rows; ``allocate`` gives the bytes of a block by its number and size."""
+        columns: dict[int, npt.NDArray[Any]] = {}
+        blocks = []
+        for number, block in enumerate(blocks_of(schema)):
+            raw = np.ndarray((rows,), block.raw, allocate(number, rows * block.raw.itemsize))
+            columns |= zip(block.places, block.columns(raw), strict=True)
+            blocks.append((block, raw))
+        return cls(schema, [columns[place] for place in range(len(columns))], blocks)
+
+    @classmethod
+    def wrap(cls, schema: RowSchema, arrays: Sequence[npt.NDArray[Any]]) -> RowMemory:
+        """Rows in arrays that exist, ``[rows, *shape]``."""
+        blocks = []
+        for place, (array, kind) in enumerate(zip(arrays, schema.stored.values(), strict=True)):
+            if array.flags.c_contiguous and array.size and array.dtype == kind.dtype:
+                block = _block([place], [kind])
+                blocks.append((block, np.ndarray((len(array),), block.raw, array)))
+        return cls(schema, arrays, blocks)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows there is memory for."""
+        return sum(column.nbytes for column in self.columns)
+
+    def write(self, begin: int, arrays: Sequence[npt.NDArray[Any]], first: int, n: int) -> None:
+        """Copy rows ``first .. first + n - 1`` of ``arrays`` to the places from ``begin``."""
+        for column, array in zip(self.columns, arrays, strict=True):
+            column[begin : begin + n] = array[first : first + n]
+
+    def put(self, places: Slots, arrays: Sequence[npt.NDArray[Any]]) -> None:
+        """Copy the rows of ``arrays`` to ``places``."""
+        for column, array in zip(self.columns, arrays, strict=True):
+            column[places] = array
+
+    def gather(self, places: Slots) -> dict[FieldKey, npt.NDArray[Any]]:
+        """The rows at ``places``, which the caller has checked: contiguous arrays ``[*places.shape, *shape]``.
+
+        They lie in fresh memory, at multiples of 64 bytes.
+        """
+        plan = self._plans.get(places.shape)
+        if plan is None:
+            if len(self._plans) >= _PLANS_KEPT:
+                self._plans.clear()
+            plan = self._plans[places.shape] = _Gather(self, places.shape)
+        return plan.run(places)
+
+    def layout(self, shape: tuple[int, ...]) -> BatchLayout:
+        """Where the fields of so many rows lie in one stretch of memory, by their place."""
+        kinds = enumerate(self.schema.stored.values())
+        return BatchLayout({str(place): ((*shape, *kind.shape), kind.dtype) for place, kind in kinds})
+
+
+class _Gather:
+    """How rows of one shape are gathered: all that can be decided once."""
+
+    def __init__(self, memory: RowMemory, shape: tuple[int, ...]) -> None:
+        self._keys = memory.keys
+        self._n = n = int(np.prod(shape, dtype=np.int64))
+        layout = memory.layout((n,))
+        self._nbytes = layout.nbytes
+        self._pool = MemoryPool(layout.nbytes) if layout.nbytes >= _POOL_FROM else None
+        self._targets = list(layout.fields.values())
+        self._shapes = None if len(shape) == 1 else [(*shape, *flat[1:]) for _, flat, _ in self._targets]
+        # Single fields: their place, bytes to take from, and what takes them. Fields side by side: bytes to take from,
+        # and memory that they pass through, kept from call to call (several threads may be at it).
+        self._alone: list[tuple[int, npt.NDArray[Any], np.dtype[Any]]] = []
+        self._apart: list[tuple[npt.NDArray[Any], Block, deque[_Scratch]]] = []
+        blocked: set[int] = set()
+        for block, rows in memory.blocks:
+            blocked |= {*block.places}
+            if len(block.places) == 1:
+                self._alone.append((block.places[0], rows, block.raw))
+            else:
+                self._apart.append((rows, block, deque(maxlen=2)))
+        self._loose = [(place, column) for place, column in enumerate(memory.columns) if place not in blocked]
+
+    def _scratch(self, block: Block) -> _Scratch:
+        memory = np.empty(max(1, min(self._n, _SCRATCH // block.raw.itemsize)), block.raw)
+        return memory, list(zip(block.places, block.columns(memory), strict=True))
+
+    def run(self, places: Slots) -> dict[FieldKey, npt.NDArray[Any]]:
+        """The rows at ``places``, which have the shape that was prepared for."""
+        flat = places.reshape(-1)
+        if self._pool is not None:
+            memory: Bytes = self._pool.take()
+            base = 0
+        else:
+            memory = np.empty(self._nbytes + _ALIGNMENT, np.uint8)
+            base = -memory.__array_interface__["data"][0] % _ALIGNMENT
+        found = [np.ndarray(shape, dtype, memory, base + offset) for offset, shape, dtype in self._targets]
+        for place, rows, raw in self._alone:
+            if raw.itemsize * self._n:
+                # "clip" takes straight into the output, "raise" would go through a copy.
+                rows.take(flat, 0, np.ndarray((self._n,), raw, memory, base + self._targets[place][0]), "clip")
+        for rows, block, kept in self._apart:
+            try:
+                scratch, parts = kept.pop()
+            except IndexError:
+                scratch, parts = self._scratch(block)
+            if len(scratch) == self._n:
+                rows.take(flat, 0, scratch, "clip")
+                for place, values in parts:
+                    found[place][...] = values
+            else:
+                for begin in range(0, self._n, len(scratch)):
+                    now = min(len(scratch), self._n - begin)
+                    rows.take(flat[begin : begin + now], 0, scratch[:now], "clip")
+                    for place, values in parts:
+                        found[place][begin : begin + now] = values[:now]
+            kept.append((scratch, parts))
+        for place, column in self._loose:
+            found[place][...] = column[flat]
+        if self._shapes is not None:
+            found = [values.reshape(shape) for values, shape in zip(found, self._shapes, strict=True)]
+        return dict(zip(self._keys, found, strict=True))

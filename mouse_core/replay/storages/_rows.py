@@ -1,0 +1,267 @@
+"""What a row looks like, and how its fields lie in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from operator import index
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core._base.casting import dtype_name, is_narrow, named_dtype
+from mouse_core._base.trees import (
+    Structure,
+    as_array,
+    fit,
+    flatten,
+    structure_from_json,
+    structure_leaves,
+    structure_of,
+    structure_to_json,
+)
+from mouse_core.errors import ConfigError, DataError, SchemaError
+from mouse_core.replay.protocols import FieldKey
+from mouse_core.replay.storages._varying import (
+    BYTES,
+    RAGGED,
+    TEXT,
+    Bytes,
+    apart,
+    decoded,
+    encoded,
+    first_array,
+    kind_of,
+    object_array,
+)
+
+# What a schema is written as: 1 for arrays of one shape of NumPy's own dtypes, as it always was; 2 where others are
+# among them.
+_FORMAT = 2
+_LONGEST = (1 << 31) - 1  # NumPy's limit for an axis of a row
+
+UNREADABLE = (
+    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
+    *(RecursionError, SyntaxError, MemoryError),
+)
+"""What may come of reading a description that somebody edited; a dtype of "," is a SyntaxError."""
+
+
+@dataclass(frozen=True)
+class FieldType:
+    """Dtype and shape of one field of a row.
+
+    Args:
+        dtype: Of its values; uint8 for text and bytes.
+        shape: Of one row; of a ragged one, of one item.
+        varies: "text", "bytes" or "ragged" where rows differ in length.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    varies: str = ""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one row's values."""
+        return self.dtype.itemsize * int(np.prod(self.shape, dtype=np.int64))
+
+
+class RowSchema:
+    """The fields of a row, and how they are nested.
+
+    Args:
+        structure: How they are nested.
+        fields: Their dtypes and shapes by name.
+        num_envs: Rows of one time step.
+    """
+
+    def __init__(self, structure: Structure, fields: Mapping[FieldKey, FieldType], num_envs: int = 1) -> None:
+        self.structure = structure
+        self.fields = dict(fields)
+        self.num_envs = num_envs
+        self.varying = {key: kind for key, kind in self.fields.items() if kind.varies}
+        # What lies in a row: of what differs in length, where it lies.
+        self.stored = {key: _REF if kind.varies else kind for key, kind in self.fields.items()}
+        self.plain = isinstance(structure, dict) and all(isinstance(child, list) for child in structure.values())
+
+    @classmethod
+    def of(cls, rows: Any, lead: int, ndim: int, ragged: Collection[FieldKey] = ()) -> RowSchema:
+        """The schema of the first rows written; the first ``lead`` axes of every leaf count rows.
+
+        Args:
+            rows: The rows.
+            lead: How many axes count rows.
+            ndim: That of the storage.
+            ragged: Fields that are said to be ragged.
+
+        Raises:
+            SchemaError: Leaves that are no arrays, or have fewer axes.
+            ConfigError: A field is said to be ragged that is not there.
+        """
+        fields: dict[FieldKey, FieldType] = {}
+        num_envs = 1
+        leaves = flatten(rows)
+        if not leaves.keys() >= set(ragged):
+            raise ConfigError(f"ragged: expected fields of {list(leaves)}, found {sorted(map(str, ragged))}")
+        for key, leaf in leaves.items():
+            kind = RAGGED if key in ragged else kind_of(leaf, lead)
+            if kind:
+                values, shape = apart(leaf, lead)
+                if len(shape) < lead:
+                    raise SchemaError(f"{_where(key)}: expected {_axes(lead, ndim)}, found {leaf!r:.60}")
+                if ndim == 2 and not fields:
+                    num_envs = shape[lead - 1]
+                item = first_array(values, where=_where(key)) if kind == RAGGED else np.empty(1, np.uint8)
+                fields[key] = FieldType(item.dtype.newbyteorder("="), item.shape[1:], kind)
+                continue
+            array = as_array(leaf, where=_where(key))
+            if array.ndim < lead:
+                raise SchemaError(f"{_where(key)}: expected {_axes(lead, ndim)}, found the shape {array.shape}")
+            if ndim == 2 and not fields:
+                num_envs = array.shape[lead - 1]
+            fields[key] = FieldType(array.dtype.newbyteorder("="), array.shape[lead:])
+        if num_envs < 1:
+            raise SchemaError("rows: expected at least one environment, found none")
+        return cls(structure_of(rows), fields, num_envs)
+
+    def check(self, rows: Any, lead: int, ndim: int) -> tuple[list[Any], int]:
+        """The leaves of ``rows`` as arrays ``[n, *shape]`` in the order of ``fields``, and ``n``.
+
+        Of what differs in length, a list of the bytes of each row.
+
+        Raises:
+            SchemaError: Another structure, dtype, shape, or number of environments than the first write's.
+            DataError: Python numbers that the dtype does not hold; leaves of differing length.
+        """
+        leaves: Any = rows if self.plain and type(rows) is dict else flatten(rows)
+        if leaves.keys() != self.fields.keys():
+            raise SchemaError(f"rows: expected the fields {list(self.fields)} of the first write, found {list(leaves)}")
+        arrays = []
+        expected: tuple[int, ...] | None = None
+        for key, kind in self.fields.items():
+            array = leaves[key]
+            if kind.varies:
+                values, found = self._bytes(key, kind, array, lead, ndim)
+                self._check_lead(key, found, ndim, expected)
+                expected = found
+                arrays.append(values)
+                continue
+            if type(array) is not np.ndarray or array.dtype != kind.dtype:
+                if isinstance(array, Mapping | tuple):
+                    raise SchemaError(f"{_where(key)}: expected an array as in the first write, found {array!r:.60}")
+                if isinstance(array, list) and array and isinstance(array[0], np.ndarray):
+                    _check_even(key, array)
+                array = fit(array, kind.dtype, where=_where(key))
+            shape = array.shape
+            if shape[lead:] != kind.shape or len(shape) < lead:
+                raise SchemaError(
+                    f"{_where(key)}: expected the shape [{_axes(lead, ndim)}{', ' if lead else ''}"
+                    f"{', '.join(map(str, kind.shape))}] of the first write, found {list(shape)}"
+                    f"{_if_declared(key, shape[lead:], kind.shape)}"
+                )
+            if shape[:lead] != expected:
+                self._check_lead(key, shape[:lead], ndim, expected)
+                expected = shape[:lead]
+            arrays.append(array if lead == 1 else array.reshape(-1, *kind.shape))
+        return arrays, len(arrays[0])
+
+    def _check_lead(self, key: FieldKey, found: tuple[int, ...], ndim: int, expected: tuple[int, ...] | None) -> None:
+        """Raise an error unless there are as many rows as in the fields before, or of the first one, environments."""
+        if expected is None:
+            if ndim == 2 and found and found[-1] != self.num_envs:
+                raise SchemaError(f"{_where(key)}: expected {self.num_envs} environments, found {found[-1]}")
+        elif found != expected:
+            raise DataError(
+                f"{_where(key)}: expected {list(expected)} rows as in {next(iter(self.fields))!r}, found {list(found)}"
+            )
+
+    def _bytes(
+        self, key: FieldKey, kind: FieldType, leaf: Any, lead: int, ndim: int
+    ) -> tuple[list[Bytes], tuple[int, ...]]:
+        """The rows' values as bytes, and the shape of the axes that count rows."""
+        values, shape = apart(leaf, lead)
+        if (isinstance(leaf, str | bytes) and lead) or len(shape) < lead:
+            raise SchemaError(f"{_where(key)}: expected {_axes(lead, ndim)}, found {leaf!r:.60}")
+        where = _where(key)
+        return [encoded(value, kind.varies, kind.dtype, kind.shape, where=where) for value in values], shape
+
+    def opened(self, key: FieldKey, refs: npt.NDArray[np.int64], read: Callable[[Any], list[Bytes]]) -> Any:
+        """The values of a field that differ in length, an object array, by where they lie, ``[..., 2]``."""
+        kind = self.varying[key]
+        values = [decoded(raw, kind.varies, kind.dtype, kind.shape) for raw in read(refs)]
+        return object_array(values, refs.shape[:-1])
+
+    def to_json(self) -> dict[str, Any]:
+        """The schema in plain values."""
+        fields = [
+            [
+                key if isinstance(key, str) else list(key),
+                dtype_name(kind.dtype),
+                list(kind.shape),
+                *([kind.varies] if kind.varies else []),
+            ]
+            for key, kind in self.fields.items()
+        ]
+        plain = {"structure": structure_to_json(self.structure), "num_envs": self.num_envs, "fields": fields}
+        later = self.varying or any(is_narrow(kind.dtype) for kind in self.fields.values())
+        return {"format": _FORMAT, **plain} if later else plain
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> RowSchema:
+        """What ``to_json`` was called on; raises one of ``UNREADABLE`` for anything else."""
+        version = value.get("format", 1)
+        if version not in (1, _FORMAT):
+            raise ValueError(f"expected rows of format 1 or {_FORMAT}, found {version}; a newer mouse-data wrote them")
+        fields = {
+            (name if isinstance(name, str) else tuple(name)): _field_type(*kind) for name, *kind in value["fields"]
+        }
+        structure, num_envs = structure_from_json(value["structure"]), index(value["num_envs"])
+        if not fields or set(structure_leaves(structure)) != fields.keys():
+            raise ValueError(f"fields {list(fields)} that are not those of the structure {structure!r:.80}")
+        if num_envs < 1:
+            raise ValueError(f"{num_envs} environments")
+        return cls(structure, fields, num_envs)
+
+    def same_as(self, other: RowSchema) -> bool:
+        """Whether rows of one are rows of the other."""
+        return self.fields == other.fields and self.num_envs == other.num_envs
+
+
+_REF = FieldType(np.dtype(np.int64), (2,))
+
+
+def _field_type(dtype: str, shape: list[int], varies: str = "") -> FieldType:
+    if varies not in ("", TEXT, BYTES, RAGGED):
+        raise ValueError(f"expected text, bytes or ragged rows, found {varies!r}")
+    kind = FieldType(named_dtype(dtype), tuple(map(index, shape)), varies)
+    # An array of objects in foreign memory would be pointers that somebody else wrote.
+    if kind.dtype.hasobject or any(not 0 <= size <= _LONGEST for size in kind.shape):
+        raise ValueError(f"{kind.dtype} {list(kind.shape)}")
+    return kind
+
+
+def _check_even(key: FieldKey, items: list[Any]) -> None:
+    """SchemaError where arrays of a list differ in shape."""
+    for number, item in enumerate(items):
+        if np.shape(item) != np.shape(items[0]):
+            raise SchemaError(
+                f"{_where(key)}: expected the shape {np.shape(items[0])}, found {np.shape(item)} in item {number}"
+                f"{_if_declared(key, np.shape(item), np.shape(items[0]))}"
+            )
+
+
+def _if_declared(key: FieldKey, found: tuple[int, ...], expected: tuple[int, ...]) -> str:
+    """What to do about rows of another shape: half a sentence where they differ in their first axis alone."""
+    if len(found) != len(expected) or not found or found[1:] != expected[1:]:
+        return "; ListStorage takes any"
+    return f"; a field whose rows differ in length is declared, ragged=[{key!r}], or kept in a ListStorage"
+
+
+def _where(key: FieldKey) -> str:
+    return f"rows: field {key!r}" if key != () else "rows"
+
+
+def _axes(lead: int, ndim: int) -> str:
+    return "" if not lead else "n" if ndim == 1 else "env" if lead == 1 else "time, env"

@@ -1,0 +1,153 @@
+"""What rows that are any objects have in common: what a field of a batch of them is, whichever rows are drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core._base.casting import number_kind
+from mouse_core._base.trees import fit, flatten, structure_of, unflatten
+from mouse_core.errors import DataError, SchemaError
+from mouse_core.replay.protocols import FieldKey, Slots
+from mouse_core.replay.storages._varying import object_array
+
+_Sign = tuple[Any, ...]
+"""Of a leaf: "strong", a dtype and a shape; "weak", one of Python's kinds of numbers, and a shape; "any"."""
+
+_ANY: _Sign = ("any",)
+_WEAK = {bool: ("weak", "b", ()), int: ("weak", "i", ()), float: ("weak", "f", ())}
+_DTYPES = {"b": np.dtype(bool), "i": np.dtype(np.int64), "f": np.dtype(np.float64)}
+
+
+class Signs:
+    """What the objects in the slots of a storage look like; looked at when a batch is made, each once.
+
+    Args:
+        ragged: Fields that are lists in any case.
+    """
+
+    def __init__(self, ragged: Sequence[FieldKey] = ()) -> None:
+        self._ragged = ragged
+        self._of: list[tuple[_Sign, ...] | None] = []
+        self._unseen: list[int] = []
+        self._counts: dict[tuple[_Sign, ...], int] = {}
+        self._known: dict[FieldKey, np.dtype[Any] | None] | None = None
+
+    def wrote(self, slot: int) -> None:
+        """There is another object in a slot."""
+        if slot == len(self._of):
+            self._of.append(None)
+        else:
+            before = self._of[slot]
+            if before is None:
+                return  # it is among the unseen
+            self._of[slot] = None
+            self._counts[before] -= 1
+            if not self._counts[before]:
+                del self._counts[before]
+                self._known = None
+        self._unseen.append(slot)
+
+    def columns(self, items: Sequence[Any]) -> dict[FieldKey, np.dtype[Any] | None]:
+        """The fields of all ``items``: the dtype of those that are arrays of one shape, None for others.
+
+        Raises:
+            SchemaError: They have different fields.
+        """
+        for slot in self._unseen:
+            sign = tuple((key, *_sign_of(leaf)) for key, leaf in _leaves(items[slot]).items())
+            self._of[slot] = sign
+            if sign not in self._counts:
+                self._known = None
+            self._counts[sign] = self._counts.get(sign, 0) + 1
+        self._unseen.clear()
+        if self._known is None:
+            self._known = _joined(list(self._counts), self._ragged)
+        return self._known
+
+
+def gathered(items: Sequence[Any], slots: Slots, columns: Mapping[FieldKey, np.dtype[Any] | None]) -> Any:
+    """The objects in ``slots`` as one tree; what is no array of numbers of one shape as object arrays."""
+    drawn = [items[slot] for slot in slots.reshape(-1).tolist()]
+    if columns.keys() == {()}:
+        return _column(drawn, columns[()], slots.shape, ())
+    leaves = [flatten(item) for item in drawn]
+    fields = {key: _column([found[key] for found in leaves], dtype, slots.shape, key) for key, dtype in columns.items()}
+    return unflatten(structure_of(drawn[0]), fields)
+
+
+def _column(values: list[Any], dtype: np.dtype[Any] | None, shape: tuple[int, ...], key: FieldKey) -> npt.NDArray[Any]:
+    if dtype is None:
+        return object_array(values, shape)
+    try:
+        arrays = [
+            value if isinstance(value, np.ndarray | np.generic) else fit(value, dtype, where=f"rows: field {key!r}")
+            for value in values
+        ]
+        stacked = np.stack(arrays).astype(dtype, copy=False)
+    except OverflowError as error:
+        raise DataError(f"rows: field {key!r}: expected values that {dtype} holds, found {error}") from error
+    return stacked.reshape(*shape, *stacked.shape[1:])
+
+
+def _leaves(item: Any) -> dict[FieldKey, Any]:
+    """The leaves of nested dicts and tuples; of any other object, it."""
+    if not isinstance(item, Mapping | tuple) or not len(item):
+        return {(): item}
+    try:
+        return flatten(item)
+    except SchemaError:
+        return {(): item}
+
+
+def _sign_of(leaf: Any) -> _Sign:
+    known = _WEAK.get(type(leaf))
+    if known is not None:
+        return known if type(leaf) is not int or -(2**63) <= leaf < 2**63 else _ANY
+    if isinstance(leaf, np.ndarray | np.generic):
+        return ("strong", leaf.dtype, leaf.shape) if number_kind(leaf.dtype) in "biufcmM" else _ANY
+    if type(leaf) is list and leaf:
+        try:
+            array = np.asarray(leaf)
+        except ValueError:
+            return _ANY
+        return ("weak", array.dtype.kind, array.shape) if array.dtype.kind in _DTYPES else _ANY
+    return _ANY
+
+
+def _joined(signs: Sequence[tuple[_Sign, ...]], ragged: Sequence[FieldKey]) -> dict[FieldKey, np.dtype[Any] | None]:
+    """What each field is to be, by how it looks in any row there is."""
+    keys = [tuple(key for key, *_ in sign) for sign in signs]
+    if any(set(found) != set(keys[0]) for found in keys):
+        if any(found == ((),) for found in keys):
+            return {(): None}
+        other = next(found for found in keys if set(found) != set(keys[0]))
+        raise SchemaError(
+            f"sample: expected rows of the same fields, found some with {list(keys[0])} and some with {list(other)}; a "
+            "batch of such rows is made by a collate_fn"
+        )
+    columns: dict[FieldKey, np.dtype[Any] | None] = {}
+    for key in keys[0]:
+        found = {tuple(rest) for sign in signs for name, *rest in sign if name == key}
+        columns[key] = None if key in ragged else _common(found)
+    return columns
+
+
+def _common(signs: set[tuple[Any, ...]]) -> np.dtype[Any] | None:
+    """The dtype of arrays that look like these; None where they cannot be one array without loss."""
+    if _ANY in signs or len({sign[2] for sign in signs}) > 1:
+        return None
+    weak = {kind for strength, kind, _ in signs if strength == "weak"}
+    strong: set[np.dtype[Any]] = {dtype for strength, dtype, _ in signs if strength == "strong"}
+    kinds = {number_kind(dtype) for dtype in strong}
+    if len(kinds | weak) > 1 and (kinds | weak) & set("bmM"):
+        return None
+    if not strong:
+        return _DTYPES["f" if "f" in weak else weak.pop()]
+    joined: np.dtype[Any] = np.result_type(*strong) if len(strong) > 1 else strong.pop()
+    if number_kind(joined) not in kinds or ("f" in weak and number_kind(joined) in "iu"):
+        return None
+    return joined

@@ -1,0 +1,333 @@
+"""Rows as arrays in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core._base.trees import key_of, map_tree, path_of, stack, unflatten
+from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
+from mouse_core.replay.protocols import FieldKey, Slots
+from mouse_core.replay.storages._checks import (
+    check_max_size,
+    check_ndim,
+    check_not_spawning,
+    check_put,
+    column_of,
+    slot_error,
+)
+from mouse_core.replay.storages._memory import Bytes, RowMemory
+from mouse_core.replay.storages._rows import RowSchema
+from mouse_core.replay.storages._state import rows_state, state_rows
+from mouse_core.replay.storages._varying import Heap, Refs
+from mouse_core.spec import Alignment, check_alignment, check_list
+
+
+class ArrayStorage:
+    """Rows as nested dicts or tuples of arrays in memory, which is allocated when the first row is written.
+
+    The first write says which fields there are, with which dtypes and shapes; every other must be alike. Python's own
+    numbers take the dtype of their field. Small fields of a row lie side by side, so that reading a row touches one
+    place.
+
+    Args:
+        max_size: Rows it holds: with ``ndim=2`` all time steps of all environments together, a multiple of their
+            number. By default as many as ``arrays`` have.
+        ndim: 1, or 2 for ``[time, env]``, where every environment is a stream of its own.
+        arrays: A tree of arrays ``[n, ...]`` (``[time, env, ...]``) that become the storage's memory: their rows are
+            there from the beginning, and rows written later overwrite them.
+        alignment: Which transition a row's action, reward and done belong to.
+        ragged: Fields whose rows are arrays of differing length. Those that already differ in the first write need not
+            be named, nor does text.
+
+    A pickle holds a copy of the rows. Sending it to a process that is started (``multiprocessing`` with "spawn", a
+    ``DataLoader``'s workers) is refused, as the two would go on apart: processes share a ``MemmapStorage``.
+
+    Raises:
+        ConfigError: An argument out of range, or both or none of ``max_size`` and ``arrays``.
+        SchemaError: Arrays of differing length.
+    """
+
+    def __init__(
+        self,
+        max_size: int | None = None,
+        ndim: int = 1,
+        *,
+        arrays: Any = None,
+        alignment: Alignment = "outgoing",
+        ragged: Iterable[FieldKey] = (),
+    ) -> None:
+        self._ragged = check_list("ragged", ragged)
+        self._heap = Heap()
+        self._ndim = check_ndim(ndim)
+        self._alignment = check_alignment(alignment)
+        self._memory: RowMemory | None = None
+        self._single: list[Any] = []
+        self._written = 0
+        self._size = 0
+        self._changes = 0
+        self._writable = True
+        if arrays is not None:
+            if max_size is not None:
+                raise ConfigError(f"ArrayStorage: expected max_size or arrays, found both, max_size={max_size!r}")
+            self._wrap(arrays)
+        else:
+            self._capacity = check_max_size(max_size)
+
+    def _wrap(self, arrays: Any) -> None:
+        schema = RowSchema.of(arrays, self._ndim, self._ndim, self._ragged)
+        columns, n = schema.check(map_tree(_as_given, arrays), self._ndim, self._ndim)
+        if not n:
+            raise SchemaError("ArrayStorage: expected arrays with rows, found none")
+        self._capacity = self._size = self._written = n
+        if schema.varying:  # of which there is no memory to take over
+            self._take_memory(self._allocate(schema))
+            self._memory.write(0, self._kept(schema, columns, 0, n), 0, n)  # type: ignore[union-attr]
+            return
+        self._writable = all(column.flags.writeable for column in columns)
+        self._take_memory(RowMemory.wrap(schema, columns))
+
+    def __repr__(self) -> str:
+        return f"ArrayStorage({len(self)} of {self._capacity} rows, ndim={self._ndim}, fields={self.keys})"
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def capacity(self) -> int:
+        """How many rows it can hold."""
+        return self._capacity
+
+    @property
+    def ndim(self) -> int:
+        """1, or 2 for ``[time, env]``."""
+        return self._ndim
+
+    @property
+    def num_envs(self) -> int:
+        """Environments side by side; 1 for ``ndim=1``, and until the first write."""
+        return 1 if self._memory is None else self._memory.schema.num_envs
+
+    @property
+    def alignment(self) -> Alignment:
+        """Which transition a row's action, reward and done belong to."""
+        return self._alignment
+
+    @property
+    def writable(self) -> bool:
+        """Whether rows may be written: not where arrays were given that may not."""
+        return self._writable
+
+    @property
+    def written(self) -> int:
+        """How many rows were ever appended."""
+        return self._written
+
+    @property
+    def changes(self) -> int:
+        """How often rows were changed otherwise than by ``append``."""
+        return self._changes
+
+    @property
+    def keys(self) -> list[FieldKey]:
+        """The names of the fields; none before the first write."""
+        return [] if self._memory is None else list(self._memory.keys)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory for all rows, used or not."""
+        return 0 if self._memory is None else self._memory.nbytes + self._heap.nbytes
+
+    # ------------------------------------------------------------------ writing
+
+    def append(self, rows: Any, *, one: bool = False) -> tuple[int, int]:
+        """Write rows behind the last, over the oldest where there is no room; see ``Storage.append``."""
+        self._check_writable()
+        if one and self._single and type(rows) is dict and len(rows) == len(self._single):
+            first = self._written
+            if self._append_single(rows, first % self._capacity):
+                self._written = first + 1
+                self._size = min(self._size + 1, self._capacity)
+                return first, 1
+        if isinstance(rows, list) and not one:
+            rows = stack(rows)
+        lead = self._ndim - 1 if one else self._ndim
+        schema = RowSchema.of(rows, lead, self._ndim, self._ragged) if self._memory is None else self._memory.schema
+        arrays, n = schema.check(rows, lead, self._ndim)
+        if self._memory is None:
+            if self._capacity % schema.num_envs:
+                raise ConfigError(
+                    f"max_size: expected a multiple of the {schema.num_envs} environments, found {self._capacity}"
+                )
+            self._take_memory(self._allocate(schema))
+        assert self._memory is not None
+        first = self._written
+        begin = max(0, n - self._capacity)
+        arrays = self._kept(schema, arrays, begin, n)
+        while begin < n:
+            slot = (first + begin) % self._capacity
+            now = min(n - begin, self._capacity - slot)
+            self._memory.write(slot, arrays, begin, now)
+            begin += now
+        self._written = first + n
+        self._size = min(self._size + n, self._capacity)
+        return first, n
+
+    def _append_single(self, rows: dict[Any, Any], slot: int) -> bool:
+        """Write one row of the commonest kinds of values; False if it has others."""
+        values = []
+        for key, _, dtype, shape, scalars in self._single:
+            value: Any = rows.get(key)
+            kind = type(value)
+            if kind is np.ndarray:
+                if value.dtype != dtype or value.shape != shape:
+                    return False
+            elif kind not in scalars or (kind is float and dtype.itemsize < 8 and not (-3e38 < value < 3e38)):
+                return False
+            values.append(value)
+        for (_, column, _, _, _), value in zip(self._single, values, strict=True):
+            column[slot] = value
+        return True
+
+    def _kept(self, schema: RowSchema, arrays: list[Any], begin: int, end: int) -> list[Any]:
+        """What lies in the rows ``begin .. end - 1`` of ``arrays``: of what differs in length, where it lies."""
+        if not schema.varying:
+            return arrays
+        parts = [array[begin:end] for array, kind in zip(arrays, schema.fields.values(), strict=True) if kind.varies]
+        # All at once: making room for one field must not take that of another, which no row has yet.
+        refs = self._heap.keep([value for part in parts for value in part], self._refs())
+        places = np.zeros((len(parts), end, 2), np.int64)
+        places[:, begin:] = refs.reshape(len(parts), end - begin, 2)
+        left = iter(places)
+        kinds = schema.fields.values()
+        return [next(left) if kind.varies else array for array, kind in zip(arrays, kinds, strict=True)]
+
+    def _refs(self) -> list[Refs]:
+        """Where the values lie that differ in length, of every row, as views."""
+        assert self._memory is not None
+        return [self._memory.by_key[key][: self._size] for key in self._memory.schema.varying]
+
+    def put(self, slots: Slots, rows: Any) -> None:
+        """Overwrite the rows in ``slots`` by ``rows``; see ``Storage.put``."""
+        self._check_writable()
+        if self._memory is None:
+            raise IndexError("storage: expected slots in use, found an empty storage")
+        arrays, n = self._memory.schema.check(stack(rows) if isinstance(rows, list) and rows else rows, 1, 1)
+        check_put(slots, n)
+        self._memory.put(slots, self._kept(self._memory.schema, arrays, 0, n))
+        self._changes += 1
+
+    def check(self, rows: Any) -> None:
+        """Raise what ``append(rows)`` would, and write nothing."""
+        self._check_writable()
+        rows = stack(rows) if isinstance(rows, list) else rows
+        schema = (
+            RowSchema.of(rows, self._ndim, self._ndim, self._ragged) if self._memory is None else self._memory.schema
+        )
+        schema.check(rows, self._ndim, self._ndim)
+
+    def empty(self) -> None:
+        """Forget all rows."""
+        self._check_writable()
+        self._written = self._size = 0
+        self._changes += 1
+
+    # ------------------------------------------------------------------ reading
+
+    def get(self, slots: Slots) -> Any:
+        """The rows in ``slots`` in fresh memory; see ``Storage.get``."""
+        if self._memory is None or (slots.size and int(slots.view(np.uint64).max()) >= self._size):
+            raise slot_error(slots, self._size)
+        fields: dict[FieldKey, Any] = self._memory.gather(slots)
+        schema = self._memory.schema
+        for key in schema.varying:
+            fields[key] = schema.opened(key, fields[key], self._heap.read)
+        return fields if schema.plain else unflatten(schema.structure, fields)
+
+    def read(self, key: FieldKey, slots: Slots | slice) -> npt.NDArray[Any]:
+        """One field of the rows in ``slots``; see ``Storage.read``."""
+        columns = {} if self._memory is None else self._memory.by_key
+        column = columns.get(key, columns.get(key_of(path_of(key))))
+        if column is None:
+            raise MissingFieldError(f"rows: expected a field {key!r}, found {list(columns)}")
+        values: npt.NDArray[Any] = column_of(columns, key)[slots]
+        schema = self._memory.schema if self._memory is not None else None
+        return schema.opened(key, values, self._heap.read) if schema is not None and key in schema.varying else values
+
+    def lock(self) -> None:
+        """Nobody else writes here."""
+        return None
+
+    # ------------------------------------------------------------------ state
+
+    def state(self) -> dict[str, Any]:
+        """The rows, as long as the data, and what describes them. The arrays are views."""
+        return rows_state(self, None if self._memory is None else self._memory.schema, self._columns())
+
+    def _columns(self) -> list[Any]:
+        if self._memory is None:
+            return []
+        schema = self._memory.schema
+        columns = zip(schema.fields.values(), self._memory.columns, strict=True)
+        return [
+            self._heap.read(column[: self._size]) if kind.varies else column[: self._size] for kind, column in columns
+        ]
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Become what ``state`` was taken from; see ``Storage.load``."""
+        self._check_writable()
+        schema, arrays, written = state_rows(self, state, None if self._memory is None else self._memory.schema)
+        if schema is not None:
+            if self._memory is None:
+                self._take_memory(self._allocate(schema))
+            assert self._memory is not None
+            self._size = 0
+            self._heap = Heap()
+            arrays = self._kept(schema, arrays, 0, len(arrays[0]))
+            self._memory.write(0, arrays, 0, len(arrays[0]))
+        self._size = len(arrays[0]) if arrays else 0
+        self._written = written
+        self._changes += 1
+
+    def _allocate(self, schema: RowSchema) -> RowMemory:
+        def fresh(number: int, nbytes: int) -> Bytes:
+            return np.empty(nbytes, np.uint8)
+
+        return RowMemory.allocate(schema, self._capacity, fresh)
+
+    def __getstate__(self) -> dict[str, Any]:
+        check_not_spawning(self)
+        ragged = {"ragged": self._ragged} if self._ragged else {}
+        return {"writable": self._writable, "changes": self._changes, "state": self.state(), **ragged}
+
+    def __setstate__(self, kept: dict[str, Any]) -> None:
+        state = kept["state"]
+        self.__init__(state["capacity"], state["ndim"], alignment=state["alignment"], ragged=kept.get("ragged", ()))  # type: ignore[misc]
+        self.load(state)
+        self._writable, self._changes = kept["writable"], kept["changes"]
+
+    def _take_memory(self, memory: RowMemory) -> None:
+        self._memory = memory
+        self._single = []
+        if self._ndim == 1 and memory.schema.plain and not memory.schema.varying:
+            for (key, kind), column in zip(memory.schema.fields.items(), memory.columns, strict=True):
+                self._single.append((key, column, kind.dtype, kind.shape, _scalars(kind.dtype, kind.shape)))
+
+    def _check_writable(self) -> None:
+        if not self._writable:
+            raise ConfigError("storage: expected arrays that may be written, found read-only ones")
+
+
+def _as_given(leaf: Any) -> Any:
+    """An array; a list stays, whose rows may differ in length."""
+    return leaf if isinstance(leaf, list) else np.asarray(leaf)
+
+
+def _scalars(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[type, ...]:
+    """The types of single values that fit a field as they are."""
+    if shape:
+        return ()
+    return (dtype.type, *{"f": (float,), "b": (bool,)}.get(dtype.kind if dtype.itemsize in (1, 4, 8) else "", ()))

@@ -1,0 +1,190 @@
+"""Rows as any Python objects."""
+
+from __future__ import annotations
+
+import operator
+import pickle
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core._base.trees import find, flatten, map_tree
+from mouse_core.errors import DataError, StateError
+from mouse_core.replay.protocols import FieldKey, Slots
+from mouse_core.replay.storages._checks import check_max_size, check_not_spawning, check_put, slot_error
+from mouse_core.replay.storages._signs import Signs, gathered
+from mouse_core.replay.storages._state import check_state
+from mouse_core.replay.storages._varying import object_array
+from mouse_core.spec import Alignment, check_alignment, check_list
+
+
+class ListStorage:
+    """Rows as any Python objects, by reference.
+
+    Of nested dicts and tuples a batch has one field for each leaf. It is an array where all rows that are there have
+    numbers of one shape, and else a list: whichever rows are drawn, it is the same.
+
+    Args:
+        max_size: Rows it holds.
+        alignment: Which transition a row's action, reward and done belong to.
+        ragged: Fields that are lists also while all rows have one shape.
+
+    Raises:
+        ConfigError: A size below 1.
+    """
+
+    ndim = 1
+    num_envs = 1
+    writable = True
+
+    def __init__(
+        self, max_size: int = 1000, *, alignment: Alignment = "outgoing", ragged: Iterable[FieldKey] = ()
+    ) -> None:
+        self._ragged = check_list("ragged", ragged)
+        self._signs = Signs(self._ragged)
+        self._capacity = check_max_size(max_size)
+        self._alignment = check_alignment(alignment)
+        self._items: list[Any] = []
+        self._written = 0
+        self._changes = 0
+
+    def __repr__(self) -> str:
+        return f"ListStorage({len(self)} of {self._capacity} rows)"
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def capacity(self) -> int:
+        """How many rows it can hold."""
+        return self._capacity
+
+    @property
+    def alignment(self) -> Alignment:
+        """Which transition a row's action, reward and done belong to."""
+        return self._alignment
+
+    @property
+    def written(self) -> int:
+        """How many rows were ever appended."""
+        return self._written
+
+    @property
+    def changes(self) -> int:
+        """How often rows were changed otherwise than by ``append``."""
+        return self._changes
+
+    def append(self, rows: Any, *, one: bool = False) -> tuple[int, int]:
+        """Write objects behind the last, over the oldest where there is no room; see ``Storage.append``.
+
+        Args:
+            rows: The object for ``one``; else a list of them, or a tree of arrays ``[n, ...]``, which is taken apart.
+            one: ``rows`` is a single object.
+        """
+        items = [rows] if one else take_apart(rows)
+        first = self._written
+        for number, item in enumerate(items, first):
+            if len(self._items) < self._capacity:
+                self._signs.wrote(len(self._items))
+                self._items.append(item)
+            else:
+                self._items[number % self._capacity] = item
+                self._signs.wrote(number % self._capacity)
+        self._written += len(items)
+        return first, len(items)
+
+    def put(self, slots: Slots, rows: Any) -> None:
+        """Replace the objects in ``slots``; ``rows`` as for ``append``."""
+        items = take_apart(rows)
+        check_put(slots, len(items))
+        for slot, item in zip(slots.reshape(-1).tolist(), items, strict=True):
+            self._items[slot] = item
+            self._signs.wrote(slot)
+        self._changes += 1
+
+    def get(self, slots: Slots) -> list[Any]:
+        """The objects in ``slots``, as a list; of lists, for slots ``[num_slices, slice_len]``."""
+        if slots.size and int(slots.view(np.uint64).max()) >= len(self._items):
+            raise slot_error(slots, len(self._items))
+        if slots.ndim > 1:
+            return [self.get(part) for part in slots]
+        return [self._items[slot] for slot in slots.tolist()]
+
+    def batch(self, slots: Slots) -> Any:
+        """The objects in ``slots`` as one tree of arrays, of objects where they are no numbers of one shape."""
+        if slots.size and int(slots.view(np.uint64).max()) >= len(self._items):
+            raise slot_error(slots, len(self._items))
+        return gathered(self._items, slots, self._signs.columns(self._items))
+
+    def read(self, key: FieldKey, slots: Slots | slice) -> npt.NDArray[Any]:
+        """One field of the objects in ``slots``, where they are nested dicts or tuples."""
+        if isinstance(slots, slice):
+            slots = np.arange(len(self._items), dtype=np.int64)[slots]
+        found = [find(self._items[slot], key) for slot in slots.reshape(-1).tolist()]
+        try:
+            values = np.array(found)
+        except ValueError:  # rows of differing length
+            values = object_array(found, (len(found),))
+        return values.reshape(*slots.shape, *values.shape[1:])
+
+    def empty(self) -> None:
+        """Forget all objects."""
+        self._items = []
+        self._signs = Signs(self._ragged)
+        self._written = 0
+        self._changes += 1
+
+    def lock(self) -> None:
+        """Nobody else writes here."""
+        return None
+
+    def __getstate__(self) -> dict[str, Any]:
+        check_not_spawning(self)
+        return self.__dict__
+
+    def state(self) -> dict[str, Any]:
+        """The objects, pickled, and how many were written."""
+        try:
+            pickled = pickle.dumps(self._items, protocol=pickle.HIGHEST_PROTOCOL)
+        except Exception as error:
+            raise DataError(f"ListStorage: expected objects that can be pickled, found {error}") from error
+        return {
+            "kind": "objects",
+            "capacity": self._capacity,
+            "alignment": self._alignment,
+            "size": len(self._items),
+            "written": self._written,
+            "items": np.frombuffer(pickled, np.uint8),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Become what ``state`` was taken from. Pickled objects can run code: load only what you trust."""
+        check_state(self, state, "objects")
+        try:
+            items = pickle.loads(np.asarray(state["items"], np.uint8).tobytes())
+        except Exception as error:
+            raise StateError(f"storage: expected pickled objects, found {type(error).__name__}: {error}") from error
+        if not isinstance(items, list) or len(items) != state["size"]:
+            raise StateError(f"storage: expected a list of {state['size']} objects, found {items!r:.80}")
+        self._items = items
+        self._signs = Signs(self._ragged)
+        for slot in range(len(items)):
+            self._signs.wrote(slot)
+        self._written = int(state["written"])
+        self._changes += 1
+
+
+def take_apart(rows: Any) -> list[Any]:
+    """The rows of a list of items, or of a tree of arrays ``[n, ...]``."""
+    if isinstance(rows, list):
+        return rows
+    leaves = flatten(rows)
+    single = next((leaf for leaf in leaves.values() if not hasattr(leaf, "__len__")), None)
+    if single is not None:
+        raise DataError(f"rows: expected a list of rows, or arrays [n, ...], found {type(single).__name__}")
+    lengths = {len(leaf) for leaf in leaves.values()}
+    if len(lengths) != 1:
+        raise DataError(f"rows: expected leaves of one length, found {sorted(lengths)}")
+    return [map_tree(operator.itemgetter(number), rows) for number in range(lengths.pop())]

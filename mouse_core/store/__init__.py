@@ -1,0 +1,6 @@
+"""Stores and their snapshots: recorded steps in order, and what is known of their columns."""
+
+from mouse_core.store.dataset_store import DatasetStore
+from mouse_core.store.snapshot import Snapshot
+
+__all__ = ["DatasetStore", "Snapshot"]

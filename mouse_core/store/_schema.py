@@ -1,0 +1,277 @@
+"""What a store knows about its columns."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from mouse_core._arrow.layout import ColumnType, check_readable, column_type, fixed_shape
+from mouse_core._base.casting import values_of
+from mouse_core.about.dataset import About, joined
+from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
+from mouse_core.images._files import check_roots
+from mouse_core.spec import Alignment, Field, FieldSpec, check_alignment, merge_fields, recipe
+from mouse_core.store._segments import Segment
+from mouse_core.store._tail.schema import tail_column
+from mouse_core.store._tail.values import TailColumn
+from mouse_core.store.snapshot import SnapshotConfig
+
+REFUSALS = (ValueError, TypeError, OverflowError, pa.ArrowException)
+"""What building a column out of a value may raise."""
+
+
+class StoreSchema:
+    """The fields a store was made with, and the columns it has met so far.
+
+    Args:
+        fields, max_action_dim, max_obs_continuous_dim, alignment, image_roots: See ``DatasetStore``.
+    """
+
+    def __init__(
+        self,
+        fields: Iterable[Field],
+        max_action_dim: int | None,
+        max_obs_continuous_dim: int | None,
+        alignment: str | None,
+        image_roots: Iterable[str | os.PathLike[str]] = (),
+    ) -> None:
+        self.image_roots = check_roots(image_roots, where="image_roots")
+        self.alignment: Alignment = check_alignment("arrived" if alignment is None else alignment)
+        # What the store was told, and what datasets said beside it.
+        self.told = About(
+            None if alignment is None else self.alignment,
+            fields=list(fields),
+            max_action_dim=_check_dim("max_action_dim", max_action_dim),
+            max_obs_continuous_dim=_check_dim("max_obs_continuous_dim", max_obs_continuous_dim),
+        )
+        self.said = About()
+        self.all_say_alignment = True
+        self._know_fields()
+        self.types: dict[str, ColumnType] = {}
+        self.arrow_types: dict[str, pa.DataType] = {}
+        self.widths: dict[str, tuple[int, ...]] = {}
+
+    def config(self) -> SnapshotConfig:
+        """What a snapshot needs, as it is now."""
+        return SnapshotConfig(
+            dict(self.fields),
+            dict(self.types),
+            self.max_action_dim,
+            self.max_obs_continuous_dim,
+            self.alignment,
+        )
+
+    def about(self) -> About:
+        """What is known of the rows that are there."""
+        stated = self.told.alignment is not None or (bool(self.arrow_types) and self.all_say_alignment)
+        return self.said.replace(
+            alignment=self.alignment if stated else None,
+            fields=[*self.said.fields, *self.told.fields],
+            max_action_dim=self.max_action_dim,
+            max_obs_continuous_dim=self.max_obs_continuous_dim,
+        )
+
+    def merge(self, segments: Sequence[Segment], said: Sequence[tuple[str, About]] = ()) -> None:
+        """Take over the columns of new segments, and what their datasets say of themselves.
+
+        Args:
+            segments: The segments.
+            said: For each what to call it in messages, and what it says.
+
+        Raises:
+            MissingFieldError: A required column is missing.
+            SchemaError: Columns that a field cannot be read from, or that do not fit those there are; something said
+                that contradicts what is known.
+
+        Nothing changes after an error.
+        """
+        merged = copy.copy(self)
+        merged._adopt(said)
+        merged._merge_columns(segments)
+        for segment, (_, about) in zip(segments, said, strict=False):
+            merged.all_say_alignment &= about.alignment is not None or not segment.num_rows
+        self.__dict__.update(merged.__dict__)
+
+    def _adopt(self, said: Sequence[tuple[str, About]]) -> None:
+        """Check what datasets say, and let it fill in what the store was not told."""
+        told = {field.name: field for field in self.told.fields}
+        unknown = []
+        for where, about in said:
+            if about.alignment not in (None, self.alignment):
+                raise SchemaError(
+                    f"from_dataset: expected rows of alignment {self.alignment!r}, found {about.alignment!r} in "
+                    f"{where}; a DatasetStore(alignment={about.alignment!r}) takes them"
+                )
+            for field in about.fields:
+                _check_alike(told.get(field.name, field), field, where)
+            rest: dict[str, Any] = {"fields": [field for field in about.fields if field.name not in told]}
+            for name in ("max_action_dim", "max_obs_continuous_dim"):
+                wanted, found = getattr(self.told, name), getattr(about, name)
+                if wanted is not None and found is not None and wanted < found:
+                    raise SchemaError(f"{name}: expected at least {found}, as {where} says, found {wanted}")
+                rest[name] = None if wanted is not None else found
+            unknown.append((where, about.replace(**rest)))
+        self.said = joined([("the rows before", self.said), *unknown])
+        self._know_fields()
+        for column, width in self.widths.items():
+            known = self._row_shape(self.by_column[column], {})
+            if known is not None and len(width) == len(known) == 1 and width > known:
+                raise SchemaError(
+                    f"column {column!r}: expected at most {known[0]} values, found {width[0]} in the rows before"
+                )
+
+    def _know_fields(self) -> None:
+        """Put together what the store was told and what datasets said."""
+        self.max_action_dim = self.told.max_action_dim or self.said.max_action_dim
+        self.max_obs_continuous_dim = self.told.max_obs_continuous_dim or self.said.max_obs_continuous_dim
+        self.fields = merge_fields(
+            [*self.said.fields, *self.told.fields],
+            max_action_dim=self.max_action_dim,
+            max_obs_continuous_dim=self.max_obs_continuous_dim,
+        )
+        self.by_column = {field.column: self._combined(field.column) for field in self.fields.values()}
+
+    def _merge_columns(self, segments: Sequence[Segment]) -> None:
+        types, arrow_types, widths = dict(self.types), dict(self.arrow_types), dict(self.widths)
+        for segment in segments:
+            names = segment.table.schema.names
+            if len(set(names)) < len(names):
+                raise SchemaError(f"expected columns of different names, found {names}")
+            for field in self.fields.values():
+                if field.required and field.column not in segment.types:
+                    raise MissingFieldError(
+                        f"{field.name}: expected a column {field.column!r}, found columns {list(segment.types)}"
+                        f"{_in_words(segment.types)}"
+                    )
+            for name, data_type in segment.types.items():
+                kind = column_type(data_type)
+                if name in self.by_column:
+                    field = self.by_column[name]
+                    check_readable(kind, field)
+                self._check_width(name, data_type, widths)
+                known = types.get(name, kind)
+                if known != kind and "null" not in (known.kind, kind.kind):
+                    raise SchemaError(
+                        f"column {name!r}: expected {known} as in the rows before, found {kind}; "
+                        f"cast one of them first, e.g. with Dataset.cast_column"
+                    )
+                if name not in types or known.kind == "null":
+                    types[name], arrow_types[name] = kind, data_type
+        self.types, self.arrow_types, self.widths = types, arrow_types, widths
+
+    def learn(self, name: str, kind: ColumnType, data_type: Callable[[], pa.DataType]) -> None:
+        """Take over a column of appended rows, unless its type is known already."""
+        if name not in self.types or self.types[name].kind == "null":
+            self.types[name], self.arrow_types[name] = kind, data_type()
+
+    def check_names(self, names: Iterable[str]) -> None:
+        """Raise unless ``names`` are the columns of the store, or can be the first of an empty one.
+
+        Raises:
+            MissingFieldError: A column is missing.
+            SchemaError: A column that the store does not have.
+        """
+        found = list(names)
+        if not all(isinstance(name, str) for name in found):
+            raise SchemaError(f"append: expected names of columns, found {found}")
+        required = [field.column for field in self.fields.values() if field.required]
+        known = list(self.arrow_types)
+        missing = [name for name in known or required if name not in found]
+        if missing:
+            raise MissingFieldError(
+                f"append: expected columns {known or required}, found {found}: {missing} missing (None gives a null)"
+                f"{_in_words(found, {*missing, *([] if known else ['observation'])})}"
+            )
+        unknown = [name for name in found if known and name not in known]
+        if unknown:
+            raise SchemaError(f"append: expected columns {known}, found also {unknown}")
+
+    def tail_columns(self, row: Mapping[str, Any], spec: Mapping[str, FieldSpec], at: int) -> dict[str, TailColumn]:
+        """How to keep appended rows of which ``row``, number ``at``, is the first.
+
+        Raises:
+            DataError: A value that its column or field cannot take.
+        """
+        columns = {}
+        for name in self.arrow_types or row:
+            field = self.by_column.get(name)
+            shape = None if field is None else self._row_shape(field, spec)
+            try:
+                known = self.arrow_types.get(name)
+                columns[name] = tail_column(row[name], field, known=known, shape=shape, image_roots=self.image_roots)
+                if field is not None:
+                    check_readable(columns[name].kind, field)
+            except SchemaError as error:
+                raise DataError(f"{error} at row {at}") from error
+            except REFUSALS as error:
+                raise DataError(f"column {name!r}: {error} at row {at}") from error
+        return columns
+
+    def _combined(self, column: str) -> Field:
+        """What all fields that read a column ask of its values."""
+        first, *others = (field for field in self.fields.values() if field.column == column)
+        given = [field.bounds for field in (first, *others) if field.bounds is not None]
+        bounds = (max(low for low, _ in given), min(high for _, high in given)) if given else None
+        if bounds is not None and bounds[0] > bounds[1]:
+            raise ConfigError(
+                f"fields: expected bounds that some value of column {column!r} meets, found "
+                f"{ {field.name: field.bounds for field in (first, *others)} }"
+            )
+        filled = all(field.fill is not None for field in (first, *others))
+        return replace(
+            first,
+            # What it is does not matter here, only whether there may be nulls.
+            fill=(0 if bounds is None else bounds[0]) if filled else None,
+            pad=first.pad if all(field.pad is not None for field in others) else None,
+            bounds=bounds,
+            image=first.image or any(field.image for field in others),
+        )
+
+    def _check_width(self, name: str, data_type: pa.DataType, widths: dict[str, tuple[int, ...]]) -> None:
+        """Raise SchemaError if the type alone says that rows do not fit those before, or the declared width."""
+        found = fixed_shape(data_type)
+        field = self.by_column.get(name)
+        if not found or field is None or field.image:
+            return
+        wanted = self._row_shape(field, {})
+        if wanted == ():
+            wanted = (1,)  # which is read as the number in it
+        wanted = wanted or widths.setdefault(name, found)
+        fits = found == wanted or (field.pad is not None and len(found) == len(wanted) == 1 and found < wanted)
+        if not fits and len(found) == len(wanted) == 1:
+            at_most = "at most " if field.pad is not None else ""
+            raise SchemaError(f"column {name!r}: expected {at_most}{values_of(wanted[0])}, found {found[0]}")
+        if not fits:
+            raise SchemaError(f"column {name!r}: expected rows of shape {list(wanted)}, found {list(found)}")
+
+    def _row_shape(self, field: Field, spec: Mapping[str, FieldSpec]) -> tuple[int, ...] | None:
+        if field.name in spec:
+            return spec[field.name].image_shape or spec[field.name].shape
+        if field.shape is not None:
+            return field.shape
+        return None if field.dim is None else (field.dim,)
+
+
+def _check_dim(name: str, value: int | None) -> int | None:
+    if value is not None and (not isinstance(value, int | np.integer) or isinstance(value, bool) or value < 1):
+        raise ConfigError(f"{name}: expected a positive integer or None, found {value!r}")
+    return None if value is None else int(value)
+
+
+def _check_alike(given: Field, said: Field, where: str) -> None:
+    """Raise SchemaError unless a field that the store was given reads what the dataset says of the field."""
+    for name in ("column", "shape", "image"):
+        wanted, found = getattr(given, name), getattr(said, name)
+        if wanted != found and wanted is not None and found is not None:
+            raise SchemaError(f"field {said.name!r}: expected {name} {wanted!r}, found {found!r} in what {where} says")
+
+
+def _in_words(found: Iterable[object], columns: Iterable[str] | None = None) -> str:
+    said = recipe(found) if columns is None else recipe(found, columns)
+    return f"; {said}" if said else ""

@@ -1,0 +1,334 @@
+"""Segments: the immutable stretches of steps that a store consists of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mouse_core._arrow.alike import Alike
+from mouse_core._arrow.chunks import Layout
+from mouse_core._arrow.column import Column
+from mouse_core._arrow.dense_copies import IRREGULAR
+from mouse_core._arrow.layout import column_type
+from mouse_core._arrow.windows import Chunks, Windows, cut_at_chunks
+from mouse_core._base.memo import memo
+from mouse_core.errors import DataError
+from mouse_core.images._files import dataset_folders
+
+_LOOKED_AT = 1 << 16
+# Runs of rows are kept, in 24 bytes each, where they are so long on average and not more than these.
+_SHORTEST_RUNS, _MOST_RUNS = 4, 1 << 21
+
+
+class Segment:
+    """A table of steps and, optionally, which of its rows count and in which order. Making one reads nothing.
+
+    Args:
+        table: The steps.
+        indices: Row numbers into ``table`` (one uint64 column), as ``datasets`` keeps them after a shuffle or a filter.
+        origin: The ``datasets.Dataset`` that the table came from, if any. Pickling a segment pickles this instead
+            of the table, which for a dataset on disk is a path.
+        image_roots: Folders in which images that rows name by path may lie, beside the dataset's own.
+    """
+
+    # What stands for the memory that appended rows are in: segments of the same block have the same first rows.
+    block: object = None
+    # For appended rows, where the values of some columns begin, and how many a row has; others are to be looked up.
+    places: Mapping[str, tuple[int, int]] = MappingProxyType({})
+    _make_table: Callable[[], pa.Table] | None = None
+
+    def __init__(
+        self,
+        table: pa.Table,
+        indices: pa.Table | None = None,
+        origin: Any = None,
+        image_roots: tuple[str, ...] = (),
+    ) -> None:
+        self.__dict__["table"] = table
+        self._named_roots = image_roots
+        self.indices = indices
+        self.origin = origin
+        self.num_rows: int = table.num_rows if indices is None else indices.num_rows
+        self._parts: dict[str, SegmentColumn] = {}
+        self._first_values: dict[str, tuple[int, Any] | None] = {}
+
+    @classmethod
+    def of_block(
+        cls,
+        rows: int,
+        block: object,
+        places: Mapping[str, tuple[int, int]],
+        make_table: Callable[[], pa.Table],
+        image_roots: tuple[str, ...] = (),
+    ) -> Segment:
+        """Appended rows, in one chunk.
+
+        Args:
+            rows: How many.
+            block, places, image_roots: As in the class.
+            make_table: Gives the rows as a table; called when it is asked for, as few that are sampled from are.
+        """
+        segment = cls.__new__(cls)
+        segment.indices = segment.origin = None
+        segment._named_roots = image_roots
+        segment.num_rows, segment.block, segment.places, segment._make_table = rows, block, places, make_table
+        segment._parts, segment._first_values = {}, {}
+        segment.__dict__.update(chunk_starts=np.array([0, rows]), _same_chunks=True, _is_mapped=False)
+        return segment
+
+    @memo
+    def table(self) -> pa.Table:
+        """The steps."""
+        assert self._make_table is not None
+        return self._make_table()
+
+    @property
+    def table_rows(self) -> int:
+        """Rows of the table."""
+        return self.num_rows if self.indices is None else self.table.num_rows
+
+    def seal(self) -> None:
+        """Make the table, and let go of what it is made from."""
+        if self.table is not None:
+            self._make_table = None
+
+    @classmethod
+    def from_dataset(cls, dataset: Any, image_roots: tuple[str, ...] = ()) -> Segment:
+        """The segment of a ``datasets.Dataset``, which stays where it is."""
+        indices = dataset._indices
+        return cls(dataset.data.table, None if indices is None else indices.table, dataset, image_roots)
+
+    @memo
+    def image_roots(self) -> tuple[str, ...]:
+        """Folders (absolute, without links) in which images that rows name by path may lie."""
+        return (*dataset_folders(self.origin), *self._named_roots)
+
+    @property
+    def types(self) -> dict[str, pa.DataType]:
+        """Arrow types by column name."""
+        return dict(zip(self.table.schema.names, self.table.schema.types, strict=True))
+
+    @memo
+    def chunk_starts(self) -> npt.NDArray[np.int64]:
+        """The first row of every chunk, and the end, int64 ``[chunks + 1]``; one for all columns."""
+        columns = self.table.columns
+        if self._same_chunks:
+            return _chunk_starts(columns[0])
+        return np.unique(np.concatenate([_chunk_starts(column) for column in columns]))
+
+    @memo
+    def _same_chunks(self) -> bool:
+        """Whether all columns are cut at the same rows, so that chunk ``k`` of each holds the same rows."""
+        if self._is_mapped:
+            return True  # record batches; looking at each of them would take longer than the first batch
+        first, *others = (_chunk_starts(column) for column in self.table.columns)
+        return all(np.array_equal(first, starts) for starts in others)
+
+    def part(self, name: str) -> SegmentColumn:
+        """One column; all null if the segment has no such column."""
+        if name not in self._parts:
+            column = self.table.column(name) if name in self.table.schema.names else None
+            alike = self._alike if self._is_mapped else None
+            part = SegmentColumn(column, self.chunk_starts, same_chunks=self._same_chunks, alike=alike)
+            if column is not None and column_type(column.type).kind == "image":
+                part.image_roots = self.image_roots
+            if name in self.places:
+                part.layout.begin[0], part.layout.width[0] = self.places[name]
+            # One part for all, as addresses in it outlive the snapshot that asked for it.
+            self._parts.setdefault(name, part)
+        return self._parts[name]
+
+    @memo
+    def _is_mapped(self) -> bool:
+        """Whether the table consists of mapped files below each other."""
+        data = None if self.origin is None else self.origin.data
+        blocks = getattr(data, "blocks", [[data]])
+        return all(len(row) == 1 and type(row[0]).__name__ == "MemoryMappedTable" for row in blocks)
+
+    @memo
+    def _alike(self) -> Alike:
+        return Alike(self.table, self.chunk_starts)
+
+    @memo
+    def _indices_starts(self) -> npt.NDArray[np.int64]:
+        return np.zeros(1, np.int64) if self.indices is None else _chunk_starts(self.indices.column(0))
+
+    @memo
+    def _indices_column(self) -> Column | None:
+        if self.indices is None:
+            return None
+        numbers = self.indices.column(0)
+        part = SegmentColumn(numbers, self._indices_starts, same_chunks=True)
+        return Column("indices", column_type(numbers.type), (), [part], fill=None, pad=None)
+
+    @memo
+    def runs(self) -> Chunks | None:
+        """Stretches of rows whose numbers follow each other, as a filter leaves them, each in one chunk; None where
+        there are no row numbers, or where they are in no such order.
+        """
+        if self.indices is None:
+            return None
+        numbers = self.indices.column(0)
+        try:
+            numbers.validate()
+        except pa.ArrowException:
+            return None  # whoever reads the rows is told
+        starts, firsts, known, last = [], [], 0, -2
+        for begin in range(0, self.num_rows, _LOOKED_AT):
+            found = numbers.slice(begin, _LOOKED_AT).to_numpy()
+            if found.dtype.kind not in "iu" or found.max() >= self.table.num_rows or found.min() < 0:
+                return None
+            found = found.astype(np.int64)
+            (new,) = np.nonzero(np.diff(found, prepend=last) != 1)
+            known += len(new)
+            if known > _MOST_RUNS or _SHORTEST_RUNS * known > begin + len(found) + _LOOKED_AT:
+                return None
+            starts.append(new + begin)
+            firsts.append(found[new])
+            last = int(found[-1])
+        begins = np.concatenate([*starts, [self.num_rows]])
+        chunks = Chunks(self.chunk_starts)
+        chunk, row, size, _ = cut_at_chunks(chunks, np.concatenate(firsts), np.diff(begins))
+        return Chunks(np.concatenate([[0], np.cumsum(size)]), chunk, row, chunks.longest)
+
+    def row_numbers(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The table's rows behind the segment's ``rows`` (int64 ``[n]``); only where there are row numbers."""
+        if self._indices_column is None:
+            return rows
+        windows = Windows(Chunks(self._indices_starts), rows, 1).part(0)
+        numbers = np.empty(len(rows), np.int64)
+        self._indices_column.gather(windows, numbers.reshape(-1, 1, 1))
+        if len(numbers) and not 0 <= numbers.min() <= numbers.max() < self.table.num_rows:
+            raise DataError(
+                f"dataset: expected row numbers 0..{self.table.num_rows - 1} among its indices, "
+                f"found {int(numbers.min())}..{int(numbers.max())}; it is damaged"
+            )
+        return numbers
+
+    def first_value(self, name: str, rows: int) -> tuple[int, Any] | None:
+        """The first value among the first ``rows`` rows that is not null, and its row; None where all are."""
+        if name not in self.table.schema.names:
+            return None
+        if name not in self._first_values:
+            row = self._find_first(self.table.column(name))
+            # Kept, as every snapshot of a store that grows asks for it.
+            self._first_values[name] = None if row is None else (row, self.take(row).column(name)[0].as_py())
+        found = self._first_values[name]
+        return None if found is None or found[0] >= rows else found
+
+    def has_value(self, name: str, rows: int) -> bool:
+        """Whether some value among the first ``rows`` rows is not null."""
+        if name not in self.table.schema.names:
+            return False
+        if rows == self.num_rows and self.indices is None:
+            column = self.table.column(name)
+            return not rows or column.null_count < len(column)
+        return not rows or self.first_value(name, rows) is not None
+
+    def _find_first(self, column: pa.ChunkedArray) -> int | None:
+        """The first row whose value is not null."""
+        if not self.num_rows or column.null_count == len(column):
+            return None
+        if self.indices is None:
+            row = 0
+            for chunk in column.iterchunks():
+                if chunk.null_count < len(chunk):
+                    return row + int(np.argmin(chunk.is_null()))
+                row += len(chunk)
+            return None
+        if not column.null_count:
+            return 0
+        there = np.asarray(pc.is_valid(column))
+        numbers = self.indices.column(0)
+        try:
+            numbers.validate()
+        except pa.ArrowException as error:
+            raise DataError(f"dataset: expected readable indices, found damaged data: {error}") from error
+        for first in range(0, self.num_rows, _LOOKED_AT):
+            (found,) = np.nonzero(there[numbers.slice(first, _LOOKED_AT).to_numpy()])
+            if len(found):
+                return first + int(found[0])
+        return None
+
+    def take(self, row: int, count: int = 1) -> pa.Table:
+        """Some rows that follow each other, as a table; by default one."""
+        if self.indices is not None:
+            numbers = self.indices.column(0).slice(row, count).to_pylist()
+            # Not by take(): pyarrow's ends the process on slices of nested fixed-size lists.
+            taken = pa.concat_tables([self.table.slice(number, 1) for number in numbers])
+        else:
+            taken = self.table.slice(row, count)
+        try:
+            taken.validate()
+            if taken.num_rows != count:
+                raise pa.ArrowInvalid(f"found {taken.num_rows} rows")
+        except pa.ArrowException as error:
+            rows = row if count == 1 else f"{row}..{row + count - 1}"
+            raise DataError(f"dataset: expected a readable row {rows}, found damaged data: {error}") from error
+        return taken
+
+    def __getstate__(self) -> dict[str, Any]:
+        if self.origin is not None:
+            return {"origin": self.origin, "image_roots": self._named_roots}
+        return {"table": self.table, "indices": self.indices, "image_roots": self._named_roots}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "origin" in state:
+            restored = Segment.from_dataset(state["origin"], state["image_roots"])
+        else:
+            restored = Segment(**state)
+        self.__dict__.update(restored.__dict__)
+
+
+class SegmentColumn:
+    """One column of one segment, cut at the segment's chunk starts.
+
+    Args:
+        column: The values; None where the segment has no such column, which reads as nulls.
+        chunk_starts: See ``Segment.chunk_starts``.
+        same_chunks: Whether the column's own chunks begin there; otherwise each of them lies in one of the column's.
+        alike: Which chunks are laid out alike.
+    """
+
+    image_roots: tuple[str, ...] = ()
+
+    def __init__(
+        self,
+        column: pa.ChunkedArray | None,
+        chunk_starts: npt.NDArray[np.int64],
+        *,
+        same_chunks: bool,
+        alike: Alike | None = None,
+    ) -> None:
+        self._column = column
+        self._starts = chunk_starts
+        self._same_chunks = same_chunks
+        self._alike = alike
+        self.layout = Layout(np.diff(chunk_starts))
+        if column is None:
+            self.layout.begin[:] = IRREGULAR
+
+    def chunk(self, number: int) -> pa.Array:
+        """The values of one chunk, without a copy."""
+        first, n = int(self._starts[number]), int(self._starts[number + 1] - self._starts[number])
+        if self._column is None:
+            return pa.nulls(n)
+        return self._column.chunk(number) if self._same_chunks else self._column.slice(first, n).chunk(0)
+
+    def alike(self, chunks: npt.NDArray[np.int64]) -> tuple[int, npt.NDArray[np.int64], npt.NDArray[np.bool_]] | None:
+        """A chunk, how many bytes behind it the values of ``chunks`` lie, and for which of these that is so."""
+        if self._alike is None or self._column is None:
+            return None
+        distance, alike = self._alike.distances(chunks)
+        return self._alike.template, distance, self._alike.same_lists(self._column, distance, alike)
+
+
+def _chunk_starts(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    ends = np.cumsum([len(chunk) for chunk in column.iterchunks()])
+    return np.concatenate([[0], ends]).astype(np.int64)

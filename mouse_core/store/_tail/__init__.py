@@ -1,0 +1,1 @@
+"""Appended rows: columns that grow, and how they become a segment."""

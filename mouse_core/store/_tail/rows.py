@@ -1,0 +1,216 @@
+"""Appended rows: blocks of column memory that are written in place and read as Arrow without a copy.
+
+A block is never moved or resized. Rows below its count are final, so an Arrow array over them is immutable although
+the block is still being filled; that is what lets a snapshot share memory with a store that is appended to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from numpy import ndarray
+
+from mouse_core._base.casting import convert
+from mouse_core.store._segments import Segment
+from mouse_core.store._tail.columns import ColumnBlock, ObjectBlock, ScalarBlock, VectorBlock, column_blocks
+from mouse_core.store._tail.values import (
+    TailColumn,
+    as_array,
+    at_row,
+    check_kind,
+    check_object,
+    check_values,
+    check_vector,
+)
+
+_FIRST_ROWS = 1024
+_MOST_ROWS = 65_536
+_MOST_BYTES = 16 << 20
+
+
+class Block:
+    """Room for some rows of all columns.
+
+    Args:
+        columns: How each column is kept, by name.
+        before: Rows of the block before this one; a new block is twice as large, up to a limit.
+        coming: Rows that are known to come.
+    """
+
+    def __init__(self, columns: Mapping[str, TailColumn], before: int = 0, coming: int = 0) -> None:
+        self.columns = dict(columns)
+        widest = max((column.row_bytes for column in columns.values()), default=1)
+        most = max(16, min(_MOST_ROWS, _MOST_BYTES // max(widest, 1)))
+        self.rows = min(most, max(_FIRST_ROWS, 2 * before, coming))
+        self.count = 0
+        self._token = object()
+        self.blocks = column_blocks(columns, self.rows)
+        self._sort()
+
+    def append(self, row: Mapping[str, Any]) -> bool:
+        """Take a row if it is a dict with the block's columns; False, and nothing has changed, if ``put`` has to say
+        what is wrong with it.
+        """
+        at = self.count
+        if at == self.rows or type(row) is not dict or len(row) != self._names:
+            return False
+        odd = False
+        try:
+            values = self._values_of(row)
+            for place, cells, kind, plain in self._cells:
+                value = values[place]
+                if type(value) is kind or type(value) in plain:
+                    cells[at] = value
+                else:
+                    odd = True
+            for place, lowest, highest, plain in self._bounded:
+                # What is of another type is put, which looks at this as well.
+                if type(values[place]) in plain and not lowest <= values[place] <= highest:
+                    return False
+            for place, cells, width, dtype in self._runs:
+                value = values[place]
+                if type(value) is ndarray and value.dtype is dtype:
+                    # Memory takes only memory of the same kind and length.
+                    cells[at * width : (at + 1) * width] = value
+                else:
+                    odd = True
+            for place, put in self._others:
+                put(at, values[place])
+            if odd:
+                self._put_odd(at, values)
+        except Exception:  # values may be anything, and so may what they raise
+            return False
+        self.count = at + 1
+        return True
+
+    def _put_odd(self, at: int, values: Sequence[Any]) -> None:
+        """Write those values that ``append`` leaves."""
+        for place, _, _, plain in self._cells:
+            if type(values[place]) not in plain:
+                self._ordered[place].put(at, values[place])
+        for place, _, _, dtype in self._runs:
+            value = values[place]
+            if type(value) is not ndarray or value.dtype is not dtype:
+                self._ordered[place].put(at, value)
+        self._settle()
+
+    def put(self, row: Mapping[str, Any]) -> None:
+        """Take a row with the columns' names.
+
+        Raises:
+            Refused: A value does not fit; nothing has changed.
+        """
+        name = ""
+        try:
+            for name, block in self.blocks.items():
+                block.put(self.count, row[name])
+        except Exception as error:  # values may be anything, and so may what they raise
+            for block in self.blocks.values():
+                block.forget(self.count)
+            self._sort()
+            raise Refused(name) from error
+        self.count += 1
+        self._settle()
+
+    def put_many(self, prepared: Mapping[str, Any], done: int, rows: int) -> None:
+        """Take ``rows`` rows, from row ``done`` on, of what ``prepare`` gave."""
+        for name, block in self.blocks.items():
+            values = prepared[name]
+            if isinstance(values, np.ndarray):
+                block.put_many(self.count, values[done : done + rows])  # type: ignore[arg-type]
+            else:
+                for row in range(rows):
+                    block.put(self.count + row, values[done + row])
+        self.count += rows
+        self._settle()
+
+    def _settle(self) -> None:
+        if not all(block.takes_memory for block in self._filled):
+            self._sort()
+
+    def _sort(self) -> None:
+        """Say how ``append`` is to write each column: as a cell, as a run of cells, or by ``put``."""
+        cells = {
+            name: block for name, block in self.blocks.items() if isinstance(block, ScalarBlock) and not block.whole
+        }
+        runs = {
+            name: block for name, block in self.blocks.items() if isinstance(block, VectorBlock) and block.takes_memory
+        }
+        names = [*cells, *runs, *(name for name in self.blocks if name not in cells and name not in runs)]
+        self._ordered = [self.blocks[name] for name in names]
+        self._names = len(names)
+        # A single name gets the value itself from an itemgetter.
+        getter: Any = itemgetter(*names) if len(names) > 1 else lambda row: tuple(row[name] for name in names)
+        self._values_of: Callable[[Mapping[str, Any]], tuple[Any, ...]] = getter
+        self._cells = [(place, block.cells, block.kind, block.plain) for place, block in enumerate(cells.values())]
+        self._bounded = [
+            (place, *block.usual, block.plain) for place, block in enumerate(cells.values()) if block.usual is not None
+        ]
+        self._filled = list(runs.values())
+        self._runs = [
+            (place, block.cells, block.width, block.dtype) for place, block in enumerate(self._filled, len(cells))
+        ]
+        others = len(cells) + len(runs)
+        self._others = [(place, block.put) for place, block in enumerate(self._ordered[others:], others)]
+
+    def to_segment(self, image_roots: tuple[str, ...] = ()) -> Segment:
+        """The rows written so far; later rows never change it."""
+        places = {
+            name: (block.address, block.width)
+            for name, block in self.blocks.items()
+            if not isinstance(block, ObjectBlock) and block.is_dense
+        }
+        table = partial(_to_table, self.blocks, self.count)
+        return Segment.of_block(self.count, self._token, places, table, image_roots)
+
+
+def _to_table(blocks: Mapping[str, ColumnBlock], rows: int) -> pa.Table:
+    return pa.Table.from_arrays([block.to_arrow(rows) for block in blocks.values()], names=list(blocks))
+
+
+class Refused(Exception):
+    """A row is refused for the value of the column of this name; the cause says why."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+
+def prepare(values: Any, column: TailColumn) -> npt.NDArray[Any] | list[Any]:
+    """Check many values at once; the result goes to ``put_many``, or is a list for ``put`` where rows differ.
+
+    Raises:
+        RowError: A value does not fit the column.
+        ValueError, TypeError: None of them does.
+    """
+    if column.arrow_type is not None:
+        return [at_row(row, check_object, value, column) for row, value in enumerate(values)]
+    if isinstance(values, pa.Array | pa.ChunkedArray):
+        values = values.to_pylist() if values.null_count or column.shape else values.to_numpy()
+    try:
+        array = as_array(values)
+    except ValueError:  # rows of differing lengths
+        array = np.empty(0, object)
+    if array.dtype == object:
+        block = column_blocks({"": column}, 1)[""]
+        for row, value in enumerate(values):
+            at_row(row, block.put, 0, value)
+        return list(values)
+    if column.single and array.shape[1:] in ((), (1,)):
+        array = array.reshape(-1, *column.shape)
+    if column.shape:
+        if array.ndim < 2:
+            found = f"{array.dtype} {list(array.shape[1:])}"
+            raise ValueError(f"expected arrays of shape {list(column.shape)}, found {found}")
+        check_vector(array[0], column)
+    elif array.ndim != 1:
+        raise ValueError(f"expected one number a row, found arrays of shape {list(array.shape[1:])}")
+    array = convert(check_kind(array, column.kind.dtype), column.kind.dtype)
+    check_values(array, column)
+    return array

@@ -1,0 +1,202 @@
+"""Deciding how a column of appended rows is kept, from its first value, its field and what the store holds already."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from mouse_core._arrow.layout import ColumnType, column_type
+from mouse_core._base.casting import is_narrow
+from mouse_core.images.pixels import image_shape, is_encoded
+from mouse_core.spec import Field
+from mouse_core.store._tail.values import TailColumn, as_array, check_object
+
+# What an object takes, at least, where the first says no more.
+_OBJECT_BYTES = 64
+_IMAGE_STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+def tail_column(
+    value: Any,
+    field: Field | None,
+    *,
+    known: pa.DataType | None,
+    shape: tuple[int, ...] | None,
+    image_roots: tuple[str, ...] = (),
+) -> TailColumn:
+    """How to keep a column whose first appended value is ``value``.
+
+    Args:
+        value: The first value; None says nothing about the type.
+        field: The field that reads the column, if any. Its nulls are allowed only where it fills them.
+        known: The column's Arrow type in the datasets of the store, if there are any.
+        shape: The field's shape of a row, where it is known.
+        image_roots: Folders in which images that are named by path may lie.
+
+    Raises:
+        ValueError: No Arrow type can hold the value.
+    """
+    nullable = field is None or field.fill is not None
+    kind = None if known is None else column_type(known)
+    if kind is None or kind.kind == "null":
+        if value is None:
+            return _of_nulls(nullable=nullable)
+        known, kind = None, _infer(value, field)
+    if hasattr(value, "__array__") and not isinstance(value, np.generic) and not is_encoded(value):
+        value = as_array(value)  # of whatever framework
+    if kind.kind == "scalar":
+        return _of_numbers(kind, field, shape, nullable=nullable)
+    if kind.kind == "list" and (field is not None or isinstance(value, np.ndarray)):
+        return _of_arrays(value, kind, field, shape, nullable=nullable, image_roots=image_roots)
+    if kind.kind == "image":
+        return _of_images(value, kind, field, known, shape, nullable=nullable, image_roots=image_roots)
+    nbytes = max(len(value), _OBJECT_BYTES) if isinstance(value, str | bytes) else _OBJECT_BYTES
+    return TailColumn(kind, arrow_type=known or _object_type(value), nullable=nullable, object_bytes=nbytes)
+
+
+def _of_nulls(*, nullable: bool) -> TailColumn:
+    """A column of which nothing is known yet; the first value will say it."""
+    return TailColumn(ColumnType("null"), arrow_type=pa.null(), nullable=nullable)
+
+
+def _of_numbers(kind: ColumnType, field: Field | None, shape: tuple[int, ...] | None, *, nullable: bool) -> TailColumn:
+    if field is None:
+        return TailColumn(kind, nullable=nullable)
+    bounds = field.bounds_of(0)
+    return TailColumn(
+        kind,
+        nullable=nullable,
+        bounds=bounds,
+        whole=_is_coded(field, vectors=False) and kind.dtype.kind == "f",
+        single=_is_single(field, shape) or (shape is None and field.min_ndim > 0),
+        allowed="" if bounds is None else field.shown(bounds),
+    )
+
+
+def _of_arrays(
+    value: Any,
+    kind: ColumnType,
+    field: Field | None,
+    shape: tuple[int, ...] | None,
+    *,
+    nullable: bool,
+    image_roots: tuple[str, ...],
+) -> TailColumn:
+    image = field is not None and field.image
+    single = _is_single(field, shape)
+    if single and kind.depth == 1:
+        shape = (1,)
+    row = tuple(shape if shape is not None and len(shape) == kind.depth else np.shape(value))
+    if value is None and len(row) != kind.depth:
+        return _of_nulls(nullable=nullable)  # nothing says how wide it is
+    if 0 in row or len(row) != kind.depth:
+        raise ValueError(f"expected a first value of {kind}, found {value!r:.80}")
+    padded = field is not None and field.pad is not None
+    bounds = None if field is None or image else field.bounds
+    return TailColumn(
+        kind,
+        shape=row,
+        nullable=nullable,
+        widths=(0 if padded else row[0], row[0]) if len(row) == 1 else None,
+        bounds=bounds,
+        image=image,
+        pixel=_pixel(field),
+        image_roots=image_roots,
+        whole=_is_coded(field, vectors=True) and kind.dtype.kind == "f",
+        single=single and row == (1,),
+        allowed="" if field is None or bounds is None else field.shown(bounds),
+    )
+
+
+def _of_images(
+    value: Any,
+    kind: ColumnType,
+    field: Field | None,
+    known: pa.DataType | None,
+    shape: tuple[int, ...] | None,
+    *,
+    nullable: bool,
+    image_roots: tuple[str, ...],
+) -> TailColumn:
+    column = TailColumn(
+        kind,
+        shape=shape or (),
+        arrow_type=known or _IMAGE_STRUCT,
+        nullable=nullable,
+        pixel=_pixel(field),
+        image_roots=image_roots,
+    )
+    nbytes = len(value) if isinstance(value, str | bytes) else _OBJECT_BYTES
+    item = check_object(value, replace(column, arrow_type=_IMAGE_STRUCT, nullable=True))
+    if item is not None:
+        nbytes = len(item.get("bytes") or b"")
+        shape = shape or image_shape(item, dtype=column.pixel, image_roots=image_roots)
+    return replace(column, shape=shape or (), object_bytes=max(nbytes, _OBJECT_BYTES))
+
+
+def _is_single(field: Field | None, shape: tuple[int, ...] | None) -> bool:
+    """Whether a number may be written as a vector of one, and the other way round."""
+    return field is not None and not field.image and shape in ((), (1,))
+
+
+def _is_coded(field: Field | None, *, vectors: bool) -> bool:
+    """Whether a field delivers integers."""
+    wanted = _wanted_dtype(field, vectors=vectors)
+    return wanted is not None and wanted.kind in "iu"
+
+
+def _wanted_dtype(field: Field | None, *, vectors: bool) -> np.dtype[Any] | None:
+    if field is None:
+        return None
+    wanted = field.vector_dtype if vectors and field.vector_dtype is not None else field.dtype
+    return None if wanted is None else np.dtype(wanted)
+
+
+def _infer(value: Any, field: Field | None) -> ColumnType:
+    if field is not None and field.image and is_encoded(value):
+        return ColumnType("image", "image")
+    if isinstance(value, Mapping | str | bytes):
+        return column_type(_object_type(value))
+    array = value if isinstance(value, np.ndarray | np.generic) and not is_narrow(value.dtype) else as_array(value)
+    if array.dtype.kind not in "biuf":
+        return column_type(_object_type(value))
+    data_type = pa.from_numpy_dtype(_kept_dtype(array, value, field))
+    for _ in range(array.ndim):
+        data_type = pa.list_(data_type)
+    return column_type(data_type)
+
+
+def _kept_dtype(array: Any, value: Any, field: Field | None) -> np.dtype[Any]:
+    """The dtype to keep values in: the recorded one, unless a whole number stands for a float or a flag for a code.
+
+    The first reward of an episode is often written as a plain 0; the column must still take 0.5.
+    """
+    dtype: np.dtype[Any] = array.dtype
+    if field is not None and field.image:
+        image_shape(value, dtype=field.pixel_dtype)  # refuses what is none
+        return field.pixel_dtype
+    wanted = _wanted_dtype(field, vectors=bool(array.ndim))
+    if wanted is None:
+        return dtype
+    if wanted.kind == "f" and dtype.kind in "biu":
+        return np.dtype(np.float64)
+    if wanted.kind in "iu" and dtype.kind == "b":
+        return wanted
+    return dtype
+
+
+def _pixel(field: Field | None) -> np.dtype[Any]:
+    return np.dtype(np.uint8) if field is None else field.pixel_dtype
+
+
+def _object_type(value: Any) -> pa.DataType:
+    try:
+        return pa.array([value]).type
+    except (pa.ArrowException, OverflowError) as error:
+        raise ValueError(
+            f"expected a number, an array, an image, or a value Arrow can hold, found {value!r}"
+        ) from error

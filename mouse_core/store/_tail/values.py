@@ -1,0 +1,164 @@
+"""What values a column of appended rows takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import inf, prod
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mouse_core._arrow.layout import ColumnType
+from mouse_core._base.casting import RowError, convert, is_narrow, values_of, widened
+from mouse_core.images.pixels import check_image, decode_image, encode_png
+
+_BYTE = np.dtype(np.uint8)
+
+
+@dataclass(frozen=True)
+class TailColumn:
+    """How one column of appended rows is kept.
+
+    Args:
+        kind: The column's type.
+        shape: The shape of a row; ``()`` for scalars.
+        arrow_type: The Arrow type of values that are kept as Python objects (strings, encoded images); else None.
+        nullable: Whether None is allowed.
+        widths: Narrowest and widest row allowed, both included, for vectors of one dimension.
+        bounds: Lowest and highest value allowed; None: any.
+        image: Whether values are images, kept as arrays of pixels.
+        pixel: The dtype of images' pixels.
+        image_roots: Folders in which images that are named by path may lie.
+        whole: Whether numbers must be whole, although the column holds floats.
+        single: Whether a number and a vector of one value are the same.
+        allowed: What values within ``bounds`` are, in words.
+        object_bytes: About how many bytes a Python object takes; snapshots copy those of the open block.
+    """
+
+    kind: ColumnType
+    shape: tuple[int, ...] = ()
+    arrow_type: pa.DataType | None = None
+    nullable: bool = False
+    widths: tuple[int, int] | None = None
+    bounds: tuple[int, int] | None = None
+    image: bool = False
+    pixel: np.dtype[Any] = _BYTE
+    image_roots: tuple[str, ...] = ()
+    whole: bool = False
+    single: bool = False
+    allowed: str = ""
+    object_bytes: int = 64
+
+    @property
+    def is_object(self) -> bool:
+        """Whether values are kept as Python objects."""
+        return self.arrow_type is not None
+
+    @property
+    def width(self) -> int:
+        """Numbers in a row, at most."""
+        return self.widths[1] if self.widths else prod(self.shape)
+
+    @property
+    def row_bytes(self) -> int:
+        """About how many bytes a row takes."""
+        return self.object_bytes if self.is_object else self.width * self.kind.dtype.itemsize
+
+
+def at_row(row: int, check: Callable[..., Any], *arguments: Any) -> Any:
+    """What a check gives; if it refuses, a RowError."""
+    try:
+        return check(*arguments)
+    except (ValueError, TypeError, OverflowError, pa.ArrowException) as error:
+        raise RowError(row, str(error)) from error
+
+
+def check_vector(value: Any, column: TailColumn) -> npt.NDArray[Any]:
+    """``value`` as an array whose kind and shape fit the column, or ValueError."""
+    if column.image:
+        pixels = decode_image(value, dtype=column.pixel, image_roots=column.image_roots)
+        value = pixels[:, :, 0] if pixels.shape == (*column.shape, 1) else pixels
+    array = as_array(value)
+    if column.single and array.ndim == 0:
+        array = array.reshape(1)
+    if column.widths is not None and array.ndim == 1:
+        narrowest, widest = column.widths
+        if not narrowest <= array.size <= widest:
+            wanted = "" if narrowest == widest else "at most "
+            raise ValueError(f"expected {wanted}{values_of(widest)}, found {array.size}")
+        if not array.size:  # of which NumPy says that they are floats
+            return np.empty(0, column.kind.dtype)
+    elif array.shape != column.shape:
+        raise ValueError(f"expected shape {list(column.shape)}, found {list(array.shape)}")
+    return check_kind(array, column.kind.dtype)
+
+
+def check_object(value: Any, column: TailColumn) -> Any:
+    """``value`` as an item of an ObjectBlock, or ValueError or a pyarrow error."""
+    if value is None:
+        if not column.nullable:
+            raise ValueError("expected a value, found None")
+        return None
+    if column.kind.kind == "image":
+        item = value if isinstance(value, bytes | Mapping) else encode_png(value, dtype=column.pixel)
+        item = item if isinstance(item, Mapping) else {"bytes": item, "path": None}
+        check_image(item, column.shape or None, dtype=column.pixel, image_roots=column.image_roots)
+        return item if pa.types.is_struct(column.arrow_type) else item["bytes"]
+    if column.kind.kind == "null":
+        raise ValueError(f"expected None, found {value!r}")
+    pa.scalar(value, column.arrow_type)
+    return value
+
+
+def as_array(value: Any) -> npt.NDArray[Any]:
+    """An array of any framework, or a sequence, as NumPy's; ValueError or TypeError where it cannot be one."""
+    if type(value) is np.ndarray and not is_narrow(value.dtype):
+        return value
+    try:
+        return np.asarray(widened(value))  # Arrow has no bfloat16 and no 8-bit floats, but all of their values
+    except RuntimeError as error:  # a tensor with a gradient, an array that was donated
+        raise TypeError(f"expected numbers, found {type(value).__name__}: {error}") from error
+
+
+def check_kind(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """``array`` if it holds numbers of a kind that ``dtype`` may take, or TypeError."""
+    # Whole numbers may go to float columns, never fractions to integer columns.
+    if array.dtype.kind not in "biuf" or (array.dtype.kind == "f" and dtype.kind != "f"):
+        raise TypeError(f"expected {dtype}, found {array.dtype}")
+    return array
+
+
+def check_scalar(value: Any, column: TailColumn) -> Any:
+    """A number that is none of the plain types (a NumPy scalar, a 0-d array) as one."""
+    if value is None:
+        raise ValueError("expected a value, found None")
+    if type(value) is np.bool_:
+        return bool(value)
+    array = as_array(value)
+    if array.shape == (1,) and column.single:
+        array = array.reshape(())
+    if array.ndim:
+        raise ValueError(f"expected a single number, found shape {list(array.shape)}")
+    return convert(check_kind(array, column.kind.dtype), column.kind.dtype)[()]
+
+
+def check_values(array: npt.NDArray[Any], column: TailColumn) -> None:
+    """Raise RowError if numbers, ``[n, ...]``, are not whole where they must be, or out of bounds."""
+    if column.whole:
+        convert(array, np.dtype(np.int64))
+    low, high = column.bounds or ((0, int(np.iinfo(column.pixel.name).max)) if column.image else (-inf, inf))
+    if (low, high) != (-inf, inf) and array.size and not (array.min() >= low and array.max() <= high):
+        place = int((~((array >= low) & (array <= high))).argmax())
+        wanted = column.allowed or f"{low}..{high}"
+        raise RowError(place * len(array) // array.size, f"expected {wanted}, found {array.flat[place].item()}")
+
+
+def plain_types(dtype: np.dtype[Any]) -> frozenset[type]:
+    """Types whose values a memoryview of ``dtype`` takes as they are, or refuses."""
+    if dtype.kind == "b":
+        return frozenset([bool, np.bool_])
+    types: list[type] = [bool, int, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32]
+    return frozenset([*types, float, np.float16, np.float32, np.float64] if dtype.kind == "f" else [*types, np.uint64])

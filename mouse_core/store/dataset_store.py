@@ -1,0 +1,345 @@
+"""DatasetStore: an ordered sequence of steps, from recorded datasets and appended rows."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, overload
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mouse_core._arrow.dense_copies import DENSE_BYTES, DenseBudget
+from mouse_core._base.casting import as_record
+from mouse_core._base.locks import ProcessLock
+from mouse_core._files.arrow import check_mapped
+from mouse_core.about.dataset import About, read_about
+from mouse_core.errors import ConfigError, DataError, SchemaError
+from mouse_core.spec import Alignment, Field
+from mouse_core.store._evidence import warn_of_rewards
+from mouse_core.store._export import rows_to_table, to_dataset
+from mouse_core.store._schema import StoreSchema
+from mouse_core.store._segments import Segment
+from mouse_core.store._splits import select_splits
+from mouse_core.store._tail.appender import Appender
+from mouse_core.store.snapshot import Snapshot
+
+
+class DatasetStore:
+    """Steps in the order they were recorded: datasets by reference, then appended rows.
+
+    Datasets stay where they are, on disk or in memory; nothing is copied or scanned. One thread may append while
+    others read snapshots.
+
+    Args:
+        max_action_dim: Number of actions A, or the width of action vectors; by default from the data.
+        max_obs_continuous_dim: Width C of observations; by default from the data.
+        fields: Fields that replace standard ones of the same name, or come after them.
+        alignment: "arrived" (a row's action, reward and done led to its observation; the default) or "outgoing" (they
+            leave it).
+        dense_bytes: How much memory the store's readers may use, in all and in each process, to keep dense copies of
+            what cannot be copied as it is stored: stretches of a column with nulls, with rows of differing length or
+            of another width than declared, and booleans. What is beyond is read more slowly, with the same result.
+        image_roots: Folders in which images may lie that rows name by path, beside the folder that a dataset itself
+            lies in. No other file is opened.
+
+    Raises:
+        ConfigError: A dimension below 1, an unknown alignment, ``dense_bytes`` below 0, or ``image_roots`` that are
+            no folders.
+    """
+
+    def __init__(
+        self,
+        max_action_dim: int | None = None,
+        max_obs_continuous_dim: int | None = None,
+        *,
+        fields: Iterable[Field] = (),
+        alignment: Alignment | None = None,
+        dense_bytes: int = DENSE_BYTES,
+        image_roots: Iterable[str | os.PathLike[str]] = (),
+    ) -> None:
+        self._budget = DenseBudget(dense_bytes)
+        self._schema = StoreSchema(fields, max_action_dim, max_obs_continuous_dim, alignment, image_roots)
+        self._segments: list[Segment] = []
+        self._num_rows = 0
+        self._kept: Snapshot | None = None
+        self._appender = Appender(self._schema, self._segments)
+        self._lock = ProcessLock()
+
+    # ------------------------------------------------------------------ what is there
+
+    def __len__(self) -> int:
+        return self._num_rows
+
+    def __repr__(self) -> str:
+        return f"DatasetStore(num_rows={len(self)}, columns={list(self.columns)}, alignment={self.alignment!r})"
+
+    @property
+    def alignment(self) -> Alignment:
+        """Which transition a row's action, reward and done belong to."""
+        return self._schema.alignment
+
+    @property
+    def columns(self) -> dict[str, pa.DataType]:
+        """The stored columns' Arrow types by name; where parts of the store differ in encoding, that of the first."""
+        return dict(self._schema.arrow_types)
+
+    @property
+    def about(self) -> About:
+        """What is known of the rows: what the store was told, and what datasets said of themselves.
+
+        The alignment is None where "arrived" is only taken for granted, for neither said it. Appended rows have it.
+        """
+        return self._schema.about()
+
+    @property
+    def fields(self) -> dict[str, Field]:
+        """The fields that the store knows, whether it has their columns or not."""
+        return dict(self._schema.fields)
+
+    @overload
+    def __getitem__(self, rows: int) -> dict[str, Any]: ...
+
+    @overload
+    def __getitem__(self, rows: slice | Sequence[int] | npt.NDArray[Any]) -> list[dict[str, Any]]: ...
+
+    def __getitem__(self, rows: int | slice | Sequence[int] | npt.NDArray[Any]) -> Any:
+        """Stored rows as Python values by column, null where their part of the store lacks the column.
+
+        Args:
+            rows: A row's number, which gives a dict, or a slice or several numbers, which give a list of such dicts,
+                as ``extend`` takes it. Negative ones count from the end. Batches come from a loader.
+
+        Raises:
+            IndexError: A number that is not in ``-len(store)..len(store) - 1``.
+            ConfigError: Something else, such as the name of a column.
+        """
+        snapshot = self.snapshot()
+        one, numbers = row_numbers(rows, snapshot.num_rows)
+        found = snapshot.rows(numbers)
+        nulls = [None] * len(numbers)
+        columns = [found.get(name, nulls) for name in self._schema.arrow_types]
+        listed = [dict(zip(self._schema.arrow_types, values, strict=True)) for values in zip(*columns, strict=True)]
+        return listed[0] if one else listed
+
+    def snapshot(self, rows: int | None = None) -> Snapshot:
+        """An immutable view of the rows there are now, or of the first ``rows`` of them. Copies no steps.
+
+        Raises:
+            ConfigError: The store has fewer than ``rows`` rows.
+        """
+        with self._lock:
+            if self._kept is None or self._kept.num_rows != len(self):
+                open_segment = self._appender.segment()
+                segments = self._segments if open_segment is None else [*self._segments, open_segment]
+                self._kept = Snapshot(segments, self._schema.config(), budget=self._budget)
+            kept = self._kept
+        if rows is None:
+            return kept
+        if isinstance(rows, bool) or not isinstance(rows, int | np.integer):
+            raise ConfigError(f"snapshot: expected a number of rows, found {rows!r}")
+        return kept if rows == kept.num_rows else Snapshot(kept.segments, kept.config, int(rows), budget=self._budget)
+
+    # ------------------------------------------------------------------ datasets
+
+    def from_dataset(
+        self,
+        dataset: Any,
+        splits: str | Sequence[str] | None = None,
+        split_pattern: str | Sequence[str] | None = None,
+    ) -> DatasetStore:
+        """Add recorded steps after those there are, by reference, in constant time.
+
+        What a dataset says of itself (see ``mouse_core.about``) is checked, and fills in what the store was not told:
+        fields, ``max_action_dim`` and ``max_obs_continuous_dim``. A field that the store was given decides how values
+        are delivered; it must be read from the same column, in the same shape. A width may be larger than the one said.
+
+        Rewards where episodes begin, among the first rows, speak against the alignment "arrived"; that is an
+        ``AlignmentWarning``.
+
+        Args:
+            dataset: A ``datasets.Dataset``, a ``DatasetDict`` (or any dict of datasets: all splits in their order),
+                or a ``pyarrow.Table``.
+            splits: Names of the splits to take, in this order.
+            split_pattern: Shell patterns (``"train_*"``) of the splits to take, pattern by pattern, each split once.
+
+        Returns:
+            The store itself.
+
+        Raises:
+            ConfigError: Not a dataset, an unknown split, or a pattern that matches none.
+            DataError: A file that a dataset is mapped from was cut, or holds rows that its reader did not see.
+            MissingFieldError: A required column is missing.
+            SchemaError: Columns that a field cannot be read from, or that do not fit those there are; rows of another
+                alignment, or that say something else that contradicts the store or the rows there are.
+            DataError: What a dataset says of itself cannot be read, or a newer version wrote it.
+
+        The store is unchanged after an error.
+        """
+        parts = select_splits(dataset, splits, split_pattern)
+        segments = [_segment(part, self._schema.image_roots) for _, part in parts]
+        said = [(where, read_about(part, where=where)) for where, part in parts]
+        with self._lock:
+            self._schema.merge(segments, said)
+            self._appender.close()
+            self._segments.extend(segments)
+            self._kept = None  # also where no row comes, columns may
+            self._num_rows += sum(segment.num_rows for segment in segments)
+        if self.alignment == "arrived":
+            for segment, (where, _) in zip(segments, parts, strict=True):
+                warn_of_rewards(segment, self._schema.fields, where, stacklevel=2)
+        return self
+
+    # ------------------------------------------------------------------ appended rows
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Add one step.
+
+        Args:
+            row: A value for every column, in a dict, or in a TensorDict, a named tuple or a dataclass. The first row of
+                an empty store says which columns there are; later ones must have the same. None is a null, allowed
+                where the field fills it (``episode_step``, ``metadata_q_star``) and in columns that no field reads.
+
+        Raises:
+            MissingFieldError: A column is missing.
+            SchemaError: A column that the store does not have.
+            DataError: A value of the wrong type or shape, out of bounds, or None where nulls are not allowed.
+
+        The store is unchanged after an error.
+        """
+        fields = row if type(row) is dict else as_record(row)
+        if fields is None:
+            if type(row).__name__ == "DatasetStore":
+                raise DataError("append: expected a dict, found a DatasetStore; extend(other[:]) takes its rows")
+            raise DataError(f"append: expected a dict, found {row!r:.200}")
+        with self._lock.mine():
+            self._appender.append(fields)
+            self._num_rows += 1
+
+    def extend(self, columns: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Add many steps at once, column by column.
+
+        Args:
+            columns: For every column an array or sequence ``[n, ...]``, all of one length, held as in ``append``; or a
+                list of rows, all of the same columns.
+
+        Raises:
+            MissingFieldError, SchemaError, DataError: As ``append``, or columns of differing lengths.
+
+        The store is unchanged after an error.
+        """
+        fields = _by_column(columns) if isinstance(columns, list) else as_record(columns)
+        try:
+            if fields is None:
+                raise TypeError
+            lengths = {name: len(values) for name, values in fields.items()}
+        except TypeError as error:
+            raise DataError(f"extend: expected a dict of arrays or sequences, found {columns!r:.200}") from error
+        if len(set(lengths.values())) > 1:
+            raise DataError(f"extend: expected columns of one length, found {lengths}")
+        n = next(iter(lengths.values()), 0)
+        if n:
+            with self._lock:
+                self._appender.extend(fields, n)
+                self._num_rows += n
+
+    # ------------------------------------------------------------------ back to datasets
+
+    def to_dataset(self) -> Any:
+        """The whole store as a ``datasets.Dataset``, sharing files and memory with it.
+
+        A store of one dataset gives that dataset. It says of itself what is ``about`` the store, which files, Parquet
+        and the Hub keep, and ``from_dataset`` checks. Columns that only some parts have are null in the others.
+
+        Raises:
+            ConfigError: The store is empty.
+        """
+        return to_dataset(self.snapshot(), self._schema.arrow_types, self.about)
+
+    def encode_hf_rows(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, npt.NDArray[Any]]:
+        """Turn a dict of lists, as ``datasets`` yields it, into a dict of field arrays.
+
+        Args:
+            batch: Values by column, ``n`` of each.
+
+        Returns:
+            The store's fields by name, ``[n, ...]`` in their documented dtypes.
+
+        Raises:
+            MissingFieldError, SchemaError, DataError: As ``append``.
+        """
+        shapes = {name: spec.shape for name, spec in self.snapshot().spec.items() if spec.image_shape is None}
+        fields = self._schema.fields.items()
+        encoder = DatasetStore(
+            self._schema.max_action_dim,
+            self._schema.max_obs_continuous_dim,
+            fields=[replace(field, shape=shapes.get(name, field.shape)) for name, field in fields],
+            alignment=self.alignment,
+            image_roots=self._schema.image_roots,
+        )
+        encoder.from_dataset(rows_to_table(batch, self._schema))
+        encoded = encoder.snapshot()
+        windows = encoded.locate(np.arange(len(encoder)), 1).part(0)
+        return {name: reader.read(windows, reader.spec.dtype)[:, 0] for name, reader in encoded.readers.items()}
+
+
+def _segment(part: Any, image_roots: tuple[str, ...]) -> Segment:
+    if isinstance(part, pa.Table):
+        return Segment(part, image_roots=image_roots)
+    if isinstance(part, str | os.PathLike):
+        path = os.fspath(part)
+        raise ConfigError(
+            f"from_dataset: expected a dataset, found the path {path!r}; open it with mouse_core.formats.open({path!r})"
+            ".to_store(), which checks it first, or with datasets.load_from_disk or datasets.load_dataset"
+        )
+    if not hasattr(part, "_indices") or not hasattr(getattr(part, "data", None), "table"):
+        raise ConfigError(
+            f"from_dataset: expected a datasets.Dataset, a dict of them or a pyarrow.Table, found {type(part).__name__}"
+        )
+    # Rows that a damaged file no longer leads to are missed here, before anyone trains without them.
+    for table in (part.data, part._indices):
+        check_mapped(table)
+    return Segment.from_dataset(part, image_roots)
+
+
+def _by_column(rows: list[Any]) -> dict[str, list[Any]]:
+    """A list of rows as columns."""
+    records: list[dict[str, Any]] = []
+    for number, row in enumerate(rows):
+        record = as_record(row)
+        if record is None:
+            raise DataError(f"extend: expected a list of dicts, found {row!r:.200} at row {number}")
+        records.append(dict(record))
+        if record.keys() != records[0].keys():
+            raise SchemaError(
+                f"extend: expected rows of the columns {list(records[0])}, found {list(record)} at row {number}"
+            )
+    return {name: [record[name] for record in records] for name in (records[0] if records else ())}
+
+
+def row_numbers(rows: Any, count: int) -> tuple[bool, list[int]]:
+    """Whether a single row is asked for, and the numbers in ``0..count - 1`` that are; see ``__getitem__``."""
+    if isinstance(rows, slice):
+        try:
+            return False, list(range(*rows.indices(count)))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"store: expected a slice of whole numbers, found {rows}") from error
+    one = isinstance(rows, int | np.integer)
+    try:
+        asked = np.asarray(rows)
+    except ValueError:
+        asked = np.asarray(None)
+    if not asked.size and asked.ndim == 1:
+        return False, []
+    if asked.dtype.kind not in "iu" or isinstance(rows, bool) or asked.ndim > 1:
+        raise ConfigError(
+            f"store: expected a row's number, a slice or a list of numbers, found {rows!r:.80}; "
+            "columns are those of store.to_dataset(), fields come in the batches of a BatchSource"
+        )
+    numbers = asked.reshape(-1).tolist()
+    for number in numbers:
+        if not -count <= number < count:
+            raise IndexError(f"store: expected a row in {-count}..{count - 1}, found {number}")
+    return one or not asked.ndim, [number % count for number in numbers]

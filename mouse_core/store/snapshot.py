@@ -1,0 +1,306 @@
+"""Snapshots: immutable views of a store, from which windows are read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core._arrow.column import Growth, growth
+from mouse_core._arrow.dense_copies import DenseBudget
+from mouse_core._arrow.layout import ColumnType
+from mouse_core._arrow.windows import Chunks, Windows
+from mouse_core._base.memo import memo
+from mouse_core.errors import ConfigError
+from mouse_core.spec import Alignment, Field, Spec
+from mouse_core.store._episode_starts import episode_starts
+from mouse_core.store._fields import FieldReader, bind_fields
+from mouse_core.store._segments import Segment
+
+_SAMPLED_ROWS = 8
+
+
+@dataclass(frozen=True)
+class SnapshotConfig:
+    """What a store says about its data.
+
+    Args:
+        fields: The fields by name.
+        types: The columns' types by name.
+        max_action_dim: Number of actions, or None.
+        max_obs_continuous_dim: Width of observations, or None.
+        alignment: "arrived" or "outgoing".
+    """
+
+    fields: Mapping[str, Field]
+    types: Mapping[str, ColumnType]
+    max_action_dim: int | None
+    max_obs_continuous_dim: int | None
+    alignment: Alignment
+
+
+class Snapshot:
+    """The rows a store had at one moment. Nothing that happens to the store later can be seen here.
+
+    Made by ``DatasetStore.snapshot()``. Reading is thread-safe. Pickling it carries paths for datasets on disk and
+    rows for what exists only in memory.
+    """
+
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        config: SnapshotConfig,
+        num_rows: int | None = None,
+        budget: DenseBudget | None = None,
+    ) -> None:
+        total = sum(segment.num_rows for segment in segments)
+        self.num_rows = total if num_rows is None else num_rows
+        if not 0 <= self.num_rows <= total:
+            raise ConfigError(f"snapshot: expected rows in 0..{total}, found {num_rows}")
+        # What comes after these rows must not show, not even in a shape.
+        ends = np.cumsum([segment.num_rows for segment in segments]).tolist()
+        self.segments = tuple(
+            segment
+            for segment, end in zip(segments, ends, strict=True)
+            if segment.num_rows and end - segment.num_rows < self.num_rows
+        )
+        self.config = config
+        self.budget = budget
+
+    def __len__(self) -> int:
+        return self.num_rows
+
+    def __repr__(self) -> str:
+        return f"Snapshot(num_rows={self.num_rows}, fields={list(self.readers)}, alignment={self.alignment!r})"
+
+    @property
+    def alignment(self) -> Alignment:
+        """Which transition a row's action, reward and done belong to."""
+        return self.config.alignment
+
+    @memo
+    def readers(self) -> dict[str, FieldReader]:
+        """The fields that the snapshot has, by name."""
+        return self._bound(self.config.fields)
+
+    def grown_from(self, before: Snapshot) -> Growth | None:
+        """What was appended to an earlier snapshot to make this one; None where it is not that with rows appended.
+
+        Fields are bound as in the earlier one then, in a time that does not grow with its rows.
+        """
+        grown = None
+        if self.num_rows >= before.num_rows and self.config == before.config:
+            grown = growth(before.segments, self.segments)
+        if grown is not None and "readers" not in self.__dict__:
+            fields = self.config.fields
+            late = self._bound({name: field for name, field in fields.items() if name not in before.readers})
+            readers = {
+                name: late[name] if name in late else before.readers[name].over(grown.kept, grown.appended)
+                for name in fields
+                if name in late or name in before.readers
+            }
+            self.__dict__.setdefault("readers", readers)
+        return grown
+
+    def _bound(self, fields: Mapping[str, Field]) -> dict[str, FieldReader]:
+        return bind_fields(
+            self.segments,
+            fields,
+            self.config.types,
+            rows=self.num_rows,
+            budget=self.budget,
+        )
+
+    @memo
+    def spec(self) -> Spec:
+        """The fields' dtypes and shapes, and the alignment."""
+        return Spec({name: reader.spec for name, reader in self.readers.items()}, self.alignment)
+
+    def locate(self, starts: npt.NDArray[np.int64], length: int, bounds: Sequence[int] | None = None) -> Windows:
+        """Where the windows of ``length`` rows that begin at ``starts`` (int64 ``[n]``) lie.
+
+        ``bounds`` are the first window of each batch, and the end; by default all are one batch. The caller sees to
+        ``0 <= start < num_rows``. The last row stands for those beyond it.
+        """
+        beyond = len(starts) > 0 and int(starts.max()) + length > self.num_rows
+        if self.has_row_numbers:
+            rows = starts[:, None] + np.arange(length)
+            physical = self._physical(np.minimum(rows, self.num_rows - 1) if beyond else rows)
+            return Windows(self.chunks, starts, length, bounds, physical)
+        return Windows(self._stretches_beyond(length) if beyond else self._stretches, starts, length, bounds)
+
+    def has(self, windows: Windows) -> bool:
+        """Whether windows were located here."""
+        return any(windows.chunks is known for known in (self.chunks, self._stretches, *self._beyond.values()))
+
+    @memo
+    def episode_starts(self) -> npt.NDArray[np.int64]:
+        """The rows at which episodes begin, int64 ``[n]``, ascending; the first read looks at all rows once.
+
+        An episode begins behind a row whose ``done`` is not 0, and where ``time`` is there, also at a row whose time is
+        0 or not larger than that of the row before.
+
+        Raises:
+            DataError: A code of ``done`` that does not exist.
+        """
+        return episode_starts(self.segments, self.num_rows, self.readers, self.locate)
+
+    @memo
+    def fingerprint(self) -> str:
+        """A digest of schema, length and a few rows: equal for equal data on every host, in constant time."""
+        columns = sorted({reader.spec.column for reader in self.readers.values()})
+        digest = hashlib.sha256()
+        kinds = {name: str(self.config.types[name]) for name in columns}
+        digest.update(json.dumps([self.num_rows, self.alignment, kinds], sort_keys=True).encode())
+        for row in np.unique(np.linspace(0, max(self.num_rows - 1, 0), _SAMPLED_ROWS).astype(np.int64)).tolist():
+            if row < self.num_rows:
+                values = self.row(row, columns)
+                digest.update(b"".join(_canonical(values.get(name)) for name in columns))
+        return digest.hexdigest()[:32]
+
+    def row(self, number: int, columns: Sequence[str] | None = None) -> dict[str, Any]:
+        """One stored row as Python values by column; columns that its segment lacks are missing.
+
+        Args:
+            number: In ``0..num_rows - 1``.
+            columns: Names of those to read; by default all.
+        """
+        segment_number = int(np.searchsorted(self._starts, number, side="right")) - 1
+        table = self.segments[segment_number].take(number - int(self._starts[segment_number]))
+        names = [name for name in table.schema.names if columns is None or name in columns]
+        return {name: table.column(name)[0].as_py() for name in names}
+
+    def rows(self, numbers: Sequence[int]) -> dict[str, list[Any]]:
+        """Stored rows as lists of Python values by column, None where a row's segment lacks the column.
+
+        Args:
+            numbers: In ``0..num_rows - 1``, in any order. Rows that follow each other are read together.
+        """
+        found: dict[str, list[Any]] = {}
+        (breaks,) = np.nonzero(np.diff(numbers) != 1)
+        edges = [0, *(breaks + 1).tolist(), len(numbers)]
+        for begin, end in pairwise(edges) if len(numbers) else ():
+            at, last = numbers[begin], numbers[begin] + end - begin
+            while at < last:
+                place = int(np.searchsorted(self._starts, at, side="right")) - 1
+                first = int(self._starts[place])
+                count = min(last, int(self._starts[place + 1])) - at
+                table = self.segments[place].take(at - first, count)
+                done = begin + at - numbers[begin]
+                for name in table.schema.names:
+                    found.setdefault(name, []).extend([None] * (done - len(found[name])))
+                    found[name] += table.column(name).to_pylist()
+                at += count
+        return {name: values + [None] * (len(numbers) - len(values)) for name, values in found.items()}
+
+    @memo
+    def _starts(self) -> npt.NDArray[np.int64]:
+        return _cumulative([segment.num_rows for segment in self.segments])
+
+    @memo
+    def _physical_starts(self) -> npt.NDArray[np.int64]:
+        return _cumulative([segment.table_rows for segment in self.segments])
+
+    @memo
+    def has_row_numbers(self) -> bool:
+        """Whether some rows are found one by one through row numbers, as after a shuffle."""
+        return any(segment.indices is not None and segment.runs is None for segment in self.segments)
+
+    @memo
+    def chunks(self) -> Chunks:
+        """Where the chunks of its tables begin."""
+        parts = [
+            segment.chunk_starts[:-1] + first
+            for segment, first in zip(self.segments, self._physical_starts[:-1].tolist(), strict=True)
+        ]
+        return Chunks(np.concatenate([*parts, self._physical_starts[-1:]]).astype(np.int64))
+
+    def pieces_of(self, length: int) -> int:
+        """In how many pieces windows of so many rows lie, about, beyond what is cut at the ends of long chunks."""
+        return 1 + length * len(self._stretches) // max(self.num_rows, 1)
+
+    @memo
+    def _stretches(self) -> Chunks:
+        """The snapshot's rows, in stretches that lie side by side in a chunk."""
+        if self.has_row_numbers or all(segment.indices is None for segment in self.segments):
+            return self.chunks
+        parts, chunk = [], 0
+        for segment in self.segments:
+            runs = Chunks(segment.chunk_starts) if segment.runs is None else segment.runs
+            parts.append(_stretches(runs, chunk))
+            chunk += len(segment.chunk_starts) - 1
+        starts = [first + begins for first, (begins, _, _) in zip(self._starts[:-1].tolist(), parts, strict=True)]
+        _, chunks, rows = zip(*parts, strict=True)
+        starts.append(self._starts[-1:])
+        return Chunks(np.concatenate(starts), np.concatenate(chunks), np.concatenate(rows), self.chunks.longest)
+
+    @memo
+    def _beyond(self) -> dict[int, Chunks]:
+        return {}
+
+    def _stretches_beyond(self, length: int) -> Chunks:
+        """The same for windows that begin before the end and have steps behind it, for which the last row stands."""
+        known = self._beyond.get(length)
+        if known is None:
+            starts, chunk, row = _stretches(self._stretches, 0)
+            there = starts < self.num_rows
+            starts, chunk, row = starts[there], chunk[there], row[there]
+            last = np.full(length - 1, 1)
+            made = Chunks(
+                np.concatenate([starts, self.num_rows + np.arange(length)]),
+                np.concatenate([chunk, chunk[-1] * last]),
+                np.concatenate([row, (row[-1] + self.num_rows - 1 - starts[-1]) * last]),
+                self.chunks.longest,
+            )
+            known = self._beyond.setdefault(length, made)
+        return known
+
+    def _physical(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Rows of the tables behind the snapshot's ``rows``, same shape."""
+        if len(self.segments) == 1:
+            return self.segments[0].row_numbers(rows.reshape(-1)).reshape(rows.shape)
+        owner = np.searchsorted(self._starts, rows, side="right") - 1
+        physical = rows - self._starts[owner] + self._physical_starts[owner]
+        for number in np.unique(owner).tolist():
+            segment = self.segments[number]
+            if segment.indices is not None:
+                mine = owner == number
+                local = segment.row_numbers(rows[mine] - int(self._starts[number]))
+                physical[mine] = local + int(self._physical_starts[number])
+        return physical
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"segments": self.segments, "config": self.config, "num_rows": self.num_rows, "budget": self.budget}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
+
+def _stretches(
+    chunks: Chunks, first: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Where stretches begin, in which chunk they lie, counted from ``first``, and at which of its rows they begin."""
+    n = len(chunks)
+    chunk, row = chunks.located(np.arange(n), np.zeros(n, np.int64))
+    return chunks.starts[:-1], chunk + first, row
+
+
+def _cumulative(lengths: Sequence[int]) -> npt.NDArray[np.int64]:
+    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+
+
+def _canonical(value: Any) -> bytes:
+    """The same bytes for the same value, however Arrow encoded it."""
+    if isinstance(value, dict) and set(value) == {"bytes", "path"}:
+        # Where the pixels are stored, the path they once had says nothing.
+        value = os.path.basename(value["path"] or "") if value["bytes"] is None else value["bytes"]
+    if isinstance(value, bytes):
+        value = hashlib.sha256(value).hexdigest()
+    return repr(value).encode() + b"\0"

@@ -1,0 +1,76 @@
+"""The arrays of a framework beside those of NumPy, for the tests of adapters."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.testing.digest import as_numpy
+
+
+class InArrays:
+    """An adapter's arrays, and how they compare with NumPy's.
+
+    Attributes:
+        narrow: Dtypes that the framework cannot hold, and what the adapter delivers instead.
+    """
+
+    narrow: Mapping[Any, npt.DTypeLike] = {}
+
+    def to_numpy(self, values: Any) -> npt.NDArray[Any]:
+        """A delivered array as a NumPy array; override it for a framework that ``as_numpy`` does not know."""
+        return as_numpy(values)
+
+    def from_numpy(self, values: npt.NDArray[Any]) -> Any:
+        """A NumPy array as one of the framework's, as a user would hand it over; override it."""
+        return values
+
+    def given(self, tree: Any) -> Any:
+        """Rows of NumPy arrays as the user of a framework has them."""
+        if isinstance(tree, dict):
+            return {name: self.given(child) for name, child in tree.items()}
+        return tuple(map(self.given, tree)) if isinstance(tree, tuple) else self.from_numpy(np.array(tree))
+
+    def same(self, found: Any, expected: Any, where: str, *, exact: bool = True) -> None:
+        """The same fields with the same values, in the dtypes that the framework has."""
+        for (path, mine), (other, yours) in zip(leaves(found), leaves(expected), strict=True):
+            place = f"{where}: {'.'.join(path)}"
+            assert path == other, f"{place}: expected the field {other}"
+            if mine is None or yours is None:
+                assert mine is yours, f"{place}: expected {yours!r}, found {mine!r}"
+                continue
+            array, wanted = self.to_numpy(mine), np.asarray(yours)
+            narrow = {np.dtype(wide): np.dtype(less) for wide, less in self.narrow.items()}
+            wanted = wanted.astype(narrow.get(wanted.dtype, wanted.dtype))
+            assert array.dtype == wanted.dtype, f"{place}: expected {wanted.dtype}, found {array.dtype}"
+            assert array.shape == wanted.shape, f"{place}: expected shape {wanted.shape}, found {array.shape}"
+            if exact:
+                np.testing.assert_array_equal(array, wanted, place)
+            else:  # sums of other orders
+                np.testing.assert_allclose(array, wanted, 1e-5, 1e-5, err_msg=place)
+
+
+def leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """The arrays of nested mappings, tuples and dataclasses with their names, in the order of names."""
+    if dataclasses.is_dataclass(tree) and not isinstance(tree, type):
+        tree = {field.name: getattr(tree, field.name) for field in dataclasses.fields(tree)}
+    if hasattr(tree, "keys"):
+        for name in sorted(tree.keys()):
+            yield from leaves(tree[name], (*path, name))
+    elif isinstance(tree, tuple):
+        for number, child in enumerate(tree):
+            yield from leaves(child, (*path, str(number)))
+    else:
+        yield path, tree
+
+
+def refused(kind: type[Exception], call: Callable[[], Any]) -> None:
+    try:
+        found = call()
+    except kind:
+        return
+    raise AssertionError(f"expected {kind.__name__}, found {found!r:.80}")

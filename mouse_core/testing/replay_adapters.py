@@ -1,0 +1,216 @@
+"""What a framework's replay buffer must do, as tests that its author runs with pytest."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core import replay
+from mouse_core.errors import DataError, MouseError, StateError
+from mouse_core.replay.storages.array import ArrayStorage
+from mouse_core.testing._framework import InArrays, refused
+
+_SIZE = 40
+
+
+class ReplayAdapterConformance(InArrays):
+    """Tests that a framework's ``ReplayBuffer`` draws, keeps and refuses what the core's does.
+
+    Subclass it in a test file, under a name that begins with ``Test``, and name the classes to test:
+
+        class TestMyReplay(ReplayAdapterConformance):
+            buffer_class = my_adapter.ReplayBuffer
+            ensemble_class = my_adapter.ReplayBufferEnsemble
+
+            def from_numpy(self, values):
+                return my_framework.asarray(values)
+
+    Attributes:
+        buffer_class: The adapter's buffer.
+        ensemble_class: Its ensemble; None if it has none.
+        narrow: Dtypes that the framework cannot hold, and what the adapter delivers instead.
+        options: Further arguments for every buffer.
+    """
+
+    buffer_class: Any = replay.ReplayBuffer
+    ensemble_class: Any = replay.ReplayBufferEnsemble
+    options: Mapping[str, Any] = {}
+
+    def test_it_takes_the_arguments_of_the_core(self) -> None:
+        """What it has beside them is given by keyword."""
+        for mine, core in (
+            (self.buffer_class, replay.ReplayBuffer),
+            (self.ensemble_class, replay.ReplayBufferEnsemble),
+        ):
+            if mine is None:
+                continue
+            expected = dict(inspect.signature(core).parameters)
+            found = dict(inspect.signature(mine).parameters)
+            for name, parameter in expected.items():
+                assert name in found, f"the argument {name} is missing"
+                assert (found[name].kind, found[name].default) == (parameter.kind, parameter.default), name
+            extra = [found[name] for name in found.keys() - expected.keys()]
+            assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in extra), extra
+
+    def test_batches_are_those_of_the_core(self) -> None:
+        """The same draws for the same seed and writes, with every kind of sampler, also when the ring comes round."""
+        for name, make in _SAMPLERS.items():
+            mine, core = self._pair(**make())
+            for number in range(4):
+                rows = _rows(17, 17 * number)
+                slots = mine.extend(self.given(rows))
+                slots = slots if isinstance(slots, np.ndarray) else self.to_numpy(slots)
+                assert np.array_equal(slots, core.extend(rows)), name
+                row = _rows_at(np.array(17 * number + 3))
+                assert int(mine.add(self.given(row))) == core.add(row), name
+                for _ in range(3):
+                    self.same(mine.sample(), core.sample(), f"{name}, after write {number}")
+            self.same(mine.sample(16), core.sample(16), f"{name}, 16 rows")
+            assert len(mine) == len(core) == _SIZE
+            assert _counts(mine) == _counts(core)
+
+    def test_a_loop_is_an_epoch(self) -> None:
+        """Without replacement, every row once."""
+        mine, core = self._pair(sampler=replay.SamplerWithoutReplacement)
+        for buffer, rows in ((mine, self.given(_rows(30))), (core, _rows(30))):
+            buffer.extend(rows)
+        for _ in range(2):
+            for found, expected in zip(mine, core, strict=True):
+                self.same(found, expected, "an epoch")
+
+    def test_priorities_come_in_its_arrays(self) -> None:
+        """By index and priority, by a whole batch, and with the rows."""
+        mine, core = self._pair(sampler=lambda: replay.PrioritizedSampler(0.7, 0.5))
+        rows = _rows(30) | {"td_error": np.arange(30, dtype=np.float32)}
+        mine.extend(self.given(rows))
+        core.extend(rows)
+        for number in range(4):
+            found, expected = mine.sample(), core.sample()
+            self.same(found, expected, f"sample {number}")
+            priority = (np.arange(8) + number).astype(np.float32)
+            mine.update_priority(found["index"], self.from_numpy(priority))
+            core.update_priority(expected["index"], priority)
+            mine.update_priority(found)
+            core.update_priority(expected)
+        refused(DataError, lambda: mine.update_priority(found["index"], self.from_numpy(np.full(8, -1.0, "f"))))
+        self.same(mine.sample(), core.sample(), "after what was refused")
+
+    def test_rows_are_read_and_written_over(self) -> None:
+        """As they lie, by numbers of any shape, slices and masks."""
+        mine, core = self._pair()
+        for buffer, given in ((mine, self.given), (core, lambda rows: rows)):
+            buffer.extend(given(_rows(20)))
+            buffer[3] = given(_rows_at(np.array(90)))
+            buffer[np.array([5, 7])] = given(_rows(2, 95))
+        for index in (3, slice(2, 9), np.array([5, 1]), np.array([[5, 1], [0, 7]]), np.arange(20) % 3 == 0):
+            self.same(mine[index], core[index], f"rows {index}")
+
+    def test_a_batch_never_changes(self) -> None:
+        """Whatever is written after it was delivered."""
+        mine, core = self._pair()
+        held, expected = [], []
+        for number in range(20):
+            mine.extend(self.given(_rows(9, 9 * number)))
+            core.extend(_rows(9, 9 * number))
+            held.append(mine.sample())
+            expected.append(core.sample())
+        for number, (found, wanted) in enumerate(zip(held, expected, strict=True)):
+            self.same(found, wanted, f"batch {number}")
+
+    def test_a_state_is_that_of_the_core(self, tmp_path: Path) -> None:
+        """It goes from the one to the other and back, as a dict and as a file."""
+        mine, core = self._pair(sampler=lambda: replay.PrioritizedSampler(0.7, 0.5))
+        mine.extend(self.given(_rows(50)))
+        core.extend(_rows(50))
+        for _ in range(3):
+            mine.sample()
+            core.sample()
+        other, back = self._pair(sampler=lambda: replay.PrioritizedSampler(0.7, 0.5))
+        other.load_state_dict(core.state_dict())
+        back.load_state_dict(mine.state_dict())
+        self.same(other.sample(), back.sample(), "from state_dict()")
+        mine.dumps(tmp_path / "mine")
+        core.dumps(tmp_path / "core")
+        other.loads(tmp_path / "core")
+        back.loads(tmp_path / "mine")
+        self.same(other.sample(), back.sample(), "from dumps()")
+        refused(StateError, lambda: other.load_state_dict({"kind": "something"}))
+        self.same(other.sample(), back.sample(), "after what was refused")
+
+    def test_what_is_refused_changes_nothing(self) -> None:
+        """Rows unlike the first ones; a sample of an empty buffer."""
+        mine, core = self._pair()
+        refused(MouseError, mine.sample)
+        refused(MouseError, core.sample)
+        mine.extend(self.given(_rows(12)))
+        core.extend(_rows(12))
+        good = _rows(4)
+        for bad in (
+            {name: values for name, values in good.items() if name != "reward"},
+            {**good, "extra": good["reward"]},
+            {**good, "obs": {**good["obs"], "vector": good["obs"]["vector"][:, :2]}},
+            {**good, "reward": good["reward"][:3]},
+        ):
+            refused(MouseError, partial(mine.extend, self.given(bad)))
+        assert _counts(mine) == _counts(core)
+        self.same(mine.sample(), core.sample(), "after what was refused")
+
+    def test_ensembles_are_those_of_the_core(self) -> None:
+        """Shares, priorities and all."""
+        if self.ensemble_class is None:
+            return
+        pairs = [self._pair(sampler=lambda: replay.PrioritizedSampler(0.7, 0.5)) for _ in range(2)]
+        for number, (mine, core) in enumerate(pairs):
+            mine.extend(self.given(_rows(20, 20 * number)))
+            core.extend(_rows(20, 20 * number))
+        options: dict[str, Any] = {"p": [0.3, 0.7], "batch_size": 8, "seed": 9}
+        both = self.ensemble_class(*(mine for mine, _ in pairs), **options)
+        other = replay.ReplayBufferEnsemble(*(core for _, core in pairs), **options)
+        for number in range(4):
+            found, expected = both.sample(), other.sample()
+            self.same(found, expected, f"sample {number}")
+            both.update_priority(found["index"], self.from_numpy(np.ones(8, "f")), found["buffer_ids"])
+            other.update_priority(expected["index"], np.ones(8, "f"), expected["buffer_ids"])
+
+    def _pair(self, *, sampler: Callable[[], Any] | None = None, **options: Any) -> tuple[Any, replay.ReplayBuffer]:
+        """The adapter's buffer and the core's, made alike."""
+        given: dict[str, Any] = {"batch_size": 8, "seed": 5, **options}
+        make = sampler or replay.RandomSampler
+        return (
+            self.buffer_class(ArrayStorage(_SIZE), make(), **{**given, **self.options}),
+            replay.ReplayBuffer(ArrayStorage(_SIZE), make(), **given),
+        )
+
+
+def _counts(buffer: Any) -> dict[str, Any]:
+    """The numbers of a buffer, but for its bytes: a framework may not have NumPy's widest dtypes."""
+    return {name: value for name, value in buffer.stats().items() if name != "nbytes"}
+
+
+def _rows(n: int, first: int = 0) -> dict[str, Any]:
+    """Nested rows that can be told by their numbers."""
+    return _rows_at(np.arange(first, first + n))
+
+
+def _rows_at(number: npt.NDArray[np.int64]) -> dict[str, Any]:
+    return {
+        "obs": {"vector": (number[..., None] * 10 + np.arange(3)).astype(np.float32), "pair": (number, number / 7)},
+        "action": number % 5,
+        "reward": number.astype(np.float32),
+        "next": {"done": number % 10 == 9},
+    }
+
+
+_SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
+    "random": dict,
+    "without replacement": lambda: {"sampler": replay.SamplerWithoutReplacement},
+    "prioritized": lambda: {"sampler": lambda: replay.PrioritizedSampler(0.7, 0.5)},
+    "slices": lambda: {"sampler": lambda: replay.SliceSampler(slice_len=4, end_key=("next", "done"))},
+    "transformed": lambda: {"transform": [replay.Rename({"reward": "r"}), replay.Exclude("action")]},
+}

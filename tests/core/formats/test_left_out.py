@@ -1,0 +1,194 @@
+"""No column vanishes: what lies beside the columns and cannot be read as one is an error, or a note says so."""
+
+from __future__ import annotations
+
+import json
+import warnings
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from mouse_core import DataError, SchemaError, formats
+from mouse_core.formats.d4rl import read_d4rl
+from mouse_core.formats.minari import write_minari
+from mouse_core.formats.rlds import read_rlds
+from mouse_core.formats.ted import write_ted
+from tests.core.formats.recording import Counting, record, rlds_episode
+from tests.core.formats.test_flat_files import atari, flat, logged, write_d4rl, write_dopamine, write_ogbench
+
+h5py = pytest.importorskip("h5py")
+LENGTHS = (4, -3, 2)
+STEPS = 9
+
+
+def replace(file: Any, name: str, **made: Any) -> None:
+    if name in file:
+        del file[name]
+    file.create_dataset(name, **made)
+
+
+def shorter(file: Any, name: str) -> None:
+    replace(file, name, data=np.asarray(file[name])[:-1])
+
+
+def longer(file: Any, name: str) -> None:
+    replace(file, name, data=np.zeros((STEPS + 1, 2), np.float32))
+
+
+def opaque(file: Any, name: str) -> None:
+    replace(file, name, data=np.zeros(STEPS, "V4"))
+
+
+def complex_numbers(file: Any, name: str) -> None:
+    replace(file, name, data=np.zeros(STEPS, np.complex64))
+
+
+def ragged(file: Any, name: str) -> None:
+    replace(file, name, data=[np.zeros(k % 3, np.float32) for k in range(STEPS)], dtype=h5py.vlen_dtype(np.float32))
+
+
+def single(file: Any, name: str) -> None:
+    replace(file, name, data=1.0)
+
+
+def without_values(file: Any, name: str) -> None:
+    replace(file, name, dtype=h5py.Empty("f4").dtype, shape=None)
+
+
+def a_type(file: Any, name: str) -> None:
+    del file[name]
+    file[name] = np.dtype("f4")
+
+
+WAYS = [opaque, shorter, longer, complex_numbers, ragged, single, without_values, a_type]
+
+
+@pytest.fixture
+def d4rl(tmp_path: Path) -> Path:
+    return write_d4rl(tmp_path / "x.hdf5", flat(logged(lengths=LENGTHS)))
+
+
+# Another process reads an HDF5 file, which has to be started for each.
+CASES = [
+    pytest.param(name, way, id=f"{name}-{way.__name__}", marks=[] if number < 2 else pytest.mark.slow)
+    for name in ("infos/speed", "next_observations", "timeouts")
+    for number, way in enumerate(WAYS)
+]
+
+
+@pytest.mark.parametrize(("name", "way"), CASES)
+def test_a_column_of_d4rl_that_cannot_be_read(name: str, way: Callable[..., None], d4rl: Path) -> None:
+    with h5py.File(d4rl, "a") as file:
+        way(file, name)
+    with pytest.raises(DataError, match=rf"x\.hdf5: {name}: expected {STEPS} rows of numbers") as refused:
+        formats.open(d4rl)
+    if name == "infos/speed":
+        assert "leave_out=['infos/speed'] of read_d4rl" in str(refused.value)
+        rest = read_d4rl(d4rl, leave_out=["infos/speed"]).columns
+        assert "metadata_infos_action_log_probs" in rest
+        assert "metadata_infos_speed" not in rest
+
+
+def test_what_is_no_column_of_d4rl_is_noted(d4rl: Path) -> None:
+    with h5py.File(d4rl, "a") as file:
+        file["metadata/policy/weight"] = np.zeros((STEPS, 3))
+        file["version"] = 3
+        file["names"] = [f"step {k}" for k in range(STEPS)]
+    rows = formats.open(d4rl)
+    assert rows.notes == ("Left out, as they have no value a transition: metadata, version.",)
+    assert {"names", "version", "metadata/policy/weight"} & set(rows.metadata) == {"version", "metadata/policy/weight"}
+    names = rows.to_table().column("metadata_names").to_pylist()
+    assert names[:3] == ["step 0", "step 1", "step 2"]
+    with h5py.File(d4rl, "a") as file:
+        file["starts"] = [0, 4]  # a value an episode, or a damaged column: the file does not say
+    with pytest.raises(DataError, match="starts: expected 9 rows"):
+        formats.open(d4rl)
+    assert "metadata_starts" not in read_d4rl(d4rl, leave_out=["starts"]).columns
+
+
+def test_two_paths_of_one_name(d4rl: Path) -> None:
+    with h5py.File(d4rl, "a") as file:
+        file["infos/arm/speed"] = np.zeros(STEPS)
+        file["infos/arm_speed"] = np.ones(STEPS)
+    with pytest.raises(SchemaError, match="expected paths that make different names of columns"):
+        formats.open(d4rl)
+
+
+@pytest.mark.parametrize("name", ["actions.npy", "readme.txt"])
+def test_npz_files_hold_arrays_each_once(name: str, tmp_path: Path) -> None:
+    file = write_ogbench(tmp_path / "x.npz", "raw", logged(lengths=LENGTHS))
+    with zipfile.ZipFile(file, "a") as archive, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a name that is there already
+        archive.writestr(name, archive.read("actions.npy"))
+    with pytest.raises(DataError, match=r"x\.npz"):
+        formats.open(file)
+
+
+def test_checkpoints_of_dopamine_have_the_same_stores(tmp_path: Path) -> None:
+    for number in (0, 1, 3):
+        write_dopamine(tmp_path / "x", atari(), number=number)
+    rows = formats.open(tmp_path / "x", final="mark")
+    assert rows.notes[1:] == ("Checkpoints that are not there: 2.",)
+    for store in ("observation", "reward"):
+        file = tmp_path / "x" / f"$store$_{store}_ckpt.1.gz"
+        data = file.read_bytes()
+        file.unlink()
+        with pytest.raises(DataError, match=rf"checkpoint 1: expected stores .* found no \['{store}'\]"):
+            formats.open(tmp_path / "x", final="mark")
+        file.write_bytes(data)
+    extra = tmp_path / "x" / "$store$_level_ckpt.3.gz"
+    extra.write_bytes((tmp_path / "x" / "$store$_reward_ckpt.3.gz").read_bytes())
+    with pytest.raises(DataError, match=r"checkpoint 0: expected stores .* found no \['level'\]"):
+        formats.open(tmp_path / "x", final="mark")
+
+
+def rows() -> Any:
+    return read_rlds([rlds_episode(log) for log in record(Counting(LENGTHS, "vector"), len(LENGTHS))])
+
+
+@pytest.mark.parametrize("way", [opaque, complex_numbers], ids=lambda way: way.__name__)
+def test_entries_of_ted_in_hdf5(way: Callable[..., None], tmp_path: Path) -> None:
+    write_ted(rows(), tmp_path / "x.h5")
+    with h5py.File(tmp_path / "x.h5", "a") as file:
+        way(file, "speed")
+    with pytest.raises(DataError, match="speed: expected numbers for every step"):
+        formats.open(tmp_path / "x.h5")
+
+
+def test_entries_of_ted_that_are_not_described(tmp_path: Path) -> None:
+    write_ted(rows(), tmp_path / "x")
+    assert formats.open(tmp_path / "x").to_table().num_rows
+    (tmp_path / "x" / "speed.memmap").write_bytes(bytes(4 * STEPS))
+    with pytest.raises(DataError, match=r"meta\.json: expected what 'speed\.memmap' holds"):
+        formats.open(tmp_path / "x")
+
+
+@pytest.mark.parametrize("way", [single, opaque], ids=lambda way: way.__name__)
+def test_infos_of_one_minari_episode(way: Callable[..., None], tmp_path: Path) -> None:
+    table = rows().to_table()
+    speed = pa.array(np.arange(table.num_rows, dtype=np.float32))
+    write_minari(table.append_column("metadata_infos_speed", speed), tmp_path / "x-v0")
+    data = next((tmp_path / "x-v0").rglob("main_data.hdf5"))
+    with h5py.File(data, "a") as file:
+        names: list[str] = []
+        file["episode_1"].visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+        name = next(name for name in names if name.startswith("infos/"))
+        way(file["episode_1"], name)
+    with pytest.raises(DataError, match=r"infos/.*infos=False reads the rest"):
+        formats.open(tmp_path / "x-v0").to_table()
+
+
+def test_rows_that_the_data_say_there_are(tmp_path: Path) -> None:
+    write_minari(rows(), tmp_path / "x-v0")
+    whole = formats.open(tmp_path / "x-v0")
+    assert whole.rows == whole.to_table().num_rows
+    file = tmp_path / "x-v0" / "data" / "metadata.json"
+    about = json.loads(file.read_text())
+    file.write_text(json.dumps(about | {"total_steps": about["total_steps"] + 1}))
+    with pytest.raises(DataError, match=rf"expected {whole.rows + 1} rows as the data say of themselves"):
+        formats.open(tmp_path / "x-v0").to_table()

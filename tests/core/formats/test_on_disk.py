@@ -1,0 +1,401 @@
+"""What lies in a folder is read whole or refused; files that end too soon are told from whole ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, MouseError, formats
+from mouse_core.cli import main
+
+ROWS = 603
+
+
+def columns(rows: int) -> dict[str, list[Any]]:
+    return {
+        "action": list(range(rows)),
+        "reward": [0.5] * rows,
+        "done": [0] * rows,
+        "observation": [[float(k), 1.0] for k in range(rows)],
+        "metadata_name": ["x" * (k % 5) if k % 3 else None for k in range(rows)],
+    }
+
+
+def write_arrow(file: Path, rows: int = ROWS, *, batch: int = 100, kind: str = "stream") -> None:
+    new = pa.ipc.new_stream if kind == "stream" else pa.ipc.new_file
+    table = pa.table(columns(rows))
+    with new(str(file), table.schema) as writer:
+        writer.write_table(table, max_chunksize=batch)
+
+
+def saved(folder: Path, rows: int = ROWS, *, batch: int = 100) -> Path:
+    """What `save_to_disk` writes, with record batches of few rows."""
+    datasets.Dataset.from_dict(columns(rows)).save_to_disk(str(folder))
+    write_arrow(folder / "data-00000-of-00001.arrow", rows, batch=batch)
+    return folder
+
+
+def parquet(file: Path, rows: int = 20) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.table(columns(rows)), file)
+    return file
+
+
+def end_early(file: Path, batch: int) -> None:
+    """Put zeros where the head of a record batch begins; for the reader of Arrow that is the end."""
+    data = bytearray(file.read_bytes())
+    place = -1
+    for _ in range(batch + 2):  # the first one found is the schema's
+        place = data.index(b"\xff\xff\xff\xff", place + 1)
+    data[place : place + 8] = bytes(8)
+    file.write_bytes(data)
+
+
+# ---------------------------------------------------------------------- folders of more than one thing
+
+
+def with_parquet(root: Path) -> None:
+    parquet(saved(root) / "more.parquet")
+
+
+def with_unlisted_shard(root: Path) -> None:
+    write_arrow(saved(root) / "data-00001-of-00002.arrow", 10)
+
+
+def with_dataset_inside(root: Path) -> None:
+    saved(saved(root) / "later", 10)
+
+
+def with_unfinished_file(root: Path) -> None:
+    (saved(root) / "part-00001.arrow.partial").write_bytes(b"")
+
+
+def with_other_formats(root: Path) -> None:
+    (saved(root) / "x.hdf5").write_bytes(b"")
+
+
+def with_other_spellings(root: Path) -> None:
+    parquet(root / "a.parquet")
+    parquet(root / "b.PARQUET")
+
+
+def with_files_of_other_names(root: Path) -> None:
+    write_arrow(saved(root) / "more.feather", 10, kind="file")
+
+
+def with_a_link_to_data(root: Path) -> None:
+    parquet(root / "a.parquet")
+    (root / "more").symlink_to(saved(root.parent / "elsewhere", 10))
+
+
+def splits_and_another(root: Path) -> None:
+    datasets.DatasetDict(train=datasets.Dataset.from_dict(columns(9))).save_to_disk(str(root))
+    saved(root / "later", 10)
+
+
+def dataset_and_splits(root: Path) -> None:
+    splits_and_another(root)
+    shutil.copyfile(root / "train" / "state.json", root / "state.json")
+
+
+def parquet_at_two_depths(root: Path) -> None:
+    parquet(root / "a.parquet")
+    parquet(root / "data" / "b.parquet")
+
+
+def parquet_and_datasets(root: Path) -> None:
+    parquet(root / "a.parquet")
+    saved(root / "later", 10)
+
+
+def shard_missing(root: Path) -> None:
+    parquet(root / "train-00000-of-00003.parquet")
+    parquet(root / "train-00002-of-00003.parquet")
+
+
+def shards_of_two_writers(root: Path) -> None:
+    parquet(root / "train-00000-of-00001.parquet")
+    parquet(root / "train-00000-of-00002.parquet")
+    parquet(root / "train-00001-of-00002.parquet")
+
+
+def datasets_beside_each_other(root: Path) -> None:
+    saved(root / "a", 10)
+    saved(root / "b", 10)
+
+
+def two_formats(root: Path) -> None:
+    parquet(root / "a.parquet")
+    (root / "metadata.json").write_text('{"minari_version": "0.5", "data_format": "arrow"}')
+
+
+MIXED = [
+    with_parquet,
+    with_unlisted_shard,
+    with_dataset_inside,
+    with_unfinished_file,
+    with_other_formats,
+    with_other_spellings,
+    with_files_of_other_names,
+    with_a_link_to_data,
+    splits_and_another,
+    dataset_and_splits,
+    parquet_at_two_depths,
+    parquet_and_datasets,
+    shard_missing,
+    shards_of_two_writers,
+    datasets_beside_each_other,
+    two_formats,
+]
+
+
+@pytest.mark.parametrize("make", MIXED, ids=lambda make: make.__name__)
+def test_a_folder_of_more_than_one_thing_is_refused(
+    make: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    make(root)
+    with pytest.raises((ConfigError, DataError)) as refused:
+        formats.open(root)
+    assert str(root) in str(refused.value)
+    for command in (["inspect", root], ["convert", root, tmp_path / "out"], ["push", root, "someone/x", "--dry-run"]):
+        assert main([str(word) for word in command]) == 2
+    assert capsys.readouterr().err.count("\n") == 3
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_refusal_says_what_lies_there(tmp_path: Path) -> None:
+    with_parquet(tmp_path / "root")
+    with pytest.raises(ConfigError, match=r"found \['data-00000-of-00001.arrow'\] and besides \['more.parquet'\]"):
+        formats.open(tmp_path / "root")
+
+
+def test_what_is_no_data_does_not_matter(tmp_path: Path) -> None:
+    root = saved(tmp_path / "root")
+    for name in ("README.md", ".hidden.parquet", "data.arrow.sha256", "._data-00000-of-00001.arrow"):
+        (root / name).write_text("x")
+    (root / ".cache").mkdir()
+    parquet(root / ".cache" / "old.parquet")
+    datasets.load_from_disk(str(root)).map(lambda row: {"more": row["action"] + 1})
+    (cached,) = root.glob("cache-*.arrow")
+    rows = formats.open(root)
+    assert (rows.rows, rows.to_table().num_rows) == (ROWS, ROWS)
+    assert cached.name in rows.notes[0]
+    parquet(tmp_path / "loose" / "a.parquet", 5)
+    parquet(tmp_path / "loose" / "b.parquet", 6)
+    (tmp_path / "loose" / "notes.csv").write_text("1,2")
+    assert formats.open(tmp_path / "loose").to_table().num_rows == 11
+
+
+# ---------------------------------------------------------------------- files that end too soon
+
+
+@pytest.mark.parametrize("batch", [0, 1, 5, 6])
+def test_zeros_at_the_head_of_a_record_batch_are_not_the_end(batch: int, tmp_path: Path) -> None:
+    root = saved(tmp_path / "root")
+    file = root / "data-00000-of-00001.arrow"
+    whole = datasets.load_from_disk(str(root))
+    assert len(DatasetStore().from_dataset(whole)) == len(formats.open(root).to_store()) == ROWS
+    end_early(file, batch)
+    short = datasets.load_from_disk(str(root))
+    assert len(short) == batch * 100  # nothing is noticed there
+    for path in (root, file):
+        with pytest.raises(DataError, match=r"data-00000-of-00001\.arrow.* rows are missing"):
+            formats.open(path)
+    if batch:
+        parts = [short, short.select([1, 0]), short.remove_columns("action"), short.select(range(3))]
+        parts.append(datasets.concatenate_datasets([short, short]))
+        for part in parts:
+            store = DatasetStore()
+            with pytest.raises(DataError, match=r"data-00000-of-00001\.arrow.* rows are missing"):
+                store.from_dataset(part)
+            assert len(store) == 0
+
+
+def test_a_stream_that_was_cut_between_batches_is_told(tmp_path: Path) -> None:
+    root = saved(tmp_path / "root")
+    file = root / "data-00000-of-00001.arrow"
+    file.write_bytes(file.read_bytes()[:-8])
+    short = datasets.load_from_disk(str(root))
+    with pytest.raises(DataError, match="it was cut or never finished"):
+        DatasetStore().from_dataset(short)
+
+
+def test_nothing_may_follow_the_end(tmp_path: Path) -> None:
+    root = saved(tmp_path / "root")
+    file = root / "data-00000-of-00001.arrow"
+    for more in (bytes(8), b"\xff\xff\xff\xff" + bytes(4), file.read_bytes()):
+        data = file.read_bytes()
+        file.write_bytes(data + more)
+        with pytest.raises(DataError, match=r"data-00000-of-00001\.arrow"):
+            formats.open(root)
+        with pytest.raises(DataError, match=r"data-00000-of-00001\.arrow"):
+            DatasetStore().from_dataset(datasets.load_from_disk(str(root)))
+        file.write_bytes(data)
+    assert formats.open(root).rows == ROWS
+
+
+@pytest.mark.parametrize("rows", [0, 1, 100, ROWS])
+@pytest.mark.parametrize("batch", [1, 100])
+def test_whole_files_are_never_refused(rows: int, batch: int, tmp_path: Path) -> None:
+    write_arrow(tmp_path / "x.arrow", rows, batch=batch)
+    whole = datasets.Dataset.from_file(str(tmp_path / "x.arrow"))
+    assert len(DatasetStore().from_dataset(whole)) == rows
+    if rows > 1:
+        changed = [
+            whole.select(range(1, rows)),
+            whole.rename_column("metadata_name", "name"),
+            whole.remove_columns(["metadata_name", "observation"]),
+            whole.add_column("more", list(range(rows))),
+            whole.cast_column("reward", datasets.Value("float32")),
+            whole.shuffle(seed=0),
+        ]
+        for part in changed:
+            assert len(DatasetStore().from_dataset(part)) == part.num_rows
+    for kind in ("stream", "file"):
+        write_arrow(tmp_path / f"{kind}.arrow", rows, batch=batch, kind=kind)
+        assert formats.open(tmp_path / f"{kind}.arrow").to_table().num_rows == rows
+
+
+def test_batches_that_the_footer_leaves_out_are_missed(tmp_path: Path) -> None:
+    file = tmp_path / "x.arrow"
+    parts = []
+    for batches in (6, 2):
+        table = pa.table({"action": range(batches * 100)})
+        with pa.ipc.new_file(str(file), table.schema) as writer:
+            writer.write_table(table, max_chunksize=100)
+        data = file.read_bytes()
+        footer = int.from_bytes(data[-10:-6], "little") + 10
+        parts.append((data[:-footer], data[-footer:]))
+    file.write_bytes(parts[0][0] + parts[1][1])
+    with pytest.raises(DataError, match="expected 2 record batches, as the footer lists"):
+        formats.open(file)
+    file.write_bytes(b"".join(parts[0]))
+    assert formats.open(file).rows == 600
+    file.write_bytes(b"".join(parts[0] + parts[0]))
+    with pytest.raises(DataError, match="files were joined"):
+        formats.open(file)
+
+
+# ---------------------------------------------------------------------- folders that reach elsewhere
+
+
+def state_of(root: Path, **changed: Any) -> None:
+    state = json.loads((root / "state.json").read_text())
+    (root / "state.json").write_text(json.dumps(state | changed))
+
+
+@pytest.mark.parametrize("name", ["../other/data-00000-of-00001.arrow", "{absolute}", "..", "", 3, None, "a\\b"])
+def test_no_file_outside_of_the_folder(name: Any, tmp_path: Path) -> None:
+    other = saved(tmp_path / "other")
+    root = saved(tmp_path / "root")
+    if name == "{absolute}":
+        name = str(other / "data-00000-of-00001.arrow")
+    state_of(root, _data_files=[{"filename": name}])
+    with pytest.raises(DataError, match=r"state\.json: expected the name of a file in the same folder"):
+        formats.open(root)
+
+
+@pytest.mark.parametrize("listed", [["../other"], ["/"], [], "train", ["train", "train"], [1]])
+def test_no_split_outside_of_the_folder(listed: Any, tmp_path: Path) -> None:
+    saved(tmp_path / "other")
+    saved(tmp_path / "root" / "train")
+    (tmp_path / "root" / "dataset_dict.json").write_text(json.dumps({"splits": listed}))
+    with pytest.raises(DataError, match=r"dataset_dict\.json"):
+        formats.open(tmp_path / "root")
+
+
+def test_no_link_out_of_the_folder(tmp_path: Path) -> None:
+    other = saved(tmp_path / "other") / "data-00000-of-00001.arrow"
+    root = saved(tmp_path / "root")
+    (root / other.name).unlink()
+    (root / other.name).symlink_to(other)
+    with pytest.raises(DataError, match="expected a file inside of"):
+        formats.open(root)
+    (tmp_path / "by-link").symlink_to(other.parent)  # this one its user named
+    assert formats.open(tmp_path / "by-link").rows == ROWS
+    # As the Hub's client keeps files: links into a folder beside.
+    blob = parquet(tmp_path / "datasets--a--b" / "blobs" / "0123", 7)
+    snapshot = tmp_path / "datasets--a--b" / "snapshots" / "1" / "data"
+    snapshot.mkdir(parents=True)
+    (snapshot / "train-00000-of-00001.parquet").symlink_to(blob)
+    assert formats.open(snapshot).rows == formats.open(snapshot.parent).rows == 7
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no such files there")
+@pytest.mark.parametrize("name", ["data-00000-of-00001.arrow", "x.parquet"])
+def test_only_regular_files_are_opened(name: str, tmp_path: Path) -> None:
+    root = saved(tmp_path / "root")
+    (root / name).unlink(missing_ok=True)
+    os.mkfifo(root / name)
+    for path in (root, root / name):
+        with pytest.raises(MouseError):
+            formats.open(path)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]", "{", '{"_data_files": {}}', '{"_data_files": []}', "\0"])
+def test_descriptions_that_are_none(text: str, tmp_path: Path) -> None:
+    root = saved(tmp_path / "root")
+    (root / "state.json").write_text(text)
+    with pytest.raises(MouseError, match="root"):
+        formats.open(root)
+
+
+def test_a_description_of_a_gigabyte_is_not_read(tmp_path: Path) -> None:
+    root = saved(tmp_path / "root")
+    with (root / "state.json").open("wb") as file:
+        file.truncate(1 << 30)
+    with pytest.raises(DataError, match=r"state\.json: expected at most"):
+        formats.open(root)
+
+
+def test_a_split_without_rows_is_one_too(tmp_path: Path) -> None:
+    parts = {name: datasets.Dataset.from_dict(columns(rows)) for name, rows in (("train", 30), ("eval", 0))}
+    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "root"))
+    assert formats.open(tmp_path / "root").rows == 30
+    for path, splits in ((tmp_path / "root", ["eval"]), (tmp_path / "root" / "eval", None)):
+        with pytest.raises(DataError, match="expected files of rows"):
+            formats.open(path, splits=splits)
+
+
+# ---------------------------------------------------------------------- by reference
+
+
+def test_stores_of_datasets_on_disk_stay_there(tmp_path: Path) -> None:
+    root = saved(tmp_path / "root")
+    store = formats.open(root).to_store(max_action_dim=ROWS)
+    again = DatasetStore(max_action_dim=ROWS).from_dataset(datasets.load_from_disk(str(root)))
+    assert store.snapshot().fingerprint == again.snapshot().fingerprint
+    (file,) = store.to_dataset().cache_files
+    assert Path(file["filename"]) == root / "data-00000-of-00001.arrow"
+    ours, theirs = (BatchSource(one, sequence_length=7, batch_size=5, seed=3)[2] for one in (store, again))
+    assert all((ours[name] == theirs[name]).all() for name in theirs)
+    in_memory = formats.open(parquet(tmp_path / "x.parquet", ROWS)).to_store()
+    assert not in_memory.to_dataset().cache_files
+    changed = formats.open(root)
+    first = next(iter(changed)).slice(0, 5)
+    changed = changed.replace(batches=lambda: iter([first]))
+    assert len(changed.to_store()) == 5
+
+
+def test_several_splits_are_one_store(tmp_path: Path) -> None:
+    parts = {name: datasets.Dataset.from_dict(columns(rows)) for name, rows in (("train", 30), ("eval", 20))}
+    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "root"))
+    store = formats.open(tmp_path / "root", splits=["eval", "train"]).to_store()
+    assert [store[row]["action"] for row in (0, 19, 20, 49)] == [0, 19, 0, 29]
+
+
+@pytest.mark.parametrize("path", ["recordings", Path("recordings")])
+def test_from_dataset_says_how_a_path_is_opened(path: Any) -> None:
+    with pytest.raises(ConfigError, match=r"found the path 'recordings'; open it with .*open.*load_from_disk"):
+        DatasetStore().from_dataset(path)

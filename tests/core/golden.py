@@ -1,0 +1,285 @@
+"""What seeds, data and configurations have given so far: digests of whole streams, fingerprints, saved states.
+
+``python -m tests.core.golden`` prints what they give now. A change of ``golden.json`` is a change of the interface:
+whoever trains from a seed, or resumes from a state, sees it, and CHANGELOG has to say so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from mouse_core import (
+    AugmentMaskProbConfig,
+    AugmentScalarSpec,
+    AugmentTokensConfig,
+    BatchSource,
+    DatasetStore,
+    Field,
+    PrefetchBatchifier,
+)
+from mouse_core.replay import (
+    ArrayStorage,
+    LinearSchedule,
+    ListStorage,
+    MaxValueWriter,
+    NextView,
+    NStep,
+    PrioritizedReplayBuffer,
+    PrioritizedSliceSampler,
+    RandomCrop,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    SamplerWithoutReplacement,
+    SliceSampler,
+    SliceSamplerWithoutReplacement,
+)
+from mouse_core.rollouts import RolloutStorage
+from mouse_core.testing import stream_digest
+
+FILE = Path(__file__).with_name("golden.json")
+BATCHES = 40
+
+
+def columns(rows: int, first: int = 0) -> dict[str, Any]:
+    """Rows whose values are fractions that every dtype holds, so that no machine computes them otherwise."""
+    number = np.arange(first, first + rows)
+    step = number % 13
+    step = np.where(number % 39 < 5, number % 39, step)
+    done = np.where(step == 12, 1 + number // 13 % 2, 0)
+    return {
+        "action": number * 7 % 5,
+        "reward": (number % 17 / 4).astype(np.float32),
+        "done": done,
+        "episode_step": step,
+        "metadata_q_star": (number[:, None] % 23 / 8 + np.arange(5)).astype(np.float32),
+        "observation": number[:, None] / 32 + np.arange(3) / 4,
+        "observation_discrete": number * 11 % 64,
+        "observation_image": (number[:, None, None] + np.arange(12).reshape(3, 4)).astype(np.uint8),
+    }
+
+
+def store(rows: int = 400, **options: Any) -> DatasetStore:
+    """A store of two segments in chunks of their own and appended rows."""
+    made = DatasetStore(**options)
+    table = pa.table({name: list(values) for name, values in columns(rows).items() if name != "observation_image"})
+    pieces = [table.slice(0, 100), table.slice(100, 57), table.slice(157)]
+    made.from_dataset(pa.concat_tables(pieces[:2]))
+    made.from_dataset(pieces[2])
+    made.extend({name: values for name, values in columns(50, rows).items() if name != "observation_image"})
+    return made
+
+
+def images() -> DatasetStore:
+    """A store with pictures."""
+    made = DatasetStore()
+    made.extend(columns(200))
+    return made
+
+
+AUGMENT = AugmentTokensConfig(
+    scale_reward=AugmentScalarSpec(low=0.5, high=2.0),
+    shift_obs=AugmentScalarSpec(mean=0.0, std=0.25),
+    permute_action="both",
+    mask_prob=AugmentMaskProbConfig(reward=0.1, obs_continuous=0.15),
+)
+
+
+def of_source(source: Any, n: int = BATCHES) -> dict[str, Any]:
+    """Digest and fingerprint of a source."""
+    return {"stream": stream_digest(source, n), "fingerprint": source.fingerprint}
+
+
+def sources() -> dict[str, Any]:
+    """Windows in every mode, by shard, augmented, within episodes, of pictures and of fields of one's own."""
+    made, own = store(), [Field("level", column="reward", dtype="float64"), Field("kind", column="done", dtype="int16")]
+    options: dict[str, dict[str, Any]] = {
+        **{mode: {"sampling": mode} for mode in ("random", "last", "sequential", "batch")},
+        "the rest of an epoch": {"sampling": "sequential", "drop_last": False},
+        "another seed": {"seed": 2**63 + 5},
+        "the second of two shards": {"shard": (1, 2)},
+        "some fields": {"fields": ["time", "obs_continuous"], "dtypes": {"obs_continuous": "float32"}},
+        "augmented": {"augment": AUGMENT},
+        "three views": {"augment": AUGMENT, "views": 3},
+        "a later epoch": {"epoch_start": 1000, "sampling": "batch"},
+        **{
+            f"episodes {weighting} {pad}": {"boundary": "episode", "weighting": weighting, "pad": pad}
+            for weighting in ("step", "trajectory")
+            for pad in (True, False, 0)
+        },
+        "episodes side by side": {"boundary": "episode", "sampling": "sequential"},
+    }
+    found = {name: of_source(BatchSource(made, 9, 8, **chosen)) for name, chosen in options.items()}
+    found["fields of one's own"] = of_source(BatchSource(store(fields=own), 9, 8))
+    found["outgoing"] = of_source(BatchSource(store(alignment="outgoing", max_action_dim=7), 9, 8))
+    found["pictures"] = of_source(BatchSource(images(), 9, 8), 10)
+    found["a subset"] = of_source(BatchSource(made.snapshot(211), 9, 8))
+    found["one long batch"] = of_source(BatchSource(made, 1, 512), 3)
+    return found
+
+
+def loader_states() -> dict[str, Any]:
+    """The state of a loader that is 25 batches in, after a refresh, and what follows."""
+    made = store()
+    with PrefetchBatchifier(made, 9, 8, sampling="batch", seed=3) as loader:
+        for _ in range(20):
+            loader.next_batch()
+        made.extend({name: values for name, values in columns(60, 450).items() if name != "observation_image"})
+        loader.refresh()
+        for _ in range(5):
+            loader.next_batch()
+        return {"state": loader.state_dict(), "next": stream_digest(loader, BATCHES)}
+
+
+def resumed(state: dict[str, Any]) -> str:
+    """What follows a state of ``loader_states``."""
+    made = store()
+    made.extend({name: values for name, values in columns(60, 450).items() if name != "observation_image"})
+    with PrefetchBatchifier(made, 9, 8, sampling="batch") as loader:
+        loader.load_state_dict(state)
+        return stream_digest(loader, BATCHES)
+
+
+def transitions(rows: int, first: int = 0) -> dict[str, Any]:
+    """Rows for buffers."""
+    number = np.arange(first, first + rows)
+    return {
+        "obs": (number[:, None] / 8 + np.arange(3)).astype(np.float32),
+        "action": number * 7 % 5,
+        "reward": (number % 17 / 4).astype(np.float32),
+        "done": np.where(number % 11 == 10, 1 + number // 11 % 2, 0).astype(np.int8),
+        "episode": number // 11,
+    }
+
+
+def of_buffer(buffer: Any, *, priorities: bool = False, envs: int = 0) -> str:
+    """A digest of what a buffer gives while it is written to."""
+    digest = hashlib.sha256()
+    for turn in range(12):
+        rows = transitions(36, 36 * turn)
+        if envs:  # each environment has steps that follow each other
+            rows = {k: v.reshape(envs, -1, *v.shape[1:]).swapaxes(0, 1) for k, v in rows.items()}
+        buffer.extend(rows)
+        for _ in range(4):
+            batch = buffer.sample()
+            digest.update(stream_digest([flat(batch)], 1).encode())
+            if priorities:
+                index = np.asarray(batch["index"])
+                buffer.update_priority(index, (index % 7 + 1) / 4)
+    return digest.hexdigest()[:32]
+
+
+def flat(batch: Any, prefix: str = "") -> dict[str, Any]:
+    """A nested batch by dotted names."""
+    found: dict[str, Any] = {}
+    for name, values in batch.items():
+        found |= flat(values, f"{prefix}{name}.") if isinstance(values, dict) else {f"{prefix}{name}": values}
+    return found
+
+
+def compute_reward(achieved: Any, desired: Any, batch: Any) -> Any:
+    """A reward for goals in hindsight."""
+    return (np.abs(achieved - desired).sum(-1) < 4).astype(np.float32)
+
+
+def buffers() -> dict[str, Any]:
+    """Draws of every sampler over rings that have come round."""
+
+    def ring(**options: Any) -> ReplayBuffer:
+        return ReplayBuffer(ArrayStorage(150), batch_size=24, seed=5, **options)
+
+    slices: dict[str, Any] = {"slice_len": 6, "end_key": "done"}
+    plain: dict[str, Callable[[], Any]] = {
+        "random": ring,
+        "without replacement": lambda: ring(sampler=SamplerWithoutReplacement()),
+        "list": lambda: ReplayBuffer(ListStorage(150), batch_size=24, seed=5),
+        "slices": lambda: ring(sampler=SliceSampler(**slices)),
+        "slices by episode": lambda: ring(sampler=SliceSampler(**slices, weighting="trajectory")),
+        "slices padded": lambda: ring(sampler=SliceSampler(slice_len=8, traj_key="episode", pad=True)),
+        "slices once": lambda: ring(sampler=SliceSamplerWithoutReplacement(slice_len=3, end_key="done")),
+        "crops": lambda: ring(sampler=SliceSampler(**slices), transform=RandomCrop(4)),
+        "three steps": lambda: ring(transform=[NextView(), NStep(3, 0.5)]),
+        "the best": lambda: ring(writer=MaxValueWriter("reward")),
+    }
+    found = {name: of_buffer(make()) for name, make in plain.items()}
+    found["priorities"] = of_buffer(
+        PrioritizedReplayBuffer(
+            alpha=1.0, beta=LinearSchedule(0.5, 1.0, samples=100), storage=ArrayStorage(150), batch_size=24, seed=5
+        ),
+        priorities=True,
+    )
+    found["slices by priority"] = of_buffer(ring(sampler=PrioritizedSliceSampler(**slices)), priorities=False)
+    vector = ReplayBuffer(ArrayStorage(150, ndim=2), SliceSampler(**slices), batch_size=24, seed=9)
+    found["environments"] = of_buffer(vector, envs=3)
+    found["an ensemble"] = ensemble()
+    return found
+
+
+def ensemble() -> str:
+    """Draws of two buffers, one of them over a store."""
+    fresh = ReplayBuffer(ArrayStorage(150), batch_size=8, seed=1)
+    other = ReplayBuffer(ArrayStorage(90), batch_size=8, seed=2)
+    other.extend(transitions(80, 1000))
+    fresh.extend(transitions(80))
+    mixed = ReplayBufferEnsemble(fresh, other, p=[0.25, 0.75], batch_size=32, seed=4)
+    return stream_digest([flat(mixed.sample()) for _ in range(BATCHES)], BATCHES)
+
+
+def buffer_state() -> PrioritizedReplayBuffer:
+    """A buffer that was written to, drawn from, and told priorities."""
+    buffer = PrioritizedReplayBuffer(alpha=1.0, storage=ArrayStorage(50), batch_size=8, seed=5)
+    buffer.extend(transitions(70))
+    for _ in range(3):
+        index = np.asarray(buffer.sample()["index"])
+        buffer.update_priority(index, (index % 7 + 1) / 4)
+    return buffer
+
+
+def after(buffer: Any) -> str:
+    """A digest of a buffer's next samples."""
+    return stream_digest([flat(buffer.sample()) for _ in range(BATCHES)], BATCHES)
+
+
+def rollouts() -> dict[str, Any]:
+    """Returns and mini-batches of a rollout."""
+    steps, envs = 6, 4
+    storage = RolloutStorage(
+        num_envs=envs, num_transitions_per_env=steps, fields={"observations": (3,), "values": ()}, seed=11
+    )
+    for step in range(steps):
+        number = np.arange(envs) + step * envs
+        storage.add_transitions(
+            {
+                "observations": (number[:, None] / 4 + np.arange(3)).astype(np.float32),
+                "values": (number % 5 / 2).astype(np.float32),
+                "rewards": (number % 3).astype(np.float32),
+                "dones": number % 9 == 8,
+            }
+        )
+    storage.compute_returns(last_values=np.ones(envs), gamma=0.5, lam=0.5)
+    found = {"returns": stream_digest([{"returns": storage.returns}], 1)}
+    batches: Iterable[Any] = list(storage.mini_batch_generator(num_mini_batches=3, num_epochs=4))
+    names = ("observations", "returns")
+    found["mini-batches"] = stream_digest([{name: batch[name] for name in names} for batch in batches], 12)
+    return {**found, "state": storage.state_dict()}
+
+
+def all_of_it() -> dict[str, Any]:
+    """Everything that ``golden.json`` holds."""
+    return {
+        "sources": sources(),
+        "loader": loader_states(),
+        "buffers": buffers(),
+        "buffer after its state": after(buffer_state()),
+        "rollouts": rollouts(),
+    }
+
+
+if __name__ == "__main__":
+    print(json.dumps(all_of_it(), indent=1))

@@ -1,0 +1,327 @@
+"""What a dataset says of itself arrives wherever rows do: in stores, files, other formats, the command line."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from mouse_core import BatchSource, DatasetStore, Field, MouseError, SchemaError, cli, formats
+from mouse_core.about import About, read_about, with_about
+from mouse_core.errors import AlignmentWarning
+from mouse_core.formats.converting import convert
+from mouse_core.formats.rlds import write_rlds
+from mouse_core.formats.ted import write_ted
+from mouse_core.hub import push_to_hub
+from mouse_core.replay import ReplayBuffer
+
+OUTGOING = About("outgoing", ["Hopper-v5"], {3: "hop"})
+
+
+def columns(rows: int = 40, *, length: int = 20, reward_at_start: float = 0.0, **more: Any) -> dict[str, Any]:
+    step = np.arange(rows) % length
+    return {
+        "observation": np.random.default_rng(0).normal(size=(rows, 3)).astype(np.float32),
+        "action": np.arange(rows) % 4,
+        "reward": np.where(step == 0, reward_at_start, 1.0).astype(np.float32),
+        "done": (step == length - 1).astype(np.int64),
+        "episode_step": step,
+    } | more
+
+
+def table(**options: Any) -> pa.Table:
+    made = columns(**options)
+    return pa.table(made | {"observation": list(made["observation"])})
+
+
+def outgoing(**options: Any) -> datasets.Dataset:
+    store = DatasetStore(alignment="outgoing", **options)
+    store.extend(columns(reward_at_start=1.0))
+    return store.to_dataset()
+
+
+def refused(rows: Any) -> None:
+    store = DatasetStore()
+    with pytest.raises(SchemaError, match="expected rows of alignment 'arrived', found 'outgoing' in"):
+        store.from_dataset(rows)
+    assert len(store) == 0
+
+
+def parquet(path: Path, cache: Path) -> datasets.Dataset:
+    return datasets.load_dataset("parquet", data_files=str(path), split="train", cache_dir=str(cache))
+
+
+# ---------------------------------------------------------------------- stores
+
+
+@pytest.mark.parametrize("target", ["rows", "rows.parquet", "parts"])
+def test_an_alignment_survives_convert_and_what_datasets_does(target: str, tmp_path: Path) -> None:
+    outgoing().save_to_disk(str(tmp_path / "saved"))
+    arguments = ["--to", "parquet"] if target == "parts" else []
+    assert cli.main(["convert", str(tmp_path / "saved"), str(tmp_path / target), *arguments]) == 0
+    read = formats.open(tmp_path / target)
+    assert (read.alignment, read.about.alignment) == ("outgoing", "outgoing")
+    path = tmp_path / target if target != "parts" else next((tmp_path / target).glob("*.parquet"))
+    loaded = datasets.load_from_disk(str(path)) if target == "rows" else parquet(path, tmp_path / "cache")
+    for rows in (loaded, loaded.map(lambda row: {"reward": 2.0}).select(range(5)), loaded.data.table):
+        refused(rows)
+    refused({"train": loaded, "test": loaded})
+    refused(read.to_table())
+    with pytest.raises(SchemaError, match="expected rows of alignment 'arrived'"):
+        read.to_store(alignment="arrived")
+    assert read.to_store().alignment == "outgoing"
+    with pytest.raises(SchemaError, match="expected rows of alignment 'outgoing', found 'arrived'"):
+        DatasetStore(alignment="outgoing").from_dataset(with_about(loaded, About("arrived")))
+
+
+def test_what_datasets_writes_to_parquet_is_checked(tmp_path: Path) -> None:
+    outgoing().to_parquet(tmp_path / "rows.parquet")
+    refused(parquet(tmp_path / "rows.parquet", tmp_path / "cache"))
+    refused(pq.read_table(tmp_path / "rows.parquet"))
+    assert formats.open(tmp_path / "rows.parquet").alignment == "outgoing"
+    again = DatasetStore(alignment="outgoing").from_dataset(parquet(tmp_path / "rows.parquet", tmp_path / "cache"))
+    refused(again.to_dataset())
+
+
+def test_a_store_takes_over_what_it_was_not_told(tmp_path: Path) -> None:
+    store = DatasetStore(5, 7, fields=[Field("log_prob", dtype="float32", shape=()), Field("action", dtype="int16")])
+    store.extend(columns(log_prob=np.arange(40) / 8))
+    said = with_about(store.to_dataset(), store.about.replace(environments=["Hopper-v5"], tasks={3: "hop"}))
+    said.to_parquet(tmp_path / "rows.parquet")
+    loaded = parquet(tmp_path / "rows.parquet", tmp_path / "cache")
+    again = DatasetStore().from_dataset(loaded)
+    assert again.about == read_about(loaded) == store.about.replace(environments=["Hopper-v5"], tasks={3: "hop"})
+    assert BatchSource(again, 2, 4).spec == BatchSource(store, 2, 4).spec
+    assert BatchSource(again, 2, 4)[0]["obs_continuous"].shape == (4, 2, 7)
+    # What the caller says goes, where both can be true.
+    wider = DatasetStore(9, fields=[Field("log_prob", dtype="float64", shape=())]).from_dataset(loaded)
+    spec = BatchSource(wider, 2, 4).spec
+    assert (spec["log_prob"].dtype, wider.about.max_action_dim) == (np.dtype("float64"), 9)
+    for options, message in (
+        ({"max_action_dim": 4}, "max_action_dim: expected at least 5, as dataset says, found 4"),
+        (
+            {"fields": [Field("log_prob", column="reward")]},
+            "field 'log_prob': expected column 'reward', found 'log_prob'",
+        ),
+        ({"fields": [Field("log_prob", shape=(2,))]}, r"field 'log_prob': expected shape \(2,\), found \(\)"),
+    ):
+        empty = DatasetStore(**options)  # type: ignore[arg-type]
+        with pytest.raises(SchemaError, match=message):
+            empty.from_dataset(loaded)
+        assert (len(empty), empty.about.environments, empty.columns) == (0, (), {})
+
+
+def test_datasets_that_contradict_each_other(tmp_path: Path) -> None:
+    rows = table()
+    one = with_about(rows, About(tasks={0: "pick"}, environments=["A"], max_action_dim=4))
+    for other, message in (
+        (About(tasks={0: "place"}), "task 0.*found 'pick' in the rows before and 'place' in dataset"),
+        (About(max_action_dim=6), "max_action_dim: expected one, found 4 in the rows before and 6 in dataset"),
+    ):
+        store = DatasetStore().from_dataset(one)
+        with pytest.raises(SchemaError, match=message):
+            store.from_dataset(with_about(rows, other))
+        with pytest.raises(SchemaError, match=r"in split 'a' and .* in split 'b'"):
+            DatasetStore().from_dataset({"a": one, "b": with_about(rows, other)})
+        assert len(store) == 40
+        assert store.about == About(tasks={0: "pick"}, environments=["A"], max_action_dim=4)
+    # Steps of several environments may stand in one store.
+    store = (
+        DatasetStore().from_dataset(one).from_dataset(with_about(rows, About(tasks={1: "wait"}, environments=["B"])))
+    )
+    assert store.about == About(tasks={0: "pick", 1: "wait"}, environments=["A", "B"], max_action_dim=4)
+    exported = store.to_dataset()
+    assert len(exported) == 80
+    assert read_about(exported) == store.about
+
+
+def test_what_is_taken_for_granted_is_not_stated() -> None:
+    silent = datasets.Dataset(table())
+    store = DatasetStore().from_dataset(silent)
+    assert store.about == About()
+    assert read_about(store.to_dataset()) == About()
+    assert DatasetStore(alignment="arrived").from_dataset(silent).about == About("arrived")
+    mixed = DatasetStore().from_dataset(with_about(silent, About("arrived"))).from_dataset(silent)
+    assert mixed.about == About()
+    assert DatasetStore().from_dataset(with_about(silent, About("arrived"))).about == About("arrived")
+    appended = DatasetStore()
+    appended.extend(columns())
+    assert appended.about == About("arrived")
+    assert DatasetStore().about == About()
+
+
+# ---------------------------------------------------------------------- what the rows say
+
+
+@pytest.mark.parametrize("by", ["episode_step", "done"])
+def test_rewards_where_episodes_begin_are_a_warning(by: str, tmp_path: Path) -> None:
+    dropped = ["episode_step"] if by == "done" else []
+    wrong, right = (table(reward_at_start=value).drop_columns(dropped) for value in (1.0, 0.0))
+    seen = "1 of the 1" if by == "done" else "2 of the 2"
+    message = f"dataset: rewards where episodes begin speak against .* not 0 in {seen} rows"
+    for rows in (wrong, datasets.Dataset(wrong), datasets.Dataset(wrong).select([0, 20, 1, 21])):
+        if by == "done" and rows.num_rows == 4:
+            continue  # nothing tells where episodes begin among rows in another order
+        with pytest.warns(AlignmentWarning, match=message) as caught:
+            store = DatasetStore().from_dataset(rows)
+        assert caught[0].filename == __file__
+        assert len(store) == rows.num_rows
+    pq.write_table(wrong, tmp_path / "wrong.parquet")
+    with pytest.warns(AlignmentWarning, match="wrong.parquet: rewards where episodes begin"):
+        convert(formats.open(tmp_path / "wrong.parquet"), tmp_path / "converted")
+    with pytest.warns(AlignmentWarning, match="wrong.parquet: rewards where episodes begin"):
+        formats.open(tmp_path / "wrong.parquet").write(tmp_path / "written")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        DatasetStore().from_dataset(right)
+        DatasetStore(alignment="outgoing").from_dataset(wrong)
+        DatasetStore().from_dataset(wrong.slice(0, 0))
+        DatasetStore().from_dataset(wrong.slice(3, 10))
+        pq.write_table(right, tmp_path / "right.parquet")
+        convert(formats.open(tmp_path / "right.parquet"), tmp_path / "fine")
+        formats.open(tmp_path / "right.parquet").write(tmp_path / "fine too")
+        convert(formats.open(tmp_path / "wrong.parquet", alignment="outgoing"), tmp_path / "said")
+
+
+# ---------------------------------------------------------------------- the command line
+
+
+def test_convert_keeps_what_is_assumed_and_writes_what_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pq.write_table(table(reward_at_start=1.0), tmp_path / "rows.parquet")
+    assert cli.main(["convert", str(tmp_path / "rows.parquet"), str(tmp_path / "assumed")]) == 0
+    out, err = capsys.readouterr()
+    assert "alignment: arrived, which the source does not say" in out
+    assert err.count("mouse convert: warning: ") == 1
+    assert "speak against the alignment 'arrived'" in err
+    assert formats.open(tmp_path / "assumed").about == About()
+    assert cli.main(["inspect", str(tmp_path / "assumed")]) == 0
+    assert "taken for granted, for the data do not say" in capsys.readouterr().out
+    arguments = ["convert", str(tmp_path / "rows.parquet"), str(tmp_path / "said"), "--alignment", "outgoing"]
+    assert cli.main(arguments) == 0
+    assert capsys.readouterr().err == ""
+    assert formats.open(tmp_path / "said").about == About("outgoing")
+    refused(datasets.load_from_disk(str(tmp_path / "said")))
+    assert cli.main(["inspect", str(tmp_path / "rows.parquet"), "--alignment", "outgoing"]) == 0
+    assert "alignment: outgoing" in capsys.readouterr().out
+    assert cli.main(["inspect", str(tmp_path / "said"), "--alignment", "arrived"]) == 2
+    assert "alignment: expected 'outgoing', as the data say, found 'arrived'" in capsys.readouterr().err
+
+
+def test_inspect_shows_what_the_data_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    about = About("arrived", ["Hopper-v5"], {3: "hop", 9: "<b>rest</b>"}, [Field("log_prob")], 4)
+    pq.write_table(with_about(table(), about), tmp_path / "rows.parquet")
+    page = tmp_path / "page.html"
+    assert cli.main(["inspect", str(tmp_path / "rows.parquet"), "--html", str(page)]) == 0
+    out = capsys.readouterr().out
+    for line in (
+        "environment: Hopper-v5",
+        "tasks: 3: hop; 9: <b>rest</b>",
+        "fields of its own: log_prob",
+        "max_action_dim: 4",
+    ):
+        assert line in out
+    text = page.read_text(encoding="utf-8")
+    assert "environment: Hopper-v5" in text
+    assert "9: &lt;b&gt;rest&lt;/b&gt;" in text
+    assert cli.main(["inspect", str(tmp_path / "rows.parquet"), "--json", "-"]) == 0
+    assert json.loads(capsys.readouterr().out)["about"] == json.loads(about.to_json())
+
+
+def test_bench_takes_rows_as_they_say(tmp_path: Path) -> None:
+    outgoing().save_to_disk(str(tmp_path / "saved"))
+    arguments = ["--seconds", "0.01", "--frameworks", "numpy", "--sequence-length", "4", "--batch-size", "2"]
+    assert cli.main(["bench", str(tmp_path / "saved"), *arguments]) == 0
+
+
+# ---------------------------------------------------------------------- files
+
+
+def test_files_of_one_folder_say_one_thing(tmp_path: Path) -> None:
+    one, other = with_about(table(), About("outgoing")), table()
+    pq.write_table(one, tmp_path / "a.parquet")
+    pq.write_table(other, tmp_path / "b.parquet")
+    with pytest.raises(
+        SchemaError, match=r"b\.parquet: expected the alignment 'outgoing', as a\.parquet says, found none"
+    ):
+        formats.open(tmp_path)
+    pq.write_table(with_about(table(), About("arrived")), tmp_path / "b.parquet")
+    with pytest.raises(SchemaError, match=r"'outgoing' in .*a\.parquet and 'arrived' in .*b\.parquet"):
+        formats.open(tmp_path)
+    pq.write_table(with_about(table(), About("arrived")), tmp_path / "a.parquet")
+    assert formats.open(tmp_path).about == About("arrived")
+    pq.write_table(table(), tmp_path / "b.parquet")
+    assert formats.open(tmp_path).about == About()
+
+
+@pytest.mark.parametrize("how", ["write", "convert", "parquet"])
+def test_all_of_it_survives_files(how: str, tmp_path: Path) -> None:
+    pq.write_table(with_about(table(), OUTGOING), tmp_path / "rows.parquet")
+    stream = formats.open(tmp_path / "rows.parquet")
+    assert stream.about == OUTGOING
+    target = tmp_path / ("out.parquet" if how == "parquet" else "out")
+    if how == "write":
+        stream.write(target)
+    else:
+        convert(stream, target)
+    assert formats.open(target).about == OUTGOING
+    loaded = parquet(target, tmp_path / "cache") if how == "parquet" else datasets.load_from_disk(str(target))
+    assert read_about(loaded) == OUTGOING
+    assert formats.open(target).to_store().about == OUTGOING
+
+
+def test_streams_that_contradict_themselves() -> None:
+    stream = formats.RowStream("x", "rows", table().schema, lambda: iter(table().to_batches()))
+    assert stream.about == About()
+    said = stream.replace(alignment="outgoing")
+    assert said.about == About("outgoing")
+    assert read_about(said.to_table()) == About("outgoing")
+    with pytest.raises(MouseError, match="alignment: expected 'outgoing' as about says, found 'arrived'"):
+        formats.RowStream("x", "rows", table().schema, lambda: iter(()), about=About("outgoing"))
+
+
+# ---------------------------------------------------------------------- others that take rows
+
+
+def test_writers_of_other_formats_refuse_rows_of_the_other_alignment(tmp_path: Path) -> None:
+    rows = outgoing()
+    for given in (
+        rows,
+        rows.data.table,
+        rows.data.table.to_batches(),
+        DatasetStore(alignment="outgoing").from_dataset(rows),
+    ):
+        with pytest.raises(SchemaError, match="expected rows of alignment 'arrived', found 'outgoing'"):
+            list(write_rlds(given))
+    rows.save_to_disk(str(tmp_path / "saved"))
+    with pytest.raises(SchemaError, match="expected rows of alignment 'arrived', found 'outgoing'"):
+        write_ted(formats.open(tmp_path / "saved"), tmp_path / "ted")
+
+
+def test_buffers_over_datasets_have_their_alignment() -> None:
+    assert ReplayBuffer(outgoing()).storage.alignment == "outgoing"
+    assert ReplayBuffer({"train": outgoing()}).storage.alignment == "outgoing"
+    assert ReplayBuffer(datasets.Dataset(table())).storage.alignment == "arrived"
+    with pytest.raises(MouseError, match="found"):
+        ReplayBuffer(42)
+
+
+def test_a_push_says_only_what_is_known() -> None:
+    silent = DatasetStore().from_dataset(datasets.Dataset(table()))
+    card = push_to_hub({"train": silent}, repo_id="you/rows", dry_run=True, progress=False).readme
+    assert "mouse_alignment" not in card
+    assert "taken for granted" in card
+    said = DatasetStore().from_dataset(with_about(table(), OUTGOING.replace(alignment="arrived")))
+    card = push_to_hub({"train": said}, repo_id="you/rows", dry_run=True, progress=False).readme
+    assert "mouse_alignment: arrived" in card
+    assert "Hopper-v5" in card
+    card = push_to_hub({"train": [said, silent]}, repo_id="you/rows", dry_run=True, progress=False).readme
+    assert "mouse_alignment" not in card

@@ -1,0 +1,40 @@
+"""What the guides count and list is what there is."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+
+from mouse_core import DatasetStore, PrefetchBatchifier
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def text(name: str) -> str:
+    return " ".join((ROOT / name).read_text(encoding="utf-8").split())
+
+
+def test_extras_are_listed() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    (whole,) = extras["all"]
+    listed = re.search(r"The extras are (.*?); `all`", text("docs/getting-started.md"))
+    assert listed is not None
+    assert set(re.findall(r"`(\w+)`", listed[1])) == set(whole.split("[")[1].rstrip("]").split(","))
+
+
+def test_a_state_is_what_the_guide_says() -> None:
+    store = DatasetStore()
+    store.extend({"action": [0] * 9, "reward": [0.0] * 9, "done": [0] * 9})
+    with PrefetchBatchifier(store, sequence_length=2, batch_size=2) as loader:
+        state = loader.state_dict()
+    first = text("docs/guides/resuming.md").split("Loading them")[0]
+    assert set(re.findall(r"`(\w+)`", first)) == set(state)
+    assert [type(value) for value in state.values()].count(int) == 4
+    assert len(state) == 6
+
+
+def test_fields_that_tell_trajectories_are_the_same_in_both_guides() -> None:
+    names = ('"episode"', '"traj_id"', '"traj_ids"', '"traj"', '("collector", "traj_ids")')
+    row = next(line for line in text("docs/guides/coming-from.md").split("| T") if line.startswith("37"))
+    assert all(f"`{name}`" in row and f"`{name}`" in text("docs/guides/replay.md") for name in names)

@@ -1,0 +1,176 @@
+"""What torch saves and loads with its defaults, and rows in the containers that users of torch have."""
+
+from __future__ import annotations
+
+import io
+from collections import namedtuple
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict, tensorclass
+
+from mouse_core import DatasetStore
+from mouse_core import replay as core
+from mouse_core.replay import ArrayStorage, ListStorage, SamplerWithoutReplacement, SliceSampler
+from mouse_torch import (
+    PrefetchBatchifier,
+    PrioritizedReplayBuffer,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    RolloutStorage,
+    TensorStorage,
+)
+
+
+def _saved(state: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file)
+
+
+def _filled(buffer: Any) -> Any:
+    buffer.extend({"x": torch.arange(40.0), "n": {"i": torch.arange(40)}, "done": torch.arange(40) % 7 == 6})
+    return buffer
+
+
+def _ensemble() -> Any:
+    members = _filled(PrioritizedReplayBuffer(storage=TensorStorage(50))), _filled(ReplayBuffer(ArrayStorage(64)))
+    return ReplayBufferEnsemble(*members, batch_size=4)
+
+
+BUFFERS: dict[str, Callable[[], Any]] = {
+    "array": lambda: _filled(ReplayBuffer(ArrayStorage(64), SamplerWithoutReplacement(), batch_size=4)),
+    "list": lambda: _filled(ReplayBuffer(ListStorage(64), batch_size=4)),
+    "tensor": lambda: _filled(ReplayBuffer(TensorStorage(64), batch_size=4)),
+    "prioritized": lambda: _filled(PrioritizedReplayBuffer(storage=ArrayStorage(64), batch_size=4)),
+    "slices": lambda: _filled(ReplayBuffer(ArrayStorage(64), SliceSampler(slice_len=3), batch_size=6)),
+    "ensemble": _ensemble,
+}
+
+
+def _same(one: TensorDict, other: TensorDict) -> bool:
+    assert set(one.keys(True)) == set(other.keys(True))
+    return bool((one == other).all())
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+def test_a_buffer_goes_on_from_a_state_that_torch_loaded(name: str) -> None:
+    buffer, other = BUFFERS[name](), BUFFERS[name]()
+    buffer.sample()
+    state = _saved(buffer.state_dict())
+    wanted = [buffer.sample() for _ in range(3)]
+    other.load_state_dict(state)
+    assert all(_same(other.sample(), batch) for batch in wanted)
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+def test_a_loader_goes_on_with_what_was_drawn_ahead(name: str) -> None:
+    buffer, other = BUFFERS[name](), BUFFERS[name]()
+    with PrefetchBatchifier(buffer, num_workers=0, prefetch=2) as loader:
+        loader.next_batch()
+        state = _saved({"loader": loader.state_dict(), "buffer": buffer.state_dict()})
+        wanted = [loader.next_batch() for _ in range(4)]
+    other.load_state_dict(state["buffer"])
+    with PrefetchBatchifier(other, num_workers=0, prefetch=2) as loader:
+        loader.load_state_dict(state["loader"])
+        assert all(_same(loader.next_batch(), batch) for batch in wanted)
+
+
+def test_states_of_loaders_and_rollouts_are_plain() -> None:
+    store = DatasetStore()
+    store.extend({"action": np.zeros(50, np.int64), "reward": np.arange(50.0), "done": np.zeros(50, np.int64)})
+    with PrefetchBatchifier(store, 4, 4, num_workers=0) as loader:
+        loader.next_batch()
+        state = _saved(loader.state_dict())
+        wanted = loader.next_batch()
+        loader.load_state_dict(state)
+        assert _same(loader.next_batch(), wanted)
+    rollout = RolloutStorage(num_envs=2, num_transitions_per_env=1, fields={})
+    rollout.load_state_dict(_saved(rollout.state_dict()))
+
+
+def test_states_pass_between_torch_and_the_core() -> None:
+    ours, theirs = BUFFERS["array"](), core.ReplayBuffer(ArrayStorage(64), SamplerWithoutReplacement())
+    theirs.load_state_dict(ours.state_dict())
+    ours.load_state_dict(theirs.state_dict())
+    assert ours.sample(5)["index"].tolist() == theirs.sample(5)["index"].tolist()
+
+
+def test_arrays_that_torch_has_no_dtype_for_are_saved_too() -> None:
+    buffer, other = ReplayBuffer(ArrayStorage(4)), ReplayBuffer(ArrayStorage(4))
+    when = np.array(["2026-01-01", "2027-02-03"], "datetime64[D]")
+    buffer.extend({"when": when, "x": np.arange(2, dtype=np.uint16)})
+    other.load_state_dict(_saved(buffer.state_dict()))
+    np.testing.assert_array_equal(other.storage.get(np.arange(2))["when"], when, strict=True)
+
+
+# ---------------------------------------------------------------------- rows
+
+
+@tensorclass
+class Inner:
+    a: torch.Tensor
+
+
+@tensorclass
+class Row:
+    x: torch.Tensor
+    inner: Inner
+
+
+def _row(n: int | None = None) -> Any:
+    lead = [] if n is None else [n]
+    return Row(x=torch.ones(*lead, 2), inner=Inner(a=torch.zeros(lead), batch_size=lead), batch_size=lead)
+
+
+@pytest.mark.parametrize("storage", [ArrayStorage, TensorStorage, ListStorage])
+def test_tensorclass_rows_are_rows(storage: Any) -> None:
+    buffer = ReplayBuffer(storage(9), batch_size=2)
+    assert buffer.add(_row()) == 0
+    assert buffer.extend(_row(3)).tolist() == [1, 2, 3]
+    assert buffer.extend([_row(), _row()]).tolist() == [4, 5]
+    buffer[1] = Row(x=torch.full((2,), 7.0), inner=Inner(a=torch.tensor(5.0), batch_size=[]), batch_size=[])
+    assert buffer[1]["x"].tolist() == [7, 7]
+    assert float(buffer[1]["inner", "a"]) == 5
+    assert buffer.sample()["x"].shape == (2, 2)
+
+
+@tensorclass
+class Step:
+    action: torch.Tensor
+    reward: torch.Tensor
+    done: torch.Tensor
+
+
+@dataclass
+class Plain:
+    action: Any
+    reward: Any
+    done: Any
+
+
+@pytest.mark.parametrize("kind", [Step, Plain, namedtuple("Named", "action reward done"), TensorDict])
+def test_a_store_takes_rows_in_records_of_any_kind(kind: Any) -> None:
+    store = DatasetStore()
+    store.append(kind(action=torch.tensor(1), reward=torch.tensor(0.5), done=torch.tensor(0)))
+    store.extend(kind(action=torch.tensor([2, 0]), reward=torch.tensor([1.5, 2]), done=torch.tensor([0, 1])))
+    assert [store[row]["action"] for row in range(3)] == [1, 2, 0]
+    assert [store[row]["reward"] for row in range(3)] == [0.5, 1.5, 2.0]
+
+
+@tensorclass
+class Moved:
+    rewards: torch.Tensor
+    dones: torch.Tensor
+
+
+@pytest.mark.parametrize("kind", [Moved, namedtuple("Pair", "rewards dones"), TensorDict])
+def test_a_rollout_takes_steps_in_records_of_any_kind(kind: Any) -> None:
+    storage = RolloutStorage(num_envs=2, num_transitions_per_env=1, fields={})
+    storage.add_transitions(kind(rewards=torch.tensor([1.0, 2.0]), dones=torch.zeros(2)))
+    assert storage.rewards.tolist() == [[[1.0], [2.0]]]
