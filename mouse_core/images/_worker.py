@@ -1,11 +1,13 @@
 """A process that decodes images; started by ``_decoding`` as ``python -c "... main()" DESCRIPTOR``.
 
 It reads tasks from its standard input and answers on its standard output; encoded images and pixels are in memory that
-is shared with whoever started it. It ends when its input does, so it never outlives the process it works for.
+is shared with whoever started it. It ends, in silence, when its input does or nobody reads its answers any more, so it
+never outlives the process it works for.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import signal
@@ -31,7 +33,11 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the one who asks
     answers = os.dup(1)
     os.dup2(2, 1)  # whatever a library prints is no answer
-    descriptor = int(sys.argv[1])
+    with contextlib.suppress(BrokenPipeError):  # who asked has ended, maybe while an image was decoded
+        _answer_tasks(int(sys.argv[1]), answers)
+
+
+def _answer_tasks(descriptor: int, answers: int) -> None:
     tasks = partial(os.read, 0)
     memory: mmap.mmap | None = None
     os.write(answers, READY)

@@ -19,6 +19,7 @@ from PIL import Image
 from mouse_core import BatchSource, DatasetStore, PrefetchBatchifier, WorkerError
 from mouse_core._base.casting import RowError
 from mouse_core.images._decoding import DecodePool, Encoded, _Process, decode_rows, decoding_by
+from mouse_core.images._tasks import Wanted
 
 SHAPE = (9, 7, 3)
 
@@ -167,6 +168,22 @@ def test_a_process_that_dies_at_work_is_done_without(monkeypatch: pytest.MonkeyP
     decode(pool, [run_of([encoded(image) for image in pixels])], out)
     np.testing.assert_array_equal(out, pixels.reshape(200, -1))
     pool.close()
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no signals that stop a process on this system")
+def test_a_process_ends_in_silence_when_nobody_reads_its_answer(capfd: pytest.CaptureFixture[str]) -> None:
+    process = _Process.start()
+    assert process is not None
+    while not process.is_ready():
+        time.sleep(0.01)
+    os.kill(process._process.pid, signal.SIGSTOP)  # it has its task, and who gave it ends before there is an answer
+    image = frames(1)
+    assert process.give([run_of([encoded(image[0])])], Wanted(SHAPE, np.dtype(np.uint8)))
+    process._tasks.close()
+    process._answers.close()
+    os.kill(process._process.pid, signal.SIGCONT)
+    assert process._process.wait(60) == 0
+    assert capfd.readouterr().err == ""
 
 
 def test_without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
