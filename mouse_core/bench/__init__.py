@@ -1,5 +1,36 @@
-"""How fast batches of a dataset are on this machine, in every framework."""
+"""How fast batches of a dataset are on this machine, in every framework; and what a benchmark of one's own needs.
 
+``bench`` measures and gives a ``Report``. A benchmark names what it compares as ``Contender``s and measures them in
+turns with ``interleave``; ``plain_copies`` is the floor to hold them against.
+"""
+
+from mouse_core._base.progress import progress_bar
+from mouse_core.bench.advice import Measured, advise
+from mouse_core.bench.floor import ColumnAddresses, Pieces, plain_copies
+from mouse_core.bench.measuring import Contender, Timing, interleave, machine, private_memory, steady
+from mouse_core.bench.opening import Opened, opened
 from mouse_core.bench.running import FLOOR, PACKAGES, SOURCE, FirstBatches, Line, Report, bench
 
-__all__ = ["FLOOR", "PACKAGES", "SOURCE", "FirstBatches", "Line", "Report", "bench"]
+__all__ = [
+    "FLOOR",
+    "PACKAGES",
+    "SOURCE",
+    "ColumnAddresses",
+    "Contender",
+    "FirstBatches",
+    "Line",
+    "Measured",
+    "Opened",
+    "Pieces",
+    "Report",
+    "Timing",
+    "advise",
+    "bench",
+    "interleave",
+    "machine",
+    "opened",
+    "plain_copies",
+    "private_memory",
+    "progress_bar",
+    "steady",
+]

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.batches.source import BatchSource
-from mouse_core.bench._advice import advise
-from mouse_core.bench._floor import ColumnAddresses, joined, plain_copies
-from mouse_core.bench._measure import Contender, Timing, interleave, machine, private_memory, steady
-from mouse_core.bench._opening import Opened
+from mouse_core.bench.advice import advise
+from mouse_core.bench.floor import ColumnAddresses, Pieces, plain_copies
+from mouse_core.bench.measuring import Contender, Timing, interleave, machine, private_memory, steady
+from mouse_core.bench.opening import Opened
 from mouse_core.errors import ConfigError
 from mouse_core.spec import check_list
 from mouse_core.store.dataset_store import DatasetStore
@@ -274,7 +274,7 @@ def _floor(opened: Opened, source: BatchSource) -> Callable[[int], None] | None:
             if pieces is None:
                 return None
             parts.append(pieces)
-        batches.append(joined(parts))
+        batches.append(Pieces.of_columns(parts))
     return plain_copies(batches)
 
 

@@ -264,7 +264,7 @@ def run_push(chosen: argparse.Namespace) -> int:
     """Run ``mouse push``."""
     import tempfile
 
-    from mouse_core.bench._opening import refusals_as_errors
+    from mouse_core.bench.opening import refusals_as_errors
     from mouse_core.hub import push_to_hub
 
     with tempfile.TemporaryDirectory(prefix="mouse-push-") as folder:

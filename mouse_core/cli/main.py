@@ -184,8 +184,8 @@ def _declare_bench(parser: argparse.ArgumentParser) -> None:
 def _run_bench(chosen: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from mouse_core.bench._opening import opened
     from mouse_core.bench._show import show
+    from mouse_core.bench.opening import opened
     from mouse_core.bench.running import bench
 
     options = {

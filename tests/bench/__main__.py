@@ -13,7 +13,7 @@ from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from mouse_core.bench._measure import machine
+from mouse_core.bench import machine
 from tests.bench import appends, loaders, parts, replay, rollout_groups, rollouts, workloads
 from tests.bench.results import Results, Table
 from tests.bench.show import page, picture, show_figures, show_table

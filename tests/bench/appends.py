@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from mouse_core import BatchSource, DatasetStore
-from mouse_core.bench._measure import Contender, interleave
+from mouse_core.bench import Contender, interleave
 from tests.bench import generate
 from tests.bench.results import Figure, Table, table_of
 from tests.bench.workloads import Settings, dataset_folder

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from mouse_core import BatchSource
-from mouse_core.bench._floor import ColumnAddresses, Pieces, joined, plain_copies
+from mouse_core.bench import ColumnAddresses, Pieces, plain_copies
 
 _C = r"""
 #include <stdint.h>
@@ -79,7 +79,7 @@ class Addresses:
             found = self._columns[spec.column].pieces(plan.starts, plan.length)
             assert found is not None, f"{spec.column} has no fixed width"
             parts.append(found)
-        return joined(parts)
+        return Pieces.of_columns(parts)
 
 
 def floor(batches: Sequence[Pieces]) -> Callable[[int], None]:

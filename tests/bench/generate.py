@@ -286,7 +286,7 @@ def main() -> None:
     parser.add_argument("--batch-rows", type=int, help="rows in a record batch; by default as `datasets` writes them")
     parser.add_argument("--files", type=int, default=1)
     chosen = parser.parse_args()
-    from mouse_core._base.progress import progress_bar
+    from mouse_core.bench import progress_bar
 
     with progress_bar("writing", total=chosen.rows, unit="steps", enabled=sys.stderr.isatty()) as advance:
         write(

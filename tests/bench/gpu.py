@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from mouse_core import DatasetStore
-from mouse_core.bench._measure import machine
+from mouse_core.bench import machine
 from tests.bench import generate
 
 ROOT = Path(__file__).resolve().parent.parent.parent

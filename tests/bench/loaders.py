@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mouse_core import DatasetStore
-from mouse_core.bench._measure import Contender, Timing, interleave, private_memory, steady
+from mouse_core.bench import Contender, Timing, interleave, private_memory, steady
 from tests.bench import generate
 from tests.bench.results import Figure, Table, table_of
 from tests.bench.workloads import Settings, dataset_folder

@@ -7,7 +7,7 @@ from typing import Any
 
 from mouse_core import BatchSource
 from mouse_core._arrow.copier import Copier, _cast
-from mouse_core.bench._measure import Contender, interleave
+from mouse_core.bench import Contender, interleave
 from tests.bench import generate
 from tests.bench.floor import Addresses, floor, floor_name
 from tests.bench.results import Table, table_of

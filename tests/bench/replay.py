@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.bench._measure import Contender, interleave
+from mouse_core.bench import Contender, interleave
 from mouse_core.replay import ArrayStorage, PrioritizedReplayBuffer, ReplayBuffer, SliceSampler
 from tests.bench.results import Table, table_of
 from tests.bench.workloads import Settings

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from mouse_core.bench._measure import Timing
+from mouse_core.bench import Timing
 
 Quartiles = tuple[float, float, float]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from mouse_core.bench._measure import Contender, interleave
+from mouse_core.bench import Contender, interleave
 from mouse_core.groups import GrpoBatchMaker, RolloutBuffer, RolloutRecord, Turn
 from mouse_core.groups._files.names import sync_files
 from mouse_core.groups._files.parts import encode_table, writing_options

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mouse_core.bench._measure import Contender, interleave
+from mouse_core.bench import Contender, interleave
 from mouse_core.rollouts import RolloutStorage, Transition
 from tests.bench.results import Table, table_of
 from tests.bench.workloads import Settings

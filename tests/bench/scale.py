@@ -20,8 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from mouse_core import BatchSource, DatasetStore
-from mouse_core._base.progress import progress_bar
-from mouse_core.bench._measure import Contender, interleave, machine
+from mouse_core.bench import Contender, interleave, machine, progress_bar
 from tests.bench import generate
 from tests.bench.floor import Addresses, check_floor, floor, floor_name
 from tests.bench.loaders import fresh_report

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from mouse_core import PrefetchBatchifier
-from mouse_core.bench._measure import Contender, interleave, steady
+from mouse_core.bench import Contender, interleave, steady
 from tests.bench import generate
 from tests.bench.floor import Addresses, check_floor, floor, floor_name
 from tests.bench.peers import PEERS, peers

@@ -18,8 +18,7 @@ import numpy as np
 import pytest
 
 from mouse_core import BatchSource, ConfigError, DatasetStore, formats
-from mouse_core.bench._advice import advise
-from mouse_core.bench._opening import opened
+from mouse_core.bench import advise, opened
 from mouse_core.cli import main
 from tests.bench import generate
 from tests.core.formats.test_flat_files import logged, write_ogbench

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mouse_core.bench._floor import ColumnAddresses, joined, plain_copies
+from mouse_core.bench import ColumnAddresses, Pieces, plain_copies
 
 VECTORS = np.arange(90, dtype=np.float32).reshape(30, 3)
 
@@ -37,7 +37,7 @@ def test_pieces_hold_the_rows(kind: str, cuts: tuple[int, ...]) -> None:
     values = np.arange(30) if kind == "scalar" else VECTORS
     expected = b"".join(values[start : start + 10].tobytes() for start in starts.tolist())
     assert b"".join(ctypes.string_at(address, size) for address, size in found) == expected
-    pieces = joined([found, found])
+    pieces = Pieces.of_columns([found, found])
     assert pieces.nbytes == 2 * len(expected)
     plain_copies([pieces])(5)
 

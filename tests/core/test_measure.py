@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mouse_core.bench._measure import Contender, Timing, interleave, machine, private_memory, steady
+from mouse_core.bench import Contender, Timing, interleave, machine, private_memory, steady
 
 
 def busy(seconds: float) -> None:

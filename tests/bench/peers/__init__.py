@@ -6,7 +6,7 @@ import importlib
 import warnings
 from collections.abc import Iterator
 
-from mouse_core.bench._measure import Contender
+from mouse_core.bench import Contender
 from tests.bench.task import Task
 
 PEERS = ("of_datasets", "of_torch", "of_flashbax", "of_cpprb", "of_grain")

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mouse_core.bench._measure import Contender
+from mouse_core.bench import Contender
 from tests.bench.task import Task
 
 PACKAGE = "cpprb"

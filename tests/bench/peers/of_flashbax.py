@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from mouse_core.bench._measure import Contender
+from mouse_core.bench import Contender
 from tests.bench.task import Task
 
 PACKAGE = "flashbax"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mouse_core.bench._measure import Contender, steady
+from mouse_core.bench import Contender, steady
 from tests.bench.task import Task
 
 PACKAGE = "torchrl"

@@ -29,6 +29,13 @@ class Pieces:
     source: npt.NDArray[np.uint64]
     size: Int64s
 
+    @classmethod
+    def of_columns(cls, columns: Sequence[Sequence[tuple[int, int]]]) -> Pieces:
+        """The pieces of several columns, ``(address, bytes)`` each, one column after another."""
+        pieces = [piece for column in columns for piece in column]
+        addresses, sizes = [address for address, _ in pieces], [size for _, size in pieces]
+        return cls(np.array(addresses, np.uint64), np.array(sizes, np.int64))
+
     @property
     def nbytes(self) -> int:
         """Bytes in all."""
@@ -74,14 +81,6 @@ class ColumnAddresses:
                     row = stop
                 chunk += 1
         return found
-
-
-def joined(parts: Sequence[Sequence[tuple[int, int]]]) -> Pieces:
-    """The pieces of several columns, one column after another."""
-    every = [piece for part in parts for piece in part]
-    return Pieces(
-        np.array([address for address, _ in every], np.uint64), np.array([size for _, size in every], np.int64)
-    )
 
 
 def plain_copies(batches: Sequence[Pieces]) -> Callable[[int], None]:
