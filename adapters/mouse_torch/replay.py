@@ -44,7 +44,7 @@ class ReplayBuffer(_Saved, buffer.ReplayBuffer):
     """``mouse_core.replay.ReplayBuffer`` that takes and gives TensorDicts, nested ones included.
 
     Rows may be TensorDicts, or dicts of tensors, arrays or numbers. Batches are ``TensorDict[batch_size]``, slices
-    ``TensorDict[num_slices, slice_len]``; the draws are those of NumPy and JAX for the same seed. On the host tensors
+    ``TensorDict[B, S]``; the draws are those of NumPy and JAX for the same seed. On the host tensors
     share the memory that was gathered into.
 
     With ``device="cuda"`` an ``ArrayStorage`` (the default) becomes a ``TensorStorage`` there: rows are kept, gathered

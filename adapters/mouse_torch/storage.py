@@ -12,7 +12,7 @@ import torch
 from mouse_core._base.trees import flatten, map_tree, stack, stack_leaves, unflatten
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
 from mouse_core.replay.protocols import FieldKey, Slots
-from mouse_core.replay.storages._checks import check_max_size, check_ndim, check_not_spawning, check_put, slot_error
+from mouse_core.replay.storages._checks import check_capacity, check_ndim, check_not_spawning, check_put, slot_error
 from mouse_core.replay.storages._rows import RowSchema
 from mouse_core.replay.storages._state import rows_state, state_rows
 from mouse_core.replay.storages.array import ArrayStorage
@@ -29,7 +29,7 @@ class TensorStorage:
     the first write says which fields there are, and checkpoints of one are loaded by the other.
 
     Args:
-        max_size: Rows it holds: with ``ndim=2`` all time steps of all environments together, a multiple of their
+        capacity: Rows it holds: with ``ndim=2`` all time steps of all environments together, a multiple of their
             number.
         ndim: 1, or 2 for ``[time, env]``, where every environment is a stream of its own.
         device: Where rows lie.
@@ -42,7 +42,7 @@ class TensorStorage:
 
     def __init__(
         self,
-        max_size: int,
+        capacity: int,
         ndim: int = 1,
         *,
         device: str | torch.device = "cpu",
@@ -51,7 +51,7 @@ class TensorStorage:
     ) -> None:
         self._ragged = check_list("ragged", ragged)
         self._varying: ArrayStorage | None = None  # the fields that differ in length, by their place among them
-        self._capacity = check_max_size(max_size)
+        self._capacity = check_capacity(capacity)
         self._ndim = check_ndim(ndim)
         self._device = torch.empty(0, device=check_device(device)).device  # with its number
         self._alignment = check_alignment(alignment)
@@ -174,7 +174,7 @@ class TensorStorage:
         arrays, n = schema.check(shown, lead, self._ndim if ndim is None else ndim)
         if self._schema is None and self._capacity % schema.num_envs:
             raise ConfigError(
-                f"max_size: expected a multiple of the {schema.num_envs} environments, found {self._capacity}"
+                f"capacity: expected a multiple of the {schema.num_envs} environments, found {self._capacity}"
             )
         leaves = flatten(rows)
         tensors = {}

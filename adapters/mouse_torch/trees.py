@@ -136,7 +136,7 @@ def tensor_dict(batch: Any, device: torch.device, *, size: Sequence[int] | None 
     """A batch, or rows, as a TensorDict on a device; what is no tree of arrays stays as it is.
 
     Its batch size is ``size``, or the axes that all fields share, at most those of ``index``: ``[batch_size]``, or
-    ``[num_slices, slice_len]``. Tuples become dicts with the keys "0", "1", ...; values that are no numbers become
+    ``[B, S]``. Tuples become dicts with the keys "0", "1", ...; values that are no numbers become
     non-tensor data.
     """
     if not isinstance(batch, Mapping | tuple):

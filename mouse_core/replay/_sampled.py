@@ -113,7 +113,7 @@ class Sampled:
             batch_size: Rows in it, for slices the steps of all of them together; by default that of the buffer.
 
         Returns:
-            ``{field: [batch_size, ...]}``, slices as ``[num_slices, slice_len, ...]``, nested as the rows are, in
+            ``{field: [batch_size, ...]}``, slices as ``[B, S, ...]``, nested as the rows are, in
             memory that is never written to again; with ``index``, and what the sampler adds (``priority_weight``,
             ``mask``, ``traj_id``). Rows that are no dict are the field ``data``.
 

@@ -285,7 +285,7 @@ def _member_seed(seed: int, number: int) -> int:
 
 def _slice_len(member: Any) -> int | None:
     """The steps of the slices that a member gives, if it always gives as many."""
-    length: int | None = getattr(getattr(member, "sampler", None), "slice_len", None)
+    length: int | None = getattr(getattr(member, "sampler", None), "sequence_length", None)
     return length
 
 

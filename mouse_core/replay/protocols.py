@@ -46,7 +46,7 @@ class Draw:
     """What a sampler decides about a batch.
 
     Args:
-        index: Slots, int64: ``[batch]`` for rows, ``[num_slices, slice_len]`` for slices. Every one of them is in use,
+        index: Slots, int64: ``[batch]`` for rows, ``[B, S]`` for slices. Every one of them is in use,
             also where ``mask`` is False.
         mask: Which of them are meant, bool, the shape of ``index``; None: all.
         priority_weight: Importance weights, float32, the shape of ``index`` or ``[num_slices]``.

@@ -211,6 +211,6 @@ _SAMPLERS: dict[str, Callable[[], dict[str, Any]]] = {
     "random": dict,
     "without replacement": lambda: {"sampler": replay.SamplerWithoutReplacement},
     "prioritized": lambda: {"sampler": lambda: replay.PrioritizedSampler(0.7, 0.5)},
-    "slices": lambda: {"sampler": lambda: replay.SliceSampler(slice_len=4, end_key=("next", "done"))},
+    "slices": lambda: {"sampler": lambda: replay.SliceSampler(sequence_length=4, end_key=("next", "done"))},
     "transformed": lambda: {"transform": [replay.Rename({"reward": "r"}), replay.Exclude("action")]},
 }

@@ -174,7 +174,7 @@ class ReplaySamplerConformance:
             draw = self._draw(buffer)
             index = draw.index
             assert index.dtype == np.int64, f"index: expected int64, found {index.dtype}"
-            assert index.ndim in (1, 2), f"index: expected [b] or [num_slices, slice_len], found {list(index.shape)}"
+            assert index.ndim in (1, 2), f"index: expected [b] or [B, S], found {list(index.shape)}"
             assert 1 <= index.size <= self.batch_size, f"index: expected up to {self.batch_size}, found {index.size}"
             assert 0 <= index.min() <= index.max() < len(buffer), "index: expected slots in use"
             if draw.mask is not None:

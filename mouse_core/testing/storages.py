@@ -23,8 +23,8 @@ class StorageConformance:
     Subclass it in a test file, under a name that begins with ``Test``, and say how one is made:
 
         class TestMine(StorageConformance):
-            def make(self, max_size, ndim, folder):
-                return MyStorage(max_size, ndim=ndim)
+            def make(self, capacity, ndim, folder):
+                return MyStorage(capacity, ndim=ndim)
 
     Attributes:
         typed: Whether all rows must be like the first; not so for a storage of any objects.
@@ -34,7 +34,7 @@ class StorageConformance:
     typed = True
     ndims: tuple[int, ...] = (1, 2)
 
-    def make(self, max_size: int, ndim: int, folder: Path) -> Any:
+    def make(self, capacity: int, ndim: int, folder: Path) -> Any:
         """A new storage; ``folder`` is an empty one that it may use."""
         raise NotImplementedError
 

@@ -173,7 +173,7 @@ def _uniform(rows: int) -> Contender:
 
 
 def _slices(rows: int) -> Contender:
-    sampler = SliceSampler(slice_len=LENGTH, end_key="done")
+    sampler = SliceSampler(sequence_length=LENGTH, end_key="done")
     buffer = _filled(ReplayBuffer(ArrayStorage(rows), sampler, batch_size=SLICES * LENGTH), rows)
     return Contender(f"{OURS} SliceSampler", lambda number: buffer.sample(), "ours")
 
@@ -201,7 +201,7 @@ def _large(settings: Settings) -> Table:
     chunk = make_rows(_CHUNK, widths={name: width for name, width in _WIDTHS.items() if name != "next_obs"})
     contenders = []
     for rows in (settings.rows, settings.rows * (5 if settings.quick else 50)):
-        sampler = SliceSampler(slice_len=LENGTH, end_key="done")
+        sampler = SliceSampler(sequence_length=LENGTH, end_key="done")
         buffer = ReplayBuffer(ArrayStorage(rows), sampler, batch_size=SLICES * LENGTH)
         for _ in range(rows // _CHUNK):
             buffer.extend(chunk)

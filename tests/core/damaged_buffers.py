@@ -102,7 +102,7 @@ def main(folder: Path, seed: int, rounds: int) -> None:
     from mouse_core.replay import MemmapStorage, PrioritizedSliceSampler, ReplayBuffer
 
     def made(place: Path) -> ReplayBuffer:
-        sampler = PrioritizedSliceSampler(slice_len=2, end_key="done")
+        sampler = PrioritizedSliceSampler(sequence_length=2, end_key="done")
         return ReplayBuffer(MemmapStorage(40, place, ndim=2), sampler, batch_size=8)
 
     notes = [["x" * (3 * step), "y" * step] for step in range(30)]

@@ -194,15 +194,15 @@ def buffers() -> dict[str, Any]:
     def ring(**options: Any) -> ReplayBuffer:
         return ReplayBuffer(ArrayStorage(150), batch_size=24, seed=5, **options)
 
-    slices: dict[str, Any] = {"slice_len": 6, "end_key": "done"}
+    slices: dict[str, Any] = {"sequence_length": 6, "end_key": "done"}
     plain: dict[str, Callable[[], Any]] = {
         "random": ring,
         "without replacement": lambda: ring(sampler=SamplerWithoutReplacement()),
         "list": lambda: ReplayBuffer(ListStorage(150), batch_size=24, seed=5),
         "slices": lambda: ring(sampler=SliceSampler(**slices)),
         "slices by episode": lambda: ring(sampler=SliceSampler(**slices, weighting="trajectory")),
-        "slices padded": lambda: ring(sampler=SliceSampler(slice_len=8, traj_key="episode", pad=True)),
-        "slices once": lambda: ring(sampler=SliceSamplerWithoutReplacement(slice_len=3, end_key="done")),
+        "slices padded": lambda: ring(sampler=SliceSampler(sequence_length=8, traj_key="episode", pad=True)),
+        "slices once": lambda: ring(sampler=SliceSamplerWithoutReplacement(sequence_length=3, end_key="done")),
         "crops": lambda: ring(sampler=SliceSampler(**slices), transform=RandomCrop(4)),
         "three steps": lambda: ring(transform=[NextView(), NStep(3, 0.5)]),
         "the best": lambda: ring(writer=MaxValueWriter("reward")),

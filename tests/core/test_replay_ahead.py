@@ -149,7 +149,7 @@ def test_a_mask_of_the_draw_counts() -> None:
 def test_slices_are_left_as_they_are() -> None:
     buffer = ReplayBuffer(
         ArrayStorage(64),
-        SliceSampler(slice_len=5, end_key="done"),
+        SliceSampler(sequence_length=5, end_key="done"),
         transform=[NextView(), NStep(3, 0.5)],
         batch_size=20,
     )
@@ -200,7 +200,7 @@ def test_goals_come_from_all_of_an_episode_and_from_no_other(
         takes="outgoing" if layout == "view" else takes,
     )
     transforms = [NextView(takes="arrived"), relabel] if layout == "view" else relabel
-    sampler = SliceSampler(slice_len=2, pad=True) if sliced else None
+    sampler = SliceSampler(sequence_length=2, pad=True) if sliced else None
     buffer = ReplayBuffer(storage, sampler, transform=transforms, batch_size=150 * 2, seed=seed)
     begin = 0
     while begin < total:

@@ -144,7 +144,7 @@ def test_fields_that_a_batch_adds_must_be_free() -> None:
             buffer[0] = row
 
     def slices(**options: Any) -> Any:
-        return SliceSampler(slice_len=2, end_key="done", **options)
+        return SliceSampler(sequence_length=2, end_key="done", **options)
 
     def arrays() -> Any:
         return ArrayStorage(8)
@@ -154,8 +154,8 @@ def test_fields_that_a_batch_adds_must_be_free() -> None:
         refused("mask", storage, sampler=slices(pad=True))
         refused("slice_id", storage, sampler=slices(strict_length=False))
         refused("slice_id", storage, sampler=slices(span=1))
-        refused("mask", storage, sampler=PrioritizedSliceSampler(slice_len=2, end_key="done", pad=0))
-        refused("priority_weight", storage, sampler=PrioritizedSliceSampler(slice_len=2, end_key="done"))
+        refused("mask", storage, sampler=PrioritizedSliceSampler(sequence_length=2, end_key="done", pad=0))
+        refused("priority_weight", storage, sampler=PrioritizedSliceSampler(sequence_length=2, end_key="done"))
         refused("priority_weight", storage, sampler=PrioritizedSampler())
         refused("mask", storage, transform=NextView())
     refused("hindsight_goal", arrays, transform=HindsightRelabel(compute_reward=lambda achieved, goal, batch: 0))
@@ -225,7 +225,7 @@ def test_lists_are_stacks_and_tuples_trees() -> None:
 
 
 def test_environments_are_streams_side_by_side() -> None:
-    buffer = ReplayBuffer(ArrayStorage(12, ndim=2), SliceSampler(slice_len=2, end_key="done"))
+    buffer = ReplayBuffer(ArrayStorage(12, ndim=2), SliceSampler(sequence_length=2, end_key="done"))
     assert buffer.add({"a": np.arange(3), "done": np.zeros(3, bool)}).tolist() == [0, 1, 2]
     given = buffer.extend({"a": np.arange(3, 15).reshape(4, 3), "done": np.zeros((4, 3), bool)})
     assert given.tolist() == [[3, 4, 5], [6, 7, 8], [9, 10, 11], [0, 1, 2]]
@@ -343,7 +343,7 @@ def test_rows_that_cannot_be_ranked() -> None:
     with pytest.raises(ConfigError, match="ndim=2"):
         ReplayBuffer(ArrayStorage(4, ndim=2), writer=MaxValueWriter("r"))
     with pytest.raises(ConfigError, match="keeps the order of rows"):
-        ReplayBuffer(ArrayStorage(4), SliceSampler(slice_len=2, end_key="r"), MaxValueWriter("r"))
+        ReplayBuffer(ArrayStorage(4), SliceSampler(sequence_length=2, end_key="r"), MaxValueWriter("r"))
     with pytest.raises(ConfigError, match="keeps the order of rows"):
         ReplayBuffer(ArrayStorage(4), None, MaxValueWriter("r"), NextView())
 
@@ -673,7 +673,7 @@ def test_rows_of_this_process_are_not_sent_to_another(kind: Any, method: str) ->
     buffer = ReplayBuffer(kind(8), batch_size=4)
     buffer.extend([{"a": np.int64(number)} for number in range(11)])
     for sent in (buffer, buffer.storage, kind(8)):
-        with pytest.raises(ConfigError, match=r"give it a MemmapStorage\(max_size, folder\)"):
+        with pytest.raises(ConfigError, match=r"give it a MemmapStorage\(capacity, folder\)"):
             get_context(method).Process(target=print, args=(sent,)).start()
     for other in (copy.deepcopy(buffer), pickle.loads(pickle.dumps(buffer))):
         assert other.sample()["a"].tolist() == copy.deepcopy(buffer).sample()["a"].tolist()

@@ -85,7 +85,9 @@ def test_recorded_rows_and_fresh_ones_need_one_alignment() -> None:
     arrived = ReplayBufferEnsemble(store, ReplayBuffer(ArrayStorage(5, alignment="arrived")), p=[1, 0], batch_size=4)
     assert arrived.alignment == "arrived"
     assert arrived.sample()["reward"].shape == (4,)
-    converted = ReplayBuffer(store, SliceSampler(slice_len=2, end_key="done"), transform=NextView(takes="arrived"))
+    converted = ReplayBuffer(
+        store, SliceSampler(sequence_length=2, end_key="done"), transform=NextView(takes="arrived")
+    )
     assert converted.alignment == "outgoing"
     assert ReplayBufferEnsemble(fresh, converted).alignment == "outgoing"
 
@@ -115,7 +117,7 @@ def test_random_transforms_of_an_ensemble() -> None:
 
 
 def test_slices_of_one_length() -> None:
-    members = [member(number, sampler=SliceSampler(slice_len=4, end_key="done")) for number in range(2)]
+    members = [member(number, sampler=SliceSampler(sequence_length=4, end_key="done")) for number in range(2)]
     ensemble = ReplayBufferEnsemble(*members, p=[1, 2])
     for _ in range(10):
         batch = ensemble.sample(16)
@@ -123,7 +125,7 @@ def test_slices_of_one_length() -> None:
         assert (np.diff(batch["a"], axis=1) == 1).all()
     with pytest.raises(ConfigError, match="multiple of the 4 steps"):
         ensemble.sample(10)
-    other = member(2, sampler=SliceSampler(slice_len=2, end_key="done"))
+    other = member(2, sampler=SliceSampler(sequence_length=2, end_key="done"))
     with pytest.raises(SchemaError, match=r"buffer 1: field 'a'"):
         ReplayBufferEnsemble(members[0], other).sample(16)
 
@@ -186,7 +188,7 @@ def test_an_update_that_one_member_refuses_changes_none() -> None:
 def test_priorities_of_slices_reach_members() -> None:
     members = []
     for number in (0, 1):
-        sampler = PrioritizedSliceSampler(slice_len=2, end_key="done", eps=0.0)
+        sampler = PrioritizedSliceSampler(sequence_length=2, end_key="done", eps=0.0)
         members.append(ReplayBuffer(ArrayStorage(8), sampler, seed=number))
         members[-1].extend({"done": np.arange(8) % 4 == 3})
     ensemble = ReplayBufferEnsemble(*members, batch_size=8)

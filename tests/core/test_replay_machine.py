@@ -76,11 +76,11 @@ def samplers() -> dict[str, Any]:
         "without": SamplerWithoutReplacement,
         "in order": lambda: SamplerWithoutReplacement(shuffle=False, drop_last=True),
         "prioritized": lambda: PrioritizedSampler(0.8, 0.5),
-        "slices": lambda: SliceSampler(slice_len=2, end_key="done"),
-        "trajectories": lambda: SliceSampler(slice_len=2, traj_key="episode", weighting="trajectory"),
-        "slices without": lambda: SliceSamplerWithoutReplacement(slice_len=2, end_key="done"),
-        "prioritized slices": lambda: PrioritizedSliceSampler(0.8, 0.5, slice_len=2, end_key="done"),
-        "padded": lambda: SliceSampler(slice_len=3, **{**ends, "pad": 0}),
+        "slices": lambda: SliceSampler(sequence_length=2, end_key="done"),
+        "trajectories": lambda: SliceSampler(sequence_length=2, traj_key="episode", weighting="trajectory"),
+        "slices without": lambda: SliceSamplerWithoutReplacement(sequence_length=2, end_key="done"),
+        "prioritized slices": lambda: PrioritizedSliceSampler(0.8, 0.5, sequence_length=2, end_key="done"),
+        "padded": lambda: SliceSampler(sequence_length=3, **{**ends, "pad": 0}),
     }
 
 

@@ -317,9 +317,9 @@ def test_another_goes_on_where_one_was_closed(tmp_path: Path) -> None:
 def test_another_size_or_alignment_is_refused(tmp_path: Path) -> None:
     MemmapStorage(12, tmp_path / "m").append({"a": np.arange(3)})
     for arguments in ((13, 1, "outgoing"), (12, 2, "outgoing"), (12, 1, "arrived")):
-        with pytest.raises(ConfigError, match=r"expected a buffer of \(max_size, ndim, alignment\)"):
+        with pytest.raises(ConfigError, match=r"expected a buffer of \(capacity, ndim, alignment\)"):
             MemmapStorage(arguments[0], tmp_path / "m", arguments[1], alignment=arguments[2])  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="max_size: expected one for a"):
+    with pytest.raises(ConfigError, match="capacity: expected one for a"):
         MemmapStorage(None, tmp_path / "new")
     with pytest.raises(StorageError):
         MemmapStorage(12, tmp_path / "m" / "head" / "inside")

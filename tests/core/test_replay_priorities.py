@@ -356,7 +356,7 @@ def test_slices_begin_where_whole_ones_fit(
 ) -> None:
     def make() -> tuple[ReplayBuffer, PrioritizedSliceSampler]:
         sampler = PrioritizedSliceSampler(
-            1.0, 1.0, 0.0, slice_len=length, end_key="done", strict_length=strict, pad=not strict
+            1.0, 1.0, 0.0, sequence_length=length, end_key="done", strict_length=strict, pad=not strict
         )
         storage = ArrayStorage(capacity * envs, ndim=envs)
         return ReplayBuffer(storage, sampler, batch_size=length * 4, seed=2), sampler
@@ -426,7 +426,7 @@ def test_slices_begin_where_whole_ones_fit(
 
 def test_what_is_left_of_an_episode_is_one_that_is_shorter() -> None:
     """Row by row, while the ring overwrites the oldest."""
-    sampler = PrioritizedSliceSampler(1.0, 1.0, 0.0, slice_len=4, end_key="done", pad=True)
+    sampler = PrioritizedSliceSampler(1.0, 1.0, 0.0, sequence_length=4, end_key="done", pad=True)
     buffer = ReplayBuffer(ArrayStorage(10), sampler, batch_size=4)
     ends = []
     for row in range(60):
@@ -440,7 +440,7 @@ def test_what_is_left_of_an_episode_is_one_that_is_shorter() -> None:
 
 
 def test_slices_come_in_proportion_to_their_first_rows() -> None:
-    sampler = PrioritizedSliceSampler(alpha=1.0, beta=0.0, eps=0.0, slice_len=3, end_key="done")
+    sampler = PrioritizedSliceSampler(alpha=1.0, beta=0.0, eps=0.0, sequence_length=3, end_key="done")
     buffer = ReplayBuffer(ArrayStorage(28), sampler, batch_size=1500, seed=4)
     buffer.extend(rows_of(0, 28))
     priorities = np.arange(28) % 5 + 1.0
@@ -451,7 +451,7 @@ def test_slices_come_in_proportion_to_their_first_rows() -> None:
 
 
 def test_a_slice_takes_one_priority_or_one_for_each_row() -> None:
-    sampler = PrioritizedSliceSampler(alpha=1.0, beta=0.0, eps=0.0, slice_len=3, end_key="done")
+    sampler = PrioritizedSliceSampler(alpha=1.0, beta=0.0, eps=0.0, sequence_length=3, end_key="done")
     buffer = ReplayBuffer(ArrayStorage(28), sampler, batch_size=6, seed=4)
     buffer.extend(rows_of(0, 28))
     index = np.array([[0, 1, 2], [7, 8, 9]])
@@ -464,8 +464,8 @@ def test_a_slice_takes_one_priority_or_one_for_each_row() -> None:
 
 def test_a_span_over_the_begin_is_refused() -> None:
     with pytest.raises(ConfigError, match="span: expected False over the begin"):
-        PrioritizedSliceSampler(slice_len=3, span=True)
-    sampler = PrioritizedSliceSampler(1.0, 0.0, 0.0, slice_len=3, end_key="done", span=(False, True), pad=True)
+        PrioritizedSliceSampler(sequence_length=3, span=True)
+    sampler = PrioritizedSliceSampler(1.0, 0.0, 0.0, sequence_length=3, end_key="done", span=(False, True), pad=True)
     buffer = ReplayBuffer(ArrayStorage(7), sampler, batch_size=300)
     buffer.extend(rows_of(0, 7))
     batch = buffer.sample()
@@ -478,7 +478,7 @@ def test_a_span_over_the_begin_is_refused() -> None:
 @pytest.mark.parametrize("num_envs", [1, 2])
 def test_in_a_ring_slices_begin_where_those_of_a_slice_sampler_do(strict: bool, span: Any, num_envs: int) -> None:
     """Also in episodes of which the ring has only the last rows."""
-    options: dict[str, Any] = {"slice_len": 4, "end_key": "done", "strict_length": strict, "span": span}
+    options: dict[str, Any] = {"sequence_length": 4, "end_key": "done", "strict_length": strict, "span": span}
     storage = ArrayStorage(23 * num_envs, 2 if num_envs > 1 else 1)
     buffers = [
         ReplayBuffer(storage, sampler, batch_size=1600)

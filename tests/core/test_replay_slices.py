@@ -130,7 +130,7 @@ def test_slices_lie_in_one_episode_whatever_happens(
         sides = st.one_of(st.booleans(), st.integers(0, length - 1))
         options |= {"span": (data.draw(sides), data.draw(sides))}
         options |= {"weighting": data.draw(st.sampled_from(["step", "trajectory"]))}
-    size = data.draw(st.sampled_from([{"slice_len": length}, {"num_slices": 3}]))
+    size = data.draw(st.sampled_from([{"sequence_length": length}, {"num_slices": 3}]))
 
     def make(seed: int = 9) -> ReplayBuffer:
         kind = SliceSampler if replacement else SliceSamplerWithoutReplacement
@@ -221,7 +221,7 @@ def episodes_buffer(lengths: list[int], sampler: Any, batch_size: int, *, overwr
 def test_weighting(weighting: Any, strict: bool) -> None:
     """By step every slice comes equally often, by trajectory every episode, and its slices equally often."""
     lengths, length = [3, 4, 9, 30, 2, 12], 4
-    sampler = SliceSampler(slice_len=length, weighting=weighting, strict_length=strict, pad=not strict)
+    sampler = SliceSampler(sequence_length=length, weighting=weighting, strict_length=strict, pad=not strict)
     buffer = episodes_buffer(lengths, sampler, 8000, overwritten=2)  # the first episode has one row left
     drawn = np.concatenate([buffer.sample()["row"][:, 0] for _ in range(12)])
     expected, first = np.zeros(sum(lengths)), 0
@@ -239,7 +239,7 @@ def test_every_environment_comes_as_often_as_it_has_slices() -> None:
     done = np.zeros((40, 3), bool)
     done[[9, 19, 29, 39], 1] = True
     done[::2, 2] = True  # too short
-    sampler = SliceSampler(slice_len=5)
+    sampler = SliceSampler(sequence_length=5)
     buffer = ReplayBuffer(ArrayStorage(120, ndim=2), sampler, batch_size=5 * 3000)
     buffer.extend({"done": done, "env": np.tile(np.arange(3), (40, 1)), "t": np.arange(40)[:, None].repeat(3, 1)})
     batches = [buffer.sample() for _ in range(4)]
@@ -258,35 +258,35 @@ def test_every_environment_comes_as_often_as_it_has_slices() -> None:
 
 def test_the_ways_to_treat_short_episodes() -> None:
     lengths = [2, 5]
-    dropped = episodes_buffer(lengths, SliceSampler(slice_len=4), 40).sample()
+    dropped = episodes_buffer(lengths, SliceSampler(sequence_length=4), 40).sample()
     assert dropped["index"].shape == (10, 4)
     assert set(dropped["number"].reshape(-1).tolist()) == {1}
     assert "mask" not in dropped
 
-    flat = episodes_buffer(lengths, SliceSampler(slice_len=4, strict_length=False), 40).sample()
+    flat = episodes_buffer(lengths, SliceSampler(sequence_length=4, strict_length=False), 40).sample()
     sizes = Counter(flat["slice_id"].tolist())
     assert list(sizes) == list(range(10))
     assert set(sizes.values()) == {2, 4}
     assert flat["row"].shape == flat["traj_id"].shape == flat["index"].shape == (sum(sizes.values()),)
 
-    padded = episodes_buffer(lengths, SliceSampler(slice_len=4, pad=True), 40).sample()
+    padded = episodes_buffer(lengths, SliceSampler(sequence_length=4, pad=True), 40).sample()
     assert padded["row"].shape == padded["mask"].shape == (10, 4)
     for row, mask in zip(padded["row"].tolist(), padded["mask"].tolist(), strict=True):
         assert (mask == [True] * 4) if row[0] > 1 else (row == [0, 1, 1, 1] and mask == [True, True, False, False])
 
-    filled = episodes_buffer(lengths, SliceSampler(slice_len=4, pad=1), 40).sample()
+    filled = episodes_buffer(lengths, SliceSampler(sequence_length=4, pad=1), 40).sample()
     assert not filled["mask"].all()
     for name in ("row", "number", "done"):
         assert (filled[name][~filled["mask"]] == 1).all()
     np.testing.assert_array_equal(filled["row"][filled["mask"]], padded["row"][padded["mask"]])
     for pad, field in ((-1, "done"), (np.nan, "row"), (0.5, "row")):
         with pytest.raises(DataError, match=f"field '{field}': expected a pad that"):
-            episodes_buffer(lengths, SliceSampler(slice_len=4, pad=pad), 40).sample()
+            episodes_buffer(lengths, SliceSampler(sequence_length=4, pad=pad), 40).sample()
 
 
 def test_a_span_reaches_over_the_ends() -> None:
     lengths = [6]
-    batch = episodes_buffer(lengths, SliceSampler(slice_len=4, span=(2, True), pad=True), 4 * 400).sample()
+    batch = episodes_buffer(lengths, SliceSampler(sequence_length=4, span=(2, True), pad=True), 4 * 400).sample()
     found = Counter(tuple(zip(row, mask, strict=True)) for row, mask in
                     zip(batch["row"].tolist(), batch["mask"].tolist(), strict=True))  # fmt: skip
     expected = set()
@@ -294,13 +294,13 @@ def test_a_span_reaches_over_the_ends() -> None:
         steps = range(start, start + 4)
         expected.add(tuple((min(max(step, 0), 5), 0 <= step <= 5) for step in steps))
     assert set(found) == expected
-    flat = episodes_buffer(lengths, SliceSampler(slice_len=4, span=1), 400).sample()
+    flat = episodes_buffer(lengths, SliceSampler(sequence_length=4, span=1), 400).sample()
     assert set(Counter(flat["slice_id"].tolist()).values()) == {3, 4}
 
 
 def test_a_span_of_a_short_episode() -> None:
     """It counts from slices as long as the episode."""
-    sampler = SliceSampler(slice_len=5, span=(True, 1), strict_length=False, pad=True)
+    sampler = SliceSampler(sequence_length=5, span=(True, 1), strict_length=False, pad=True)
     batch = episodes_buffer([3], sampler, 5 * 200).sample()
     found = {tuple(row[mask].tolist()) for row, mask in zip(batch["row"], batch["mask"], strict=True)}
     assert found == {(0,), (0, 1), (0, 1, 2), (1, 2)}
@@ -311,7 +311,7 @@ def test_a_span_of_a_short_episode() -> None:
 def test_numbers_of_trajectories_that_rows_have_themselves_pass_through(sampler: Any, options: dict[str, Any]) -> None:
     numbers = np.repeat([70, 12, 33, 5], 6).astype(np.int16)
     rows = {"traj_id": numbers, "row": np.arange(24), "done": (np.arange(1, 25) % 6 == 0).astype(np.int8)}
-    buffer = ReplayBuffer(ArrayStorage(24), sampler(slice_len=4, **options), batch_size=16)
+    buffer = ReplayBuffer(ArrayStorage(24), sampler(sequence_length=4, **options), batch_size=16)
     buffer.extend(rows)
     batch = buffer.sample()
     there = batch.get("mask", np.ones((4, 4), bool))
@@ -321,7 +321,7 @@ def test_numbers_of_trajectories_that_rows_have_themselves_pass_through(sampler:
 
 
 def test_texts_that_number_trajectories_pass_through() -> None:
-    buffer = ReplayBuffer(ArrayStorage(12), SliceSampler(slice_len=3), batch_size=6)
+    buffer = ReplayBuffer(ArrayStorage(12), SliceSampler(sequence_length=3), batch_size=6)
     buffer.extend({"traj_id": ["a"] * 4 + ["b"] * 8, "row": np.arange(12), "done": np.arange(12) == 3})
     batch = buffer.sample()
     names = np.array(batch["traj_id"]).reshape(batch["row"].shape)
@@ -330,14 +330,14 @@ def test_texts_that_number_trajectories_pass_through() -> None:
 
 def test_traj_ids_stay_with_their_episodes() -> None:
     """While rows come in and go, and after a restart."""
-    sampler = SliceSampler(slice_len=2)
+    sampler = SliceSampler(sequence_length=2)
     buffer = ReplayBuffer(ArrayStorage(20), sampler, batch_size=200, seed=1)
     known: dict[int, int] = {}
     for first in range(0, 90, 9):
         rows = np.arange(first, first + 9)
         buffer.extend({"row": rows, "done": rows % 5 == 4})
         if first == 45:
-            other = ReplayBuffer(ArrayStorage(20), SliceSampler(slice_len=2), batch_size=200, seed=1)
+            other = ReplayBuffer(ArrayStorage(20), SliceSampler(sequence_length=2), batch_size=200, seed=1)
             other.load_state_dict(buffer.state_dict())
             buffer = other
         batch = buffer.sample()
@@ -362,7 +362,7 @@ def test_an_epoch_has_every_slice_once(
     lengths: list[int], length: int, batch: int, strict: bool, drop_last: bool, shuffle: bool
 ) -> None:
     sampler = SliceSamplerWithoutReplacement(
-        slice_len=length, strict_length=strict, pad=not strict, drop_last=drop_last, shuffle=shuffle
+        sequence_length=length, strict_length=strict, pad=not strict, drop_last=drop_last, shuffle=shuffle
     )
     buffer = episodes_buffer(lengths, sampler, batch * length)
     firsts = np.cumsum([0, *lengths[:-1]]).tolist()
@@ -396,7 +396,7 @@ def test_an_epoch_has_every_slice_once(
 
 
 def test_a_write_begins_an_epoch() -> None:
-    sampler = SliceSamplerWithoutReplacement(slice_len=2, shuffle=False)
+    sampler = SliceSamplerWithoutReplacement(sequence_length=2, shuffle=False)
     buffer = episodes_buffer([4, 4], sampler, 4)
     assert buffer.sample()["row"].tolist() == [[0, 1], [2, 3]]
     buffer.extend({"row": [8], "number": [9], "done": [False]})  # over row 0
@@ -427,7 +427,7 @@ def test_fields_that_say_where_episodes_end(names: tuple[str, ...], there: str |
         )
         *outer, last = name.split("/")
         (rows.setdefault(outer[0], {}) if outer else rows)[last] = column
-    buffer = ReplayBuffer(ArrayStorage(20), SliceSampler(slice_len=5), batch_size=100)
+    buffer = ReplayBuffer(ArrayStorage(20), SliceSampler(sequence_length=5), batch_size=100)
     buffer.extend(rows)
     if there is None:
         with pytest.raises(MissingFieldError, match="expected end_key=, truncated_key= or traj_key="):
@@ -481,7 +481,7 @@ def test_an_episode_ends_where_its_number_changes_also_without_done(
 
     def made() -> ReplayBuffer:
         return ReplayBuffer(
-            ArrayStorage(steps * num_envs, ndim=2), kind(slice_len=2, pad=True), batch_size=2, seed=seed
+            ArrayStorage(steps * num_envs, ndim=2), kind(sequence_length=2, pad=True), batch_size=2, seed=seed
         )
 
     buffer = made()
@@ -504,7 +504,7 @@ def test_an_episode_ends_where_its_number_changes_also_without_done(
 
 def test_a_state_saved_when_numbers_did_not_count_is_looked_at_again() -> None:
     def made() -> ReplayBuffer:
-        return ReplayBuffer(ArrayStorage(20), SliceSampler(slice_len=5), batch_size=500)
+        return ReplayBuffer(ArrayStorage(20), SliceSampler(sequence_length=5), batch_size=500)
 
     rows = {"x": np.arange(20), "traj": np.arange(20) // 10, "done": np.zeros(20, bool)}
     buffer = made()
@@ -522,7 +522,7 @@ def test_a_state_saved_when_numbers_did_not_count_is_looked_at_again() -> None:
 @pytest.mark.parametrize("how", ["extend", "one by one", "reset"])
 def test_fields_that_contradict_each_other_are_named(how: str) -> None:
     def sampled(rows: dict[str, Any], **options: Any) -> Any:
-        buffer = ReplayBuffer(ArrayStorage(40), SliceSampler(slice_len=2, **options), batch_size=400)
+        buffer = ReplayBuffer(ArrayStorage(40), SliceSampler(sequence_length=2, **options), batch_size=400)
         rows = {"row": np.arange(20), **rows}
         if how == "one by one":
             for number in range(20):
@@ -569,14 +569,14 @@ def test_slices_of_a_store_end_where_its_times_begin_anew() -> None:
             "episode_step": np.arange(20) % 10,
         }
     )
-    rows = ReplayBuffer(store, SliceSampler(slice_len=3), batch_size=300).sample()["action"]
+    rows = ReplayBuffer(store, SliceSampler(sequence_length=3), batch_size=300).sample()["action"]
     assert (rows // 10 == rows[:, :1] // 10).all()
     assert (np.diff(rows, axis=1) == 1).all()
 
 
 def test_fields_that_do_not_serve() -> None:
     def sampled(column: Any, **options: Any) -> None:
-        buffer = ReplayBuffer(ArrayStorage(20), SliceSampler(slice_len=5, **options), batch_size=100)
+        buffer = ReplayBuffer(ArrayStorage(20), SliceSampler(sequence_length=5, **options), batch_size=100)
         buffer.extend({"row": np.arange(20), "x": column})
         buffer.sample()
 
@@ -592,16 +592,16 @@ def test_fields_that_do_not_serve() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({}, "num_slices or slice_len"),
-        ({"num_slices": 2, "slice_len": 2}, "num_slices or slice_len"),
+        ({}, "num_slices or sequence_length"),
+        ({"num_slices": 2, "sequence_length": 2}, "num_slices or sequence_length"),
         ({"num_slices": 0}, "num_slices: expected an integer from 1"),
-        ({"slice_len": 2.0}, "slice_len: expected an integer from 1"),
-        ({"slice_len": 2, "span": 2}, "span: expected less than the 2 steps"),
-        ({"slice_len": 2, "span": -1}, "span: expected True, False or an integer"),
-        ({"slice_len": 2, "span": (1, 0, 0)}, "span: expected True, False or an integer"),
-        ({"slice_len": 2, "pad": "zero"}, "pad: expected True, False or a number"),
-        ({"slice_len": 2, "strict_length": 1}, "strict_length: expected True or False"),
-        ({"slice_len": 2, "weighting": "length"}, "weighting: expected one of"),
+        ({"sequence_length": 2.0}, "sequence_length: expected an integer from 1"),
+        ({"sequence_length": 2, "span": 2}, "span: expected less than the 2 steps"),
+        ({"sequence_length": 2, "span": -1}, "span: expected True, False or an integer"),
+        ({"sequence_length": 2, "span": (1, 0, 0)}, "span: expected True, False or an integer"),
+        ({"sequence_length": 2, "pad": "zero"}, "pad: expected True, False or a number"),
+        ({"sequence_length": 2, "strict_length": 1}, "strict_length: expected True or False"),
+        ({"sequence_length": 2, "weighting": "length"}, "weighting: expected one of"),
     ],
 )
 def test_arguments_that_cannot_be(options: dict[str, Any], says: str) -> None:
@@ -621,13 +621,24 @@ def test_batches_that_cannot_be() -> None:
     assert buffer.sample(20)["index"].shape == (4, 5)
 
 
+@pytest.mark.parametrize("kind", [SliceSampler, SliceSamplerWithoutReplacement, PrioritizedSliceSampler])
+def test_states_of_earlier_versions_name_the_length_otherwise(kind: Any) -> None:
+    buffer = ReplayBuffer(ArrayStorage(12), kind(sequence_length=2), batch_size=4)
+    buffer.extend({"done": np.arange(12) % 4 == 3, "row": np.arange(12)})
+    state = buffer.sampler.state_dict()
+    state["config"] = state["config"].replace("sequence_length=", "slice_len=")
+    buffer.sampler.load_state_dict(state)
+    with pytest.raises(StateError, match=r"made as .*sequence_length=3"):
+        kind(sequence_length=3).load_state_dict(state)
+
+
 def test_states_that_cannot_be() -> None:
-    sampler = SliceSampler(slice_len=2)
+    sampler = SliceSampler(sequence_length=2)
     buffer = episodes_buffer([4, 4, 4], sampler, 8, overwritten=3)
     expected = [buffer.sample()["row"].tolist()]
     state = sampler.state_dict()
     with pytest.raises(StateError, match="sampler: expected the state of a sampler made as"):
-        SliceSampler(slice_len=3).load_state_dict(state)
+        SliceSampler(sequence_length=3).load_state_dict(state)
     for change in (
         {"begins": state["begins"][::-1]},
         {"begins": state["begins"][1:]},
@@ -641,7 +652,7 @@ def test_states_that_cannot_be() -> None:
         with pytest.raises(StateError, match=r"sampler: expected|sampler: not enough"):
             sampler.load_state_dict({**state, **change})
     sampler.load_state_dict(state)
-    other = episodes_buffer([4, 4, 4], SliceSampler(slice_len=2), 8, overwritten=3)
+    other = episodes_buffer([4, 4, 4], SliceSampler(sequence_length=2), 8, overwritten=3)
     assert [other.sample()["row"].tolist()] == expected
     assert buffer.sample()["row"].tolist() == other.sample()["row"].tolist()
 
@@ -649,10 +660,10 @@ def test_states_that_cannot_be() -> None:
 def test_the_stream_never_changes() -> None:
     found = []
     for weighting in ("step", "trajectory"):
-        sampler = SliceSampler(slice_len=3, weighting=weighting, pad=True)
+        sampler = SliceSampler(sequence_length=3, weighting=weighting, pad=True)
         buffer = episodes_buffer([5, 2, 40, 7, 1, 9], sampler, 12, overwritten=4)
         found.append([buffer.sample()["row"][:, 0].tolist() for _ in range(2)])
-    buffer = episodes_buffer([5, 2, 40, 7, 1, 9], SliceSamplerWithoutReplacement(slice_len=3), 12)
+    buffer = episodes_buffer([5, 2, 40, 7, 1, 9], SliceSamplerWithoutReplacement(sequence_length=3), 12)
     found.append([buffer.sample()["row"][:, 0].tolist() for _ in range(2)])
     assert found == GOLDEN
 
@@ -664,7 +675,7 @@ GOLDEN = [[[8, 18, 26, 49], [12, 7, 24, 24]], [[4, 5, 33, 54], [4, 4, 19, 34]], 
 @pytest.mark.parametrize("ends", [{}, {"done": 0}])
 @pytest.mark.parametrize("sampler", [SliceSampler, SliceSamplerWithoutReplacement, PrioritizedSliceSampler])
 def test_environments_that_take_turns_are_told_of_ndim_2(sampler: Any, ends: dict[str, int], rows: int) -> None:
-    buffer = ReplayBuffer(ArrayStorage(18), sampler(slice_len=4), batch_size=8)
+    buffer = ReplayBuffer(ArrayStorage(18), sampler(sequence_length=4), batch_size=8)
     more = {name: np.full(rows, value) for name, value in ends.items()}
     buffer.extend({"episode": np.arange(rows) % 6, **more})
     with pytest.raises(ConfigError, match=r"'episode' come back behind others: rows of several env.*ndim=2"):
@@ -673,7 +684,7 @@ def test_environments_that_take_turns_are_told_of_ndim_2(sampler: Any, ends: dic
 
 def test_short_episodes_in_their_order_are_not_told_of_ndim_2() -> None:
     for rows in (17, 20, 22):  # also where the ring's ends meet in an episode
-        buffer = ReplayBuffer(ArrayStorage(17), SliceSampler(slice_len=4), batch_size=8)
+        buffer = ReplayBuffer(ArrayStorage(17), SliceSampler(sequence_length=4), batch_size=8)
         buffer.extend({"episode": np.arange(rows) // 3})
         with pytest.raises(ConfigError, match="longest to have 3; strict_length=False or pad=True"):
             buffer.sample()

@@ -16,24 +16,24 @@ from mouse_core.testing import StorageConformance, example_columns, example_stor
 
 
 class TestArrayStorage(StorageConformance):
-    def make(self, max_size: int, ndim: int, folder: Path) -> Any:
-        return ArrayStorage(max_size, ndim)
+    def make(self, capacity: int, ndim: int, folder: Path) -> Any:
+        return ArrayStorage(capacity, ndim)
 
 
 class TestMemmapStorage(StorageConformance):
-    def make(self, max_size: int, ndim: int, folder: Path) -> Any:
-        return MemmapStorage(max_size, folder / "mapped", ndim)
+    def make(self, capacity: int, ndim: int, folder: Path) -> Any:
+        return MemmapStorage(capacity, folder / "mapped", ndim)
 
 
 class TestReopenedMemmapStorage(StorageConformance):
     """Every call goes to a storage that was opened for it."""
 
-    def make(self, max_size: int, ndim: int, folder: Path) -> Any:
+    def make(self, capacity: int, ndim: int, folder: Path) -> Any:
         class Reopened:
             def __getattribute__(self, name: str) -> Any:
                 if name == "lock":  # every call takes one of its own
                     return lambda: None
-                return getattr(MemmapStorage(max_size, folder / "mapped", ndim), name)
+                return getattr(MemmapStorage(capacity, folder / "mapped", ndim), name)
 
             def __len__(self) -> int:
                 return len(MemmapStorage(None, folder / "mapped", ndim))
@@ -45,8 +45,8 @@ class TestListStorage(StorageConformance):
     typed = False
     ndims = (1,)
 
-    def make(self, max_size: int, ndim: int, folder: Path) -> Any:
-        return ListStorage(max_size)
+    def make(self, capacity: int, ndim: int, folder: Path) -> Any:
+        return ListStorage(capacity)
 
 
 class Forgetful(ArrayStorage):
@@ -60,8 +60,8 @@ class Forgetful(ArrayStorage):
 
 def test_the_suite_can_fail(tmp_path: Path) -> None:
     class Suite(StorageConformance):
-        def make(self, max_size: int, ndim: int, folder: Path) -> Any:
-            return Forgetful(max_size, ndim)
+        def make(self, capacity: int, ndim: int, folder: Path) -> Any:
+            return Forgetful(capacity, ndim)
 
     with pytest.raises(AssertionError):
         Suite().test_rows_lie_where_a_ring_puts_them(tmp_path)
@@ -164,19 +164,19 @@ def test_wrapped_arrays_of_environments() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"max_size": 0}, "max_size: expected an integer from 1, found 0"),
-        ({"max_size": 2.5}, "found 2.5"),
-        ({"max_size": True}, "found True"),
-        ({"max_size": None}, "found None"),
-        ({"max_size": 3, "ndim": 3}, "ndim: expected 1 or 2, found 3"),
-        ({"max_size": 3, "alignment": "left"}, "alignment"),
-        ({"max_size": 3, "arrays": {"a": np.arange(3)}}, "found both"),
+        ({"capacity": 0}, "capacity: expected an integer from 1, found 0"),
+        ({"capacity": 2.5}, "found 2.5"),
+        ({"capacity": True}, "found True"),
+        ({"capacity": None}, "found None"),
+        ({"capacity": 3, "ndim": 3}, "ndim: expected 1 or 2, found 3"),
+        ({"capacity": 3, "alignment": "left"}, "alignment"),
+        ({"capacity": 3, "arrays": {"a": np.arange(3)}}, "found both"),
     ],
 )
 def test_arguments_out_of_range(arguments: dict[str, Any], message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
         ArrayStorage(**arguments)
-    if "arrays" not in arguments and arguments["max_size"] is not None:
+    if "arrays" not in arguments and arguments["capacity"] is not None:
         with pytest.raises(ConfigError, match=message):
             MemmapStorage(path=tmp_path / "m", **arguments)
 

@@ -32,11 +32,11 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
     "random": RandomSampler,
     "without": SamplerWithoutReplacement,
     "prioritized": lambda: PrioritizedSampler(0.7, 0.5),
-    "slices": lambda: SliceSampler(slice_len=3, end_key="done"),
-    "trajectories": lambda: SliceSampler(slice_len=3, traj_key="episode", weighting="trajectory"),
+    "slices": lambda: SliceSampler(sequence_length=3, end_key="done"),
+    "trajectories": lambda: SliceSampler(sequence_length=3, traj_key="episode", weighting="trajectory"),
     "num slices": lambda: SliceSampler(num_slices=4, end_key="done"),
-    "slices without": lambda: SliceSamplerWithoutReplacement(slice_len=3, end_key="done"),
-    "prioritized slices": lambda: PrioritizedSliceSampler(0.7, 0.5, slice_len=3, end_key="done"),
+    "slices without": lambda: SliceSamplerWithoutReplacement(sequence_length=3, end_key="done"),
+    "prioritized slices": lambda: PrioritizedSliceSampler(0.7, 0.5, sequence_length=3, end_key="done"),
 }
 SLICED = [name for name in SAMPLERS if name not in ("random", "without", "prioritized")]
 
@@ -192,9 +192,9 @@ def test_loaders_over_an_ensemble_of_everything(tmp_path: Path) -> None:
     def run(workers: int) -> list[Any]:
         worlds = [World(1, seed) for seed in range(2)]
         members = [
-            ReplayBuffer(ArrayStorage(60), SliceSampler(slice_len=3, end_key="done")),
+            ReplayBuffer(ArrayStorage(60), SliceSampler(sequence_length=3, end_key="done")),
             ReplayBuffer(
-                MemmapStorage(60, tmp_path / f"m{workers}"), PrioritizedSliceSampler(slice_len=3, end_key="done")
+                MemmapStorage(60, tmp_path / f"m{workers}"), PrioritizedSliceSampler(sequence_length=3, end_key="done")
             ),
         ]
         for world, member in zip(worlds, members, strict=True):

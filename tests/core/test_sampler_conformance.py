@@ -69,7 +69,7 @@ class TestWithoutReplacement(ReplaySamplerConformance):
 
 class TestSlices(ReplaySamplerConformance):
     def make(self) -> Any:
-        return SliceSampler(slice_len=4, weighting="trajectory", pad=True)
+        return SliceSampler(sequence_length=4, weighting="trajectory", pad=True)
 
 
 class TestShortSlices(ReplaySamplerConformance):
@@ -79,7 +79,7 @@ class TestShortSlices(ReplaySamplerConformance):
 
 class TestSlicesOfTrajectories(ReplaySamplerConformance):
     def make(self) -> Any:
-        return SliceSampler(slice_len=4, traj_key="number")
+        return SliceSampler(sequence_length=4, traj_key="number")
 
     def rows(self, first: int, n: int) -> Any:
         return {"number": np.arange(first, first + n) // 7}
@@ -87,7 +87,7 @@ class TestSlicesOfTrajectories(ReplaySamplerConformance):
 
 class TestSlicesWithoutReplacement(ReplaySamplerConformance):
     def make(self) -> Any:
-        return SliceSamplerWithoutReplacement(slice_len=4)
+        return SliceSamplerWithoutReplacement(sequence_length=4)
 
 
 class TestPrioritized(ReplaySamplerConformance):
@@ -97,7 +97,7 @@ class TestPrioritized(ReplaySamplerConformance):
 
 class TestPrioritizedSlices(ReplaySamplerConformance):
     def make(self) -> Any:
-        return PrioritizedSliceSampler(slice_len=4)
+        return PrioritizedSliceSampler(sequence_length=4)
 
 
 # ---------------------------------------------------------------------- samplers of windows that do not

@@ -42,7 +42,7 @@ def assert_batch(found: Any, wanted: Any, *, x64: bool = False) -> None:
 MAKERS = {
     "rows": dict,
     "steps": lambda: {"transform": Compose(NextView(), NStep(3, 0.9))},
-    "slices": lambda: {"sampler": SliceSampler(slice_len=4, end_key="done"), "transform": [RandomCrop(2)]},
+    "slices": lambda: {"sampler": SliceSampler(sequence_length=4, end_key="done"), "transform": [RandomCrop(2)]},
     "priorities": lambda: {"sampler": PrioritizedSampler(0.7, 0.5)},
 }
 

@@ -72,7 +72,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
         "storage": ArrayStorage(60, alignment="arrived"),
     },
     "crops": lambda: {
-        "sampler": SliceSampler(slice_len=5, end_key="done", strict_length=False, pad=True),
+        "sampler": SliceSampler(sequence_length=5, end_key="done", strict_length=False, pad=True),
         "transform": [RandomCrop(3), ReturnsToGo(0.9)],
     },
     "epochs": lambda: {"sampler": SamplerWithoutReplacement()},

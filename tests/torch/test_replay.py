@@ -84,9 +84,9 @@ KINDS = ["array", "tensor", CUDA]
 MAKERS = {
     "rows": dict,
     "steps": lambda: {"transform": Compose(NextView(), NStep(3, 0.9))},
-    "slices": lambda: {"sampler": SliceSampler(slice_len=4, end_key="done"), "transform": [RandomCrop(2)]},
+    "slices": lambda: {"sampler": SliceSampler(sequence_length=4, end_key="done"), "transform": [RandomCrop(2)]},
     "padded": lambda: {
-        "sampler": SliceSampler(slice_len=12, end_key="done", strict_length=False, pad=True),
+        "sampler": SliceSampler(sequence_length=12, end_key="done", strict_length=False, pad=True),
         "batch_size": 24,
     },
     "priorities": lambda: {"sampler": PrioritizedSampler(0.7, 0.5)},
@@ -203,7 +203,7 @@ def np_tree(found: TensorDict) -> dict[str, Any]:
 def test_environments_side_by_side(kind: str) -> None:
     device = "cuda" if kind == "cuda" else None
     options: dict[str, Any] = {"batch_size": 12, "seed": 1}
-    sampler = lambda: SliceSampler(slice_len=3, end_key="done")  # noqa: E731
+    sampler = lambda: SliceSampler(sequence_length=3, end_key="done")  # noqa: E731
     mine = ReplayBuffer(storage_of(kind, 40, ndim=2), sampler(), device=device, **options)
     other = core.ReplayBuffer(ArrayStorage(40, ndim=2), sampler(), **options)
     for number in range(4):
@@ -243,7 +243,7 @@ def test_an_axis_that_is_called_time_is_time(
     kept = MemmapStorage(120, tmp_path, ndim=2) if kind == "memmap" else None
     storage = kept or storage_of("array" if kind == "core" else kind, 120, ndim=2)
     made = core.ReplayBuffer if kind == "core" else ReplayBuffer
-    buffer = made(storage, PrioritizedSliceSampler(slice_len=4), batch_size=120)
+    buffer = made(storage, PrioritizedSliceSampler(sequence_length=4), batch_size=120)
     index = buffer.extend(written)
     assert index.shape == tuple(size)
     np.testing.assert_array_equal(np.asarray(buffer[index.reshape(-1)]["step"]), step.reshape(-1).numpy())
@@ -265,7 +265,7 @@ def test_rows_as_tensors_are_not_half_shared_with_another_process() -> None:
         other.extend(as_td(rows(3, 5), [3]))
         assert (len(other), other.storage.written, buffer.storage.written) == (8, 14, 11)
         assert not torch.equal(other[:]["reward"], buffer[:]["reward"])
-    with pytest.raises(ConfigError, match=r"give it a MemmapStorage\(max_size, folder\)"):
+    with pytest.raises(ConfigError, match=r"give it a MemmapStorage\(capacity, folder\)"):
         get_context("spawn").Process(target=print, args=(buffer,)).start()
 
 
@@ -400,16 +400,16 @@ def test_rows_of_other_storages_are_moved_to_the_device() -> None:
 class TestTensorStorage(StorageConformance):
     """The suite for storages of one's own."""
 
-    def make(self, max_size: int, ndim: int, folder: Path) -> TensorStorage:
-        return TensorStorage(max_size, ndim)
+    def make(self, capacity: int, ndim: int, folder: Path) -> TensorStorage:
+        return TensorStorage(capacity, ndim)
 
 
 @pytest.mark.cuda
 class TestTensorStorageOnTheDevice(TestTensorStorage):
     """The same on CUDA."""
 
-    def make(self, max_size: int, ndim: int, folder: Path) -> TensorStorage:
-        return TensorStorage(max_size, ndim, device="cuda")
+    def make(self, capacity: int, ndim: int, folder: Path) -> TensorStorage:
+        return TensorStorage(capacity, ndim, device="cuda")
 
     def to_numpy(self, values: Any) -> np.ndarray:
         return np.asarray(values.cpu() if isinstance(values, torch.Tensor) else values)

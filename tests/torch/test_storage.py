@@ -14,8 +14,8 @@ from mouse_torch import ReplayBuffer, TensorStorage
 
 
 class TestTensorStorage(StorageConformance):
-    def make(self, max_size: int, ndim: int, folder: Path) -> Any:
-        return TensorStorage(max_size, ndim)
+    def make(self, capacity: int, ndim: int, folder: Path) -> Any:
+        return TensorStorage(capacity, ndim)
 
     def to_numpy(self, values: Any) -> npt.NDArray[Any]:
         return np.asarray(values)

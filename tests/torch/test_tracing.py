@@ -75,7 +75,7 @@ def _prioritized() -> Draw:
 
 
 def _slices() -> Draw:
-    buffer = _rows(ReplayBuffer, SliceSampler(slice_len=2))
+    buffer = _rows(ReplayBuffer, SliceSampler(sequence_length=2))
     return lambda: buffer.sample()["x"]
 
 

@@ -18,7 +18,7 @@ class SliceConfig:
     """The arguments of ``SliceSampler`` that say what a slice is, checked.
 
     Args:
-        num_slices, slice_len, strict_length, pad, span: See ``SliceSampler``.
+        num_slices, sequence_length, strict_length, pad, span: See ``SliceSampler``.
         tiled: Whether slices lie side by side.
 
     Raises:
@@ -28,20 +28,20 @@ class SliceConfig:
     def __init__(
         self,
         num_slices: int | None,
-        slice_len: int | None,
+        sequence_length: int | None,
         *,
         strict_length: bool,
         pad: bool | float,
         span: Span,
         tiled: bool = False,
     ) -> None:
-        if (num_slices is None) == (slice_len is None):
+        if (num_slices is None) == (sequence_length is None):
             raise ConfigError(
-                f"slices: expected num_slices or slice_len, and not both, found num_slices={num_slices!r}, "
-                f"slice_len={slice_len!r}"
+                f"slices: expected num_slices or sequence_length, and not both, found num_slices={num_slices!r}, "
+                f"sequence_length={sequence_length!r}"
             )
         self.num_slices = None if num_slices is None else _check_positive("num_slices", num_slices)
-        self.slice_len = None if slice_len is None else _check_positive("slice_len", slice_len)
+        self.sequence_length = None if sequence_length is None else _check_positive("sequence_length", sequence_length)
         self.strict_length = check_flag("strict_length", strict_length)
         if not isinstance(pad, bool | int | float | np.number):
             raise ConfigError(f"pad: expected True, False or a number, found {pad!r}")
@@ -50,8 +50,8 @@ class SliceConfig:
         self.span = _check_span(span)
         self._pad = pad
         self._tiled = tiled
-        if self.slice_len is not None:
-            self.rule(self.slice_len)
+        if self.sequence_length is not None:
+            self.rule(self.sequence_length)
 
     @property
     def adds(self) -> tuple[str, ...]:
@@ -62,7 +62,8 @@ class SliceConfig:
 
     def shown(self) -> str:
         """As it stands in the ``repr`` of a sampler."""
-        size = f"num_slices={self.num_slices}" if self.slice_len is None else f"slice_len={self.slice_len}"
+        fixed = self.sequence_length is not None
+        size = f"sequence_length={self.sequence_length}" if fixed else f"num_slices={self.num_slices}"
         span = "" if self._tiled else f", span={self.span}"
         return f"{size}, strict_length={self.strict_length}, pad={self._pad}{span}"
 
@@ -72,11 +73,11 @@ class SliceConfig:
         Raises:
             ConfigError: The batch is no whole number of slices, or the span reaches over whole slices.
         """
-        if self.slice_len is None:
+        if self.sequence_length is None:
             name, divisor = "num_slices", self.num_slices or 1
             count, length = divisor, batch_size // divisor
         else:
-            name, divisor = "slice_len", self.slice_len
+            name, divisor = "sequence_length", self.sequence_length
             count, length = batch_size // divisor, divisor
         if batch_size % divisor or not batch_size:
             raise ConfigError(f"batch_size: expected a multiple of {name}={divisor}, found {batch_size}")

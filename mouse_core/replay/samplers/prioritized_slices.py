@@ -36,7 +36,7 @@ class PrioritizedSliceSampler:
 
     Args:
         alpha, beta, eps: See ``PrioritizedSampler``.
-        num_slices, slice_len, traj_key, end_key, truncated_key, strict_length, pad: See ``SliceSampler``.
+        num_slices, sequence_length, traj_key, end_key, truncated_key, strict_length, pad: See ``SliceSampler``.
         span: See ``SliceSampler``; only over the end of an episode, ``(False, ...)``, as before its begin there is no
             row with a priority.
 
@@ -53,7 +53,7 @@ class PrioritizedSliceSampler:
         eps: float = 1e-8,
         *,
         num_slices: int | None = None,
-        slice_len: int | None = None,
+        sequence_length: int | None = None,
         traj_key: FieldKey | None = None,
         end_key: FieldKey | None = None,
         truncated_key: FieldKey | None = None,
@@ -62,7 +62,7 @@ class PrioritizedSliceSampler:
         span: Span = False,
     ) -> None:
         self._rows = PrioritizedSampler(alpha, beta, eps)
-        self._config = SliceConfig(num_slices, slice_len, strict_length=strict_length, pad=pad, span=span)
+        self._config = SliceConfig(num_slices, sequence_length, strict_length=strict_length, pad=pad, span=span)
         if self._config.span[0]:
             raise ConfigError(f"span: expected False over the begin of an episode, as in (False, True), found {span!r}")
         self._index = EpisodeIndex(traj_key, end_key, truncated_key)
@@ -110,9 +110,9 @@ class PrioritizedSliceSampler:
         return (*self._rows.adds, *self._config.adds)
 
     @property
-    def slice_len(self) -> int | None:
+    def sequence_length(self) -> int | None:
         """Steps in a slice; None where it depends on the size of the batch."""
-        return self._config.slice_len
+        return self._config.sequence_length
 
     def wrote(self, storage: Storage, write: Write) -> None:
         """The rows have the largest priority from now on; take note of the ends of episodes among them."""
@@ -156,7 +156,7 @@ class PrioritizedSliceSampler:
     def update_priority(self, storage: Storage, index: Slots, priority: npt.NDArray[Any]) -> None:
         """Set the priorities of rows; see ``PrioritizedSampler.update_priority``.
 
-        Of slices ``[num_slices, slice_len]`` each row gets its own, or with priorities ``[num_slices]`` all rows of a
+        Of slices ``[B, S]`` each row gets its own, or with priorities ``[num_slices]`` all rows of a
         slice get one.
         """
         self._rows.update_priority(storage, index, priority)

@@ -25,15 +25,15 @@ class SliceSampler:
     """Slices of consecutive rows, drawn with replacement; none crosses the end of an episode, or the place in a ring
     where the newest row meets the oldest.
 
-    A batch of ``batch_size`` steps has ``batch_size / slice_len`` slices, ``[num_slices, slice_len]``. Beside the rows
+    A batch of ``batch_size`` steps has ``batch_size / sequence_length`` slices, ``[B, S]``. Beside the rows
     it has ``traj_id``, the number of each row's trajectory: that of ``traj_key``, or a running number of the episode
     that no other one in the buffer has. Rows that have a field ``traj_id`` themselves keep its values.
 
     The episodes are known as rows come in, so a slice costs the same in small and large buffers.
 
     Args:
-        num_slices: Slices in a batch. Either this or ``slice_len``.
-        slice_len: Steps in a slice.
+        num_slices: Slices in a batch. Either this or ``sequence_length``.
+        sequence_length: Steps in a slice.
         traj_key: The field with the number of each row's trajectory: an episode ends where it changes.
         end_key: The field that is not 0 in the last row of an episode.
         truncated_key: A second one, for episodes that are cut off rather than over. By default, without any of the
@@ -45,17 +45,17 @@ class SliceSampler:
         strict_length: Whether every slice has all its steps from one episode, and shorter episodes never come. If not,
             an episode that is too short comes whole, and without ``pad`` a batch is flat, ``[steps]``: slice after
             slice, each row with ``slice_id``, the number of its slice.
-        pad: Whether slices that are too short are filled up to ``slice_len``: then ``mask`` says which steps are
+        pad: Whether slices that are too short are filled up to ``sequence_length``: then ``mask`` says which steps are
             there. True repeats the nearest step that is; a number is what all fields become in the others. Padding
             takes short episodes too.
         span: How far slices may reach over the ends of their episodes, of which only what exists comes, as for short
-            episodes. True: at least one step is there; an integer: at least ``slice_len - span`` are; False: all. A
-            pair says it for the begin and the end.
+            episodes. True: at least one step is there; an integer: at least ``sequence_length - span`` are; False: all.
+            A pair says it for the begin and the end.
         weighting: "step": every slice that there is comes equally often, so long episodes come more often;
             "trajectory": every episode that has a slice comes equally often.
 
     Raises:
-        ConfigError: Both or none of ``num_slices`` and ``slice_len``, or an argument out of range.
+        ConfigError: Both or none of ``num_slices`` and ``sequence_length``, or an argument out of range.
     """
 
     needs_order = True
@@ -64,7 +64,7 @@ class SliceSampler:
         self,
         *,
         num_slices: int | None = None,
-        slice_len: int | None = None,
+        sequence_length: int | None = None,
         traj_key: FieldKey | None = None,
         end_key: FieldKey | None = None,
         truncated_key: FieldKey | None = None,
@@ -73,7 +73,7 @@ class SliceSampler:
         span: Span = False,
         weighting: Weighting = "step",
     ) -> None:
-        self._config = SliceConfig(num_slices, slice_len, strict_length=strict_length, pad=pad, span=span)
+        self._config = SliceConfig(num_slices, sequence_length, strict_length=strict_length, pad=pad, span=span)
         if weighting not in get_args(Weighting):
             raise ConfigError(f"weighting: expected one of {list(get_args(Weighting))}, found {weighting!r}")
         self.weighting = weighting
@@ -88,9 +88,9 @@ class SliceSampler:
         return self._config.adds
 
     @property
-    def slice_len(self) -> int | None:
+    def sequence_length(self) -> int | None:
         """Steps in a slice; None where it depends on the size of the batch."""
-        return self._config.slice_len
+        return self._config.sequence_length
 
     def wrote(self, storage: Storage, write: Write) -> None:
         """Take note of the ends of episodes among the rows, in time proportional to their number."""
@@ -141,7 +141,7 @@ class SliceSamplerWithoutReplacement:
     A write begins a new epoch. Slices of one episode may come in one batch.
 
     Args:
-        num_slices, slice_len, traj_key, end_key, truncated_key: See ``SliceSampler``.
+        num_slices, sequence_length, traj_key, end_key, truncated_key: See ``SliceSampler``.
         strict_length: Whether what is left at the end of an episode and does not fill a slice is left out; otherwise it
             comes as a shorter slice, as ``SliceSampler`` says.
         pad: See ``SliceSampler``.
@@ -160,7 +160,7 @@ class SliceSamplerWithoutReplacement:
         self,
         *,
         num_slices: int | None = None,
-        slice_len: int | None = None,
+        sequence_length: int | None = None,
         traj_key: FieldKey | None = None,
         end_key: FieldKey | None = None,
         truncated_key: FieldKey | None = None,
@@ -169,7 +169,9 @@ class SliceSamplerWithoutReplacement:
         drop_last: bool = False,
         shuffle: bool = True,
     ) -> None:
-        self._config = SliceConfig(num_slices, slice_len, strict_length=strict_length, pad=pad, span=False, tiled=True)
+        self._config = SliceConfig(
+            num_slices, sequence_length, strict_length=strict_length, pad=pad, span=False, tiled=True
+        )
         self._index = EpisodeIndex(traj_key, end_key, truncated_key)
         self.drop_last = check_flag("drop_last", drop_last)
         self.shuffle = check_flag("shuffle", shuffle)
@@ -198,9 +200,9 @@ class SliceSamplerWithoutReplacement:
         return self._config.adds
 
     @property
-    def slice_len(self) -> int | None:
+    def sequence_length(self) -> int | None:
         """Steps in a slice; None where it depends on the size of the batch."""
-        return self._config.slice_len
+        return self._config.sequence_length
 
     def wrote(self, storage: Storage, write: Write) -> None:
         """Take note of the ends of episodes among the rows; the next draw begins an epoch."""

@@ -13,11 +13,11 @@ from mouse_core.errors import ConfigError, DataError, MissingFieldError
 from mouse_core.replay.protocols import FieldKey, Slots
 
 
-def check_max_size(max_size: Any) -> int:
-    """``max_size`` if it is a positive integer, else ConfigError."""
-    if isinstance(max_size, bool) or not isinstance(max_size, int | np.integer) or max_size < 1:
-        raise ConfigError(f"max_size: expected an integer from 1, found {max_size!r}")
-    return int(max_size)
+def check_capacity(capacity: Any) -> int:
+    """``capacity`` if it is a positive integer, else ConfigError."""
+    if isinstance(capacity, bool) or not isinstance(capacity, int | np.integer) or capacity < 1:
+        raise ConfigError(f"capacity: expected an integer from 1, found {capacity!r}")
+    return int(capacity)
 
 
 def check_ndim(ndim: Any) -> int:
@@ -36,7 +36,7 @@ def check_not_spawning(storage: Any) -> None:
         raise ConfigError(
             f"{type(storage).__name__}: expected rows that processes share, found rows in the memory of this one, of "
             "which the process that is started would get a copy of its own; give it a "
-            "MemmapStorage(max_size, folder), or make the buffer there, and hand over rows by dumps() and loads()"
+            "MemmapStorage(capacity, folder), or make the buffer there, and hand over rows by dumps() and loads()"
         )
 
 

@@ -12,7 +12,7 @@ from mouse_core._base.trees import key_of, map_tree, path_of, stack, unflatten
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
 from mouse_core.replay.protocols import FieldKey, Slots
 from mouse_core.replay.storages._checks import (
-    check_max_size,
+    check_capacity,
     check_ndim,
     check_not_spawning,
     check_put,
@@ -34,7 +34,7 @@ class ArrayStorage:
     place.
 
     Args:
-        max_size: Rows it holds: with ``ndim=2`` all time steps of all environments together, a multiple of their
+        capacity: Rows it holds: with ``ndim=2`` all time steps of all environments together, a multiple of their
             number. By default as many as ``arrays`` have.
         ndim: 1, or 2 for ``[time, env]``, where every environment is a stream of its own.
         arrays: A tree of arrays ``[n, ...]`` (``[time, env, ...]``) that become the storage's memory: their rows are
@@ -47,13 +47,13 @@ class ArrayStorage:
     ``DataLoader``'s workers) is refused, as the two would go on apart: processes share a ``MemmapStorage``.
 
     Raises:
-        ConfigError: An argument out of range, or both or none of ``max_size`` and ``arrays``.
+        ConfigError: An argument out of range, or both or none of ``capacity`` and ``arrays``.
         SchemaError: Arrays of differing length.
     """
 
     def __init__(
         self,
-        max_size: int | None = None,
+        capacity: int | None = None,
         ndim: int = 1,
         *,
         arrays: Any = None,
@@ -71,11 +71,11 @@ class ArrayStorage:
         self._changes = 0
         self._writable = True
         if arrays is not None:
-            if max_size is not None:
-                raise ConfigError(f"ArrayStorage: expected max_size or arrays, found both, max_size={max_size!r}")
+            if capacity is not None:
+                raise ConfigError(f"ArrayStorage: expected capacity or arrays, found both, capacity={capacity!r}")
             self._wrap(arrays)
         else:
-            self._capacity = check_max_size(max_size)
+            self._capacity = check_capacity(capacity)
 
     def _wrap(self, arrays: Any) -> None:
         schema = RowSchema.of(arrays, self._ndim, self._ndim, self._ragged)
@@ -160,7 +160,7 @@ class ArrayStorage:
         if self._memory is None:
             if self._capacity % schema.num_envs:
                 raise ConfigError(
-                    f"max_size: expected a multiple of the {schema.num_envs} environments, found {self._capacity}"
+                    f"capacity: expected a multiple of the {schema.num_envs} environments, found {self._capacity}"
                 )
             self._take_memory(self._allocate(schema))
         assert self._memory is not None

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from mouse_core._base.trees import find, flatten, map_tree
 from mouse_core.errors import DataError, StateError
 from mouse_core.replay.protocols import FieldKey, Slots
-from mouse_core.replay.storages._checks import check_max_size, check_not_spawning, check_put, slot_error
+from mouse_core.replay.storages._checks import check_capacity, check_not_spawning, check_put, slot_error
 from mouse_core.replay.storages._signs import Signs, gathered
 from mouse_core.replay.storages._state import check_state
 from mouse_core.replay.storages._varying import object_array
@@ -27,7 +27,7 @@ class ListStorage:
     numbers of one shape, and else a list: whichever rows are drawn, it is the same.
 
     Args:
-        max_size: Rows it holds.
+        capacity: Rows it holds.
         alignment: Which transition a row's action, reward and done belong to.
         ragged: Fields that are lists also while all rows have one shape.
 
@@ -40,11 +40,11 @@ class ListStorage:
     writable = True
 
     def __init__(
-        self, max_size: int = 1000, *, alignment: Alignment = "outgoing", ragged: Iterable[FieldKey] = ()
+        self, capacity: int = 1000, *, alignment: Alignment = "outgoing", ragged: Iterable[FieldKey] = ()
     ) -> None:
         self._ragged = check_list("ragged", ragged)
         self._signs = Signs(self._ragged)
-        self._capacity = check_max_size(max_size)
+        self._capacity = check_capacity(capacity)
         self._alignment = check_alignment(alignment)
         self._items: list[Any] = []
         self._written = 0
@@ -105,7 +105,7 @@ class ListStorage:
         self._changes += 1
 
     def get(self, slots: Slots) -> list[Any]:
-        """The objects in ``slots``, as a list; of lists, for slots ``[num_slices, slice_len]``."""
+        """The objects in ``slots``, as a list; of lists, for slots ``[B, S]``."""
         if slots.size and int(slots.view(np.uint64).max()) >= len(self._items):
             raise slot_error(slots, len(self._items))
         if slots.ndim > 1:

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from mouse_core._base.trees import stack, unflatten
 from mouse_core.errors import StorageError
 from mouse_core.replay.protocols import FieldKey, Slots
-from mouse_core.replay.storages._checks import check_max_size, check_ndim, check_put, column_of, slot_error
+from mouse_core.replay.storages._checks import check_capacity, check_ndim, check_put, column_of, slot_error
 from mouse_core.replay.storages._mapped import rows as on_disk
 from mouse_core.replay.storages._mapped.files import FileLock, Head, Now, map_file, replace_file
 from mouse_core.replay.storages._mapped.values import MappedValues
@@ -31,7 +31,7 @@ class MemmapStorage:
     """Rows as nested dicts or tuples of arrays in mapped files, of which several processes may write and read.
 
     The processes take turns: a row is whole or not there, also where a writer is killed in the middle of a write. Rows
-    are written to places that no row in use has (the files have a few more places than ``max_size``), and count when
+    are written to places that no row in use has (the files have a few more places than ``capacity``), and count when
     they are complete; what is changed in place is written to a journal first. Whoever comes next after a crash goes on
     from there.
 
@@ -39,7 +39,7 @@ class MemmapStorage:
     Rows outlive a process, checkpoints (``ReplayBuffer.dumps``) also the machine. Priorities are not shared.
 
     Args:
-        max_size: Rows it holds, as for ``ArrayStorage``; None: as many as the buffer at ``path`` does.
+        capacity: Rows it holds, as for ``ArrayStorage``; None: as many as the buffer at ``path`` does.
         path: A folder of its own; made if it is not there. A buffer that is there is opened, with its rows.
         ndim: 1, or 2 for ``[time, env]``.
         alignment: Which transition a row's action, reward and done belong to.
@@ -55,14 +55,14 @@ class MemmapStorage:
 
     def __init__(
         self,
-        max_size: int | None,
+        capacity: int | None,
         path: str | PathLike[str],
         ndim: int = 1,
         *,
         alignment: Alignment = "outgoing",
         ragged: Iterable[FieldKey] = (),
     ) -> None:
-        capacity = None if max_size is None else check_max_size(max_size)
+        capacity = None if capacity is None else check_capacity(capacity)
         self._ndim = check_ndim(ndim)
         self._alignment = check_alignment(alignment)
         self._ragged = check_list("ragged", ragged)

@@ -137,7 +137,7 @@ def steps_of(values: Array, *, where: str, key: FieldKey) -> tuple[int, int]:
         else:
             otherwise = "give the transform to a buffer, which reads the steps that it needs"
         raise SchemaError(
-            f"{where}: expected slices [num_slices, slice_len, ...], found {key!r} of shape {list(values.shape)}; draw "
+            f"{where}: expected slices [B, S, ...], found {key!r} of shape {list(values.shape)}; draw "
             f"slices, or {otherwise}"
         )
     return int(values.shape[0]), int(values.shape[1])

@@ -85,10 +85,8 @@ def _steps(batch: Any) -> tuple[int, int]:
         return int(index.shape[0]), int(index.shape[1])
     shapes = {tuple(values.shape[:2]) for values in flatten(batch).values() if values.ndim >= 2}
     if not shapes:
-        raise MissingFieldError("RandomCrop: expected slices [num_slices, slice_len, ...], found no field of two axes")
+        raise MissingFieldError("RandomCrop: expected slices [B, S, ...], found no field of two axes")
     if index is not None or len(shapes) > 1:
-        raise SchemaError(
-            f"RandomCrop: expected slices [num_slices, slice_len, ...], found first axes {sorted(shapes)}"
-        )
+        raise SchemaError(f"RandomCrop: expected slices [B, S, ...], found first axes {sorted(shapes)}")
     count, length = shapes.pop()
     return int(count), int(length)

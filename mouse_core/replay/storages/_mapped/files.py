@@ -123,7 +123,7 @@ class Head:
         if not path.exists():
             if capacity is None:
                 raise ConfigError(
-                    f"max_size: expected one for a buffer that is not there yet ({path.parent}), found none"
+                    f"capacity: expected one for a buffer that is not there yet ({path.parent}), found none"
                 )
             words = np.zeros(_WORDS, np.int64)
             words[0], words[_CAPACITY], words[_NDIM], words[_ALIGNMENT] = _MAGIC, capacity, ndim, alignment
@@ -142,7 +142,7 @@ class Head:
         given = [found[_CAPACITY] if capacity is None else capacity, ndim, alignment]
         if found[1:] != given:
             shown = f"{_shown(given)}, found {_shown(found[1:])}"
-            raise ConfigError(f"{path.parent}: expected a buffer of (max_size, ndim, alignment) {shown}")
+            raise ConfigError(f"{path.parent}: expected a buffer of (capacity, ndim, alignment) {shown}")
         self.capacity = int(found[_CAPACITY])
         self._folder = path.parent
 
