@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._base.casting import named_dtype, number_kind
+from mouse_core.dtypes import named_dtype, number_kind
 from mouse_core.errors import ConfigError, MissingFieldError
 
 _T = TypeVar("_T")

@@ -32,8 +32,8 @@ MAX_LINES = 350
 # floors, private ones included. A folder stands for all modules in it.
 FLOORS = [
     {"errors"},
-    {"_base", "_files", "randomness"},
-    {"spec"},
+    {"_base", "_files", "dtypes", "randomness"},
+    {"spec", "trees"},
     {"about", "images"},
     {"_arrow"},
     {"store"},
@@ -177,6 +177,24 @@ def test_adapters_do_not_know_each_other(package: str) -> None:
         assert not names & {"adapters", "tests", "examples", "docs", "scripts"}, module
 
 
+def private_imports(tree: ast.AST) -> set[str]:
+    """What a tree imports from mouse_core that is nobody else's business: modules and names that begin with ``_``."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+    private = {name for name in names if any(part[0] == "_" and part[:2] != "__" for part in name.split(".")[1:])}
+    return {name for name in private if name.split(".")[0] == "mouse_core"}
+
+
+@pytest.mark.parametrize("module", sorted(ALL.keys() - CORE.keys()))
+def test_adapters_use_what_a_third_party_may_use(module: str) -> None:
+    found = private_imports(parse(ALL[module]))
+    assert not found, "what an adapter needs is public, with a docstring and a line in docs/reference"
+
+
 @pytest.mark.parametrize("module", sorted(ALL))
 def test_a_module_fits_in_one_head(module: str) -> None:
     lines = len(ALL[module].read_text(encoding="utf-8").splitlines())
@@ -238,6 +256,11 @@ def test_the_checks_can_fail() -> None:
     )
     assert roots(imported(tree)) == {"os", "torch", "datasets", "jax", "PIL", "pandas"}
     assert roots(imported(at_import(tree))) == {"os", "PIL"}
+    private = (
+        "from mouse_core._base import trees\nfrom mouse_core.store import _fields\nimport mouse_core.spec as _spec\n"
+    )
+    own = "from mouse_jax import _philox\nfrom mouse_core import __distribution__\n"
+    assert private_imports(ast.parse(private + own)) == {"mouse_core._base.trees", "mouse_core.store._fields"}
     assert imported(ast.parse("from mouse_core import store, Field"), {"mouse_core.store": ROOT}) == {
         "mouse_core.store",
         "mouse_core",

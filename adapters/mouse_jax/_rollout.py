@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from mouse_core import ConfigError, MissingFieldError, RolloutError, SchemaError, Spec
-from mouse_core._base.casting import number_kind
+from mouse_core.dtypes import number_kind
 from mouse_core.randomness import check_seed
-from mouse_core.rollouts import MiniBatch, RolloutField, _checks, _hidden, episode_starts
+from mouse_core.rollouts import MiniBatch, RolloutField, checks, episode_starts, policy_states
 from mouse_core.rollouts.amp import AmpStates, Extractor, amp_states
 from mouse_core.rollouts.fields import stored_spec
 from mouse_core.rollouts.mini_batches import check_count, take_mini_batch
@@ -128,9 +128,9 @@ def seed_halves(seed: Any) -> jax.Array:
 def as_array(name: str, value: Any, shape: tuple[int, ...], dtype: Any) -> jax.Array:
     """A value as an array of a shape, which may lack a last 1, and of a dtype, if one is given."""
     made = value if isinstance(value, jax.Array) else _as_numpy(name, value)
-    made = _checks.check_shape(name, made, tuple(shape))
+    made = checks.check_shape(name, made, tuple(shape))
     if dtype is not None:
-        _checks.check_dtype(name, made, np.dtype(dtype), on_host=are_known(made))
+        checks.check_dtype(name, made, np.dtype(dtype), on_host=are_known(made))
     return jnp.asarray(made, dtype)
 
 
@@ -151,20 +151,20 @@ def checked_rows(layout: Layout, given: Mapping[str, Any], step: int | None) -> 
     for name, one in layout.fields:
         value, mask = given.get(name), given.get(f"{name}_mask") if one.mask else None
         if one.mask:
-            value, mask = _checks.split_mask(name, value, mask)
+            value, mask = checks.split_mask(name, value, mask)
         shape = (layout.num_envs, *one.shape)
         if value is None:
             value, mask = np.zeros(shape, spec[name].dtype), np.zeros(layout.num_envs, bool)
         if are_known(value):
             made = value if isinstance(value, jax.Array) else _as_numpy(name, value)
             largest = 1 if spec[name].dtype.kind == "b" else 2
-            _checks.check_values(name, _checks.check_shape(name, made, shape), largest_done=largest, step=step)
+            checks.check_values(name, checks.check_shape(name, made, shape), largest_done=largest, step=step)
         rows[name] = as_array(name, value, shape, spec[name].dtype)
         if one.mask:
             mask = np.ones(layout.num_envs, bool) if mask is None else mask
             made = as_array(f"{name}_mask", mask, (layout.num_envs, 1), None)
             if are_known(made):
-                _checks.refuse(f"{name}_mask", made, (made == 0) | (made == 1), "True or False", step)
+                checks.refuse(f"{name}_mask", made, (made == 0) | (made == 1), "True or False", step)
             rows[f"{name}_mask"] = made[:, 0] != 0
     return rows
 
@@ -172,7 +172,7 @@ def checked_rows(layout: Layout, given: Mapping[str, Any], step: int | None) -> 
 def check_hidden(layout: Layout, path: str, leaf: Any) -> None:
     """SchemaError if a hidden state is not one of the environments."""
     shape = np.shape(leaf)
-    axis = _hidden.env_axis(shape, layout.hidden_axis)
+    axis = policy_states.env_axis(shape, layout.hidden_axis)
     if len(shape) <= axis or shape[axis] != layout.num_envs:
         raise SchemaError(f"{path}: expected {layout.num_envs} environments on axis {axis}, found shape {list(shape)}")
 
@@ -185,7 +185,7 @@ def checked_hidden(rollout: Rollout, given: Any, step: int | None) -> Any:
     held = rollout.hidden_states
     pair = isinstance(given, tuple | list) and len(given) == 2
     if held is None or not pair:
-        if held is not None or not _hidden.is_empty(given):
+        if held is not None or not policy_states.is_empty(given):
             raise SchemaError("hidden_states: expected them in every row, and in init, or nowhere")
         return None
 
@@ -201,12 +201,12 @@ def checked_hidden(rollout: Rollout, given: Any, step: int | None) -> Any:
     row = []
     for place, (arrays, states) in enumerate(zip(held, given, strict=True)):
         path = f"hidden_states[{place}]"
-        if _hidden.is_empty(states) and not _hidden.is_empty(arrays):
+        if policy_states.is_empty(states) and not policy_states.is_empty(arrays):
             if step:
                 raise SchemaError(f"{path}: expected it in every row, found none in row {step}")
-            row.append(_hidden.tree_map(zeros, arrays, path=path))
+            row.append(policy_states.tree_map(zeros, arrays, path=path))
         else:
-            row.append(_hidden.tree_map(check, arrays, states, path=path))
+            row.append(policy_states.tree_map(check, arrays, states, path=path))
     # A pair of the same type, for the two are mapped over together.
     return type(held)(row)
 

@@ -9,7 +9,7 @@ import jax
 from jax.sharding import Sharding
 
 from mouse_core.replay import buffer, ensemble
-from mouse_core.replay._sampled import Sampled
+from mouse_core.replay.base import BaseBuffer
 from mouse_core.replay.protocols import FieldKey, Sampler, Transform, Writer
 from mouse_core.replay.samplers.priorities import Beta, PrioritizedSampler
 from mouse_jax.placement import find_device
@@ -18,7 +18,7 @@ from mouse_jax.trees import as_arrays, as_jax
 Target: TypeAlias = jax.Device | Sharding | str | None
 
 
-class _InJax(Sampled):
+class _InJax(BaseBuffer):
     """Takes arrays of any kind, and delivers batches to a device."""
 
     _target: jax.Device | Sharding | None

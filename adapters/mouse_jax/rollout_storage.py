@@ -17,7 +17,7 @@ import numpy as np
 
 from mouse_core import ConfigError, MissingFieldError
 from mouse_core.errors import RolloutError, RolloutFullError
-from mouse_core.rollouts import MiniBatch, RolloutField, Transition, _checks, _hidden, episode_starts
+from mouse_core.rollouts import MiniBatch, RolloutField, Transition, checks, episode_starts, policy_states
 from mouse_core.rollouts.amp import find_extractors
 from mouse_core.rollouts.fields import complete_fields
 from mouse_core.rollouts.mini_batches import check_count, cut
@@ -95,7 +95,7 @@ def init(
             raise ConfigError(f"fields[{name!r}]: expected mask=True beside optional=True, as all memory is allocated")
     halves = seed_halves(seed)
     shape, extractors = (int(num_transitions_per_env), int(num_envs)), find_extractors(amp_cfg, completed)
-    layout = Layout(shape[1], shape[0], tuple(completed.items()), extractors, _hidden.check_axis(hidden_axis))
+    layout = Layout(shape[1], shape[0], tuple(completed.items()), extractors, policy_states.check_axis(hidden_axis))
 
     def memory(path: str, leaf: Any) -> jax.Array:
         check_hidden(layout, path, leaf)
@@ -103,7 +103,7 @@ def init(
 
     return Rollout(
         {name: jnp.zeros((*shape, *one.shape), one.dtype) for name, one in layout.spec.items()},
-        None if _hidden.is_empty(hidden_states) else _hidden.tree_map(memory, hidden_states),
+        None if policy_states.is_empty(hidden_states) else policy_states.tree_map(memory, hidden_states),
         jnp.int32(0),
         jnp.uint32(0),
         jnp.asarray(False),
@@ -133,8 +133,8 @@ def add(rollout: Rollout, transition: Transition | Mapping[str, Any]) -> Rollout
     if step is not None and step >= most:
         raise RolloutFullError(f"add: expected at most {most} rows, found one more; clear first")
     given = fields_of(transition)
-    _checks.drop_stand_ins(given, rollout.arrays)
-    _checks.check_names(given, dict(layout.fields))
+    checks.drop_stand_ins(given, rollout.arrays)
+    checks.check_names(given, dict(layout.fields))
     rows = checked_rows(layout, given, step)
     hidden = checked_hidden(rollout, given.get("hidden_states"), step)
     arrays, hidden = put_rows((rollout.arrays, rollout.hidden_states), (rows, hidden), rollout.step)
@@ -184,7 +184,7 @@ def compute_returns(
     if "values" not in rollout.arrays:
         raise MissingFieldError(f"compute_returns: expected a field 'values', found {list(rollout.arrays)}")
     gamma, lam = (
-        value if isinstance(value, jax.core.Tracer) else _checks.check_unit(name, value)
+        value if isinstance(value, jax.core.Tracer) else checks.check_unit(name, value)
         for name, value in (("gamma", gamma), ("lam", lam))
     )
     check_truncation(time_outs, final_values)
@@ -194,7 +194,7 @@ def compute_returns(
         time_outs = as_array("time_outs", time_outs, dones.shape, None).astype(bool)
         final_values = as_array("final_values", final_values, values.shape, values.dtype)
     if are_known(dones, last, time_outs, final_values):
-        _checks.check_ends(dones, last, time_outs, final_values)
+        checks.check_ends(dones, last, time_outs, final_values)
     advantages, found = returns.gae(
         rewards, values, dones, last, discount=gamma, lam=lam, time_outs=time_outs, final_values=final_values
     )

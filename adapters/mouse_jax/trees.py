@@ -11,14 +11,11 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Sharding
 
-from mouse_core._base.casting import convert, number_kind
-from mouse_core._base.trees import flatten, map_tree
+from mouse_core.dtypes import convert, is_number
 from mouse_core.errors import DataError
 from mouse_core.replay.protocols import FieldKey
-from mouse_core.replay.storages._varying import is_varying
+from mouse_core.trees import flatten, is_varying, map_tree
 from mouse_jax.dtypes import narrowing
-
-_NUMBERS = "biufc"
 
 
 def as_arrays(rows: Any) -> Any:
@@ -57,7 +54,7 @@ def as_jax(batch: Any, target: jax.Device | Sharding | None) -> Any:
     numbers = {
         key: _narrowed(np.asarray(values), narrowed, key)
         for key, values in found.items()
-        if isinstance(values, np.ndarray | np.generic) and number_kind(values.dtype) in _NUMBERS
+        if isinstance(values, np.ndarray | np.generic) and is_number(values.dtype)
     }
     placed = jax.device_put(list(numbers.values()), target, may_alias=True)
     leaves: dict[FieldKey, Any] = {**found, **dict(zip(numbers, placed, strict=True))}

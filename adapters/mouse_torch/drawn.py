@@ -10,14 +10,12 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from mouse_core._base.casting import number_kind
-from mouse_core._base.trees import flatten, map_tree
 from mouse_core.batches import BatchLayout
+from mouse_core.dtypes import is_number
 from mouse_core.replay.source import BufferSource
+from mouse_core.trees import flatten, map_tree
 from mouse_torch.transfer import InFlight, slab_tensors
 from mouse_torch.trees import tensor_dict
-
-_NUMBERS = "biufc"
 
 
 def drawn_maker(source: BufferSource, *, device: torch.device, pin: bool) -> Callable[[int], InFlight]:
@@ -33,7 +31,7 @@ def _make(
     numbers = {
         str(place): leaf
         for place, leaf in enumerate(flatten(batch).values())
-        if isinstance(leaf, np.ndarray) and number_kind(leaf.dtype) in _NUMBERS
+        if isinstance(leaf, np.ndarray) and is_number(leaf.dtype)
     }
     if not numbers or not (pin or stream is not None):  # it lies where it belongs, or is to be shared as it is
         return InFlight((tensor_dict(batch, device),), None)

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
 
-from mouse_core._base.trees import map_tree
 from mouse_core.errors import ConfigError
 from mouse_core.replay import buffer, ensemble
-from mouse_core.replay._assembly import slots_of
-from mouse_core.replay._sampled import Sampled
+from mouse_core.replay.base import BaseBuffer
 from mouse_core.replay.protocols import FieldKey, Sampler, Transform, Writer
 from mouse_core.replay.samplers.priorities import Beta, PrioritizedSampler
 from mouse_core.replay.storages.array import ArrayStorage
@@ -26,7 +23,7 @@ _ON_HOST = ("sample", "draw", "finish", "__iter__", "update_priority", "state_di
 _WRITING = ("add", "extend", "empty", "__getitem__", "__setitem__")
 
 
-class _Saved(Sampled):
+class _Saved(BaseBuffer):
     """States that ``torch.save`` writes and ``torch.load`` reads with their defaults: tensors and plain values."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -126,12 +123,7 @@ class ReplayBuffer(_Saved, buffer.ReplayBuffer):
 
     def __setitem__(self, index: Any, rows: Any) -> None:
         """Overwrite rows in place; see the core's."""
-        index = on_host(index)
-        slots = slots_of(index, len(self))
-        if self._kept and slots.ndim > 1 and not isinstance(rows, list):
-            # Here, since the core would take them for arrays on the host.
-            index, rows = slots.reshape(-1), map_tree(partial(_flat, axes=slots.ndim), as_tree(rows))
-        super().__setitem__(index, rows)
+        super().__setitem__(on_host(index), rows)
 
     def update_priority(self, index: Any, priority: Any = None) -> None:
         """Say how important rows are, in tensors on any device; see the core's."""
@@ -240,12 +232,6 @@ def _placed(storage: Any, target: torch.device) -> Any:
     if len(storage):
         moved.load(storage.state())
     return moved
-
-
-def _flat(leaf: Any, axes: int) -> torch.Tensor:
-    """A leaf whose first axes are those of an index, with one axis in their place."""
-    values = torch.as_tensor(leaf)
-    return values.reshape(-1, *values.shape[axes:])
 
 
 def _exact(device: torch.device) -> torch.device:

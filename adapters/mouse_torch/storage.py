@@ -9,14 +9,21 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mouse_core._base.trees import flatten, map_tree, stack, stack_leaves, unflatten
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
 from mouse_core.replay.protocols import FieldKey, Slots
-from mouse_core.replay.storages._checks import check_capacity, check_ndim, check_not_spawning, check_put, slot_error
-from mouse_core.replay.storages._rows import RowSchema
-from mouse_core.replay.storages._state import rows_state, state_rows
-from mouse_core.replay.storages.array import ArrayStorage
+from mouse_core.replay.storages import (
+    ArrayStorage,
+    RowSchema,
+    check_capacity,
+    check_ndim,
+    check_not_spawning,
+    check_put,
+    rows_state,
+    slot_error,
+    state_rows,
+)
 from mouse_core.spec import Alignment, check_alignment, check_list
+from mouse_core.trees import flatten, map_tree, stack, stack_leaves, unflatten
 from mouse_torch.placement import check_device
 from mouse_torch.transfer import from_numpy, to_numpy, torch_dtype
 from mouse_torch.trees import on_host

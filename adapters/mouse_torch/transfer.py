@@ -14,8 +14,8 @@ import torch
 from tensordict import TensorDict
 
 from mouse_core import BatchSource, SchemaError
-from mouse_core._base.casting import is_narrow, named_dtype
 from mouse_core.batches import BatchLayout
+from mouse_core.dtypes import is_ml_float, named_dtype
 from mouse_core.sampling import Plan
 
 
@@ -64,7 +64,7 @@ def from_numpy(array: npt.NDArray[Any]) -> torch.Tensor:
     Raises:
         SchemaError: A dtype that torch has not.
     """
-    narrow = is_narrow(array.dtype)
+    narrow = is_ml_float(array.dtype)
     if not narrow and array.dtype.kind in "biufc":
         return torch.from_numpy(array)
     dtype = getattr(torch, array.dtype.name, None) if narrow else None
@@ -103,7 +103,7 @@ def slab_tensors(layout: BatchLayout, slab: torch.Tensor) -> dict[str, torch.Ten
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     """The torch dtype of a NumPy dtype."""
-    if is_narrow(dtype):
+    if is_ml_float(dtype):
         narrow: torch.dtype = getattr(torch, dtype.name)
         return narrow
     return torch.from_numpy(np.empty(0, dtype)).dtype

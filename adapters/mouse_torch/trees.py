@@ -17,12 +17,10 @@ from tensordict import (
     is_tensor_collection,
 )
 
-from mouse_core._base.casting import number_kind
+from mouse_core.dtypes import is_number
 from mouse_core.errors import SchemaError
 from mouse_core.replay.protocols import Draw, FieldKey
 from mouse_torch.transfer import from_numpy, to_numpy
-
-_NUMBERS = "biufc"
 
 
 def as_tree(rows: Any, *, host: FieldKey = ()) -> Any:
@@ -95,7 +93,7 @@ def _field(rows: Any, name: str) -> Any:
 def as_state(tree: Any) -> Any:
     """A state with its arrays as tensors and its NumPy numbers as Python's: what ``torch.load`` reads by default."""
     if isinstance(tree, np.ndarray):
-        if number_kind(tree.dtype) in _NUMBERS and tree.dtype.isnative:
+        if is_number(tree.dtype) and tree.dtype.isnative:
             return from_numpy(tree if tree.flags.writeable else tree.copy())
         raw = np.ascontiguousarray(tree).reshape(-1).view(np.uint8)
         return {"dtype": tree.dtype.str, "shape": list(tree.shape), "bytes": torch.from_numpy(raw.copy())}
@@ -140,11 +138,7 @@ def tensor_dict(batch: Any, device: torch.device, *, size: Sequence[int] | None 
     non-tensor data.
     """
     if not isinstance(batch, Mapping | tuple):
-        return (
-            as_tensor(batch, device)
-            if isinstance(batch, np.ndarray) and number_kind(batch.dtype) in _NUMBERS
-            else batch
-        )
+        return as_tensor(batch, device) if isinstance(batch, np.ndarray) and is_number(batch.dtype) else batch
     fields = _tensors(batch, device)
     shared = _shared(fields) if size is None else size
     return TensorDict(fields, batch_size=shared, device=None if device.type == "cpu" else device)
@@ -168,7 +162,7 @@ def _tensors(node: Any, device: torch.device) -> dict[str, Any]:
     for name, child in items:
         if isinstance(child, Mapping | tuple):
             found[name] = _tensors(child, device)
-        elif isinstance(child, list) or (isinstance(child, np.ndarray) and number_kind(child.dtype) not in _NUMBERS):
+        elif isinstance(child, list) or (isinstance(child, np.ndarray) and not is_number(child.dtype)):
             found[name] = _listed(child if isinstance(child, list) else child.tolist(), device)
         elif isinstance(child, str | bytes):  # of a single row
             found[name] = child
@@ -184,7 +178,7 @@ def _listed(values: list[Any], device: torch.device) -> Any:
 
 
 def _item(value: Any, device: torch.device) -> NonTensorData:
-    numbers = isinstance(value, np.ndarray) and number_kind(value.dtype) in _NUMBERS
+    numbers = isinstance(value, np.ndarray) and is_number(value.dtype)
     return NonTensorData(as_tensor(value, device) if numbers else value)
 
 

@@ -21,7 +21,8 @@ from mouse_core._arrow.dense import dense_rows, plain
 from mouse_core._arrow.dense_copies import IRREGULAR, DenseBudget, DenseCopies
 from mouse_core._arrow.layout import ColumnType
 from mouse_core._arrow.windows import Int64s, WindowsPart
-from mouse_core._base.casting import RowError, convert, values_of
+from mouse_core._base.checks import values_of
+from mouse_core.dtypes import RowError, convert
 from mouse_core.images._rows import fill_images
 
 

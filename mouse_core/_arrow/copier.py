@@ -23,9 +23,9 @@ from mouse_core._arrow.addresses import copy_runs, flat_view
 from mouse_core._arrow.column import Column, Growth
 from mouse_core._arrow.views import STRETCH_BITS, CopiedField, Places, Views
 from mouse_core._arrow.windows import Windows
-from mouse_core._base.casting import RowError, convert
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memory import ALIGNMENT, BatchLayout
+from mouse_core.dtypes import RowError, convert
 from mouse_core.errors import DataError
 
 # Batches that are asked for in turn are copied several at a time up to this size: a call takes 5 us, as long as copying

@@ -9,7 +9,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._arrow.layout import is_list
-from mouse_core._base.casting import RowError, convert, values_of
+from mouse_core._base.checks import values_of
+from mouse_core.dtypes import RowError, convert
 
 _Bools = npt.NDArray[np.bool_]
 

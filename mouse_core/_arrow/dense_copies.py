@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._arrow.windows import Int64s
-from mouse_core._base.casting import RowError
 from mouse_core._base.locks import ProcessLock
+from mouse_core.dtypes import RowError
 from mouse_core.errors import ConfigError
 
 UNKNOWN = -1

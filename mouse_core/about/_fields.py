@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mouse_core._base.casting import is_whole
+from mouse_core._base.checks import is_whole
 from mouse_core.errors import DataError
 from mouse_core.spec import Field
 

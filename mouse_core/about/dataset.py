@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mouse_core._base.casting import is_whole
+from mouse_core._base.checks import is_whole
 from mouse_core.about._fields import check_width, field_from_json, field_to_json
 from mouse_core.errors import ConfigError, DataError, MouseError, SchemaError
 from mouse_core.spec import Alignment, Field, check_alignment

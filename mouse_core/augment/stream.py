@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._base.casting import convert
 from mouse_core._base.memory import MemoryPool
 from mouse_core.augment.config import AugmentTokensConfig
 from mouse_core.augment.draws import Draws, crop_size, cut, draw_shared, with_masks
 from mouse_core.augment.images import Empty
 from mouse_core.augment.transform import mask, transform
+from mouse_core.dtypes import convert
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.randomness import Key, Purpose
 from mouse_core.spec import FieldSpec

@@ -23,7 +23,7 @@ from typing import IO, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._base.casting import RowError, convert
+from mouse_core.dtypes import RowError, convert
 from mouse_core.images._tasks import Encoded, Wanted, row_of, tasks
 from mouse_core.images._worker import ANSWER, READY, TASK, read_exactly
 from mouse_core.images.pixels import decode_into

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._base.casting import RowError, convert
+from mouse_core.dtypes import RowError, convert
 from mouse_core.errors import DataError, MouseError
 
 MAX_PIXELS = 1 << 26

@@ -314,9 +314,9 @@ def is_buffer(store: Any) -> bool:
     """Whether batches come from a replay buffer, or an ensemble of them."""
     if isinstance(store, DatasetStore | Snapshot):
         return False
-    from mouse_core.replay._sampled import Sampled
+    from mouse_core.replay.base import BaseBuffer
 
-    return isinstance(store, Sampled)
+    return isinstance(store, BaseBuffer)
 
 
 # Arguments that say nothing about the batches of a replay buffer, and their defaults.

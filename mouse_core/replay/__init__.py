@@ -1,5 +1,6 @@
 """Replay buffers: storages, writers, samplers and transforms that compose."""
 
+from mouse_core.replay.base import BaseBuffer
 from mouse_core.replay.buffer import Drawn, ReplayBuffer
 from mouse_core.replay.ensemble import ReplayBufferEnsemble
 from mouse_core.replay.prioritized import PrioritizedReplayBuffer
@@ -32,6 +33,7 @@ from mouse_core.replay.writers import ImmutableWriter, MaxValueWriter, RoundRobi
 
 __all__ = [
     "ArrayStorage",
+    "BaseBuffer",
     "BufferSource",
     "Cast",
     "Compose",

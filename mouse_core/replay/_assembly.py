@@ -10,12 +10,12 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import array_namespace
 
-from mouse_core._base.casting import number_kind
-from mouse_core._base.trees import as_array, find, flatten, map_tree, path_of, stack
+from mouse_core.dtypes import is_number, number_kind
 from mouse_core.errors import DataError, MissingFieldError, SchemaError
-from mouse_core.replay._sampled import Collate
+from mouse_core.replay.base import Collate
 from mouse_core.replay.protocols import Draw, FieldKey, Slots
 from mouse_core.replay.storages._varying import is_varying, padding_of
+from mouse_core.trees import as_array, find, flatten, map_tree, path_of, stack
 
 OWN = "traj_id"
 """The one field of a draw that rows may have themselves."""
@@ -87,7 +87,7 @@ def _pad(rows: Any, where: npt.NDArray[np.bool_], pad: float) -> None:
         if isinstance(leaf, np.ndarray):
             with np.errstate(invalid="ignore"):
                 value = np.asarray(pad).astype(leaf.dtype)
-            if number_kind(leaf.dtype) in "biufc" and value != pad and (pad == pad or value == value):
+            if is_number(leaf.dtype) and value != pad and (pad == pad or value == value):
                 raise DataError(f"sample: field {key!r}: expected a pad that {leaf.dtype} holds, found {pad}")
         leaf[where] = value
 

@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 
 from mouse_core._base.tracing import refuse_traced
-from mouse_core._base.trees import find, flatten, map_tree
 from mouse_core.errors import SchemaError
 from mouse_core.replay._assembly import assemble, named_time, priorities_in, row_of, slots_of, time_first
 from mouse_core.replay._parts import Parts
-from mouse_core.replay._sampled import Collate, Drawn, Sampled
+from mouse_core.replay.base import BaseBuffer, Collate, Drawn
 from mouse_core.replay.protocols import FieldKey, Sampler, Slots, Transform, Writer
 from mouse_core.replay.storages._dataset import as_storage
 from mouse_core.replay.storages._state import check_numbers
 from mouse_core.replay.storages.list import ListStorage
+from mouse_core.trees import find, flatten, map_tree
 
 __all__ = ["Drawn", "ReplayBuffer"]
 
 
-class ReplayBuffer(Sampled):
+class ReplayBuffer(BaseBuffer):
     """Transitions that are written while others are sampled.
 
     All methods may be called from several threads. A draw depends on the seed, the number of the sample and what is in
@@ -224,7 +224,7 @@ class ReplayBuffer(Sampled):
             self._parts.check_writable()
             slots = slots_of(index, len(self))
             if slots.ndim > 1 and not isinstance(rows, list):
-                rows = map_tree(lambda leaf: np.asarray(leaf).reshape(-1, *np.shape(leaf)[slots.ndim :]), rows)
+                rows = map_tree(lambda leaf: _flat(leaf, slots.ndim), rows)
             self._parts.put(slots.reshape(-1), rows if slots.ndim else [rows])
 
     def empty(self) -> None:
@@ -333,3 +333,9 @@ class ReplayBuffer(Sampled):
         numbers = check_numbers(state, {"kind": "buffer"}, ("seed", "samples", "updates"))
         self._parts.load(state)
         self._seed, self._samples, self._updates = numbers["seed"], numbers["samples"], numbers["updates"]
+
+
+def _flat(leaf: Any, axes: int) -> Any:
+    """A leaf, an array of any framework, with a single axis in place of its first ``axes``."""
+    values = leaf if hasattr(leaf, "reshape") else np.asarray(leaf)
+    return values.reshape((-1, *values.shape[axes:]))

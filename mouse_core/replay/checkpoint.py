@@ -21,9 +21,9 @@ from typing import Any, BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._base.casting import dtype_name, named_dtype
+from mouse_core._base.checks import UNREADABLE
+from mouse_core.dtypes import dtype_name, named_dtype
 from mouse_core.errors import StateError, StorageError
-from mouse_core.replay.storages._rows import UNREADABLE
 
 _MAGIC = b"MOUSERB1"
 _HEAD = struct.Struct("<8sQI")

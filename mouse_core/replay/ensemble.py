@@ -10,15 +10,15 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.tracing import refuse_traced
-from mouse_core._base.trees import find, flatten, structure_of, unflatten
 from mouse_core.errors import ConfigError, SchemaError, StateError
 from mouse_core.randomness import Key, Purpose
 from mouse_core.replay._assembly import reserved_error
-from mouse_core.replay._sampled import Collate, Drawn, Sampled
+from mouse_core.replay.base import BaseBuffer, Collate, Drawn
 from mouse_core.replay.buffer import ReplayBuffer
 from mouse_core.replay.protocols import Draw, FieldKey, Transform
 from mouse_core.replay.samplers.priorities import priorities_like
 from mouse_core.replay.storages._state import check_numbers, part_of
+from mouse_core.trees import find, flatten, structure_of, unflatten
 
 # The call of keys that seeds of members come from.
 _MEMBERS = 1 << 63
@@ -26,7 +26,7 @@ _MEMBERS = 1 << 63
 _WITHOUT: dict[FieldKey, Any] = {"priority_weight": np.float32(1), "mask": np.True_}
 
 
-class ReplayBufferEnsemble(Sampled):
+class ReplayBufferEnsemble(BaseBuffer):
     """Batches of which each member gives its share: recorded data and fresh data, say.
 
     A batch has exactly as many rows as asked for. A member's share is its weight times the size; where that is no
@@ -57,10 +57,10 @@ class ReplayBufferEnsemble(Sampled):
     ) -> None:
         if not buffers:
             raise ConfigError("buffers: expected at least one, found none")
-        members = [buffer if isinstance(buffer, Sampled) else ReplayBuffer(buffer, seed=seed) for buffer in buffers]
+        members = [buffer if isinstance(buffer, BaseBuffer) else ReplayBuffer(buffer, seed=seed) for buffer in buffers]
         if len({id(member) for member in members}) < len(members):
             raise ConfigError("buffers: expected each once, found one of them twice")
-        self._buffers: tuple[Sampled, ...] = tuple(members)
+        self._buffers: tuple[BaseBuffer, ...] = tuple(members)
         alignments = [member.alignment for member in members]
         if len(set(alignments)) > 1:
             raise ConfigError(
@@ -265,7 +265,7 @@ class ReplayBufferEnsemble(Sampled):
         members = part_of(state, "buffers", {})
         if len(members) != len(self._buffers) or list(state.get("p", ())) != list(self.p):
             raise StateError(f"state: expected an ensemble with the shares {self.p}, found {state.get('p')}")
-        before: list[tuple[Sampled, dict[str, Any]]] = []
+        before: list[tuple[BaseBuffer, dict[str, Any]]] = []
         try:
             for number, member in enumerate(self._buffers):
                 kept = member.state_dict()

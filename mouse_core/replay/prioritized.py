@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from mouse_core.replay._sampled import Collate
+from mouse_core.replay.base import Collate
 from mouse_core.replay.buffer import ReplayBuffer
 from mouse_core.replay.protocols import FieldKey, Transform, Writer
 from mouse_core.replay.samplers.priorities import Beta, PrioritizedSampler

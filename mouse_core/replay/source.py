@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mouse_core._base.trees import map_tree
 from mouse_core.errors import ConfigError, StateError
 from mouse_core.randomness import Key, Purpose
-from mouse_core.replay._sampled import Drawn, Sampled
+from mouse_core.replay.base import BaseBuffer, Drawn
 from mouse_core.replay.protocols import Draw
 from mouse_core.replay.storages._state import check_numbers, copied, part_of
 from mouse_core.replay.storages._varying import is_varying, object_array
+from mouse_core.trees import map_tree
 
 _LISTED = "rows of differing length"
 
@@ -55,7 +55,7 @@ class BufferSource:
 
     epoch_start = 0
 
-    def __init__(self, buffer: Sampled, batch_size: int | None, ahead: int) -> None:
+    def __init__(self, buffer: BaseBuffer, batch_size: int | None, ahead: int) -> None:
         if batch_size is None and buffer.batch_size is None:
             raise ConfigError("batch_size: expected one for the buffer or for the loader, found none")
         self.buffer = buffer

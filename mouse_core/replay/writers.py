@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._base.casting import number_kind
-from mouse_core._base.trees import as_array, find, flatten, map_tree, stack
+from mouse_core.dtypes import number_kind
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.replay.protocols import FieldKey, Slots, Storage
+from mouse_core.trees import as_array, find, flatten, map_tree, stack
 
 _REDUCTIONS: dict[str, Callable[..., Any]] = {
     "sum": np.sum,

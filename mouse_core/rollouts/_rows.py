@@ -12,7 +12,7 @@ from array_api_compat import array_namespace
 from mouse_core._base.tracing import refuse_traced
 from mouse_core.errors import ConfigError, MissingFieldError, RolloutError, RolloutFullError, SchemaError
 from mouse_core.randomness import check_seed
-from mouse_core.rollouts import _checks, _hidden
+from mouse_core.rollouts import checks, policy_states
 from mouse_core.rollouts.amp import find_extractors
 from mouse_core.rollouts.fields import (
     ALIASES,
@@ -57,7 +57,7 @@ class RolloutRows:
         self.seed = check_seed(seed)
         self._extractors = find_extractors(amp_cfg, self._fields)
         self.device = self._find_device(device)
-        self._hidden_axis = _hidden.check_axis(hidden_axis)
+        self._hidden_axis = policy_states.check_axis(hidden_axis)
         self._validate = self._on_host() if validate is None else validate
         self.epoch = 0
         self.spec = stored_spec(self._fields)
@@ -134,8 +134,8 @@ class RolloutRows:
                 f"add_transitions: expected at most {self.num_transitions_per_env} rows, found one more; clear() first"
             )
         given = fields_of(transition)
-        _checks.drop_stand_ins(given, self.spec)
-        _checks.check_names(given, self._fields)
+        checks.drop_stand_ins(given, self.spec)
+        checks.check_names(given, self._fields)
         rows = self._checked_rows(given)
         hidden, told = self._checked_hidden(given.get("hidden_states"))
         for name in rows.keys() - self._arrays.keys():
@@ -146,7 +146,7 @@ class RolloutRows:
             if states is not None:
                 if not self._stated[place]:
                     self._hidden[place], self._stated[place] = self._hidden_arrays(states, self._hidden[place]), True
-                _hidden.tree_map(self._copy_hidden, states, self._hidden[place])
+                policy_states.tree_map(self._copy_hidden, states, self._hidden[place])
         if not told:
             self._told = False
         self._present |= set(rows)
@@ -213,16 +213,16 @@ class RolloutRows:
         """A value as an array of a shape, which may lack a last 1, and, if one is given, able to be of a dtype."""
         try:
             made = self._array(value)
-            kind = _checks.is_of(made, ("bool", "integral", "real floating"))
+            kind = checks.is_of(made, ("bool", "integral", "real floating"))
         except (TypeError, ValueError, RuntimeError) as error:
             raise SchemaError(
                 f"{name}: expected an array of shape {list(shape)}, found {type(value).__name__}"
             ) from error
         if not kind:
             raise SchemaError(f"{name}: expected numbers, found {made.dtype}")
-        made = _checks.check_shape(name, made, shape)
+        made = checks.check_shape(name, made, shape)
         if dtype is not None:
-            _checks.check_dtype(name, made, dtype, on_host=self._validate)
+            checks.check_dtype(name, made, dtype, on_host=self._validate)
         return made
 
     def _checked_rows(self, given: Mapping[str, Any]) -> dict[str, Array]:
@@ -231,7 +231,7 @@ class RolloutRows:
         for name, field in self._fields.items():
             value, mask = given.get(name), given.get(f"{name}_mask") if field.mask else None
             if field.mask:
-                value, mask = _checks.split_mask(name, value, mask)
+                value, mask = checks.split_mask(name, value, mask)
             if value is None:
                 self._check_absent(name, field)
                 if field.mask:
@@ -245,7 +245,7 @@ class RolloutRows:
             dtype = np.dtype(field.dtype)
             row = self._as(name, value, (self.num_envs, *field.shape), dtype)
             if self._validate:
-                _checks.check_values(name, row, largest_done=1 if dtype.kind == "b" else 2, step=self._step)
+                checks.check_values(name, row, largest_done=1 if dtype.kind == "b" else 2, step=self._step)
             rows[name] = row
             if field.mask:
                 rows[f"{name}_mask"] = self._checked_mask(f"{name}_mask", mask)
@@ -256,7 +256,7 @@ class RolloutRows:
             return self._zeros((self.num_envs,), np.dtype(bool)) == 0
         made = self._as(name, mask, (self.num_envs, 1), None)
         if self._validate:
-            _checks.refuse(name, made, (made == 0) | (made == 1), "True or False", self._step)
+            checks.refuse(name, made, (made == 0) | (made == 1), "True or False", self._step)
         return made[:, 0] != 0
 
     def _check_absent(self, name: str, field: RolloutField) -> None:
@@ -266,18 +266,18 @@ class RolloutRows:
     def _checked_hidden(self, hidden: Any) -> tuple[list[Any], bool]:
         """The hidden states to copy, ``[actor, critic]`` as arrays, and whether the transition said what they are."""
         told = isinstance(hidden, tuple | list) and len(hidden) == 2
-        if not told and not _hidden.is_empty(hidden):
+        if not told and not policy_states.is_empty(hidden):
             raise SchemaError(f"hidden_states: expected (actor, critic), found {type(hidden).__name__}")
         row: list[Any] = [None, None]
         for place, states in enumerate(hidden if told else row):
             path = f"hidden_states[{place}]"
-            if _hidden.is_empty(states):
+            if policy_states.is_empty(states):
                 if self._stated[place]:
                     raise MissingFieldError(f"{path}: expected it in every row, found none in row {self._step}")
                 continue
-            row[place] = _hidden.tree_map(self._checked_state, states, path=path)
+            row[place] = policy_states.tree_map(self._checked_state, states, path=path)
             if self._stated[place]:
-                _hidden.tree_map(_check_same, row[place], self._hidden[place], path=path)
+                policy_states.tree_map(_check_same, row[place], self._hidden[place], path=path)
             elif not self._told:
                 raise SchemaError(
                     f"hidden_states: expected them in every row, found them first in row {self._step}; where a policy "
@@ -287,7 +287,7 @@ class RolloutRows:
 
     def _checked_state(self, path: str, leaf: Any) -> Array:
         made = self._array(leaf)
-        axis = _hidden.env_axis(tuple(made.shape), self._hidden_axis)
+        axis = policy_states.env_axis(tuple(made.shape), self._hidden_axis)
         if made.ndim <= axis or made.shape[axis] != self.num_envs:
             raise SchemaError(
                 f"{path}: expected {self.num_envs} environments on axis {axis}, found shape {list(made.shape)}; "
@@ -306,10 +306,10 @@ class RolloutRows:
             return self._zeros((self.num_transitions_per_env, *leaf.shape), leaf.dtype)
 
         try:
-            _hidden.tree_map(_check_same, states, memory)
+            policy_states.tree_map(_check_same, states, memory)
         except SchemaError:
-            return _hidden.tree_map(make, states)
-        return _hidden.tree_map(forget, memory)
+            return policy_states.tree_map(make, states)
+        return policy_states.tree_map(forget, memory)
 
     def _copy_hidden(self, path: str, row: Array, array: Array) -> None:
         array[self._step] = row

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._base.casting import number_kind
+from mouse_core.dtypes import number_kind
 from mouse_core.errors import ConfigError
 from mouse_core.spec import FieldSpec, Spec, check_dtype
 

@@ -14,7 +14,7 @@ from array_api_compat import array_namespace
 
 from mouse_core.errors import ConfigError, MissingFieldError
 from mouse_core.randomness import Key, Purpose
-from mouse_core.rollouts import _hidden
+from mouse_core.rollouts import policy_states
 from mouse_core.rollouts.amp import AmpStates, previous_states
 from mouse_core.rollouts.trajectories import history_rows, take_rows
 
@@ -282,7 +282,7 @@ def take_mini_batch(
         frames[name] = take_rows(flat[name][:, None], before, there), there
     return MiniBatch(
         {name: xp.take(values, rows, axis=0) for name, values in flat.items()},
-        (None, None) if hidden_states is None else _hidden.take(hidden_states, rows, hidden_axis),
+        (None, None) if hidden_states is None else policy_states.take(hidden_states, rows, hidden_axis),
         histories=frames,
         rows=rows,
         **({} if amp is None else previous_states(amp, rows, starts)),

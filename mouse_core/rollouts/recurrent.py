@@ -7,7 +7,7 @@ from typing import Any
 
 from array_api_compat import array_namespace
 
-from mouse_core.rollouts import _hidden
+from mouse_core.rollouts import policy_states
 from mouse_core.rollouts.amp import AmpStates, previous_states
 from mouse_core.rollouts.mini_batches import TARGETS, MiniBatch
 from mouse_core.rollouts.trajectories import episode_starts, take_rows, trajectory_rows
@@ -51,7 +51,7 @@ def take_recurrent_mini_batch(
             name: values if _is_target(name, arrays) else take_rows(values, trajectories, masks)
             for name, values in own.items()
         },
-        (None, None) if hidden_states is None else _hidden.take(hidden_states, starts, hidden_axis),
+        (None, None) if hidden_states is None else policy_states.take(hidden_states, starts, hidden_axis),
         masks,
         rows=rows,
         **({} if amp is None else previous_states(amp, rows, episode_starts(dones))),

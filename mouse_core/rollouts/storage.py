@@ -8,10 +8,10 @@ from typing import Any, Self
 import numpy as np
 from array_api_compat import array_namespace
 
-from mouse_core._base.casting import widened
 from mouse_core._base.tracing import refuse_traced
+from mouse_core.dtypes import widened
 from mouse_core.errors import ConfigError, MissingFieldError, RolloutError, StateError
-from mouse_core.rollouts import _checks
+from mouse_core.rollouts import checks
 from mouse_core.rollouts._rows import RolloutRows
 from mouse_core.rollouts.amp import AmpStates, amp_states
 from mouse_core.rollouts.fields import COMPUTED, TrainingType, motion_mimic_fields
@@ -140,7 +140,7 @@ class RolloutStorage(RolloutRows):
         self._check_full("compute_returns")
         if "values" not in self._arrays:
             raise MissingFieldError(f"compute_returns: expected a field 'values', found {list(self._fields)}")
-        gamma, lam = _checks.check_unit("gamma", gamma), _checks.check_unit("lam", lam)
+        gamma, lam = checks.check_unit("gamma", gamma), checks.check_unit("lam", lam)
         check_truncation(time_outs, final_values)
         # bfloat16 is computed in float32: NumPy's array API does not know it.
         rewards, values, dones = (widened(self._arrays[name]) for name in ("rewards", "values", "dones"))
@@ -151,7 +151,7 @@ class RolloutStorage(RolloutRows):
             time_outs = xp.astype(time_outs, xp.bool, copy=False)
             final_values = widened(self._as_values("final_values", final_values, tuple(values.shape)))
         if self._validate:
-            _checks.check_ends(dones, last, time_outs, final_values)
+            checks.check_ends(dones, last, time_outs, final_values)
         advantages, returns = gae(
             rewards, values, dones, last, discount=gamma, lam=lam, time_outs=time_outs, final_values=final_values
         )

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from mouse_core._base.casting import as_record
 from mouse_core.errors import ConfigError
 from mouse_core.rollouts.fields import ALIASES, KNOWN
+from mouse_core.trees import as_record
 
 
 class Transition:

@@ -15,7 +15,7 @@ from mouse_core._arrow.copier import Copier
 from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core._arrow.layout import ColumnType, check_readable, fixed_shape
 from mouse_core._arrow.windows import WindowsPart
-from mouse_core._base.casting import RowError, convert, largest_of, number_kind
+from mouse_core.dtypes import RowError, convert, largest_of, number_kind
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
 from mouse_core.images.pixels import image_shape
 from mouse_core.spec import Field, FieldSpec

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 
 from mouse_core._arrow.layout import ColumnType, check_readable, column_type, fixed_shape
-from mouse_core._base.casting import values_of
+from mouse_core._base.checks import values_of
 from mouse_core.about.dataset import About, joined
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
 from mouse_core.images._files import check_roots

@@ -12,7 +12,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._arrow.dense_copies import DENSE_BYTES, DenseBudget
-from mouse_core._base.casting import as_record
 from mouse_core._base.locks import ProcessLock
 from mouse_core._files.arrow import check_mapped
 from mouse_core.about.dataset import About, read_about
@@ -25,6 +24,7 @@ from mouse_core.store._segments import Segment
 from mouse_core.store._splits import select_splits
 from mouse_core.store._tail.appender import Appender
 from mouse_core.store.snapshot import Snapshot
+from mouse_core.trees import as_record
 
 
 class DatasetStore:

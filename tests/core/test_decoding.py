@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from mouse_core import BatchSource, DatasetStore, PrefetchBatchifier, WorkerError
-from mouse_core._base.casting import RowError
+from mouse_core.dtypes import RowError
 from mouse_core.images._decoding import DecodePool, Encoded, _Process, decode_rows, decoding_by
 from mouse_core.images._tasks import Wanted
 

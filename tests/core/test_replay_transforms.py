@@ -12,7 +12,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mouse_core._base.trees import flatten, map_tree
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
 from mouse_core.randomness import Key, Purpose
 from mouse_core.replay.buffer import ReplayBuffer
@@ -33,6 +32,7 @@ from mouse_core.replay.transforms import (
     ToFloatImage,
     delivered_alignment,
 )
+from mouse_core.trees import flatten, map_tree
 
 KEY = Key(3, Purpose.WINDOWS, 5)
 

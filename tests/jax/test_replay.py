@@ -11,10 +11,10 @@ import pytest
 from flax import struct
 
 import mouse_core.replay as core
-from mouse_core._base.casting import convert
-from mouse_core._base.trees import flatten
+from mouse_core.dtypes import convert
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.replay import ArrayStorage, Compose, NextView, NStep, PrioritizedSampler, RandomCrop, SliceSampler
+from mouse_core.trees import flatten
 from mouse_jax import NARROWED, PrefetchBatchifier, PrioritizedReplayBuffer, ReplayBuffer, ReplayBufferEnsemble
 
 

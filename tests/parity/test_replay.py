@@ -16,7 +16,6 @@ import mouse_core
 import mouse_jax
 import mouse_torch
 from mouse_core import replay
-from mouse_core._base.trees import flatten
 from mouse_core.errors import ClosedError, ConfigError, WorkerError
 from mouse_core.replay import (
     ArrayStorage,
@@ -31,6 +30,7 @@ from mouse_core.replay import (
     SamplerWithoutReplacement,
     SliceSampler,
 )
+from mouse_core.trees import flatten
 
 PACKAGES: dict[str, tuple[ModuleType, Any]] = {
     "numpy": (mouse_core, replay),

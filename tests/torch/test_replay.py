@@ -15,7 +15,6 @@ import torch
 from tensordict import LazyStackedTensorDict, TensorDict, tensorclass
 
 import mouse_core.replay as core
-from mouse_core._base.trees import flatten
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
 from mouse_core.replay import (
     ArrayStorage,
@@ -31,6 +30,7 @@ from mouse_core.replay import (
 )
 from mouse_core.replay.source import BufferSource
 from mouse_core.testing import StorageConformance
+from mouse_core.trees import flatten
 from mouse_torch import (
     PrefetchBatchifier,
     PrioritizedReplayBuffer,

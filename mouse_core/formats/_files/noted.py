@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from mouse_core._base.casting import is_whole
+from mouse_core._base.checks import is_whole
 from mouse_core._files.reading import damaged, read_json_object, reading
 from mouse_core.errors import DataError
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._base.casting import number_kind
+from mouse_core.dtypes import number_kind
 from mouse_core.errors import ConfigError, DataError, StateError
 from mouse_core.randomness import Key
 from mouse_core.replay.protocols import Draw, Slots, Storage, Write

@@ -10,17 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._base.casting import dtype_name, is_narrow, named_dtype
-from mouse_core._base.trees import (
-    Structure,
-    as_array,
-    fit,
-    flatten,
-    structure_from_json,
-    structure_leaves,
-    structure_of,
-    structure_to_json,
-)
+from mouse_core.dtypes import dtype_name, is_ml_float, named_dtype
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.replay.protocols import FieldKey
 from mouse_core.replay.storages._varying import (
@@ -35,17 +25,21 @@ from mouse_core.replay.storages._varying import (
     kind_of,
     object_array,
 )
+from mouse_core.trees import (
+    Structure,
+    as_array,
+    fit,
+    flatten,
+    structure_from_json,
+    structure_leaves,
+    structure_of,
+    structure_to_json,
+)
 
 # What a schema is written as: 1 for arrays of one shape of NumPy's own dtypes, as it always was; 2 where others are
 # among them.
 _FORMAT = 2
 _LONGEST = (1 << 31) - 1  # NumPy's limit for an axis of a row
-
-UNREADABLE = (
-    *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
-    *(RecursionError, SyntaxError, MemoryError),
-)
-"""What may come of reading a description that somebody edited; a dtype of "," is a SyntaxError."""
 
 
 @dataclass(frozen=True)
@@ -205,7 +199,7 @@ class RowSchema:
             for key, kind in self.fields.items()
         ]
         plain = {"structure": structure_to_json(self.structure), "num_envs": self.num_envs, "fields": fields}
-        later = self.varying or any(is_narrow(kind.dtype) for kind in self.fields.values())
+        later = self.varying or any(is_ml_float(kind.dtype) for kind in self.fields.values())
         return {"format": _FORMAT, **plain} if later else plain
 
     @classmethod

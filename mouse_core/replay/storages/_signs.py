@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._base.casting import number_kind
-from mouse_core._base.trees import fit, flatten, structure_of, unflatten
+from mouse_core.dtypes import number_kind
 from mouse_core.errors import DataError, SchemaError
 from mouse_core.replay.protocols import FieldKey, Slots
 from mouse_core.replay.storages._varying import object_array
+from mouse_core.trees import fit, flatten, structure_of, unflatten
 
 _Sign = tuple[Any, ...]
 """Of a leaf: "strong", a dtype and a shape; "weak", one of Python's kinds of numbers, and a shape; "any"."""

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._base.checks import UNREADABLE
 from mouse_core.errors import StateError
 from mouse_core.replay.protocols import FieldKey, Storage
-from mouse_core.replay.storages._rows import UNREADABLE, FieldType, RowSchema
+from mouse_core.replay.storages._rows import FieldType, RowSchema
 from mouse_core.replay.storages._varying import TEXT, Bytes, decoded, encoded
 
 

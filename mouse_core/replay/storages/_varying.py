@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._base.trees import as_array, fit, map_tree
 from mouse_core.errors import DataError, SchemaError
+from mouse_core.trees import as_array, fit, is_varying, map_tree
 
 Bytes = npt.NDArray[np.uint8]
 Refs = npt.NDArray[np.int64]
@@ -227,11 +227,6 @@ def as_text(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     if is_varying(values) and all(isinstance(value, str) for value in values.reshape(-1)):
         return values.astype(str)
     return values
-
-
-def is_varying(leaf: Any) -> bool:
-    """Whether a field of a batch holds values that differ in length."""
-    return isinstance(leaf, np.ndarray) and leaf.dtype.kind == "O"
 
 
 def as_lists(batch: Any) -> Any:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._base.trees import key_of, map_tree, path_of, stack, unflatten
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
 from mouse_core.replay.protocols import FieldKey, Slots
 from mouse_core.replay.storages._checks import (
@@ -24,6 +23,7 @@ from mouse_core.replay.storages._rows import RowSchema
 from mouse_core.replay.storages._state import rows_state, state_rows
 from mouse_core.replay.storages._varying import Heap, Refs
 from mouse_core.spec import Alignment, check_alignment, check_list
+from mouse_core.trees import key_of, map_tree, path_of, stack, unflatten
 
 
 class ArrayStorage:

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._base.trees import stack, unflatten
 from mouse_core.errors import StorageError
 from mouse_core.replay.protocols import FieldKey, Slots
 from mouse_core.replay.storages._checks import check_capacity, check_ndim, check_put, column_of, slot_error
@@ -25,6 +24,7 @@ from mouse_core.replay.storages._rows import RowSchema
 from mouse_core.replay.storages._state import rows_state, state_rows
 from mouse_core.replay.storages._varying import Refs
 from mouse_core.spec import Alignment, check_alignment, check_list
+from mouse_core.trees import stack, unflatten
 
 
 class MemmapStorage:

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import array_namespace, device
 
-from mouse_core._base.trees import flatten, key_of, map_tree, path_of
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
 from mouse_core.replay.protocols import FieldKey
 from mouse_core.spec import check_list
+from mouse_core.trees import flatten, key_of, map_tree, path_of
 
 Array = Any
 Path = tuple[str | int, ...]

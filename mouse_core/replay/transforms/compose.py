@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from array_api_compat import is_numpy_array
 
-from mouse_core._base.trees import flatten, map_tree
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.randomness import Key
 from mouse_core.replay.protocols import TRANSFORM_CALLS, FieldKey
@@ -18,6 +17,7 @@ from mouse_core.replay.transforms._fields import as_array, find, namespace, runs
 from mouse_core.replay.transforms.fields import Cast
 from mouse_core.replay.transforms.next_view import NextView
 from mouse_core.spec import Alignment
+from mouse_core.trees import flatten, map_tree
 
 Array = Any
 

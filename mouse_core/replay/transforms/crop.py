@@ -7,12 +7,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mouse_core._base.trees import flatten
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
 from mouse_core.randomness import Key
 from mouse_core.replay.protocols import FieldKey
 from mouse_core.replay.transforms._ends import flat_flags
 from mouse_core.replay.transforms._fields import along_time, device_of, find, namespace, on_host
+from mouse_core.trees import flatten
 
 Array = Any
 

@@ -11,8 +11,7 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import is_numpy_array
 
-from mouse_core._base.casting import convert, named_dtype
-from mouse_core._base.trees import flatten
+from mouse_core.dtypes import convert, named_dtype
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.replay.protocols import FieldKey
 from mouse_core.replay.transforms._fields import (
@@ -30,6 +29,7 @@ from mouse_core.replay.transforms._fields import (
     replaced,
 )
 from mouse_core.spec import check_dtype
+from mouse_core.trees import flatten
 
 
 @dataclass(frozen=True)

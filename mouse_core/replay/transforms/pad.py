@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from mouse_core._base.casting import convert
-from mouse_core._base.trees import flatten
+from mouse_core.dtypes import convert
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.replay.protocols import FieldKey
 from mouse_core.replay.storages._varying import is_varying, object_array
 from mouse_core.replay.transforms._fields import check_keys, find, get, path_of, replaced
+from mouse_core.trees import flatten
 
 
 @dataclass(frozen=True, init=False)

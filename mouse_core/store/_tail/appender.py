@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mouse_core._base.casting import RowError
+from mouse_core.dtypes import RowError
 from mouse_core.errors import DataError
 from mouse_core.spec import FieldSpec
 from mouse_core.store._schema import REFUSALS, StoreSchema

@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core._base.casting import convert
 from mouse_core._base.memory import BatchLayout
+from mouse_core.dtypes import convert
 from mouse_core.store._tail.values import (
     TailColumn,
     check_object,

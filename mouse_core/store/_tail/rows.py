@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from numpy import ndarray
 
-from mouse_core._base.casting import convert
+from mouse_core.dtypes import convert
 from mouse_core.store._segments import Segment
 from mouse_core.store._tail.columns import ColumnBlock, ObjectBlock, ScalarBlock, VectorBlock, column_blocks
 from mouse_core.store._tail.values import (

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from mouse_core._arrow.layout import ColumnType, column_type
-from mouse_core._base.casting import is_narrow
+from mouse_core.dtypes import is_ml_float
 from mouse_core.images.pixels import image_shape, is_encoded
 from mouse_core.spec import Field
 from mouse_core.store._tail.values import TailColumn, as_array, check_object
@@ -161,7 +161,7 @@ def _infer(value: Any, field: Field | None) -> ColumnType:
         return ColumnType("image", "image")
     if isinstance(value, Mapping | str | bytes):
         return column_type(_object_type(value))
-    array = value if isinstance(value, np.ndarray | np.generic) and not is_narrow(value.dtype) else as_array(value)
+    array = value if isinstance(value, np.ndarray | np.generic) and not is_ml_float(value.dtype) else as_array(value)
     if array.dtype.kind not in "biuf":
         return column_type(_object_type(value))
     data_type = pa.from_numpy_dtype(_kept_dtype(array, value, field))

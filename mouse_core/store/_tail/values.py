@@ -12,7 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._arrow.layout import ColumnType
-from mouse_core._base.casting import RowError, convert, is_narrow, values_of, widened
+from mouse_core._base.checks import values_of
+from mouse_core.dtypes import RowError, convert, is_ml_float, widened
 from mouse_core.images.pixels import check_image, decode_image, encode_png
 
 _BYTE = np.dtype(np.uint8)
@@ -115,7 +116,7 @@ def check_object(value: Any, column: TailColumn) -> Any:
 
 def as_array(value: Any) -> npt.NDArray[Any]:
     """An array of any framework, or a sequence, as NumPy's; ValueError or TypeError where it cannot be one."""
-    if type(value) is np.ndarray and not is_narrow(value.dtype):
+    if type(value) is np.ndarray and not is_ml_float(value.dtype):
         return value
     try:
         return np.asarray(widened(value))  # Arrow has no bfloat16 and no 8-bit floats, but all of their values

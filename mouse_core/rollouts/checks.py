@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import array_namespace
 
-from mouse_core._base.casting import is_narrow, number_kind
+from mouse_core.dtypes import is_ml_float, number_kind
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
 from mouse_core.rollouts.fields import COLUMNS, RolloutField
 
@@ -66,7 +66,7 @@ def check_shape(name: str, value: Array, expected: tuple[int, ...]) -> Array:
 
 def is_of(value: Array, kind: str | tuple[str, ...]) -> bool:
     """Whether an array is of a kind that the array API names; NumPy does not know what bfloat16 is."""
-    if isinstance(value.dtype, np.dtype) and is_narrow(value.dtype):
+    if isinstance(value.dtype, np.dtype) and is_ml_float(value.dtype):
         return "real floating" in kind
     return bool(array_namespace(value).isdtype(value.dtype, kind))
 

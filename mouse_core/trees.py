@@ -1,15 +1,33 @@
-"""Rows as nested dicts and tuples: their fields by name, and back."""
+"""Rows and batches as nested dicts and tuples: their fields by name, and back.
+
+A tree is a dict of trees by name, a tuple (a named one, too) of trees, or a leaf: anything else. A leaf has the name of
+its place: ``"reward"`` at the root, ``("next", "reward")`` where it is nested, ``(0,)`` in a tuple.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._base.casting import convert, is_narrow, named_dtype, number_kind, widened
+from mouse_core.dtypes import convert, is_ml_float, named_dtype, number_kind, widened
 from mouse_core.errors import DataError, MissingFieldError, SchemaError
+
+__all__ = [
+    "FieldKey",
+    "as_record",
+    "find",
+    "flatten",
+    "is_varying",
+    "map_tree",
+    "stack",
+    "stack_leaves",
+    "structure_of",
+    "unflatten",
+]
 
 FieldKey = str | tuple[str | int, ...]
 """The name of a field of a row."""
@@ -18,6 +36,20 @@ _Path = tuple[str | int, ...]
 
 # Of which kinds Python's own numbers may be for a field of each kind.
 _HELD_BY = {"b": "b", "i": "iu", "u": "iu", "f": "iuf", "c": "iuf"}
+
+
+def as_record(value: Any) -> dict[str, Any] | None:
+    """The fields of a mapping (a TensorDict is one), a named tuple or a dataclass by name; None of anything else."""
+    if type(value) is dict:
+        return value
+    if isinstance(value, Mapping):  # which may count or iterate over something else than its names
+        return dict(value.items())
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        named: dict[str, Any] = value._asdict()
+        return named
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    return None
 
 
 def key_of(path: _Path) -> FieldKey:
@@ -117,6 +149,11 @@ def map_tree(change: Callable[[Any], Any], tree: Any) -> Any:
     return change(tree)
 
 
+def is_varying(leaf: Any) -> bool:
+    """Whether a leaf of a batch holds values that differ in length from row to row: an array of objects."""
+    return isinstance(leaf, np.ndarray) and leaf.dtype.kind == "O"
+
+
 def find(tree: Any, key: FieldKey, *, where: str = "rows") -> Any:
     """The leaf or branch of a tree by its name; ``where`` says of what an error speaks.
 
@@ -203,7 +240,7 @@ def fit(leaf: Any, dtype: np.dtype[Any], *, where: str) -> npt.NDArray[Any]:
         raise SchemaError(f"{where}: expected the dtype {dtype} of the first write, found {array.dtype}")
     try:
         with np.errstate(over="raise"):
-            if is_narrow(dtype):  # of which NumPy says nothing where a number becomes infinite
+            if is_ml_float(dtype):  # of which NumPy says nothing where a number becomes infinite
                 return convert(np.atleast_1d(array), dtype).reshape(array.shape)
             return np.array(leaf, dtype)
     except (OverflowError, FloatingPointError, ValueError) as error:

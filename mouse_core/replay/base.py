@@ -42,8 +42,12 @@ class Drawn:
     updates: int
 
 
-class Sampled:
-    """Batches by number, from a seed.
+class BaseBuffer:
+    """What replay buffers and ensembles of them have in common: batches by number, from a seed.
+
+    The buffers of a framework override two methods: ``_accept(rows)``, which makes trees of NumPy arrays of rows as
+    users write them, and ``_deliver(batch)``, which makes a batch of the framework of a tree of NumPy arrays. An
+    adapter has both in a class beside this one, for its buffer and its ensemble alike.
 
     Args:
         transform: What is done to batches: one callable, or several in a list.

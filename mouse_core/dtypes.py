@@ -1,16 +1,14 @@
-"""Conversions that never lose a value silently: between dtypes, and of records into dicts."""
+"""Dtypes of numbers, bfloat16 and 8-bit floats included, and conversions that never lose a value silently."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-# Floats of 16 and 8 bits that NumPy has from ml_dtypes; each value of theirs is one of float32, too.
-_NARROW = frozenset(
+# Each value of theirs is one of float32, too.
+_ML_FLOATS = frozenset(
     {
         "bfloat16",
         "float8_e3m4",
@@ -25,14 +23,19 @@ _NARROW = frozenset(
 )
 
 
-def is_narrow(dtype: np.dtype[Any]) -> bool:
-    """Whether a dtype is bfloat16 or one of 8-bit floats."""
-    return dtype.kind in "Vf" and dtype.itemsize < 3 and dtype.name in _NARROW
+def is_ml_float(dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype is a float that NumPy has from ml_dtypes: bfloat16, or one of 8 bits."""
+    return dtype.kind in "Vf" and dtype.itemsize < 3 and dtype.name in _ML_FLOATS
 
 
 def number_kind(dtype: np.dtype[Any]) -> str:
     """``dtype.kind``, which is "f" for bfloat16 and 8-bit floats, too."""
-    return "f" if dtype.kind == "V" and is_narrow(dtype) else dtype.kind
+    return "f" if dtype.kind == "V" and is_ml_float(dtype) else dtype.kind
+
+
+def is_number(dtype: np.dtype[Any]) -> bool:
+    """Whether a dtype is of booleans, integers, floats (bfloat16 and 8-bit floats, too) or complex numbers."""
+    return number_kind(dtype) in "biufc"
 
 
 def named_dtype(dtype: Any) -> np.dtype[Any]:
@@ -41,7 +44,7 @@ def named_dtype(dtype: Any) -> np.dtype[Any]:
     Raises:
         TypeError: It names none, or ml_dtypes is needed and not there.
     """
-    if isinstance(dtype, str) and dtype in _NARROW:
+    if isinstance(dtype, str) and dtype in _ML_FLOATS:
         try:
             import ml_dtypes  # it makes them known to NumPy
         except ImportError as error:
@@ -53,21 +56,21 @@ def named_dtype(dtype: Any) -> np.dtype[Any]:
 
 def dtype_name(dtype: np.dtype[Any]) -> str:
     """What ``named_dtype`` makes the dtype of again."""
-    return dtype.name if is_narrow(dtype) else dtype.str
+    return dtype.name if is_ml_float(dtype) else dtype.str
 
 
 def widened(value: Any) -> Any:
     """Narrow floats as the float32 that they are exactly; anything else as it is."""
     dtype = getattr(value, "dtype", None)
     if isinstance(dtype, np.dtype):
-        return value.astype(np.float32) if is_narrow(dtype) else value
+        return value.astype(np.float32) if is_ml_float(dtype) else value
     name = str(dtype).removeprefix("torch.")
-    return value.float() if name in _NARROW and hasattr(value, "float") else value
+    return value.float() if name in _ML_FLOATS and hasattr(value, "float") else value
 
 
 def largest_of(dtype: np.dtype[Any]) -> float:
     """The largest finite number of a floating dtype."""
-    if not is_narrow(dtype):
+    if not is_ml_float(dtype):
         return float(np.finfo(dtype).max)
     import ml_dtypes
 
@@ -83,20 +86,6 @@ class RowError(ValueError):
         self.row = row
 
 
-def as_record(value: Any) -> dict[str, Any] | None:
-    """The fields of a mapping (a TensorDict is one), a named tuple or a dataclass by name; None of anything else."""
-    if type(value) is dict:
-        return value
-    if isinstance(value, Mapping):  # which may count or iterate over something else than its names
-        return dict(value.items())
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        named: dict[str, Any] = value._asdict()
-        return named
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in fields(value)}
-    return None
-
-
 def convert(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """``array`` in ``dtype``, the same object where nothing changes.
 
@@ -108,7 +97,7 @@ def convert(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """
     if array.dtype == dtype:
         return array
-    if is_narrow(array.dtype):
+    if is_ml_float(array.dtype):
         array = array.astype(np.float32)
         if array.dtype == dtype:
             return array
@@ -126,7 +115,7 @@ def convert(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
             return array.astype(dtype)  # most likely; neither NaN nor infinities are among them
         with np.errstate(over="ignore"):
             converted = array.astype(dtype)
-        if array.dtype.kind == "f" or is_narrow(dtype):  # of which some have no infinity, and become NaN
+        if array.dtype.kind == "f" or is_ml_float(dtype):  # of which some have no infinity, and become NaN
             lost = ~np.isfinite(converted) & np.isfinite(array)
             _refuse(array, lost, f"values that fit {dtype}")
         return converted
@@ -151,13 +140,3 @@ def _refuse(array: npt.NDArray[Any], where: npt.NDArray[np.bool_], wanted: str) 
     if where.any():
         place = int(where.argmax())
         raise RowError(place * len(array) // array.size, f"expected {wanted}, found {array.flat[place].item()}")
-
-
-def values_of(count: int) -> str:
-    """So many values, in words."""
-    return f"{count} value{'s' * (count != 1)}"
-
-
-def is_whole(value: Any) -> bool:
-    """Whether it is an integer, and no boolean."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
