@@ -14,8 +14,8 @@ from mouse_core.dtypes import is_number, number_kind
 from mouse_core.errors import DataError, MissingFieldError, SchemaError
 from mouse_core.replay.base import Collate
 from mouse_core.replay.protocols import Draw, FieldKey, Slots
-from mouse_core.replay.storages._varying import is_varying, padding_of
-from mouse_core.trees import as_array, find, flatten, map_tree, path_of, stack
+from mouse_core.replay.storages._varying import padding_of
+from mouse_core.trees import as_array, find, flatten, is_varying, map_tree, path_of, stack
 
 OWN = "traj_id"
 """The one field of a draw that rows may have themselves."""
