@@ -232,7 +232,7 @@ def train(learner: Learner, *, steps: int, seed: int) -> Progress:
     observations, _ = environments.reset(seed=seed)
     # Nothing led to the first observations: their action is a placeholder.
     nothing = np.zeros(ENVIRONMENTS)
-    buffer.add(rows_of(observations, nothing, nothing, nothing, nothing))
+    buffer.append(rows_of(observations, nothing, nothing, nothing, nothing))
     progress = Progress(0, 0, [], [], 0.0)
     began = time.perf_counter()
     for number in lunar_lander.progress(
@@ -243,7 +243,7 @@ def train(learner: Learner, *, steps: int, seed: int) -> Progress:
         # An environment that has ended is reset by its next step: then a row holds the first observation of a new
         # episode, with reward 0, and its action led to nothing.
         observations, rewards, terminated, truncated, _ = environments.step(actions)
-        buffer.add(rows_of(observations, actions, rewards, terminated, truncated))
+        buffer.append(rows_of(observations, actions, rewards, terminated, truncated))
         progress.steps += ENVIRONMENTS
         if len(buffer) < LEARNING_STARTS:
             continue

@@ -296,7 +296,7 @@ def train_in_jax(iterations: int, seed: int) -> Policy:
                 dones=stepped.terminated | stepped.truncated,
             )
             final_values = values_of(parameters, stepped.final_observations)
-            return (carts, rollout_storage.add(rollout, transition)), (stepped.truncated, final_values)
+            return (carts, rollout_storage.append(rollout, transition)), (stepped.truncated, final_values)
 
         start = (carts, rollout_storage.clear(rollout))
         (carts, rollout), (time_outs, final_values) = jax.lax.scan(act, start, length=STEPS)

@@ -1,4 +1,4 @@
-"""Rollouts as a pytree: ``init``, ``add``, ``compute_returns`` and ``mini_batches`` are pure functions for ``jax.jit``.
+"""Rollouts as a pytree: ``init``, ``append``, ``compute_returns``, ``mini_batches``: pure functions for ``jax.jit``.
 
 Fields, formulas and, for the same seed, the order of rows are those of ``mouse_core.rollouts.RolloutStorage``. What
 depends on values (whether the rollout is full, whether rewards are finite) is checked where values are known, which is
@@ -47,8 +47,8 @@ Batches = Iterator[MiniBatch] | tuple[MiniBatch, ...]
 
 __all__ = [
     "Rollout",
-    "add",
     "advance",
+    "append",
     "clear",
     "compute_returns",
     "get_statistics",
@@ -112,7 +112,7 @@ def init(
     )
 
 
-def add(rollout: Rollout, transition: Transition | Mapping[str, Any]) -> Rollout:
+def append(rollout: Rollout, transition: Transition | Mapping[str, Any]) -> Rollout:
     """The rollout with one more step of all environments.
 
     Under ``jax.jit`` with the rollout donated, rows are written in place.
@@ -131,7 +131,7 @@ def add(rollout: Rollout, transition: Transition | Mapping[str, Any]) -> Rollout
     step = known(rollout.step)
     most = layout.num_transitions_per_env
     if step is not None and step >= most:
-        raise RolloutFullError(f"add: expected at most {most} rows, found one more; clear first")
+        raise RolloutFullError(f"append: expected at most {most} rows, found one more; clear first")
     given = fields_of(transition)
     checks.drop_stand_ins(given, rollout.arrays)
     checks.check_names(given, dict(layout.fields))

@@ -53,9 +53,9 @@ class ReplayBufferActor:
         if checkpoint is not None and Path(checkpoint).exists():
             self._buffer.loads(checkpoint)
 
-    def add(self, item: Any) -> Any:
+    def append(self, item: Any) -> Any:
         """Write one row; its index."""
-        return self._buffer.add(item)
+        return self._buffer.append(item)
 
     def extend(self, items: Any) -> Any:
         """Write many rows; their indices."""

@@ -209,8 +209,8 @@ def slots_of(index: Any, size: int) -> Slots:
         size: Rows there are.
 
     Raises:
-        IndexError: Out of range, or nothing that can be an index. Negative integers are refused: -1 is what ``add`` and
-            ``extend`` give for a row that was not kept, and must not read another one.
+        IndexError: Out of range, or nothing that can be an index. Negative integers are refused: -1 is what ``append``
+            and ``extend`` give for a row that was not kept, and must not read another one.
     """
     if index is Ellipsis:
         index = slice(None)

@@ -116,7 +116,7 @@ class ReplayBuffer(BaseBuffer):
         """Rows as they are stored, without transforms.
 
         Args:
-            index: As ``add`` and ``sample`` give it: an integer gives one row; a slice, integers of any shape, or a
+            index: As ``append`` and ``sample`` give it: an integer gives one row; a slice, integers of any shape, or a
                 mask give rows with as many axes in front.
 
         Raises:
@@ -134,7 +134,7 @@ class ReplayBuffer(BaseBuffer):
 
     # ------------------------------------------------------------------ writing
 
-    def add(self, item: Any) -> Any:
+    def append(self, item: Any) -> Any:
         """Write one row; with ``ndim=2`` one time step of all environments.
 
         Args:
@@ -170,7 +170,7 @@ class ReplayBuffer(BaseBuffer):
             the named batch axes in the order in which they came.
 
         Raises:
-            SchemaError, DataError, ConfigError: As ``add``.
+            SchemaError, DataError, ConfigError: As ``append``.
 
         After an error the buffer is as it was.
         """
@@ -188,10 +188,10 @@ class ReplayBuffer(BaseBuffer):
     def _check_unnamed(steps: Iterable[Any]) -> None:
         """Raise SchemaError where what is to be a single time step names an axis of time."""
         if any(named_time(step) is not None for step in steps):
-            raise SchemaError("add: expected one time step, [env, ...], found a time axis; extend takes [env, time]")
+            raise SchemaError("append: expected one time step, [env, ...], found a time axis; extend takes [env, time]")
 
     def _write(self, rows: Any, *, one: bool) -> Any:
-        refuse_traced("add" if one else "extend")
+        refuse_traced("append" if one else "extend")
         rows = self._accept(rows)
         if type(rows) is list and not rows and not one:
             self._parts.check_writable()
@@ -216,7 +216,7 @@ class ReplayBuffer(BaseBuffer):
 
         Raises:
             IndexError: Out of range.
-            SchemaError, DataError, ConfigError: As ``add``.
+            SchemaError, DataError, ConfigError: As ``append``.
         """
         refuse_traced("buffer[index] = rows")
         rows = self._accept(rows)
@@ -247,7 +247,7 @@ class ReplayBuffer(BaseBuffer):
         def observe(trajectory: Any) -> None:
             rows = trajectory._asdict() if hasattr(trajectory, "_asdict") else trajectory
             single = not isinstance(rows, list) and any(not np.ndim(leaf) for leaf in flatten(rows).values())
-            (self.add if single else self.extend)(rows)
+            (self.append if single else self.extend)(rows)
 
         return observe
 

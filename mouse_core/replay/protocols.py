@@ -215,7 +215,7 @@ class Sampler(Protocol):
         ...
 
     def wrote(self, storage: Storage, write: Write) -> None:
-        """Rows were written. On the path of every ``add``: what can wait until the next draw, should."""
+        """Rows were written. On the path of every ``append``: what can wait until the next draw, should."""
         ...
 
     def reset(self, storage: Storage) -> None:
@@ -269,7 +269,7 @@ class PrioritySampler(Sampler, Protocol):
 Transform = Callable[..., Any]
 """What is done to a batch on its way out: any callable from a batch to a batch. It may have
 
-- ``inverse(rows)``: what is done to rows on their way in, to one of ``add`` and to many of ``extend`` alike;
+- ``inverse(rows)``: what is done to rows on their way in, to one of ``append`` and to many of ``extend`` alike;
 - ``random = True``: it draws random numbers, and is called as ``transform(batch, key)`` with a ``Key`` whose ``call``
   is ``TRANSFORM_CALLS`` or above;
 - ``takes``: "arrived" or "outgoing", the alignment of what it works on; a buffer of the other one refuses it;

@@ -68,7 +68,7 @@ class ReplayAdapterConformance(InArrays):
                 slots = slots if isinstance(slots, np.ndarray) else self.to_numpy(slots)
                 assert np.array_equal(slots, core.extend(rows)), name
                 row = _rows_at(np.array(17 * number + 3))
-                assert int(mine.add(self.given(row))) == core.add(row), name
+                assert int(mine.append(self.given(row))) == core.append(row), name
                 for _ in range(3):
                     self.same(mine.sample(), core.sample(), f"{name}, after write {number}")
             self.same(mine.sample(16), core.sample(16), f"{name}, 16 rows")

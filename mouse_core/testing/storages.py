@@ -199,7 +199,7 @@ class StorageConformance:
         """Rows that are added come back in batches, and after a checkpoint."""
         buffer = ReplayBuffer(self.make(8, 1, _folder(tmp_path, "a")), batch_size=6, seed=3)
         buffer.extend(rows_from(0, 11))
-        buffer.add(row_of(11))
+        buffer.append(row_of(11))
         buffer.dumps(tmp_path / "saved")
         batch = buffer.sample()
         rewards = self.to_numpy(batch["reward"])

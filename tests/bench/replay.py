@@ -181,7 +181,7 @@ def _slices(rows: int) -> Contender:
 def _add(rows: int) -> Contender:
     buffer = ReplayBuffer(ArrayStorage(rows))
     some = single_rows()
-    return Contender(f"{OURS} add", lambda number: buffer.add(some[number % len(some)]), "ours")
+    return Contender(f"{OURS} add", lambda number: buffer.append(some[number % len(some)]), "ours")
 
 
 def single_rows() -> list[dict[str, Any]]:

@@ -143,6 +143,6 @@ def _in_jax(last: np.ndarray[Any, Any]) -> list[Contender]:
     rollout = rollout_storage.init(ENVS, STEPS, {"values": ()})
     storage = _filled(RolloutStorage, np.asarray)
     for row in range(STEPS):
-        rollout = rollout_storage.add(rollout, {name: storage[name][row] for name in ("values", "rewards", "dones")})
+        rollout = rollout_storage.append(rollout, {name: storage[name][row] for name in ("values", "rewards", "dones")})
     compute = jax.jit(lambda rollout, last: rollout_storage.compute_returns(rollout, last, _GAMMA, _LAM).arrays)
     return [Contender("mouse, JAX under jit", lambda number: jax.block_until_ready(compute(rollout, last)), "ours")]

@@ -163,7 +163,7 @@ def main(folder: Path, seed: int, rounds: int) -> None:
                 other.sample()
                 other.extend(rows(3))
                 one = {"x": np.zeros(2), "deep": {"y": np.zeros((2, 3), np.int32)}, "done": np.zeros(2, bool)}
-                other.add({**one, "note": ["a", "bc"]})
+                other.append({**one, "note": ["a", "bc"]})
                 other[0] = other[1]
                 other.state_dict()
         except MouseError:

@@ -47,7 +47,7 @@ def main(folder: str, writer: int, seconds: float, size: int) -> None:
         n = (1, 3, 40, 1, 300)[turn % 5]
         rows = rows_of(writer, first, n)
         if n == 1:
-            buffer.add(_first(rows))
+            buffer.append(_first(rows))
         else:
             buffer.extend(rows)
         first += n

@@ -124,9 +124,9 @@ def test_T02_indices() -> None:
     buffer = ReplayBuffer(ArrayStorage(6))
     assert buffer.extend(rows(5)).tolist() == [0, 1, 2, 3, 4]
     single = {name: values[0] for name, values in rows(1).items()}
-    assert [buffer.add(single) for _ in range(3)] == [5, 0, 1]
+    assert [buffer.append(single) for _ in range(3)] == [5, 0, 1]
     vector = ReplayBuffer(ArrayStorage(12, ndim=2))
-    assert vector.add({"x": np.arange(3)}).tolist() == [0, 1, 2]
+    assert vector.append({"x": np.arange(3)}).tolist() == [0, 1, 2]
     assert vector.extend({"x": np.zeros((2, 3), int)}).tolist() == [[3, 4, 5], [6, 7, 8]]
 
 
@@ -159,7 +159,7 @@ def test_T02_T05_rows_of_torch() -> None:
 
     buffer = TorchBuffer(ListStorage(10), collate_fn=torch.utils.data.default_collate, batch_size=2)
     row = {"x": torch.ones(3, requires_grad=True)}
-    assert buffer.add(TensorDict(row, batch_size=[3])) == 0
+    assert buffer.append(TensorDict(row, batch_size=[3])) == 0
     batch = buffer.sample()
     assert batch["x"].shape == (2, 3)
     assert not batch["x"].requires_grad
@@ -173,7 +173,7 @@ def test_T06_pytrees() -> None:
     found = buffer.sample()
     assert found["b"]["c"][0].shape == (4, 2)
     with pytest.raises(SchemaError, match="strings"):
-        ReplayBuffer(ArrayStorage(10)).add({30: np.ones(3)})
+        ReplayBuffer(ArrayStorage(10)).append({30: np.ones(3)})
 
 
 def test_T07_transforms_and_inverses() -> None:
@@ -188,7 +188,7 @@ def test_T07_transforms_and_inverses() -> None:
         ArrayStorage(10), transform=[Double(), lambda batch: {**batch, "y": batch["x"]}], batch_size=4
     )
     buffer.extend({"x": np.zeros(3, int)})
-    buffer.add({"x": np.int64(0)})
+    buffer.append({"x": np.int64(0)})
     assert (buffer[:]["x"] == 100).all()
     assert (buffer.sample()["y"] == 200).all()
 
@@ -198,7 +198,7 @@ def test_T08_reading_and_writing_in_place() -> None:
     buffer[3] = {**buffer[4], "x": 77}
     assert buffer[3]["x"] == 77
     assert len(buffer) == 40
-    assert buffer.add(buffer[0]) == 40
+    assert buffer.append(buffer[0]) == 40
     assert buffer[-2:]["x"].tolist() == [39, 0]
     assert len(buffer[...]["x"]) == 41
     with pytest.raises(IndexError, match="not kept"):
@@ -336,7 +336,7 @@ def test_T23_arrays_that_exist() -> None:
 def test_T25_T46_F05_environments_are_streams() -> None:
     buffer = ReplayBuffer(ArrayStorage(40, ndim=2), SliceSampler(sequence_length=3, end_key="done"), batch_size=30)
     for step in range(14):  # more than fit
-        buffer.add({"x": np.arange(4) * 1000 + step, "done": np.zeros(4, bool)})
+        buffer.append({"x": np.arange(4) * 1000 + step, "done": np.zeros(4, bool)})
     found = buffer.sample()["x"]
     assert (np.diff(found, axis=1) == 1).all()
     assert found.min() % 1000 >= 4
@@ -373,7 +373,7 @@ def test_T27_T51_recorded_data_is_a_storage() -> None:
     assert buffer.sample()["action"].shape == (3,)
     assert buffer.alignment == "arrived"
     with pytest.raises(ConfigError, match="may be written to"):
-        buffer.add({"action": 1})
+        buffer.append({"action": 1})
 
 
 # ---------------------------------------------------------------------- TorchRL: samplers
@@ -423,7 +423,7 @@ def test_T32_new_rows_have_the_largest_priority() -> None:
     buffer = filled(4, sampler=sampler)
     assert sampler.max_priority == 1.0
     buffer.update_priority(np.arange(4), np.array([0.0, 0.0, 50.0, 0.0]))
-    buffer.add(buffer[0])
+    buffer.append(buffer[0])
     assert sampler.max_priority == 50.0
     counts = np.bincount(buffer.sample(1000)["index"], minlength=5)
     assert counts[[0, 1, 3]].sum() == 0
@@ -574,7 +574,7 @@ def test_T49_ring() -> None:
 
 def test_T50_the_best_rows() -> None:
     buffer = ReplayBuffer(ArrayStorage(2), writer=MaxValueWriter("reward", "sum"))
-    assert [buffer.add({"reward": np.float64(value)}) for value in (1, 5, 0, 3)] == [0, 1, -1, 0]
+    assert [buffer.append({"reward": np.float64(value)}) for value in (1, 5, 0, 3)] == [0, 1, -1, 0]
     assert sorted(buffer[:]["reward"].tolist()) == [3, 5]
     middle = ReplayBuffer(ArrayStorage(1), writer=MaxValueWriter("reward", "median"))
     middle.extend({"reward": np.array([[0.0, 4.0], [1.0, 2.0]])})
@@ -784,7 +784,7 @@ def test_F13_C12_C16_names_that_are_not_there() -> None:
 
 def test_C03_rows_of_one_and_of_many() -> None:
     buffer = ReplayBuffer(ArrayStorage(10))
-    buffer.add({"obs": np.array([1, 2, 3])})
+    buffer.append({"obs": np.array([1, 2, 3])})
     buffer.extend({"obs": np.array([[1, 2, 3], [4, 5, 6]])})
     assert buffer[:]["obs"].tolist() == [[1, 2, 3], [1, 2, 3], [4, 5, 6]]
 

@@ -56,9 +56,9 @@ def test_buffers_keep_every_value(name: str, kind: str, tmp_path: Path) -> None:
     if kind == "memmap":
         assert MemmapStorage(None, tmp_path / "m").get(np.arange(3))["x"].tobytes() == values[:3].tobytes()
     if kind == "array":
-        buffer.add({"x": 1.5, "n": 0})  # Python's own numbers take the dtype
+        buffer.append({"x": 1.5, "n": 0})  # Python's own numbers take the dtype
         with pytest.raises(DataError, match="'x'"):
-            buffer.add({"x": 1e39, "n": 0})
+            buffer.append({"x": 1e39, "n": 0})
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -99,7 +99,7 @@ def test_transitions_are_those_of_the_streams(
     streams = [stream(env, written, seed) for env in range(count)]
     for number in range(written):
         rows = [rows[number] for rows in streams]
-        buffer.add(rows[0] if envs is None else step_of(rows))
+        buffer.append(rows[0] if envs is None else step_of(rows))
     batch = buffer.sample()
     if not prioritized:
         assert sorted(batch["index"].tolist()) == list(range(len(buffer)))
@@ -326,7 +326,7 @@ def test_rows_that_hold_their_next_observation(written: int, n: int, seed: int) 
     buffer = ReplayBuffer(ArrayStorage(12), SamplerWithoutReplacement(), transform=NStep(n, 0.5), seed=seed)
     rows = stream(0, written, seed)
     for row in rows:
-        buffer.add({**row, "next_obs": row["obs"] + 1})
+        buffer.append({**row, "next_obs": row["obs"] + 1})
     batch = buffer.sample(len(buffer))
     assert batch["mask"].all()
     for place in range(len(buffer)):

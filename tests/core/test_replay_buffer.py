@@ -97,7 +97,7 @@ def test_batches_need_rows_and_a_size() -> None:
         buffer.sample()
     with pytest.raises(ConfigError, match="found an empty buffer"):
         buffer.sample(2)
-    buffer.add({"a": 1})
+    buffer.append({"a": 1})
     assert buffer.stats()["samples"] == 0
     with pytest.raises(ConfigError, match="without replacement"):
         ReplayBuffer(buffer.storage, SamplerWithoutReplacement()).sample(2)
@@ -131,7 +131,7 @@ def test_fields_that_a_batch_adds_must_be_free() -> None:
         buffer = ReplayBuffer(storage(), **options)
         row = {name: 1, "done": 0}
         writes = (
-            lambda: buffer.add(row),
+            lambda: buffer.append(row),
             lambda: buffer.extend([{"done": 0}, row]),
             lambda: buffer.extend({name: np.arange(4), "done": np.zeros(4)}),
         )
@@ -139,7 +139,7 @@ def test_fields_that_a_batch_adds_must_be_free() -> None:
             with pytest.raises(SchemaError, match=rf"without the fields \['{name}'\]"):
                 write()
         assert len(buffer) == 0
-        buffer.add({"done": 0})
+        buffer.append({"done": 0})
         with pytest.raises(SchemaError):
             buffer[0] = row
 
@@ -205,7 +205,7 @@ def test_rows_are_overwritten_where_they_are() -> None:
     buffer[np.array([[1], [2]])] = {"a": np.array([[-11], [-12]]), "deep": {"b": np.zeros((2, 1), np.float32)}}
     np.testing.assert_array_equal(buffer[:]["a"], [-1, -11, -12, 3, -4, 5, -6, 7, -8, -9])
     assert len(buffer) == 10
-    assert buffer.add({"a": 13, "deep": {"b": 0.0}}) == 3
+    assert buffer.append({"a": 13, "deep": {"b": 0.0}}) == 3
     for index, rows in ((10, {"a": 1, "deep": {"b": 1.0}}), (0, {"a": 1}), ([0, 1], {"a": [1], "deep": {"b": [1.0]}})):
         before = buffer[:]["a"].copy()
         with pytest.raises((IndexError, SchemaError, DataError)):
@@ -226,7 +226,7 @@ def test_lists_are_stacks_and_tuples_trees() -> None:
 
 def test_environments_are_streams_side_by_side() -> None:
     buffer = ReplayBuffer(ArrayStorage(12, ndim=2), SliceSampler(sequence_length=2, end_key="done"))
-    assert buffer.add({"a": np.arange(3), "done": np.zeros(3, bool)}).tolist() == [0, 1, 2]
+    assert buffer.append({"a": np.arange(3), "done": np.zeros(3, bool)}).tolist() == [0, 1, 2]
     given = buffer.extend({"a": np.arange(3, 15).reshape(4, 3), "done": np.zeros((4, 3), bool)})
     assert given.tolist() == [[3, 4, 5], [6, 7, 8], [9, 10, 11], [0, 1, 2]]
     for _ in range(20):
@@ -239,7 +239,7 @@ def test_environments_are_streams_side_by_side() -> None:
 def test_objects_of_any_kind() -> None:
     buffer = ReplayBuffer(ListStorage(5))
     thing = object()
-    assert buffer.add(thing) == 0
+    assert buffer.append(thing) == 0
     assert buffer.extend(["a", {"b": 1}]).tolist() == [1, 2]
     assert buffer[0] is thing
     assert buffer[:] == [thing, "a", {"b": 1}]
@@ -300,8 +300,8 @@ def test_the_best_rows_are_kept() -> None:
     buffer = ReplayBuffer(ArrayStorage(3), writer=MaxValueWriter("r"))
     assert buffer.extend({"r": np.array([3.0, 1, 5, 2, 9, 1, 4])}).tolist() == [-1, -1, 2, -1, 1, -1, 0]
     assert sorted(buffer[:]["r"].tolist()) == [4, 5, 9]
-    assert buffer.add({"r": 4.0}) == -1
-    assert buffer.add({"r": 4.5}) == 0
+    assert buffer.append({"r": 4.0}) == -1
+    assert buffer.append({"r": 4.5}) == 0
     assert set(buffer.sample(50)["r"].tolist()) == {4.5, 5, 9}
 
 
@@ -309,7 +309,7 @@ def test_a_row_that_was_not_kept_reads_no_other() -> None:
     buffer = ReplayBuffer(ArrayStorage(3), writer=MaxValueWriter("reward"))
     index = buffer.extend({"reward": np.array([5.0, 1.0, 4.0, 3.0, 2.0])})
     assert index.tolist() == [0, -1, 2, 1, -1]
-    for read in (index, -1, buffer.add({"reward": 0.0})):
+    for read in (index, -1, buffer.append({"reward": 0.0})):
         with pytest.raises(IndexError, match=r"found -1; -1 is given for a row that was not kept"):
             buffer[read]
         with pytest.raises(IndexError, match="not kept"):
@@ -352,7 +352,7 @@ def test_nothing_is_written_to_an_immutable_buffer() -> None:
     storage = ArrayStorage(arrays={"a": np.arange(4)})
     buffer = ReplayBuffer(storage, writer=ImmutableWriter())
     for write in (
-        lambda: buffer.add({"a": 1}),
+        lambda: buffer.append({"a": 1}),
         lambda: buffer.extend({"a": [1]}),
         lambda: buffer.empty(),
         lambda: buffer.__setitem__(0, {"a": 1}),
@@ -401,11 +401,11 @@ def test_rows_may_bring_their_priority_along() -> None:
     buffer = PrioritizedReplayBuffer(storage=ArrayStorage(10))
     buffer.extend({"a": np.arange(4), "td_error": np.array([0.0, 0, 1e6, 0])})
     assert set(buffer.sample(64)["index"].tolist()) == {2}
-    buffer.add({"a": 4, "td_error": 1e12})
+    buffer.append({"a": 4, "td_error": 1e12})
     assert set(buffer.sample(64)["index"].tolist()) == {4}
     for bad in (-1.0, float("nan"), float("inf")):
         with pytest.raises(DataError, match="finite priorities from 0"):
-            buffer.add({"a": 5, "td_error": bad})
+            buffer.append({"a": 5, "td_error": bad})
         with pytest.raises(DataError):
             buffer.extend([{"a": 5, "td_error": 1.0}, {"a": 5, "td_error": bad}])
     assert len(buffer) == 5
@@ -480,7 +480,7 @@ class Scale:
 
 def test_transforms_out_and_inverses_in() -> None:
     buffer = ReplayBuffer(ArrayStorage(5), transform=[Scale(2.0), Scale(5.0), lambda batch: {**batch, "y": batch["x"]}])
-    buffer.add({"x": 3.0})
+    buffer.append({"x": 3.0})
     buffer.extend({"x": np.array([4.0, 5.0])})
     assert buffer[:]["x"].tolist() == [30, 40, 50]
     batch = buffer.sample(6)
@@ -632,7 +632,7 @@ def test_a_full_disk_leaves_the_file_that_was_there(tmp_path: Path, monkeypatch:
     path = tmp_path / "saved"
     buffer.dumps(path)
     good = path.read_bytes()
-    buffer.add({"a": 7, "deep": {"b": 7.0}})
+    buffer.append({"a": 7, "deep": {"b": 7.0}})
     for step in ("fsync", "replace"):
         with monkeypatch.context() as patch:
             patch.setattr(files.os, step, _no_space)
@@ -677,7 +677,7 @@ def test_rows_of_this_process_are_not_sent_to_another(kind: Any, method: str) ->
             get_context(method).Process(target=print, args=(sent,)).start()
     for other in (copy.deepcopy(buffer), pickle.loads(pickle.dumps(buffer))):
         assert other.sample()["a"].tolist() == copy.deepcopy(buffer).sample()["a"].tolist()
-        other.add({"a": np.int64(0)})
+        other.append({"a": np.int64(0)})
         assert (other.storage.written, buffer.storage.written) == (12, 11)
 
 
@@ -685,7 +685,7 @@ def test_a_forked_child_does_not_change_its_copy() -> None:
     buffer = PrioritizedReplayBuffer(storage=ArrayStorage(8), batch_size=4)
     buffer.extend({"a": np.arange(8)})
     changes: list[Callable[[], Any]] = [
-        lambda: buffer.add({"a": 1}),
+        lambda: buffer.append({"a": 1}),
         lambda: buffer.extend({"a": np.arange(3)}),
         lambda: buffer.__setitem__(0, {"a": 1}),
         lambda: buffer.update_priority([0], [1.0]),
@@ -699,18 +699,18 @@ def test_a_forked_child_does_not_change_its_copy() -> None:
                 with pytest.raises(ForkError, match="found a forked child"):
                     change()
             buffer.sample()  # of what was there
-            ReplayBuffer(ArrayStorage(8)).add({"a": 1})
-            pickle.loads(pickle.dumps(buffer)).add({"a": 1})  # a copy on purpose
+            ReplayBuffer(ArrayStorage(8)).append({"a": 1})
+            pickle.loads(pickle.dumps(buffer)).append({"a": 1})  # a copy on purpose
             code = 0
         finally:
             os._exit(code)
     assert os.waitpid(child, 0)[1] == 0
-    buffer.add({"a": 1})
+    buffer.append({"a": 1})
 
 
 def test_many_threads_may_write_and_sample() -> None:
     buffer = PrioritizedReplayBuffer(storage=ArrayStorage(50), batch_size=8)
-    buffer.add({"a": 0, "b": np.zeros(40)})
+    buffer.append({"a": 0, "b": np.zeros(40)})
     errors: list[BaseException] = []
 
     def work(number: int) -> None:

@@ -276,7 +276,7 @@ def test_a_state_of_another_ensemble_changes_nothing() -> None:
     one_bad = {**good, "buffers": {**good["buffers"], "1": good["buffers"]["0"]}}
     for bad in (None, {}, {**good, "p": (0.5, 0.5)}, one_bad, {**good, "seed": "x"}, {**good, "buffers": {}}):
         first = ensemble.buffers[0]
-        first.add({"a": 7, "deep": {"b": 7.0}, "done": False})
+        first.append({"a": 7, "deep": {"b": 7.0}, "done": False})
         before = first[:]["a"]
         with pytest.raises(StateError):
             ensemble.load_state_dict(bad)

@@ -71,7 +71,7 @@ def test_every_storage_gives_what_was_written(
         chosen = random_of.random()
         if chosen < 0.4:
             rows[written % capacity] = row_of(step, random_of)
-            buffer.add(rows[written % capacity])
+            buffer.append(rows[written % capacity])
             written += 1
         elif chosen < 0.75:
             many = [row_of(step * 10 + n, random_of) for n in range(random_of.randint(1, 2 * capacity))]
@@ -106,9 +106,9 @@ def test_every_storage_gives_what_was_written(
 def test_a_ring_is_made_smaller_again_and_holes_are_filled(tmp_path: Path) -> None:
     for kind in ("array", "memmap"):
         buffer = ReplayBuffer(made(kind, 4, tmp_path), writer=MaxValueWriter("rank"), batch_size=2)
-        buffer.add({"text": "x" * 10, "rank": 1e9})  # the row that stays
+        buffer.append({"text": "x" * 10, "rank": 1e9})  # the row that stays
         for number in range(150):
-            buffer.add({"text": f"{number:03}" * 400, "rank": float(number)})
+            buffer.append({"text": f"{number:03}" * 400, "rank": float(number)})
         assert sorted(len(text) for text in buffer[:]["text"]) == [10, 1200, 1200, 1200]
         assert buffer[0]["text"] == "x" * 10
         assert buffer.storage.nbytes < 40_000
@@ -150,7 +150,7 @@ MIXTURES: list[tuple[list[Any], Any]] = [
 def test_what_a_field_of_objects_is_does_not_depend_on_the_rows_drawn(values: list[Any], wanted: Any) -> None:
     buffer = ReplayBuffer(ListStorage(4), batch_size=1)
     for value in values:
-        buffer.add({"x": value})
+        buffer.append({"x": value})
     batches = [buffer.sample() for _ in range(12)]
     assert {int(batch["index"][0]) for batch in batches} == {0, 1}
     for batch in batches:
@@ -171,7 +171,7 @@ def test_overwritten_objects_do_not_count() -> None:
     buffer = ReplayBuffer(ListStorage(2), batch_size=2)
     buffer.extend([{"x": "text"}, {"x": 1.0}])
     assert isinstance(buffer.sample()["x"], list)
-    buffer.add({"x": 2.0})
+    buffer.append({"x": 2.0})
     assert buffer.sample()["x"].dtype == np.float64
     buffer[1] = {"x": np.zeros(3)}
     assert isinstance(buffer.sample()["x"], list)
@@ -248,10 +248,10 @@ def test_time_steps_of_several_environments(tmp_path: Path) -> None:
     for storage in (ArrayStorage(6, ndim=2), MemmapStorage(6, tmp_path / "m", ndim=2)):
         buffer = ReplayBuffer(storage, batch_size=2)
         buffer.extend({"text": [["a", "bb"], ["ccc", ""]], "r": np.arange(4.0).reshape(2, 2)})
-        buffer.add({"text": ["five", "6"], "r": np.array([4.0, 5.0])})
+        buffer.append({"text": ["five", "6"], "r": np.array([4.0, 5.0])})
         assert buffer[:]["text"] == ["a", "bb", "ccc", "", "five", "6"]
         with pytest.raises((SchemaError, DataError), match="environments"):
-            buffer.add({"text": ["one"], "r": np.array([4.0, 5.0])})
+            buffer.append({"text": ["one"], "r": np.array([4.0, 5.0])})
 
 
 def test_checkpoints(tmp_path: Path) -> None:
@@ -338,9 +338,9 @@ def test_a_field_of_one_shape_says_how_it_becomes_ragged() -> None:
 def test_rows_of_differing_length_that_come_later_hear_of_ragged(kind: str, tmp_path: Path) -> None:
     says = r"declared, ragged=\['x'\], or kept in a ListStorage"
     buffer = ReplayBuffer(made(kind, 9, tmp_path))
-    buffer.add({"x": np.zeros((1, 2)), "n": 0})
+    buffer.append({"x": np.zeros((1, 2)), "n": 0})
     for write in (
-        lambda: buffer.add({"x": np.zeros((2, 2)), "n": 0}),
+        lambda: buffer.append({"x": np.zeros((2, 2)), "n": 0}),
         lambda: buffer.extend({"x": np.zeros((4, 2, 2)), "n": np.zeros(4, int)}),
         lambda: buffer.extend([{"x": np.zeros((1, 2)), "n": 0}, {"x": np.zeros((2, 2)), "n": 0}]),
     ):
@@ -350,7 +350,7 @@ def test_rows_of_differing_length_that_come_later_hear_of_ragged(kind: str, tmp_
         buffer.extend({"x": [[[1.0, 1.0]], [[1.0, 1.0], [2.0, 2.0]]], "n": np.zeros(2, int)})
     for other in (np.zeros((1, 3)), np.zeros(1)):  # no such field would take these either
         with pytest.raises(SchemaError, match=r"found .*; ListStorage takes any"):
-            buffer.add({"x": other, "n": 0})
+            buffer.append({"x": other, "n": 0})
     assert len(buffer) == 1
 
 

@@ -134,7 +134,7 @@ class BufferMachine(RuleBasedStateMachine):
     @rule(rank=st.integers(0, 4), done=st.booleans())
     def add(self, rank: int, done: bool) -> None:
         row = self._row(rank, done)
-        assert self.buffer.add(row) == self.model.add(row)
+        assert self.buffer.append(row) == self.model.add(row)
 
     @rule(kinds=st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=23), as_list=st.booleans())
     def extend(self, kinds: list[tuple[int, bool]], as_list: bool) -> None:
@@ -178,7 +178,7 @@ class BufferMachine(RuleBasedStateMachine):
             {**good, "nested": 1},
         ):
             with pytest.raises(MouseError):
-                self.buffer.add(bad)
+                self.buffer.append(bad)
             with pytest.raises(MouseError):
                 self.buffer.extend([good, bad])
             with pytest.raises(MouseError):
@@ -257,7 +257,7 @@ class BufferMachine(RuleBasedStateMachine):
             other.load_state_dict(self.buffer.state_dict())
         first, second = self._row(4, False), self._row(2, True)
         for buffer in (self.buffer, other):
-            buffer.add(first)
+            buffer.append(first)
         self.model.add(first)
         for turn in range(3):
             batches = [self._sample(buffer, 6 * size) for buffer in (self.buffer, other)]
@@ -266,7 +266,7 @@ class BufferMachine(RuleBasedStateMachine):
                 for buffer in (self.buffer, other):
                     buffer.update_priority(batches[0]["index"], np.full(batches[0]["index"].shape, turn + 0.5))
         for buffer in (self.buffer, other):
-            buffer.add(second)
+            buffer.append(second)
         self.model.add(second)
         assert self.buffer.stats() == other.stats()
         self.buffer = other

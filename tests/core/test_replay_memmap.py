@@ -218,7 +218,7 @@ def test_each_sees_what_the_other_writes(tmp_path: Path) -> None:
     other.empty()
     with pytest.raises(ConfigError, match="empty"):
         one.sample()
-    one.add({"a": 5})
+    one.append({"a": 5})
     assert set(other.sample()["a"].tolist()) == {5}
 
 
@@ -283,8 +283,8 @@ def test_the_best_rows_are_kept_in_mapped_files(tmp_path: Path) -> None:
     buffer.extend({"r": np.array([3.0, 1, 5, 2, 9, 1, 4])})
     again = ReplayBuffer(MemmapStorage(4, tmp_path / "m"), writer=MaxValueWriter("r"))
     assert sorted(again[:]["r"].tolist()) == [3, 4, 5, 9]
-    assert again.add({"r": 3.5}) == 0
-    assert again.add({"r": 3.5}) == -1
+    assert again.append({"r": 3.5}) == 0
+    assert again.append({"r": 3.5}) == -1
 
 
 # ---------------------------------------------------------------------- files

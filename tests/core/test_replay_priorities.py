@@ -160,7 +160,7 @@ def test_priorities_are_those_of_a_list(data: st.DataObject, capacity: int, alph
         rng = np.random.default_rng(data.draw(st.integers(0, 2**32 - 1)))
         step = data.draw(st.sampled_from(["add", "extend", "update", "change", "restore", "refused", "empty"]))
         if step == "add" or not model.written:
-            buffer.add({name: values[0] for name, values in rows_of(model.written, 1).items()})
+            buffer.append({name: values[0] for name, values in rows_of(model.written, 1).items()})
             model.write(1)
         elif step == "extend":
             n = int(rng.integers(1, 2 * capacity + 2))
@@ -431,7 +431,7 @@ def test_what_is_left_of_an_episode_is_one_that_is_shorter() -> None:
     ends = []
     for row in range(60):
         ends.append(row % 6 == 5)
-        buffer.add({"row": row, "done": ends[-1]})
+        buffer.append({"row": row, "done": ends[-1]})
         buffer.sample()
         begin = max(0, row + 1 - 10)
         tree: Any = sampler._tree

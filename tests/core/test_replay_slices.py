@@ -146,7 +146,7 @@ def test_slices_lie_in_one_episode_whatever_happens(
             n = 1 if step == "add" else int(rng.integers(1, 2 * capacity + 2))
             rows = world.make(n, rng)
             if step == "add":
-                buffer.add({name: values[0] for name, values in rows.items()})
+                buffer.append({name: values[0] for name, values in rows.items()})
             else:
                 buffer.extend(rows)
         elif step == "same":
@@ -526,7 +526,7 @@ def test_fields_that_contradict_each_other_are_named(how: str) -> None:
         rows = {"row": np.arange(20), **rows}
         if how == "one by one":
             for number in range(20):
-                buffer.add({name: values[number] for name, values in rows.items()})
+                buffer.append({name: values[number] for name, values in rows.items()})
                 if number:
                     buffer.sample()
         else:

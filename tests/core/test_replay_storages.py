@@ -131,7 +131,7 @@ def test_arrays_that_exist_become_the_storage() -> None:
     assert (len(storage), storage.capacity, storage.written) == (6, 6, 6)
     buffer = ReplayBuffer(storage, batch_size=4)
     np.testing.assert_array_equal(buffer[:]["obs"], arrays["obs"])
-    assert buffer.add({"obs": [7.0, 8.0], "nested": {"reward": 9.0}}) == 0
+    assert buffer.append({"obs": [7.0, 8.0], "nested": {"reward": 9.0}}) == 0
     assert arrays["nested"]["reward"][0] == 9
     batch = buffer.sample()
     assert not np.shares_memory(batch["obs"], arrays["obs"])
@@ -152,7 +152,7 @@ def test_wrapped_arrays_need_not_be_contiguous_or_writable() -> None:
         with pytest.raises(ConfigError, match="read-only"):
             change()
     with pytest.raises(ConfigError, match="ImmutableWriter"):
-        ReplayBuffer(storage).add({})
+        ReplayBuffer(storage).append({})
 
 
 def test_wrapped_arrays_of_environments() -> None:
@@ -318,7 +318,7 @@ def test_a_store_is_a_storage_as_it_stands() -> None:
         for number, row in enumerate(batch["index"].tolist()):
             assert batch["reward"][number] == np.float32(store[row]["reward"])
         for change in (
-            lambda buffer=buffer: buffer.add({}),
+            lambda buffer=buffer: buffer.append({}),
             lambda buffer=buffer: buffer.extend({}),
             lambda buffer=buffer: buffer.empty(),
             lambda buffer=buffer: buffer.__setitem__(0, {}),

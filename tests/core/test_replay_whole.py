@@ -94,7 +94,7 @@ def test_streams_side_by_side(name: str, mapped: bool, tmp_path: Path) -> None:
             index = buffer.extend(rows)
         else:
             rows = world.step()
-            index = buffer.add(rows)[None]
+            index = buffer.append(rows)[None]
             rows = {key: values[None] for key, values in rows.items()}
         # The slot is the time's place in the ring times the environments, plus the environment.
         np.testing.assert_array_equal(index, rows["time"] % 30 * 4 + rows["env"])
@@ -150,7 +150,7 @@ def test_n_steps_are_the_same_for_single_rows_and_for_what_a_loop_sums() -> None
     rows = {}
     for _ in range(50):
         row = world.step()
-        buffer.add({**row, "observation": row["time"].astype(np.float32)})
+        buffer.append({**row, "observation": row["time"].astype(np.float32)})
         for env in range(3):
             rows[int(row["time"][env]), env] = (float(row["reward"][env]), bool(row["done"][env]))
     compared = 0
@@ -183,7 +183,7 @@ def test_the_best_rows_by_priority() -> None:
     lowest = buffer[4]["reward"]
     assert set(buffer.sample()["reward"].tolist()) == {lowest}
     # A row that takes another's place has the largest priority so far, as any new one.
-    index = buffer.add({"reward": 50.0})
+    index = buffer.append({"reward": 50.0})
     drawn = set(buffer.sample()["index"].tolist())
     assert drawn == {index, 4} or index == 4
 

@@ -40,7 +40,7 @@ class Kept:
         return self._rollout[name]
 
     def add_transitions(self, transition: Any) -> None:
-        self._rollout = rollout_storage.add(self._rollout, transition)
+        self._rollout = rollout_storage.append(self._rollout, transition)
 
     def compute_returns(self, last_values: Any, gamma: float, lam: float, *arguments: Any, **options: Any) -> None:
         self._rollout = rollout_storage.compute_returns(self._rollout, last_values, gamma, lam, *arguments, **options)

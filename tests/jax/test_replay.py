@@ -84,8 +84,8 @@ def test_rows_of_any_kind_can_be_written() -> None:
     obs, reward = jnp.ones((3, 2)), jnp.arange(3.0)
     buffer = ReplayBuffer(ArrayStorage(20), batch_size=4)
     assert buffer.extend(Transition(obs, reward)).tolist() == [0, 1, 2]
-    assert buffer.add({"obs": obs[0], "reward": reward[1]}) == 3
-    assert buffer.add({"obs": np.ones(2, np.float32), "reward": 5.0}) == 4
+    assert buffer.append({"obs": obs[0], "reward": reward[1]}) == 3
+    assert buffer.append({"obs": np.ones(2, np.float32), "reward": 5.0}) == 4
     assert buffer.extend([Transition(obs[0], reward[2])]).tolist() == [5]
     found = buffer.sample()
     assert found.keys() == {"obs", "reward", "index"}
@@ -97,7 +97,7 @@ def test_rows_of_any_kind_can_be_written() -> None:
     assert isinstance(pairs.sample()["data"], Pair)
     assert isinstance(pairs[1], Pair)
     with pytest.raises(SchemaError, match="rows"):
-        buffer.add({"obs": obs[0]})
+        buffer.append({"obs": obs[0]})
 
 
 def test_a_number_that_jax_cannot_hold_is_an_error() -> None:

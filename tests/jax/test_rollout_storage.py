@@ -65,10 +65,10 @@ def empty(seed: int = 3) -> rollout_storage.Rollout:
 
 @cache  # a value, that no function changes
 def full(*, jit: bool = False) -> rollout_storage.Rollout:
-    add: Any = jax.jit(rollout_storage.add, donate_argnums=0) if jit else rollout_storage.add
+    append: Any = jax.jit(rollout_storage.append, donate_argnums=0) if jit else rollout_storage.append
     rollout = empty()
     for transition in transitions():
-        rollout = add(rollout, transition)
+        rollout = append(rollout, transition)
     compute: Any = rollout_storage.compute_returns
     return (jax.jit(compute) if jit else compute)(rollout, LAST, 0.99, 0.95, **ends(rollout))
 
@@ -167,7 +167,7 @@ def test_mini_batches_under_jit() -> None:
         row = {name: whole[name] for name in ("rewards", "dones", "values", "hidden_states")}
         row |= {"observations": whole["reference_observations"], "actions": whole["rewards"]}
         storage.add_transitions(row)
-        rollout = rollout_storage.add(rollout, row)
+        rollout = rollout_storage.append(rollout, row)
     storage.compute_returns(LAST, 0.9, 0.9)
     rollout = rollout_storage.compute_returns(rollout, LAST, 0.9, 0.9)
 
@@ -217,7 +217,7 @@ def test_a_rollout_in_a_scan() -> None:
         def step(carry: Any, number: jax.Array) -> Any:
             rollout, state = carry
             row = {"observations": state[:, None], "values": state, "rewards": state + number, "dones": state > 5.0}
-            return (rollout_storage.add(rollout, row), state + 1.0), None
+            return (rollout_storage.append(rollout, row), state + 1.0), None
 
         (rollout, state), _ = jax.lax.scan(step, (rollout_storage.clear(rollout), start), jnp.arange(4))
         return rollout_storage.compute_returns(rollout, state, 0.5, 1.0, normalize_advantage=False)
@@ -247,14 +247,14 @@ def test_masks_dtypes_and_optional_fields() -> None:
     assert rollout["actions"].dtype == jnp.int32
     assert rollout["dones"].dtype == jnp.uint8
     row = {"rewards": [1, 2], "dones": [0.0, 2.0], "actions": np.array([1, 2]), "map": ([1.0, 2.0], [[1], [0]])}
-    rollout = rollout_storage.add(rollout, row)
-    rollout = rollout_storage.add(rollout, {**row, "goal": [3.0, 4.0]})
+    rollout = rollout_storage.append(rollout, row)
+    rollout = rollout_storage.append(rollout, {**row, "goal": [3.0, 4.0]})
     same(rollout["map_mask"], np.array([[1, 0], [1, 0]]))
     same(rollout["goal_mask"], np.array([[0, 0], [1, 1]]))
     same(rollout["goal"][..., 0], np.array([[0, 0], [3, 4]]))
     same(rollout["dones"][..., 0], np.array([[0, 2], [0, 2]]))
     with pytest.raises(DataError, match=r"actions: expected -2147483648..2147483647 \(int32\), found 4294967296"):
-        rollout_storage.add(rollout_storage.clear(rollout), {**row, "actions": np.array([2**32, 0])})
+        rollout_storage.append(rollout_storage.clear(rollout), {**row, "actions": np.array([2**32, 0])})
     with pytest.raises(MissingFieldError, match=r"expected one of .*found 'nonsense'"):
         rollout["nonsense"]
 
@@ -289,7 +289,7 @@ NAN = np.array([0.0, np.nan, 1.0, 2.0, 3.0])
 )
 def test_bad_rows(change: dict[str, Any], kind: type[MouseError], message: str) -> None:
     with pytest.raises(kind, match=message):
-        rollout_storage.add(empty(), {**transitions()[0], **change})
+        rollout_storage.append(empty(), {**transitions()[0], **change})
 
 
 def test_no_hidden_states_before_the_first_step() -> None:
@@ -298,16 +298,16 @@ def test_no_hidden_states_before_the_first_step() -> None:
     first, second = rollout_storage.clear(full()), empty()
     for number, row in enumerate(rows):
         states = (None, None) if number == 0 else row["hidden_states"]
-        first = rollout_storage.add(first, {**row, "hidden_states": states})
-        second = jax.jit(rollout_storage.add)(second, {**row, "hidden_states": states})
+        first = rollout_storage.append(first, {**row, "hidden_states": states})
+        second = jax.jit(rollout_storage.append)(second, {**row, "hidden_states": states})
     assert not np.asarray(first.hidden_states[0][0]).any()
     same(first.hidden_states, second.hidden_states)
     same(first.hidden_states[1][1][1:], [row["hidden_states"][1][1] for row in rows[1:]])
-    actor = rollout_storage.add(empty(), {**rows[0], "hidden_states": (rows[0]["hidden_states"][0], None)})
+    actor = rollout_storage.append(empty(), {**rows[0], "hidden_states": (rows[0]["hidden_states"][0], None)})
     same(actor.hidden_states[0][0], rows[0]["hidden_states"][0])
     assert not np.asarray(actor.hidden_states[1][0][0]).any()
     with pytest.raises(SchemaError, match=r"hidden_states\[0\]: expected it in every row, found none in row 1"):
-        rollout_storage.add(actor, {**rows[1], "hidden_states": (None, None)})
+        rollout_storage.append(actor, {**rows[1], "hidden_states": (None, None)})
 
 
 FEW = {"obs": (2,), "values": ()}
@@ -318,7 +318,7 @@ def trained(seed: Any, rewards: jax.Array) -> Any:
     rollout = rollout_storage.init(2, 3, FEW, seed)
     for step in range(3):
         row = {"obs": jnp.full((2, 2), step), "values": jnp.zeros(2), "rewards": rewards[step], "dones": jnp.zeros(2)}
-        rollout = rollout_storage.add(rollout, row)
+        rollout = rollout_storage.append(rollout, row)
     rollout = rollout_storage.compute_returns(rollout, jnp.zeros(2), 0.9, 0.95)
     rollout, batches = rollout_storage.mini_batches(rollout, 2, 2)
     return rollout.seed, [(batch.rows, batch["returns"]) for batch in batches], rollout_storage.permutation(rollout)
@@ -354,7 +354,7 @@ def test_a_whole_vmapped_function_returns_mini_batches() -> None:
 
     def read(seed: jax.Array) -> Any:
         rollout = rollout_storage.init(2, 1, {}, seed)
-        rollout = rollout_storage.add(rollout, {"rewards": jnp.ones(2), "dones": jnp.zeros(2)})
+        rollout = rollout_storage.append(rollout, {"rewards": jnp.ones(2), "dones": jnp.zeros(2)})
         return rollout_storage.mini_batches(rollout, 2, 1)[1]
 
     first, _ = jax.vmap(read)(jnp.arange(3))
@@ -369,9 +369,9 @@ def test_what_is_no_seed(seed: Any) -> None:
 
 def test_out_of_turn() -> None:
     rollout = full()
-    with pytest.raises(RolloutFullError, match="add: expected at most 6 rows"):
-        rollout_storage.add(rollout, transitions()[0])
-    dropped = jax.jit(rollout_storage.add)(rollout, transitions(5)[0])
+    with pytest.raises(RolloutFullError, match="append: expected at most 6 rows"):
+        rollout_storage.append(rollout, transitions()[0])
+    dropped = jax.jit(rollout_storage.append)(rollout, transitions(5)[0])
     same(dropped["observations"], np.asarray(rollout["observations"]))
     with pytest.raises(RolloutError, match="mini_batches: expected 6 rows, found 7"):
         rollout_storage.mini_batches(dropped, 2)
@@ -381,7 +381,7 @@ def test_out_of_turn() -> None:
         rollout_storage.compute_returns(empty(), LAST, 0.9, 0.9)
     again = rollout_storage.clear(rollout)
     for transition in transitions():
-        again = rollout_storage.add(again, transition)
+        again = rollout_storage.append(again, transition)
     with pytest.raises(RolloutError, match="expected returns, found none"):
         rollout_storage.mini_batches(again, 2)
     with pytest.raises(DataError, match="last_values: expected finite numbers"):
@@ -396,7 +396,7 @@ def test_out_of_turn() -> None:
         rollout_storage.mini_batches(rollout, 2, histories={"nonsense": 2})
     with pytest.raises(ConfigError, match="expected mask=True beside optional=True"):
         rollout_storage.init(2, 2, {"a": RolloutField((), optional=True)})
-    plain = rollout_storage.add(rollout_storage.init(1, 1, {}), {"rewards": [1.0], "dones": [0]})
+    plain = rollout_storage.append(rollout_storage.init(1, 1, {}), {"rewards": [1.0], "dones": [0]})
     with pytest.raises(MissingFieldError, match="expected a field 'values'"):
         rollout_storage.compute_returns(plain, [0.0], 0.9, 0.9)
 

@@ -60,7 +60,7 @@ def calls(folder: Path) -> Iterator[tuple[str, Call]]:
         row = {"obs": np.float32(3), "td_error": np.float32(1)}
         yield f"{name} sample", buffer.sample
         yield f"{name} iteration", lambda buffer=buffer: next(iter(buffer))
-        yield f"{name} add", lambda buffer=buffer, row=row: buffer.add(row)
+        yield f"{name} add", lambda buffer=buffer, row=row: buffer.append(row)
         yield (
             f"{name} extend",
             lambda buffer=buffer: buffer.extend({"obs": np.ones(2, "f"), "td_error": np.ones(2, "f")}),

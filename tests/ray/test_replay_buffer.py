@@ -50,7 +50,7 @@ def test_mapped_rows_outlive_the_actor(tmp_path: Path) -> None:
     ray.get(actor.extend.remote(rows(0, 30)))
     kill(actor)
     assert ray.get(actor.size.remote()) == 30
-    ray.get(actor.add.remote({"observation": np.ones(3, np.float32), "reward": np.float32(7)}))
+    ray.get(actor.append.remote({"observation": np.ones(3, np.float32), "reward": np.float32(7)}))
     assert ray.get(actor.get.remote(30))["reward"] == 7
     assert ray.get(actor.get.remote(slice(0, 30)))["reward"].tolist() == list(range(30))
     ray.kill(actor)

@@ -49,7 +49,7 @@ def check(batch: TensorDict) -> None:
 def test_rows_of_differing_length_come_back_as_tensors_and_text(kind: str, tmp_path: Path) -> None:
     buffer = ReplayBuffer(made(kind, tmp_path), batch_size=6)
     buffer.extend(rows(5))
-    buffer.add(rows(9)[7])
+    buffer.append(rows(9)[7])
     for _ in range(5):
         check(buffer.sample())
     assert (buffer[5]["text"], buffer[5]["x"].tolist()) == ("t" * 7, list(range(7)))
@@ -141,7 +141,7 @@ def test_narrow_floats_in_stores_loaders_and_rollouts(dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("kind", ["array", "memmap", "tensor"])
 def test_rows_of_a_list_are_not_promoted_to_a_common_dtype(kind: str, rows: list[Any], tmp_path: Path) -> None:
     buffer = ReplayBuffer(made(kind, tmp_path))
-    buffer.add({"text": "a", "n": torch.tensor(1)})
+    buffer.append({"text": "a", "n": torch.tensor(1)})
     with pytest.raises(SchemaError, match="expected"):
         buffer.extend(rows)
     assert len(buffer) == 1
@@ -166,7 +166,7 @@ def test_the_cores_buffer_takes_narrow_tensors(dtype: torch.dtype) -> None:
     values = torch.randn(6, 3).to(dtype)
     buffer = core.ReplayBuffer(core.ArrayStorage(20))
     buffer.extend({"x": values, "n": torch.arange(6)})
-    buffer.add({"x": values[1].clone(), "n": 6})
+    buffer.append({"x": values[1].clone(), "n": 6})
     buffer.extend([{"x": values[2], "n": 7}, {"x": values[3], "n": 8}])
     found = buffer[:]["x"]
     assert str(found.dtype) == str(dtype).removeprefix("torch.")

@@ -122,10 +122,10 @@ def test_rows_of_any_kind_can_be_written(kind: str) -> None:
     one = {**whole, "obs": {name: values[3] for name, values in whole["obs"].items()}}
     one |= {name: whole[name][3] for name in ("action", "reward", "done")}
     assert buffer.extend(as_td(whole, [4])).tolist() == [0, 1, 2, 3]
-    assert buffer.add(as_td(one, [])) == 4
-    assert buffer.add(tensors(one)) == 5
-    assert buffer.add(one) == 6
-    assert buffer.add({**one, "reward": float(one["reward"]), "action": int(one["action"])}) == 7
+    assert buffer.append(as_td(one, [])) == 4
+    assert buffer.append(tensors(one)) == 5
+    assert buffer.append(one) == 6
+    assert buffer.append({**one, "reward": float(one["reward"]), "action": int(one["action"])}) == 7
     assert buffer.extend([as_td(one, []), as_td(one, [])]).tolist() == [8, 9]
     if kind != "cuda":
         assert buffer.extend([one, one]).tolist() == [10, 11]
@@ -189,7 +189,7 @@ def test_checkpoints_go_from_one_storage_to_another(kind: str, into: str, tmp_pa
         found, wanted = other.sample(), one.sample()
         assert_batch(found, np_tree(wanted))
         for buffer in (one, other):
-            buffer.add(as_td({**rows(1), "obs": rows(1)["obs"]}, [1])[0])
+            buffer.append(as_td({**rows(1), "obs": rows(1)["obs"]}, [1])[0])
 
 
 def np_tree(found: TensorDict) -> dict[str, Any]:
@@ -215,9 +215,9 @@ def test_environments_side_by_side(kind: str) -> None:
     step = {"obs": {n: v[0] for n, v in shaped["obs"].items()}} | {
         n: shaped[n][0] for n in ("action", "reward", "done")
     }
-    np.testing.assert_array_equal(mine.add(as_td(step, [4])), other.add(step))
+    np.testing.assert_array_equal(mine.append(as_td(step, [4])), other.append(step))
     with pytest.raises(SchemaError, match="environments"):
-        mine.add(as_td(rows(3), [3]))
+        mine.append(as_td(rows(3), [3]))
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "core", "memmap"])
@@ -251,7 +251,7 @@ def test_an_axis_that_is_called_time_is_time(
     batch = buffer.sample()
     assert (np.diff(np.asarray(batch["step"]), axis=1) == 1).all()
     assert (np.diff(np.asarray(batch["env"]), axis=1) == 0).all()
-    for many in (buffer.add, lambda rows: buffer.extend([rows, rows])):
+    for many in (buffer.append, lambda rows: buffer.extend([rows, rows])):
         with pytest.raises(SchemaError, match="found a time axis"):
             many(written)
     assert len(buffer) == step.numel()
@@ -359,7 +359,7 @@ def test_tensor_storage_reads_fields_for_samplers() -> None:
     buffer.empty()
     assert len(buffer) == 0
     with pytest.raises(ConfigError, match="multiple of the 3 environments"):
-        ReplayBuffer(TensorStorage(8, ndim=2)).add(as_td(rows(3), [3]))
+        ReplayBuffer(TensorStorage(8, ndim=2)).append(as_td(rows(3), [3]))
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is CUDA")
@@ -485,7 +485,7 @@ class Answer:
 def test_a_text_of_a_tensorclass_is_that_of_all_its_rows(make: Any) -> None:
     buffer = ReplayBuffer(make(10))
     buffer.extend(Answer(score=torch.zeros(2), text="one", batch_size=[2]))
-    buffer.add(Answer(score=torch.zeros(()), text="two", batch_size=[]))
+    buffer.append(Answer(score=torch.zeros(()), text="two", batch_size=[]))
     assert [buffer[i]["text"] for i in range(3)] == ["one", "one", "two"]
 
 

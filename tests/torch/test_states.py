@@ -131,7 +131,7 @@ def _row(n: int | None = None) -> Any:
 @pytest.mark.parametrize("storage", [ArrayStorage, TensorStorage, ListStorage])
 def test_tensorclass_rows_are_rows(storage: Any) -> None:
     buffer = ReplayBuffer(storage(9), batch_size=2)
-    assert buffer.add(_row()) == 0
+    assert buffer.append(_row()) == 0
     assert buffer.extend(_row(3)).tolist() == [1, 2, 3]
     assert buffer.extend([_row(), _row()]).tolist() == [4, 5]
     buffer[1] = Row(x=torch.full((2,), 7.0), inner=Inner(a=torch.tensor(5.0), batch_size=[]), batch_size=[])

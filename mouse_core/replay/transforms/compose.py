@@ -197,7 +197,7 @@ class OnWrite:
     Raises:
         ConfigError: Something that cannot be called, or draws random numbers; another ``OnWrite``, or a ``Cast`` with
             ``stored``, which acts on rows that are written by itself.
-        SchemaError: On the way in, a single row of ``add``; or the transform gave another number of rows.
+        SchemaError: On the way in, a single row of ``append``; or the transform gave another number of rows.
     """
 
     transform: Callable[..., Any]
