@@ -183,6 +183,9 @@ def merge_fields(
     return merged
 
 
+_AS_DELIVERED: Any = None
+
+
 @dataclass(frozen=True)
 class FieldSpec:
     """What a field of a batch is.
@@ -192,7 +195,7 @@ class FieldSpec:
         dtype: The dtype it is delivered in.
         shape: The shape of one step; a batch has ``[B, S, *shape]``.
         column: The column it is read from, empty if it is made.
-        stored_dtype: The dtype it is gathered and moved in, before it is widened to ``dtype``.
+        stored_dtype: The dtype it is stored and moved in, before it becomes ``dtype``; by default that.
         image_shape: ``(H, W, C)`` of an image field, whose ``shape`` is ``(H * W * C,)``; else None.
     """
 
@@ -200,16 +203,17 @@ class FieldSpec:
     dtype: np.dtype[np.generic]
     shape: tuple[int, ...]
     column: str = ""
-    stored_dtype: np.dtype[np.generic] | None = None
+    stored_dtype: np.dtype[np.generic] = _AS_DELIVERED
     image_shape: tuple[int, int, int] | None = None
 
-    @property
-    def moved_dtype(self) -> np.dtype[np.generic]:
-        """The dtype it is moved in: ``stored_dtype``, where there is one."""
-        return self.dtype if self.stored_dtype is None else self.stored_dtype
+    def __post_init__(self) -> None:
+        if self.stored_dtype is _AS_DELIVERED:
+            object.__setattr__(self, "stored_dtype", self.dtype)
 
     def replace(self, **changes: Any) -> FieldSpec:
-        """The same field with other dtypes or another shape."""
+        """The same field with other dtypes or another shape; a new ``dtype`` alone is that it is stored in, too."""
+        if "dtype" in changes:
+            changes.setdefault("stored_dtype", _AS_DELIVERED)
         return replace(self, **changes)
 
 

@@ -257,8 +257,8 @@ def as_array(leaf: Any, *, where: str) -> npt.NDArray[Any]:
         array = leaf
     else:
         try:
-            narrow = _narrow_tensor(leaf) if hasattr(leaf, "dtype") else None
-            array = np.asarray(leaf) if narrow is None else narrow
+            small = _narrow_tensor(leaf) if hasattr(leaf, "dtype") else None
+            array = np.asarray(leaf) if small is None else small
         except (ValueError, TypeError, RuntimeError) as error:
             if hasattr(leaf, "dtype"):
                 raise SchemaError(f"{where}: expected what NumPy takes, found {leaf.dtype}: {error}") from error

@@ -8,20 +8,20 @@ except ImportError as error:
 
 from mouse_jax import groups, returns, rollout_storage
 from mouse_jax.augment import TokenAugmenter
-from mouse_jax.dtypes import NARROWED, narrowing
+from mouse_jax.dtypes import REPLACED_DTYPES, replaced_dtypes
 from mouse_jax.map_dataset import to_grain
 from mouse_jax.prefetch import PrefetchBatchifier
 from mouse_jax.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayBufferEnsemble
 
 __all__ = [
-    "NARROWED",
+    "REPLACED_DTYPES",
     "PrefetchBatchifier",
     "PrioritizedReplayBuffer",
     "ReplayBuffer",
     "ReplayBufferEnsemble",
     "TokenAugmenter",
     "groups",
-    "narrowing",
+    "replaced_dtypes",
     "returns",
     "rollout_storage",
     "to_grain",

@@ -20,7 +20,7 @@ from mouse_core.rollouts.amp import AmpStates, Extractor, amp_states
 from mouse_core.rollouts.fields import stored_spec
 from mouse_core.rollouts.mini_batches import check_count, take_mini_batch
 from mouse_core.rollouts.recurrent import take_recurrent_mini_batch
-from mouse_jax.dtypes import narrowing
+from mouse_jax.dtypes import replaced_dtypes
 
 for _kind in (AmpStates, MiniBatch):
     jax.tree_util.register_dataclass(_kind, [one.name for one in dataclasses.fields(_kind)], [])
@@ -47,8 +47,8 @@ class Layout:
     @property
     def spec(self) -> Spec:
         """The arrays, with the dtypes in which JAX holds them."""
-        narrow, spec = narrowing(), stored_spec(dict(self.fields))
-        held = {name: one.replace(dtype=narrow.get(one.dtype, one.dtype)) for name, one in spec.items()}
+        replaced, spec = replaced_dtypes(), stored_spec(dict(self.fields))
+        held = {name: one.replace(dtype=replaced.get(one.dtype, one.dtype)) for name, one in spec.items()}
         return Spec(held, spec.alignment)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
-NARROWED: Mapping[np.dtype[Any], np.dtype[Any]] = MappingProxyType(
+REPLACED_DTYPES: Mapping[np.dtype[Any], np.dtype[Any]] = MappingProxyType(
     {
         np.dtype(np.int64): np.dtype(np.int32),
         np.dtype(np.uint64): np.dtype(np.uint32),
@@ -19,12 +19,12 @@ NARROWED: Mapping[np.dtype[Any], np.dtype[Any]] = MappingProxyType(
 """What is delivered instead of each dtype that JAX cannot hold without x64."""
 
 
-def narrowing() -> dict[np.dtype[Any], np.dtype[Any]]:
-    """``NARROWED``, or nothing where x64 is enabled: what ``BatchSource(narrow=...)`` needs for batches meant for JAX.
+def replaced_dtypes() -> dict[np.dtype[Any], np.dtype[Any]]:
+    """``REPLACED_DTYPES``, or nothing where x64 is enabled: ``BatchSource(replace_dtypes=...)`` of batches for JAX.
 
     JAX by itself narrows silently, so that 2**40 + 5 becomes 5. A source that knows this table refuses the value.
     """
-    return {} if x64_enabled() else dict(NARROWED)
+    return {} if x64_enabled() else dict(REPLACED_DTYPES)
 
 
 def x64_enabled() -> bool:

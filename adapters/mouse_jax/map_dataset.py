@@ -18,7 +18,7 @@ def to_grain(source: BatchSource) -> grain.MapDataset:
 
     Elements are whole batches, and grain reads 500 ahead unless told otherwise: give
     ``to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4))``. Without x64 JAX narrows 64-bit
-    numbers silently; ``BatchSource(..., narrow=mouse_jax.narrowing())`` does it with a check.
+    numbers silently; ``BatchSource(..., replace_dtypes=mouse_jax.replaced_dtypes())`` does it with a check.
 
     ``mp_prefetch`` fails in programs that do not parse flags with absl; this function marks absl's flags as parsed
     where nobody has parsed them.

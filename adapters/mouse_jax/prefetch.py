@@ -16,7 +16,7 @@ from mouse_core.replay.buffer import ReplayBuffer
 from mouse_core.replay.ensemble import ReplayBufferEnsemble
 from mouse_core.replay.source import BufferSource
 from mouse_core.sampling import Boundary, Sampler, Weighting
-from mouse_jax.dtypes import narrowing
+from mouse_jax.dtypes import replaced_dtypes
 from mouse_jax.pipeline import GrainPrefetcher
 from mouse_jax.placement import find_placement, find_target
 from mouse_jax.transfer import batch_maker, drawn_maker, thread_settings
@@ -25,8 +25,8 @@ from mouse_jax.transfer import batch_maker, drawn_maker, thread_settings
 class PrefetchBatchifier(Loader[dict[str, jax.Array]]):
     """Batches as dicts of ``jax.Array`` ``[B, S, ...]``, made ahead in a grain pipeline, in index order.
 
-    Without x64 (``jax_enable_x64``) 64-bit fields are delivered as ``NARROWED`` says, and ``spec`` says so beforehand;
-    a value that does not fit is an error. What holds is whether x64 is enabled where the loader is made.
+    Without x64 (``jax_enable_x64``) 64-bit fields are delivered as ``REPLACED_DTYPES`` says, and ``spec`` says so
+    beforehand; a value that does not fit is an error. What holds is whether x64 is enabled where the loader is made.
 
     At most ``prefetch + 1`` batches exist in the pipeline at a time, and a batch once delivered never changes.
 
@@ -89,7 +89,7 @@ class PrefetchBatchifier(Loader[dict[str, jax.Array]]):
             seed,
             shard,
             dtypes=dtypes,
-            narrow=narrowing(),
+            replace_dtypes=replaced_dtypes(),
             required_fields=required_fields,
             fields=fields,
             drop_last=drop_last,

@@ -47,8 +47,8 @@ class ReplayBuffer(_InJax, buffer.ReplayBuffer):
     torch for the same seed. Rows lie in the host's memory, and every batch in memory of its own that nobody writes to
     again, since JAX may keep that very memory.
 
-    Without x64 (``jax_enable_x64``) 64-bit fields are delivered as ``NARROWED`` says; a value that does not fit is an
-    error. Transforms work on NumPy arrays, before that.
+    Without x64 (``jax_enable_x64``) 64-bit fields are delivered as ``REPLACED_DTYPES`` says; a value that does not fit
+    is an error. Transforms work on NumPy arrays, before that.
 
     Args:
         storage, sampler, writer, transform, batch_size, seed, collate_fn, priority_key: See

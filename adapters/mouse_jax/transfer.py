@@ -51,7 +51,7 @@ class BatchMaker:
         if self.placement.on_host:
             parts = [source[index] for source in self.sources]
         else:
-            parts = [source.gather(source.plan(index), widen=False) for source in self.sources]
+            parts = [source.gather(source.plan(index), stored=True) for source in self.sources]
         return parts[0] if len(parts) == 1 else _joined(parts)
 
     def transfer(self, gathered: Any) -> Any:
@@ -60,14 +60,14 @@ class BatchMaker:
         rows = [values for view in views for values in view.values()]
         with settings(self.x64, self.default_device):
             placed = iter(self.placement.put(rows, recurring=len(rows[0]) == self.rows))
-            made = tuple(self._widened({name: next(placed) for name in view}) for view in views)
+            made = tuple(self._delivered({name: next(placed) for name in view}) for view in views)
         return made if isinstance(gathered, tuple) else made[0]
 
     def __call__(self, index: int) -> Any:
         """Batch ``index``, or a tuple of its views."""
         return self.transfer(self.gather(index))
 
-    def _widened(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
+    def _delivered(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         return {
             name: values if values.dtype == self.spec[name].dtype else values.astype(self.spec[name].dtype)
             for name, values in batch.items()

@@ -15,7 +15,7 @@ from mouse_core.dtypes import convert, is_number
 from mouse_core.errors import DataError
 from mouse_core.replay.protocols import FieldKey
 from mouse_core.trees import flatten, is_varying, map_tree
-from mouse_jax.dtypes import narrowing
+from mouse_jax.dtypes import replaced_dtypes
 
 
 def as_arrays(rows: Any) -> Any:
@@ -50,7 +50,7 @@ def as_jax(batch: Any, target: jax.Device | Sharding | None) -> Any:
     if isinstance(batch, Mapping | tuple) and any(map(is_varying, flatten(batch).values())):
         return map_tree(lambda leaf: _lists(leaf, target) if is_varying(leaf) else as_jax(leaf, target), batch)
     found: dict[FieldKey, Any] = flatten(batch) if isinstance(batch, Mapping | tuple) else {(): batch}
-    narrowed = narrowing()
+    narrowed = replaced_dtypes()
     numbers = {
         key: _narrowed(np.asarray(values), narrowed, key)
         for key, values in found.items()

@@ -36,20 +36,20 @@ def _make_host(source: BatchSource, index: int) -> TensorDict:
 def _make_pinned(source: BatchSource, index: int) -> TensorDict:
     plan = source.plan(index)
     layout = source.layout(len(plan.starts))
-    slabs = _gather_slabs(source, plan, layout, pin=True, widen=True)
+    slabs = _gather_slabs(source, plan, layout, pin=True, stored=False)
     size = [len(plan.starts), plan.length]
     return _delivered([TensorDict(slab_tensors(layout, slab), batch_size=size) for slab in slabs])
 
 
 def _gather_slabs(
-    source: BatchSource, plan: Plan, layout: BatchLayout, *, pin: bool, widen: bool
+    source: BatchSource, plan: Plan, layout: BatchLayout, *, pin: bool, stored: bool
 ) -> list[torch.Tensor]:
     """A batch in one slab, or each of its views in one of its own."""
     # Pinned memory comes from torch's caching host allocator, which takes a slab back only once the copies out of it
     # are done.
     slabs = [torch.empty(layout.nbytes, dtype=torch.uint8, pin_memory=pin) for _ in range(source.views)]
     out = [layout.arrays(slab.numpy()) for slab in slabs]
-    source.gather(plan, out[0] if source.views == 1 else out, widen=widen)
+    source.gather(plan, out[0] if source.views == 1 else out, stored=stored)
     return slabs
 
 
@@ -136,8 +136,8 @@ def _make_on_device(
     source: BatchSource, device: torch.device, pin: bool, stream: torch.cuda.Stream | None, index: int
 ) -> InFlight:
     plan = source.plan(index)
-    layout = source.layout(len(plan.starts), widen=False)
-    slabs = _gather_slabs(source, plan, layout, pin=pin, widen=False)
+    layout = source.layout(len(plan.starts), stored=True)
+    slabs = _gather_slabs(source, plan, layout, pin=pin, stored=True)
     views = []
     with torch.cuda.stream(stream):  # no effect for None
         for slab in slabs:

@@ -62,7 +62,7 @@ class StreamAugment:
     computed: DTypes
     memory: Memory = field(default_factory=lambda: Memory(), compare=False, repr=False)
 
-    def intake(self, dtypes: DTypes) -> dict[str, np.dtype[np.generic]]:
+    def arriving_dtypes(self, dtypes: DTypes) -> dict[str, np.dtype[np.generic]]:
         """The dtypes to gather in, where ``dtypes`` are those without augmentation."""
         found = dict(dtypes)
         for name in found:
@@ -71,7 +71,7 @@ class StreamAugment:
             elif name in self._recoded:
                 found[name] = self.arriving[name].dtype
             elif name == "obs_image" and self._redraws:
-                found[name] = self.arriving[name].moved_dtype
+                found[name] = self.arriving[name].stored_dtype
         return found
 
     @property
@@ -97,7 +97,7 @@ class StreamAugment:
 
     @property
     def _redraws(self) -> bool:
-        """Whether images are changed otherwise than by masks; that is done before they are widened."""
+        """Whether images are changed otherwise than by masks; that is done in the stored dtype."""
         scalars = self.config.scalars()
         pixels = "scale_obs_image" in scalars or "shift_obs_image" in scalars
         return pixels or (self.config.enabled and self.config.crop_obs_image is not None)
@@ -139,17 +139,17 @@ class StreamAugment:
         *,
         shape: tuple[int, int],
         first: int,
-        widen: bool = True,
+        stored: bool = False,
         out: Mapping[str, npt.NDArray[Any]] | Sequence[Mapping[str, npt.NDArray[Any]]] | None = None,
     ) -> tuple[Batch, ...]:
         """The views of a batch.
 
         Args:
-            batch: ``[b, S, ...]`` by field, in the dtypes of ``intake``; it may be written to.
+            batch: ``[b, S, ...]`` by field, in the dtypes of ``arriving_dtypes``; it may be written to.
             key: Names the random numbers; see ``Plan.key``.
             shape: ``(B, S)`` of the whole batch, of which these may be the rows of a shard.
             first: Which row of the whole batch the first of these is.
-            widen: Whether fields are delivered in the dtypes of ``spec``, or in those they are moved in.
+            stored: Whether fields are delivered in the stored dtypes of ``spec``.
             out: Arrays by field to write the views to: a mapping for each, or one mapping for a single view.
 
         Returns:
@@ -177,8 +177,8 @@ class StreamAugment:
                 batch[name] = convert(batch[name], self.arriving[name].dtype)
             except ValueError as error:
                 raise DataError(f"augment: {name}: {error}") from error
-        if widen and self._redraws and "obs_image" in there:
-            batch["obs_image"] = _widened(batch["obs_image"], self.arriving["obs_image"].dtype, empty)
+        if not stored and self._redraws and "obs_image" in there:
+            batch["obs_image"] = _in_dtype(batch["obs_image"], self.arriving["obs_image"].dtype, empty)
         views = []
         for number in range(self.views):
             draws = here(with_masks(shared, self.config, key.with_call(number), shape, fields=there))
@@ -232,7 +232,7 @@ def stream_augment(
         config = config.with_sizes(max_num_actions=known)
     augment = StreamAugment(config, int(views), arriving, computed)
     # What cannot work is found now, on a batch of one step, not in a worker at the first batch.
-    stored = augment.intake({name: field.moved_dtype for name, field in arriving.items()})
+    stored = augment.arriving_dtypes({name: field.stored_dtype for name, field in arriving.items()})
     step = {name: np.zeros((1, 1, *field.shape), stored[name]) for name, field in arriving.items()}
     try:
         augment(step, Key(0, Purpose.AUGMENT), shape=(1, 1), first=0)
@@ -248,9 +248,9 @@ def _copied(batch: Batch, empty: Empty) -> Batch:
     return copies
 
 
-def _widened(values: npt.NDArray[Any], dtype: np.dtype[Any], empty: Empty) -> npt.NDArray[Any]:
+def _in_dtype(values: npt.NDArray[Any], dtype: np.dtype[Any], empty: Empty) -> npt.NDArray[Any]:
     if values.dtype == dtype:
         return values
-    widened = empty(values.shape, dtype)
-    np.copyto(widened, values)
-    return widened
+    converted = empty(values.shape, dtype)
+    np.copyto(converted, values)
+    return converted

@@ -88,7 +88,7 @@ class MaskReader(FieldReader):
     def check_fills(self, dtype: np.dtype[Any]) -> None:
         """Every dtype holds 0 and 1."""
 
-    def travel_dtype(self, dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
+    def stored_dtype(self, dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
         """Booleans."""
         return self.spec.dtype
 

@@ -147,13 +147,16 @@ def _check_parts(snapshot: Snapshot, reader: FieldReader, option: str) -> None:
 def delivered_dtypes(
     readers: Mapping[str, FieldReader],
     dtypes: Mapping[str, npt.DTypeLike],
-    narrow: Mapping[Any, npt.DTypeLike],
+    replace_dtypes: Mapping[Any, npt.DTypeLike],
 ) -> dict[str, np.dtype[np.generic]]:
     """The dtypes that fields are delivered in; see ``BatchSource``."""
     for name in dtypes:
         if name not in readers:
             raise MissingFieldError(f"dtypes: expected fields among {list(readers)}, found {name!r}")
-    table = {check_dtype(wide, where="narrow"): check_dtype(less, where="narrow") for wide, less in narrow.items()}
+    table = {
+        check_dtype(dtype, where="replace_dtypes"): check_dtype(other, where="replace_dtypes")
+        for dtype, other in replace_dtypes.items()
+    }
     chosen = {
         name: check_dtype(dtypes[name], where=f"dtypes[{name!r}]") if name in dtypes else reader.spec.dtype
         for name, reader in readers.items()

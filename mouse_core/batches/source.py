@@ -46,8 +46,8 @@ class BatchSource:
         seed: In ``[0, 2**64)``.
         shard: ``(rank, count)``: rows ``[rank * B / count, (rank + 1) * B / count)`` of each batch, short ones too.
         dtypes: Delivered dtypes by field, instead of those of the spec.
-        narrow: Dtypes that a framework cannot hold, and what is delivered instead, after ``dtypes``; a value that
-            does not fit is a DataError.
+        replace_dtypes: Dtypes that a framework cannot hold, and what is delivered instead, after ``dtypes``; a value
+            that does not fit is a DataError.
         required_fields: Fields whose absence is an error.
         fields: Names of the fields to deliver; by default all there are.
         drop_last: For "sequential": whether the rest of an epoch is left out or makes a short batch.
@@ -78,7 +78,7 @@ class BatchSource:
         shard: tuple[int, int] = (0, 1),
         *,
         dtypes: Mapping[str, npt.DTypeLike] | None = None,
-        narrow: Mapping[Any, npt.DTypeLike] | None = None,
+        replace_dtypes: Mapping[Any, npt.DTypeLike] | None = None,
         required_fields: Sequence[str] = (),
         fields: Sequence[str] | None = None,
         drop_last: bool = True,
@@ -102,12 +102,12 @@ class BatchSource:
         self._batches_per_epoch = sampling.batches_per_epoch(self.snapshot)
         fields = None if fields is None else asked.as_names(fields)
         required_fields = asked.as_names(required_fields)
-        dtypes, narrow = dict(dtypes or {}), dict(narrow or {})
+        dtypes, replace_dtypes = dict(dtypes or {}), dict(replace_dtypes or {})
         self._chosen: dict[str, Any] = {
             "fields": fields,
             "required_fields": required_fields,
             "dtypes": dtypes,
-            "narrow": narrow,
+            "replace_dtypes": replace_dtypes,
             "augment": augment,
             "views": views,
         }
@@ -122,10 +122,10 @@ class BatchSource:
             windows=asked.planned_windows(self._readers, sampling.sequence_length),
         )
         self._planner.check_last()
-        self._dtypes = asked.delivered_dtypes(self._readers, dtypes or {}, narrow or {})
-        self._narrow = {name: reader.travel_dtype(self._dtypes[name]) for name, reader in self._readers.items()}
+        self._dtypes = asked.delivered_dtypes(self._readers, dtypes, replace_dtypes)
+        self._stored_dtypes = {name: reader.stored_dtype(self._dtypes[name]) for name, reader in self._readers.items()}
         self._fields = {
-            name: reader.spec.replace(dtype=self._dtypes[name], stored_dtype=self._narrow[name])
+            name: reader.spec.replace(dtype=self._dtypes[name], stored_dtype=self._stored_dtypes[name])
             for name, reader in self._readers.items()
         }
         self.views = views
@@ -133,16 +133,19 @@ class BatchSource:
             augment,
             views,
             self._fields,
-            asked.delivered_dtypes(self._readers, dtypes or {}, {}),
+            asked.delivered_dtypes(self._readers, dtypes, {}),
             max_num_actions=self.snapshot.config.max_action_dim or 0,
         )
         if self._augment is not None:
-            self._dtypes, self._narrow = self._augment.intake(self._dtypes), self._augment.intake(self._narrow)
+            self._dtypes, self._stored_dtypes = (
+                self._augment.arriving_dtypes(self._dtypes),
+                self._augment.arriving_dtypes(self._stored_dtypes),
+            )
         self._shapes = {name: spec.shape for name, spec in self._fields.items()}
         self._padded = padded is not None
         self._fill = None if padded is None else padded.fill
         if self._fill is not None:
-            check_fill(self._fill, self._narrow)
+            check_fill(self._fill, self._stored_dtypes)
             if self._augment is not None:
                 raise ConfigError(f"pad: expected True or False with augment or views, found {self._fill}")
         if self._augment is not None:
@@ -207,15 +210,15 @@ class BatchSource:
         if self._augment is not None:
             return self.gather(self.plan(index))
         windows, number, step = self._planner.find(index)
-        copier = self._copying[True].copier
-        if not self._copying[True].copies_all(len(self._readers)) or copier.together(windows) == 1:
-            return self._gather(windows, number, widen=True)
+        copier = self._copying[False].copier
+        if not self._copying[False].copies_all(len(self._readers)) or copier.together(windows) == 1:
+            return self._gather(windows, number, stored=False)
         with self._filling:
             ready = self._ready.pop(index, None)  # another thread may have put it here meanwhile
             if ready is None:
                 if len(self._ready) > 2 * copier.together(windows):  # nobody came for them
                     self._ready.clear()
-                ready = self._gather(windows, number, widen=True)
+                ready = self._gather(windows, number, stored=False)
                 for other, batch in copier.others(windows):
                     self._ready[index + (other - number) * step] = batch
                 self._planner.reached(index + len(self._ready) * step)
@@ -230,15 +233,15 @@ class BatchSource:
         """Which windows batch ``index`` consists of, cut to this shard."""
         return self._planner.plan(index)
 
-    def gather(self, plan: Plan, out: Any = None, *, widen: bool = True) -> Batch:
+    def gather(self, plan: Plan, out: Any = None, *, stored: bool = False) -> Batch:
         """The plan's windows, augmented; with several views a tuple of them.
 
         Args:
             plan: Of this source.
             out: Arrays ``[b, S, ...]`` by field to write to, C-contiguous, or a sequence of so many for each view; by
                 default fresh ones.
-            widen: Whether they come in the delivered dtypes (``spec[name].dtype``), or in those that they are stored
-                and best moved in (``spec[name].stored_dtype``), for whoever widens them later.
+            stored: Whether they come in the dtypes that they are stored and best moved in
+                (``spec[name].stored_dtype``), for whoever makes ``spec[name].dtype`` of them later.
 
         Raises:
             DataError: A value that its field does not allow; the message names field and row.
@@ -249,16 +252,16 @@ class BatchSource:
         if windows is None or not self.snapshot.has(windows.block):  # a plan from elsewhere
             windows = self._planner.locate(plan.starts).part(0)
         if self._augment is None:
-            return self._gather(windows.block, windows.number, widen=widen, out=out)
-        batch = self._gather(windows.block, windows.number, widen=widen)
+            return self._gather(windows.block, windows.number, stored=stored, out=out)
+        batch = self._gather(windows.block, windows.number, stored=stored)
         size = (plan.global_size, plan.length)
-        views = self._augment(batch, plan.key, shape=size, first=plan.first, widen=widen, out=out)
+        views = self._augment(batch, plan.key, shape=size, first=plan.first, stored=stored, out=out)
         return views[0] if self.views == 1 else cast(Batch, views)
 
-    def _gather(self, block: Windows, number: int, *, widen: bool, out: Mapping[str, Any] | None = None) -> Batch:
+    def _gather(self, block: Windows, number: int, *, stored: bool, out: Mapping[str, Any] | None = None) -> Batch:
         """Batch ``number`` of a block, before it is augmented."""
-        dtypes = self._dtypes if widen else self._narrow
-        copier, unchecked, converted = self._copying[widen]
+        dtypes = self._stored_dtypes if stored else self._dtypes
+        copier, unchecked, converted = self._copying[stored]
         if out is not None:
             windows = block.part(number)
             whole = {
@@ -271,7 +274,7 @@ class BatchSource:
             windows = block.part(number)
             there = tuple(whole)
             rest = tuple(name for name in self._readers if name not in whole)
-            memory = self._memory_for((*converted, *rest), len(windows), widen)
+            memory = self._memory_for((*converted, *rest), len(windows), stored)
             for name in converted:
                 if name in whole:
                     whole[name] = self._readers[name].convert(whole[name], windows, dtypes[name], memory.get(name))
@@ -289,19 +292,19 @@ class BatchSource:
 
     @memo
     def _copying(self) -> dict[bool, CopyPlan]:
-        """How the plain columns are copied, if widened or not."""
-        dtypes = {True: self._dtypes, False: self._narrow}
+        """How the plain columns are copied, by whether in the stored dtypes."""
+        dtypes = {False: self._dtypes, True: self._stored_dtypes}
         return plan_copying(self._readers, self._shapes, self.sequence_length, dtypes)
 
-    def _memory_for(self, names: tuple[str, ...], n: int, widen: bool) -> Batch:
+    def _memory_for(self, names: tuple[str, ...], n: int, stored: bool) -> Batch:
         """Memory for fields of ``n`` windows, kept from batch to batch where it is large; else none."""
-        dtypes, length = self._dtypes if widen else self._narrow, self.sequence_length
+        dtypes, length = self._stored_dtypes if stored else self._dtypes, self.sequence_length
         return self._memory.take({name: ((n, length, *self._shapes[name]), dtypes[name]) for name in names})
 
-    def layout(self, batch_size: int, *, widen: bool = True) -> BatchLayout:
-        """Where the fields of ``batch_size`` windows lie in one stretch of memory; ``widen`` as in ``gather``."""
+    def layout(self, batch_size: int, *, stored: bool = False) -> BatchLayout:
+        """Where the fields of ``batch_size`` windows lie in one stretch of memory; ``stored`` as in ``gather``."""
         size = (batch_size, self.sequence_length)
-        dtypes = {name: spec.dtype if widen else spec.moved_dtype for name, spec in self._fields.items()}
+        dtypes = {name: spec.stored_dtype if stored else spec.dtype for name, spec in self._fields.items()}
         return BatchLayout({name: ((*size, *spec.shape), dtypes[name]) for name, spec in self._fields.items()})
 
     def with_snapshot(self, snapshot: Snapshot, *, epoch_start: int, seed: int | None = None) -> BatchSource:
@@ -328,8 +331,8 @@ class BatchSource:
         copying = source.__dict__.pop("_copying", None)
         if copying is not None:
             columns = {name: reader.column for name, reader in source._readers.items()}
-            copier = copying[True].copier.over(columns, growth)
-            source.__dict__["_copying"] = {widen: plan._replace(copier=copier) for widen, plan in copying.items()}
+            copier = copying[False].copier.over(columns, growth)
+            source.__dict__["_copying"] = {stored: plan._replace(copier=copier) for stored, plan in copying.items()}
         return source
 
     def with_shard(self, shard: tuple[int, int]) -> BatchSource:

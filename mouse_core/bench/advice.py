@@ -55,7 +55,7 @@ def advise(
     wider = [
         f"{name}={np.dtype(spec.stored_dtype)}"
         for name, spec in source.spec.items()
-        if spec.stored_dtype is not None and spec.stored_dtype.itemsize < spec.dtype.itemsize and spec.shape
+        if spec.stored_dtype.itemsize < spec.dtype.itemsize and spec.shape
     ]
     if wider:
         advice.append(

@@ -296,8 +296,7 @@ def _line(timing: Timing, timings: Sequence[Timing], kinds: Mapping[str, tuple[s
 def _stored_bytes(source: BatchSource) -> int:
     steps = source.batch_size * source.sequence_length
     return sum(
-        steps * int(np.prod(spec.shape, dtype=np.int64)) * np.dtype(spec.stored_dtype or spec.dtype).itemsize
-        for spec in source.spec.values()
+        steps * int(np.prod(spec.shape, dtype=np.int64)) * spec.stored_dtype.itemsize for spec in source.spec.values()
     )
 
 

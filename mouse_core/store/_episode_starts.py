@@ -108,7 +108,7 @@ def _look(segment: Segment, begin: int, end: int, readers: Mapping[str, FieldRea
 
 
 def _read(reader: FieldReader, windows: Windows) -> npt.NDArray[Any]:
-    dtype = reader.travel_dtype(reader.spec.dtype)
+    dtype = reader.stored_dtype(reader.spec.dtype)
     return reader.read(windows.part(0), dtype).reshape(-1)
 
 

@@ -32,17 +32,17 @@ class FieldReader:
         spec: Its dtypes and shape.
         column: Its column.
         bounds: Lowest and highest value allowed; None: any.
-        widenable: Whether the stored dtype can hold what the field makes of nulls and short rows.
+        holds_fills: Whether the column's dtype can hold what the field makes of nulls and short rows.
     """
 
     def __init__(
-        self, field: Field, spec: FieldSpec, column: Column, bounds: tuple[int, int] | None, *, widenable: bool
+        self, field: Field, spec: FieldSpec, column: Column, bounds: tuple[int, int] | None, *, holds_fills: bool
     ) -> None:
         self.field = field
         self.spec = spec
         self.column = column
         self._bounds = None if _always_within(column.kind.dtype, bounds) else bounds
-        self._widenable = widenable
+        self._holds_fills = holds_fills
         # The largest value allowed, where the column holds integers from 0 and has to be looked at.
         self.highest: int | None = None
         if self._bounds is not None and self._bounds[0] == 0 and column.kind.dtype.kind in "iu":
@@ -73,11 +73,11 @@ class FieldReader:
             if value is not None and not _representable(value, dtype):
                 raise ConfigError(f"{self.spec.name}: expected a dtype that holds {option}={value}, found {dtype}")
 
-    def travel_dtype(self, dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
-        """The narrowest dtype to gather in where values are widened to ``dtype`` later, without loss."""
+    def stored_dtype(self, dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
+        """What to move values in that become ``dtype`` later: the column's dtype where that loses nothing."""
         stored = self.column.kind.dtype
-        narrow = self._widenable and np.can_cast(stored, dtype, "safe") and stored.itemsize <= dtype.itemsize
-        return stored if narrow else dtype
+        lossless = self._holds_fills and np.can_cast(stored, dtype, "safe") and stored.itemsize <= dtype.itemsize
+        return stored if lossless else dtype
 
     def read(
         self,
@@ -262,9 +262,9 @@ def _bind(
     image_shape = shape if field.image else None
     delivered = (int(np.prod(shape)),) if field.image else shape
     spec = FieldSpec(field.name, dtype, delivered, field.column, image_shape=image_shape)  # type: ignore[arg-type]
-    widenable = all(_representable(special, kind.dtype) for special in specials)
-    reader = FieldReader(field, spec, column, field.bounds_of(len(shape)), widenable=widenable)
-    reader.spec = spec.replace(stored_dtype=reader.travel_dtype(dtype))
+    holds_fills = all(_representable(special, kind.dtype) for special in specials)
+    reader = FieldReader(field, spec, column, field.bounds_of(len(shape)), holds_fills=holds_fills)
+    reader.spec = spec.replace(stored_dtype=reader.stored_dtype(dtype))
     return reader
 
 

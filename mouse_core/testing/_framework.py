@@ -16,10 +16,10 @@ class InArrays:
     """An adapter's arrays, and how they compare with NumPy's.
 
     Attributes:
-        narrow: Dtypes that the framework cannot hold, and what the adapter delivers instead.
+        replaced_dtypes: Dtypes that the framework cannot hold, and what the adapter delivers instead.
     """
 
-    narrow: Mapping[Any, npt.DTypeLike] = {}
+    replaced_dtypes: Mapping[Any, npt.DTypeLike] = {}
 
     def to_numpy(self, values: Any) -> npt.NDArray[Any]:
         """A delivered array as a NumPy array; override it for a framework that ``as_numpy`` does not know."""
@@ -44,8 +44,8 @@ class InArrays:
                 assert mine is yours, f"{place}: expected {yours!r}, found {mine!r}"
                 continue
             array, wanted = self.to_numpy(mine), np.asarray(yours)
-            narrow = {np.dtype(wide): np.dtype(less) for wide, less in self.narrow.items()}
-            wanted = wanted.astype(narrow.get(wanted.dtype, wanted.dtype))
+            replaced = {np.dtype(wide): np.dtype(less) for wide, less in self.replaced_dtypes.items()}
+            wanted = wanted.astype(replaced.get(wanted.dtype, wanted.dtype))
             assert array.dtype == wanted.dtype, f"{place}: expected {wanted.dtype}, found {array.dtype}"
             assert array.shape == wanted.shape, f"{place}: expected shape {wanted.shape}, found {array.shape}"
             if exact:

@@ -35,13 +35,13 @@ class AdapterConformance:
 
     Attributes:
         loader_class: The adapter's loader.
-        narrow: Dtypes that the framework cannot hold, and what the adapter delivers instead.
+        replaced_dtypes: Dtypes that the framework cannot hold, and what the adapter delivers instead.
         options: Further arguments for every loader.
         patience: Seconds that threads may take to end.
     """
 
     loader_class: Any = PrefetchBatchifier
-    narrow: Mapping[Any, npt.DTypeLike] = {}
+    replaced_dtypes: Mapping[Any, npt.DTypeLike] = {}
     options: Mapping[str, Any] = {}
     patience: float = 60.0
 
@@ -258,7 +258,7 @@ class AdapterConformance:
         return self.loader_class(store, **{**SMALL, **self.options, **options})
 
     def _source(self, store: Any, **options: Any) -> BatchSource:
-        return BatchSource(store, narrow=self.narrow, **{**SMALL, **options})
+        return BatchSource(store, replace_dtypes=self.replaced_dtypes, **{**SMALL, **options})
 
     def _arrays(self, batch: Any) -> dict[str, npt.NDArray[Any]]:
         return {name: self.to_numpy(batch[name]) for name in batch.keys()}  # noqa: SIM118  as in as_arrays

@@ -34,7 +34,7 @@ class ReplayAdapterConformance(InArrays):
     Attributes:
         buffer_class: The adapter's buffer.
         ensemble_class: Its ensemble; None if it has none.
-        narrow: Dtypes that the framework cannot hold, and what the adapter delivers instead.
+        replaced_dtypes: Dtypes that the framework cannot hold, and what the adapter delivers instead.
         options: Further arguments for every buffer.
     """
 

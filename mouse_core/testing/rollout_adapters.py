@@ -37,7 +37,7 @@ class RolloutAdapterConformance(InArrays):
 
     Attributes:
         storage_class: Called with ``num_envs``, ``num_transitions_per_env``, ``fields`` and ``seed``.
-        narrow: Dtypes that the framework cannot hold, and what the adapter delivers instead.
+        replaced_dtypes: Dtypes that the framework cannot hold, and what the adapter delivers instead.
     """
 
     storage_class: Any = rollouts.RolloutStorage

@@ -65,7 +65,7 @@ def _lines(title: str, kind: generate.Kind, rows: int, batch_size: int, folder: 
     device = torch.device("cuda")
     with PrefetchBatchifier(store, 64, batch_size, num_workers=workers, device=device) as loader:
         batch = loader.next_batch()
-        nbytes = loader.source.layout(batch_size, widen=False).nbytes
+        nbytes = loader.source.layout(batch_size, stored=True).nbytes
         loader_copy, plain_copy = _bandwidths(nbytes, device)
         delivered = _delivered(loader, nbytes)
         step = _busy_step(device)

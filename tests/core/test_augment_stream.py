@@ -137,29 +137,29 @@ def test_stored_dtypes_carry_the_same_values() -> None:
     for views in (1, 2):
         mine = source(full_config(), views=views, dtypes={"obs_image": "float32"})
         plan = mine.plan(3)
-        wide: Any = mine.gather(plan)
-        narrow: Any = mine.gather(plan, widen=False)
-        layouts = [mine.layout(4, widen=False), mine.layout(4)]
-        for expected, widen, layout in ((narrow, False, layouts[0]), (wide, True, layouts[1])):
+        delivered: Any = mine.gather(plan)
+        as_stored: Any = mine.gather(plan, stored=True)
+        layouts = [mine.layout(4, stored=True), mine.layout(4)]
+        for expected, stored, layout in ((as_stored, True, layouts[0]), (delivered, False, layouts[1])):
             memory = [np.zeros(layout.nbytes, np.uint8) for _ in range(views)]
             out = [layout.arrays(block) for block in memory]
-            found: Any = mine.gather(plan, out if views > 1 else out[0], widen=widen)
+            found: Any = mine.gather(plan, out if views > 1 else out[0], stored=stored)
             for view in range(views):
                 mine_view, other = (found[view], expected[view]) if views > 1 else (found, expected)
                 assert_same(mine_view, other)
                 assert_same(out[view], other)
         for view in range(views):
-            one, other = (wide[view], narrow[view]) if views > 1 else (wide, narrow)
+            one, other = (delivered[view], as_stored[view]) if views > 1 else (delivered, as_stored)
             for name, spec in mine.spec.items():
                 assert other[name].dtype == spec.stored_dtype
                 np.testing.assert_array_equal(other[name].astype(spec.dtype), one[name])
-        assert (wide[0] if views > 1 else wide)["obs_image"].dtype == np.float32
+        assert (delivered[0] if views > 1 else delivered)["obs_image"].dtype == np.float32
 
 
 def test_a_framework_without_doubles_gets_the_same_numbers_rounded() -> None:
     config = AugmentTokensConfig(scale_obs=UNIFORM, shift_obs=UNIFORM, permute_action="both")
     wide = source(config)[2]
-    narrow = source(config, narrow={"int64": "int32", "float64": "float32"})
+    narrow = source(config, replace_dtypes={"int64": "int32", "float64": "float32"})
     batch = narrow[2]
     assert narrow.spec["obs_continuous"].dtype == batch["obs_continuous"].dtype == np.float32
     assert batch["action"].dtype == np.int32
@@ -168,7 +168,7 @@ def test_a_framework_without_doubles_gets_the_same_numbers_rounded() -> None:
 
     huge = AugmentTokensConfig(scale_obs=AugmentScalarSpec(mean=1e300))
     with pytest.raises(DataError, match="augment: obs_continuous: expected values that fit float32"):
-        source(huge, narrow={"float64": "float32"})[0]
+        source(huge, replace_dtypes={"float64": "float32"})[0]
 
 
 def test_batches_do_not_change_later() -> None:

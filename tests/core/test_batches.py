@@ -185,12 +185,11 @@ def test_gathering_into_given_memory_and_in_stored_dtypes(
             assert np.shares_memory(written[name], array)
         assert_same(out, batch)
         narrow = {name: np.zeros((*shape, *spec.shape), spec.stored_dtype) for name, spec in source.spec.items()}
-        source.gather(plan, narrow, widen=False)
-        fresh = source.gather(plan, widen=False)
+        source.gather(plan, narrow, stored=True)
+        fresh = source.gather(plan, stored=True)
         assert_same(narrow, fresh)
         assert_same({name: array.astype(source.spec[name].dtype) for name, array in fresh.items()}, batch)
         for name, spec in source.spec.items():
-            assert spec.stored_dtype is not None
             assert spec.stored_dtype.itemsize <= spec.dtype.itemsize, name
 
 

@@ -587,7 +587,7 @@ def test_windows_that_follow_each_other_in_the_file_but_not_in_the_batch(places:
     dataset = datasets.Dataset(table).select(chosen, keep_in_memory=True)
     source = BatchSource(DatasetStore().from_dataset(dataset), sampling=At(places, 100))
     wanted = np.array(chosen)[np.array(places)[:, None] + np.arange(100)]
-    for batch in (source[0], source.gather(source.plan(3), widen=False)):
+    for batch in (source[0], source.gather(source.plan(3), stored=True)):
         assert np.array_equal(batch["time"], wanted)
         assert np.array_equal(batch["action"], wanted % 3)
         assert np.array_equal(batch["reward"], wanted * 0.5)

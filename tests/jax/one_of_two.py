@@ -23,7 +23,7 @@ from jax.sharding import PartitionSpec as P
 
 from mouse_core import BatchSource, ConfigError
 from mouse_core.testing import as_numpy, example_store, stream_digest
-from mouse_jax import NARROWED, PrefetchBatchifier
+from mouse_jax import REPLACED_DTYPES, PrefetchBatchifier
 
 OPTIONS: dict[str, Any] = {"sequence_length": 8, "batch_size": 8, "seed": 5}
 
@@ -31,7 +31,7 @@ OPTIONS: dict[str, Any] = {"sequence_length": 8, "batch_size": 8, "seed": 5}
 def check(name: str, sharding: NamedSharding, rows_here: int, num_workers: int = 2) -> str:
     """See that global batches hold what the whole source says, wherever it lies; return the stream's digest."""
     store = example_store()
-    source = BatchSource(store, narrow=NARROWED, **OPTIONS)
+    source = BatchSource(store, replace_dtypes=REPLACED_DTYPES, **OPTIONS)
     batches = []
     with PrefetchBatchifier(store, sharding=sharding, num_workers=num_workers, **OPTIONS) as loader:
         for index in range(6):

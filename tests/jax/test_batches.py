@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, WorkerError
 from mouse_core.testing import as_arrays, example_columns, example_store, stream_digest
-from mouse_jax import NARROWED, PrefetchBatchifier, narrowing, placement
+from mouse_jax import REPLACED_DTYPES, PrefetchBatchifier, placement, replaced_dtypes
 from mouse_jax.placement import Placement
 from mouse_jax.transfer import batch_maker
 
@@ -38,7 +38,7 @@ def test_the_spec_narrows_by_the_table_alone() -> None:
     for workers in (0, 2):
         with PrefetchBatchifier(example_store(), **OPTIONS, num_workers=workers) as loader:
             for name, spec in loader.spec.items():
-                assert spec.dtype == NARROWED.get(wide[name].dtype, wide[name].dtype)
+                assert spec.dtype == REPLACED_DTYPES.get(wide[name].dtype, wide[name].dtype)
             batch = loader.next_batch()
             assert {name: values.dtype for name, values in batch.items()} == {
                 name: spec.dtype for name, spec in loader.spec.items()
@@ -96,9 +96,9 @@ def test_x64_holds_where_the_loader_was_made() -> None:
         with jax.enable_x64(True):
             wide = PrefetchBatchifier(example_store(), **OPTIONS, num_workers=workers)
         narrow = PrefetchBatchifier(example_store(), **OPTIONS, num_workers=workers)
-        assert narrowing() == NARROWED
+        assert replaced_dtypes() == REPLACED_DTYPES
         with jax.enable_x64(True):
-            assert narrowing() == {}
+            assert replaced_dtypes() == {}
             found = narrow.next_batch()
         assert found["time"].dtype == narrow.spec["time"].dtype == np.int32
         batch = wide.next_batch()
@@ -219,7 +219,9 @@ def test_shardings(name: str, workers: int) -> None:
     sharding = NamedSharding(mesh(*shape), spec)
     with PrefetchBatchifier(example_store(), **OPTIONS, sharding=sharding, num_workers=workers) as loader:
         assert loader.source.shard == (0, 1)
-        assert stream_digest(loader, 4) == stream_digest(BatchSource(example_store(), narrow=NARROWED, **OPTIONS), 4)
+        assert stream_digest(loader, 4) == stream_digest(
+            BatchSource(example_store(), replace_dtypes=REPLACED_DTYPES, **OPTIONS), 4
+        )
         for values in loader.next_batch().values():
             assert values.sharding.is_equivalent_to(sharding, values.ndim)
 
@@ -266,7 +268,7 @@ def test_narrow_bytes_travel_to_an_accelerator(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Placement, "on_host", property(lambda self: False))
     for x64 in (False, True):
         with jax.enable_x64(x64):
-            source = BatchSource(example_store(), narrow=narrowing(), **OPTIONS)
+            source = BatchSource(example_store(), replace_dtypes=replaced_dtypes(), **OPTIONS)
         maker = batch_maker(source, placement=Placement(jax.devices()[1]), x64=x64, default_device=None)
         gathered = maker.gather(3)
         assert gathered["obs_image"].dtype == np.uint8
@@ -282,7 +284,7 @@ def test_narrow_bytes_travel_to_an_accelerator(monkeypatch: pytest.MonkeyPatch) 
 def test_donating_a_view_leaves_the_others(size: int) -> None:
     options = {**OPTIONS, "batch_size": size}
     donated = jax.jit(lambda view: jax.tree.map(lambda values: values + 1, view), donate_argnums=0)
-    expected = BatchSource(example_store(), narrow=NARROWED, **options)[0]
+    expected = BatchSource(example_store(), replace_dtypes=REPLACED_DTYPES, **options)[0]
     views: Any = PrefetchBatchifier(example_store(), **options, views=3, num_workers=0).next_batch()
     assert isinstance(views, tuple)
     for number, view in enumerate(views):
@@ -301,7 +303,7 @@ def test_nothing_is_written_to_after_delivery(batch_size: int) -> None:
     Batches of more than a megabyte lie in memory that is used again once it is free; small ones do not.
     """
     options = {**OPTIONS, "batch_size": batch_size, "sequence_length": 32}
-    source = BatchSource(example_store(), narrow=NARROWED, **options)
+    source = BatchSource(example_store(), replace_dtypes=REPLACED_DTYPES, **options)
     with PrefetchBatchifier(example_store(), **options, prefetch=3) as loader:
         held = []
         for index in range(300 if batch_size == 8 else 40):
@@ -318,7 +320,7 @@ def test_nothing_is_written_to_after_delivery(batch_size: int) -> None:
 def test_work_that_is_still_running_reads_the_right_memory() -> None:
     """JAX computes later than it is asked to; what it reads must not be used again before."""
     options = {**OPTIONS, "batch_size": 256, "sequence_length": 32}
-    source = BatchSource(example_store(), narrow=NARROWED, **options)
+    source = BatchSource(example_store(), replace_dtypes=REPLACED_DTYPES, **options)
     slow = jax.jit(lambda image, noise: image.astype(jnp.float32).sum() + 0 * jnp.linalg.matrix_power(noise, 20).sum())
     noise = jnp.eye(200)
     with PrefetchBatchifier(example_store(), **options, prefetch=2) as loader:
@@ -330,7 +332,7 @@ def test_work_that_is_still_running_reads_the_right_memory() -> None:
 def test_donating_one_view_leaves_the_others() -> None:
     add = jax.jit(lambda values: values + 1, donate_argnums=0)
     with PrefetchBatchifier(example_store(), **OPTIONS, views=2) as loader:
-        source = BatchSource(example_store(), narrow=NARROWED, **OPTIONS)
+        source = BatchSource(example_store(), replace_dtypes=REPLACED_DTYPES, **OPTIONS)
         for index in range(10):
             batch, _ = loader.next_batch()
             add(batch["reward"]).block_until_ready()
@@ -357,7 +359,7 @@ def test_a_loader_used_from_a_thread_of_its_own() -> None:
     thread = threading.Thread(target=use)
     thread.start()
     thread.join()
-    assert found == [stream_digest(BatchSource(example_store(), narrow=NARROWED, **OPTIONS), 5)]
+    assert found == [stream_digest(BatchSource(example_store(), replace_dtypes=REPLACED_DTYPES, **OPTIONS), 5)]
 
 
 def test_pinned_memory_has_no_meaning_here() -> None:

@@ -14,7 +14,7 @@ from mouse_jax import rollout_storage
 
 
 class InJax:
-    narrow = mouse_jax.NARROWED
+    replaced_dtypes = mouse_jax.REPLACED_DTYPES
 
     def from_numpy(self, values: Any) -> jax.Array:
         return jnp.asarray(values)
@@ -22,7 +22,7 @@ class InJax:
 
 class TestJax(AdapterConformance):
     loader_class = mouse_jax.PrefetchBatchifier
-    narrow = mouse_jax.NARROWED
+    replaced_dtypes = mouse_jax.REPLACED_DTYPES
 
 
 class TestJaxReplay(InJax, ReplayAdapterConformance):

@@ -14,7 +14,7 @@ import pytest
 
 import mouse_core
 from mouse_core.testing import example_store, stream_digest
-from mouse_jax import NARROWED, PrefetchBatchifier
+from mouse_jax import REPLACED_DTYPES, PrefetchBatchifier
 
 OPTIONS: dict[str, Any] = {"sequence_length": 8, "batch_size": 8, "seed": 5}
 
@@ -56,7 +56,7 @@ def results(folder: Path) -> list[dict[str, Any]]:
 
 
 def source() -> mouse_core.BatchSource:
-    return mouse_core.BatchSource(example_store(), narrow=NARROWED, **OPTIONS)
+    return mouse_core.BatchSource(example_store(), replace_dtypes=REPLACED_DTYPES, **OPTIONS)
 
 
 def test_global_batches_are_those_of_one_process(results: list[dict[str, Any]]) -> None:

@@ -15,7 +15,7 @@ from mouse_core.dtypes import convert
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.replay import ArrayStorage, Compose, NextView, NStep, PrioritizedSampler, RandomCrop, SliceSampler
 from mouse_core.trees import flatten
-from mouse_jax import NARROWED, PrefetchBatchifier, PrioritizedReplayBuffer, ReplayBuffer, ReplayBufferEnsemble
+from mouse_jax import REPLACED_DTYPES, PrefetchBatchifier, PrioritizedReplayBuffer, ReplayBuffer, ReplayBufferEnsemble
 
 
 def rows(n: int, seed: int = 0) -> dict[str, Any]:
@@ -35,7 +35,7 @@ def assert_batch(found: Any, wanted: Any, *, x64: bool = False) -> None:
     assert one.keys() == other.keys()
     for key, values in other.items():
         assert isinstance(one[key], jax.Array)
-        dtype = values.dtype if x64 else NARROWED.get(values.dtype, values.dtype)
+        dtype = values.dtype if x64 else REPLACED_DTYPES.get(values.dtype, values.dtype)
         np.testing.assert_array_equal(np.asarray(one[key]), convert(values, dtype), err_msg=str(key), strict=True)
 
 

@@ -16,14 +16,14 @@ import pytest
 import mouse_core
 from mouse_core import BatchSource
 from mouse_core.testing import example_columns, example_store, stream_digest
-from mouse_jax import NARROWED, to_grain
+from mouse_jax import REPLACED_DTYPES, to_grain
 
 OPTIONS: dict[str, Any] = {"sequence_length": 8, "batch_size": 4, "seed": 5}
 FEW = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
 
 
 def make_source(**options: Any) -> BatchSource:
-    return BatchSource(example_store(), narrow=NARROWED, **{**OPTIONS, **options})
+    return BatchSource(example_store(), replace_dtypes=REPLACED_DTYPES, **{**OPTIONS, **options})
 
 
 def test_elements_are_the_batches_across_epochs() -> None:

@@ -30,7 +30,7 @@ SAMPLINGS = ("random", "last", "sequential", "batch")
 WORKERS = (0, 1, 2, 8)
 N = 10
 OPTIONS = {"sequence_length": 8, "batch_size": 8, "seed": 5}
-#: float64 that float32 cannot hold is the only thing that narrowing changes in these data.
+#: float64 that float32 cannot hold is the only thing that replaced_dtypes changes in these data.
 SINGLE = {"dtypes": {"obs_continuous": "float32"}}
 
 AUGMENT = AugmentTokensConfig(
@@ -79,8 +79,8 @@ def x64(request: pytest.FixtureRequest) -> Iterator[bool]:
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("package", PACKAGES)
 def test_one_digest_for_a_sampling_mode(package: str, sampling: str, mixed: DatasetStore, x64: bool) -> None:
-    narrow = {} if x64 or package != "jax" else mouse_jax.NARROWED
-    expected = stream_digest(BatchSource(mixed, sampling=sampling, narrow=narrow, **OPTIONS), N)
+    replaced = {} if x64 or package != "jax" else mouse_jax.REPLACED_DTYPES
+    expected = stream_digest(BatchSource(mixed, sampling=sampling, replace_dtypes=replaced, **OPTIONS), N)
     for workers in WORKERS:
         assert digest(package, mixed, sampling=sampling, num_workers=workers) == expected
 
@@ -95,7 +95,7 @@ def test_one_digest_for_all_packages(sampling: str, mixed: DatasetStore, x64: bo
 def test_without_x64_the_values_differ_by_rule_alone(mixed: DatasetStore) -> None:
     with loader("numpy", mixed) as wide, loader("jax", mixed) as narrow:
         assert {name: spec.dtype for name, spec in narrow.spec.items()} == {
-            name: mouse_jax.NARROWED.get(spec.dtype, spec.dtype) for name, spec in wide.spec.items()
+            name: mouse_jax.REPLACED_DTYPES.get(spec.dtype, spec.dtype) for name, spec in wide.spec.items()
         }
         for _ in range(N):
             expected, found = as_arrays(wide.next_batch()), as_arrays(narrow.next_batch())

@@ -63,15 +63,15 @@ def test_every_way_gives_the_batch_of_the_source(sampling: str, dtypes: Any) -> 
         assert on_device.device == CPU
 
 
-@pytest.mark.parametrize("widen", [True, False])
-def test_slabs_are_laid_out_without_overlap(widen: bool) -> None:
+@pytest.mark.parametrize("stored", [False, True])
+def test_slabs_are_laid_out_without_overlap(stored: bool) -> None:
     source = BatchSource(store_of(), 5, 4)
-    layout = source.layout(4, widen=widen)
+    layout = source.layout(4, stored=stored)
     slab = torch.zeros(layout.nbytes, dtype=torch.uint8)
     arrays, tensors = layout.arrays(slab.numpy()), slab_tensors(layout, slab)
     assert list(arrays) == list(tensors) == list(source.spec)
     for name, spec in source.spec.items():
-        dtype = spec.dtype if widen else spec.stored_dtype
+        dtype = spec.stored_dtype if stored else spec.dtype
         assert arrays[name].dtype == dtype
         assert tensors[name].dtype == torch_dtype(np.dtype(dtype))
         assert arrays[name].shape == tuple(tensors[name].shape) == (4, 5, *spec.shape)
@@ -88,10 +88,10 @@ def test_slabs_are_laid_out_without_overlap(widen: bool) -> None:
 
 def test_gathering_into_a_slab_and_back() -> None:
     source = BatchSource(store_of(), 5, 4)
-    for widen in (True, False):
-        layout = source.layout(4, widen=widen)
+    for stored in (False, True):
+        layout = source.layout(4, stored=stored)
         slab = torch.full((layout.nbytes,), 255, dtype=torch.uint8)
-        source.gather(source.plan(3), layout.arrays(slab.numpy()), widen=widen)
+        source.gather(source.plan(3), layout.arrays(slab.numpy()), stored=stored)
         wide = {
             name: tensor.to(torch_dtype(np.dtype(source.spec[name].dtype))).numpy()
             for name, tensor in slab_tensors(layout, slab).items()
@@ -102,7 +102,7 @@ def test_gathering_into_a_slab_and_back() -> None:
 def test_bytes_travel_in_the_stored_dtypes() -> None:
     """An image of uint8 is widened where it arrives, not before it travels."""
     source = BatchSource(store_of(), 5, 4)
-    narrow, wide = source.layout(4, widen=False), source.layout(4)
+    narrow, wide = source.layout(4, stored=True), source.layout(4)
     assert narrow.fields["obs_image"][2] == np.uint8
     assert narrow.fields["obs_continuous"][2] == np.float32
     assert narrow.fields["action"][2] == np.int8
