@@ -1,4 +1,4 @@
-"""Draw the pictures of README and docs as SVG: `python scripts/draw_pictures.py` writes them to docs/assets/.
+"""Draw the pictures of README and docs as SVG: `python -m scripts.draw_pictures` writes them to docs/assets/.
 
 The windows in the pictures are those that `BatchSource` plans, so what is drawn is what happens. A test holds the
 files to what this script draws.

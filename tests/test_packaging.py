@@ -1,6 +1,7 @@
 """The shape of the code base: which floor may import which, what an import costs, how long a module may be.
 
-Read from the syntax trees, so a forbidden import is found also where it stands inside a function.
+`scripts/house.py` holds the floors and reads the imports from the syntax trees, so a forbidden import is found also
+where it stands inside a function.
 """
 
 from __future__ import annotations
@@ -17,66 +18,15 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
+from scripts.house import ADAPTERS, ALL, CORE, FLOORS, ROOT, arrows, imported, modules, necessary, parse, room
+
 FRAMEWORKS = {"torch", "tensordict", "torchrl", "jax", "jaxlib", "flax", "optax", "grain", "ray"}
 # Heavy or optional: the core imports these where they are used, never on import.
 DEFERRED = {"datasets", "pandas", "huggingface_hub", "PIL", "rich", "matplotlib", "gymnasium"}
-ADAPTERS = {
-    "mouse_torch": {"torch", "tensordict"},
-    "mouse_jax": {"jax", "jaxlib", "grain"},
-    "mouse_ray": {"ray"},
-}
 MAX_LINES = 350
-
-# The rooms of mouse_core, floor by floor from the ground up: a module imports from its own room and from rooms of lower
-# floors, private ones included. A folder stands for all modules in it.
-FLOORS = [
-    {"errors"},
-    {"_base", "_files", "dtypes", "randomness"},
-    {"spec", "trees"},
-    {"about", "images"},
-    {"_arrow"},
-    {"store"},
-    {"augment", "sampling"},
-    {"batches"},
-    {"groups", "replay", "rollouts"},
-    {"formats", "prefetch"},
-    {"hub", "inspect"},
-    {"bench", "testing"},
-    {"cli"},
-]
 MOST_IN_A_ROOM = 10
 # These have more still.
 LARGER = {"mouse_core/groups": 12, "mouse_core/replay": 11, "mouse_core/rollouts": 12}
-
-
-@cache
-def parse(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
-
-
-def modules(folder: Path) -> dict[str, Path]:
-    """Every module below a package's folder, by its full name."""
-    found = {}
-    for path in sorted(folder.rglob("*.py")):
-        parts = path.relative_to(folder.parent).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
-
-
-def imported(tree: ast.AST, known: dict[str, Path] | None = None) -> set[str]:
-    """Full names of all that a tree imports; `from a import b` counts as `a.b` if that is a module."""
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"line {node.lineno}: imports are absolute in this project"
-            assert node.module is not None
-            for alias in node.names:
-                full = f"{node.module}.{alias.name}"
-                names.add(full if known and full in known else node.module)
-    return names
 
 
 def roots(names: set[str]) -> set[str]:
@@ -102,10 +52,6 @@ def at_import(tree: ast.Module) -> ast.Module:
     return ast.fix_missing_locations(Outer().visit(deepcopy(tree)))
 
 
-CORE = modules(ROOT / "mouse_core")
-ALL = CORE | {name: path for package in ADAPTERS for name, path in modules(ROOT / "adapters" / package).items()}
-
-
 def is_private(module: str) -> bool:
     return any(part.startswith("_") for part in module.split(".")[1:])
 
@@ -114,11 +60,6 @@ def is_private(module: str) -> bool:
 def imports_of(module: str) -> frozenset[str]:
     """What a module of mouse_core imports, as ``imported`` names it."""
     return frozenset(imported(parse(CORE[module]), CORE))
-
-
-def room(module: str) -> str:
-    """The room at the top of mouse_core that a module is in."""
-    return module.split(".")[1]
 
 
 def floor(module: str) -> int:
@@ -265,6 +206,22 @@ def test_the_checks_can_fail() -> None:
         "mouse_core.store",
         "mouse_core",
     }
+
+
+def test_the_map_leaves_out_only_what_a_detour_says() -> None:
+    assert necessary({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == {"a": {"b"}, "b": {"c"}, "c": set()}
+    drawn, every = necessary(arrows()), arrows()
+    assert all(drawn[name] <= every[name] for name in every)
+    assert "store" in every["mouse_torch"] - drawn["mouse_torch"]
+
+
+def test_every_room_has_its_line_in_the_table() -> None:
+    page = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    section = page.split("## The rooms of the core")[1].split("\n## ")[0]
+    named = " ".join(line.split("|")[1] for line in section.splitlines() if line.startswith("|"))
+    for name in set().union(*FLOORS):
+        assert f"mouse_core.{name}" in CORE, f"{name} is no room"
+        assert f"`{name}`" in named, f"{name}: CONTRIBUTING has no line for this room"
 
 
 @pytest.mark.parametrize("theirs", ["from mouse_core.models import Model\n", None])
