@@ -22,7 +22,7 @@ from mouse_core import ConfigError, DataError, DatasetStore, formats
 from mouse_core.cli import main
 from mouse_core.formats.base import RowStream, rows_digest
 from mouse_core.formats.converting import convert
-from mouse_core.inspect._show.pictures import png
+from mouse_core.images import encode_png
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -436,7 +436,7 @@ def test_ten_million_steps_take_little_memory(pictures: bool, tmp_path: Path) ->
 
 
 def test_encoded_pictures_stay_encoded(tmp_path: Path) -> None:
-    encoded = [png(np.full((3, 3, 1), k, np.uint8)) for k in range(8)]
+    encoded = [encode_png(np.full((3, 3, 1), k, np.uint8)) for k in range(8)]
     source = datasets.Dataset.from_dict(
         {
             "action": [0] * 8,

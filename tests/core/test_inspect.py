@@ -21,7 +21,6 @@ from mouse_core import DatasetStore
 from mouse_core.cli import main
 from mouse_core.formats.base import RowStream
 from mouse_core.inspect import Report, inspect
-from mouse_core.inspect._histogram import Histogram
 
 Values = list[Any]
 
@@ -129,11 +128,25 @@ def test_figures_are_those_of_plain_python(lengths: list[int], size: int, found_
 @given(st.lists(st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=20), max_size=6))
 @settings(max_examples=50)
 def test_a_histogram_counts_every_value_once_and_near_its_place(batches: list[list[float]]) -> None:
-    histogram = Histogram()
-    for batch in batches:
-        histogram.add(np.array(batch))
-    edges, counts = histogram.bars()
-    values = [min(max(value, -1e300), 1e300) for batch in batches for value in batch]
+    values = [value for batch in batches for value in batch]
+    schema = pa.schema({"action": pa.int64(), "reward": pa.float64(), "done": pa.int64(), "metadata_value": pa.float64()})
+
+    def parts() -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            zeros = np.zeros(len(batch), np.int64)
+            columns = {"action": zeros, "reward": zeros * 1.0, "done": zeros, "metadata_value": np.array(batch, float)}
+            yield pa.RecordBatch.from_pydict(columns, schema=schema)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mouse_core.formats._rows.blocks._BLOCK_ROWS", 1)  # each batch is counted by itself
+        column = inspect(RowStream("recordings", "datasets", schema, parts)).column("metadata_value")
+    assert column is not None
+    if not values:
+        assert column.histogram in (None, {"edges": [], "counts": []})
+        return
+    assert column.histogram is not None
+    edges, counts = column.histogram["edges"], column.histogram["counts"]
+    values = [min(max(value, -1e300), 1e300) for value in values]
     assert sum(counts) == len(values)
     if len(set(values)) > 1:
         width = edges[1] - edges[0]

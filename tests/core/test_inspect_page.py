@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html
 import json
 import queue
@@ -19,8 +20,8 @@ import pyarrow as pa
 import pytest
 
 from mouse_core.formats.base import RowStream
+from mouse_core.images import decode_image, encode_png
 from mouse_core.inspect import inspect, to_html
-from mouse_core.inspect._show.pictures import png, thumbnail
 
 BROWSER = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome", "chrome") if (found := shutil.which(name))),
@@ -49,7 +50,7 @@ def recording(*, lengths: tuple[int, ...] = (40, 25, 250), images: bool = True, 
     if images:
         pixels = rng.integers(0, 256, (rows, 40, 30, 3), dtype=np.uint8)
         columns["observation_image"] = pa.array(
-            [{"bytes": png(image), "path": None} for image in pixels],
+            [{"bytes": encode_png(image), "path": None} for image in pixels],
             pa.struct({"bytes": pa.binary(), "path": pa.string()}),
         )
     table = pa.table(columns)
@@ -159,30 +160,61 @@ def test_rows_keep_their_numbers_when_later_ones_are_smaller() -> None:
     assert sample.rows.column("reward").to_pylist() == sample.places.tolist()
 
 
+def pictures(images: pa.Array) -> list[Any]:
+    """What the page of one episode shows for its steps' images: pixels ``[H, W]`` or ``[H, W, C]``, None for none."""
+    table = pa.table(
+        {
+            "action": np.zeros(len(images), np.int64),
+            "reward": np.zeros(len(images)),
+            "done": [0] * (len(images) - 1) + [1],
+            "episode_step": np.arange(len(images)),
+            "observation_image": images,
+        }
+    )
+    page = to_html(inspect(RowStream("one", "datasets", table.schema, lambda: iter(table.to_batches()))))
+    (episode,) = episodes_of(page)
+    shown = episode["images"]["observation_image"]
+    return [image and decode_image(base64.b64decode(image.removeprefix("data:image/png;base64,"))) for image in shown]
+
+
 def test_pictures_of_all_shapes() -> None:
+    """Frames as nested lists, stacks of which the last frame is shown, and encoded ones: all to the pixel."""
     grey = np.arange(30, dtype=np.uint8).reshape(5, 6)
     stack = np.stack([grey, grey + 1, grey + 2, grey + 3], axis=2)
-    plain = thumbnail(grey.tolist())
-    assert plain == thumbnail(grey[:, :, None].tolist())
-    assert thumbnail(stack.tolist()) == thumbnail((grey + 3).tolist())
-    assert thumbnail(np.moveaxis(stack, 2, 0).tolist()) == thumbnail((grey + 3).tolist())
-    assert thumbnail({"bytes": png(grey[:, :, None]), "path": None}) == plain
-    assert thumbnail({"bytes": None, "path": "/etc/hostname"}) is None
-    assert thumbnail({"bytes": b"no picture", "path": None}) is None
-    large = thumbnail(np.zeros((1000, 700, 3), np.uint8))
-    assert large is not None
-    assert len(large) < 2000
+    colour = np.random.default_rng(1).integers(0, 256, (7, 9, 3), dtype=np.uint8)
+    two, three = pa.list_(pa.list_(pa.uint8())), pa.list_(pa.list_(pa.list_(pa.uint8())))
+    for values, wanted in (
+        (pa.array([grey.tolist()] * 2, two), grey[:, :, None]),
+        (pa.array([grey[:, :, None].tolist()] * 2, three), grey[:, :, None]),
+        (pa.array([stack.tolist()] * 2, three), grey[:, :, None] + 3),
+        (pa.array([np.moveaxis(stack, 2, 0).tolist()] * 2, three), grey[:, :, None] + 3),
+        (pa.array([colour.tolist()] * 2, three), colour),
+        (pa.array([encode_png(grey)] * 2), grey[:, :, None]),
+        (pa.array([encode_png(colour)] * 2), colour),
+        (pa.array([encode_png(stack)] * 2), stack),
+    ):
+        for found in pictures(values):
+            assert np.array_equal(found, wanted), values.type
 
 
-def test_our_png_is_what_pillow_reads() -> None:
-    image_module = pytest.importorskip("PIL.Image")
-    import io
+def test_what_is_no_picture_is_not_shown_and_no_file_is_opened(tmp_path: Path) -> None:
+    (tmp_path / "here.png").write_bytes(encode_png(np.zeros((2, 2), np.uint8)))
+    images = [
+        {"bytes": None, "path": str(tmp_path / "here.png")},
+        {"bytes": b"no picture", "path": None},
+        {"bytes": encode_png(np.full((2, 2), 9, np.uint8)), "path": None},
+    ]
+    first, second, third = pictures(pa.array(images, pa.struct({"bytes": pa.binary(), "path": pa.string()})))
+    assert (first, second) == (None, None)
+    assert third.reshape(-1).tolist() == [9] * 4
 
-    rng = np.random.default_rng(1)
-    for channels in (1, 3, 4):
-        pixels = rng.integers(0, 256, (7, 9, channels), dtype=np.uint8)
-        read = np.asarray(image_module.open(io.BytesIO(png(pixels))))
-        assert np.array_equal(read.reshape(pixels.shape), pixels)
+
+def test_large_pictures_are_made_small() -> None:
+    rows = np.arange(1000) // 8
+    large = np.broadcast_to(rows[:, None, None], (1000, 700, 3)).astype(np.uint8)
+    found = pictures(pa.array([encode_png(large)] * 2))[0]
+    assert found.shape == (125, 87, 3)
+    assert (found == np.arange(125)[:, None, None]).all()
 
 
 # ---------------------------------------------------------------------- in a browser

@@ -19,7 +19,7 @@ from mouse_core.about import About
 from mouse_core.formats import converting
 from mouse_core.formats.converting import convert
 from mouse_core.formats.lerobot import read_lerobot
-from mouse_core.inspect._show.pictures import png
+from mouse_core.images import encode_png
 
 FPS = 10
 SIDE = (48, 64)
@@ -150,7 +150,7 @@ class Robot:
         if kind == "image":
             for place, camera in enumerate(self.cameras):
                 columns[f"observation.images.{camera}"] = pa.array(
-                    [{"bytes": png(self.picture(place, int(t))), "path": None} for t in frames],
+                    [{"bytes": encode_png(self.picture(place, int(t))), "path": None} for t in frames],
                     pa.struct({"bytes": pa.binary(), "path": pa.string()}),
                 )
         folder = root / "data" / "chunk-000"
@@ -450,7 +450,7 @@ def test_depth_pictures_keep_all_of_their_bits(tmp_path: Path, monkeypatch: pyte
         image_module.fromarray(pixels).save(stream, "TIFF")
         return stream.getvalue()
 
-    monkeypatch.setattr(f"{__name__}.png", encoded)
+    monkeypatch.setattr(f"{__name__}.encode_png", encoded)
     robot = DepthRobot((3, 2), cameras=["depth"])
     robot.bits = 16
     said = depth_camera({"is_depth_map": True})
