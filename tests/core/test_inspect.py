@@ -129,7 +129,9 @@ def test_figures_are_those_of_plain_python(lengths: list[int], size: int, found_
 @settings(max_examples=50)
 def test_a_histogram_counts_every_value_once_and_near_its_place(batches: list[list[float]]) -> None:
     values = [value for batch in batches for value in batch]
-    schema = pa.schema({"action": pa.int64(), "reward": pa.float64(), "done": pa.int64(), "metadata_value": pa.float64()})
+    schema = pa.schema(
+        {"action": pa.int64(), "reward": pa.float64(), "done": pa.int64(), "metadata_value": pa.float64()}
+    )
 
     def parts() -> Iterator[pa.RecordBatch]:
         for batch in batches:
