@@ -7,6 +7,7 @@ where it stands inside a function.
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import os
 import shutil
@@ -76,6 +77,46 @@ def test_arrows_point_down(module: str) -> None:
     for name in imports_of(module):
         if name.split(".")[0] == "mouse_core" and room(name) != room(module):
             assert floor(name) < floor(module), f"{module} stands below {name}, or beside it, and must not import it"
+
+
+# Of a framework's own, the same thing as in the core.
+TWINS = {
+    "PrefetchBatchifier",
+    "PrioritizedReplayBuffer",
+    "ReplayBuffer",
+    "ReplayBufferEnsemble",
+    "RolloutBuffer",
+    "RolloutStorage",
+    "TokenAugmenter",
+    "discounted_returns",
+    "gae",
+    "groups",
+    "lambda_returns",
+    "n_step_returns",
+    "normalized",
+    "permutation",
+    "vtrace",
+}
+
+
+def exported(path: Path) -> list[str]:
+    """What a module's ``__all__`` names."""
+    for node in parse(path).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return list(ast.literal_eval(node.value))
+    return []
+
+
+def test_a_public_name_means_one_thing() -> None:
+    found: dict[str, tuple[str, object]] = {}
+    for module, path in CORE.items():
+        for name in () if is_private(module) else exported(path):
+            value = getattr(importlib.import_module(module), name)
+            other, before = found.setdefault(name, (module, value))
+            assert value is before, f"{name} is one thing in {other} and another in {module}"
+    for module, path in ALL.items():
+        shared = set() if module in CORE or is_private(module) else found.keys() & exported(path)
+        assert shared <= TWINS, f"{module}: {sorted(shared - TWINS)} are other things in mouse_core"
 
 
 def test_modules_do_not_import_each_other_in_a_circle() -> None:

@@ -15,11 +15,11 @@ from mouse_core.prefetch import Loader, make_source
 from mouse_core.replay.buffer import ReplayBuffer
 from mouse_core.replay.ensemble import ReplayBufferEnsemble
 from mouse_core.replay.source import BufferSource
-from mouse_core.sampling import Boundary, Sampler, Weighting
+from mouse_core.sampling import Boundary, Weighting, WindowSampler
 from mouse_jax.dtypes import replaced_dtypes
 from mouse_jax.pipeline import GrainPrefetcher
 from mouse_jax.placement import find_placement, find_target
-from mouse_jax.transfer import batch_maker, drawn_maker, thread_settings
+from mouse_jax.transfer import array_maker, drawn_maker, thread_settings
 
 
 class PrefetchBatchifier(Loader[dict[str, jax.Array]]):
@@ -36,7 +36,7 @@ class PrefetchBatchifier(Loader[dict[str, jax.Array]]):
         sequence_length: Steps in a window, S.
         batch_size: Windows in a whole batch, B, over all shards and devices; by default 32. Of a replay buffer as in
             ``sample``.
-        sampling: "random", "last", "sequential", "batch", or a ``Sampler``.
+        sampling: "random", "last", "sequential", "batch", or a ``WindowSampler``.
         prefetch: Batches to make ahead.
         num_workers: Threads that make them and put them on the device (half of ``prefetch`` at most), and processes
             that decode encoded images; with 0 the calling thread does both. The stream is the same.
@@ -62,7 +62,7 @@ class PrefetchBatchifier(Loader[dict[str, jax.Array]]):
         store: DatasetStore | Snapshot | ReplayBuffer | ReplayBufferEnsemble,
         sequence_length: int = 64,
         batch_size: int | None = None,
-        sampling: str | Sampler = "random",
+        sampling: str | WindowSampler = "random",
         prefetch: int = 4,
         num_workers: int = 2,
         pin_memory: bool | None = None,
@@ -117,7 +117,7 @@ class PrefetchBatchifier(Loader[dict[str, jax.Array]]):
         super().__init__(
             source,
             store if isinstance(store, DatasetStore) else None,
-            maker=partial(batch_maker, placement=placement, **thread_settings()),
+            maker=partial(array_maker, placement=placement, **thread_settings()),
             prefetcher=GrainPrefetcher,
             prefetch=prefetch,
             num_workers=num_workers,

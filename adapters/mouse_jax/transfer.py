@@ -22,7 +22,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class BatchMaker:
+class ArrayMaker:
     """Makes a batch by its index.
 
     Settings of JAX that hold for one thread only are those of the thread that made this.
@@ -74,7 +74,7 @@ class BatchMaker:
         }
 
 
-def batch_maker(source: BatchSource, *, placement: Placement, x64: bool, default_device: Any) -> BatchMaker:
+def array_maker(source: BatchSource, *, placement: Placement, x64: bool, default_device: Any) -> ArrayMaker:
     """The function from an index to a batch of a source.
 
     Raises:
@@ -82,7 +82,7 @@ def batch_maker(source: BatchSource, *, placement: Placement, x64: bool, default
     """
     sources = placement.sources(source)
     rows = sum(own.batch_size // own.shard[1] for own in sources)
-    return BatchMaker(sources, placement, source.spec, x64, default_device, rows)
+    return ArrayMaker(sources, placement, source.spec, x64, default_device, rows)
 
 
 def drawn_maker(

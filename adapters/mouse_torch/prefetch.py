@@ -15,7 +15,7 @@ from mouse_core.prefetch import Loader, make_source
 from mouse_core.replay.buffer import ReplayBuffer
 from mouse_core.replay.ensemble import ReplayBufferEnsemble
 from mouse_core.replay.source import BufferSource
-from mouse_core.sampling import Boundary, Sampler, Weighting
+from mouse_core.sampling import Boundary, Weighting, WindowSampler
 from mouse_torch.drawn import drawn_maker, keeps_tensors
 from mouse_torch.placement import check_device, check_pin
 from mouse_torch.tracing import untraced
@@ -35,7 +35,7 @@ class PrefetchBatchifier(Loader[TensorDict]):
             are drawn ``prefetch`` calls before they are delivered (see ``staleness``).
         sequence_length: Steps in a window, S.
         batch_size: Windows in a whole batch, B, over all shards; by default 32. Of a replay buffer as in ``sample``.
-        sampling: "random", "last", "sequential", "batch", or a ``Sampler``.
+        sampling: "random", "last", "sequential", "batch", or a ``WindowSampler``.
         prefetch: Batches to make ahead.
         num_workers: Threads that make them, and processes that decode encoded images; with 0 the calling thread does
             both. The stream is the same. (Of a replay buffer that keeps tensors the calling thread always does.)
@@ -58,7 +58,7 @@ class PrefetchBatchifier(Loader[TensorDict]):
         store: DatasetStore | Snapshot | ReplayBuffer | ReplayBufferEnsemble,
         sequence_length: int = 64,
         batch_size: int | None = None,
-        sampling: str | Sampler = "random",
+        sampling: str | WindowSampler = "random",
         prefetch: int = 4,
         num_workers: int = 2,
         pin_memory: bool | None = None,

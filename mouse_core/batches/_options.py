@@ -16,7 +16,7 @@ from mouse_core.batches._mask import MASK, MaskReader
 from mouse_core.errors import ConfigError, MissingFieldError
 from mouse_core.sampling._identity import sampler_identity
 from mouse_core.sampling.episodes import Boundary, Weighting, sampler_of
-from mouse_core.sampling.plan import Sampler
+from mouse_core.sampling.plan import WindowSampler
 from mouse_core.spec import check_dtype, recipe
 from mouse_core.store._fields import FieldReader
 from mouse_core.store.snapshot import Snapshot
@@ -33,14 +33,14 @@ _PLANNED_BYTES = 11 << 18
 
 
 def choose_sampler(
-    sampling: str | Sampler,
+    sampling: str | WindowSampler,
     sequence_length: int,
     batch_size: int,
     drop_last: bool,
     boundary: Boundary,
     weighting: Weighting,
     pad: bool | float | None,
-) -> Sampler:
+) -> WindowSampler:
     """The sampler of a name, or the one that is given; see ``BatchSource``.
 
     Raises:
@@ -56,8 +56,8 @@ def choose_sampler(
             weighting=weighting,
             pad=pad,
         )
-    if not isinstance(sampling, Sampler):
-        raise ConfigError(f"sampling: expected a name or a Sampler, found {sampling!r}")
+    if not isinstance(sampling, WindowSampler):
+        raise ConfigError(f"sampling: expected a name or a WindowSampler, found {sampling!r}")
     if (boundary, weighting, pad) != ("stream", "step", None):
         raise ConfigError(f"boundary, weighting, pad: expected them with the name of a sampling, found {sampling!r}")
     return sampling

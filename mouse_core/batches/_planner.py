@@ -17,7 +17,7 @@ from mouse_core._base.memo import memo
 from mouse_core.batches._mask import remember_lengths
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key, Purpose
-from mouse_core.sampling.plan import PaddedSampler, Plan, Sampler
+from mouse_core.sampling.plan import PaddedSampler, Plan, WindowSampler
 from mouse_core.store.snapshot import Snapshot
 
 # Where rows have numbers of their own each step is located, and may be a piece by itself.
@@ -72,7 +72,14 @@ class Planner:
     """
 
     def __init__(
-        self, sampler: Sampler, snapshot: Snapshot, *, seed: int, shard: tuple[int, int], epoch_start: int, windows: int
+        self,
+        sampler: WindowSampler,
+        snapshot: Snapshot,
+        *,
+        seed: int,
+        shard: tuple[int, int],
+        epoch_start: int,
+        windows: int,
     ) -> None:
         self._sampler = sampler
         self._snapshot = snapshot

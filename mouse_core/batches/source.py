@@ -21,7 +21,7 @@ from mouse_core.batches._planner import Planner
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import check_seed
 from mouse_core.sampling.episodes import Boundary, Weighting
-from mouse_core.sampling.plan import PaddedSampler, Plan, Sampler
+from mouse_core.sampling.plan import PaddedSampler, Plan, WindowSampler
 from mouse_core.spec import Spec
 from mouse_core.store._fields import CopyPlan, plan_copying
 from mouse_core.store.dataset_store import DatasetStore
@@ -42,7 +42,7 @@ class BatchSource:
         store: A store, of which a snapshot is taken, or a snapshot.
         sequence_length: Steps in a window, S.
         batch_size: Windows in a whole batch, B, over all shards.
-        sampling: "random", "last", "sequential", "batch", or a ``Sampler``.
+        sampling: "random", "last", "sequential", "batch", or a ``WindowSampler``.
         seed: In ``[0, 2**64)``.
         shard: ``(rank, count)``: rows ``[rank * B / count, (rank + 1) * B / count)`` of each batch, short ones too.
         dtypes: Delivered dtypes by field, instead of those of the spec.
@@ -73,7 +73,7 @@ class BatchSource:
         store: DatasetStore | Snapshot,
         sequence_length: int = 64,
         batch_size: int = 32,
-        sampling: str | Sampler = "random",
+        sampling: str | WindowSampler = "random",
         seed: int = 0,
         shard: tuple[int, int] = (0, 1),
         *,
@@ -346,5 +346,5 @@ class BatchSource:
         return _restore, (self.snapshot, self.sampler, self._options())
 
 
-def _restore(snapshot: Snapshot, sampler: Sampler, options: dict[str, Any]) -> BatchSource:
+def _restore(snapshot: Snapshot, sampler: WindowSampler, options: dict[str, Any]) -> BatchSource:
     return BatchSource(snapshot, sampling=sampler, **options)

@@ -1,7 +1,7 @@
 """How fast batches of a dataset are on this machine, in every framework; and what a benchmark of one's own needs.
 
-``bench`` measures and gives a ``Report``. A benchmark names what it compares as ``Contender``s and measures them in
-turns with ``interleave``; ``plain_copies`` is the floor to hold them against.
+``bench`` measures and gives a ``BenchReport``. A benchmark names what it compares as ``Contender``s and measures them
+in turns with ``interleave``; ``plain_copies`` is the floor to hold them against.
 """
 
 from mouse_core._base.progress import progress_bar
@@ -9,12 +9,13 @@ from mouse_core.bench.advice import Measured, advise
 from mouse_core.bench.floor import ColumnAddresses, Pieces, plain_copies
 from mouse_core.bench.measuring import Contender, Timing, interleave, machine, private_memory, steady
 from mouse_core.bench.opening import Opened, opened
-from mouse_core.bench.running import FLOOR, PACKAGES, SOURCE, FirstBatches, Line, Report, bench
+from mouse_core.bench.running import FLOOR, PACKAGES, SOURCE, BenchReport, FirstBatches, Line, bench
 
 __all__ = [
     "FLOOR",
     "PACKAGES",
     "SOURCE",
+    "BenchReport",
     "ColumnAddresses",
     "Contender",
     "FirstBatches",
@@ -22,7 +23,6 @@ __all__ = [
     "Measured",
     "Opened",
     "Pieces",
-    "Report",
     "Timing",
     "advise",
     "bench",

@@ -6,12 +6,12 @@ import shutil
 import sys
 import textwrap
 
-from mouse_core.bench.running import Report
+from mouse_core.bench.running import BenchReport
 
 _HEAD = ("", "batches/s", "GB/s", "of the floor", "ms a batch (quartiles)")
 
 
-def show(report: Report) -> None:
+def show(report: BenchReport) -> None:
     """Print a report."""
     try:
         from rich.console import Console
@@ -37,7 +37,7 @@ def show(report: Report) -> None:
         console.print(f"- {sentence}")
 
 
-def plain(report: Report) -> list[str]:
+def plain(report: BenchReport) -> list[str]:
     """The same as lines of text."""
     table = [_HEAD, *rows(report)]
     widths = [max(len(row[column]) for row in table) for column in range(len(_HEAD))]
@@ -52,7 +52,7 @@ def plain(report: Report) -> list[str]:
     return [*heading(report), "", *shown, "", *facts(report), "", "Recommended", *advice]
 
 
-def heading(report: Report) -> list[str]:
+def heading(report: BenchReport) -> list[str]:
     """What was measured."""
     batch = report.batch
     fields = ", ".join(f"{name} {kind}" for name, kind in batch["fields"].items())
@@ -65,7 +65,7 @@ def heading(report: Report) -> list[str]:
     ]
 
 
-def rows(report: Report) -> list[tuple[str, ...]]:
+def rows(report: BenchReport) -> list[tuple[str, ...]]:
     """A row of text for each way to get batches."""
     return [
         (
@@ -79,7 +79,7 @@ def rows(report: Report) -> list[tuple[str, ...]]:
     ]
 
 
-def facts(report: Report) -> list[str]:
+def facts(report: BenchReport) -> list[str]:
     """What the first batches cost, and decoding."""
     lines = []
     for framework, first in report.first.items():

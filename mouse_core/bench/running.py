@@ -75,7 +75,7 @@ class FirstBatches:
 
 
 @dataclass(frozen=True)
-class Report:
+class BenchReport:
     """What ``bench`` found.
 
     Args:
@@ -115,7 +115,7 @@ def bench(
     dtypes: Mapping[str, npt.DTypeLike] | None = None,
     frameworks: Sequence[str] | None = None,
     seconds: float = 10.0,
-) -> Report:
+) -> BenchReport:
     """Measure batches of a dataset.
 
     Args:
@@ -145,7 +145,7 @@ def bench(
     moved = {FLOOR: stored}
     lines = [_line(timing, timings, kinds, moved.get(timing.contender.name, delivered)) for timing in timings]
     decoding = _decoding_share(store, source, options)
-    return Report(
+    return BenchReport(
         {"name": opened.name, "rows": opened.rows, "seconds to open": opened.seconds},
         {
             "sequence_length": sequence_length,

@@ -3,6 +3,16 @@
 from mouse_core.inspect._run import inspect
 from mouse_core.inspect._show.page import to_html
 from mouse_core.inspect._show.text import show
-from mouse_core.inspect.report import Actions, Column, Distribution, Episodes, Finding, Report
+from mouse_core.inspect.report import ActionsReport, ColumnReport, Distribution, EpisodesReport, Finding, Report
 
-__all__ = ["Actions", "Column", "Distribution", "Episodes", "Finding", "Report", "inspect", "show", "to_html"]
+__all__ = [
+    "ActionsReport",
+    "ColumnReport",
+    "Distribution",
+    "EpisodesReport",
+    "Finding",
+    "Report",
+    "inspect",
+    "show",
+    "to_html",
+]

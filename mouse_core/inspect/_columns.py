@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from mouse_core.formats._rows.values import UInt64s, Values
 from mouse_core.inspect._histogram import Histogram
-from mouse_core.inspect.report import Column
+from mouse_core.inspect.report import ColumnReport
 
 # So many places of a vector are kept apart; wider rows are counted as a whole.
 _MOST_PLACES = 1024
@@ -140,7 +140,7 @@ class ColumnCounter:
     def _kind_name(self) -> str:
         return self._kind if self._kind in ("image", "null") else str(self.data_type)
 
-    def result(self) -> Column:
+    def result(self) -> ColumnReport:
         """What was counted so far."""
         if len(self.shapes) == 1 and self.least_length == self.most_length:
             shape: list[int] | str | None = list(next(iter(self.shapes)))
@@ -151,7 +151,7 @@ class ColumnCounter:
         places = self.places.result() if self.places is not None else None
         if places is not None:
             places["histograms"] = [_bars(histogram) for histogram in self.place_histograms]
-        return Column(
+        return ColumnReport(
             name=self.name,
             dtype=_NAMES.get(self._value_type, self._value_type) or self._kind_name(),
             shape=shape,

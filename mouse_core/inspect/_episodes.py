@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from mouse_core.formats._rows.values import UInt64s, mixed
 from mouse_core.inspect._histogram import Histogram
-from mouse_core.inspect.report import Distribution, Episodes
+from mouse_core.inspect.report import Distribution, EpisodesReport
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -217,7 +217,7 @@ class EpisodeCounter:
         self._codes.append(np.clip(codes, -1, 3).astype(np.int8))
         self._hashes.append(hashes)
 
-    def result(self) -> Episodes:
+    def result(self) -> EpisodesReport:
         """What was counted so far; the rows that came last are an episode too, whether it has ended or not."""
         if self._rows and self._last is not None:
             last = np.array([self._last["done"]], np.int64)
@@ -228,7 +228,7 @@ class EpisodeCounter:
             np.concatenate(parts) if parts else np.zeros(0)
             for parts in (self._lengths, self._returns, self._codes, self._hashes)
         )
-        return Episodes(
+        return EpisodesReport(
             count=len(lengths),
             found_by=self.found_by,
             transitions=self.transitions,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from mouse_core.formats._rows.columns import MISSING
-from mouse_core.inspect.report import Actions, Column, Episodes, Finding
+from mouse_core.inspect.report import ActionsReport, ColumnReport, EpisodesReport, Finding
 
 # Shares from which on it is no coincidence. Pictures and small worlds do repeat themselves now and then.
 _REPEATS_OF_VECTORS = 0.01
@@ -19,7 +19,12 @@ _NUMBERS = ("int", "uint", "float", "double", "halffloat", "bool")
 
 
 def findings(
-    columns: Sequence[Column], episodes: Episodes | None, actions: Actions | None, *, arrived: bool, rows: int
+    columns: Sequence[ColumnReport],
+    episodes: EpisodesReport | None,
+    actions: ActionsReport | None,
+    *,
+    arrived: bool,
+    rows: int,
 ) -> list[Finding]:
     """Warnings first, then notes.
 
@@ -46,7 +51,7 @@ def _note(code: str, message: str) -> Finding:
     return Finding(code, "note", message)
 
 
-def _about_columns(columns: Sequence[Column], rows: int, *, arrived: bool) -> Iterator[Finding]:
+def _about_columns(columns: Sequence[ColumnReport], rows: int, *, arrived: bool) -> Iterator[Finding]:
     yield from _about_names({column.name for column in columns})
     if rows < 2:
         yield _warning("no-rows", f"expected steps, found {rows} {'row' if rows == 1 else 'rows'}")
@@ -71,12 +76,12 @@ def _about_names(names: set[str]) -> Iterator[Finding]:
         yield _warning("no-observation", "no column whose name begins with 'observation'")
 
 
-def _level_of(column: Column) -> Callable[[str, str], Finding]:
+def _level_of(column: ColumnReport) -> Callable[[str, str], Finding]:
     """What is wrong in metadata is worth a note."""
     return _note if column.name.startswith("metadata_") else _warning
 
 
-def _about_values(column: Column) -> Iterator[Finding]:
+def _about_values(column: ColumnReport) -> Iterator[Finding]:
     """Values that are no numbers, or none that can be trained on."""
     level = _level_of(column)
     if column.name in _REQUIRED and not column.dtype.startswith(_NUMBERS):
@@ -89,7 +94,7 @@ def _about_values(column: Column) -> Iterator[Finding]:
         yield level("not-finite", f"{column.name}: {' and '.join(kinds)} {values}")
 
 
-def _about_variety(column: Column, rows: int, *, arrived: bool) -> Iterator[Finding]:
+def _about_variety(column: ColumnReport, rows: int, *, arrived: bool) -> Iterator[Finding]:
     """Columns, and places of vectors, that never change."""
     if column.constant and column.name not in ("done", MISSING):
         value = f", {column.low:g}" if column.low is not None and column.low == column.high else ""
@@ -106,7 +111,7 @@ def _about_variety(column: Column, rows: int, *, arrived: bool) -> Iterator[Find
             )
 
 
-def _about_shape(column: Column) -> Iterator[Finding]:
+def _about_shape(column: ColumnReport) -> Iterator[Finding]:
     if isinstance(column.shape, str):
         yield _note("ragged", f"{column.name}: rows of differing length, {column.shape}")
     if column.name == MISSING and column.mean:
@@ -116,7 +121,7 @@ def _about_shape(column: Column) -> Iterator[Finding]:
         )
 
 
-def _about_ends(episodes: Episodes) -> Iterator[Finding]:
+def _about_ends(episodes: EpisodesReport) -> Iterator[Finding]:
     odd = episodes.anomalies
     if episodes.count and not episodes.truncated:
         at_longest = odd.get("at-longest", 0)
@@ -176,7 +181,7 @@ def _about_ends(episodes: Episodes) -> Iterator[Finding]:
         )
 
 
-def _about_alignment(episodes: Episodes, *, arrived: bool) -> Iterator[Finding]:
+def _about_alignment(episodes: EpisodesReport, *, arrived: bool) -> Iterator[Finding]:
     odd = episodes.anomalies
     if arrived and odd.get("reward-at-start"):
         yield _warning(
@@ -196,7 +201,7 @@ def _about_alignment(episodes: Episodes, *, arrived: bool) -> Iterator[Finding]:
         yield _warning("without-transitions", f"{_count(odd['without-transitions'], 'episode')} {rows}")
 
 
-def _about_observations(columns: Sequence[Column], episodes: Episodes) -> Iterator[Finding]:
+def _about_observations(columns: Sequence[ColumnReport], episodes: EpisodesReport) -> Iterator[Finding]:
     seen = [column for column in columns if column.name.startswith("observation") and column.name != MISSING]
     if not seen or all(column.constant for column in seen):
         return
@@ -215,12 +220,12 @@ def _about_observations(columns: Sequence[Column], episodes: Episodes) -> Iterat
         yield _warning("same-final", f"all {episodes.count:,} episodes end with one and the same observation")
 
 
-def _marked_rows(columns: Sequence[Column]) -> int:
+def _marked_rows(columns: Sequence[ColumnReport]) -> int:
     """Rows of zeros that a reader put there, and said so: these are no recording."""
     return sum(round(column.mean * column.rows) for column in columns if column.name == MISSING and column.mean)
 
 
-def _about_repeats(episodes: Episodes, *, vectors: bool) -> Iterator[Finding]:
+def _about_repeats(episodes: EpisodesReport, *, vectors: bool) -> Iterator[Finding]:
     """Observations that equal the one before; ``vectors``: whether they are floats, which hardly ever do."""
     transitions, repeats = episodes.transitions, episodes.repeated_observations
     finals = episodes.anomalies.get("final-repeats", 0)
@@ -243,7 +248,7 @@ def _about_repeats(episodes: Episodes, *, vectors: bool) -> Iterator[Finding]:
         )
 
 
-def _about_actions(actions: Actions) -> Iterator[Finding]:
+def _about_actions(actions: ActionsReport) -> Iterator[Finding]:
     if actions.kind != "discrete" or not actions.counts:
         return
     used = sorted(int(name) for name in actions.counts)

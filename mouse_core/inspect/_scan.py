@@ -19,7 +19,7 @@ from mouse_core.formats._rows.values import UInt64s, Values, combined, hash_rows
 from mouse_core.inspect._columns import ColumnCounter
 from mouse_core.inspect._episodes import EpisodeCounter
 from mouse_core.inspect._show.samples import Sample, Samples
-from mouse_core.inspect.report import Actions, Column, Episodes
+from mouse_core.inspect.report import ActionsReport, ColumnReport, EpisodesReport
 
 _NUMBER_COLUMNS = ("metadata_episode_id", "metadata_episode_index", "episode_id", "episode_index", "episode")
 _MOST_ACTIONS = 4096
@@ -118,7 +118,7 @@ class Scan:
         if len(self._actions) > _MOST_ACTIONS:
             self._actions = None
 
-    def results(self) -> tuple[list[Column], Episodes | None, Actions | None]:
+    def results(self) -> tuple[list[ColumnReport], EpisodesReport | None, ActionsReport | None]:
         """What was counted."""
         columns = [counter.result() for counter in self.columns.values()]
         if self._action is None:
@@ -127,7 +127,7 @@ class Scan:
             taken = self._action.result()
             discrete = self._actions is not None and not taken.places and taken.shape == []
             counts = {str(name): count for name, count in sorted((self._actions or {}).items())}
-            actions = Actions(
+            actions = ActionsReport(
                 "discrete" if discrete else "continuous",
                 counts if discrete else None,
                 taken.places or (None if discrete else {"histograms": [taken.histogram]}),

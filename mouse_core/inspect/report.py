@@ -10,7 +10,7 @@ from typing import Any
 
 
 @dataclass(frozen=True)
-class Column:
+class ColumnReport:
     """One column, over all rows.
 
     Args:
@@ -64,7 +64,7 @@ class Distribution:
 
 
 @dataclass(frozen=True)
-class Episodes:
+class EpisodesReport:
     """The episodes that were found.
 
     Args:
@@ -95,7 +95,7 @@ class Episodes:
 
 
 @dataclass(frozen=True)
-class Actions:
+class ActionsReport:
     """How actions are used, first rows of episodes left out where they only hold a place.
 
     Args:
@@ -147,9 +147,9 @@ class Report:
     alignment: str
     alignment_found: str
     rows: int
-    columns: Sequence[Column]
-    episodes: Episodes | None
-    actions: Actions | None
+    columns: Sequence[ColumnReport]
+    episodes: EpisodesReport | None
+    actions: ActionsReport | None
     findings: Sequence[Finding] = ()
     about: Mapping[str, Any] = field(default_factory=dict)
     samples: Sequence[Any] = field(default=(), repr=False, compare=False)
@@ -159,7 +159,7 @@ class Report:
         """The findings that are warnings."""
         return [finding for finding in self.findings if finding.level == "warning"]
 
-    def column(self, name: str) -> Column | None:
+    def column(self, name: str) -> ColumnReport | None:
         """The column of this name, if there is one."""
         return next((column for column in self.columns if column.name == name), None)
 

@@ -15,7 +15,7 @@ from mouse_core.errors import ClosedError, ConfigError, ForkError, StateError, W
 from mouse_core.images._decoding import DecodePool, decoding_by
 from mouse_core.prefetch._resuming import check_source, numbers_of, state_of
 from mouse_core.randomness import check_seed
-from mouse_core.sampling.plan import Sampler
+from mouse_core.sampling.plan import WindowSampler
 from mouse_core.spec import Spec
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.snapshot import Snapshot
@@ -278,7 +278,7 @@ def make_source(
     store: Any,
     sequence_length: int,
     batch_size: int | None,
-    sampling: str | Sampler,
+    sampling: str | WindowSampler,
     seed: int,
     shard: tuple[int, int],
     *,

@@ -13,7 +13,7 @@ from mouse_core.batches.source import Batch
 from mouse_core.errors import ConfigError
 from mouse_core.prefetch._loader import Loader, make_source
 from mouse_core.sampling.episodes import Boundary, Weighting
-from mouse_core.sampling.plan import Sampler
+from mouse_core.sampling.plan import WindowSampler
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.snapshot import Snapshot
 
@@ -34,7 +34,7 @@ class PrefetchBatchifier(Loader[Batch]):
             are drawn ``prefetch`` calls before they are delivered (see ``staleness``).
         sequence_length: Steps in a window, S.
         batch_size: Windows in a whole batch, B, over all shards; by default 32. Of a replay buffer as in ``sample``.
-        sampling: "random", "last", "sequential", "batch", or a ``Sampler``.
+        sampling: "random", "last", "sequential", "batch", or a ``WindowSampler``.
         prefetch: Batches to compute ahead.
         num_workers: Threads that compute them, and processes that decode encoded images; with 0 the calling thread does
             both. The stream is the same.
@@ -59,7 +59,7 @@ class PrefetchBatchifier(Loader[Batch]):
         store: DatasetStore | Snapshot | ReplayBuffer | ReplayBufferEnsemble,
         sequence_length: int = 64,
         batch_size: int | None = None,
-        sampling: str | Sampler = "random",
+        sampling: str | WindowSampler = "random",
         prefetch: int = 4,
         num_workers: int = 2,
         pin_memory: bool | None = None,

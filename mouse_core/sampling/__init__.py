@@ -1,7 +1,7 @@
 """Samplers: pure functions from (seed, index, snapshot) to a plan of which windows a batch consists of."""
 
 from mouse_core.sampling.episodes import Boundary, EpisodeWindows, Weighting
-from mouse_core.sampling.plan import PaddedSampler, Plan, Sampler
+from mouse_core.sampling.plan import PaddedSampler, Plan, WindowSampler
 from mouse_core.sampling.windows import (
     CyclicWindows,
     LastWindows,
@@ -18,8 +18,8 @@ __all__ = [
     "PaddedSampler",
     "Plan",
     "RandomWindows",
-    "Sampler",
     "SequentialWindows",
     "Weighting",
+    "WindowSampler",
     "window_sampler",
 ]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from mouse_core._base.locks import ProcessLock
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key, Purpose
-from mouse_core.sampling.plan import Sampler
+from mouse_core.sampling.plan import WindowSampler
 from mouse_core.sampling.windows import window_sampler
 from mouse_core.store.snapshot import Snapshot
 
@@ -50,7 +50,7 @@ class EpisodeWindows:
     weighting: Weighting = "step"
     pad: bool | float = True
     drop_last: bool = True
-    _order: Sampler = field(init=False, repr=False, compare=False)
+    _order: WindowSampler = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.weighting not in get_args(Weighting):
@@ -83,7 +83,7 @@ class EpisodeWindows:
             raise ConfigError(f"sampling: expected {wanted}, found {tiles}") from error
 
     def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
-        """See ``Sampler.starts``."""
+        """See ``WindowSampler.starts``."""
         if self.weighting == "trajectory":
             return self._starts_by_episode(seed, index, snapshot, epoch_start)
         sums = self._sums(snapshot, tiled=self.sampling != "random")
@@ -168,7 +168,7 @@ def sampler_of(
     boundary: Boundary = "stream",
     weighting: Weighting = "step",
     pad: bool | float | None = None,
-) -> Sampler:
+) -> WindowSampler:
     """The sampler of a name, over the stream of steps or within episodes; see ``BatchSource``.
 
     Raises:

@@ -38,7 +38,7 @@ class Plan:
 
 
 @runtime_checkable
-class Sampler(Protocol):
+class WindowSampler(Protocol):
     """Decides which windows a batch consists of; pure, so that any process can compute any batch.
 
     ``epoch_start`` is the index of the first batch that was drawn from this snapshot: 0, or where a loader
@@ -75,7 +75,7 @@ class ManyStarts(Protocol):
 
 
 @runtime_checkable
-class PaddedSampler(Sampler, Protocol):
+class PaddedSampler(WindowSampler, Protocol):
     """A sampler whose windows may have fewer steps than they are long; its batches have a field ``mask``."""
 
     @property

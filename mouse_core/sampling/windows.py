@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key, Order, Purpose, as_integers
-from mouse_core.sampling.plan import Sampler
+from mouse_core.sampling.plan import WindowSampler
 from mouse_core.store.snapshot import Snapshot
 
 Int64s = npt.NDArray[np.int64]
@@ -44,7 +44,7 @@ class RandomWindows:
         return -(-windows // self.batch_size)
 
     def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
-        """See ``Sampler.starts``."""
+        """See ``WindowSampler.starts``."""
         last_start = snapshot.num_rows - self.sequence_length
         first = index * self.batch_size
         drawn = _slice_blocks(partial(_random_block, seed), first, first + self.batch_size)
@@ -75,7 +75,7 @@ class LastWindows:
         return 1
 
     def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
-        """See ``Sampler.starts``."""
+        """See ``WindowSampler.starts``."""
         first = snapshot.num_rows - self.batch_size * self.sequence_length
         return first + self.sequence_length * np.arange(self.batch_size)
 
@@ -101,7 +101,7 @@ class SequentialWindows:
         return windows // self.batch_size if self.drop_last else -(-windows // self.batch_size)
 
     def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
-        """See ``Sampler.starts``."""
+        """See ``WindowSampler.starts``."""
         windows = snapshot.num_rows // self.sequence_length
         epoch, batch = divmod(index - epoch_start, self.batches_per_epoch(snapshot))
         begin, end = batch * self.batch_size, min((batch + 1) * self.batch_size, windows)
@@ -143,7 +143,7 @@ class CyclicWindows:
         return -(-windows // self.batch_size)
 
     def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
-        """See ``Sampler.starts``."""
+        """See ``WindowSampler.starts``."""
         starts: Int64s = self.starts_of_many(seed, index, 1, snapshot, epoch_start)[0]
         return starts
 
@@ -161,20 +161,20 @@ class CyclicWindows:
         return np.concatenate(parts).reshape(count, self.batch_size) * self.sequence_length
 
 
-def window_sampler(sampling: str, *, sequence_length: int, batch_size: int, drop_last: bool = True) -> Sampler:
+def window_sampler(sampling: str, *, sequence_length: int, batch_size: int, drop_last: bool = True) -> WindowSampler:
     """The sampler of a name: "random", "last", "sequential" or "batch".
 
     Raises:
         ConfigError: An unknown name.
     """
-    samplers: dict[str, Sampler] = {
+    samplers: dict[str, WindowSampler] = {
         "random": RandomWindows(sequence_length, batch_size),
         "last": LastWindows(sequence_length, batch_size),
         "sequential": SequentialWindows(sequence_length, batch_size, drop_last),
         "batch": CyclicWindows(sequence_length, batch_size),
     }
     if sampling not in samplers:
-        raise ConfigError(f"sampling: expected one of {list(samplers)} or a Sampler, found {sampling!r}")
+        raise ConfigError(f"sampling: expected one of {list(samplers)} or a WindowSampler, found {sampling!r}")
     return samplers[sampling]
 
 

@@ -18,14 +18,14 @@ from mouse_core.replay.protocols import Draw, PrioritySampler
 from mouse_core.replay.protocols import Sampler as ReplaySampler
 from mouse_core.replay.storages.array import ArrayStorage
 from mouse_core.sampling._identity import sampler_identity
-from mouse_core.sampling.plan import PaddedSampler, Sampler
+from mouse_core.sampling.plan import PaddedSampler, WindowSampler
 from mouse_core.testing.examples import example_store
 
 _INDICES = (0, 1, 2, 17, 1000)
 
 
 class WindowSamplerConformance:
-    """Tests that a sampler of windows is one that ``BatchSource`` can use: ``mouse_core.sampling.Sampler``.
+    """Tests that a sampler of windows is one that ``BatchSource`` can use: ``mouse_core.sampling.WindowSampler``.
 
     Subclass it in a test file, under a name that begins with ``Test``, and say how one is made:
 
@@ -48,7 +48,7 @@ class WindowSamplerConformance:
     def test_it_has_what_the_protocol_names(self) -> None:
         """Sizes are integers from 1, and so is the number of batches in an epoch."""
         sampler = self.make()
-        assert isinstance(sampler, Sampler), (
+        assert isinstance(sampler, WindowSampler), (
             f"expected sequence_length, batch_size, batches_per_epoch, starts: {sampler}"
         )
         for rows in self.rows:

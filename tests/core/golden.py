@@ -33,7 +33,7 @@ from mouse_core.replay import (
     NStep,
     PrioritizedReplayBuffer,
     PrioritizedSliceSampler,
-    RandomCrop,
+    RandomTimeCrop,
     ReplayBuffer,
     ReplayBufferEnsemble,
     SamplerWithoutReplacement,
@@ -203,7 +203,7 @@ def buffers() -> dict[str, Any]:
         "slices by episode": lambda: ring(sampler=SliceSampler(**slices, weighting="trajectory")),
         "slices padded": lambda: ring(sampler=SliceSampler(sequence_length=8, traj_key="episode", pad=True)),
         "slices once": lambda: ring(sampler=SliceSamplerWithoutReplacement(sequence_length=3, end_key="done")),
-        "crops": lambda: ring(sampler=SliceSampler(**slices), transform=RandomCrop(4)),
+        "crops": lambda: ring(sampler=SliceSampler(**slices), transform=RandomTimeCrop(4)),
         "three steps": lambda: ring(transform=[NextView(), NStep(3, 0.5)]),
         "the best": lambda: ring(writer=MaxValueWriter("reward")),
     }

@@ -39,8 +39,8 @@ from mouse_core.replay import (
     PrioritizedReplayBuffer,
     PrioritizedSampler,
     PrioritizedSliceSampler,
-    RandomCrop,
     RandomSampler,
+    RandomTimeCrop,
     Rename,
     ReplayBuffer,
     ReplayBufferEnsemble,
@@ -623,8 +623,8 @@ def test_T60_returns_when_written() -> None:
 
 def test_T61_crops() -> None:
     batch = {"x": np.tile(np.arange(4), (200, 1)), "index": np.zeros((200, 4), int)}
-    assert set(RandomCrop(2)(batch, KEY)["x"][:, 0].tolist()) == {0, 1, 2}
-    assert (RandomCrop(4)(batch, KEY)["x"] == np.arange(4)).all()
+    assert set(RandomTimeCrop(2)(batch, KEY)["x"][:, 0].tolist()) == {0, 1, 2}
+    assert (RandomTimeCrop(4)(batch, KEY)["x"] == np.arange(4)).all()
 
 
 def test_T62_where_there_is_no_next() -> None:

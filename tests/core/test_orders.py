@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from mouse_core import BatchSource, DataError, DatasetStore
 from mouse_core.batches import _options as _source_options
 from mouse_core.batches import _planner
-from mouse_core.sampling import Sampler
+from mouse_core.sampling import WindowSampler
 from mouse_core.store import _segments
 from mouse_core.store.snapshot import Snapshot
 from tests.core.oracle import assert_same, field_arrays, windows
@@ -186,7 +186,7 @@ def test_batches_in_other_orders_are_planned_together(order: str) -> None:
     """Each batch is drawn about once, and planned in few blocks."""
     store = DatasetStore()
     store.extend({"action": np.zeros(90), "reward": np.zeros(90), "done": np.zeros(90, np.int64)})
-    sampler: Sampler = Counting()
+    sampler: WindowSampler = Counting()
     with patch.object(_source_options, "planned_windows", lambda *_: 300):  # blocks of 100 batches
         source = BatchSource(store, sampling=sampler)
         indices = {

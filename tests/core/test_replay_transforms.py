@@ -24,7 +24,7 @@ from mouse_core.replay.transforms import (
     NextView,
     NStep,
     OnWrite,
-    RandomCrop,
+    RandomTimeCrop,
     Rename,
     Resize,
     ReturnsToGo,
@@ -214,7 +214,7 @@ def test_returns_of_episodes_as_they_are_written() -> None:
     with pytest.raises(SchemaError, match="as many rows as it takes"):
         OnWrite(NextView(takes="arrived")).inverse({**rows, "action": np.zeros(3)})
     with pytest.raises(ConfigError, match="without random numbers"):
-        OnWrite(RandomCrop(2))
+        OnWrite(RandomTimeCrop(2))
 
 
 # ---------------------------------------------------------------------- next entries
@@ -471,7 +471,7 @@ def test_crops_are_uniform_over_what_is_there() -> None:
     }
     batch["mask"] = step < np.where(np.arange(count) % 3, 6, 4)[:, None]
     batch["index"] = step
-    found = RandomCrop(3)(batch, KEY)
+    found = RandomTimeCrop(3)(batch, KEY)
     assert found["per"].shape == (count,)
     assert found["image"].shape == (count, 3, 2, 2)
     np.testing.assert_array_equal(found["step"], found["step"][:, :1] + np.arange(3))
@@ -480,23 +480,23 @@ def test_crops_are_uniform_over_what_is_there() -> None:
     assert len(whole) == 4
     assert ((whole - 500) ** 2 / 500).sum() < 16.3  # chi-square, 3 degrees of freedom, 0.1 %
     assert set(found["step"][np.arange(count) % 3 == 0, 0]) == {0, 1}
-    assert_equal(map_tree(np.asarray, RandomCrop(3)(as_torch(map_tree(np.array, batch)), KEY)), found)
+    assert_equal(map_tree(np.asarray, RandomTimeCrop(3)(as_torch(map_tree(np.array, batch)), KEY)), found)
 
 
 def test_crops_of_slices_that_are_too_short() -> None:
     batch = {"step": np.array([[0, 1, 2, 3]]), "mask": np.array([[True, True, False, False]])}
     for call in range(10):
-        found = RandomCrop(3)(batch, KEY.with_call(call))
+        found = RandomTimeCrop(3)(batch, KEY.with_call(call))
         assert found["step"].tolist() == [[0, 1, 2]]
         assert found["mask"].tolist() == [[True, True, False]]
     with pytest.raises(SchemaError, match="expected slices of at least 5 steps, found 4"):
-        RandomCrop(5)(batch, KEY)
+        RandomTimeCrop(5)(batch, KEY)
     with pytest.raises(SchemaError, match="one stretch"):
-        RandomCrop(2)({**batch, "mask": np.array([[True, False, True, False]])}, KEY)
+        RandomTimeCrop(2)({**batch, "mask": np.array([[True, False, True, False]])}, KEY)
     with pytest.raises(SchemaError, match="expected slices"):
-        RandomCrop(2)({"step": batch["step"], "index": np.zeros(3, int)}, KEY)
+        RandomTimeCrop(2)({"step": batch["step"], "index": np.zeros(3, int)}, KEY)
     with pytest.raises(ConfigError, match="length"):
-        RandomCrop(0)
+        RandomTimeCrop(0)
 
 
 # ---------------------------------------------------------------------- fields
@@ -716,7 +716,7 @@ def test_single_transitions_with_what_is_read_behind_them() -> None:
         NStep(3, 0.9),
         NextView(takes="arrived"),
         ReturnsToGo(0.9),
-        RandomCrop(3),
+        RandomTimeCrop(3),
         Rename({"a": "b"}),
         Cast({"a": "int8"}),
         Select("a"),

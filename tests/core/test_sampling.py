@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mouse_core import BatchSource, ConfigError, DatasetStore
 from mouse_core.randomness import Key, Order, Purpose
-from mouse_core.sampling import Plan, Sampler, window_sampler
+from mouse_core.sampling import Plan, WindowSampler, window_sampler
 from tests.core.oracle import last_starts
 
 
@@ -248,7 +248,7 @@ def test_a_sampler_of_ones_own() -> None:
             return np.arange(self.batch_size)[::-1] + index % 40
 
     sampler = Backwards(4, 2)
-    assert isinstance(sampler, Sampler)
+    assert isinstance(sampler, WindowSampler)
     source = BatchSource(store_of(50), sampling=sampler)
     assert len(source) == 3
     assert starts_of(source, 5) == [6, 5]

@@ -13,7 +13,7 @@ from flax import struct
 import mouse_core.replay as core
 from mouse_core.dtypes import convert
 from mouse_core.errors import ConfigError, DataError, SchemaError
-from mouse_core.replay import ArrayStorage, Compose, NextView, NStep, PrioritizedSampler, RandomCrop, SliceSampler
+from mouse_core.replay import ArrayStorage, Compose, NextView, NStep, PrioritizedSampler, RandomTimeCrop, SliceSampler
 from mouse_core.trees import flatten
 from mouse_jax import REPLACED_DTYPES, PrefetchBatchifier, PrioritizedReplayBuffer, ReplayBuffer, ReplayBufferEnsemble
 
@@ -42,7 +42,7 @@ def assert_batch(found: Any, wanted: Any, *, x64: bool = False) -> None:
 MAKERS = {
     "rows": dict,
     "steps": lambda: {"transform": Compose(NextView(), NStep(3, 0.9))},
-    "slices": lambda: {"sampler": SliceSampler(sequence_length=4, end_key="done"), "transform": [RandomCrop(2)]},
+    "slices": lambda: {"sampler": SliceSampler(sequence_length=4, end_key="done"), "transform": [RandomTimeCrop(2)]},
     "priorities": lambda: {"sampler": PrioritizedSampler(0.7, 0.5)},
 }
 

@@ -25,7 +25,7 @@ from mouse_core.replay import (
     NextView,
     NStep,
     PrioritizedSampler,
-    RandomCrop,
+    RandomTimeCrop,
     ReturnsToGo,
     SamplerWithoutReplacement,
     SliceSampler,
@@ -73,7 +73,7 @@ CASES: dict[str, Callable[[], dict[str, Any]]] = {
     },
     "crops": lambda: {
         "sampler": SliceSampler(sequence_length=5, end_key="done", strict_length=False, pad=True),
-        "transform": [RandomCrop(3), ReturnsToGo(0.9)],
+        "transform": [RandomTimeCrop(3), ReturnsToGo(0.9)],
     },
     "epochs": lambda: {"sampler": SamplerWithoutReplacement()},
     "hindsight": lambda: {"transform": relabel(horizon=7)},

@@ -25,7 +25,7 @@ from mouse_core.replay import (
     NStep,
     PrioritizedSampler,
     PrioritizedSliceSampler,
-    RandomCrop,
+    RandomTimeCrop,
     SliceSampler,
 )
 from mouse_core.replay.source import BufferSource
@@ -84,7 +84,7 @@ KINDS = ["array", "tensor", CUDA]
 MAKERS = {
     "rows": dict,
     "steps": lambda: {"transform": Compose(NextView(), NStep(3, 0.9))},
-    "slices": lambda: {"sampler": SliceSampler(sequence_length=4, end_key="done"), "transform": [RandomCrop(2)]},
+    "slices": lambda: {"sampler": SliceSampler(sequence_length=4, end_key="done"), "transform": [RandomTimeCrop(2)]},
     "padded": lambda: {
         "sampler": SliceSampler(sequence_length=12, end_key="done", strict_length=False, pad=True),
         "batch_size": 24,

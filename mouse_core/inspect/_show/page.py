@@ -18,7 +18,7 @@ from mouse_core.inspect._show.pictures import picture_columns, thumbnail
 from mouse_core.inspect._show.samples import Sample
 from mouse_core.inspect._show.svg import bar_chart, histogram, ranges, short
 from mouse_core.inspect._show.text import column_cells, number, said
-from mouse_core.inspect.report import Column, Distribution, Report
+from mouse_core.inspect.report import ColumnReport, Distribution, Report
 
 # What the browser may load: nothing but what stands in the page.
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'"
@@ -160,7 +160,7 @@ def _columns(report: Report) -> str:
     )
 
 
-def _column_row(column: Column) -> str:
+def _column_row(column: ColumnReport) -> str:
     return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in column_cells(column))}</tr>"
 
 

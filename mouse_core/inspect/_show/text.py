@@ -7,7 +7,7 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
-from mouse_core.inspect.report import Column, Report
+from mouse_core.inspect.report import ColumnReport, Report
 
 _COLUMN_HEAD = ("column", "type", "shape", "nulls", "NaN", "min", "max", "mean")
 _EPISODE_HEAD = ("", "min", "5%", "median", "95%", "max", "mean")
@@ -95,7 +95,7 @@ def tables(report: Report) -> list[tuple[str, Sequence[str], list[tuple[str, ...
     return found
 
 
-def column_cells(column: Column) -> tuple[str, ...]:
+def column_cells(column: ColumnReport) -> tuple[str, ...]:
     """What a row of the table of columns says, under ``_COLUMN_HEAD``."""
     return (
         column.name,
@@ -109,7 +109,7 @@ def column_cells(column: Column) -> tuple[str, ...]:
     )
 
 
-def shape_text(column: Column) -> str:
+def shape_text(column: ColumnReport) -> str:
     """The shape of a row as text."""
     if isinstance(column.shape, str):
         return column.shape

@@ -6,7 +6,7 @@ says what else a transform may have.
 """
 
 from mouse_core.replay.transforms.compose import Compose, OnWrite, delivered_alignment
-from mouse_core.replay.transforms.crop import RandomCrop
+from mouse_core.replay.transforms.crop import RandomTimeCrop
 from mouse_core.replay.transforms.fields import Cast, Exclude, Rename, Select
 from mouse_core.replay.transforms.hindsight import HindsightRelabel
 from mouse_core.replay.transforms.images import Resize, ToFloatImage
@@ -23,7 +23,7 @@ __all__ = [
     "NextView",
     "OnWrite",
     "Pad",
-    "RandomCrop",
+    "RandomTimeCrop",
     "Rename",
     "Resize",
     "ReturnsToGo",

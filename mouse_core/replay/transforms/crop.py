@@ -1,4 +1,4 @@
-"""RandomCrop: sub-trajectories of slices."""
+"""RandomTimeCrop: sub-trajectories of slices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Array = Any
 
 
 @dataclass(frozen=True)
-class RandomCrop:
+class RandomTimeCrop:
     """Takes a random sub-trajectory of ``length`` steps out of every slice.
 
     Where it begins is drawn uniformly from all places at which ``length`` steps of the mask follow; a slice with fewer
@@ -40,14 +40,14 @@ class RandomCrop:
 
     def __post_init__(self) -> None:
         if isinstance(self.length, bool) or not isinstance(self.length, int | np.integer) or self.length < 1:
-            raise ConfigError(f"RandomCrop: length: expected a positive integer, found {self.length!r}")
+            raise ConfigError(f"RandomTimeCrop: length: expected a positive integer, found {self.length!r}")
 
     def __call__(self, batch: Any, key: Key) -> Any:
         """The batch, ``[N, length, ...]`` in every field that was ``[N, T, ...]``."""
         steps = _steps(batch)
         count, slice_length = steps
         if slice_length < self.length:
-            raise SchemaError(f"RandomCrop: expected slices of at least {self.length} steps, found {slice_length}")
+            raise SchemaError(f"RandomTimeCrop: expected slices of at least {self.length} steps, found {slice_length}")
         first, number = self._stretches(batch, steps)
         room = np.maximum(number - self.length, 0)
         begin = first + np.minimum((key.uniform(count) * (room + 1)).astype(np.int64), room)
@@ -66,14 +66,14 @@ class RandomCrop:
         found = find(batch, self.mask)
         if found is None:
             return np.zeros(steps[0], np.int64), np.full(steps[0], steps[1])
-        flags = flat_flags(found, steps, where="RandomCrop", key=self.mask) != 0
+        flags = flat_flags(found, steps, where="RandomTimeCrop", key=self.mask) != 0
         there = on_host(flags)
         first, number = there.argmax(axis=1), there.sum(axis=1)
         last = steps[1] - there[:, ::-1].argmax(axis=1)
         if ((last - first != number) & (number > 0)).any():
             row = int(((last - first != number) & (number > 0)).argmax())
             raise SchemaError(
-                f"RandomCrop: {self.mask!r}: expected one stretch of steps in a slice, found gaps in {row}"
+                f"RandomTimeCrop: {self.mask!r}: expected one stretch of steps in a slice, found gaps in {row}"
             )
         return first, number
 
@@ -85,8 +85,8 @@ def _steps(batch: Any) -> tuple[int, int]:
         return int(index.shape[0]), int(index.shape[1])
     shapes = {tuple(values.shape[:2]) for values in flatten(batch).values() if values.ndim >= 2}
     if not shapes:
-        raise MissingFieldError("RandomCrop: expected slices [B, S, ...], found no field of two axes")
+        raise MissingFieldError("RandomTimeCrop: expected slices [B, S, ...], found no field of two axes")
     if index is not None or len(shapes) > 1:
-        raise SchemaError(f"RandomCrop: expected slices [B, S, ...], found first axes {sorted(shapes)}")
+        raise SchemaError(f"RandomTimeCrop: expected slices [B, S, ...], found first axes {sorted(shapes)}")
     count, length = shapes.pop()
     return int(count), int(length)
