@@ -56,8 +56,10 @@ class Parts:
         if self._gather is not None:
             transform.check_gather()
         self._reserved = self._names_added()
-        # The episodes of the rows, where a transform needs other rows of them.
-        self._episodes = None if self._gather is None else EpisodeIndex(done=transform.done)
+        # The episodes of the rows, where a transform needs other rows of them and the sampler does not know them.
+        self._own_episodes = None if self._gather is None else EpisodeIndex(done=transform.done)
+        if self._own_episodes is not None and self._own_episodes.is_like(self._of_sampler):
+            self._own_episodes = None
         if not self.writer.ordered and (self.sampler.needs_order or self._reach):
             part = self.sampler if self.sampler.needs_order else transform
             raise ConfigError(f"writer: expected one that keeps the order of rows, as {part!r} needs, found {writer!r}")
@@ -82,6 +84,11 @@ class Parts:
         if self._reach and not self.sampler.needs_order:
             names.add("mask")  # of the rows that are read behind single ones
         return frozenset(names)
+
+    @property
+    def _of_sampler(self) -> Any:
+        """The episodes that the sampler keeps, if it does."""
+        return getattr(self.sampler, "episodes", None)
 
     def shared(self) -> AbstractContextManager[Any]:
         """What to hold where other processes write the storage too."""
@@ -156,8 +163,8 @@ class Parts:
         if self._changes != self.storage.changes:
             self._changes, self._seen = self.storage.changes, written
             self.sampler.reset(self.storage)
-            if self._episodes is not None:
-                self._episodes.reset(self.storage)
+            if self._own_episodes is not None:
+                self._own_episodes.reset(self.storage)
             self.writer.reset(self.storage)
         elif written != self._seen:
             n = min(written - self._seen, len(self.storage))
@@ -167,8 +174,8 @@ class Parts:
     def _heard(self, write: Write) -> None:
         if write.slots.size:
             self.sampler.wrote(self.storage, write)
-            if self._episodes is not None:
-                self._episodes.wrote(self.storage, write)
+            if self._own_episodes is not None:
+                self._own_episodes.wrote(self.storage, write)
         self._changes, self._seen = self.storage.changes, self.storage.written
 
     def _reader(self, slots: Slots) -> Callable[[FieldKey], npt.NDArray[Any]]:
@@ -183,9 +190,9 @@ class Parts:
             raise ConfigError("sample: expected rows, found an empty buffer")
         draw = self.sampler.draw(self.storage, batch_size, key)
         slots = draw.index
-        if self._gather is not None and self._episodes is not None:
-            found = self._gather(self.storage, slots, self._episodes.settled(self.storage), key)
-            draw.extra = {**draw.extra, **found}
+        if self._gather is not None:
+            episodes = self._own_episodes or self._of_sampler
+            draw.extra = {**draw.extra, **self._gather(self.storage, slots, episodes.settled(self.storage), key)}
         if self._reach and slots.ndim == 1:
             slots, draw.mask = rows_behind(slots, self.storage, self._reach)
         gather = self.storage.get if items else getattr(self.storage, "batch", self.storage.get)
@@ -249,8 +256,8 @@ class Parts:
             raise
         self._changes, self._seen = self.storage.changes, self.storage.written
         self.writer.reset(self.storage)
-        if self._episodes is not None:
-            self._episodes.reset(self.storage)
+        if self._own_episodes is not None:
+            self._own_episodes.reset(self.storage)
 
 
 def _shown(part: Any) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -12,11 +13,13 @@ import numpy.typing as npt
 from mouse_core._base.locks import ProcessLock
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key, Purpose
+from mouse_core.sampling.episode_table import EpisodeTable, WindowRule, WindowView
 from mouse_core.sampling.plan import WindowSampler
 from mouse_core.sampling.windows import window_sampler
 from mouse_core.store.snapshot import Snapshot
 
 Int64s = npt.NDArray[np.int64]
+Known = TypeVar("Known")
 Boundary = Literal["stream", "episode"]
 Weighting = Literal["step", "trajectory"]
 
@@ -69,94 +72,61 @@ class EpisodeWindows:
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
         """As the sampling without episodes says, over the windows that lie side by side."""
-        episodes = _episodes_of(snapshot)
-        tiles = int(self._sums(snapshot, tiled=True)[-1])
+        tiles = self._windows(snapshot, tiled=True).count
         if not tiles:
             raise ConfigError(
                 f"sampling: expected an episode of at least {self.sequence_length} steps, found the longest to have "
-                f"{int(np.diff(episodes).max())}; pad=True takes shorter ones"
+                f"{_episodes_of(snapshot).longest()}; pad=True takes shorter ones"
             )
         try:
-            return self._order.batches_per_epoch(_counted(tiles))
+            return self._order.batches_per_epoch(_numbered(tiles))
         except ConfigError as error:
             wanted = f"at least {self.batch_size} windows of {self.sequence_length} steps within episodes"
             raise ConfigError(f"sampling: expected {wanted}, found {tiles}") from error
 
     def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
         """See ``WindowSampler.starts``."""
-        if self.weighting == "trajectory":
-            return self._starts_by_episode(seed, index, snapshot, epoch_start)
-        sums = self._sums(snapshot, tiled=self.sampling != "random")
-        return self._at(snapshot, sums, self._order.starts(seed, index, _counted(int(sums[-1])), epoch_start))
+        ranks = self._order.starts(seed, index, self._numbers(snapshot), epoch_start)
+        return self._starts_of(snapshot, ranks, seed, [index])
 
     def starts_of_many(self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int) -> Int64s | None:
         """See ``ManyStarts.starts_of_many``; None where batches are not all of one size."""
         draw = getattr(self._order, "starts_of_many", None)
-        ranks: Int64s | None
-        if draw is None:
+        ranks = None if draw is None else draw(seed, first, count, self._numbers(snapshot), epoch_start)
+        if ranks is None:
             return None
-        if self.weighting == "trajectory":
-            ranks = draw(seed, first, count, _counted(len(self._episodes_there(snapshot))), epoch_start)
-            if ranks is None:
-                return None
-            uniform = [
-                Key(seed, Purpose.WINDOWS, index, call=1).uniform(len(ranks[0]))
-                for index in range(first, first + count)
-            ]
-            return self._in_episodes(snapshot, ranks, np.stack(uniform))
-        sums = self._sums(snapshot, tiled=self.sampling != "random")
-        ranks = draw(seed, first, count, _counted(int(sums[-1])), epoch_start)
-        return None if ranks is None else self._at(snapshot, sums, ranks.reshape(-1)).reshape(ranks.shape)
+        return self._starts_of(snapshot, ranks.reshape(-1), seed, range(first, first + count)).reshape(ranks.shape)
 
     def lengths(self, starts: Int64s, snapshot: Snapshot) -> Int64s:
         """See ``PaddedSampler.lengths``."""
         if self.pad is False:
             return np.full(len(starts), self.sequence_length)
-        begins = _episodes_of(snapshot)
-        ends = begins[np.searchsorted(begins, starts, side="right")]
+        _, ends, _ = _episodes_of(snapshot).episode_of(np.zeros(len(starts), np.int64), starts)
         lengths: Int64s = np.minimum(ends - starts, self.sequence_length)
         return lengths
 
-    def _starts_by_episode(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
-        ranks = self._order.starts(seed, index, _counted(len(self._episodes_there(snapshot))), epoch_start)
-        return self._in_episodes(snapshot, ranks, Key(seed, Purpose.WINDOWS, index, call=1).uniform(len(ranks)))
+    def _numbers(self, snapshot: Snapshot) -> Snapshot:
+        """What the order chooses from: the numbers of the windows, or of the episodes that have one."""
+        view = self._windows(snapshot, tiled=self.sampling != "random")
+        return _numbered(view.count if self.weighting == "step" else view.episode_count)
 
-    def _episodes_there(self, snapshot: Snapshot) -> Int64s:
-        """The episodes that have a window."""
-        return self._known(snapshot, "there", lambda: np.nonzero(np.diff(self._sums(snapshot, tiled=False)))[0])
+    def _starts_of(self, snapshot: Snapshot, ranks: Int64s, seed: int, batches: Sequence[int]) -> Int64s:
+        """Where the windows of these numbers begin, int64 ``[n]``: those of some batches, of as many each."""
+        view = self._windows(snapshot, tiled=self.sampling != "random")
+        if self.weighting == "step":
+            return view.at(ranks).start
+        each = len(ranks) // len(batches)
+        uniform = [Key(seed, Purpose.WINDOWS, index, call=1).uniform(each) for index in batches]
+        return view.in_episodes(ranks, np.concatenate(uniform)).start
 
-    def _in_episodes(self, snapshot: Snapshot, ranks: Int64s, uniform: npt.NDArray[np.float64]) -> Int64s:
-        """Where windows begin, in some of the episodes that have one, by numbers in ``[0, 1)`` of the same shape."""
-        sums = self._sums(snapshot, tiled=False)
-        episode = self._episodes_there(snapshot)[ranks]
-        counts = sums[episode + 1] - sums[episode]
-        number = np.minimum((uniform * counts).astype(np.int64), counts - 1)
-        starts: Int64s = _episodes_of(snapshot)[episode] + number
-        return starts
+    def _windows(self, snapshot: Snapshot, *, tiled: bool) -> WindowView:
+        rule = WindowRule(self.sequence_length, strict=self.pad is False, tiled=tiled)
+        return _memo(snapshot, (rule, self.weighting), lambda: self._counted(WindowView(_episodes_of(snapshot), rule)))
 
-    def _at(self, snapshot: Snapshot, sums: Int64s, ranks: Int64s) -> Int64s:
-        """Where the windows of these ranks begin."""
-        episode = np.searchsorted(sums, ranks, side="right") - 1
-        number = ranks - sums[episode]
-        step = 1 if self.sampling == "random" else self.sequence_length
-        starts: Int64s = _episodes_of(snapshot)[episode] + number * step
-        return starts
-
-    def _sums(self, snapshot: Snapshot, *, tiled: bool) -> Int64s:
-        """How many windows there are before each episode, and in all, int64 ``[episodes + 1]``."""
-
-        def sums() -> Int64s:
-            steps, length = np.diff(_episodes_of(snapshot)), self.sequence_length
-            if tiled:
-                counts = steps // length if self.pad is False else -(-steps // length)
-            else:
-                counts = np.maximum(steps - length + 1, 0 if self.pad is False else 1)
-            return np.concatenate([[0], np.cumsum(counts)])
-
-        return self._known(snapshot, f"sums{tiled}", sums)
-
-    def _known(self, snapshot: Snapshot, name: str, compute: Any) -> Int64s:
-        return _memo(snapshot, (self.sequence_length, self.pad is False, name), compute)
+    def _counted(self, view: WindowView) -> WindowView:
+        """The view with that counted which whoever asks first counts: so several threads may ask it afterwards."""
+        _ = view.count, self.weighting == "trajectory" and view.episode_count
+        return view
 
 
 def sampler_of(
@@ -185,28 +155,27 @@ def sampler_of(
 
 
 # What follows from a snapshot, for as long as that exists.
-_memos: WeakKeyDictionary[Snapshot, dict[Any, Int64s]] = WeakKeyDictionary()
+_memos: WeakKeyDictionary[Snapshot, dict[Any, Any]] = WeakKeyDictionary()
 _lock = ProcessLock()
 
 
-def _memo(snapshot: Snapshot, key: Any, compute: Any) -> Int64s:
+def _memo(snapshot: Snapshot, key: Any, compute: Callable[[], Known]) -> Known:
     with _lock:
         known = _memos.setdefault(snapshot, {})
-    found = known.get(key)
+    found: Known | None = known.get(key)
     return known.setdefault(key, compute()) if found is None else found
 
 
-def _episodes_of(snapshot: Snapshot) -> Int64s:
-    """The first row of each episode, and the number of rows, int64 ``[episodes + 1]``."""
-    return _memo(snapshot, "begins", lambda: np.append(snapshot.episode_starts, snapshot.num_rows))
+def _episodes_of(snapshot: Snapshot) -> EpisodeTable:
+    return _memo(snapshot, "episodes", lambda: EpisodeTable.of_begins(snapshot.episode_starts, snapshot.num_rows))
 
 
 @dataclass(frozen=True)
-class _Counted:
+class _Numbered:
     """So many windows, for a sampler to choose from as from rows."""
 
     num_rows: int
 
 
-def _counted(windows: int) -> Snapshot:
-    return cast(Snapshot, _Counted(windows))
+def _numbered(windows: int) -> Snapshot:
+    return cast(Snapshot, _Numbered(windows))

@@ -5,11 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mouse_core.replay._episodes.counts import WindowRule
-from mouse_core.replay._episodes.windows import Episodes
+from mouse_core import BatchSource, ConfigError, DatasetStore
+from mouse_core.replay import (
+    ArrayStorage,
+    HindsightRelabel,
+    ReplayBuffer,
+    RoundRobinWriter,
+    SliceSampler,
+    SliceSamplerWithoutReplacement,
+)
+from mouse_core.replay._episodes.ring import EpisodeRing
+from mouse_core.sampling.episode_table import EpisodeTable, WindowRule
 
 
 class Rows:
@@ -66,17 +76,18 @@ def rules(draw: st.DrawFn) -> WindowRule:
     return WindowRule(length, draw(side), draw(side), draw(st.booleans()), tiled)
 
 
-def check(episodes: Episodes, rows: Rows, rule: WindowRule) -> None:
+def check(episodes: EpisodeTable, rows: Rows, rule: WindowRule) -> None:
     expected = rows.windows(rule)
-    assert episodes.count(rule) == len(expected)
-    found = episodes.windows(rule, np.arange(len(expected)))
+    view = episodes.view(rule)
+    assert view.count == len(expected)
+    found = view.at(np.arange(len(expected)))
     listed = list(zip(found.env.tolist(), found.start.tolist(), found.begin.tolist(), found.end.tolist(), strict=True))
     assert listed == expected
     homes = list(dict.fromkeys((env, begin, end) for env, _, begin, end in expected))
-    assert episodes.count_episodes(rule) == len(homes)
+    assert view.episode_count == len(homes)
     per_home = [[window for window in expected if (window[0], *window[2:]) == home] for home in homes]
     for place in (0.0, 0.5, 1 - 2**-53):
-        chosen = episodes.windows_of(rule, np.arange(len(homes)), np.full(len(homes), place))
+        chosen = view.in_episodes(np.arange(len(homes)), np.full(len(homes), place))
         listed = list(
             zip(chosen.env.tolist(), chosen.start.tolist(), chosen.begin.tolist(), chosen.end.tolist(), strict=True)
         )
@@ -99,7 +110,7 @@ def check(episodes: Episodes, rows: Rows, rule: WindowRule) -> None:
 def test_it_knows_what_looking_at_all_rows_would_find(
     data: st.DataObject, num_envs: int, steps: int, mode: str
 ) -> None:
-    rows, episodes = Rows(num_envs, steps), Episodes(num_envs, steps)
+    rows, episodes = Rows(num_envs, steps), EpisodeRing(num_envs, steps)
     bits = st.integers(0, 2**32 - 1)
     for _ in range(data.draw(st.integers(1, 8))):
         rng = np.random.default_rng(data.draw(bits))
@@ -131,5 +142,94 @@ def test_it_knows_what_looking_at_all_rows_would_find(
             for step, end, traj_id in zip(chosen.tolist(), ends.tolist(), ids.tolist(), strict=True):
                 rows.rows[env][step] = [mode != "id" and end, None if mode == "end" else traj_id]
         else:
-            episodes = Episodes.of_state(episodes.state())
+            episodes = EpisodeRing.of_state(episodes.state())
         check(episodes, rows, data.draw(rules()))
+
+
+def windows_of(lengths: list[int], length: int, *, pad: bool, tiled: bool) -> list[tuple[int, int]]:
+    """First row and steps of every window there is within episodes, by looking at each."""
+    found, begin = [], 0
+    for steps in lengths:
+        for start in range(0, steps, length if tiled else 1):
+            size = min(length, steps - start)
+            if size == length or (pad and (tiled or not start)):
+                found.append((begin + start, size))
+        begin += steps
+    return found
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    length=st.integers(1, 5),
+    pad=st.booleans(),
+    tiled=st.booleans(),
+    seed=st.integers(0, 2**64 - 1),
+)
+def test_a_store_and_a_buffer_have_the_same_windows(
+    lengths: list[int], length: int, pad: bool, tiled: bool, seed: int
+) -> None:
+    expected = windows_of(lengths, length, pad=pad, tiled=tiled)
+    ends = np.cumsum(lengths)
+    rows = {"action": np.zeros(ends[-1], np.int64), "reward": np.arange(ends[-1], dtype=np.float64)}
+    rows["done"] = np.zeros(ends[-1], np.int64)
+    rows["done"][ends - 1] = 1
+    store = DatasetStore()
+    store.extend(rows)
+    filled = ReplayBuffer(ArrayStorage(int(ends[-1])), writer=RoundRobinWriter())
+    filled.extend(rows)
+    if not expected:
+        with pytest.raises(ConfigError, match="an episode of at least"):
+            store_batches(store, length, pad, tiled, seed)
+        with pytest.raises(ConfigError, match="an episode of at least"):
+            buffer_batches(filled.storage, length, pad, tiled, seed)
+        return
+    assert store_batches(store, length, pad, tiled, seed) == expected
+    assert buffer_batches(filled.storage, length, pad, tiled, seed) == expected
+    assert buffer_batches(store, length, pad, tiled, seed) == expected
+
+
+def store_batches(store: DatasetStore, length: int, pad: bool, tiled: bool, seed: int) -> list[tuple[int, int]]:
+    """The windows that come from a store: an epoch of those side by side, or all that are drawn in many tries."""
+    sampling, batch_size = ("sequential", 1) if tiled else ("random", 2048)
+    source = BatchSource(store, length, batch_size, sampling, seed, boundary="episode", pad=pad)
+    return seen(source if tiled else [source[0]], "reward")
+
+
+def buffer_batches(storage: Any, length: int, pad: bool, tiled: bool, seed: int) -> list[tuple[int, int]]:
+    """The same from a buffer."""
+    sampler: Any = SliceSamplerWithoutReplacement if tiled else SliceSampler
+    batch_size = length if tiled else 2048 * length
+    buffer = ReplayBuffer(storage, sampler(slice_len=length, pad=pad), batch_size=batch_size, seed=seed)
+    return seen(buffer if tiled else [buffer.sample()], "index")
+
+
+def seen(batches: Any, field: str) -> list[tuple[int, int]]:
+    """The windows in batches, each once."""
+    found = set()
+    for batch in batches:
+        there = batch.get("mask", np.ones(np.shape(batch[field]), np.bool_))
+        found |= set(zip(batch[field][:, 0].astype(int).tolist(), there.sum(axis=1).tolist(), strict=True))
+    return sorted(found)
+
+
+@pytest.mark.filterwarnings("ignore:slices")
+@pytest.mark.parametrize("keys", [{}, {"end_key": "done"}, {"traj_key": "episode"}])
+def test_goals_come_from_the_same_episodes_whatever_slices_are_cut_at(keys: dict[str, str]) -> None:
+    rows = {"goal": np.zeros(40), "reached": np.arange(40.0), "reward": np.zeros(40)}
+    rows |= {"done": np.arange(40) % 10 == 9, "episode": np.arange(40) // 5}
+    relabel = HindsightRelabel(
+        compute_reward=lambda reached, goal, batch: reached == goal,
+        goal="goal",
+        achieved="reached",
+        strategy="final",
+        ratio=1.0,
+    )
+    buffer = ReplayBuffer(ArrayStorage(40), SliceSampler(slice_len=5, **keys), transform=relabel, batch_size=500)
+    for part in range(4):
+        buffer.extend({name: values[10 * part : 10 * part + 10] for name, values in rows.items()})
+        batch = buffer.sample()
+        new = batch["relabelled"]
+        # The number of the trajectory ends an episode, too, and its last row is what was reached last.
+        assert new.any()
+        assert (batch["goal"][new] == batch["index"][new] // 5 * 5 + 4).all()

@@ -9,8 +9,9 @@ import numpy as np
 
 from mouse_core.errors import ConfigError, SchemaError, StateError
 from mouse_core.replay._episodes.marks import Keys, Marks, Read, as_ids, begins, contradiction, find_keys, marks_of
-from mouse_core.replay._episodes.windows import Episodes, Int64s
+from mouse_core.replay._episodes.ring import EpisodeRing
 from mouse_core.replay.protocols import FieldKey, Storage, Write
+from mouse_core.sampling.episode_table import Int64s
 
 # A scan reads so many rows at a time.
 _SCANNED = 1 << 20
@@ -42,11 +43,15 @@ class EpisodeIndex:
         self._done = done
         self.keys = (traj_key, end_key, truncated_key)
         self._found: Keys | None = None
-        self._episodes: Episodes | None = None
+        self._episodes: EpisodeRing | None = None
         self._is_whole = False
         self._before: Marks | None = None  # the last time step known, if it must be
         self._is_loaded = False
         self._has_warned = False
+
+    def is_like(self, other: object) -> bool:
+        """Whether another index finds the same episodes in the same rows."""
+        return isinstance(other, EpisodeIndex) and (self.keys, self._done) == (other.keys, other._done)
 
     def wrote(self, storage: Storage, write: Write) -> None:
         """Take note of a write, in time proportional to its rows."""
@@ -58,7 +63,7 @@ class EpisodeIndex:
                 self._change(storage, write)
                 return
             if episodes is None and not write.first:
-                episodes = self._episodes = Episodes(storage.num_envs, storage.capacity // storage.num_envs)
+                episodes = self._episodes = EpisodeRing(storage.num_envs, storage.capacity // storage.num_envs)
             if episodes is None or write.first != episodes.end * episodes.num_envs:
                 self._is_whole = False  # rows came and went that nobody spoke of
                 return
@@ -75,7 +80,7 @@ class EpisodeIndex:
         self._episodes, self._is_whole, self._found = None, not len(storage), None
         self._before, self._is_loaded = None, False
 
-    def settled(self, storage: Storage) -> Episodes:
+    def settled(self, storage: Storage) -> EpisodeRing:
         """The episodes of the rows there are.
 
         Raises:
@@ -118,7 +123,7 @@ class EpisodeIndex:
 
     # ------------------------------------------------------------------ reading
 
-    def _extend(self, episodes: Episodes, keys: Keys, marks: Marks) -> None:
+    def _extend(self, episodes: EpisodeRing, keys: Keys, marks: Marks) -> None:
         """Add the time steps behind the last."""
         before = self._before
         if keys.cuts or keys.others:
@@ -143,12 +148,12 @@ class EpisodeIndex:
             self._found = find_keys(read, traj_key, tuple(key for key in given if key is not None), self._done)
         return self._found
 
-    def _scan(self, storage: Storage) -> Episodes:
+    def _scan(self, storage: Storage) -> EpisodeRing:
         num_envs = storage.num_envs
         steps, alive, end = storage.capacity // num_envs, len(storage) // num_envs, storage.written // num_envs
         known = self._episodes
         next_ids = known.next_ids if known is not None and known.num_envs == num_envs else None
-        episodes = Episodes(num_envs, steps, first=end - alive, next_ids=next_ids)
+        episodes = EpisodeRing(num_envs, steps, first=end - alive, next_ids=next_ids)
         self._found = self._before = None
         step, chunk = end - alive, max(1, _SCANNED // num_envs)
         while step < end:
@@ -216,10 +221,10 @@ class EpisodeIndex:
         whole = len(state["steps"]) > 0
         try:
             if whole:
-                episodes: Episodes | None = Episodes.of_state(state)
+                episodes: EpisodeRing | None = EpisodeRing.of_state(state)
             else:
                 ids = state["next_ids"].astype(np.int64)
-                episodes = Episodes(len(ids), 1, next_ids=ids) if len(ids) else None
+                episodes = EpisodeRing(len(ids), 1, next_ids=ids) if len(ids) else None
         except (ValueError, IndexError) as error:
             raise StateError(f"sampler: {error}") from error
         self._episodes, self._is_whole, self._found = episodes, whole, None
@@ -230,7 +235,7 @@ STATE = ("steps", "counts", "begins", "ids", "ended", "next_ids")
 """The names of the arrays of a state."""
 
 
-def _same(one: Episodes, two: Episodes) -> bool:
+def _same(one: EpisodeRing, two: EpisodeRing) -> bool:
     """Whether the episodes of the rows there are begin and end alike."""
     first, second = one.state(), two.state()
     begins, others = (np.maximum(state["begins"], one.begin) for state in (first, second))

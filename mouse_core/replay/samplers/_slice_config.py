@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from mouse_core.errors import ConfigError
-from mouse_core.replay._episodes.counts import WindowRule
-from mouse_core.replay._episodes.windows import Episodes, Windows
 from mouse_core.replay.protocols import Draw, FieldKey
+from mouse_core.sampling.episode_table import EpisodeTable, WindowRule, Windows
 
 Span = bool | int | tuple[bool | int, bool | int]
 
@@ -88,7 +87,7 @@ class SliceConfig:
         return count, WindowRule(length, left, right, strict=strict, tiled=self._tiled)
 
 
-def draw_of(windows: Windows, rule: WindowRule, config: SliceConfig, episodes: Episodes) -> Draw:
+def draw_of(windows: Windows, rule: WindowRule, config: SliceConfig, episodes: EpisodeTable) -> Draw:
     """The rows of some windows, as ``SliceSampler`` says."""
     n, length = len(windows.start), rule.length
     begin, end = windows.begin, windows.end
@@ -115,7 +114,7 @@ def draw_of(windows: Windows, rule: WindowRule, config: SliceConfig, episodes: E
     return Draw(place[mask], extra={"traj_id": traj_id[mask], "slice_id": slice_id[mask]})
 
 
-def no_window(episodes: Episodes, rule: WindowRule, again: FieldKey | None) -> ConfigError:
+def no_window(episodes: EpisodeTable, rule: WindowRule, again: FieldKey | None) -> ConfigError:
     """What to raise where no episode has a window; ``again`` is the field whose numbers of trajectories come back."""
     hint = "strict_length=False or pad=True takes shorter ones"
     if again is not None:

@@ -10,15 +10,15 @@ import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, StateError
 from mouse_core.randomness import Key
-from mouse_core.replay._episodes.counts import WindowRule
 from mouse_core.replay._episodes.index import STATE, EpisodeIndex
-from mouse_core.replay._episodes.windows import Episodes, Windows
+from mouse_core.replay._episodes.ring import EpisodeRing
 from mouse_core.replay.protocols import Draw, FieldKey, Slots, Storage, Write
 from mouse_core.replay.samplers._slice_config import SliceConfig, draw_of, no_window
 from mouse_core.replay.samplers._state import check_state
 from mouse_core.replay.samplers._sum_tree import SumTree, draw_slots, importance_weights
 from mouse_core.replay.samplers.priorities import Beta, PrioritizedSampler, beta_at
 from mouse_core.replay.samplers.slices import Span
+from mouse_core.sampling.episode_table import WindowRule, Windows
 
 Int64s = npt.NDArray[np.int64]
 
@@ -65,7 +65,7 @@ class PrioritizedSliceSampler:
         self._config = SliceConfig(num_slices, sequence_length, strict_length=strict_length, pad=pad, span=span)
         if self._config.span[0]:
             raise ConfigError(f"span: expected False over the begin of an episode, as in (False, True), found {span!r}")
-        self._index = EpisodeIndex(traj_key, end_key, truncated_key)
+        self.episodes = EpisodeIndex(traj_key, end_key, truncated_key)
         self._forget()
 
     def _forget(self) -> None:
@@ -78,7 +78,7 @@ class PrioritizedSliceSampler:
 
     def __repr__(self) -> str:
         numbers = f"alpha={self.alpha}, beta={self.beta!r}, eps={self.eps}"
-        return f"PrioritizedSliceSampler({numbers}, {self._config.shown()}, {self._index.shown()})"
+        return f"PrioritizedSliceSampler({numbers}, {self._config.shown()}, {self.episodes.shown()})"
 
     @property
     def alpha(self) -> float:
@@ -117,14 +117,14 @@ class PrioritizedSliceSampler:
     def wrote(self, storage: Storage, write: Write) -> None:
         """The rows have the largest priority from now on; take note of the ends of episodes among them."""
         self._rows.wrote(storage, write)
-        self._index.wrote(storage, write)
+        self.episodes.wrote(storage, write)
         if write.first is None:
             self._weigh(storage, write.slots)
 
     def reset(self, storage: Storage) -> None:
         """All rows are new, and no priority was ever set."""
         self._rows.reset(storage)
-        self._index.reset(storage)
+        self.episodes.reset(storage)
         self._forget()
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
@@ -136,10 +136,10 @@ class PrioritizedSliceSampler:
         """
         count, rule = self._config.rule(batch_size)
         beta = beta_at(self.beta, key.index)
-        episodes = self._index.settled(storage)
+        episodes = self.episodes.settled(storage)
         tree = self._settle(storage, episodes, rule)
-        if not tree.total > 0.0 and not episodes.count(rule):
-            raise no_window(episodes, rule, self._index.coming_back(storage))
+        if not tree.total > 0.0 and not episodes.view(rule).count:
+            raise no_window(episodes, rule, self.episodes.coming_back(storage))
         slots = draw_slots(tree, count, key)
         step, env = np.divmod(slots, episodes.num_envs)
         step = episodes.begin + (step - episodes.begin) % episodes.steps
@@ -174,7 +174,7 @@ class PrioritizedSliceSampler:
 
     # ------------------------------------------------------------------ where slices begin
 
-    def _settle(self, storage: Storage, episodes: Episodes, rule: WindowRule) -> SumTree:
+    def _settle(self, storage: Storage, episodes: EpisodeRing, rule: WindowRule) -> SumTree:
         """The tree of the weights of all rows at which slices begin."""
         num_envs = episodes.num_envs
         first = self._seen
@@ -204,7 +204,7 @@ class PrioritizedSliceSampler:
         self._seen = episodes.end
         return self._tree
 
-    def _find(self, episodes: Episodes, rule: WindowRule, begin: int, end: int) -> None:
+    def _find(self, episodes: EpisodeRing, rule: WindowRule, begin: int, end: int) -> None:
         """Look which of the time steps ``begin .. end - 1`` slices begin at."""
         num_envs = episodes.num_envs
         steps = np.repeat(np.arange(begin, end), num_envs)
@@ -222,7 +222,7 @@ class PrioritizedSliceSampler:
     def state_dict(self) -> dict[str, Any]:
         """Priorities and episodes: plain values and arrays."""
         rows = {f"rows.{name}": value for name, value in self._rows.state_dict().items()}
-        return {"config": self._shown(), **rows, **self._index.state()}
+        return {"config": self._shown(), **rows, **self.episodes.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the priorities, episodes and beta that ``state`` was taken with.
@@ -234,11 +234,11 @@ class PrioritizedSliceSampler:
             raise StateError(f"sampler: expected a dict, found {state!r:.80}")
         own = {name: value for name, value in state.items() if not str(name).startswith("rows.")}
         values = check_state(own, {"config": self._shown()}, dict.fromkeys(STATE, "iu"), self)
-        index = EpisodeIndex(*self._index.keys)
+        index = EpisodeIndex(*self.episodes.keys)
         index.load(values)
         self._rows.load_state_dict({name[5:]: value for name, value in state.items() if name not in own})
-        self._index = index
+        self.episodes = index
         self._forget()
 
     def _shown(self) -> str:
-        return f"{self._config.shown()}, {self._index.shown()}"
+        return f"{self._config.shown()}, {self.episodes.shown()}"

@@ -77,10 +77,10 @@ class SliceSampler:
         if weighting not in get_args(Weighting):
             raise ConfigError(f"weighting: expected one of {list(get_args(Weighting))}, found {weighting!r}")
         self.weighting = weighting
-        self._index = EpisodeIndex(traj_key, end_key, truncated_key)
+        self.episodes = EpisodeIndex(traj_key, end_key, truncated_key)
 
     def __repr__(self) -> str:
-        return f"SliceSampler({self._config.shown()}, {self._index.shown()}, weighting={self.weighting!r})"
+        return f"SliceSampler({self._config.shown()}, {self.episodes.shown()}, weighting={self.weighting!r})"
 
     @property
     def adds(self) -> tuple[str, ...]:
@@ -94,11 +94,11 @@ class SliceSampler:
 
     def wrote(self, storage: Storage, write: Write) -> None:
         """Take note of the ends of episodes among the rows, in time proportional to their number."""
-        self._index.wrote(storage, write)
+        self.episodes.wrote(storage, write)
 
     def reset(self, storage: Storage) -> None:
         """The rows may all be others: the next draw looks at them once."""
-        self._index.reset(storage)
+        self.episodes.reset(storage)
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
         """Slices with ``batch_size`` steps.
@@ -108,22 +108,21 @@ class SliceSampler:
             MissingFieldError, SchemaError: No field says where episodes end, or it has no usable values.
         """
         count, rule = self._config.rule(batch_size)
-        episodes = self._index.settled(storage)
+        episodes = self.episodes.settled(storage)
+        view = episodes.view(rule)
+        total = view.count if self.weighting == "step" else view.episode_count
+        if not total:
+            raise no_window(episodes, rule, self.episodes.coming_back(storage))
+        ranks = key.integers(total, count)
         if self.weighting == "step":
-            total = episodes.count(rule)
-            if not total:
-                raise no_window(episodes, rule, self._index.coming_back(storage))
-            windows = episodes.windows(rule, key.integers(total, count))
+            windows = view.at(ranks)
         else:
-            total = episodes.count_episodes(rule)
-            if not total:
-                raise no_window(episodes, rule, self._index.coming_back(storage))
-            windows = episodes.windows_of(rule, key.integers(total, count), key.with_call(1).uniform(count))
+            windows = view.in_episodes(ranks, key.with_call(1).uniform(count))
         return draw_of(windows, rule, self._config, episodes)
 
     def state_dict(self) -> dict[str, Any]:
         """The episodes there are: a string and arrays as long as their number."""
-        return {"config": repr(self), **self._index.state()}
+        return {"config": repr(self), **self.episodes.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the episodes that ``state`` was taken with.
@@ -131,7 +130,7 @@ class SliceSampler:
         Raises:
             StateError: The state is of another sampler or configuration, or damaged; nothing has changed then.
         """
-        self._index.load(check_state(state, {"config": repr(self)}, dict.fromkeys(STATE, "iu"), self))
+        self.episodes.load(check_state(state, {"config": repr(self)}, dict.fromkeys(STATE, "iu"), self))
 
 
 class SliceSamplerWithoutReplacement:
@@ -172,7 +171,7 @@ class SliceSamplerWithoutReplacement:
         self._config = SliceConfig(
             num_slices, sequence_length, strict_length=strict_length, pad=pad, span=False, tiled=True
         )
-        self._index = EpisodeIndex(traj_key, end_key, truncated_key)
+        self.episodes = EpisodeIndex(traj_key, end_key, truncated_key)
         self.drop_last = check_flag("drop_last", drop_last)
         self.shuffle = check_flag("shuffle", shuffle)
         self._begin(0, 0)
@@ -185,7 +184,7 @@ class SliceSamplerWithoutReplacement:
 
     def __repr__(self) -> str:
         return (
-            f"SliceSamplerWithoutReplacement({self._config.shown()}, {self._index.shown()}, "
+            f"SliceSamplerWithoutReplacement({self._config.shown()}, {self.episodes.shown()}, "
             f"drop_last={self.drop_last}, shuffle={self.shuffle})"
         )
 
@@ -206,12 +205,12 @@ class SliceSamplerWithoutReplacement:
 
     def wrote(self, storage: Storage, write: Write) -> None:
         """Take note of the ends of episodes among the rows; the next draw begins an epoch."""
-        self._index.wrote(storage, write)
+        self.episodes.wrote(storage, write)
         self._length = 0
 
     def reset(self, storage: Storage) -> None:
         """The rows may all be others: the next draw looks at them once and begins an epoch."""
-        self._index.reset(storage)
+        self.episodes.reset(storage)
         self._begin(0, 0)
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
@@ -222,10 +221,11 @@ class SliceSamplerWithoutReplacement:
             MissingFieldError, SchemaError: No field says where episodes end, or it has no usable values.
         """
         count, rule = self._config.rule(batch_size)
-        episodes = self._index.settled(storage)
-        total = episodes.count(rule)
+        episodes = self.episodes.settled(storage)
+        view = episodes.view(rule)
+        total = view.count
         if not total:
-            raise no_window(episodes, rule, self._index.coming_back(storage))
+            raise no_window(episodes, rule, self.episodes.coming_back(storage))
         if count > total:
             raise ConfigError(
                 f"sample: expected at most {total} slices of {rule.length} steps in a batch without replacement, as "
@@ -239,7 +239,7 @@ class SliceSamplerWithoutReplacement:
             ranks = self._permute(key, ranks, total)
         self._position = min(self._position + count, total)
         self._ran_out = total - self._position < least
-        return draw_of(episodes.windows(rule, ranks), rule, self._config, episodes)
+        return draw_of(view.at(ranks), rule, self._config, episodes)
 
     def _permute(self, key: Key, ranks: Int64s, total: int) -> Int64s:
         first = replace(key, index=self._began)
@@ -250,7 +250,7 @@ class SliceSamplerWithoutReplacement:
     def state_dict(self) -> dict[str, Any]:
         """The episodes there are, and where in which epoch the sampler is: plain values and arrays."""
         epoch = {"began": self._began, "length": self._length, "position": self._position}
-        return {"config": repr(self), **self._index.state(), **epoch, "ran_out": int(self._ran_out)}
+        return {"config": repr(self), **self.episodes.state(), **epoch, "ran_out": int(self._ran_out)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on in the epoch in which ``state`` was taken.
@@ -260,6 +260,6 @@ class SliceSamplerWithoutReplacement:
         """
         epoch = dict.fromkeys(("began", "length", "position", "ran_out"), int)
         values = check_state(state, {"config": repr(self)}, {**dict.fromkeys(STATE, "iu"), **epoch}, self)
-        self._index.load(values)
+        self.episodes.load(values)
         self._begin(values["began"], values["length"])
         self._position, self._ran_out = values["position"], bool(values["ran_out"])

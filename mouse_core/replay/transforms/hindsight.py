@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
 from mouse_core.randomness import Key
-from mouse_core.replay._episodes.windows import Episodes
 from mouse_core.replay.protocols import FieldKey, Slots, Storage
 from mouse_core.replay.transforms._ends import ALIVE, TERMINAL, beside, end_codes, valid_steps
 from mouse_core.replay.transforms._fields import (
@@ -33,6 +32,7 @@ from mouse_core.replay.transforms._fields import (
     replaced,
 )
 from mouse_core.replay.transforms.next_view import NextView
+from mouse_core.sampling.episode_table import EpisodeTable
 from mouse_core.spec import Alignment, check_alignment
 
 Array = Any
@@ -121,7 +121,7 @@ class HindsightRelabel:
         """How many rows behind a drawn one it needs: the next observation, and an axis of time."""
         return 1
 
-    def gather(self, storage: Storage, index: Slots, episodes: Episodes, key: Key) -> dict[str, Any]:
+    def gather(self, storage: Storage, index: Slots, episodes: EpisodeTable, key: Key) -> dict[str, Any]:
         """Goals for drawn rows, and which rows are to get theirs; see ``Transform``.
 
         Returns:
