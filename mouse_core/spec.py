@@ -20,8 +20,9 @@ Alignment = Literal["arrived", "outgoing"]
 ("arrived"), or the one that leaves it ("outgoing")."""
 
 
-def check_alignment(alignment: str) -> Alignment:
-    """Return ``alignment`` if it is "arrived" or "outgoing", else raise ConfigError."""
+def check_alignment(alignment: str | None, default: Alignment | None = None) -> Alignment:
+    """Return ``alignment`` if it is "arrived" or "outgoing", ``default`` for None, else raise ConfigError."""
+    alignment = default if alignment is None else alignment
     if alignment not in get_args(Alignment):
         raise ConfigError(f"alignment: expected one of {list(get_args(Alignment))}, found {alignment!r}")
     return alignment  # type: ignore[return-value]

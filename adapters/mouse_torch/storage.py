@@ -40,7 +40,7 @@ class TensorStorage:
             number.
         ndim: 1, or 2 for ``[time, env]``, where every environment is a stream of its own.
         device: Where rows lie.
-        alignment: Which transition a row's action, reward and done belong to.
+        alignment: Which transition a row's action, reward and done belong to; None: "outgoing", as for all transitions.
         ragged: Fields whose rows are arrays of differing length; see ``ArrayStorage``. They and text lie on the host.
 
     Raises:
@@ -53,7 +53,7 @@ class TensorStorage:
         ndim: int = 1,
         *,
         device: str | torch.device = "cpu",
-        alignment: Alignment = "outgoing",
+        alignment: Alignment | None = None,
         ragged: Iterable[FieldKey] = (),
     ) -> None:
         self._ragged = check_list("ragged", ragged)
@@ -61,7 +61,7 @@ class TensorStorage:
         self._capacity = check_capacity(capacity)
         self._ndim = check_ndim(ndim)
         self._device = torch.empty(0, device=check_device(device)).device  # with its number
-        self._alignment = check_alignment(alignment)
+        self._alignment = check_alignment(alignment, "outgoing")
         self._schema: RowSchema | None = None
         self._columns: dict[FieldKey, torch.Tensor] = {}
         self._written = self._size = self._changes = 0

@@ -42,7 +42,7 @@ class StoreSchema:
         image_roots: Iterable[str | os.PathLike[str]] = (),
     ) -> None:
         self.image_roots = check_roots(image_roots, where="image_roots")
-        self.alignment: Alignment = check_alignment("arrived" if alignment is None else alignment)
+        self.alignment: Alignment = check_alignment(alignment, "arrived")
         # What the store was told, and what datasets said beside it.
         self.told = About(
             None if alignment is None else self.alignment,

@@ -37,8 +37,8 @@ class DatasetStore:
         max_action_dim: Number of actions A, or the width of action vectors; by default from the data.
         max_obs_continuous_dim: Width C of observations; by default from the data.
         fields: Fields that replace standard ones of the same name, or come after them.
-        alignment: "arrived" (a row's action, reward and done led to its observation; the default) or "outgoing" (they
-            leave it).
+        alignment: Which transition a row's action, reward and done belong to: "arrived" (they led to its observation)
+            or "outgoing" (they leave it); None: "arrived", as for all stores.
         dense_bytes: How much memory the store's readers may use, in all and in each process, to keep dense copies of
             what cannot be copied as it is stored: stretches of a column with nulls, with rows of differing length or
             of another width than declared, and booleans. What is beyond is read more slowly, with the same result.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import random
 import signal
 import struct
@@ -323,6 +324,13 @@ def test_another_size_or_alignment_is_refused(tmp_path: Path) -> None:
         MemmapStorage(None, tmp_path / "new")
     with pytest.raises(StorageError):
         MemmapStorage(12, tmp_path / "m" / "head" / "inside")
+
+
+def test_reopened_rows_say_their_alignment(tmp_path: Path) -> None:
+    assert MemmapStorage(12, tmp_path / "new").alignment == "outgoing"
+    MemmapStorage(12, tmp_path / "m", alignment="arrived").append({"a": np.arange(3)})
+    reopened = MemmapStorage(None, tmp_path / "m")
+    assert reopened.alignment == pickle.loads(pickle.dumps(reopened)).alignment == "arrived"
 
 
 @pytest.mark.parametrize("file", ["head", "schema", "rows-0-0"])

@@ -39,7 +39,7 @@ class ArrayStorage:
         ndim: 1, or 2 for ``[time, env]``, where every environment is a stream of its own.
         arrays: A tree of arrays ``[n, ...]`` (``[time, env, ...]``) that become the storage's memory: their rows are
             there from the beginning, and rows written later overwrite them.
-        alignment: Which transition a row's action, reward and done belong to.
+        alignment: Which transition a row's action, reward and done belong to; None: "outgoing", as for all transitions.
         ragged: Fields whose rows are arrays of differing length. Those that already differ in the first write need not
             be named, nor does text.
 
@@ -57,13 +57,13 @@ class ArrayStorage:
         ndim: int = 1,
         *,
         arrays: Any = None,
-        alignment: Alignment = "outgoing",
+        alignment: Alignment | None = None,
         ragged: Iterable[FieldKey] = (),
     ) -> None:
         self._ragged = check_list("ragged", ragged)
         self._heap = Heap()
         self._ndim = check_ndim(ndim)
-        self._alignment = check_alignment(alignment)
+        self._alignment = check_alignment(alignment, "outgoing")
         self._memory: RowMemory | None = None
         self._single: list[Any] = []
         self._written = 0

@@ -28,7 +28,7 @@ class ListStorage:
 
     Args:
         capacity: Rows it holds.
-        alignment: Which transition a row's action, reward and done belong to.
+        alignment: Which transition a row's action, reward and done belong to; None: "outgoing", as for all transitions.
         ragged: Fields that are lists also while all rows have one shape.
 
     Raises:
@@ -40,12 +40,12 @@ class ListStorage:
     writable = True
 
     def __init__(
-        self, capacity: int = 1000, *, alignment: Alignment = "outgoing", ragged: Iterable[FieldKey] = ()
+        self, capacity: int = 1000, *, alignment: Alignment | None = None, ragged: Iterable[FieldKey] = ()
     ) -> None:
         self._ragged = check_list("ragged", ragged)
         self._signs = Signs(self._ragged)
         self._capacity = check_capacity(capacity)
-        self._alignment = check_alignment(alignment)
+        self._alignment = check_alignment(alignment, "outgoing")
         self._items: list[Any] = []
         self._written = 0
         self._changes = 0

@@ -42,7 +42,8 @@ class MemmapStorage:
         capacity: Rows it holds, as for ``ArrayStorage``; None: as many as the buffer at ``path`` does.
         path: A folder of its own; made if it is not there. A buffer that is there is opened, with its rows.
         ndim: 1, or 2 for ``[time, env]``.
-        alignment: Which transition a row's action, reward and done belong to.
+        alignment: Which transition a row's action, reward and done belong to; None: what the buffer at ``path`` says,
+            else "outgoing".
         ragged: Fields whose rows are arrays of differing length; see ``ArrayStorage``.
 
     Raises:
@@ -59,12 +60,12 @@ class MemmapStorage:
         path: str | PathLike[str],
         ndim: int = 1,
         *,
-        alignment: Alignment = "outgoing",
+        alignment: Alignment | None = None,
         ragged: Iterable[FieldKey] = (),
     ) -> None:
         capacity = None if capacity is None else check_capacity(capacity)
         self._ndim = check_ndim(ndim)
-        self._alignment = check_alignment(alignment)
+        outgoing = None if alignment is None else int(check_alignment(alignment) == "outgoing")
         self._ragged = check_list("ragged", ragged)
         self.path = Path(path).absolute()
         self._values = MappedValues(self.path)
@@ -75,7 +76,7 @@ class MemmapStorage:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = FileLock(self.path / "lock")
             with self._lock:
-                self._head = Head(self.path / "head", capacity, self._ndim, int(alignment == "outgoing"))
+                self._head = Head(self.path / "head", capacity, self._ndim, outgoing)
         except OSError as error:
             if isinstance(error, StorageError):
                 raise
@@ -90,7 +91,7 @@ class MemmapStorage:
         return min(self._head.word(0), self._head.capacity)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.capacity, str(self.path), self._ndim, self._alignment, self._ragged)
+        return _reopen, (self.capacity, str(self.path), self._ndim, self.alignment, self._ragged)
 
     @property
     def capacity(self) -> int:
@@ -113,7 +114,7 @@ class MemmapStorage:
     @property
     def alignment(self) -> Alignment:
         """Which transition a row's action, reward and done belong to."""
-        return self._alignment
+        return self._head.alignment
 
     @property
     def written(self) -> int:

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, StateError, StorageError
+from mouse_core.spec import Alignment
 
 _MAGIC = 0x31504D4D53554F4D  # "MOUSMMP1", read as a little-endian number
 _WORDS = 32
@@ -112,21 +113,22 @@ class Head:
         path: The file.
         capacity: Rows; None: as the file says.
         ndim: 1 or 2.
-        alignment: 0 for arrived, 1 for outgoing rows.
+        outgoing: Whether rows are outgoing, 1, or arrived, 0; None: as the file says, and 1 for a new one.
 
     Raises:
         ConfigError: The file is of a buffer of another size, and so on; or there is none, and no capacity.
         StateError: It is damaged.
     """
 
-    def __init__(self, path: Path, capacity: int | None, ndim: int, alignment: int) -> None:
+    def __init__(self, path: Path, capacity: int | None, ndim: int, outgoing: int | None) -> None:
         if not path.exists():
             if capacity is None:
                 raise ConfigError(
                     f"capacity: expected one for a buffer that is not there yet ({path.parent}), found none"
                 )
             words = np.zeros(_WORDS, np.int64)
-            words[0], words[_CAPACITY], words[_NDIM], words[_ALIGNMENT] = _MAGIC, capacity, ndim, alignment
+            words[0], words[_CAPACITY], words[_NDIM] = _MAGIC, capacity, ndim
+            words[_ALIGNMENT] = 1 if outgoing is None else outgoing
             replace_file(path, words.tobytes())
         with open(path, "r+b") as file:
             size = os.fstat(file.fileno()).st_size
@@ -139,11 +141,13 @@ class Head:
         if found[0] != _MAGIC or not 1 <= found[_CAPACITY] < 1 << 62 or not plain:
             raise StateError(f"{path}: expected the head of a mapped buffer, found something else")
         self._check(path, found[_CAPACITY])
-        given = [found[_CAPACITY] if capacity is None else capacity, ndim, alignment]
+        asked = (capacity, ndim, outgoing)
+        given = [kept if one is None else one for one, kept in zip(asked, found[1:], strict=True)]
         if found[1:] != given:
             shown = f"{_shown(given)}, found {_shown(found[1:])}"
             raise ConfigError(f"{path.parent}: expected a buffer of (capacity, ndim, alignment) {shown}")
         self.capacity = int(found[_CAPACITY])
+        self.alignment: Alignment = "outgoing" if found[_ALIGNMENT] else "arrived"
         self._folder = path.parent
 
     def _check(self, path: Path, capacity: int) -> None:
