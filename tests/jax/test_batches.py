@@ -19,7 +19,7 @@ from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, Worker
 from mouse_core.testing import as_arrays, example_columns, example_store, stream_digest
 from mouse_jax import REPLACED_DTYPES, PrefetchBatchifier, placement, replaced_dtypes
 from mouse_jax.placement import Placement
-from mouse_jax.transfer import batch_maker
+from mouse_jax.transfer import array_maker
 
 OPTIONS: dict[str, Any] = {"sequence_length": 8, "batch_size": 8, "seed": 5}
 
@@ -190,7 +190,7 @@ def test_arrays_are_put_as_device_put_puts_them(name: str, rows: int) -> None:
 def test_only_batches_of_the_usual_size_are_worth_a_compiled_function() -> None:
     """Each size would be compiled anew, and what is compiled is kept."""
     source = BatchSource(example_store(97), 8, 8, "sequential", shard=(1, 2), drop_last=False)
-    make = batch_maker(source, placement=Placement(), x64=True, default_device=None)
+    make = array_maker(source, placement=Placement(), x64=True, default_device=None)
     with pytest.MonkeyPatch.context() as patch:
         sizes: list[int] = []
         patch.setattr(placement, "_copied", lambda arrays: sizes.append(len(arrays[0])) or jax.device_put(arrays))
@@ -269,7 +269,7 @@ def test_narrow_bytes_travel_to_an_accelerator(monkeypatch: pytest.MonkeyPatch) 
     for x64 in (False, True):
         with jax.enable_x64(x64):
             source = BatchSource(example_store(), replace_dtypes=replaced_dtypes(), **OPTIONS)
-        maker = batch_maker(source, placement=Placement(jax.devices()[1]), x64=x64, default_device=None)
+        maker = array_maker(source, placement=Placement(jax.devices()[1]), x64=x64, default_device=None)
         gathered = maker.gather(3)
         assert gathered["obs_image"].dtype == np.uint8
         batch = maker.transfer(gathered)
