@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mouse_core._arrow.dense import plain
 from mouse_core._arrow.layout import column_type
 from mouse_core.errors import DataError, SchemaError
 from mouse_core.formats._rows.blocks import blocks
@@ -188,11 +189,7 @@ def _integers(rows: pa.RecordBatch, name: str) -> npt.NDArray[np.int64]:
 
 
 def _floats(rows: pa.RecordBatch, name: str) -> npt.NDArray[np.float64]:
-    column = rows.column(name)
-    if isinstance(column, pa.ExtensionArray):
-        column = column.storage
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
+    column = plain(rows.column(name))
     if pa.types.is_boolean(column.type):
         column = pc.cast(column, pa.uint8())
     return np.asarray(column.to_numpy(zero_copy_only=False), np.float64)

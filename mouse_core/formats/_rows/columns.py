@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mouse_core._arrow.dense import plain
 from mouse_core._arrow.layout import is_list
 from mouse_core.errors import DataError, SchemaError
 from mouse_core.images.pixels import decode_image
@@ -161,10 +162,7 @@ def from_arrow(array: Any, *, where: str) -> npt.NDArray[Any]:
     """
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
-    if isinstance(array, pa.ExtensionArray):
-        array = array.storage
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+    array = plain(array)
     if array.null_count:
         raise DataError(f"{where}: expected values, found {array.null_count} nulls among {len(array)} rows")
     kind = array.type

@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mouse_core._arrow.dense import plain
 from mouse_core._arrow.layout import is_list
 from mouse_core.errors import SchemaError
 
@@ -62,40 +63,37 @@ class _ColumnDigest:
         self._children: list[_ColumnDigest] = []
 
     def update(self, array: pa.Array) -> None:
-        if isinstance(array, pa.ExtensionArray):
-            array = array.storage
-        if pa.types.is_dictionary(array.type):
-            array = array.dictionary_decode()
+        array = plain(array)
         if array.null_count or pa.types.is_null(array.type):
             self._valid.update(np.asarray(array.is_valid()).astype(np.int64))
             array = array.drop_null()
         elif len(array):
             self._valid.add(1, len(array))
         if is_list(array.type):
-            fixed = pa.types.is_fixed_size_list(array.type)
-            if fixed and len(array):
-                self._lengths.add(array.type.list_size, len(array))
-            elif len(array):
-                self._lengths.update(array.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64))
-            self._child(0, _canonical(array.type.value_type)).update(array.flatten())
+            self._update_lists(array)
         elif pa.types.is_struct(array.type):
             for number, values in enumerate(array.flatten()):
                 self._child(number, _canonical(values.type)).update(values)
-        elif pa.types.is_null(array.type):
-            pass
         elif _is_text(array.type):
-            lengths = pc.binary_length(array).to_numpy(zero_copy_only=False).astype(np.int64)
-            self._lengths.update(lengths)
-            wide = array.cast(pa.large_binary())
-            offsets = np.frombuffer(wide.buffers()[1], np.int64)[wide.offset : wide.offset + len(wide) + 1]
-            if len(array) and offsets[-1] > offsets[0]:
-                self._values.update(memoryview(wide.buffers()[2])[int(offsets[0]) : int(offsets[-1])])
-        else:
-            if pa.types.is_boolean(array.type):
-                array = array.cast(pa.uint8())
-            if len(array):
-                values = array.to_numpy(zero_copy_only=False)
-                self._values.update(np.ascontiguousarray(values).view(np.uint8).data)
+            self._update_texts(array)
+        elif len(array):  # and so not of type null, whose rows are all gone
+            values = array.cast(pa.uint8()) if pa.types.is_boolean(array.type) else array
+            numbers = np.ascontiguousarray(values.to_numpy(zero_copy_only=False))
+            self._values.update(numbers.view(np.uint8).data)
+
+    def _update_lists(self, array: pa.Array) -> None:
+        if not pa.types.is_fixed_size_list(array.type):
+            self._lengths.update(array.value_lengths().to_numpy(zero_copy_only=False).astype(np.int64))
+        elif len(array):
+            self._lengths.add(array.type.list_size, len(array))
+        self._child(0, _canonical(array.type.value_type)).update(array.flatten())
+
+    def _update_texts(self, array: pa.Array) -> None:
+        self._lengths.update(pc.binary_length(array).to_numpy(zero_copy_only=False).astype(np.int64))
+        wide = array.cast(pa.large_binary())
+        ends = np.frombuffer(wide.buffers()[1], np.int64)[wide.offset : wide.offset + len(wide) + 1]
+        if len(array) and ends[-1] > ends[0]:
+            self._values.update(memoryview(wide.buffers()[2])[int(ends[0]) : int(ends[-1])])
 
     def _child(self, number: int, kind: str) -> _ColumnDigest:
         if number == len(self._children):

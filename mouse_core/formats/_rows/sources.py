@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
@@ -85,11 +85,7 @@ def pieces_of(rows: Any) -> Iterator[tuple[bool, Columns]]:
         for number, (start, stop) in enumerate(pairwise(edges)):
             if stop > start:
                 piece = {name: values[start:stop] for name, values in columns.items()}
-                for name, array in partial.items():
-                    part = array.slice(start, stop - start)
-                    if part.null_count < len(part):
-                        piece[name] = from_arrow(part, where=f"column {name!r}")
-                yield number > 0, piece
+                yield number > 0, piece | _whole(partial, start, stop)
 
 
 def episodes_of(rows: Any) -> Iterator[Columns]:
@@ -102,6 +98,14 @@ def episodes_of(rows: Any) -> Iterator[Columns]:
         held.append(columns)
     if held:
         yield _joined(held)
+
+
+def _whole(partial: Mapping[str, pa.Array], start: int, stop: int) -> Columns:
+    """Rows ``start..stop - 1`` of the columns that are not null all through them."""
+    parts = {name: array.slice(start, stop - start) for name, array in partial.items()}
+    return {
+        name: from_arrow(part, where=f"column {name!r}") for name, part in parts.items() if part.null_count < len(part)
+    }
 
 
 def _is_partial(name: str, array: pa.Array) -> bool:

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from mouse_core.errors import ConfigError, DataError, MissingFieldError
 from mouse_core.formats._rows.columns import MISSING, Columns, travels_with_action
 from mouse_core.formats._rows.transitions import placeholder
+from mouse_core.trees import map_tree
 
 FLAGS = ("is_first", "is_last", "is_terminal")
 FEATURES = ("observation", "action", "reward", "discount", *FLAGS)
@@ -135,20 +136,12 @@ def leaf(value: Any) -> Any:
 
 def as_arrays(values: Any) -> Any:
     """Nested values with every leaf as an array."""
-    if isinstance(values, Mapping):
-        return {name: as_arrays(value) for name, value in values.items()}
-    if isinstance(values, tuple):
-        return tuple(as_arrays(value) for value in values)
-    return leaf(values)
+    return map_tree(leaf, values)
 
 
 def at(stacked: Any, index: int | slice) -> Any:
     """One step, or a stretch of steps, of stacked values."""
-    if isinstance(stacked, Mapping):
-        return {name: at(value, index) for name, value in stacked.items()}
-    if isinstance(stacked, tuple):
-        return tuple(at(value, index) for value in stacked)
-    return stacked[index]
+    return map_tree(lambda values: values[index], stacked)
 
 
 def stacked_length(stacked: Any, where: str) -> int:
@@ -158,18 +151,7 @@ def stacked_length(stacked: Any, where: str) -> int:
         DataError: They disagree, or are those of a single step.
     """
     lengths: set[int] = set()
-
-    def visit(value: Any) -> None:
-        if isinstance(value, Mapping):
-            for item in value.values():
-                visit(item)
-        elif isinstance(value, tuple):
-            for item in value:
-                visit(item)
-        else:
-            lengths.add(len(value) if value.ndim else -1)
-
-    visit(stacked)
+    map_tree(lambda values: lengths.add(len(values) if values.ndim else -1), stacked)
     if isinstance(stacked, Mapping) and getattr(stacked.get("is_first"), "ndim", 1) == 0:
         raise DataError(
             f"{where}: expected an iterable of steps, or features stacked to [n, ...], found features of a single step"
@@ -204,36 +186,39 @@ def check_episodes(episodes: Any) -> None:
 
 def rlds_steps(columns: Columns, number: int) -> tuple[dict[str, Any], dict[str, Any]]:
     """The rows of one episode as RLDS steps, stacked, and the episode's own features; see ``write_rlds``."""
-    columns = dict(columns)
-    missing = columns.pop(MISSING, np.zeros(1, np.int64))
-    n = len(columns["done"])
-    observations = {name: columns.pop(name) for name in list(columns) if name.split("_")[0] == "observation"}
-    actions = {name: columns.pop(name) for name in list(columns) if name.split("_")[0] == "action"}
-    if not observations or not actions or "reward" not in columns:
-        raise DataError(f"episode {number}: expected columns of observation, action and reward, found {list(columns)}")
-    done = columns.pop("done")
-    reward = columns.pop("reward")
-    discount = columns.pop("metadata_discount", None)
-    if discount is None:
-        discount = np.where(done == 1, 0.0, 1.0).astype(np.float32)
-    about = {name: columns.pop(name)[0] for name in list(columns) if _is_of_episode(name, columns[name])}
-    extras = {name.removeprefix("metadata_"): columns.pop(name) for name in list(columns)}
-    moving = {name: extras.pop(name) for name in list(extras) if travels_with_action(name)}
-    steps: dict[str, Any] = {"observation": _nested(observations, "observation")}
-    steps["action"] = _map(_nested(actions, "action"), _departing)
-    steps |= {"reward": _departing(reward), "discount": _departing(discount)}
-    if done[-1] != 1:
-        # More would have followed a truncated step, as little discounted as what came before it.
-        steps["discount"][-1] = discount[-1] if n > 1 else 1
-    steps |= {name: _departing(values) for name, values in moving.items()}
-    steps |= extras
-    where = np.arange(n)
-    steps |= {"is_first": where == 0, "is_last": where == n - 1, "is_terminal": (where == n - 1) & (done == 1)}
+    rest = dict(columns)
+    missing = rest.pop(MISSING, np.zeros(1, np.int64))
+    observations = _taken(rest, lambda name: name.split("_")[0] == "observation")
+    actions = _taken(rest, lambda name: name.split("_")[0] == "action")
+    if not observations or not actions or "reward" not in rest:
+        raise DataError(f"episode {number}: expected columns of observation, action and reward, found {list(rest)}")
+    done, reward, discount = rest.pop("done"), rest.pop("reward"), rest.pop("metadata_discount", None)
+    about = _taken(rest, lambda name: _is_of_episode(name, rest[name]))
+    extras = {name.removeprefix("metadata_"): values for name, values in rest.items()}
+    leaving = _taken(extras, travels_with_action)
+    step = np.arange(len(done))
+    last = step == len(done) - 1
+    steps: dict[str, Any] = {
+        "observation": _nested(observations, "observation"),
+        "action": map_tree(_departing, _nested(actions, "action")),
+        "reward": _departing(reward),
+        "discount": _departing_discount(discount, done),
+        **{name: _departing(values) for name, values in leaving.items()},
+        **extras,
+        "is_first": step == 0,
+        "is_last": last,
+        "is_terminal": last & (done == 1),
+    }
     if missing[-1] and done[-1] != 1:
         # The last row only marks that its observation is missing: the step before it is the last that was recorded.
         # (A terminal step stays, since RLDS gives its observation no meaning.)
-        steps = {name: _map(value, lambda values: values[:-1]) for name, value in steps.items()}
-    return steps, {name.removeprefix(_EPISODE): value for name, value in about.items()}
+        steps = at(steps, slice(None, -1))
+    return steps, {name.removeprefix(_EPISODE): values[0] for name, values in about.items()}
+
+
+def _taken(columns: Columns, wanted: Callable[[str], bool]) -> Columns:
+    """The columns with such names, which are taken out of the others."""
+    return {name: columns.pop(name) for name in [name for name in columns if wanted(name)]}
 
 
 def _is_of_episode(name: str, values: npt.NDArray[Any]) -> bool:
@@ -251,14 +236,18 @@ def _departing(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return np.concatenate([values[1:], placeholder(values)])
 
 
+def _departing_discount(discount: npt.NDArray[Any] | None, done: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    if discount is None:
+        discount = np.where(done == 1, 0.0, 1.0).astype(np.float32)
+    departing = _departing(discount)
+    if done[-1] != 1:
+        # More would have followed a truncated step, as little discounted as what came before it.
+        departing[-1] = discount[-1] if len(done) > 1 else 1
+    return departing
+
+
 def _nested(columns: Columns, prefix: str) -> Any:
     standard = {prefix, f"{prefix}_discrete", f"{prefix}_image", f"{prefix}_text"}
     if len(columns) == 1 and next(iter(columns)) in standard:
         return next(iter(columns.values()))
     return {name.removeprefix(f"{prefix}_"): values for name, values in columns.items()}
-
-
-def _map(value: Any, function: Callable[[npt.NDArray[Any]], npt.NDArray[Any]]) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _map(item, function) for name, item in value.items()}
-    return function(value)

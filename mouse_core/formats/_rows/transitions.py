@@ -132,33 +132,41 @@ class TransitionRows:
             "beside": dict(beside or {}),
             "begins": {"begins": np.array(begins, dtype=bool)},
         }
-        lengths = {len(values) for part in parts.values() for values in part.values()}
-        if len(lengths) > 1:
-            raise DataError(f"{self._where}: expected columns of one length, found lengths {sorted(lengths)}")
+        self._check_lengths(parts)
         if self._held is not None:
             parts = {name: self._joined(self._held[name], part) for name, part in parts.items()}
-        flags = parts["begins"]["begins"]
-        for name, values in parts["following"].items():
-            flags[1:] |= _differ(values[:-1], parts["observations"][name][1:])
-            if self._last is not None:
-                flags[:1] |= _differ(self._last[name], parts["observations"][name][:1])
-        if len(flags) and not self._begun:
-            flags[0] = self._begun = True
+        self._mark_begins(parts)
+        count = len(parts["begins"]["begins"])
         # To see whether a transition is the last one of its episode takes its successor; "drop" must also know
         # whether the successor is.
         waiting = 2 if self._final == "drop" else 1
         if parts["following"]:
             # Nothing waits where all is known already.
             waiting = 1 if parts["beside"] else 0
-            if len(flags) and not waiting:
+            if count and not waiting:
                 self._last = {name: values[-1:].copy() for name, values in parts["following"].items()}
-        return self._take(parts, max(len(flags) - waiting, 0))
+        return self._take(parts, max(count - waiting, 0))
 
     def finish(self) -> Columns | None:
         """Rows for the transitions that waited, of which the last ends its episode; None where none did."""
         if self._held is None or not len(self._held["begins"]["begins"]):
             return None
         return self._take(self._held, len(self._held["begins"]["begins"]))
+
+    def _check_lengths(self, parts: dict[str, Columns]) -> None:
+        lengths = {len(values) for part in parts.values() for values in part.values()}
+        if len(lengths) > 1:
+            raise DataError(f"{self._where}: expected columns of one length, found lengths {sorted(lengths)}")
+
+    def _mark_begins(self, parts: dict[str, Columns]) -> None:
+        """An episode begins also with the very first transition, and where the one before led to something else."""
+        begins = parts["begins"]["begins"]
+        for name, values in parts["following"].items():
+            begins[1:] |= _differ(values[:-1], parts["observations"][name][1:])
+            if self._last is not None:
+                begins[:1] |= _differ(self._last[name], parts["observations"][name][:1])
+        if len(begins) and not self._begun:
+            begins[0] = self._begun = True
 
     def _take(self, parts: dict[str, Columns], ready: int) -> Columns:
         """Rows for the first ``ready`` transitions; the others are held back."""
@@ -208,6 +216,8 @@ class TransitionRows:
         """
         begins = now["begins"]["begins"]
         # Row of what transition j leads to: the rows of those before it, and the starts up to and including its own.
+        # Two episodes of two transitions are six rows; begins is 1 0 1 0, and if all are kept, the transitions lead to
+        # rows 1 2 4 5, and the episodes start in rows 0 and 3.
         leads_to = np.cumsum(kept) - 1 + np.cumsum(begins)
         start_rows = leads_to[begins] - kept[begins]
         count = int(kept.sum() + begins.sum())

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mouse_core._arrow.dense import plain
 from mouse_core._arrow.layout import ColumnType, column_type, is_list
 
 UInt64s = npt.NDArray[np.uint64]
@@ -52,41 +53,44 @@ class Values:
 
 def read_values(array: pa.Array) -> Values:
     """Take a column of a record batch apart. The array must be valid (``array.validate(full=True)``)."""
-    if isinstance(array, pa.ExtensionArray):
-        array = array.storage
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+    array = plain(array)
     kind = column_type(array.type)
     rows = len(array)
     present = None if not array.null_count else np.asarray(array.is_valid())
     if kind.kind not in ("scalar", "list"):
         return Values(kind, rows, None, None, None, present, 0, array)
-    inner: pa.Array = array
-    lengths: npt.NDArray[np.int64] | None = None
-    shape: list[int] | None = []
-    while is_list(inner.type):
-        counts = pc.list_value_length(inner).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
-        if lengths is None:
-            lengths = counts
-        else:
-            # How many values each row has, one level further down.
-            ends = np.concatenate([[0], np.cumsum(counts)])
-            places = np.concatenate([[0], np.cumsum(lengths)])
-            lengths = np.diff(ends[places])
-        same = len(counts) > 0 and not inner.null_count and bool((counts == counts[0]).all())
-        shape = [*shape, int(counts[0])] if same and shape is not None else None
-        inner = inner.flatten()
-    inner_nulls = inner.null_count if inner is not array else 0
+    inner, shape, lengths = _without_lists(array)
+    inner_nulls = inner.null_count if is_list(array.type) else 0
     if inner.null_count:
-        if inner is array:
-            inner = inner.drop_null()
-            shape = None
-        else:
-            inner, shape = inner.drop_null(), None
+        inner, shape = inner.drop_null(), None
     numbers = _numbers(inner)
     if shape is not None and rows:
-        return Values(kind, rows, numbers.reshape(rows, *shape), tuple(shape), None, present, inner_nulls, array)
+        return Values(kind, rows, numbers.reshape(rows, *shape), shape, None, present, inner_nulls, array)
     return Values(kind, rows, numbers, None, lengths, present, inner_nulls, array)
+
+
+def _without_lists(array: pa.Array) -> tuple[pa.Array, tuple[int, ...] | None, npt.NDArray[np.int64] | None]:
+    """The values in a column's lists; the shape of a row, None where rows differ; and how many values each row has.
+
+    Of ``[[[1, 2], [3, 4]], [[5]]]`` the values are 1 to 5, and the rows have 4 and 1.
+    """
+    shape: tuple[int, ...] | None = ()
+    lengths: npt.NDArray[np.int64] | None = None
+    while is_list(array.type):
+        counts = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+        if lengths is None:
+            lengths = counts
+        else:  # of the lists, how many values each row's lists have together
+            lengths = np.diff(_ends(counts)[_ends(lengths)])
+        same = len(counts) > 0 and not array.null_count and bool((counts == counts[0]).all())
+        shape = (*shape, int(counts[0])) if same and shape is not None else None
+        array = array.flatten()
+    return array, shape, lengths
+
+
+def _ends(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Where each of some stretches ends that lie side by side, and before them 0."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
 
 def _numbers(array: pa.Array) -> npt.NDArray[Any]:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from mouse_core.errors import DataError
 from mouse_core.formats._rows.columns import from_arrow
 from mouse_core.formats._rows.spaces import is_picture
+from mouse_core.formats._rows.steps import at
 from mouse_core.formats.base import damaged, reading
 from mouse_core.formats.minari._pieces import BUDGET, KNOWN, Piece, picture_bytes, shaped, subspace
 
@@ -92,12 +93,12 @@ def _arrow_piece(
         raise DataError(f"expected columns {list(KNOWN)}, found no {missing} among {batch.schema.names}")
     values = {name: _arrow_values(batch.column(name), spaces.get(name), name) for name in KNOWN}
     observations = values.pop("observations")
-    leaving = {name: _slice(value, slice(None)) for name, value in values.items()}
+    leaving = {name: at(value, slice(None)) for name, value in values.items()}
     arriving = {
-        name: _slice(value, slice(None, -1)) if begins == 0 else _shift(before[name], value)
+        name: at(value, slice(None, -1)) if begins == 0 else _shift(before[name], value)
         for name, value in leaving.items()
     }
-    last = {name: _slice(value, slice(-1, None)) for name, value in leaving.items()}
+    last = {name: at(value, slice(-1, None)) for name, value in leaving.items()}
     beside: dict[str, Any] = {}
     if infos and "infos" in batch.schema.names:
         _infos(batch.column("infos"), "infos", beside)
@@ -148,14 +149,6 @@ def _infos(array: Any, path: str, found: dict[str, Any]) -> None:
         if shape != [b""]:
             values = values.reshape(len(values), *(int(size) for size in shape))
         found[here] = values
-
-
-def _slice(value: Any, part: slice) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _slice(item, part) for name, item in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_slice(item, part) for item in value)
-    return value[part]
 
 
 def _shift(before: Any, value: Any) -> Any:

@@ -7,10 +7,12 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from mouse_core.errors import DataError, EpisodeError
 from mouse_core.formats._rows.steps import (
     FLAGS,
+    as_arrays,
     check_episodes,
     check_features,
     episode_parts,
@@ -27,6 +29,7 @@ from mouse_core.formats.rlds._specs import (
     expected_by,
     spec_of,
 )
+from mouse_core.trees import map_tree
 
 PolicyInfo = Callable[[Mapping[str, Any], Mapping[str, Any]], Any]
 
@@ -151,7 +154,7 @@ def _pairs(steps: Iterator[Step], policy_info_fn: PolicyInfo | None) -> Iterator
         yield _pair(current, following[0], policy_info_fn)
         current = following
         last_step = current[0]
-    padding = dict(_zeros(last_step)) | {"is_first": np.True_}
+    padding = dict(map_tree(_zeros, last_step)) | {"is_first": np.True_}
     yield _pair(current, padding, policy_info_fn)
 
 
@@ -177,11 +180,11 @@ def _pair(current: Step, following: Mapping[str, Any], policy_info_fn: PolicyInf
     discount = leaf(step["discount"])
     return Trajectory(
         step_type=np.int32(step_type),
-        observation=_leaves(step["observation"]),
-        action=_leaves(step["action"]),
+        observation=as_arrays(step["observation"]),
+        action=as_arrays(step["action"]),
         policy_info=() if policy_info_fn is None else policy_info_fn(step, following),
         next_step_type=np.int32(next_type),
-        reward=_leaves(step["reward"]),
+        reward=as_arrays(step["reward"]),
         discount=np.zeros_like(discount) if terminal and last else discount,
     )
 
@@ -190,20 +193,6 @@ def _type(first: bool, last: bool) -> int:
     return FIRST if first else LAST if last else MID
 
 
-def _leaves(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _leaves(item) for name, item in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_leaves(item) for item in value)
-    return leaf(value)
-
-
-def _zeros(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _zeros(item) for name, item in value.items()}
-    if isinstance(value, tuple):
-        return tuple(_zeros(item) for item in value)
-    array = leaf(value)
-    if array.dtype.kind == "O":
-        return np.full(array.shape, "", dtype=object)
-    return np.zeros_like(array)
+def _zeros(value: Any) -> npt.NDArray[Any]:
+    array: npt.NDArray[Any] = leaf(value)
+    return np.full(array.shape, "", dtype=object) if array.dtype.kind == "O" else np.zeros_like(array)
