@@ -5,7 +5,7 @@ Nothing is lost: data that a layout cannot hold are refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -73,29 +73,23 @@ def TED2Flat(
         )
     root, following = _split(data)
     done = _flag(following, done_key, "next")
-    shape = done.shape
-    n, valid = shape[0], shape[0] if is_full else shift
+    shape, n = done.shape, len(done)
     if not 0 <= shift <= n or (not is_full and not shift):
         raise SchemaError(f"shift: expected {'0' if is_full else '1'}..{n}, found {shift}")
-    _check_lengths({**root, **{("next", *key): values for key, values in following.items()}}, shape)
+    used = n if is_full else shift
     apart = {*map(_key, done_keys), *map(_key, reward_keys)}
-    for key in following:
-        if key not in apart and key not in root:
-            raise SchemaError(f"next.{'.'.join(key)}: expected it at the root too, or among reward_keys")
-    for key in map(_key, done_keys):
-        if key in root and root[key].reshape(*shape, -1)[:valid].any():
-            raise DataError(f"{'.'.join(key)}: expected no done flag at the root of a step, found some")
+    _check_ted(root, following, apart, shape)
+    _check_no_flags(root, map(_key, done_keys), shape, used)
     lanes = _lane(done, shape)
+    order = np.roll(np.arange(n), -shift) if is_full else np.arange(n)
     flat: dict[Key, list[npt.NDArray[Any]]] = {}
     for lane in range(lanes.shape[1]):
-        order = np.roll(np.arange(n), -shift) if is_full else np.arange(n)
         ends = lanes[order, lane].copy()
-        ends[valid - 1] = True
-        begins = np.arange(n) + np.concatenate([[0], np.cumsum(ends)[:-1]])
-        for key, values in {**root, **{key: following[key] for key in following if key in apart}}.items():
+        ends[used - 1] = True
+        for key, values in (root | {key: values for key, values in following.items() if key in apart}).items():
             mine = _lane(values, shape)[order, lane]
             if key in following and key not in apart:
-                mine = _woven(mine, _lane(following[key], shape)[order, lane], ends, begins, valid, key)
+                mine = _woven(mine, _lane(following[key], shape)[order, lane], ends, used, key)
             flat.setdefault(key, []).append(mine)
     result = _nested({key: np.concatenate(parts) for key, parts in flat.items()})
     return {**result, shift_key: shift, is_full_key: is_full, _SHAPE: tuple(shape)}
@@ -144,38 +138,33 @@ def Flat2TED(
         raise SchemaError(f"{_SHAPE}: expected the shape of {len(done)} steps, found {shape}")
     is_full, shift = bool(about.get(is_full_key, True)), int(about.get(shift_key, 0))
     n, lanes = shape[0], len(done) // shape[0]
-    valid = n if is_full else shift
-    if not 0 <= shift <= n or not valid:
+    used = n if is_full else shift
+    if not 0 <= shift <= n or not used:
         raise SchemaError(f"{shift_key}: expected a place in 0..{n}, found {shift}")
     ends = done.reshape(lanes, n).copy()
-    ends[:, valid - 1] = True
-    sizes = n + ends.sum(axis=1)
-    firsts = np.concatenate([[0], np.cumsum(sizes)])
-    apart = {*map(_key, done_keys), *map(_key, reward_keys)}
-    result: dict[Key, list[npt.NDArray[Any]]] = {}
+    ends[:, used - 1] = True
+    observations = len(done) + int(ends.sum())
+    order = np.roll(np.arange(n), shift) if is_full else np.arange(n)
+    flags = set(map(_key, done_keys))
+    apart = {*flags, *map(_key, reward_keys)}
+    # What stands in each place of every environment, [lanes, n, ...].
+    result: Arrays = {}
     for key, values in arrays.items():
-        if len(values) not in (len(done), int(firsts[-1])):
+        if len(values) == len(done):
+            steps = values.reshape(lanes, n, *values.shape[1:])[:, order]
+            result[("next", *key) if key in apart else key] = steps
+            if key in flags:
+                result[key] = np.zeros_like(steps)
+        elif len(values) == observations:
+            seen, led_to = _unwoven(values, ends)
+            result[key], result["next", *key] = seen[:, order], led_to[:, order]
+        else:
             raise SchemaError(
-                f"{'.'.join(key)}: expected {len(done)} entries, one a step, or {int(firsts[-1])}, one an observation, "
+                f"{'.'.join(key)}: expected {len(done)} entries, one a step, or {observations}, one an observation, "
                 f"found {len(values)}"
             )
-        for lane in range(lanes):
-            order = np.roll(np.arange(n), shift) if is_full else np.arange(n)
-            if len(values) == len(done):
-                mine = values[lane * n : (lane + 1) * n][order]
-                result.setdefault(("next", *key) if key in apart else key, []).append(mine)
-                if key in apart and key in map(_key, done_keys):
-                    result.setdefault(key, []).append(np.zeros_like(mine))
-                continue
-            mine = values[firsts[lane] : firsts[lane + 1]]
-            begins = np.arange(n) + np.concatenate([[0], np.cumsum(ends[lane])[:-1]])
-            after = np.minimum(begins + 1, len(mine) - 1)
-            following = mine[after]
-            following[begins + 1 >= len(mine)] = 0
-            result.setdefault(key, []).append(mine[begins][order])
-            result.setdefault(("next", *key), []).append(following[order])
-    joined = {key: parts[0] if len(shape) == 1 else np.stack(parts, axis=1) for key, parts in result.items()}
-    return _nested({key: values.reshape(*shape, *values.shape[min(len(shape), 2) :]) for key, values in joined.items()})
+    places = {key: np.swapaxes(values, 0, 1) for key, values in result.items()}
+    return _nested({key: values.reshape(*shape, *values.shape[2:]) for key, values in places.items()})
 
 
 def TED2Nested(data: Mapping[str, Any] | None = None, **options: Any) -> Any:
@@ -200,8 +189,8 @@ def TED2Nested(data: Mapping[str, Any] | None = None, **options: Any) -> Any:
     n = about[_SHAPE][0]
     # TED2Flat writes done under the name it has in `next`.
     ends = _flag(_leaves(flat), options.get("done_key", "done"), "the data").reshape(-1, n).copy()
-    valid = n if about[is_full_key] else about[shift_key]
-    ends[:, valid - 1] = True
+    used = n if about[is_full_key] else about[shift_key]
+    ends[:, used - 1] = True
     widths = ends.astype(np.int64)  # an observation more where a trajectory ends
     ends[:, -1] = True
     stops = np.flatnonzero(ends.reshape(-1)) + 1
@@ -239,12 +228,36 @@ def Nested2TED(data: Mapping[str, Any] | None = None, **options: Any) -> Any:
 # ---------------------------------------------------------------------- helpers
 
 
-def _woven(
-    root: npt.NDArray[Any], following: npt.NDArray[Any], ends: Bools, begins: Int64s, valid: int, key: Key
-) -> npt.NDArray[Any]:
+def observation_rows(ends: Bools) -> Int64s:
+    """Which row of the flat layout holds the observation of each step of an environment, int64 ``[n]``.
+
+    Where a trajectory ends, a row more holds what its last step led to: for ends of 0 1 0 0 the steps' observations are
+    rows 0 1 3 4, and row 2 is what the second step led to.
+    """
+    ended_before = np.concatenate([np.zeros(1, np.int64), np.cumsum(ends)[:-1]])
+    rows: Int64s = np.arange(len(ends)) + ended_before
+    return rows
+
+
+def _unwoven(values: npt.NDArray[Any], ends: Bools) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Of every environment, the observation of each step and what it led to, ``[lanes, n, ...]``; 0 where unknown."""
+    seen, led_to = [], []
+    first = 0
+    for lane in ends:
+        rows = observation_rows(lane)
+        mine = values[first : first + len(lane) + int(lane.sum())]
+        first += len(mine)
+        following = mine[np.minimum(rows + 1, len(mine) - 1)]
+        following[rows + 1 >= len(mine)] = 0
+        seen.append(mine[rows])
+        led_to.append(following)
+    return np.stack(seen), np.stack(led_to)
+
+
+def _woven(root: npt.NDArray[Any], following: npt.NDArray[Any], ends: Bools, used: int, key: Key) -> npt.NDArray[Any]:
     """A trajectory's roots and the ``next`` of its last step, one trajectory after the other."""
-    goes_on = ~ends[: valid - 1]
-    ones, others = following[: valid - 1][goes_on], root[1:valid][goes_on]
+    goes_on = ~ends[: used - 1]
+    ones, others = following[: used - 1][goes_on], root[1:used][goes_on]
     unequal = ones != others
     if unequal.dtype != bool:
         raise SchemaError(f"{'.'.join(key)}: expected next of the root's shape {root.shape[1:]}")
@@ -257,8 +270,9 @@ def _woven(
             "the following step, found another value; this layout cannot hold both"
         )
     woven = np.zeros((len(root) + int(ends.sum()), *root.shape[1:]), root.dtype)
-    woven[begins] = root
-    woven[begins[ends] + 1] = following[ends]
+    rows = observation_rows(ends)
+    woven[rows] = root
+    woven[rows[ends] + 1] = following[ends]
     return woven
 
 
@@ -315,7 +329,16 @@ def _lane(values: npt.NDArray[Any], shape: tuple[int, ...]) -> npt.NDArray[Any]:
     return values.reshape(shape[0], int(np.prod(shape[1:], dtype=np.int64)), *values.shape[len(shape) :])
 
 
-def _check_lengths(arrays: Arrays, shape: tuple[int, ...]) -> None:
-    for key, values in arrays.items():
+def _check_ted(root: Arrays, following: Arrays, apart: set[Key], shape: tuple[int, ...]) -> None:
+    for key, values in (root | {("next", *key): values for key, values in following.items()}).items():
         if values.shape[: len(shape)] != shape:
             raise SchemaError(f"{'.'.join(key)}: expected {list(shape)} steps, found shape {list(values.shape)}")
+    for key in following:
+        if key not in apart and key not in root:
+            raise SchemaError(f"next.{'.'.join(key)}: expected it at the root too, or among reward_keys")
+
+
+def _check_no_flags(root: Arrays, keys: Iterable[Key], shape: tuple[int, ...], used: int) -> None:
+    for key in keys:
+        if key in root and root[key].reshape(*shape, -1)[:used].any():
+            raise DataError(f"{'.'.join(key)}: expected no done flag at the root of a step, found some")

@@ -1,23 +1,21 @@
-"""Steps of TED out of files: memory-mapped folders and HDF5, in whichever layout, in bounded pieces."""
+"""Steps of TED in whichever layout, in the order they happened, in bounded pieces."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import SchemaError
-from mouse_core.formats._files.h5 import H5File
 from mouse_core.formats.base import damaged
-from mouse_core.formats.ted._tensordict import read_folder, read_json
+from mouse_core.formats.ted._entries import Entries, Key
+from mouse_core.formats.ted._layouts import observation_rows
 
-Key = tuple[str, ...]
 Arrays = dict[Key, npt.NDArray[Any]]
 _DONE = {("done",), ("terminated",), ("truncated",)}
 _PIECE_BYTES = 16 << 20
@@ -37,138 +35,6 @@ class Piece:
     following: Arrays
     other: Arrays
     begins: npt.NDArray[np.bool_]
-
-
-class Entries(Protocol):
-    """Where arrays are."""
-
-    name: str
-
-    def shape(self, key: Key) -> tuple[int, ...]:
-        """``[n, ...]`` of an entry."""
-        ...
-
-    def keys(self) -> Sequence[Key]:
-        """All entries."""
-        ...
-
-    def read(self, keys: Sequence[Key], first: int, end: int) -> list[npt.NDArray[Any]]:
-        """Rows ``first..end - 1`` of some entries."""
-        ...
-
-    def read_lane(
-        self, keys: Sequence[Key], first: int, end: int, dimensions: int, lane: int
-    ) -> list[npt.NDArray[Any]]:
-        """The same of one environment, ``dimensions`` being time and those over environments."""
-        ...
-
-    def about(self) -> Mapping[str, Any]:
-        """Values that are no arrays."""
-        ...
-
-
-class FolderEntries:
-    """A memory-mapped folder, or a TorchRL buffer's checkpoint that holds one.
-
-    Args:
-        path: The folder.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.name = str(path)
-        folder = path if (path / "meta.json").is_file() else path / "storage"
-        self._found = read_folder(folder)
-        self._about = {key[0]: value for key, value in self._found.others.items() if len(key) == 1}
-        self._about["_batch"] = self._found.batch
-        # What TorchRL writes beside: how many places of the ring are used, and where its cursor stands.
-        if (folder / "storage_metadata.json").is_file():
-            self._about["_len"] = read_json(folder / "storage_metadata.json").get("len")
-        if (folder.parent / "writer" / "metadata.json").is_file():
-            self._about["_cursor"] = read_json(folder.parent / "writer" / "metadata.json").get("cursor")
-
-    def keys(self) -> Sequence[Key]:
-        """See ``Entries``."""
-        return list(self._found.arrays)
-
-    def shape(self, key: Key) -> tuple[int, ...]:
-        """See ``Entries``."""
-        return self._found.arrays[key].shape
-
-    def read(self, keys: Sequence[Key], first: int, end: int) -> list[npt.NDArray[Any]]:
-        """See ``Entries``."""
-        return [self._found.arrays[key].read(first, end) for key in keys]
-
-    def read_lane(
-        self, keys: Sequence[Key], first: int, end: int, dimensions: int, lane: int
-    ) -> list[npt.NDArray[Any]]:
-        """See ``Entries``."""
-        return [self._found.arrays[key].read_lane(first, end, dimensions, lane) for key in keys]
-
-    def about(self) -> Mapping[str, Any]:
-        """See ``Entries``."""
-        return self._about
-
-
-class FileEntries:
-    """A group of an HDF5 file.
-
-    Args:
-        file: The open file.
-        tree: What lies in the group; see ``H5File.trees``.
-        place: The group's path.
-    """
-
-    def __init__(self, file: H5File, tree: Mapping[str, Any], place: str) -> None:
-        self.name = file.path
-        self._file = file
-        self._place = place
-        self._found: dict[Key, Mapping[str, Any]] = {}
-        self._about: dict[str, Any] = {}
-        self._collect(tree, ())
-
-    def _collect(self, tree: Mapping[str, Any], path: Key) -> None:
-        for name, item in tree.get("items", {}).items():
-            if item["kind"] == "group":
-                self._collect(item, (*path, name))
-            elif item["kind"] == "number" and (item["shape"] and (path or not name.startswith("_"))):
-                self._found[*path, name] = item
-            elif item["kind"] == "number" and not path:
-                values = self._file.read([(f"{self._place}/{name}", 0, 1 << 20)])[0]
-                self._about[name] = values.reshape(item["shape"]).tolist()
-            elif item["kind"] != "text" or item["shape"]:
-                # Left out, it would be a column that vanished.
-                raise damaged(
-                    self.name,
-                    f"{'/'.join((*path, name))}: expected numbers for every step, found {item['kind']} {item['shape']}",
-                )
-
-    def keys(self) -> Sequence[Key]:
-        """See ``Entries``."""
-        return list(self._found)
-
-    def shape(self, key: Key) -> tuple[int, ...]:
-        """See ``Entries``."""
-        return tuple(self._found[key]["shape"])
-
-    def read(self, keys: Sequence[Key], first: int, end: int) -> list[npt.NDArray[Any]]:
-        """See ``Entries``."""
-        return self._file.read([("/".join((self._place, *key)), first, end) for key in keys])
-
-    def read_lane(
-        self, keys: Sequence[Key], first: int, end: int, dimensions: int, lane: int
-    ) -> list[npt.NDArray[Any]]:
-        """See ``Entries``. All environments are read, for a file of chunks is."""
-        return [
-            values.reshape(len(values), -1, *values.shape[dimensions:])[:, lane]
-            for values in self.read(keys, first, end)
-        ]
-
-    def about(self) -> Mapping[str, Any]:
-        """See ``Entries``."""
-        return self._about
-
-
-# ---------------------------------------------------------------------- layouts
 
 
 def pieces(entries: Entries, *, batch_rows: int) -> Iterator[Piece]:
@@ -195,48 +61,57 @@ def layout_of(entries: Entries) -> str:
 
 def _steps(entries: Entries, batch_rows: int) -> Iterator[Piece]:
     keys = list(entries.keys())
-    inside = {key[1:] for key in keys if key[0] == "next"}
     root = {key for key in keys if key[0] != "next"}
+    inside = {key[1:] for key in keys if key[0] == "next"}
+    shape = _shape_of_steps(entries, keys, inside)
+    lanes = math.prod(shape[1:])
+    both = sorted((root & inside) - _DONE)
+    other = [*sorted(root - inside - _DONE), *(("next", *key) for key in sorted((inside - root) | (inside & _DONE)))]
+    wanted = [*both, *(("next", *key) for key in both), *other]
+    stretches = _in_order(entries, shape[0] if shape else 0, lanes, _piece(entries, wanted, batch_rows))
+    for lane in range(lanes):
+        for number, (begin, end) in enumerate(stretches):
+            if len(shape) == 1:
+                read = entries.read(wanted, begin, end)
+            else:
+                read = entries.read_lane(wanted, begin, end, len(shape), lane)
+            found = dict(zip(wanted, read, strict=True))
+            begins = np.zeros(end - begin, bool)
+            begins[0] = number == 0
+            yield Piece(
+                {key: found[key] for key in both},
+                {key: found["next", *key] for key in both},
+                {key[1:] if key[0] == "next" else key: found[key] for key in other},
+                begins,
+            )
+
+
+def _shape_of_steps(entries: Entries, keys: Sequence[Key], inside: set[Key]) -> tuple[int, ...]:
+    """``[n]``, or ``[n, environments]``: the shape of a done flag in ``next`` without the trailing 1."""
     flag = next((key for key in (("done",), ("terminated",), ("truncated",)) if key in inside), None)
     if flag is None:
         raise SchemaError(f"{entries.name}: expected next.done, found {_shown(keys)}")
     shape = entries.shape(("next", *flag))
     shape = shape[:-1] if len(shape) > 1 and shape[-1] == 1 else shape
     for key in keys:
-        if entries.shape(key)[: len(shape)] != shape:
-            raise damaged(
-                entries.name, f"{'.'.join(key)}: expected {list(shape)} steps, found {list(entries.shape(key))}"
-            )
-    n = shape[0] if shape else 0
+        found = entries.shape(key)
+        if found[: len(shape)] != shape:
+            raise damaged(entries.name, f"{'.'.join(key)}: expected {list(shape)} steps, found {list(found)}")
+    return shape
+
+
+def _in_order(entries: Entries, n: int, lanes: int, size: int) -> list[tuple[int, int]]:
+    """Stretches of at most ``size`` places, from the oldest step on: a full ring begins where its cursor stands.
+
+    Of 10 places, all used, with the cursor at 4, in stretches of 3: 4..7, 7..10, 0..3, 3..4.
+    """
     about = entries.about()
-    lanes = math.prod(shape[1:])
     # TorchRL counts the places of all environments.
     length = _number(about.get("_len"), n * lanes, entries.name, "len")
     used = n if length is None else length // max(1, lanes)
     cursor = _number(about.get("_cursor"), n, entries.name, "cursor") or 0
-    order = [(cursor, used), (0, cursor)] if used == n and 0 < cursor < n else [(0, used)]
-    both = sorted((root & inside) - _DONE)
-    other = [*sorted(root - inside - _DONE), *(("next", *key) for key in sorted((inside - root) | (inside & _DONE)))]
-    wanted = [*both, *(("next", *key) for key in both), *other]
-    size = _piece(entries, wanted, batch_rows)
-    for lane in range(lanes):
-        fresh = True
-        for first, stop in order:
-            for begin in range(first, stop, size):
-                end = min(begin + size, stop)
-                if len(shape) == 1:
-                    read = entries.read(wanted, begin, end)
-                else:
-                    read = entries.read_lane(wanted, begin, end, len(shape), lane)
-                begins = np.zeros(end - begin, bool)
-                begins[0], fresh = fresh, False
-                found = dict(zip(wanted, read, strict=True))
-                yield Piece(
-                    {key: found[key] for key in both},
-                    {key: found["next", *key] for key in both},
-                    {key[1:] if key[0] == "next" else key: found[key] for key in other},
-                    begins,
-                )
+    runs = [(cursor, used), (0, cursor)] if used == n and 0 < cursor < n else [(0, used)]
+    return [(begin, min(begin + size, stop)) for first, stop in runs for begin in range(first, stop, size)]
 
 
 def _flat(entries: Entries, batch_rows: int) -> Iterator[Piece]:
@@ -244,6 +119,32 @@ def _flat(entries: Entries, batch_rows: int) -> Iterator[Piece]:
     if ("done",) not in keys:
         raise SchemaError(f"{entries.name}: expected 'next', or 'done' of the flat layout, found {_shown(keys)}")
     steps = entries.shape(("done",))[0]
+    n, lanes, used, full = _ring(entries, steps)
+    if not used:
+        return
+    ends = _flat_ends(entries, n, lanes)
+    ends[:, (n if full else used) - 1] = True
+    both, other = _by_length(entries, keys, steps, steps + int(ends.sum()))
+    size = _piece(entries, [*both, *other], batch_rows)
+    before = 0  # observations of the environments before
+    for lane, lane_ends in enumerate(ends):
+        rows = observation_rows(lane_ends)
+        for begin in range(0, used, size):
+            end = min(begin + size, used)
+            here = rows[begin:end] - rows[begin]
+            seen = entries.read(both, before + int(rows[begin]), before + int(rows[end - 1]) + 2)
+            rest = entries.read(other, lane * n + begin, lane * n + end)
+            yield Piece(
+                {key: values[here] for key, values in zip(both, seen, strict=True)},
+                {key: values[here + 1] for key, values in zip(both, seen, strict=True)},
+                dict(zip(other, rest, strict=True)),
+                np.concatenate([[begin == 0 or lane_ends[begin - 1]], lane_ends[begin : end - 1]]).astype(bool),
+            )
+        before += n + int(lane_ends.sum())
+
+
+def _ring(entries: Entries, steps: int) -> tuple[int, int, int, bool]:
+    """Places of an environment, environments, how many places of each are used, and whether the ring is full."""
     about = entries.about()
     shape = about.get("_storage_shape") or [steps]
     shape = [shape] if isinstance(shape, int) else list(shape)
@@ -254,44 +155,29 @@ def _flat(entries: Entries, batch_rows: int) -> Iterator[Piece]:
     shift = _number(about.get("shift"), n, entries.name, "shift")
     used = n if full or shift is None else shift
     length = _number(about.get("_len"), steps, entries.name, "len")
-    used = used if length is None else min(used, length // lanes)
-    if not used:
-        return
-    done = entries.read([("done",)], 0, steps)[0].reshape(steps, -1)
+    return n, lanes, used if length is None else min(used, length // lanes), full
+
+
+def _flat_ends(entries: Entries, n: int, lanes: int) -> npt.NDArray[np.bool_]:
+    """Whether a trajectory ends with a step, bool ``[lanes, n]``."""
+    done = entries.read([("done",)], 0, n * lanes)[0].reshape(n * lanes, -1)
     if done.shape[1] != 1:
         raise damaged(entries.name, f"done: expected one flag a step, found {list(done.shape)}")
-    ends = done[:, 0].astype(bool).reshape(lanes, n).copy()
-    ends[:, (n if full else used) - 1] = True
-    widths = n + ends.sum(axis=1)
-    total = int(widths.sum())
-    both: list[Key] = []
-    other: list[Key] = []
+    return done[:, 0].astype(bool).reshape(lanes, n).copy()
+
+
+def _by_length(entries: Entries, keys: Sequence[Key], steps: int, observations: int) -> tuple[list[Key], list[Key]]:
+    """The entries that have one value an observation, and those that have one a step."""
     for key in keys:
-        rows = entries.shape(key)[0]
-        if rows not in (steps, total):
+        found = entries.shape(key)[0]
+        if found not in (steps, observations):
             raise damaged(
                 entries.name,
-                f"{'.'.join(key)}: expected {steps} entries, one a step, or {total}, one an observation, found {rows}",
+                f"{'.'.join(key)}: expected {steps} entries, one a step, or {observations}, one an observation, "
+                f"found {found}",
             )
-        (both if rows == total else other).append(key)
-    size = _piece(entries, [*both, *other], batch_rows)
-    starts = np.concatenate([[0], np.cumsum(widths)])
-    for lane in range(lanes):
-        before = np.concatenate([[0], np.cumsum(ends[lane])])
-        for begin in range(0, used, size):
-            end = min(begin + size, used)
-            places = np.arange(begin, end) + before[begin:end]
-            low, high = int(places[0]), int(places[-1]) + 2
-            offset = int(starts[lane])
-            seen = entries.read(both, offset + low, offset + high)
-            rest = entries.read(other, lane * n + begin, lane * n + end)
-            begins = np.concatenate([[begin == 0 or ends[lane][begin - 1]], ends[lane][begin : end - 1]])
-            yield Piece(
-                {key: values[places - low] for key, values in zip(both, seen, strict=True)},
-                {key: values[places - low + 1] for key, values in zip(both, seen, strict=True)},
-                dict(zip(other, rest, strict=True)),
-                np.asarray(begins, bool),
-            )
+    both = [key for key in keys if entries.shape(key)[0] == observations]
+    return both, [key for key in keys if key not in both]
 
 
 def trajectory(entries: Entries, *, batch_rows: int) -> Iterator[Piece]:

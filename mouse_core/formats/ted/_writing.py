@@ -20,6 +20,7 @@ from mouse_core.images.pixels import decode_image
 from mouse_core.spec import check_list
 
 _LAYOUTS = ("ted", "flat", "nested")
+_NEEDED = ("reward", "done", "episode_step")
 _SINGLE = ("reward", "done", "terminated", "truncated", "step_count")
 
 
@@ -225,26 +226,24 @@ def _arrays(batch: pa.RecordBatch, columns: Sequence[str] | None, where: str) ->
     for name in ("action", "reward", "done"):
         if name not in names and not any(other.startswith(f"{name}_") for other in names):
             raise SchemaError(f"{where}: expected a column {name!r}, found {names}")
-    needed = ("reward", "done", "episode_step")
     for name in columns or ():
         if name not in names:
             raise ConfigError(f"columns: expected some of {names}, found {name!r}")
-    found = {}
-    for name in names:
-        if columns is not None and name not in columns and name not in needed and not name.startswith("action"):
-            continue
-        values = read_values(batch.column(name))
-        if values.kind.kind == "image":
-            found[name] = np.stack([_pixels(value.as_py(), name, where) for value in values.array])
-        elif values.numbers is None or values.shape is None:
-            raise SchemaError(
-                f"{where}: column {name!r}: expected numbers of one shape without nulls, found "
-                f"{batch.column(name).type}; "
-                "columns= says what to write"
-            )
-        else:
-            found[name] = values.numbers
-    return found
+    if columns is not None:
+        names = [name for name in names if name in (*columns, *_NEEDED) or name.startswith("action")]
+    return {name: _column(batch.column(name), name, where) for name in names}
+
+
+def _column(array: pa.Array, name: str, where: str) -> npt.NDArray[Any]:
+    values = read_values(array)
+    if values.kind.kind == "image":
+        return np.stack([_pixels(value.as_py(), name, where) for value in values.array])
+    if values.numbers is None or values.shape is None:
+        raise SchemaError(
+            f"{where}: column {name!r}: expected numbers of one shape without nulls, found {array.type}; "
+            "columns= says what to write"
+        )
+    return values.numbers
 
 
 def _pixels(value: Any, name: str, where: str) -> npt.NDArray[np.uint8]:
