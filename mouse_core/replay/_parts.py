@@ -16,8 +16,11 @@ from mouse_core.replay._assembly import check_names
 from mouse_core.replay._episodes.index import EpisodeIndex
 from mouse_core.replay.ahead import rows_behind
 from mouse_core.replay.protocols import Draw, FieldKey, Sampler, Slots, Storage, Write, Writer
+from mouse_core.replay.samplers._recorded import RecordedSlices
+from mouse_core.replay.samplers.slices import SliceSampler
 from mouse_core.replay.samplers.uniform import RandomSampler
 from mouse_core.replay.storages._checks import check_part
+from mouse_core.replay.storages._dataset import DatasetStorage
 from mouse_core.replay.storages._state import part_of
 from mouse_core.replay.transforms._fields import GATHERED
 from mouse_core.replay.writers import ImmutableWriter, MaxValueWriter, RoundRobinWriter
@@ -63,6 +66,7 @@ class Parts:
         if not self.writer.ordered and (self.sampler.needs_order or self._reach):
             part = self.sampler if self.sampler.needs_order else transform
             raise ConfigError(f"writer: expected one that keeps the order of rows, as {part!r} needs, found {writer!r}")
+        self._recorded = self._recorded_slices(storage, self.sampler)
         # A ring of single rows that nobody else writes is the commonest by far, and written to without detours.
         self.plain_ring = type(writer) is RoundRobinWriter and storage.ndim == 1 and storage.lock() is None
         self._heard_later = min(_HEARD_LATER, storage.capacity)
@@ -89,6 +93,13 @@ class Parts:
     def _of_sampler(self) -> Any:
         """The episodes that the sampler keeps, if it does."""
         return getattr(self.sampler, "episodes", None)
+
+    @staticmethod
+    def _recorded_slices(storage: Storage, sampler: Sampler) -> RecordedSlices | None:
+        """What draws whole slices of recorded rows, which depend on nothing but the number of the sample."""
+        if type(sampler) is SliceSampler and sampler.is_whole and isinstance(storage, DatasetStorage):
+            return RecordedSlices(storage.snapshot, storage, sampler)
+        return None
 
     def shared(self) -> AbstractContextManager[Any]:
         """What to hold where other processes write the storage too."""
@@ -188,13 +199,19 @@ class Parts:
         self.sync()
         if not len(self.storage):
             raise ConfigError("sample: expected rows, found an empty buffer")
-        draw = self.sampler.draw(self.storage, batch_size, key)
+        rows = None
+        if self._recorded is not None and not items:
+            rows, draw = self._recorded.draw(batch_size, key)
+        else:
+            draw = self.sampler.draw(self.storage, batch_size, key)
         slots = draw.index
         if self._gather is not None:
             episodes = self._own_episodes or self._of_sampler
             draw.extra = {**draw.extra, **self._gather(self.storage, slots, episodes.settled(self.storage), key)}
         if self._reach and slots.ndim == 1:
             slots, draw.mask = rows_behind(slots, self.storage, self._reach)
+        if rows is not None:
+            return rows, draw
         gather = self.storage.get if items else getattr(self.storage, "batch", self.storage.get)
         return gather(slots), draw
 
@@ -254,6 +271,8 @@ class Parts:
         except BaseException:
             self.sampler.load_state_dict(before)
             raise
+        if self._recorded is not None:
+            self._recorded.forget()
         self._changes, self._seen = self.storage.changes, self.storage.written
         self.writer.reset(self.storage)
         if self._own_episodes is not None:

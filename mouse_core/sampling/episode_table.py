@@ -156,8 +156,19 @@ class EpisodeTable:
 
     def episode_of(self, env: Int64s, step: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """Begin, also where it is overwritten, end and id of the episodes of some steps that exist."""
-        column = self._begins.reshape(-1).searchsorted(self._spans[env] + step, side="right") - 1 - env * self._room
+        column = self._column(env, step)
         return *self._bounds(env, column, whole=True), self._ids[env, column]
+
+    def id_of(self, env: Int64s, step: Int64s) -> Int64s:
+        """The id of the episodes of some steps that exist."""
+        ids: Int64s = self._ids[env, self._column(env, step)]
+        return ids
+
+    def _column(self, env: Int64s, step: Int64s) -> Int64s:
+        at: Any = 0 if self.num_envs == 1 else env
+        place = self._begins.reshape(-1).searchsorted(self._spans[at] + step, side="right")
+        column: Int64s = place - 1 - at * self._room
+        return column
 
     def _oldest(self) -> Int64s:
         """The column of the oldest episode alive of every environment, int64 ``[E]``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
@@ -15,6 +15,7 @@ from mouse_core.replay._episodes.index import STATE, EpisodeIndex
 from mouse_core.replay.protocols import Draw, FieldKey, Storage, Write
 from mouse_core.replay.samplers._slice_config import SliceConfig, check_flag, draw_of, no_window
 from mouse_core.replay.samplers._state import check_state
+from mouse_core.sampling.episode_table import Windows
 
 Int64s = npt.NDArray[np.int64]
 Weighting = Literal["step", "trajectory"]
@@ -107,18 +108,41 @@ class SliceSampler:
             ConfigError: A batch size that makes no whole slices, or no episode that is long enough.
             MissingFieldError, SchemaError: No field says where episodes end, or it has no usable values.
         """
+        _, rule = self._config.rule(batch_size)
+        return draw_of(self._windows(storage, batch_size, [key]), rule, self._config, self.episodes.settled(storage))
+
+    def _windows(self, storage: Storage, batch_size: int, keys: Sequence[Key]) -> Windows:
+        """The slices of one draw or several, one behind the other."""
         count, rule = self._config.rule(batch_size)
         episodes = self.episodes.settled(storage)
         view = episodes.view(rule)
         total = view.count if self.weighting == "step" else view.episode_count
         if not total:
             raise no_window(episodes, rule, self.episodes.coming_back(storage))
-        ranks = key.integers(total, count)
+        ranks = _joined([key.integers(total, count) for key in keys])
         if self.weighting == "step":
-            windows = view.at(ranks)
-        else:
-            windows = view.in_episodes(ranks, key.with_call(1).uniform(count))
-        return draw_of(windows, rule, self._config, episodes)
+            return view.at(ranks)
+        return view.in_episodes(ranks, _joined([key.with_call(1).uniform(count) for key in keys]))
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every slice has all its steps."""
+        return self._config.strict_length and not self._config.pads and not any(self._config.span)
+
+    def starts(self, storage: Storage, batch_size: int, keys: Sequence[Key]) -> Int64s:
+        """Where the slices of several draws begin in a storage of one stream that is never overwritten.
+
+        Returns:
+            Slots, int64 ``[draws, num_slices]``.
+        """
+        return self._windows(storage, batch_size, keys).start.reshape(len(keys), -1)
+
+    def draw_at(self, storage: Storage, batch_size: int, starts: Int64s) -> Draw:
+        """The draw whose whole slices begin in these slots, int64 ``[num_slices]``; see ``starts``."""
+        length = batch_size // len(starts)
+        index = starts[:, None] + np.arange(length)
+        traj_id = self.episodes.settled(storage).id_of(np.zeros(len(starts), np.int64), starts)
+        return Draw(index, extra={"traj_id": np.repeat(traj_id, length).reshape(index.shape)})
 
     def state_dict(self) -> dict[str, Any]:
         """The episodes there are: a string and arrays as long as their number."""
@@ -131,6 +155,10 @@ class SliceSampler:
             StateError: The state is of another sampler or configuration, or damaged; nothing has changed then.
         """
         self.episodes.load(check_state(state, {"config": repr(self)}, dict.fromkeys(STATE, "iu"), self))
+
+
+def _joined(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
 class SliceSamplerWithoutReplacement:

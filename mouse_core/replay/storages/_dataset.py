@@ -9,12 +9,20 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.about.dataset import joined, read_about
+from mouse_core.batches.source import BatchSource
 from mouse_core.errors import ConfigError, MissingFieldError, StateError
+from mouse_core.randomness import Key, Purpose
 from mouse_core.replay.protocols import EPISODE, FieldKey, Slots, Storage
 from mouse_core.replay.storages._checks import slot_error
+from mouse_core.sampling import Plan, RandomWindows
 from mouse_core.spec import Alignment
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.snapshot import Snapshot
+
+# What reads windows, by their length.
+_SOURCES_KEPT = 8
+# Of plans whose batches are not augmented; no number is drawn from it.
+_KEY = Key(0, Purpose.REPLAY, 0)
 
 
 class DatasetStorage:
@@ -33,6 +41,7 @@ class DatasetStorage:
         if not snapshot.num_rows:
             raise ConfigError("storage: expected rows, found an empty store")
         self.snapshot = snapshot
+        self._sources: dict[int, BatchSource] = {}
 
     def __repr__(self) -> str:
         return f"DatasetStorage({len(self)} rows, fields={list(self.snapshot.readers)})"
@@ -71,7 +80,32 @@ class DatasetStorage:
         """The rows in ``slots``, in fresh memory; see ``Storage.get``."""
         if slots.size and int(slots.view(np.uint64).max()) >= len(self):
             raise slot_error(slots, len(self))
-        return {name: self._values(name, slots) for name in self.snapshot.readers}
+        if not slots.size:
+            return {name: self._values(name, slots) for name in self.snapshot.readers}
+        steps = slots.shape[1] if slots.ndim == 2 else 1
+        if 1 < steps <= len(self):
+            # Slices are read as windows from their first row on. Where one repeats rows, as behind the end of its
+            # episode, these are taken from the window: of the slots 7, 8, 9, 9 they are its steps 0, 1, 2, 2.
+            first = np.minimum(slots[:, 0], len(self) - steps)
+            taken = slots - first[:, None]
+            if int(taken.view(np.uint64).max()) < steps:
+                found = self._read(first, steps)
+                slices, places = np.nonzero(taken != np.arange(steps))
+                if len(slices):
+                    for values in found.values():
+                        values[slices, places] = values[slices, taken[slices, places]]
+                return found
+        found = self._read(slots.reshape(-1), 1)
+        return {name: values.reshape(*slots.shape, *values.shape[2:]) for name, values in found.items()}
+
+    def _read(self, starts: Slots, length: int) -> dict[str, npt.NDArray[Any]]:
+        """Windows of so many rows, ``[n, length, ...]`` in every field, in fresh memory."""
+        source = self._sources.get(length)
+        if source is None:
+            if len(self._sources) >= _SOURCES_KEPT:
+                self._sources.clear()
+            source = self._sources[length] = BatchSource(self.snapshot, sampling=RandomWindows(length, 1))
+        return source.gather(Plan(starts, length, _KEY, len(starts)))
 
     def read(self, key: FieldKey, slots: Slots | slice) -> npt.NDArray[Any]:
         """One field of the rows in ``slots``; see ``Storage.read``."""
@@ -101,6 +135,9 @@ class DatasetStorage:
         windows = self.snapshot.locate(starts, length).part(0)
         found: npt.NDArray[Any] = reader.read(windows, reader.spec.dtype)
         return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_sources": {}}
 
     def lock(self) -> None:
         """Nobody writes here."""

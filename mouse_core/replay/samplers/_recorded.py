@@ -1,0 +1,102 @@
+"""Slices of recorded rows, which nobody writes: several draws are planned, located and copied together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.batches.source import BatchSource
+from mouse_core.randomness import Key, Purpose
+from mouse_core.replay.protocols import Draw, Storage
+from mouse_core.store.snapshot import Snapshot
+
+Int64s = npt.NDArray[np.int64]
+
+_SOURCES_KEPT = 4
+
+
+class WholeSlices(Protocol):
+    """A sampler whose draws depend on their keys and on rows alone, and are of slices that have all their steps."""
+
+    weighting: Any
+
+    def starts(self, storage: Storage, batch_size: int, keys: Sequence[Key]) -> Int64s:
+        """The slots at which the slices of some draws begin, int64 ``[draws, num_slices]``."""
+        ...
+
+    def draw_at(self, storage: Storage, batch_size: int, starts: Int64s) -> Draw:
+        """The draw whose slices begin in these slots, int64 ``[num_slices]``."""
+        ...
+
+
+class RecordedSlices:
+    """Batches of recorded rows by the number of the sample, as ``BatchSource`` gives them by their index.
+
+    Args:
+        snapshot: The rows.
+        storage: The same as a storage.
+        sampler: Says where slices begin.
+    """
+
+    def __init__(self, snapshot: Snapshot, storage: Storage, sampler: WholeSlices) -> None:
+        self._snapshot = snapshot
+        self._storage = storage
+        self._sampler = sampler
+        self._sources: dict[tuple[Any, ...], BatchSource] = {}
+
+    def draw(self, batch_size: int, key: Key) -> tuple[dict[str, npt.NDArray[Any]], Draw]:
+        """The rows of the sample that ``key`` names, and what the sampler says of them.
+
+        Raises:
+            ConfigError, MissingFieldError, SchemaError: As the sampler's ``draw``.
+        """
+        source = self._source(batch_size, key.seed)
+        plan = source.plan(key.index)
+        return source.gather(plan), self._sampler.draw_at(self._storage, batch_size, plan.starts)
+
+    def _source(self, batch_size: int, seed: int) -> BatchSource:
+        name = (batch_size, seed, self._sampler.weighting)
+        source = self._sources.get(name)
+        if source is None:
+            if len(self._sources) >= _SOURCES_KEPT:
+                self._sources.clear()
+            starts = self._sampler.starts(self._storage, batch_size, [Key(seed, Purpose.REPLAY, 0)])
+            windows = _DrawnWindows(self._storage, self._sampler, batch_size, batch_size // starts.size, starts.size)
+            source = self._sources[name] = BatchSource(self._snapshot, sampling=windows, seed=seed)
+        return source
+
+    def forget(self) -> None:
+        """Ask the sampler anew."""
+        self._sources.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_sources": {}}
+
+
+@dataclass(frozen=True, eq=False)
+class _DrawnWindows:
+    """The slices of a buffer's samples as the windows of batches; see ``WindowSampler``."""
+
+    storage: Storage
+    sampler: WholeSlices
+    steps: int
+    sequence_length: int
+    batch_size: int
+
+    def batches_per_epoch(self, snapshot: Snapshot) -> int:
+        """Nothing ends."""
+        return 1
+
+    def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
+        """See ``WindowSampler.starts``."""
+        starts: Int64s = self.starts_of_many(seed, index, 1, snapshot, epoch_start)[0]
+        return starts
+
+    def starts_of_many(self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
+        """See ``ManyStarts.starts_of_many``."""
+        keys = [Key(seed, Purpose.REPLAY, index) for index in range(first, first + count)]
+        return self.sampler.starts(self.storage, self.steps, keys)

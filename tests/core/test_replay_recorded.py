@@ -1,0 +1,118 @@
+"""Buffers over recorded data: they draw and read what a buffer in memory with the same rows does."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from datasets import Dataset
+
+from mouse_core import DatasetStore
+from mouse_core.replay import (
+    ArrayStorage,
+    NextView,
+    NStep,
+    PrioritizedSliceSampler,
+    RandomSampler,
+    ReplayBuffer,
+    SliceSampler,
+    SliceSamplerWithoutReplacement,
+)
+
+ROWS = 700
+
+
+def rows() -> dict[str, Any]:
+    random = np.random.default_rng(3)
+    done = random.random(ROWS) < 0.1
+    return {
+        "obs_continuous": random.normal(size=(ROWS, 3)).astype(np.float32),
+        "action": random.integers(0, 4, ROWS),
+        "reward": np.arange(ROWS, dtype=np.float32),
+        "done": done.astype(np.int64),
+    }
+
+
+def store(kind: str) -> DatasetStore:
+    given = rows()
+    if kind == "appended":
+        made = DatasetStore()
+        made.extend(given)
+        return made
+    dataset = Dataset.from_dict({"observation": given.pop("obs_continuous").tolist(), **given})
+    if kind == "shuffled":  # rows that are found one by one, back in their order
+        order = np.random.default_rng(1).permutation(ROWS)
+        dataset = dataset.select(order.tolist()).select(np.argsort(order).tolist())
+    return DatasetStore().from_dataset(dataset)
+
+
+SAMPLERS: dict[str, Callable[[], Any]] = {
+    "whole": lambda: SliceSampler(sequence_length=6),
+    "by trajectory": lambda: SliceSampler(sequence_length=6, weighting="trajectory"),
+    "padded": lambda: SliceSampler(sequence_length=6, pad=True, span=True),
+    "padded with a number": lambda: SliceSampler(sequence_length=6, pad=1),
+    "short": lambda: SliceSampler(sequence_length=6, strict_length=False),
+    "side by side": lambda: SliceSamplerWithoutReplacement(sequence_length=6, pad=True),
+    "by priority": lambda: PrioritizedSliceSampler(sequence_length=6),
+    "rows": RandomSampler,
+}
+
+
+def buffers(kind: str, sampler: str, **options: Any) -> tuple[ReplayBuffer, ReplayBuffer]:
+    """Over a store, and over the same rows in memory, which have the fields and dtypes of the store's."""
+    recorded = ReplayBuffer(store(kind), SAMPLERS[sampler](), batch_size=24, seed=5, **options)
+    taken = recorded[:]
+    return recorded, ReplayBuffer(
+        ArrayStorage(arrays=taken, alignment="arrived"), SAMPLERS[sampler](), batch_size=24, seed=5, **options
+    )
+
+
+def check_same(one: Any, two: Any) -> None:
+    assert one.keys() == two.keys()
+    for name, values in one.items():
+        if isinstance(values, dict):
+            check_same(values, two[name])
+        elif name != "traj_id":  # running numbers
+            np.testing.assert_array_equal(values, two[name], err_msg=name)
+            assert np.asarray(values).dtype == np.asarray(two[name]).dtype
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("kind", ["appended", "dataset", "shuffled"])
+def test_a_buffer_over_a_store_draws_what_one_in_memory_does(kind: str, sampler: str) -> None:
+    recorded, memory = buffers(kind, sampler)
+    for number in range(40):
+        size = 24 if number % 7 else 48
+        check_same(recorded.sample(size), memory.sample(size))
+
+
+@pytest.mark.parametrize("transform", [NextView(takes="arrived"), NStep(3, 0.9, takes="arrived")])
+@pytest.mark.parametrize("sampler", ["whole", "rows"])
+def test_transforms_find_the_same_steps(transform: Any, sampler: str) -> None:
+    recorded, memory = buffers("dataset", sampler, transform=transform)
+    for _ in range(10):
+        check_same(recorded.sample(), memory.sample())
+
+
+@pytest.mark.parametrize("weighting", ["step", "trajectory"])
+def test_a_state_goes_on_in_the_middle_of_what_was_planned(weighting: Any) -> None:
+    def fresh() -> ReplayBuffer:
+        sampler = SliceSampler(sequence_length=6, weighting=weighting)
+        return ReplayBuffer(store("dataset"), sampler, batch_size=24, seed=5)
+
+    one = fresh()
+    for _ in range(13):
+        one.sample()
+    state = one.state_dict()
+    two, three = fresh(), pickle.loads(pickle.dumps(one))
+    two.sample()
+    two.load_state_dict(state)
+    for _ in range(30):
+        batch = one.sample()
+        for other in (two, three):
+            found = other.sample()
+            check_same(batch, found)
+            np.testing.assert_array_equal(batch["traj_id"], found["traj_id"])
