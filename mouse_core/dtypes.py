@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,9 @@ _ML_FLOATS = frozenset(
     }
 )
 
+# How the names of dtypes of NumPy, torch and JAX begin, and of which kind those are.
+_KINDS = {"bool": "b", "uint": "u", "int": "i", "float": "f", "bfloat": "f", "complex": "c"}
+
 
 def is_ml_float(dtype: np.dtype[Any]) -> bool:
     """Whether a dtype is a float that NumPy has from ml_dtypes: bfloat16, or one of 8 bits."""
@@ -31,6 +35,32 @@ def is_ml_float(dtype: np.dtype[Any]) -> bool:
 def number_kind(dtype: np.dtype[Any]) -> str:
     """``dtype.kind``, which is "f" for bfloat16 and 8-bit floats, too."""
     return "f" if dtype.kind == "V" and is_ml_float(dtype) else dtype.kind
+
+
+@lru_cache(maxsize=256)
+def kind_of(dtype: Any) -> str:
+    """``number_kind`` of a dtype of NumPy, JAX or torch; "V" of one that is of no numbers."""
+    if isinstance(dtype, np.dtype):
+        return number_kind(dtype)
+    name = str(dtype).removeprefix("torch.")
+    return next((kind for beginning, kind in _KINDS.items() if name.startswith(beginning)), "V")
+
+
+def namespace(values: Any) -> Any:
+    """The array API's functions for an array; at once for those of NumPy, which is asked for on every batch."""
+    if type(values) is np.ndarray:
+        return _numpy_namespace()
+    from array_api_compat import array_namespace
+
+    return array_namespace(values)
+
+
+@cache
+def _numpy_namespace() -> Any:
+    # It takes all of NumPy with it, f2py included, which importing this package does not wait for.
+    import array_api_compat.numpy
+
+    return array_api_compat.numpy
 
 
 def is_number(dtype: np.dtype[Any]) -> bool:

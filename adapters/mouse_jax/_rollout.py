@@ -13,17 +13,28 @@ import jax.numpy as jnp
 import numpy as np
 
 from mouse_core import ConfigError, MissingFieldError, RolloutError, SchemaError, Spec
-from mouse_core.dtypes import number_kind
 from mouse_core.randomness import check_seed
-from mouse_core.rollouts import MiniBatch, RolloutField, checks, episode_starts, policy_states
+from mouse_core.rollouts import MiniBatch, RolloutField, episode_starts, policy_states
 from mouse_core.rollouts.amp import AmpStates, Extractor, amp_states
+from mouse_core.rollouts.checks import HostArrays, StepChecks
 from mouse_core.rollouts.fields import stored_spec
-from mouse_core.rollouts.mini_batches import check_count, take_mini_batch
-from mouse_core.rollouts.recurrent import take_recurrent_mini_batch
+from mouse_core.rollouts.mini_batches import take_mini_batch, take_recurrent_mini_batch
 from mouse_jax.dtypes import replaced_dtypes
 
 for _kind in (AmpStates, MiniBatch):
     jax.tree_util.register_dataclass(_kind, [one.name for one in dataclasses.fields(_kind)], [])
+
+
+class JaxArrays(HostArrays):
+    """Arrays as they are given, JAX's or NumPy's, whose values may be traced."""
+
+    def array(self, value: Any) -> Any:
+        """A value as an array."""
+        return value if isinstance(value, jax.Array) else np.asarray(value)
+
+    def may_look(self, array: Any) -> bool:
+        """Whether values are known, and no device has to be waited for."""
+        return are_known(array)
 
 
 @dataclass(frozen=True)
@@ -43,6 +54,11 @@ class Layout:
     fields: tuple[tuple[str, RolloutField], ...]
     extractors: tuple[Extractor, Extractor] | None = None
     hidden_axis: int | None = None
+
+    @property
+    def checks(self) -> StepChecks:
+        """What a step must be."""
+        return StepChecks(dict(self.fields), self.num_envs, self.spec, JaxArrays())
 
     @property
     def spec(self) -> Spec:
@@ -125,58 +141,6 @@ def seed_halves(seed: Any) -> jax.Array:
     return jnp.asarray([seed >> 32, seed & 0xFFFFFFFF], jnp.uint32)
 
 
-def as_array(name: str, value: Any, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-    """A value as an array of a shape, which may lack a last 1, and of a dtype, if one is given."""
-    made = value if isinstance(value, jax.Array) else _as_numpy(name, value)
-    made = checks.check_shape(name, made, tuple(shape))
-    if dtype is not None:
-        checks.check_dtype(name, made, np.dtype(dtype), on_host=are_known(made))
-    return jnp.asarray(made, dtype)
-
-
-def _as_numpy(name: str, value: Any) -> np.ndarray[Any, Any]:
-    try:
-        made = np.asarray(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise SchemaError(f"{name}: expected an array, found {type(value).__name__}") from error
-    if number_kind(made.dtype) not in "biuf":
-        raise SchemaError(f"{name}: expected numbers, found {made.dtype}")
-    return made
-
-
-def checked_rows(layout: Layout, given: Mapping[str, Any], step: int | None) -> dict[str, jax.Array]:
-    """The rows to write, by the names of arrays."""
-    rows: dict[str, jax.Array] = {}
-    spec = layout.spec
-    for name, one in layout.fields:
-        value, mask = given.get(name), given.get(f"{name}_mask") if one.mask else None
-        if one.mask:
-            value, mask = checks.split_mask(name, value, mask)
-        shape = (layout.num_envs, *one.shape)
-        if value is None:
-            value, mask = np.zeros(shape, spec[name].dtype), np.zeros(layout.num_envs, bool)
-        if are_known(value):
-            made = value if isinstance(value, jax.Array) else _as_numpy(name, value)
-            largest = 1 if spec[name].dtype.kind == "b" else 2
-            checks.check_values(name, checks.check_shape(name, made, shape), largest_done=largest, step=step)
-        rows[name] = as_array(name, value, shape, spec[name].dtype)
-        if one.mask:
-            mask = np.ones(layout.num_envs, bool) if mask is None else mask
-            made = as_array(f"{name}_mask", mask, (layout.num_envs, 1), None)
-            if are_known(made):
-                checks.refuse(f"{name}_mask", made, (made == 0) | (made == 1), "True or False", step)
-            rows[f"{name}_mask"] = made[:, 0] != 0
-    return rows
-
-
-def check_hidden(layout: Layout, path: str, leaf: Any) -> None:
-    """SchemaError if a hidden state is not one of the environments."""
-    shape = np.shape(leaf)
-    axis = policy_states.env_axis(shape, layout.hidden_axis)
-    if len(shape) <= axis or shape[axis] != layout.num_envs:
-        raise SchemaError(f"{path}: expected {layout.num_envs} environments on axis {axis}, found shape {list(shape)}")
-
-
 def checked_hidden(rollout: Rollout, given: Any, step: int | None) -> Any:
     """The hidden states to write, in the structure of the rollout's; None where it has none.
 
@@ -190,7 +154,7 @@ def checked_hidden(rollout: Rollout, given: Any, step: int | None) -> Any:
         return None
 
     def check(path: str, array: jax.Array, leaf: Any) -> jax.Array:
-        check_hidden(rollout.layout, path, leaf)
+        policy_states.check_envs(path, np.shape(leaf), rollout.layout.num_envs, rollout.layout.hidden_axis)
         if np.shape(leaf) != array.shape[1:]:
             raise SchemaError(f"{path}: expected shape {list(array.shape[1:])}, found {list(np.shape(leaf))}")
         return jnp.asarray(leaf, array.dtype)
@@ -223,15 +187,6 @@ def check_readable(rollout: Rollout, caller: str) -> None:
     check_full(rollout, caller)
     if "values" in rollout.arrays and known(rollout.computed) == 0:
         raise RolloutError(f"{caller}: expected returns, found none for these rows; compute_returns first")
-
-
-def checked_histories(rollout: Rollout, histories: Mapping[str, int] | None) -> dict[str, int]:
-    """The histories that are asked for, or ConfigError."""
-    for name, length in (histories or {}).items():
-        if name not in rollout.arrays:
-            raise ConfigError(f"histories: expected fields of {list(rollout.arrays)}, found {name!r}")
-        check_count(f"histories[{name!r}]", length)
-    return dict(histories or {})
 
 
 def _flat(rollout: Rollout) -> dict[str, jax.Array]:
@@ -278,7 +233,9 @@ take_environments: Callable[..., MiniBatch] = jax.jit(
 
 def _put_rows(arrays: Any, rows: Any, step: jax.Array) -> Any:
     fields, hidden = arrays
-    put = {name: fields[name].at[step].set(row, mode="drop") for name, row in rows[0].items()}
+    put = {
+        name: fields[name].at[step].set(row.astype(fields[name].dtype), mode="drop") for name, row in rows[0].items()
+    }
     return {**fields, **put}, jax.tree.map(lambda array, row: array.at[step].set(row, mode="drop"), hidden, rows[1])
 
 

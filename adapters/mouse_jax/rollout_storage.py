@@ -17,25 +17,21 @@ import numpy as np
 
 from mouse_core import ConfigError, MissingFieldError
 from mouse_core.errors import RolloutError, RolloutFullError
-from mouse_core.rollouts import MiniBatch, RolloutField, Transition, checks, episode_starts, policy_states
+from mouse_core.rollouts import MiniBatch, RolloutField, Transition, episode_starts, policy_states
 from mouse_core.rollouts.amp import find_extractors
+from mouse_core.rollouts.checks import check_unit
 from mouse_core.rollouts.fields import complete_fields
-from mouse_core.rollouts.mini_batches import check_count, cut
-from mouse_core.rollouts.returns import check_truncation, normalized
-from mouse_core.rollouts.transition import fields_of
+from mouse_core.rollouts.mini_batches import check_count, check_histories, cut
+from mouse_core.rollouts.returns import normalized
 from mouse_jax import _philox, returns
 from mouse_jax._rollout import (
     Layout,
     Rollout,
     amp_of,
     are_known,
-    as_array,
     check_full,
-    check_hidden,
     check_readable,
     checked_hidden,
-    checked_histories,
-    checked_rows,
     known,
     put_rows,
     row_taker,
@@ -98,7 +94,7 @@ def init(
     layout = Layout(shape[1], shape[0], tuple(completed.items()), extractors, policy_states.check_axis(hidden_axis))
 
     def memory(path: str, leaf: Any) -> jax.Array:
-        check_hidden(layout, path, leaf)
+        policy_states.check_envs(path, np.shape(leaf), layout.num_envs, layout.hidden_axis)
         return jnp.zeros((layout.num_transitions_per_env, *np.shape(leaf)), jnp.result_type(leaf))
 
     return Rollout(
@@ -132,10 +128,8 @@ def append(rollout: Rollout, transition: Transition | Mapping[str, Any]) -> Roll
     most = layout.num_transitions_per_env
     if step is not None and step >= most:
         raise RolloutFullError(f"append: expected at most {most} rows, found one more; clear first")
-    given = fields_of(transition)
-    checks.drop_stand_ins(given, rollout.arrays)
-    checks.check_names(given, dict(layout.fields))
-    rows = checked_rows(layout, given, step)
+    given = layout.checks.given(transition)
+    rows = layout.checks.rows(given, step)
     hidden = checked_hidden(rollout, given.get("hidden_states"), step)
     arrays, hidden = put_rows((rollout.arrays, rollout.hidden_states), (rows, hidden), rollout.step)
     return replace(rollout, arrays=arrays, hidden_states=hidden, step=rollout.step + 1, computed=jnp.asarray(False))
@@ -180,23 +174,19 @@ def compute_returns(
     Raises:
         RolloutError, ConfigError, SchemaError, DataError, MissingFieldError: As there, where values are known.
     """
+    layout = rollout.layout
     check_full(rollout, "compute_returns")
     if "values" not in rollout.arrays:
         raise MissingFieldError(f"compute_returns: expected a field 'values', found {list(rollout.arrays)}")
-    gamma, lam = (
-        value if isinstance(value, jax.core.Tracer) else checks.check_unit(name, value)
+    discount, lam = (
+        value if isinstance(value, jax.core.Tracer) else check_unit(name, value)
         for name, value in (("gamma", gamma), ("lam", lam))
     )
-    check_truncation(time_outs, final_values)
     rewards, values, dones = (rollout[name] for name in ("rewards", "values", "dones"))
-    last = as_array("last_values", last_values, values.shape[1:], values.dtype)
-    if time_outs is not None:
-        time_outs = as_array("time_outs", time_outs, dones.shape, None).astype(bool)
-        final_values = as_array("final_values", final_values, values.shape, values.dtype)
-    if are_known(dones, last, time_outs, final_values):
-        checks.check_ends(dones, last, time_outs, final_values)
+    ends = layout.checks.ends(values, dones, last_values, time_outs, final_values)
+    last, time_outs, finals = jax.tree.map(jnp.asarray, ends)
     advantages, found = returns.gae(
-        rewards, values, dones, last, discount=gamma, lam=lam, time_outs=time_outs, final_values=final_values
+        rewards, values, dones, last, discount=discount, lam=lam, time_outs=time_outs, final_values=finals
     )
     computed = {"returns": found, "advantages": normalized(advantages) if normalize_advantage else advantages}
     computed = {name: array.astype(rollout[name].dtype) for name, array in computed.items()}
@@ -230,7 +220,7 @@ def mini_batch(rollout: Rollout, rows: jax.Array, *, histories: Mapping[str, int
     Raises:
         RolloutError, ConfigError: As ``mini_batches``.
     """
-    histories = checked_histories(rollout, histories)
+    histories = check_histories(histories, rollout.arrays)
     check_readable(rollout, "mini_batch")
     return row_taker(rollout, histories)(rows)
 
@@ -260,7 +250,7 @@ def mini_batches(
         ConfigError: A number out of range; a history of an unknown field.
     """
     check_count("num_epochs", num_epochs)
-    histories = checked_histories(rollout, histories)
+    histories = check_histories(histories, rollout.arrays)
     check_readable(rollout, "mini_batches")
     layout = rollout.layout
     parts = cut(layout.num_transitions_per_env * layout.num_envs, num_mini_batches, drop_last=drop_last)

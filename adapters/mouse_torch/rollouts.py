@@ -9,9 +9,51 @@ import numpy.typing as npt
 import torch
 
 from mouse_core import ConfigError, rollouts
-from mouse_core.rollouts.amp import AmpStates
+from mouse_core.rollouts.checks import HostArrays
 from mouse_torch.tracing import untraced
 from mouse_torch.transfer import torch_dtype
+
+
+class TensorArrays(HostArrays):
+    """The arrays of a storage as torch tensors on one device.
+
+    Args:
+        device: Where they are; None: the CPU.
+
+    Raises:
+        ConfigError: A device that is not there.
+    """
+
+    def __init__(self, device: Any = None) -> None:
+        try:
+            # The number of the current device belongs to it: tensors say "cuda:0".
+            self.device = torch.empty(0, device="cpu" if device is None else device).device
+        except (RuntimeError, TypeError, AssertionError) as error:
+            raise ConfigError(f"device: expected a torch device that is there, found {device!r}") from error
+
+    def array(self, value: Any) -> torch.Tensor:
+        """A value as a tensor, detached from the graph."""
+        return torch.as_tensor(value, device=self.device).detach()
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any) -> torch.Tensor:
+        """A tensor of zeros of a NumPy or torch dtype."""
+        # A tensor that is made in inference mode can be written to only there, and rollouts are often begun there.
+        with torch.inference_mode(False):
+            return torch.zeros(
+                shape, dtype=dtype if isinstance(dtype, torch.dtype) else torch_dtype(dtype), device=self.device
+            )
+
+    def index(self, rows: npt.NDArray[np.int64]) -> torch.Tensor:
+        """Row numbers as a tensor."""
+        return torch.from_numpy(rows).to(self.device)
+
+    def may_look(self, array: torch.Tensor) -> bool:
+        """Whether no device has to be waited for."""
+        return bool(self.device.type == "cpu")
+
+    def without_gradients(self) -> torch.no_grad:
+        """``torch.no_grad()``."""
+        return torch.no_grad()
 
 
 @untraced("add_transitions", "mini_batch_generator", "recurrent_mini_batch_generator", "generator", "_read", "_steps")
@@ -41,29 +83,4 @@ class RolloutStorage(rollouts.RolloutStorage):
                  [1.]]])
     """
 
-    def _find_device(self, device: Any) -> torch.device:
-        try:
-            # The number of the current device belongs to it: tensors say "cuda:0".
-            return torch.empty(0, device="cpu" if device is None else device).device
-        except (RuntimeError, TypeError, AssertionError) as error:
-            raise ConfigError(f"device: expected a torch device that is there, found {device!r}") from error
-
-    def _on_host(self) -> bool:
-        return bool(self.device.type == "cpu")
-
-    def _zeros(self, shape: tuple[int, ...], dtype: Any) -> torch.Tensor:
-        # A tensor that is made in inference mode can be written to only there, and rollouts are often begun there.
-        with torch.inference_mode(False):
-            return torch.zeros(
-                shape, dtype=dtype if isinstance(dtype, torch.dtype) else torch_dtype(dtype), device=self.device
-            )
-
-    def _array(self, value: Any) -> torch.Tensor:
-        return torch.as_tensor(value, device=self.device).detach()
-
-    def _index(self, rows: npt.NDArray[np.int64]) -> torch.Tensor:
-        return torch.from_numpy(rows).to(self.device)
-
-    def _amp(self) -> AmpStates | None:
-        with torch.no_grad():
-            return super()._amp()
+    kind_of_arrays = TensorArrays

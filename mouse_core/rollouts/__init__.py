@@ -1,7 +1,7 @@
-"""Rollouts: on-policy storage, and groups of language-model rollouts."""
+"""Rollouts: on-policy storage, its returns and its mini-batches."""
 
 from mouse_core.rollouts.alignment import Outgoing, outgoing
-from mouse_core.rollouts.fields import RolloutField, motion_mimic_fields
+from mouse_core.rollouts.fields import RolloutField, Transition, motion_mimic_fields
 from mouse_core.rollouts.mini_batches import MiniBatch, permutation
 from mouse_core.rollouts.returns import (
     discounted_returns,
@@ -20,7 +20,6 @@ from mouse_core.rollouts.trajectories import (
     trajectory_rows,
     unpad_trajectories,
 )
-from mouse_core.rollouts.transition import Transition
 
 __all__ = [
     "MiniBatch",

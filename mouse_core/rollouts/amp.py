@@ -10,8 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from array_api_compat import array_namespace
-
+from mouse_core.dtypes import namespace
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.rollouts.fields import RolloutField
 from mouse_core.rollouts.trajectories import history_rows
@@ -89,7 +88,7 @@ def previous_states(states: AmpStates, rows: Array, starts: Array) -> dict[str, 
         rows: Flat row numbers, of any shape.
         starts: As ``episode_starts`` returns them.
     """
-    xp = array_namespace(rows)
+    xp = namespace(rows)
     before, there = history_rows(xp.reshape(rows, (-1,)), starts, 2)
     before, there = before[:, 0], there[:, 0]
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from array_api_compat import array_namespace
 
+from mouse_core.dtypes import namespace
 from mouse_core.errors import ConfigError, MissingFieldError
 from mouse_core.randomness import Key, Purpose
 from mouse_core.rollouts import policy_states
 from mouse_core.rollouts.amp import AmpStates, previous_states
-from mouse_core.rollouts.trajectories import history_rows, take_rows
+from mouse_core.rollouts.trajectories import episode_starts, history_rows, take_rows, trajectory_rows
 
 Array = Any
 
@@ -248,6 +248,15 @@ def check_count(where: str, value: object) -> None:
         raise ConfigError(f"{where}: expected an integer from 1, found {value!r}")
 
 
+def check_histories(histories: Mapping[str, int] | None, fields: Mapping[str, Any]) -> dict[str, int]:
+    """Fields whose last H frames are delivered, and H; ConfigError unless these are fields and integers from 1."""
+    for name, length in (histories or {}).items():
+        if name not in fields:
+            raise ConfigError(f"histories: expected fields of {list(fields)}, found {name!r}")
+        check_count(f"histories[{name!r}]", length)
+    return dict(histories or {})
+
+
 # ---------------------------------------------------------------------- what they hold
 
 
@@ -272,7 +281,7 @@ def take_mini_batch(
         hidden_states: Of every row.
         hidden_axis: Where they have the environments.
     """
-    xp = array_namespace(rows)
+    xp = namespace(rows)
     frames = {}
     for name, length in (histories or {}).items():
         before, there = history_rows(rows, starts, length)
@@ -287,3 +296,51 @@ def take_mini_batch(
         rows=rows,
         **({} if amp is None else previous_states(amp, rows, starts)),
     )
+
+
+def take_recurrent_mini_batch(
+    arrays: Mapping[str, Array],
+    envs: Array,
+    *,
+    num_trajectories: int | None = None,
+    amp: AmpStates | None = None,
+    hidden_states: Any = None,
+    hidden_axis: int | None = None,
+) -> MiniBatch:
+    """The mini-batch of the trajectories of some environments.
+
+    Args:
+        arrays: Fields ``[T, N, ...]``, ``dones`` among them.
+        envs: Numbers of the environments, ``[n]``.
+        num_trajectories: As in ``trajectory_rows``; needed under ``jax.jit``.
+        amp: For the previous states.
+        hidden_states: Of every row.
+        hidden_axis: Where they have the environments.
+
+    Returns:
+        Trajectories ``[T, K, ...]`` of all fields but ``TARGETS``, which stay ``[T, n, ...]``.
+    """
+    xp = namespace(envs)
+    dones = arrays["dones"]
+    all_envs = dones.shape[1]
+    own = {name: xp.take(values, envs, axis=1) for name, values in arrays.items()}
+    trajectories, masks = trajectory_rows(own["dones"], num_trajectories=num_trajectories)
+    # Numbers of the environments' rows among those of all environments.
+    step = xp.cumulative_sum(xp.ones_like(own["dones"][:, 0, 0], dtype=envs.dtype)) - 1
+    rows = step[:, None] * all_envs + envs[None, :]
+    starts = xp.take(xp.reshape(rows, (-1,)), trajectories[0])
+    return MiniBatch(
+        {
+            name: values if _is_target(name, arrays) else take_rows(values, trajectories, masks)
+            for name, values in own.items()
+        },
+        (None, None) if hidden_states is None else policy_states.take(hidden_states, starts, hidden_axis),
+        masks,
+        rows=rows,
+        **({} if amp is None else previous_states(amp, rows, episode_starts(dones))),
+    )
+
+
+def _is_target(name: str, arrays: Mapping[str, Array]) -> bool:
+    data = name.removesuffix("_mask")
+    return name in TARGETS or (data in TARGETS and data in arrays)

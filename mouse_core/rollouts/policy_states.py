@@ -5,12 +5,124 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from array_api_compat import array_namespace
-
-from mouse_core.errors import ConfigError, SchemaError
+from mouse_core.dtypes import namespace
+from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
+from mouse_core.rollouts.checks import HostArrays
 
 Tree = Any
 Array = Any
+
+
+class PolicyStates:
+    """The hidden states of actor and critic in every row of a rollout.
+
+    Args:
+        num_transitions_per_env: How many rows there is room for.
+        num_envs: How many environments each row has.
+        axis: Where a state has its environments; see ``env_axis``.
+        arrays: The kind of arrays they are kept in.
+
+    Raises:
+        ConfigError: What is no axis.
+    """
+
+    def __init__(self, num_transitions_per_env: int, num_envs: int, axis: int | None, arrays: HostArrays) -> None:
+        self._rows, self._num_envs = num_transitions_per_env, num_envs
+        self.axis = check_axis(axis)
+        self._arrays = arrays
+        # Of the actor and of the critic: memory, which the next rollout overwrites, and whether this one has states.
+        self._memory: list[Tree] = [None, None]
+        self._stated = [False, False]
+        self._all_said = True
+
+    @property
+    def trees(self) -> tuple[Tree, Tree] | None:
+        """``(actor, critic)``, arrays ``[T, ...]``; None if no row had any."""
+        if not any(self._stated):
+            return None
+        actor, critic = (held if stated else None for held, stated in zip(self._memory, self._stated, strict=True))
+        return actor, critic
+
+    def clear(self) -> None:
+        """Begin a new rollout."""
+        self._stated = [False, False]
+        # Whether all rows have said what the states are, if only (None, None).
+        self._all_said = True
+
+    def check(self, given: Any, step: int) -> list[Tree] | None:
+        """The states of one step, ``[actor, critic]`` as arrays; None if the transition says nothing about them.
+
+        Args:
+            given: ``(actor, critic)``, each a tree or None; or None.
+            step: The row that they are for, of which nothing is written yet.
+
+        Raises:
+            SchemaError: They are no pair, or of other environments, structures, shapes or dtypes than in the rows
+                before; or the rows before said nothing about them.
+            MissingFieldError: There are none, although the rows before had some.
+        """
+        said = isinstance(given, tuple | list) and len(given) == 2
+        if not said and not is_empty(given):
+            raise SchemaError(f"hidden_states: expected (actor, critic), found {type(given).__name__}")
+        row: list[Tree] = [None, None]
+        for place, states in enumerate(given if said else row):
+            path = f"hidden_states[{place}]"
+            if is_empty(states):
+                if self._stated[place]:
+                    raise MissingFieldError(f"{path}: expected it in every row, found none in row {step}")
+                continue
+            row[place] = tree_map(self._as_state, states, path=path)
+            if self._stated[place]:
+                tree_map(_check_same, row[place], self._memory[place], path=path)
+            elif not self._all_said:
+                raise SchemaError(
+                    f"hidden_states: expected them in every row, found them first in row {step}; where a policy "
+                    "has no state yet, (None, None) says so"
+                )
+        return row if said else None
+
+    def write(self, row: list[Tree] | None, step: int) -> None:
+        """Copy what ``check`` returned into row ``step``."""
+
+        def copy(path: str, states: Array, memory: Array) -> None:
+            memory[step] = states
+
+        self._all_said = self._all_said and row is not None
+        for place, states in enumerate(row or ()):
+            if states is not None:
+                if not self._stated[place]:
+                    self._memory[place] = self._begun(states, self._memory[place], step)
+                    self._stated[place] = True
+                tree_map(copy, states, self._memory[place])
+
+    def _as_state(self, path: str, leaf: Any) -> Array:
+        made = self._arrays.array(leaf)
+        check_envs(path, tuple(made.shape), self._num_envs, self.axis)
+        return made
+
+    def _begun(self, states: Tree, memory: Tree, step: int) -> Tree:
+        """Memory for states like these, that of the last rollout if it fits; zeros in the rows before ``step``."""
+
+        def forget(path: str, array: Array) -> Array:
+            array[:step] = 0
+            return array
+
+        def make(path: str, leaf: Array) -> Array:
+            return self._arrays.zeros((self._rows, *leaf.shape), leaf.dtype)
+
+        try:
+            tree_map(_check_same, states, memory)
+        except SchemaError:
+            return tree_map(make, states)
+        return tree_map(forget, memory)
+
+
+def _check_same(path: str, row: Array, array: Array) -> None:
+    if row.shape != array.shape[1:] or row.dtype != array.dtype:
+        raise SchemaError(
+            f"{path}: expected {array.dtype} {list(array.shape[1:])} as in the rows before, "
+            f"found {row.dtype} {list(row.shape)}"
+        )
 
 
 def tree_map(call: Callable[..., Any], tree: Tree, *others: Tree, path: str = "hidden_states") -> Tree:
@@ -19,29 +131,31 @@ def tree_map(call: Callable[..., Any], tree: Tree, *others: Tree, path: str = "h
     Raises:
         SchemaError: Another tree of a different structure.
     """
+    node = _node(tree)
+    if any(_node(other) != node for other in others):
+        raise SchemaError(f"{path}: expected {node} as in the rows before, found another structure")
     if tree is None:
-        if any(other is not None for other in others):
-            raise SchemaError(f"{path}: expected None as in the rows before, found something")
         return None
     if isinstance(tree, dict):
-        if any(not isinstance(other, dict) or other.keys() != tree.keys() for other in others):
-            raise SchemaError(f"{path}: expected a dict of {list(tree)} as in the rows before, found another structure")
-        return {
-            key: tree_map(call, value, *(other[key] for other in others), path=f"{path}[{key!r}]")
-            for key, value in tree.items()
-        }
-    if isinstance(tree, tuple | list):
-        if any(not isinstance(other, tuple | list) or len(other) != len(tree) for other in others):
-            raise SchemaError(f"{path}: expected {len(tree)} parts as in the rows before, found another structure")
-        parts = [
-            tree_map(call, value, *(other[place] for other in others), path=f"{path}[{place}]")
-            for place, value in enumerate(tree)
-        ]
-        # A named tuple takes its parts one by one.
-        return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
-    if any(other is None or isinstance(other, dict | tuple | list) for other in others):
-        raise SchemaError(f"{path}: expected an array as in the rows before, found another structure")
-    return call(path, tree, *others)
+        keys: Any = tree.keys()
+    elif isinstance(tree, tuple | list):
+        keys = range(len(tree))
+    else:
+        return call(path, tree, *others)
+    parts = {key: tree_map(call, tree[key], *(other[key] for other in others), path=f"{path}[{key!r}]") for key in keys}
+    if isinstance(tree, dict):
+        return parts
+    # A named tuple takes its parts one by one.
+    return type(tree)(*parts.values()) if hasattr(tree, "_fields") else type(tree)(parts.values())
+
+
+def _node(tree: Tree) -> str:
+    """What a node of a tree is, in words, which are equal where the structure is."""
+    if tree is None:
+        return "None"
+    if isinstance(tree, dict):
+        return f"a dict of {sorted(tree, key=repr)}"
+    return f"{len(tree)} parts" if isinstance(tree, tuple | list) else "an array"
 
 
 def is_empty(tree: Tree) -> bool:
@@ -63,6 +177,16 @@ def env_axis(shape: tuple[int, ...], axis: int | None) -> int:
     return (1 if len(shape) >= 3 else 0) if axis is None else axis
 
 
+def check_envs(path: str, shape: tuple[int, ...], num_envs: int, axis: int | None) -> None:
+    """SchemaError if a hidden state of this shape is not one of so many environments; for ``axis`` see ``env_axis``."""
+    axis = env_axis(shape, axis)
+    if len(shape) <= axis or shape[axis] != num_envs:
+        raise SchemaError(
+            f"{path}: expected {num_envs} environments on axis {axis}, found shape {list(shape)}; "
+            "hidden_axis says on which axis they are"
+        )
+
+
 def take(stored: Tree, rows: Array, axis: int | None) -> Tree:
     """The hidden states of some rows.
 
@@ -76,8 +200,10 @@ def take(stored: Tree, rows: Array, axis: int | None) -> Tree:
     """
 
     def one(path: str, leaf: Array) -> Array:
-        xp = array_namespace(leaf)
+        xp = namespace(leaf)
         place = env_axis(tuple(leaf.shape[1:]), axis)
+        # [T, layers, N, ...] becomes [T * N, layers, ...], whose rows have flat numbers, and [B, layers, ...] becomes
+        # [layers, B, ...].
         by_row = xp.moveaxis(leaf, place + 1, 1)
         taken = xp.take(xp.reshape(by_row, (-1, *by_row.shape[2:])), rows, axis=0)
         return xp.moveaxis(taken, 0, place)

@@ -22,8 +22,9 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import numpy as np
-from array_api_compat import array_namespace, is_jax_array, is_numpy_array, is_torch_array
+from array_api_compat import is_jax_array, is_numpy_array, is_torch_array
 
+from mouse_core.dtypes import namespace
 from mouse_core.errors import ConfigError, SchemaError
 
 Array = Any
@@ -58,7 +59,7 @@ def backward(terms: Array, decays: Array, last: Array) -> Array:
     for row in range(terms.shape[0] - 1, -1, -1):
         last = terms[row] + decays[row] * last
         found.append(last)
-    return array_namespace(terms).stack(found[::-1])
+    return namespace(terms).stack(found[::-1])
 
 
 def gae(
@@ -164,7 +165,7 @@ def n_step_returns(
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ConfigError(f"n_step_returns: n: expected an integer from 1, found {n!r}")
     ended, following = _following(rewards, values, dones, last_values, time_outs, final_values)
-    xp = array_namespace(rewards)
+    xp = namespace(rewards)
     returns = rewards + discount * following
     for _ in range(min(n, rewards.shape[0]) - 1):
         onward = xp.concat([returns[1:], last_values[None]])
@@ -243,7 +244,7 @@ def vtrace(
     """
     ended, following = _following(rewards, values, dones, last_values, time_outs, final_values)
     check_rows("ratios", ratios, rewards.shape)
-    xp = array_namespace(rewards)
+    xp = namespace(rewards)
     deltas = xp.clip(ratios, max=clip_rho) * (rewards + discount * following - values)
     decays = discount * lam * _where_on(ended, values) * xp.clip(ratios, max=clip_c)
     targets = values + recurrence(deltas, decays, _nothing(deltas))
@@ -264,7 +265,7 @@ def normalized(advantages: Array, *, epsilon: float = 1e-8) -> Array:
     Returns:
         The same shape and dtype.
     """
-    xp = array_namespace(advantages)
+    xp = namespace(advantages)
     apart = xp.reshape(advantages, (-1,))
     if not _is_narrow(advantages):
         apart = xp.astype(apart, xp.float64)
@@ -287,7 +288,7 @@ def _following(
     """Where episodes end, bool ``[T, ...]``, and V', ``[T, ...]``."""
     if not rewards.shape or rewards.shape[0] < 1:
         raise SchemaError(f"rewards: expected at least one row, found shape {tuple(rewards.shape)}")
-    xp = array_namespace(rewards)
+    xp = namespace(rewards)
     for name, given in (("rewards", rewards), ("values", values)):
         if not xp.isdtype(given.dtype, "real floating"):
             raise SchemaError(f"{name}: expected floating numbers, found {given.dtype}")
@@ -328,17 +329,17 @@ def _put(values: Array, where: Array, others: Array | float) -> Array:
         # In place: fresh memory of this size costs more than what is done with it.
         np.copyto(values, others, where=where, casting="same_kind")
         return values
-    xp = array_namespace(values)
+    xp = namespace(values)
     return xp.where(where, xp.zeros_like(values) if isinstance(others, float) else others, values)
 
 
 def _where_on(ended: Array, like: Array) -> Array:
     """1 - d, in the dtype of ``like``."""
-    return array_namespace(like).astype(~ended, like.dtype)
+    return namespace(like).astype(~ended, like.dtype)
 
 
 def _nothing(rows: Array) -> Array:
-    return array_namespace(rows).zeros_like(rows[0])
+    return namespace(rows).zeros_like(rows[0])
 
 
 def _is_narrow(values: Array) -> bool:

@@ -6,25 +6,25 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
-from array_api_compat import array_namespace
 
 from mouse_core._base.tracing import refuse_traced
 from mouse_core.dtypes import widened
 from mouse_core.errors import ConfigError, MissingFieldError, RolloutError, StateError
-from mouse_core.rollouts import checks
 from mouse_core.rollouts._rows import RolloutRows
 from mouse_core.rollouts.amp import AmpStates, amp_states
+from mouse_core.rollouts.checks import check_unit
 from mouse_core.rollouts.fields import COMPUTED, TrainingType, motion_mimic_fields
 from mouse_core.rollouts.mini_batches import (
     MiniBatch,
     check_count,
+    check_histories,
     cut,
     pair,
     permutation,
     take_mini_batch,
+    take_recurrent_mini_batch,
 )
-from mouse_core.rollouts.recurrent import take_recurrent_mini_batch
-from mouse_core.rollouts.returns import check_truncation, gae, normalized
+from mouse_core.rollouts.returns import gae, normalized
 from mouse_core.rollouts.trajectories import episode_starts
 
 Array = Any
@@ -140,20 +140,13 @@ class RolloutStorage(RolloutRows):
         self._check_full("compute_returns")
         if "values" not in self._arrays:
             raise MissingFieldError(f"compute_returns: expected a field 'values', found {list(self._fields)}")
-        gamma, lam = checks.check_unit("gamma", gamma), checks.check_unit("lam", lam)
-        check_truncation(time_outs, final_values)
+        discount, lam = check_unit("gamma", gamma), check_unit("lam", lam)
         # bfloat16 is computed in float32: NumPy's array API does not know it.
         rewards, values, dones = (widened(self._arrays[name]) for name in ("rewards", "values", "dones"))
-        last = widened(self._as_values("last_values", last_values, (self.num_envs, 1)))
-        if time_outs is not None:
-            time_outs = self._as("time_outs", time_outs, tuple(dones.shape), None)
-            xp = array_namespace(time_outs)
-            time_outs = xp.astype(time_outs, xp.bool, copy=False)
-            final_values = widened(self._as_values("final_values", final_values, tuple(values.shape)))
-        if self._validate:
-            checks.check_ends(dones, last, time_outs, final_values)
+        ends = self._checks.ends(self._arrays["values"], dones, last_values, time_outs, final_values)
+        last, time_outs, finals = map(widened, ends)
         advantages, returns = gae(
-            rewards, values, dones, last, discount=gamma, lam=lam, time_outs=time_outs, final_values=final_values
+            rewards, values, dones, last, discount=discount, lam=lam, time_outs=time_outs, final_values=finals
         )
         self._arrays["returns"][...] = returns
         self._arrays["advantages"][...] = normalized(advantages) if normalize_advantage else advantages
@@ -188,20 +181,14 @@ class RolloutStorage(RolloutRows):
             ConfigError: A number out of range; a storage for distillation; a history of an unknown field.
         """
         self._check_readable("mini_batch_generator", num_epochs)
-        histories = dict(histories or {})
-        for name, length in histories.items():
-            if name not in self._arrays:
-                raise ConfigError(f"histories: expected fields of {list(self._arrays)}, found {name!r}")
-            check_count(f"histories[{name!r}]", length)
+        histories = check_histories(histories, self._arrays)
         rows_in_all = self.num_transitions_per_env * self.num_envs
         parts = cut(rows_in_all, num_mini_batches, drop_last=drop_last)
         flat, starts = self._flat(), episode_starts(self._arrays["dones"])
-        amp, hidden = self._amp(), self.hidden_states
+        options = {"amp": self._amp(), "hidden_states": self.hidden_states, "hidden_axis": self._states.axis}
 
         def take(rows: Array) -> MiniBatch:
-            return take_mini_batch(
-                flat, rows, starts, amp=amp, histories=histories, hidden_states=hidden, hidden_axis=self._hidden_axis
-            )
+            return take_mini_batch(flat, rows, starts, histories=histories, **options)
 
         return self._read(take, rows_in_all, parts, num_epochs, shuffle=True)
 
@@ -226,7 +213,7 @@ class RolloutStorage(RolloutRows):
         arrays, amp, hidden = self._read_arrays(), self._amp(), self.hidden_states
 
         def take(envs: Array) -> MiniBatch:
-            return take_recurrent_mini_batch(arrays, envs, amp=amp, hidden_states=hidden, hidden_axis=self._hidden_axis)
+            return take_recurrent_mini_batch(arrays, envs, amp=amp, hidden_states=hidden, hidden_axis=self._states.axis)
 
         return self._read(take, self.num_envs, parts, num_epochs, shuffle=shuffle)
 
@@ -292,10 +279,6 @@ class RolloutStorage(RolloutRows):
 
     # ------------------------------------------------------------------ details
 
-    def _as_values(self, name: str, value: Any, shape: tuple[int, ...]) -> Array:
-        made = self._as(name, value, shape, self.spec["values"].dtype)
-        return array_namespace(made).astype(made, self._arrays["values"].dtype, copy=False)
-
     def _read_arrays(self) -> dict[str, Array]:
         """The arrays that this rollout filled."""
         return {
@@ -309,7 +292,10 @@ class RolloutStorage(RolloutRows):
         return {name: values.reshape((rows, *values.shape[2:])) for name, values in self._read_arrays().items()}
 
     def _amp(self) -> AmpStates | None:
-        return None if self._extractors is None else amp_states(self._flat(), *self._extractors)
+        if self._extractors is None:
+            return None
+        with self._kind.without_gradients():
+            return amp_states(self._flat(), *self._extractors)
 
     def _read(
         self, take: Callable[[Array], MiniBatch], count: int, parts: list[slice], num_epochs: int, *, shuffle: bool
@@ -318,7 +304,7 @@ class RolloutStorage(RolloutRows):
         version = self._version
         for _ in range(num_epochs):
             order = permutation(self.seed, self.epoch, count) if shuffle else np.arange(count)
-            numbers = self._index(order)
+            numbers = self._kind.index(order)
             self.epoch += 1
             for part in parts:
                 self._check_unchanged(version)

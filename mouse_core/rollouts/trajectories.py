@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from array_api_compat import array_namespace, is_torch_array
+from array_api_compat import is_torch_array
 
+from mouse_core.dtypes import namespace
 from mouse_core.errors import ConfigError, SchemaError
 
 Array = Any
@@ -32,7 +33,7 @@ def episode_starts(dones: Array) -> Array:
         dones = dones[:, :, 0]
     if dones.ndim != 2 or 0 in dones.shape:
         raise SchemaError(f"dones: expected [T, N] or [T, N, 1], found shape {tuple(dones.shape)}")
-    xp = array_namespace(dones)
+    xp = namespace(dones)
     ended = dones != 0
     return xp.concat([xp.ones_like(ended[:1]), ended[:-1]])
 
@@ -53,7 +54,7 @@ def trajectory_rows(dones: Array, *, num_trajectories: int | None = None) -> tup
         ConfigError: No number under ``jax.jit``.
     """
     starts = episode_starts(dones)
-    xp = array_namespace(starts)
+    xp = namespace(starts)
     steps, envs = starts.shape
     by_env = xp.reshape(xp.permute_dims(starts, (1, 0)), (-1,))
     place = _arange(xp, starts, steps)
@@ -80,7 +81,7 @@ def take_rows(values: Array, rows: Array, masks: Array) -> Array:
     Returns:
         ``[A, B, ...]``, 0 (or False) where there is no row.
     """
-    xp = array_namespace(values)
+    xp = namespace(values)
     flat = xp.reshape(values, (-1, *values.shape[2:]))
     taken = xp.reshape(xp.take(flat, xp.reshape(rows, (-1,)), axis=0), (*rows.shape, *values.shape[2:]))
     return xp.where(_beside(xp, masks, taken), taken, xp.zeros_like(taken[:1]))
@@ -125,7 +126,7 @@ def unpad_trajectories(padded: Array, masks: Array, *, num_envs: int | None = No
     """
     if tuple(padded.shape[:2]) != tuple(masks.shape):
         raise SchemaError(f"padded: expected [T, K, ...] as masks {tuple(masks.shape)}, found {tuple(padded.shape)}")
-    xp = array_namespace(padded)
+    xp = namespace(padded)
     steps, count = masks.shape
     place = _arange(xp, padded, steps)
     ends = xp.cumulative_sum(xp.sum(xp.astype(masks, place.dtype), axis=0))
@@ -155,7 +156,7 @@ def history_rows(rows: Array, starts: Array, length: int) -> tuple[Array, Array]
         Flat row numbers ``[B, H]``, the oldest first and ``rows`` themselves last, and bool ``[B, H]``: whether there
         is such a row. Where there is none, the number is that of the first row of the episode in this rollout.
     """
-    xp = array_namespace(rows, starts)
+    xp = namespace(rows)
     flat = xp.reshape(starts, (-1,))
     found, there = [rows], [xp.ones_like(rows, dtype=xp.bool)]
     for _ in range(length - 1):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from array_api_compat import array_namespace, device
+from array_api_compat import device
 
+from mouse_core.dtypes import namespace
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
 from mouse_core.replay.protocols import FieldKey
 from mouse_core.spec import check_list
@@ -146,19 +146,6 @@ def steps_of(values: Array, *, where: str, key: FieldKey) -> tuple[int, int]:
 def along_time(batch: Any, steps: tuple[int, int], change: Callable[[Array], Array]) -> Any:
     """The batch with ``change`` applied to every field whose first axes are those of the steps."""
     return map_tree(lambda values: change(values) if runs(values, steps) else values, batch)
-
-
-def namespace(values: Array) -> Any:
-    """The array API's functions for an array; at once for those of NumPy, which is asked for on every batch."""
-    return _numpy_namespace() if type(values) is np.ndarray else array_namespace(values)
-
-
-@cache
-def _numpy_namespace() -> Any:
-    # It takes all of NumPy with it, f2py included: a sixth of what importing this package costs.
-    import array_api_compat.numpy
-
-    return array_api_compat.numpy
 
 
 def device_of(values: Array) -> Any:
