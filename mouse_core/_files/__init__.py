@@ -1,1 +1,1 @@
-"""mouse_core._files: to be said."""
+"""Files: read without being trusted, written so that they are whole or not there, locked, and appended to as logs."""

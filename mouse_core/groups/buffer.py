@@ -14,11 +14,12 @@ import numpy as np
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.requests import Requests
 from mouse_core._base.tracing import refuse_traced
+from mouse_core._files.writing import make_folder, storing
 from mouse_core.errors import ConfigError, DataError, StorageError
 from mouse_core.groups._alarm import Alarm
 from mouse_core.groups._files.batches import BatchFiles
-from mouse_core.groups._files.index import STATE, encode_parts, open_index
-from mouse_core.groups._files.names import BATCHES, storing
+from mouse_core.groups._files.index import encode_parts, open_index
+from mouse_core.groups._files.names import BATCHES, STATE
 from mouse_core.groups._files.owner import Owner
 from mouse_core.groups._files.parts import check_codec
 from mouse_core.groups._files.waiting import Plan, Rules, Waiting
@@ -84,8 +85,8 @@ class RolloutBuffer:
         self._lock = ProcessLock()
         self._requests = Requests()
         with storing(f"folder {self._root}"):
-            (self._root / STATE).mkdir(parents=True, exist_ok=True)
-            (self._root / BATCHES).mkdir(exist_ok=True)
+            make_folder(self._root / STATE, sync=self._sync)
+            make_folder(self._root / BATCHES, sync=self._sync)
         self._owner = Owner(self._root / STATE / "owner")
         try:
             with self._owner.taking():

@@ -12,7 +12,6 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from math import prod
 from os import PathLike
 from pathlib import Path
@@ -22,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.checks import UNREADABLE
+from mouse_core._files.writing import remove_leftovers, replacing, storing
 from mouse_core.dtypes import dtype_name, named_dtype
 from mouse_core.errors import StateError, StorageError
 
@@ -32,66 +32,26 @@ _PIECE = 1 << 22
 _NAME = "replay.mouse"
 
 
-def write_checkpoint(path: str | PathLike[str], state: Mapping[str, Any], *, sync: bool = True) -> None:
+def write_checkpoint(
+    path: str | PathLike[str], state: Mapping[str, Any], *, sync: bool = True, only_writer: bool = False
+) -> None:
     """Write a state to ``path``, or leave what is there.
 
     Args:
         path: A file; or a directory that exists, in which it is called ``replay.mouse``.
         state: Nested dicts of plain values and arrays.
         sync: Whether it must outlive a crash of the machine, not only of the process.
+        only_writer: Whether nobody else may be at work in the folder. Else what dead writers left there is removed.
 
     Raises:
         StorageError: The file cannot be written.
     """
     target = _file(path)
-    if sync:
-        _reclaim(target)
-    beside = target.with_name(f".{target.name}.{os.getpid()}-{os.urandom(6).hex()}.part")
-    try:
-        with _begun(beside) as file:
+    with storing(f"checkpoint {target}"):
+        if not only_writer:
+            remove_leftovers(target.parent, [target.name])
+        with replacing(target, sync=sync, only_writer=only_writer) as partial, open(partial, "wb") as file:
             _write(file, state)
-            file.flush()
-            if sync:
-                os.fsync(file.fileno())
-        os.replace(beside, target)
-        if sync:
-            _sync_folder(target.parent)
-    except BaseException as error:
-        with suppress(OSError):
-            os.unlink(beside)
-        if isinstance(error, OSError):
-            raise StorageError(f"checkpoint {target}: expected a place with room for it, found {error}") from error
-        raise
-
-
-def _begun(beside: Path) -> BinaryIO:
-    """A new file, locked for as long as it is open: so others know that its writer lives."""
-    while True:
-        file = open(beside, "xb")  # noqa: SIM115
-        if _lock(file, wait=True) and os.fstat(file.fileno()).st_nlink:
-            return file
-        file.close()  # taken for a leftover between its making and its lock
-
-
-def _reclaim(target: Path) -> None:
-    """Remove what writers of ``target`` that died left behind."""
-    with suppress(OSError):
-        for path in target.parent.iterdir():
-            if path.name.startswith(f".{target.name}.") and path.name.endswith(".part"):
-                with suppress(OSError), open(path, "r+b") as file:
-                    if _lock(file, wait=False):
-                        path.unlink()
-
-
-def _lock(file: BinaryIO, *, wait: bool) -> bool:
-    """Whether a file could be locked, until it is closed or its process ends; without locks: if it is one's own."""
-    try:
-        import fcntl
-
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except (ImportError, OSError):
-        return wait
-    return True
 
 
 def _write(file: BinaryIO, state: Mapping[str, Any]) -> None:
@@ -211,13 +171,3 @@ def _restored(value: Mapping[str, Any], arrays: list[npt.NDArray[Any]]) -> Any:
 def _file(path: str | PathLike[str]) -> Path:
     place = Path(path)
     return place / _NAME if place.is_dir() else place
-
-
-def _sync_folder(folder: Path) -> None:
-    """Let the new name outlive a crash of the machine, where the system can."""
-    with suppress(OSError):
-        descriptor = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)

@@ -370,7 +370,7 @@ def test_whoever_opens_a_folder_takes_it(make: Make) -> None:
     first = make()
     first.add_rollouts(group(0, 6))
     second = make()
-    with pytest.raises(ClosedError, match="found it opened anew since"):
+    with pytest.raises(ClosedError, match=f"found it opened anew since, by process {os.getpid()} on "):
         first.add_rollouts(group(6, 2))
     with pytest.raises(ClosedError):
         first.flush()
@@ -537,7 +537,7 @@ def test_everything_is_on_the_disk_before_it_counts(
     make: Make, monkeypatch: pytest.MonkeyPatch, whole_filesystem: bool
 ) -> None:
     """Contents are synced before files get their names, and names before a call returns."""
-    from mouse_core.groups._files import names as _files
+    from mouse_core._files import writing as _files
 
     buffer = make(batch_maker=GrpoBatchMaker())
     dirty: set[str] = set()
@@ -721,7 +721,7 @@ def test_a_rewritten_log_whose_name_is_not_on_the_disk_yet(make: Make, monkeypat
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     with monkeypatch.context() as patch:
-        patch.setattr("mouse_core.groups._files.log.sync_folders", refuse)
+        patch.setattr("mouse_core._files.log.sync_folders", refuse)
         for first in range(0, 80, 4):
             buffer.add_rollouts(group(first, 3, example=str(first)))
             buffer.add_rollouts(group(first + 3, 1, example=str(first)))

@@ -23,7 +23,6 @@ import pytest
 from mouse_core import ConfigError, StateError
 from mouse_core.errors import StorageError
 from mouse_core.replay import ArrayStorage, MaxValueWriter, MemmapStorage, PrioritizedReplayBuffer, ReplayBuffer
-from mouse_core.replay import checkpoint as files
 from mouse_core.replay.checkpoint import write_checkpoint
 from mouse_core.replay.storages._mapped import files as mapped
 from tests.core.replay_writer import checksums, rows_of
@@ -405,10 +404,13 @@ def test_a_journal_of_other_rows_is_refused(tmp_path: Path) -> None:
     assert storage.get(np.arange(3))["a"].tolist() == [0, 1, 2]
 
 
-def test_what_dead_writers_left_is_removed_and_what_living_ones_write_is_not(tmp_path: Path) -> None:
+def test_what_dead_writers_left_is_removed_and_what_living_ones_write_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "m"
     MemmapStorage(12, folder).append({"a": np.arange(3)})
-    left = [folder / name for name in (".head.77.part", ".schema.1.part", ".journal.5-6.part", "rows-3-0", "rows-11-1")]
+    begun = (".head.77.part", ".schema.1.part", ".journal.5-6.part", ".journal.5-6a.partial")
+    left = [folder / name for name in (*begun, "rows-3-0", "rows-11-1")]
     mine = [folder / name for name in ("notes.part", ".other.part", "rows.txt")]
     for path in (*left, *mine):
         path.write_bytes(b"x")
@@ -417,15 +419,27 @@ def test_what_dead_writers_left_is_removed_and_what_living_ones_write_is_not(tmp
     assert all(path.exists() for path in mine)
     assert buffer[:]["a"].tolist() == [0, 1, 2]
 
-    begun = [tmp_path / name for name in (".saved.1-2.part", ".saved.3-abc.part", ".saved2.1-2.part")]
-    for path in begun:
+    saved = [tmp_path / name for name in (".saved.1-2.part", ".saved.3-abc.part", ".saved2.1-2.part")]
+    for path in saved:
         path.write_bytes(b"x")
-    writer = files._begun(tmp_path / ".saved.4-living.part")
+    sync, syncing, go = os.fsync, threading.Event(), threading.Event()
+
+    def slowly(file: int) -> None:
+        if not syncing.is_set():
+            syncing.set()
+            assert go.wait(60)
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", slowly)
+    slow = threading.Thread(target=ReplayBuffer(ArrayStorage(5)).dumps, args=(tmp_path / "saved",))
+    slow.start()
+    assert syncing.wait(60)
     buffer.dumps(tmp_path / "saved")
-    assert [path.exists() for path in begun] == [False, False, True]
-    assert (tmp_path / ".saved.4-living.part").exists()
-    writer.close()
-    buffer.dumps(tmp_path / "saved")
+    assert [path.exists() for path in saved] == [False, False, True]
+    (living,) = tmp_path.glob(f".saved.{os.getpid()}-*.partial")
+    go.set()
+    slow.join()
+    assert not living.exists()
     assert sorted(path.name for path in tmp_path.iterdir()) == [".saved2.1-2.part", "m", "saved"]
 
 

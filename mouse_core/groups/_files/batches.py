@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from mouse_core._files.log import Log
+from mouse_core._files.writing import remove, write_file
 from mouse_core.errors import MissingFieldError
 from mouse_core.groups._files.columns import EXAMPLES, examples_to_table, table_to_examples
 from mouse_core.groups._files.index import USED, StoredBatch, encode_batches
-from mouse_core.groups._files.log import Log
-from mouse_core.groups._files.names import BATCHES, remove
+from mouse_core.groups._files.names import BATCHES
 from mouse_core.groups._files.parts import digest_of, encode_table, read_metadata, read_table, writing_options
-from mouse_core.groups._files.writing import write_file
 from mouse_core.groups.types import RLExample
 
 _METADATA = b"mouse_batch_metadata"
@@ -59,11 +59,11 @@ class BatchFiles:
         content = encode_table(rows, writing_options(EXAMPLES, self._compression), noted)
         batch_id = str(digest_of(content))
         name = f"batch_{batch_id}_{int(time.time())}.parquet"
-        write_file(self._folder / name, content, sync=self._sync)
-        # A crash here leaves the file, and a restart that does not find it in the log adds it. The log is what still
-        # knows the rollouts when the file has been deleted, so there is no batch without it.
         stored = StoredBatch(name, uids)
         try:
+            write_file(self._folder / name, content, sync=self._sync, only_writer=True)
+            # A crash here leaves the file, and a restart that does not find it in the log adds it. The log is what
+            # still knows the rollouts when the file has been deleted, so there is no batch without it.
             self._log.append(encode_batches([stored]), sync=self._sync)
         except BaseException:
             remove(self._folder / name)

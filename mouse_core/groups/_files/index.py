@@ -19,15 +19,13 @@ from typing import Any
 import pyarrow as pa
 
 from mouse_core._base.threads import THREADS, in_order
+from mouse_core._files.log import Log, read_log
+from mouse_core._files.writing import remove_leftovers, storing
 from mouse_core.errors import DataError
 from mouse_core.groups._files.columns import EXAMPLES
-from mouse_core.groups._files.log import Log, read_log
-from mouse_core.groups._files.names import BATCHES, folder_name, remove_partial, storing
+from mouse_core.groups._files.names import BATCHES, STATE, folder_name
 from mouse_core.groups._files.parts import Part, find_part, read_metadata, read_table
 from mouse_core.groups.types import GroupKey
-
-STATE = ".state"
-"""The folder of what is not data."""
 
 USED = b"mouse_batch_rollouts"
 """In a batch's file the uids of the rollouts it has used, where its examples do not say."""
@@ -200,7 +198,7 @@ def _files(root: Path, *, clean: bool) -> dict[str, list[str]]:
         folders = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith(".")]
     for folder in folders:
         if clean:
-            remove_partial(root / folder)
+            remove_leftovers(root / folder, only_writer=True)
         # A folder that is no longer there has no files.
         with contextlib.suppress(FileNotFoundError):
             names = os.listdir(root / folder)

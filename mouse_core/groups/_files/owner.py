@@ -7,16 +7,13 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
+from mouse_core._files.locking import lock, this_process, unlock
+from mouse_core._files.writing import storing
 from mouse_core.errors import ClosedError, ForkError
-from mouse_core.groups._files.names import storing
 
-fcntl: Any
-try:
-    import fcntl
-except ImportError:  # Windows: two writers are not told apart there
-    fcntl = None
+# Bytes that the file is read to; it says who the owner is, and where.
+_LONGEST = 1024
 
 
 class Owner:
@@ -40,11 +37,13 @@ class Owner:
     @contextmanager
     def taking(self) -> Iterator[None]:
         """Become the owner, once the present one has finished its step; keep all others out meanwhile."""
-        self._lock()
+        lock(self._file, wait=True)
         try:
             with storing(f"file {self._path}"):
+                named = self._token + b"\n" + this_process().encode()
                 os.lseek(self._file, 0, os.SEEK_SET)
-                os.write(self._file, self._token)
+                os.write(self._file, named)
+                os.ftruncate(self._file, len(named))
             yield
         finally:
             self._unlock()
@@ -63,12 +62,14 @@ class Owner:
             raise ForkError(
                 f"rollout buffer: expected to be used in process {self._process}, found the forked child {os.getpid()}"
             )
-        self._lock()
+        lock(self._file, wait=True)
         try:
             os.lseek(self._file, 0, os.SEEK_SET)
-            if os.read(self._file, len(self._token)) != self._token:
+            token, _, owner = os.read(self._file, _LONGEST).partition(b"\n")
+            if token != self._token:
+                by = f", by {owner.decode(errors='replace')}" if owner else ""
                 raise ClosedError(
-                    f"rollout buffer: expected to own {str(self._path.parent.parent)!r}, found it opened anew since"
+                    f"rollout buffer: expected to own {str(self._path.parent.parent)!r}, found it opened anew since{by}"
                 )
             yield
         finally:
@@ -83,10 +84,6 @@ class Owner:
     def __del__(self) -> None:
         self.close()
 
-    def _lock(self) -> None:
-        if fcntl is not None:
-            fcntl.flock(self._file, fcntl.LOCK_EX)
-
     def _unlock(self) -> None:
-        if fcntl is not None and self._file >= 0:
-            fcntl.flock(self._file, fcntl.LOCK_UN)
+        if self._file >= 0:
+            unlock(self._file)

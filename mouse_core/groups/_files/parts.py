@@ -12,9 +12,10 @@ from typing import Any
 
 import pyarrow as pa
 
+from mouse_core._files.writing import storing
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.groups._files.columns import ROLLOUTS, rollout_schema, table_to_rollouts
-from mouse_core.groups._files.names import folder_name, storing
+from mouse_core.groups._files.names import folder_name
 from mouse_core.groups.types import GroupKey, RolloutRecord
 
 _NUMBER = b"mouse_group_number"

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from mouse_core._files.log import Log
 from mouse_core.groups._files.columns import ROLLOUTS, rollouts_to_table, table_to_rollouts
-from mouse_core.groups._files.index import STATE
-from mouse_core.groups._files.log import Log
+from mouse_core.groups._files.names import STATE
 from mouse_core.groups.types import GroupKey, RolloutRecord
 
 # A log larger than this is written anew once most of it is about rollouts that have left.

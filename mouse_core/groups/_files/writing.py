@@ -13,18 +13,18 @@ from typing import Any
 import pyarrow as pa
 
 from mouse_core._base.threads import THREADS, in_order
-from mouse_core.groups._files.columns import ROLLOUTS, rollouts_to_table, split_rows
-from mouse_core.groups._files.names import (
+from mouse_core._files.writing import (
     beside,
-    folder_name,
     publish,
     remove,
-    remove_partial,
+    remove_leftovers,
     storing,
     sync_files,
     sync_folders,
     write_partial,
 )
+from mouse_core.groups._files.columns import ROLLOUTS, rollouts_to_table, split_rows
+from mouse_core.groups._files.names import folder_name
 from mouse_core.groups._files.parts import Part, digest_of, encode_group, writing_options
 from mouse_core.groups.types import RolloutRecord
 
@@ -78,7 +78,7 @@ def write_groups(
             for _, path in written:
                 remove(path)
             for folder in folders.values():
-                remove_partial(folder)
+                remove_leftovers(folder, only_writer=True)
             raise
     return [part for part, _ in written]
 
@@ -140,23 +140,3 @@ def _write(groups: list[_Group], *, folders: Mapping[str, str], options: Mapping
         write_partial(path, content)
         written.append((part, path))
     return written
-
-
-def write_file(path: Path, content: memoryview, *, sync: bool) -> None:
-    """Write one file, whole or not at all.
-
-    Raises:
-        StorageError: It cannot be written; nothing is left.
-    """
-    with storing(f"file {path}"):
-        try:
-            write_partial(path, content)
-            if sync:
-                sync_files([beside(path)])
-            publish([path])
-            if sync:
-                sync_folders([path.parent])
-        except BaseException:
-            remove(beside(path))
-            remove(path)
-            raise

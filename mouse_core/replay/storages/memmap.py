@@ -13,11 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._files.locking import FileLock
+from mouse_core._files.writing import write_file
 from mouse_core.errors import StorageError
 from mouse_core.replay.protocols import FieldKey, Slots
 from mouse_core.replay.storages._checks import check_capacity, check_ndim, check_put, column_of, slot_error
 from mouse_core.replay.storages._mapped import rows as on_disk
-from mouse_core.replay.storages._mapped.files import FileLock, Head, Now, map_file, replace_file
+from mouse_core.replay.storages._mapped.files import Head, Now, map_file
 from mouse_core.replay.storages._mapped.values import MappedValues
 from mouse_core.replay.storages._memory import RowMemory, blocks_of
 from mouse_core.replay.storages._rows import RowSchema
@@ -157,7 +159,7 @@ class MemmapStorage:
 
     def _save_schema(self, schema: RowSchema) -> None:
         if self._schema is None:
-            replace_file(self.path / "schema", json.dumps(schema.to_json()).encode())
+            write_file(self.path / "schema", json.dumps(schema.to_json()).encode(), only_writer=True)
             self._schema = schema
 
     # ------------------------------------------------------------------ writing

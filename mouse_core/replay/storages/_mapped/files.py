@@ -1,4 +1,4 @@
-"""Files that several processes map: one that says what is there, and a lock that ends with its holder.
+"""Files that several processes map, and the one that says what is there.
 
 All that changes stands twice in the head, and a number says which of the two counts. A change is written to the other
 one and takes effect when that number is set, a single store: a process that dies in the middle has changed nothing.
@@ -8,19 +8,17 @@ from __future__ import annotations
 
 import mmap
 import os
-import threading
-import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._files.writing import remove_leftovers, write_file
 from mouse_core.errors import ConfigError, StateError, StorageError
 from mouse_core.spec import Alignment
 
@@ -59,53 +57,6 @@ _VALUES = len(fields(Now))
 _as_tuple: Callable[[Now], tuple[int, ...]] = attrgetter(*[field.name for field in fields(Now)])
 
 
-class FileLock:
-    """A lock between processes and threads that may be taken again by its holder; the system frees it at his death.
-
-    Args:
-        path: The file to lock; made if it is not there.
-    """
-
-    def __init__(self, path: Path) -> None:
-        try:
-            import fcntl
-        except ImportError as error:
-            raise ConfigError("MemmapStorage: expected a system with file locks (flock), found none") from error
-        self._flock = fcntl.flock
-        self._exclusive, self._free = fcntl.LOCK_EX, fcntl.LOCK_UN
-        self._path = path
-        self._open()
-
-    def _open(self) -> None:
-        self._process = os.getpid()
-        self._thread = threading.RLock()
-        self._depth = 0
-        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        self._close = weakref.finalize(self, os.close, self._file)
-
-    def __enter__(self) -> None:
-        if self._process != os.getpid():
-            # A lock belongs to the open file, which a forked child shares with its parent: it needs one of its own.
-            self._close()
-            self._open()
-        self._thread.acquire()
-        if not self._depth:
-            try:
-                self._flock(self._file, self._exclusive)
-            except BaseException:
-                self._thread.release()
-                raise
-        self._depth += 1
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._depth -= 1
-        if not self._depth:
-            self._flock(self._file, self._free)
-        self._thread.release()
-
-
 class Head:
     """The head of a mapped buffer; made, if there is none, while its lock is held.
 
@@ -129,7 +80,7 @@ class Head:
             words = np.zeros(_WORDS, np.int64)
             words[0], words[_CAPACITY], words[_NDIM] = _MAGIC, capacity, ndim
             words[_ALIGNMENT] = 1 if outgoing is None else outgoing
-            replace_file(path, words.tobytes())
+            write_file(path, words.tobytes(), only_writer=True)
         with open(path, "r+b") as file:
             size = os.fstat(file.fileno()).st_size
             if size != 8 * _WORDS:
@@ -180,10 +131,10 @@ class Head:
 
     def reclaim(self, now: Now) -> None:
         """Remove what writers that died left beside it; while the lock is held, as every writer of its files does."""
+        remove_leftovers(self._folder, ["head", "schema", "journal"], only_writer=True)
         kept = (f"rows-{now.generation}-", f"values-{now.generation}-{now.room}")
         for path in self._folder.iterdir():
-            begun = path.name.endswith(".part") and path.name.startswith((".head.", ".schema.", ".journal."))
-            if begun or (path.name.startswith(("rows-", "values-")) and not path.name.startswith(kept)):
+            if path.name.startswith(("rows-", "values-")) and not path.name.startswith(kept):
                 with suppress(OSError):
                     path.unlink()
 
@@ -199,18 +150,6 @@ class Head:
 
 def _shown(values: list[int]) -> tuple[Any, ...]:
     return (values[0], values[1], "outgoing" if values[2] else "arrived")
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Write a file beside ``path`` and rename it."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}.part")
-    try:
-        beside.write_bytes(content)
-        os.replace(beside, path)
-    except OSError as error:
-        with suppress(OSError):
-            beside.unlink()
-        raise StorageError(f"{path}: expected room to write it, found {error}") from error
 
 
 def lengthen(path: Path, nbytes: int) -> None:

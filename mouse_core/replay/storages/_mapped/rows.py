@@ -83,7 +83,7 @@ def remove(folder: Path, generation: int, schema: RowSchema) -> None:
 def write_journal(folder: Path, places: Slots, rows: Sequence[npt.NDArray[Any]]) -> None:
     """Say what rows are to be changed in place, and to what."""
     columns = {str(number): array for number, array in enumerate(rows)}
-    write_checkpoint(folder / "journal", {"places": places, "columns": columns}, sync=False)
+    write_checkpoint(folder / "journal", {"places": places, "columns": columns}, sync=False, only_writer=True)
 
 
 def read_journal(folder: Path, memory: RowMemory | None, rows: int) -> tuple[Slots, list[npt.NDArray[Any]]]:

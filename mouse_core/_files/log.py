@@ -1,4 +1,11 @@
-"""A file that records are appended to, and that is read as a whole when it is opened."""
+"""A file that records are appended to, and that is read as a whole when it is opened.
+
+Every record has its length, its checksum and the checksum of these two before it, little-endian in 8, 4 and 4 bytes::
+
+    b"abc"  ->  03 00 00 00 00 00 00 00 | c2 41 24 35 | checksum of these 12 bytes | 61 62 63
+
+A crash can only leave the last record torn. It was never acknowledged, so it is dropped; damage before it is an error.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +15,8 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from mouse_core._files.writing import beside, publish, remove, storing, sync_folders, write_all, write_partial
 from mouse_core.errors import DataError
-from mouse_core.groups._files.names import publish, remove, storing, sync_folders, write_all, write_partial
 
 # Length of the record, its checksum, and the checksum of these two: a length that cannot be trusted would hide
 # everything behind it.
@@ -22,9 +29,7 @@ def _frame(record: bytes) -> bytes:
 
 
 class Log:
-    """Records in the order they were appended.
-
-    A last record that is not all there was never acknowledged, and is dropped.
+    """Records in the order they were appended. The folder has one writer at a time.
 
     Args:
         path: The file, made if it is not there.
@@ -37,17 +42,15 @@ class Log:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = -1
-        self._named = True
+        self._named = False  # a process that made it may have died before its name was on the disk
         with storing(f"log {path}"):
-            made = not path.exists()
+            remove(beside(path))
             self._file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0), 0o644)
             try:
                 content = path.read_bytes()
                 self.records, self.size = _parse(path, content)
                 if self.size < len(content):
                     os.ftruncate(self._file, self.size)
-                if made:
-                    sync_folders([path.parent])
             except BaseException:
                 self.close()
                 raise

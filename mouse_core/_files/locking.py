@@ -1,0 +1,136 @@
+"""Locks between processes: the system frees them when their holder ends, however it ends.
+
+They belong to open files (``flock``), so a folder that is open can be locked as well, and who holds a lock never keeps
+one that is free: what a dead process locked is not locked any more.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from mouse_core.errors import ConfigError
+
+fcntl: Any
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None
+
+_LONGEST_NAME = 4096
+
+
+def lock(file: int, *, wait: bool) -> bool | None:
+    """Lock an open file or folder until it is unlocked or closed.
+
+    Args:
+        file: Its descriptor.
+        wait: Whether to wait for whoever holds it.
+
+    Returns:
+        Whether it is locked now; None where the system has no such locks.
+
+    Raises:
+        OSError: The file system has none.
+    """
+    if fcntl is None:
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        return False
+    return True
+
+
+def unlock(file: int) -> None:
+    """Let others have the lock of an open file."""
+    if fcntl is not None:
+        fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def is_at(path: str | os.PathLike[str], file: int) -> bool:
+    """Whether an open file or folder is still the one at ``path``, and was not removed or replaced."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file))
+    except OSError:
+        return False
+
+
+def this_process() -> str:
+    """What others are told of who holds a lock."""
+    return f"process {os.getpid()} on {os.uname().nodename if hasattr(os, 'uname') else 'this machine'}"
+
+
+@contextmanager
+def alone(path: Path, what: str) -> Iterator[None]:
+    """Hold a lock file that says who holds it; refuse whoever comes meanwhile.
+
+    Args:
+        path: The file, made if it is not there.
+        what: What is being done; begins the message.
+
+    Raises:
+        ConfigError: Another one holds it; the message names it.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+        if lock(file, wait=False) is False or not is_at(path, file):
+            holder = os.read(file, _LONGEST_NAME).decode(errors="replace") or "another process"
+            raise ConfigError(f"{what}: expected to be alone at work in {str(path.parent)!r}, found {holder} there")
+        os.ftruncate(file, 0)
+        os.write(file, this_process().encode())
+        yield
+    finally:
+        os.close(file)
+
+
+class FileLock:
+    """A lock between processes and threads, which take turns; its holder may take it again.
+
+    Args:
+        path: The file to lock; made if it is not there.
+
+    Raises:
+        ConfigError: The system has no such locks.
+    """
+
+    def __init__(self, path: Path) -> None:
+        if fcntl is None:
+            raise ConfigError(f"{path}: expected a system with file locks (flock), found none")
+        self._path = path
+        self._open()
+
+    def _open(self) -> None:
+        self._process = os.getpid()
+        self._thread = threading.RLock()
+        self._depth = 0
+        self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        self._close = weakref.finalize(self, os.close, self._file)
+
+    def __enter__(self) -> None:
+        if self._process != os.getpid():
+            # A lock belongs to the open file, which a forked child shares with its parent: it needs one of its own.
+            self._close()
+            self._open()
+        self._thread.acquire()
+        if not self._depth:
+            try:
+                lock(self._file, wait=True)
+            except BaseException:
+                self._thread.release()
+                raise
+        self._depth += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._depth -= 1
+        if not self._depth:
+            unlock(self._file)
+        self._thread.release()

@@ -1,0 +1,128 @@
+"""What a power cut leaves of a folder, at every moment of a program's life.
+
+Nothing but ``fsync`` brings anything to the disk: of a file its content, of a folder the names in it. After every call
+that changes names or syncs, the folder is kept as two machines would find it. One has lost all that was not synced. The
+other has every name as it is by then, as if renames went ahead of what they name, and of content that was not synced
+the first half.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CHANGES = ("fsync", "replace", "rename", "unlink", "rmdir", "mkdir", "ftruncate", "link")
+Tree = dict[str, Any]
+"""By name: the bytes of a file, or the tree of a folder."""
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What two machines find after a change, and what had been promised by then."""
+
+    change: str
+    found: tuple[Tree, Tree]
+    promised: list[Any]
+
+
+class Disk:
+    """What of a folder is on the disk, and what was at earlier moments.
+
+    Args:
+        root: The folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.moments: list[Moment] = []
+        self._promised: list[Any] = []
+        self._contents: dict[int, bytes] = {}
+        self._names: dict[int, dict[str, tuple[int, bool]]] = {}
+        # A file that is open keeps its number for itself, also when it is removed.
+        self._open: list[int] = []
+        self._lock = threading.RLock()
+        for folder, _, names in os.walk(root):
+            for path in (folder, *(os.path.join(folder, name) for name in names)):
+                self._sync(path)
+
+    def _sync(self, path: str) -> None:
+        self._open.append(os.open(path, os.O_RDONLY))
+        number = os.fstat(self._open[-1]).st_ino
+        if not os.path.isdir(path):
+            self._contents[number] = Path(path).read_bytes()
+            return
+        inside = list(os.scandir(path))
+        self._open += [os.open(entry.path, os.O_RDONLY) for entry in inside]
+        self._names[number] = {entry.name: (entry.inode(), entry.is_dir()) for entry in inside}
+
+    def _synced(self, number: int, is_folder: bool = True) -> Any:
+        if not is_folder:
+            return self._contents.get(number, b"")
+        return {name: self._synced(*inner) for name, inner in self._names.get(number, {}).items()}
+
+    def _named(self, path: Path) -> Any:
+        if path.is_dir():
+            return {inner.name: self._named(inner) for inner in path.iterdir()}
+        content = path.read_bytes()
+        synced = self._contents.get(path.stat().st_ino, b"")
+        return synced + content[len(synced) :][: (len(content) - len(synced)) // 2]
+
+    def promise(self, what: Any) -> None:
+        """From now on the program may count on something."""
+        self._promised.append(what)
+        self._keep(f"the promise of {what!r:.50}")
+
+    def _keep(self, change: str) -> None:
+        found = (self._synced(self.root.stat().st_ino), self._named(self.root))
+        moment = Moment(change, found, list(self._promised))
+        if not self.moments or (found, moment.promised) != (self.moments[-1].found, self.moments[-1].promised):
+            self.moments.append(moment)
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Follow what this process does."""
+
+        def following(name: str, call: Any) -> Any:
+            def followed(*arguments: Any, **options: Any) -> Any:
+                with self._lock:
+                    done = call(*arguments, **options)
+                    if name == "fsync":
+                        self._sync(os.readlink(f"/proc/self/fd/{arguments[0]}"))
+                    self._keep(f"{name} {arguments[0]}")
+                    return done
+
+            return followed
+
+        try:
+            with pytest.MonkeyPatch.context() as patch:
+                for name in CHANGES:
+                    patch.setattr(os, name, following(name, getattr(os, name)))
+                yield
+        finally:
+            for file in self._open:
+                os.close(file)
+
+    def machines(self, folder: Path) -> Iterator[tuple[Moment, Path]]:
+        """Every moment, and the folder as each machine finds it when it is switched on again."""
+        folder.mkdir()
+        for number, moment in enumerate(self.moments):
+            for machine, tree in enumerate(moment.found):
+                path = folder / f"{number}-{machine}"
+                _write(path, tree)
+                yield moment, path
+
+
+def _write(path: Path, tree: Any) -> None:
+    if isinstance(tree, bytes):
+        path.write_bytes(tree)
+        return
+    path.mkdir()
+    for name, inner in tree.items():
+        _write(path / name, inner)

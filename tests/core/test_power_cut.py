@@ -1,0 +1,148 @@
+"""What was promised is there after a power cut at any moment, and nothing that is there is torn."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mouse_core import StateError, StorageError
+from mouse_core.groups import GrpoBatchMaker, RolloutBuffer, open_rollouts
+from mouse_core.replay import ArrayStorage, MemmapStorage, ReplayBuffer
+from tests.core.groups_cases import group
+from tests.core.power_cut import Disk
+
+pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="files are told by their descriptors")
+
+
+def test_the_disk_forgets_what_was_not_synced(tmp_path: Path) -> None:
+    """The other tests can fail: a file that is not synced is torn, a name that is not synced is not there."""
+    root = tmp_path / "disk"
+    root.mkdir()
+    disk = Disk(root)
+    with disk.watched():
+        (root / "beside").write_bytes(b"12345678")
+        os.replace(root / "beside", root / "torn")
+        (root / "lost").write_bytes(b"1234")
+        file = os.open(root / "lost", os.O_RDONLY)
+        os.fsync(file)
+        os.close(file)
+        folder = os.open(root, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+    after_replace, after_file, after_folder = (moment.found for moment in disk.moments)
+    assert after_replace == ({}, {"torn": b"1234"})
+    assert after_file == ({}, {"torn": b"1234", "lost": b"1234"})
+    assert after_folder == ({"torn": b"", "lost": b"1234"}, {"torn": b"1234", "lost": b"1234"})
+
+
+def buffer_of(rows: int) -> ReplayBuffer:
+    buffer = ReplayBuffer(ArrayStorage(50))
+    if rows:
+        buffer.extend({"a": np.arange(rows)})
+    return buffer
+
+
+def test_checkpoints(tmp_path: Path) -> None:
+    root = tmp_path / "disk"
+    root.mkdir()
+    disk = Disk(root)
+    with disk.watched():
+        for rows in (5, 20, 3):
+            buffer_of(rows).dumps(root / "saved")
+            disk.promise(rows)
+    for moment, machine in disk.machines(tmp_path / "machines"):
+        order = [0, 5, 20, 3]
+        at_least = order.index(moment.promised[-1]) if moment.promised else 0
+        buffer = buffer_of(0)
+        if at_least or (machine / "saved").exists():
+            buffer.loads(machine / "saved")
+        assert order.index(len(buffer)) in (at_least, at_least + 1), moment.change
+        buffer.dumps(machine / "saved")
+        assert os.listdir(machine) == ["saved"], f"{moment.change}: what was left over is removed"
+
+
+def test_rollouts(tmp_path: Path) -> None:
+    root = tmp_path / "disk"
+    root.mkdir()
+    disk = Disk(root)
+
+    def opened(folder: Path) -> RolloutBuffer:
+        maker = GrpoBatchMaker(rng_seed=1)
+        return RolloutBuffer(folder / "runs" / "rollouts", group_size=4, seal_timeout=1e6, batch_maker=maker)
+
+    given = {item.rollout_uid: item for first in (0, 10, 20) for item in group(first, 6, example=str(first))}
+    with disk.watched():
+        for first in (0, 10, 20):
+            with opened(root) as buffer:
+                added = group(first, 6, example=str(first))
+                buffer.add_rollouts(added[:5])
+                disk.promise(("added", [item.rollout_uid for item in added[:5]]))
+                batch = buffer.create_and_store_batch(3)
+                if batch is not None:
+                    disk.promise(("batch", [batch, [item.rollout_uid for item in buffer.read_batch(batch)]]))
+                buffer.add_rollouts(added[5:])
+                disk.promise(("added", [added[5].rollout_uid]))
+                buffer.flush()
+                disk.promise(("sealed", sorted(buffer.rollouts().uids)))
+    assert any(what == "batch" for what, _ in disk.moments[-1].promised)
+    for moment, machine in disk.machines(tmp_path / "machines"):
+        with opened(machine) as buffer:
+            used = [item.rollout_uid for name in buffer.batches for item in buffer.read_batch(name)]
+            assert len(used) == len(set(used)), moment.change
+            for what, about in moment.promised:
+                if what == "batch":
+                    assert [item.rollout_uid for item in buffer.read_batch(about[0])] == about[1], moment.change
+                elif what == "added":
+                    assert all(uid in buffer for uid in about), moment.change
+                else:
+                    assert set(about) <= set(buffer.rollouts().uids), moment.change
+            buffer.flush()
+        stored = list(open_rollouts(machine / "runs" / "rollouts"))
+        assert all(item == given[item.rollout_uid] for item in stored), moment.change
+        assert not list(machine.rglob("*.partial"))
+
+
+def test_mapped_rows_are_refused_or_as_they_were(tmp_path: Path) -> None:
+    """They are promised to outlive a process only."""
+    root = tmp_path / "disk"
+    root.mkdir()
+    disk = Disk(root)
+    with disk.watched():
+        for _ in range(2):
+            storage = MemmapStorage(30, root / "rows")
+            storage.append({"a": np.arange(100, 120), "text": [str(number) * 9 for number in range(100, 120)]})
+            storage.put(np.array([3, 4]), {"a": np.array([103, 104]), "text": ["x", "y"]})
+            storage.close()
+    assert len(disk.moments) > 5
+    refused = 0
+    for moment, machine in disk.machines(tmp_path / "machines"):
+        try:
+            storage = MemmapStorage(30, machine / "rows")
+            rows = storage.get(np.arange(len(storage))) if len(storage) else {"a": np.arange(100, 100)}
+            assert set(rows["a"].tolist()) <= {*range(100, 120)}, moment.change
+        except StateError:
+            refused += 1
+    assert refused < len(disk.moments)
+
+
+@pytest.mark.parametrize("fails_at", ["open", "write", "fsync", "replace"])
+def test_a_full_disk_names_the_path_and_loses_nothing(
+    fails_at: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any, **options: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    storage = MemmapStorage(30, tmp_path / "rows")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, fails_at, full)
+        with pytest.raises(StorageError, match=f"{tmp_path}.*No space left on device"):
+            storage.append({"a": np.arange(3)})
+    assert len(storage) == 0
+    assert not list((tmp_path / "rows").glob(".*"))
+    storage.append({"a": np.arange(3)})
+    assert MemmapStorage(30, tmp_path / "rows").get(np.arange(3))["a"].tolist() == [0, 1, 2]
