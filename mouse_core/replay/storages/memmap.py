@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._files.locking import FileLock
-from mouse_core._files.writing import write_file
+from mouse_core._files.writing import storing, write_file
 from mouse_core.errors import StorageError
 from mouse_core.replay.protocols import FieldKey, Slots
 from mouse_core.replay.storages._checks import check_capacity, check_ndim, check_put, column_of, slot_error
@@ -74,15 +74,11 @@ class MemmapStorage:
         self._schema: RowSchema | None = None
         self._memory: RowMemory | None = None
         self._mapped: tuple[int, int] | None = None  # generation and rows of the memory
-        try:
+        with storing(f"folder {self.path}"):
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = FileLock(self.path / "lock")
             with self._lock:
                 self._head = Head(self.path / "head", capacity, self._ndim, outgoing)
-        except OSError as error:
-            if isinstance(error, StorageError):
-                raise
-            raise StorageError(f"{path}: expected a folder to write to, found {error}") from error
         with self.lock():
             self._head.reclaim(self._know())
 
