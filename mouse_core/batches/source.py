@@ -339,6 +339,11 @@ class BatchSource:
         """Another shard of the same batches."""
         return _restore(self.snapshot, self.sampler, self._options() | {"shard": shard})
 
+    def with_replaced_dtypes(self, replace_dtypes: Mapping[Any, npt.DTypeLike]) -> BatchSource:
+        """The same batches in the dtypes that a framework can hold; see ``replace_dtypes``."""
+        replaced = {**self._chosen["replace_dtypes"], **replace_dtypes}
+        return _restore(self.snapshot, self.sampler, self._options() | {"replace_dtypes": replaced})
+
     def _options(self) -> dict[str, Any]:
         return {"seed": self.seed, "shard": self.shard, "epoch_start": self.epoch_start, **self._chosen}
 
