@@ -63,7 +63,7 @@ class LoaderOptions:
         if isinstance(store, Source):
             self._refuse("a source, which gives its batches as they are", "batch_size")
             if isinstance(store, BatchSource):
-                return store.with_replaced_dtypes(replace_dtypes) if replace_dtypes else store
+                return store.with_options(replace_dtypes=replace_dtypes) if replace_dtypes else store
             return RecastSource(checked_source(store), replace_dtypes) if replace_dtypes else checked_source(store)
         # Loaded only where there may be one.
         from mouse_core.replay.base import BaseBuffer
