@@ -69,6 +69,16 @@ class About:
     max_obs_continuous_dim: int | None = None
 
     def __post_init__(self) -> None:
+        self._check()
+        for name in _DIMS:
+            dim = getattr(self, name)
+            object.__setattr__(self, name, None if dim is None else int(dim))
+        object.__setattr__(self, "environments", tuple(dict.fromkeys(self.environments)))
+        tasks = {int(number): self.tasks[number] for number in sorted(self.tasks)}
+        object.__setattr__(self, "tasks", MappingProxyType(tasks))
+        object.__setattr__(self, "fields", tuple(self.fields))
+
+    def _check(self) -> None:
         if self.alignment is not None:
             check_alignment(self.alignment)
         if isinstance(self.environments, str) or not all(isinstance(name, str) for name in self.environments):
@@ -82,11 +92,6 @@ class About:
             dim = getattr(self, name)
             if dim is not None and (not is_whole(dim) or dim < 1):
                 raise ConfigError(f"{name}: expected a positive integer, found {dim!r:.200}")
-            object.__setattr__(self, name, None if dim is None else int(dim))
-        object.__setattr__(self, "environments", tuple(dict.fromkeys(self.environments)))
-        tasks = {int(number): self.tasks[number] for number in sorted(self.tasks)}
-        object.__setattr__(self, "tasks", MappingProxyType(tasks))
-        object.__setattr__(self, "fields", tuple(self.fields))
 
     def __bool__(self) -> bool:
         return self != About()
@@ -307,13 +312,19 @@ def _metadata(schema: pa.Schema, about: About) -> dict[bytes, bytes]:
         features = {name: made[name] for name in made if made[name]} | features
     if features:
         whole = json.loads(metadata.get(_HUGGINGFACE, b'{"info": {}}'))
-        texts = _texts(about, (name for name, item in features.items() if item.get("_type") == "Value"))
-        whole["info"]["features"] = {}
-        for name, feature in features.items():
-            text = _with_text(feature.pop("id", None), texts.get(name))
-            whole["info"]["features"][name] = feature | ({} if text is None else {"id": text})
+        whole["info"]["features"] = _features_saying(features, about)
         metadata[_HUGGINGFACE] = json.dumps(whole).encode()
     return metadata | ({KEY.encode(): about.to_json().encode()} if about else {})
+
+
+def _features_saying(features: Mapping[str, dict[str, Any]], about: About) -> dict[str, Any]:
+    """Features as ``datasets`` writes them, of which some carry the text in their ids."""
+    texts = _texts(about, (name for name, item in features.items() if item.get("_type") == "Value"))
+    marked = {}
+    for name, feature in features.items():
+        text = _with_text(feature.pop("id", None), texts.get(name))
+        marked[name] = feature | ({} if text is None else {"id": text})
+    return marked
 
 
 def _feature(data_type: pa.DataType) -> dict[str, Any] | None:
