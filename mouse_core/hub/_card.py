@@ -92,7 +92,7 @@ def stale_files(card: Card, files: Iterable[str], *, pushed: Iterable[str], keep
 
 
 def _replaced_patterns(card: Card, splits: set[str] | None) -> list[str]:
-    """What the default configuration read until now; where splits are given, of those, and the names of their shards."""
+    """What the default configuration read until now; where splits are given, of those, and their shards by name."""
     named = [entry for config in _configs(card, default=True) for entry in _patterns(config)]
     if splits is None:
         return [pattern for _, pattern in named]
