@@ -14,7 +14,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 import textwrap
 import tomllib
 from dataclasses import dataclass
@@ -23,6 +22,8 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from tests.programs import run_program
+
 ROOT = Path(__file__).resolve().parent.parent
 TOP = [path for path in (ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")) if path.exists()]
 PAGES = [*TOP, *sorted((ROOT / "docs").rglob("*.md"))]
@@ -30,6 +31,7 @@ SETUP = ROOT / "tests" / "docs_setup"
 
 # Languages that a block may name. Python is written `python`, so that no block escapes under another name.
 LANGUAGES = {"python", "bash", "text", "toml", "yaml", "json"}
+IMPORTS_TORCH = re.compile(r"^ *(?:import|from) (?:mouse_)?torch\b", flags=re.MULTILINE)
 FENCE = re.compile(r"^(?P<indent>[ \t]*)(?P<fence>`{3,}|~{3,})[ \t]*(?P<info>.*?)[ \t]*$")
 
 
@@ -99,12 +101,10 @@ def run_page(page: Path, text: str, folder: Path) -> subprocess.CompletedProcess
         ),
         encoding="utf-8",
     )
-    # The repository is on the path for the setups alone; a page imports what is installed, or on PYTHONPATH.
-    paths = [str(ROOT)] if setup.exists() else []
-    paths += filter(None, [os.environ.get("PYTHONPATH")])
-    environment = {**os.environ, "MPLBACKEND": "agg", "PYTHONPATH": os.pathsep.join(paths)}
-    return subprocess.run(
-        [sys.executable, str(main)], cwd=folder, env=environment, capture_output=True, text=True, timeout=240
+    # The repository is on the path for the setups alone; a page imports what is installed.
+    environment = {**os.environ, "MPLBACKEND": "agg", "PYTHONPATH": str(ROOT) if setup.exists() else ""}
+    return run_program(
+        main, folder=folder, environment=environment, frameworks=re.search(IMPORTS_TORCH, program(text)) is not None
     )
 
 

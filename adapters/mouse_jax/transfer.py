@@ -85,20 +85,19 @@ def array_maker(source: BatchSource, *, placement: Placement, x64: bool, default
     return ArrayMaker(sources, placement, source.spec, x64, default_device, rows)
 
 
-def whole_maker(
-    source: Any, *, target: jax.Device | Sharding | None, x64: bool, default_device: Any
+def drawn_maker(
+    source: BufferSource, *, target: jax.Device | Sharding | None, x64: bool, default_device: Any
 ) -> Callable[[int], Any]:
-    """The function from an index to a batch that exists as arrays: drawn from a replay buffer, or given by a source.
+    """The function from an index to a batch that was drawn from a replay buffer.
 
     Args:
-        source: A ``BufferSource``, or a source of somebody's own.
+        source: Where batches are drawn.
         target: Where they go; None: JAX's default device.
         x64, default_device: See ``thread_settings``.
     """
 
     def make(index: int) -> Any:
-        drawn = isinstance(source, BufferSource)
-        batch = source.buffer.batch_of(source.drawn(index)) if drawn else source[index]
+        batch = source.buffer.batch_of(source.drawn(index))
         with settings(x64, default_device):
             return as_jax(batch, target)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,14 +15,14 @@ from flax import nnx
 
 from mouse_core.testing import example_store
 from mouse_jax import PrefetchBatchifier
+from tests.programs import run_program
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def run(script: str, output: Path, *options: str) -> dict[str, str]:
     """Run a script and return the printed values by name, in their order."""
-    command = [sys.executable, str(EXAMPLES / script), "--output", str(output), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    done = run_program(EXAMPLES / script, "--output", str(output), *options, frameworks=True, seconds=600)
     assert done.returncode == 0, done.stderr
     assert "Exception ignored" not in done.stderr
     return dict(line.split(": ", 1) for line in done.stdout.splitlines())

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -15,6 +13,7 @@ import pytest
 import torch
 
 from mouse_torch import RolloutStorage
+from tests.programs import run_program
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -26,8 +25,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def run(*options: str) -> dict[str, str]:
-    command = [sys.executable, str(EXAMPLES / "ppo_cartpole.py"), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=1200)
+    done = run_program(EXAMPLES / "ppo_cartpole.py", *options, frameworks=True, seconds=1200)
     assert done.returncode == 0, done.stderr
     return dict(line.split(": ", 1) for line in done.stdout.splitlines())
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -14,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
+
+from tests.programs import run_program
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = [
@@ -35,8 +35,7 @@ LITTLE = ("--episodes", "4", "--steps", "6", "--seed", "5")
 
 def run(output: Path, *options: str) -> dict[str, str]:
     """Run the script and return the printed values by name, in their order."""
-    command = [sys.executable, str(EXAMPLES / "quickstart.py"), "--output", str(output), *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    done = run_program(EXAMPLES / "quickstart.py", "--output", str(output), *options, frameworks=True, seconds=600)
     assert done.returncode == 0, done.stderr
     return dict(line.split(": ", 1) for line in done.stdout.splitlines())
 
