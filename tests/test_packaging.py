@@ -27,7 +27,7 @@ DEFERRED = {"datasets", "pandas", "huggingface_hub", "PIL", "rich", "matplotlib"
 MAX_LINES = 350
 MOST_IN_A_ROOM = 10
 # These have more still.
-LARGER = {"mouse_core/groups": 12, "mouse_core/replay": 11}
+LARGER = {"mouse_core/groups": 12}
 
 
 def roots(names: set[str]) -> set[str]:

@@ -124,12 +124,35 @@ def priorities_in(rows: Any, key: FieldKey, *, one: bool, ndim: int = 1) -> npt.
         SchemaError: More than one for a row.
     """
     if isinstance(rows, list) and not one:
-        found = [priorities_in(row, key, one=True, ndim=ndim) for row in rows]
-        known = [part for part in found if part is not None]
-        if known and len(known) < len(found):
-            lacking = next(number for number, part in enumerate(found) if part is None)
-            raise DataError(f"rows: field {key!r}: expected a priority in every row or none, found none in {lacking}")
-        return np.concatenate(known) if known else None
+        return _priorities_of([priorities_in(row, key, one=True, ndim=ndim) for row in rows], key)
+    values = _numbers_in(rows, key)
+    if values is None:
+        return None
+    axes: tuple[str, ...] = ("time", "env") if ndim == 2 else ("n",)
+    axes = axes[1:] if one else axes
+    if values.ndim < len(axes) or prod(values.shape[len(axes) :]) != 1:
+        wanted = f"[{', '.join(axes)}]" if axes else "a number"
+        raise SchemaError(
+            f"rows: field {key!r}: expected one priority for each row, {wanted}, found the shape {list(values.shape)}; "
+            "take their maximum or mean first, or name another priority_key"
+        )
+    values = values.astype(np.float64).reshape(-1)
+    if not (np.isfinite(values) & (values >= 0)).all():
+        raise DataError(f"rows: field {key!r}: expected finite priorities from 0, found {values[:8].tolist()}")
+    return values
+
+
+def _priorities_of(found: list[npt.NDArray[np.float64] | None], key: FieldKey) -> npt.NDArray[np.float64] | None:
+    """The priorities of a list of rows, of which all have one, or none has."""
+    known = [part for part in found if part is not None]
+    if known and len(known) < len(found):
+        lacking = next(number for number, part in enumerate(found) if part is None)
+        raise DataError(f"rows: field {key!r}: expected a priority in every row or none, found none in {lacking}")
+    return np.concatenate(known) if known else None
+
+
+def _numbers_in(rows: Any, key: FieldKey) -> npt.NDArray[Any] | None:
+    """A field of numbers of a tree; None where it is not there."""
     if not isinstance(rows, Mapping) or path_of(key)[0] not in rows:
         return None
     try:
@@ -140,16 +163,6 @@ def priorities_in(rows: Any, key: FieldKey, *, one: bool, ndim: int = 1) -> npt.
         return None
     except (TypeError, ValueError) as error:
         raise DataError(f"rows: field {key!r}: expected one priority for each row, found {error}") from error
-    lead = ndim - 1 if one else ndim
-    if values.ndim < lead or prod(values.shape[lead:]) != 1:
-        axes = "[" + ", ".join(("time", "env")[-lead:] if ndim == 2 else ("n",)[:lead]) + "]" if lead else "a number"
-        raise SchemaError(
-            f"rows: field {key!r}: expected one priority for each row, {axes}, found the shape {list(values.shape)}; "
-            "take their maximum or mean first, or name another priority_key"
-        )
-    values = values.astype(np.float64).reshape(-1)
-    if not (np.isfinite(values) & (values >= 0)).all():
-        raise DataError(f"rows: field {key!r}: expected finite priorities from 0, found {values[:8].tolist()}")
     return values
 
 

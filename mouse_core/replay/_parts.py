@@ -14,7 +14,6 @@ from mouse_core.errors import ConfigError, ForkError
 from mouse_core.randomness import Key
 from mouse_core.replay._assembly import check_names
 from mouse_core.replay._episodes.index import EpisodeIndex
-from mouse_core.replay.ahead import rows_behind
 from mouse_core.replay.protocols import Draw, FieldKey, Sampler, Slots, Storage, Write, Writer
 from mouse_core.replay.samplers._recorded import RecordedSlices
 from mouse_core.replay.samplers.slices import SliceSampler
@@ -47,12 +46,7 @@ class Parts:
         if writer is None:
             writer = RoundRobinWriter() if self.storage.writable else ImmutableWriter()
         self.writer: Writer = check_part("writer", writer, Writer)
-        if not self.storage.writable and not isinstance(writer, ImmutableWriter):
-            raise ConfigError(
-                f"writer: expected an ImmutableWriter, as {storage!r:.80} cannot be written to, found {writer!r}"
-            )
-        if isinstance(writer, MaxValueWriter):
-            writer.check(storage)
+        self._check_writer(transform)
         self.prioritized = hasattr(self.sampler, "update_priority")
         self._reach: int = getattr(transform, "reach", 0)
         self._gather = getattr(transform, "gather", None)
@@ -63,9 +57,6 @@ class Parts:
         self._own_episodes = None if self._gather is None else EpisodeIndex(done=transform.done)
         if self._own_episodes is not None and self._own_episodes.is_like(self._of_sampler):
             self._own_episodes = None
-        if not self.writer.ordered and (self.sampler.needs_order or self._reach):
-            part = self.sampler if self.sampler.needs_order else transform
-            raise ConfigError(f"writer: expected one that keeps the order of rows, as {part!r} needs, found {writer!r}")
         self._recorded = self._recorded_slices(storage, self.sampler)
         # A ring of single rows that nobody else writes is the commonest by far, and written to without detours.
         self.plain_ring = type(writer) is RoundRobinWriter and storage.ndim == 1 and storage.lock() is None
@@ -74,6 +65,19 @@ class Parts:
         # Up to where the sampler knows the rows; it begins by looking at those there are.
         self._seen = 0
         self._changes = -1
+
+    def _check_writer(self, transform: Any) -> None:
+        """Raise ConfigError for a writer that does not go with the storage, the sampler or the transform."""
+        storage, writer = self.storage, self.writer
+        if not storage.writable and not isinstance(writer, ImmutableWriter):
+            raise ConfigError(
+                f"writer: expected an ImmutableWriter, as {storage!r:.80} cannot be written to, found {writer!r}"
+            )
+        if isinstance(writer, MaxValueWriter):
+            writer.check(storage)
+        if not writer.ordered and (self.sampler.needs_order or getattr(transform, "reach", 0) > 0):
+            part = self.sampler if self.sampler.needs_order else transform
+            raise ConfigError(f"writer: expected one that keeps the order of rows, as {part!r} needs, found {writer!r}")
 
     def __setstate__(self, kept: dict[str, Any]) -> None:
         self.__dict__.update(kept)
@@ -209,7 +213,7 @@ class Parts:
             episodes = self._own_episodes or self._of_sampler
             draw.extra = {**draw.extra, **self._gather(self.storage, slots, episodes.settled(self.storage), key)}
         if self._reach and slots.ndim == 1:
-            slots, draw.mask = rows_behind(slots, self.storage, self._reach)
+            slots, draw.mask = _rows_behind(slots, self.storage, self._reach)
         if rows is not None:
             return rows, draw
         gather = self.storage.get if items else getattr(self.storage, "batch", self.storage.get)
@@ -277,6 +281,26 @@ class Parts:
         self.writer.reset(self.storage)
         if self._own_episodes is not None:
             self._own_episodes.reset(self.storage)
+
+
+def _rows_behind(index: Slots, storage: Storage, steps: int) -> tuple[Slots, npt.NDArray[np.bool_]]:
+    """The slots of rows and of the ``steps`` rows behind each in its stream.
+
+    The ends of episodes are not looked at; the transform does. Nothing is read across the write seam: behind the newest
+    row of a stream there is nothing, however old the rows are that lie there. Of a ring of 8 slots with 11 rows written
+    the newest, row 10, lies in slot 2, and slot 1 has row 9, of age 1: with 2 steps behind it are the slots 1, 2, and 2
+    again, which is not there.
+
+    Returns:
+        Slots, int64 ``[batch, 1 + steps]``, and which of them are there, bool of the same shape; the others repeat the
+        slot of the newest row.
+    """
+    written, capacity, stride = storage.written, storage.capacity, storage.num_envs
+    # Row n lies in slot n % capacity, and the newest is row written - 1.
+    age = (written - 1 - index) % capacity
+    offset = np.minimum(np.arange(steps + 1) * stride, age[:, None] // stride * stride)
+    known = np.arange(steps + 1) * stride <= age[:, None]
+    return (index[:, None] + offset) % capacity, known
 
 
 def _shown(part: Any) -> str:

@@ -180,20 +180,23 @@ class ReplayBufferEnsemble(BaseBuffer):
         return self._transformed(batch, drawn.key)
 
     def _joined(self, batches: list[Any], numbers: list[int]) -> Any:
-        leaves = [flatten({name: value for name, value in batch.items() if name != "buffer_ids"}) for batch in batches]
+        """One batch of those of the members, field by field, nested as the one with the most fields."""
+        own = [{name: value for name, value in batch.items() if name != "buffer_ids"} for batch in batches]
+        leaves = [flatten(batch) for batch in own]
         keys = dict.fromkeys(key for found in leaves for key in found)
-        fields = {}
-        for key in keys:
-            parts = []
-            for number, found in zip(numbers, leaves, strict=True):
-                if key not in found and key not in _WITHOUT:
-                    raise SchemaError(f"buffer {number}: expected the field {key!r} of the others, found {list(found)}")
-                parts.append(found[key] if key in found else np.full(np.shape(found["index"]), _WITHOUT[key]))
-            fields[key] = self._join(key, parts, numbers)
-        fullest = max(batches, key=len)
-        structure = structure_of({name: value for name, value in fullest.items() if name != "buffer_ids"})
+        fields = {key: self._field(key, leaves, numbers) for key in keys}
+        structure = structure_of(own[max(range(len(batches)), key=lambda place: len(batches[place]))])
         extra = {key: values for key, values in fields.items() if key in _WITHOUT and key not in structure}
         return {**unflatten(structure, fields), **extra}
+
+    def _field(self, key: FieldKey, leaves: list[dict[FieldKey, Any]], numbers: list[int]) -> Any:
+        """A field of the batch, of which members without it have what stands in ``_WITHOUT``."""
+        parts = []
+        for number, found in zip(numbers, leaves, strict=True):
+            if key not in found and key not in _WITHOUT:
+                raise SchemaError(f"buffer {number}: expected the field {key!r} of the others, found {list(found)}")
+            parts.append(found[key] if key in found else np.full(np.shape(found["index"]), _WITHOUT[key]))
+        return self._join(key, parts, numbers)
 
     def _join(self, key: FieldKey, parts: list[Any], numbers: list[int]) -> Any:
         """One field of the batch from those of the members."""

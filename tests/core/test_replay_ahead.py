@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,6 @@ from mouse_core.replay import (
     SamplerWithoutReplacement,
     SliceSampler,
 )
-from mouse_core.replay.ahead import look_ahead, rows_behind
-from mouse_core.replay.protocols import Draw
 
 
 def stream(env: int, n: int, seed: int) -> list[dict[str, Any]]:
@@ -119,31 +118,37 @@ def test_transitions_are_those_of_the_streams(
             assert batch["next"]["obs"][place, 0] == wanted["next"]
 
 
+@dataclass
+class Looking:
+    """A transform that needs the steps behind each row, and keeps what it is given."""
+
+    reach: int
+    seen: list[Any]
+
+    def __call__(self, batch: Any) -> Any:
+        self.seen.append(dict(batch))
+        return batch
+
+
 @settings(max_examples=40)
 @given(capacity=st.integers(1, 9), envs=st.integers(1, 3), written=st.integers(1, 30), steps=st.integers(1, 12))
 def test_slots_behind_a_row(capacity: int, envs: int, written: int, steps: int) -> None:
     """What lies behind a row in its own stream, up to the newest and never across the seam."""
+    # What a transform sees that needs the steps behind a row.
     storage = ArrayStorage(capacity * envs, 2)
     for number in range(written):
         storage.append({"x": np.arange(envs) + 1000 * number}, one=True)
     index = np.arange(len(storage))
-    slots, known = rows_behind(index, storage, steps)
-    found = storage.read("x", slots)
-    begin = storage.read("x", index)
+    seen: list[Any] = []
+    buffer = ReplayBuffer(storage, SamplerWithoutReplacement(shuffle=False), transform=Looking(steps, seen))
+    batch = buffer.sample(len(storage))
+    assert sorted(batch["index"].tolist()) == index.tolist()
+    found, known, begin = seen[0]["x"], seen[0]["mask"], batch["x"]
     for row in range(len(index)):
         number, env = divmod(int(begin[row]), 1000)
         left = [1000 * later + env for later in range(number, written)][: steps + 1]
         assert found[row][known[row]].tolist() == left
         assert (found[row][~known[row]] == 1000 * (written - 1) + env).all()
-
-
-def test_a_mask_of_the_draw_counts() -> None:
-    storage = ArrayStorage(8)
-    storage.append({"x": np.arange(6)})
-    draw = look_ahead(Draw(np.array([0, 4]), mask=np.array([True, False])), storage, 2)
-    assert draw.index.tolist() == [[0, 1, 2], [4, 5, 5]]
-    assert draw.mask is not None
-    assert draw.mask.tolist() == [[True] * 3, [False] * 3]
 
 
 def test_slices_are_left_as_they_are() -> None:

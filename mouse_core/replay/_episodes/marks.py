@@ -73,11 +73,7 @@ def find_keys(read: Read, traj_key: FieldKey | None, end_keys: tuple[FieldKey, .
     Raises:
         MissingFieldError: None is named, and none is there.
     """
-    ends: tuple[FieldKey, ...] = ()
-    beside = path_of(done)[:-1]
-    mine = (done, *(key_of((*beside, name)) for name in ("terminated", "truncated")))
-    for group in END_KEYS if done == "done" else (tuple(("next", *path_of(key)) for key in mine), mine):
-        ends = ends or tuple(key for key in group if _has(read, key))
+    ends = _ends_there(read, done)
     there = [key for key in TRAJ_KEYS if _has(read, key)]
     usable = next((key for key in there if _numbers_trajectories(read(key))), None)
     if end_keys or traj_key is not None:
@@ -91,6 +87,16 @@ def find_keys(read: Read, traj_key: FieldKey | None, end_keys: tuple[FieldKey, .
     raise MissingFieldError(
         f"slices: expected end_key=, truncated_key= or traj_key=, or one of the fields {names}; found none"
     )
+
+
+def _ends_there(read: Read, done: FieldKey) -> tuple[FieldKey, ...]:
+    """The fields that are not 0 in an episode's last row: those under ``next`` that are there, or those at the root."""
+    groups = END_KEYS
+    if done != "done":
+        mine = (done, *(key_of((*path_of(done)[:-1], name)) for name in ("terminated", "truncated")))
+        groups = (tuple(("next", *path_of(key)) for key in mine), mine)
+    found = (tuple(key for key in group if _has(read, key)) for group in groups)
+    return next(filter(None, found), ())
 
 
 def contradiction(keys: Keys, marks: Marks, before: Marks | None) -> tuple[int, str] | None:

@@ -33,20 +33,20 @@ def check_state(
         # States of version 0.1 call the length of slices by another name.
         if str(state[key]).replace("slice_len=", "sequence_length=") != value:
             raise StateError(f"sampler: expected the state of a sampler made as {value}, found {state[key]}")
-    values: dict[str, Any] = {}
-    for key, kind in kinds.items():
-        value = state[key]
-        if isinstance(kind, str):
-            array = np.asarray(value)
-            if array.ndim != 1 or array.dtype.kind not in kind:
-                raise StateError(f"sampler: expected {key} as an array [n], found {array.dtype} {list(array.shape)}")
-            values[key] = array
-        elif kind is int:
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
-                raise StateError(f"sampler: expected {key} as an integer from 0, found {value!r}")
-            values[key] = int(value)
-        else:
-            if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not np.isfinite(value):
-                raise StateError(f"sampler: expected {key} as a finite number, found {value!r}")
-            values[key] = float(value)
-    return values
+    return {key: _checked(key, state[key], kind) for key, kind in kinds.items()}
+
+
+def _checked(key: str, value: Any, kind: type | str) -> Any:
+    """A value of the state, if it is of its kind."""
+    if isinstance(kind, str):
+        array = np.asarray(value)
+        if array.ndim != 1 or array.dtype.kind not in kind:
+            raise StateError(f"sampler: expected {key} as an array [n], found {array.dtype} {list(array.shape)}")
+        return array
+    if kind is int:
+        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
+            raise StateError(f"sampler: expected {key} as an integer from 0, found {value!r}")
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not np.isfinite(value):
+        raise StateError(f"sampler: expected {key} as a finite number, found {value!r}")
+    return float(value)

@@ -30,6 +30,7 @@ from mouse_core.trees import (
     as_array,
     fit,
     flatten,
+    stack,
     structure_from_json,
     structure_leaves,
     structure_of,
@@ -143,16 +144,12 @@ class RowSchema:
                 arrays.append(values)
                 continue
             if type(array) is not np.ndarray or array.dtype != kind.dtype:
-                if isinstance(array, Mapping | tuple):
-                    raise SchemaError(f"{_where(key)}: expected an array as in the first write, found {array!r:.60}")
-                if isinstance(array, list) and array and isinstance(array[0], np.ndarray):
-                    _check_even(key, array)
-                array = fit(array, kind.dtype, where=_where(key))
+                array = _fitting(key, kind, array)
             shape = array.shape
             if shape[lead:] != kind.shape or len(shape) < lead:
+                expected_axes = ", ".join([*([_axes(lead, ndim)] if lead else []), *map(str, kind.shape)])
                 raise SchemaError(
-                    f"{_where(key)}: expected the shape [{_axes(lead, ndim)}{', ' if lead else ''}"
-                    f"{', '.join(map(str, kind.shape))}] of the first write, found {list(shape)}"
+                    f"{_where(key)}: expected the shape [{expected_axes}] of the first write, found {list(shape)}"
                     f"{_if_declared(key, shape[lead:], kind.shape)}"
                 )
             if shape[:lead] != expected:
@@ -223,6 +220,27 @@ class RowSchema:
         return self.fields == other.fields and self.num_envs == other.num_envs
 
 
+def checked(
+    rows: Any, known: RowSchema | None, *, one: bool, ndim: int, ragged: Collection[FieldKey]
+) -> tuple[RowSchema, list[Any], int]:
+    """The schema of rows to be written, their leaves as ``RowSchema.check`` gives them, and how many rows there are.
+
+    Args:
+        rows: As for ``Storage.append``.
+        known: The schema of the rows there are; None: these are the first.
+        one: Whether ``rows`` is a single row, or for ``ndim=2`` a single time step.
+        ndim: That of the storage.
+        ragged: Fields that are said to be ragged.
+
+    Raises:
+        SchemaError, DataError, ConfigError: As ``RowSchema.of`` and ``RowSchema.check``.
+    """
+    rows = stack(rows) if isinstance(rows, list) and not one else rows
+    lead = ndim - 1 if one else ndim
+    schema = RowSchema.of(rows, lead, ndim, ragged) if known is None else known
+    return schema, *schema.check(rows, lead, ndim)
+
+
 _REF = FieldType(np.dtype(np.int64), (2,))
 
 
@@ -234,6 +252,15 @@ def _field_type(dtype: str, shape: list[int], varies: str = "") -> FieldType:
     if kind.dtype.hasobject or any(not 0 <= size <= _LONGEST for size in kind.shape):
         raise ValueError(f"{kind.dtype} {list(kind.shape)}")
     return kind
+
+
+def _fitting(key: FieldKey, kind: FieldType, leaf: Any) -> npt.NDArray[Any]:
+    """A leaf that is no array of the field's dtype as one; raises as ``RowSchema.check``."""
+    if isinstance(leaf, Mapping | tuple):
+        raise SchemaError(f"{_where(key)}: expected an array as in the first write, found {leaf!r:.60}")
+    if isinstance(leaf, list) and leaf and isinstance(leaf[0], np.ndarray):
+        _check_even(key, leaf)
+    return fit(leaf, kind.dtype, where=_where(key))
 
 
 def _check_even(key: FieldKey, items: list[Any]) -> None:

@@ -120,34 +120,40 @@ def _sign_of(leaf: Any) -> _Sign:
 
 def _joined(signs: Sequence[tuple[_Sign, ...]], ragged: Sequence[FieldKey]) -> dict[FieldKey, np.dtype[Any] | None]:
     """What each field is to be, by how it looks in any row there is."""
-    keys = [tuple(key for key, *_ in sign) for sign in signs]
-    if any(set(found) != set(keys[0]) for found in keys):
-        if any(found == ((),) for found in keys):
-            return {(): None}
-        other = next(found for found in keys if set(found) != set(keys[0]))
-        raise SchemaError(
-            f"sample: expected rows of the same fields, found some with {list(keys[0])} and some with {list(other)}; a "
-            "batch of such rows is made by a collate_fn"
-        )
+    keys = _fields_of(signs)
+    if keys is None:
+        return {(): None}
     columns: dict[FieldKey, np.dtype[Any] | None] = {}
-    for key in keys[0]:
+    for key in keys:
         found = {tuple(rest) for sign in signs for name, *rest in sign if name == key}
-        columns[key] = None if key in ragged else _common(found)
+        alike = key not in ragged and _ANY not in found and len({shape for _, _, shape in found}) == 1
+        columns[key] = _common(found) if alike else None
     return columns
 
 
-def _common(signs: set[tuple[Any, ...]]) -> np.dtype[Any] | None:
-    """The dtype of arrays that look like these; None where they cannot be one array without loss."""
-    if _ANY in signs or len({sign[2] for sign in signs}) > 1:
+def _fields_of(signs: Sequence[tuple[_Sign, ...]]) -> tuple[FieldKey, ...] | None:
+    """The fields that all rows have; None where some rows have fields and others are objects of other kinds."""
+    keys = [tuple(key for key, *_ in sign) for sign in signs]
+    other = next((found for found in keys if set(found) != set(keys[0])), None)
+    if other is None:
+        return keys[0]
+    if any(found == ((),) for found in keys):
         return None
-    weak = {kind for strength, kind, _ in signs if strength == "weak"}
-    strong: set[np.dtype[Any]] = {dtype for strength, dtype, _ in signs if strength == "strong"}
+    raise SchemaError(
+        f"sample: expected rows of the same fields, found some with {list(keys[0])} and some with {list(other)}; a "
+        "batch of such rows is made by a collate_fn"
+    )
+
+
+def _common(signs: set[tuple[Any, ...]]) -> np.dtype[Any] | None:
+    """The dtype of arrays of one shape that look like these; None where they cannot be one array without loss."""
+    weak, strong = ({kind for name, kind, _ in signs if name == strength} for strength in ("weak", "strong"))
     kinds = {number_kind(dtype) for dtype in strong}
     if len(kinds | weak) > 1 and (kinds | weak) & set("bmM"):
         return None
     if not strong:
         return _DTYPES["f" if "f" in weak else weak.pop()]
     joined: np.dtype[Any] = np.result_type(*strong) if len(strong) > 1 else strong.pop()
-    if number_kind(joined) not in kinds or ("f" in weak and number_kind(joined) in "iu"):
-        return None
-    return joined
+    # Integers that only a float holds would be rounded, and so would Python's floats beside integers.
+    rounded = number_kind(joined) not in kinds or ("f" in weak and number_kind(joined) in "iu")
+    return None if rounded else joined

@@ -39,6 +39,19 @@ def _packed(values: list[Bytes]) -> dict[str, npt.NDArray[Any]]:
     return {"lengths": lengths, "bytes": np.concatenate([np.empty(0, np.uint8), *values])}
 
 
+def _column(key: FieldKey, kind: FieldType, saved: Any, size: int) -> Any:
+    """A column of ``size`` rows as ``rows_state`` takes it; StateError for another one."""
+    if kind.varies:
+        return _unpacked(key, kind, saved, size)
+    column = np.asarray(saved)
+    if column.shape != (size, *kind.shape) or column.dtype != kind.dtype:
+        raise StateError(
+            f"storage: field {key!r}: expected {kind.dtype} {[size, *kind.shape]}, found {column.dtype} "
+            f"{list(column.shape)}"
+        )
+    return column
+
+
 def _unpacked(key: FieldKey, kind: FieldType, column: Mapping[str, Any], size: int) -> list[Bytes]:
     """The rows' bytes, of which a value can be made; StateError if they cannot."""
     lengths, raw = np.asarray(column["lengths"]), np.asarray(column["bytes"])
@@ -91,10 +104,8 @@ def state_rows(
         return None, [], written
     try:
         schema = RowSchema.from_json(state["schema"])
-        columns: list[Any] = [
-            _unpacked(key, kind, state["columns"][str(place)], size)
-            if kind.varies
-            else np.asarray(state["columns"][str(place)])
+        columns = [
+            _column(key, kind, state["columns"][str(place)], size)
             for place, (key, kind) in enumerate(schema.fields.items())
         ]
     except UNREADABLE as error:
@@ -103,12 +114,6 @@ def state_rows(
         raise StateError(f"storage: expected a schema and its columns, found {error!r}") from error
     if storage.capacity % schema.num_envs or size % schema.num_envs or written % schema.num_envs:
         raise StateError(f"storage: expected whole time steps of {schema.num_envs} environments, found {size} rows")
-    for (key, kind), column in zip(schema.fields.items(), columns, strict=True):
-        if not kind.varies and (column.shape != (size, *kind.shape) or column.dtype != kind.dtype):
-            raise StateError(
-                f"storage: field {key!r}: expected {kind.dtype} {[size, *kind.shape]}, found {column.dtype} "
-                f"{list(column.shape)}"
-            )
     if known is None or not known.same_as(schema):  # a mapped buffer may have text as it was
         schema, columns = _texts_of_any_length(schema, columns)
     if known is not None and not known.same_as(schema):

@@ -19,7 +19,7 @@ from mouse_core.replay.storages._checks import (
     slot_error,
 )
 from mouse_core.replay.storages._memory import Bytes, RowMemory
-from mouse_core.replay.storages._rows import RowSchema
+from mouse_core.replay.storages._rows import RowSchema, checked
 from mouse_core.replay.storages._state import rows_state, state_rows
 from mouse_core.replay.storages._varying import Heap, Refs
 from mouse_core.spec import Alignment, check_alignment, check_list
@@ -109,7 +109,11 @@ class ArrayStorage:
     @property
     def num_envs(self) -> int:
         """Environments side by side; 1 for ``ndim=1``, and until the first write."""
-        return 1 if self._memory is None else self._memory.schema.num_envs
+        return 1 if self._schema is None else self._schema.num_envs
+
+    @property
+    def _schema(self) -> RowSchema | None:
+        return None if self._memory is None else self._memory.schema
 
     @property
     def alignment(self) -> Alignment:
@@ -152,11 +156,7 @@ class ArrayStorage:
                 self._written = first + 1
                 self._size = min(self._size + 1, self._capacity)
                 return first, 1
-        if isinstance(rows, list) and not one:
-            rows = stack(rows)
-        lead = self._ndim - 1 if one else self._ndim
-        schema = RowSchema.of(rows, lead, self._ndim, self._ragged) if self._memory is None else self._memory.schema
-        arrays, n = schema.check(rows, lead, self._ndim)
+        schema, arrays, n = checked(rows, self._schema, one=one, ndim=self._ndim, ragged=self._ragged)
         if self._memory is None:
             if self._capacity % schema.num_envs:
                 raise ConfigError(
@@ -223,11 +223,7 @@ class ArrayStorage:
     def check(self, rows: Any) -> None:
         """Raise what ``append(rows)`` would, and write nothing."""
         self._check_writable()
-        rows = stack(rows) if isinstance(rows, list) else rows
-        schema = (
-            RowSchema.of(rows, self._ndim, self._ndim, self._ragged) if self._memory is None else self._memory.schema
-        )
-        schema.check(rows, self._ndim, self._ndim)
+        checked(rows, self._schema, one=False, ndim=self._ndim, ragged=self._ragged)
 
     def empty(self) -> None:
         """Forget all rows."""
@@ -265,7 +261,7 @@ class ArrayStorage:
 
     def state(self) -> dict[str, Any]:
         """The rows, as long as the data, and what describes them. The arrays are views."""
-        return rows_state(self, None if self._memory is None else self._memory.schema, self._columns())
+        return rows_state(self, self._schema, self._columns())
 
     def _columns(self) -> list[Any]:
         if self._memory is None:
@@ -279,7 +275,7 @@ class ArrayStorage:
     def load(self, state: Mapping[str, Any]) -> None:
         """Become what ``state`` was taken from; see ``Storage.load``."""
         self._check_writable()
-        schema, arrays, written = state_rows(self, state, None if self._memory is None else self._memory.schema)
+        schema, arrays, written = state_rows(self, state, self._schema)
         if schema is not None:
             if self._memory is None:
                 self._take_memory(self._allocate(schema))

@@ -22,7 +22,7 @@ from mouse_core.replay.storages._mapped import rows as on_disk
 from mouse_core.replay.storages._mapped.files import Head, Now, map_file
 from mouse_core.replay.storages._mapped.values import MappedValues
 from mouse_core.replay.storages._memory import RowMemory, blocks_of
-from mouse_core.replay.storages._rows import RowSchema
+from mouse_core.replay.storages._rows import RowSchema, checked
 from mouse_core.replay.storages._state import rows_state, state_rows
 from mouse_core.replay.storages._varying import Refs
 from mouse_core.spec import Alignment, check_alignment, check_list
@@ -162,39 +162,42 @@ class MemmapStorage:
 
     def append(self, rows: Any, *, one: bool = False) -> tuple[int, int]:
         """Write rows behind the last, over the oldest where there is none; StorageError: no room on the disk."""
-        rows = stack(rows) if isinstance(rows, list) and not one else rows
-        lead = self._ndim - 1 if one else self._ndim
         with self._lock:
             now = self._know()
-            schema = RowSchema.of(rows, lead, self._ndim, self._ragged) if self._schema is None else self._schema
-            arrays, n = schema.check(rows, lead, self._ndim)
+            schema, arrays, n = checked(rows, self._schema, one=one, ndim=self._ndim, ragged=self._ragged)
             if not n and self._schema is None:
                 return 0, 0
-            if not now.spare:
-                now = on_disk.begun(schema, now, self.capacity)
-            places = self.capacity + now.spare
-            now = on_disk.reserve(self.path, schema, now, min(now.written + n, places), self.capacity)
-            self._save_schema(schema)
-            if self._memory is None or self._mapped != (now.generation, now.allocated):
-                self._map(now, schema)
-            assert self._memory is not None
-            if schema.varying:
-                now = self._values.reserve(schema, arrays, self._compact(schema, now), self._refs)
-            first, done = now.written, 0
+            memory, now = self._reserve(schema, arrays, n, now)
+            first, done, places = now.written, 0, self.capacity + now.spare
             while done < n:
-                # As many as there are places that no row in use has.
+                # As many as there are places that no row in use has: of 4 rows and 2 places more, in which rows 0 to 5
+                # were written, rows 2 to 5 are in use; two more rows go to the places 0 and 1, a third waits for them.
                 piece = min(n - done, places - min(now.written, self.capacity))
                 part = arrays if piece == n else [array[done : done + piece] for array in arrays]
                 rows, now = self._values.keep(schema, part, now, self._refs)
                 place = now.written % places
                 until_end = min(piece, places - place)
-                self._memory.write(place, rows, 0, until_end)
+                memory.write(place, rows, 0, until_end)
                 if until_end < piece:
-                    self._memory.write(0, rows, until_end, piece - until_end)
+                    memory.write(0, rows, until_end, piece - until_end)
                 now = replace(now, written=now.written + piece)
                 self._commit(now)
                 done += piece
             return first, n
+
+    def _reserve(self, schema: RowSchema, arrays: list[Any], n: int, now: Now) -> tuple[RowMemory, Now]:
+        """Mapped files with room for ``n`` rows more, and what is there then; StorageError: no room on the disk."""
+        if not now.spare:
+            now = on_disk.begun(schema, now, self.capacity)
+        places = self.capacity + now.spare
+        now = on_disk.reserve(self.path, schema, now, min(now.written + n, places), self.capacity)
+        self._save_schema(schema)
+        if self._memory is None or self._mapped != (now.generation, now.allocated):
+            self._map(now, schema)
+        if schema.varying:
+            now = self._values.reserve(schema, arrays, self._compact(schema, now), self._refs)
+        assert self._memory is not None
+        return self._memory, now
 
     def _commit(self, now: Now) -> None:
         before = self._head.now()
@@ -218,11 +221,9 @@ class MemmapStorage:
 
     def check(self, rows: Any) -> None:
         """Raise what ``append(rows)`` would, and write nothing."""
-        rows = stack(rows) if isinstance(rows, list) else rows
         with self._lock:
             self._know()
-            schema = RowSchema.of(rows, self._ndim, self._ndim, self._ragged) if self._schema is None else self._schema
-            schema.check(rows, self._ndim, self._ndim)
+            checked(rows, self._schema, one=False, ndim=self._ndim, ragged=self._ragged)
 
     def put(self, slots: Slots, rows: Any) -> None:
         """Overwrite the rows in ``slots`` by ``rows``; see ``Storage.put``."""
