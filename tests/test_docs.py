@@ -101,8 +101,10 @@ def run_page(page: Path, text: str, folder: Path) -> subprocess.CompletedProcess
         ),
         encoding="utf-8",
     )
-    # The repository is on the path for the setups alone; a page imports what is installed.
-    environment = {**os.environ, "MPLBACKEND": "agg", "PYTHONPATH": str(ROOT) if setup.exists() else ""}
+    # The repository is on the path for the setups alone; a page imports what is installed, or on PYTHONPATH.
+    paths = [str(ROOT)] if setup.exists() else []
+    paths += filter(None, [os.environ.get("PYTHONPATH")])
+    environment = {**os.environ, "MPLBACKEND": "agg", "PYTHONPATH": os.pathsep.join(paths)}
     return run_program(
         main, folder=folder, environment=environment, frameworks=re.search(IMPORTS_TORCH, program(text)) is not None
     )

@@ -46,7 +46,7 @@ class Placement:
         check_layout(self.target, source)
         if self.parts is None:
             return (source,)
-        return tuple(source if part == source.shard else source.with_shard(part) for part in self.parts)
+        return tuple(source if part == source.shard else source.with_options(shard=part) for part in self.parts)
 
     def put(self, arrays: Sequence[npt.NDArray[Any]], *, recurring: bool = False) -> list[jax.Array]:
         """This process's rows of some arrays ``[b, ...]`` in their place; nobody may write to them any more.

@@ -85,19 +85,20 @@ def array_maker(source: BatchSource, *, placement: Placement, x64: bool, default
     return ArrayMaker(sources, placement, source.spec, x64, default_device, rows)
 
 
-def drawn_maker(
-    source: BufferSource, *, target: jax.Device | Sharding | None, x64: bool, default_device: Any
+def whole_maker(
+    source: Any, *, target: jax.Device | Sharding | None, x64: bool, default_device: Any
 ) -> Callable[[int], Any]:
-    """The function from an index to a batch that was drawn from a replay buffer.
+    """The function from an index to a batch that exists as arrays: drawn from a replay buffer, or given by a source.
 
     Args:
-        source: Where batches are drawn.
+        source: A ``BufferSource``, or a source of somebody's own.
         target: Where they go; None: JAX's default device.
         x64, default_device: See ``thread_settings``.
     """
 
     def make(index: int) -> Any:
-        batch = source.buffer.batch_of(source.drawn(index))
+        drawn = isinstance(source, BufferSource)
+        batch = source.buffer.batch_of(source.drawn(index)) if drawn else source[index]
         with settings(x64, default_device):
             return as_jax(batch, target)
 

@@ -1,8 +1,8 @@
-"""Making the batches that a loader has drawn from a replay buffer: TensorDicts, on a device if asked."""
+"""Batches that exist as arrays, drawn from a replay buffer or given by a source, as TensorDicts on any device."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,23 +18,39 @@ from mouse_torch.transfer import InFlight, slab_tensors
 from mouse_torch.trees import tensor_dict
 
 
-def drawn_maker(source: BufferSource, *, device: torch.device, pin: bool) -> Callable[[int], InFlight]:
-    """The function from an index to a batch, on the host or under way to ``device``."""
+def whole_maker(source: Any, *, device: torch.device, pin: bool) -> Callable[[int], InFlight]:
+    """The function from an index to a batch, on the host or under way to ``device``.
+
+    Args:
+        source: A ``BufferSource``, or a source of somebody's own.
+        device: Where batches arrive.
+        pin: Whether they pass through pinned memory.
+    """
     stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
     return partial(_make, source, device, pin, stream)
 
 
-def _make(
-    source: BufferSource, device: torch.device, pin: bool, stream: torch.cuda.Stream | None, index: int
+def _make(source: Any, device: torch.device, pin: bool, stream: torch.cuda.Stream | None, index: int) -> InFlight:
+    if isinstance(source, BufferSource):
+        batch: Any = source.buffer.batch_of(source.drawn(index))
+        return _moved(batch, device, pin, stream, size=None)
+    batch = source[index]
+    views = batch if isinstance(batch, tuple) else (batch,)
+    moved = [_moved(view, device, pin, stream, size=next(iter(view.values())).shape[:2]) for view in views]
+    return InFlight(tuple(made.views[0] for made in moved), moved[-1].event)
+
+
+def _moved(
+    batch: Any, device: torch.device, pin: bool, stream: torch.cuda.Stream | None, *, size: Sequence[int] | None
 ) -> InFlight:
-    batch = source.buffer.batch_of(source.drawn(index))
+    """A batch on the host or under way to a device, with the batch size ``size``; see ``tensor_dict``."""
     numbers = {
         str(place): leaf
         for place, leaf in enumerate(flatten(batch).values())
         if isinstance(leaf, np.ndarray) and is_number(leaf.dtype)
     }
     if not numbers or not (pin or stream is not None):  # it lies where it belongs, or is to be shared as it is
-        return InFlight((tensor_dict(batch, device),), None)
+        return InFlight((tensor_dict(batch, device, size=size),), None)
     layout = BatchLayout({name: (leaf.shape, leaf.dtype) for name, leaf in numbers.items()})
     # See ``transfer`` for when this memory is used again.
     slab = torch.empty(layout.nbytes, dtype=torch.uint8, pin_memory=pin)
@@ -42,7 +58,7 @@ def _make(
         np.copyto(target, numbers[name])
     with torch.cuda.stream(stream):  # no effect for None
         moved = slab_tensors(layout, slab if stream is None else slab.to(device, non_blocking=pin))
-        made: TensorDict = tensor_dict(_with_tensors(batch, moved), device)
+        made: TensorDict = tensor_dict(_with_tensors(batch, moved), device, size=size)
         event = None
         if stream is not None:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]

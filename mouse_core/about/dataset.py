@@ -18,11 +18,11 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from mouse_core._base.checks import is_whole
 from mouse_core.about._fields import check_width, field_from_json, field_to_json
+from mouse_core.about.features import HUGGINGFACE, feature_of, features_in
 from mouse_core.errors import ConfigError, DataError, MouseError, SchemaError
 from mouse_core.spec import Alignment, Field, check_alignment
 
@@ -37,7 +37,6 @@ _MARK = f"{KEY}: "
 _OLD_KEY = "mouse_alignment"
 _OLD_MARK = f"{_OLD_KEY}: "
 _KEYS = (KEY.encode(), _OLD_KEY.encode())
-_HUGGINGFACE = b"huggingface"
 # The columns whose features carry the text: the first all of it, the second the alignment, should the first be recast.
 _CARRIERS = ("done", "reward")
 _DIMS = ("max_action_dim", "max_obs_continuous_dim")
@@ -69,6 +68,16 @@ class About:
     max_obs_continuous_dim: int | None = None
 
     def __post_init__(self) -> None:
+        self._check()
+        for name in _DIMS:
+            dim = getattr(self, name)
+            object.__setattr__(self, name, None if dim is None else int(dim))
+        object.__setattr__(self, "environments", tuple(dict.fromkeys(self.environments)))
+        tasks = {int(number): self.tasks[number] for number in sorted(self.tasks)}
+        object.__setattr__(self, "tasks", MappingProxyType(tasks))
+        object.__setattr__(self, "fields", tuple(self.fields))
+
+    def _check(self) -> None:
         if self.alignment is not None:
             check_alignment(self.alignment)
         if isinstance(self.environments, str) or not all(isinstance(name, str) for name in self.environments):
@@ -82,11 +91,6 @@ class About:
             dim = getattr(self, name)
             if dim is not None and (not is_whole(dim) or dim < 1):
                 raise ConfigError(f"{name}: expected a positive integer, found {dim!r:.200}")
-            object.__setattr__(self, name, None if dim is None else int(dim))
-        object.__setattr__(self, "environments", tuple(dict.fromkeys(self.environments)))
-        tasks = {int(number): self.tasks[number] for number in sorted(self.tasks)}
-        object.__setattr__(self, "tasks", MappingProxyType(tasks))
-        object.__setattr__(self, "fields", tuple(self.fields))
 
     def __bool__(self) -> bool:
         return self != About()
@@ -255,15 +259,6 @@ def _old(text: str, where: str) -> About:
         raise DataError(f"{where}: {error}") from error
 
 
-def features_in(metadata: Mapping[bytes, bytes]) -> dict[str, Any]:
-    """The columns' features as ``datasets`` writes them into the metadata of a schema."""
-    try:
-        features = json.loads(metadata.get(_HUGGINGFACE, b"{}"))["info"]["features"].items()
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return {}  # whatever it is, it is not ours
-    return {name: item for name, item in features if isinstance(item, dict)}
-
-
 # ---------------------------------------------------------------------- writing
 
 
@@ -301,25 +296,25 @@ def with_about(part: Any, about: About) -> Any:
 def _metadata(schema: pa.Schema, about: About) -> dict[bytes, bytes]:
     metadata = {name: text for name, text in (schema.metadata or {}).items() if name not in _KEYS}
     features = features_in(metadata)
-    if about and (features or _HUGGINGFACE not in metadata):
+    if about and (features or HUGGINGFACE not in metadata):
         # All that datasets keeps of a table's metadata are features, which it takes one by one.
-        made = {name: _feature(schema.field(name).type) for name in _CARRIERS if schema.names.count(name) == 1}
+        made = {name: feature_of(schema.field(name).type) for name in _CARRIERS if schema.names.count(name) == 1}
         features = {name: made[name] for name in made if made[name]} | features
     if features:
-        whole = json.loads(metadata.get(_HUGGINGFACE, b'{"info": {}}'))
-        texts = _texts(about, (name for name, item in features.items() if item.get("_type") == "Value"))
-        whole["info"]["features"] = {}
-        for name, feature in features.items():
-            text = _with_text(feature.pop("id", None), texts.get(name))
-            whole["info"]["features"][name] = feature | ({} if text is None else {"id": text})
-        metadata[_HUGGINGFACE] = json.dumps(whole).encode()
+        whole = json.loads(metadata.get(HUGGINGFACE, b'{"info": {}}'))
+        whole["info"]["features"] = _features_saying(features, about)
+        metadata[HUGGINGFACE] = json.dumps(whole).encode()
     return metadata | ({KEY.encode(): about.to_json().encode()} if about else {})
 
 
-def _feature(data_type: pa.DataType) -> dict[str, Any] | None:
-    """What ``datasets`` writes of a column of numbers or flags; None for others."""
-    numbers = pa.types.is_integer(data_type) or pa.types.is_floating(data_type) or pa.types.is_boolean(data_type)
-    return {"dtype": np.dtype(data_type.to_pandas_dtype()).name, "_type": "Value"} if numbers else None
+def _features_saying(features: Mapping[str, dict[str, Any]], about: About) -> dict[str, Any]:
+    """Features as ``datasets`` writes them, of which some carry the text in their ids."""
+    texts = _texts(about, (name for name, item in features.items() if item.get("_type") == "Value"))
+    marked = {}
+    for name, feature in features.items():
+        text = _with_text(feature.pop("id", None), texts.get(name))
+        marked[name] = feature | ({} if text is None else {"id": text})
+    return marked
 
 
 def _texts(about: About, names: Iterable[str]) -> dict[str, str]:

@@ -335,9 +335,9 @@ class BatchSource:
             source.__dict__["_copying"] = {stored: plan._replace(copier=copier) for stored, plan in copying.items()}
         return source
 
-    def with_shard(self, shard: tuple[int, int]) -> BatchSource:
-        """Another shard of the same batches."""
-        return _restore(self.snapshot, self.sampler, self._options() | {"shard": shard})
+    def with_options(self, **options: Any) -> BatchSource:
+        """The same windows with other options: ``shard=``, ``replace_dtypes=`` and the like."""
+        return _restore(self.snapshot, self.sampler, self._options() | options)
 
     def _options(self) -> dict[str, Any]:
         return {"seed": self.seed, "shard": self.shard, "epoch_start": self.epoch_start, **self._chosen}

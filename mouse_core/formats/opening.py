@@ -128,16 +128,7 @@ def open(
     roots = check_roots(image_roots, where="image_roots (--image-root)")
     if alignment is not None:
         check_alignment(alignment)
-    if not root.exists():
-        raise ConfigError(f"{root}: expected a file or folder, found none")
-    if not root.is_file() and not root.is_dir():  # a pipe would be waited for
-        raise ConfigError(f"{root}: expected a regular file or a folder, found neither")
-    found = _named(format) if format is not None else _recognised(root)
-    if found is None:
-        raise ConfigError(
-            f"{root}: no format recognised in {signs.contents(root)}; looked for "
-            + "; ".join(f"{one.name}: {one.sign}" for one in _FORMATS)
-        )
+    found = _format_at(root, format)
     if splits is not None and not found.splits:
         raise ConfigError(f"{root}: splits: {found.name} data have none, found {list(splits)}")
     options |= {"splits": splits} if splits is not None else {}
@@ -153,8 +144,25 @@ def open(
         opened = opened.replace(image_roots=roots)
     if opened.rows is not None:
         opened = opened.replace(batches=partial(_all_rows, opened), mapped=opened.mapped)
-    if alignment is None:
-        return opened
+    return opened if alignment is None else _with_alignment(opened, alignment, root, found)
+
+
+def _format_at(root: Path, name: str | None) -> _Format:
+    """The format of that name, or the one that is recognised."""
+    if not root.exists():
+        raise ConfigError(f"{root}: expected a file or folder, found none")
+    if not root.is_file() and not root.is_dir():  # a pipe would be waited for
+        raise ConfigError(f"{root}: expected a regular file or a folder, found neither")
+    found = _named(name) if name is not None else _recognised(root)
+    if found is None:
+        raise ConfigError(
+            f"{root}: no format recognised in {signs.contents(root)}; looked for "
+            + "; ".join(f"{one.name}: {one.sign}" for one in _FORMATS)
+        )
+    return found
+
+
+def _with_alignment(opened: RowStream, alignment: Alignment, root: Path, found: _Format) -> RowStream:
     stated = opened.about.alignment
     if stated not in (None, alignment):
         who = "the data say" if found.name == "rows" else f"the {found.name} reader lays rows out"

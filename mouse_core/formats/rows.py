@@ -48,12 +48,7 @@ def read_rows(
     """
     root = Path(path)
     found = files_by_split(root)
-    for name in splits or ():
-        if name not in found:
-            raise ConfigError(f"split: expected one of {list(found)}, found {name!r}")
-    files = [file for name in splits or found for file in found[name]]
-    if not files:
-        raise damaged(root, f"expected files of rows, found none in the splits {list(splits or found)}")
+    files = _files_of(found, splits, root)
     schemas = {file: _schema_of(file) for file in files}
     schema = _common(schemas)
     about = _about(schemas)
@@ -71,6 +66,16 @@ def read_rows(
         mapped=partial(_mapped, files) if all(map(_is_stream, files)) else None,
         about=about,
     )
+
+
+def _files_of(found: Mapping[str, Sequence[Path]], splits: Sequence[str] | None, root: Path) -> list[Path]:
+    for name in splits or ():
+        if name not in found:
+            raise ConfigError(f"split: expected one of {list(found)}, found {name!r}")
+    files = [file for name in splits or found for file in found[name]]
+    if not files:
+        raise damaged(root, f"expected files of rows, found none in the splits {list(splits or found)}")
+    return files
 
 
 def is_rows(path: Path) -> bool:

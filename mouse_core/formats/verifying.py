@@ -71,40 +71,50 @@ def verify(
         ConfigError: As ``open``.
         DataError: Something is not what was written; the message names the file, or all of them.
     """
-    known = _all_noted(Path(path))
-    total = sum(file.bytes for about in known.values() for file in about.files.values())
-    with progress_bar("verifying", total=total, unit="bytes", enabled=progress and total > 0) as advance:
-        wrong = [line for folder, about in known.items() for line in check_bytes(folder, about, advance)]
-    sealed = _sealed(Path(path), wrong, progress)
-    if wrong:
-        raise DataError("; ".join(wrong))
+    root = Path(path)
+    known = _all_noted(root)
+    sealed = _check_files(root, known, progress)
     stream = opening.open(path, **options)
     rows, found, compared, left = stream.rows, None, "", ""
     if known and set(known) == {file.parent for file in _files(stream)}:
         compared = "every file has the SHA-256 that was noted when it was written"
         found = next(iter(known.values())).digest if len(known) == 1 and not options.get("splits") else None
     if rows is None or not compared or (digest is not None and found is None):
-        rows = 0
-
-        def counted() -> Iterator[pa.RecordBatch]:
-            nonlocal rows
-            for batch in stream:
-                rows = (rows or 0) + batch.num_rows
-                advance(batch.num_rows)
-                yield batch
-
-        with progress_bar("reading", total=stream.rows, unit="rows", enabled=progress) as advance:
-            found = rows_digest(embedded(stream.replace(batches=counted), others=False))
+        rows, found = _read_through(stream, progress)
     if digest is not None:
         if found != digest.strip().lower():
             raise DataError(f"{path}: expected rows with the digest {digest}, found {found}")
         compared = compared or "the rows have the digest that was given"
-    if not compared and stream.format == "parquet" and sealed.issuperset(_files(stream)):
-        compared = "every file has the SHA-256 that was written into it"
     if not compared:
-        compared = _own(stream)
-        left = _LEFT.get(stream.format, "") if compared else ""
+        compared, left = _kept_by_format(stream, sealed)
     return Verified(os.fspath(path), rows, found, compared, left)
+
+
+def _check_files(root: Path, known: dict[Path, Noted], progress: bool) -> set[Path]:
+    """Raise DataError unless all files are as they were written, and return those that carry what their bytes are."""
+    total = sum(file.bytes for about in known.values() for file in about.files.values())
+    with progress_bar("verifying", total=total, unit="bytes", enabled=progress and total > 0) as advance:
+        wrong = [line for folder, about in known.items() for line in check_bytes(folder, about, advance)]
+    sealed = _sealed(root, wrong, progress)
+    if wrong:
+        raise DataError("; ".join(wrong))
+    return sealed
+
+
+def _read_through(stream: RowStream, progress: bool) -> tuple[int, str]:
+    """How many rows there are, and their digest."""
+    rows = 0
+
+    def counted() -> Iterator[pa.RecordBatch]:
+        nonlocal rows
+        for batch in stream:
+            rows += batch.num_rows
+            advance(batch.num_rows)
+            yield batch
+
+    with progress_bar("reading", total=stream.rows, unit="rows", enabled=progress) as advance:
+        digest = rows_digest(embedded(stream.replace(batches=counted), others=False))
+    return rows, digest
 
 
 def _sealed(root: Path, wrong: list[str], progress: bool) -> set[Path]:
@@ -127,11 +137,15 @@ def _files(stream: RowStream) -> list[Path]:
     return [Path(file) for files in stream.metadata["splits"].values() for file in files]
 
 
-def _own(stream: RowStream) -> str:
-    """What the format itself keeps, and the reader has compared."""
+def _kept_by_format(stream: RowStream, sealed: set[Path]) -> tuple[str, str]:
+    """What the format itself keeps, and the reader has compared; and what it does not cover."""
     if stream.format == "parquet":
-        return "a CRC-32 for every page" if all(map(has_checksums, _files(stream))) else ""
-    return _OWN.get(stream.format, "")
+        if sealed.issuperset(_files(stream)):
+            return "every file has the SHA-256 that was written into it", ""
+        compared = "a CRC-32 for every page" if all(map(has_checksums, _files(stream))) else ""
+    else:
+        compared = _OWN.get(stream.format, "")
+    return compared, _LEFT.get(stream.format, "") if compared else ""
 
 
 def _all_noted(root: Path) -> dict[Path, Noted]:

@@ -83,20 +83,20 @@ def stale_files(card: Card, files: Iterable[str], *, pushed: Iterable[str], keep
     ``keep_other_splits`` only what belonged to the pushed splits.
     """
     others = [pattern for config in _configs(card, default=False) for _, pattern in _patterns(config)]
+    replaced = _replaced_patterns(card, set(pushed) if keep_other_splits else None)
+    parquet = [path for path in files if path.endswith(".parquet")]
+    found = {path for path in parquet if matches(path, replaced)}
+    if not keep_other_splits:
+        found |= {path for path in parquet if re.fullmatch(r"data/[^/]+", path)}
+    return sorted(path for path in found if not matches(path, others))
+
+
+def _replaced_patterns(card: Card, splits: set[str] | None) -> list[str]:
+    """What the default configuration read until now; where splits are given, of those, and their shards by name."""
     named = [entry for config in _configs(card, default=True) for entry in _patterns(config)]
-    pushed = set(pushed)
-    if keep_other_splits:
-        wanted = [pattern for split, pattern in named if split in pushed]
-        wanted += [split_pattern(split) for split in pushed]
-    else:
-        wanted = [pattern for _, pattern in named]
-    return sorted(
-        path
-        for path in files
-        if path.endswith(".parquet")
-        and (matches(path, wanted) or (not keep_other_splits and re.fullmatch(r"data/[^/]+", path)))
-        and not matches(path, others)
-    )
+    if splits is None:
+        return [pattern for _, pattern in named]
+    return [pattern for split, pattern in named if split in splits] + [split_pattern(split) for split in splits]
 
 
 def split_pattern(split: str) -> str:
@@ -114,22 +114,9 @@ def kept_splits(
     """
     from datasets.info import DatasetInfosDict
 
-    pushed = set(pushed)
-    patterns: dict[str, list[str]] = {}
-    entries = [entry for config in _configs(card, default=True) for entry in _patterns(config)]
-    if not entries:
-        entries = [
-            (match["split"], split_pattern(match["split"])) for path in files if (match := _SHARD.fullmatch(path))
-        ]
-    for split, pattern in entries:
-        if split is None:
-            raise ConfigError(
-                f"README.md of {repo_id}: expected 'data_files' by split, found {pattern!r};"
-                " without that other splits cannot be kept (keep_other_splits=False replaces them)"
-            )
-        if split not in pushed and pattern not in patterns.setdefault(split, []):
-            patterns[split].append(pattern)
-    patterns = {split: found for split, found in patterns.items() if found}
+    patterns = _patterns_by_split(card, files, repo_id)
+    for split in pushed:
+        patterns.pop(split, None)
     if not patterns:
         return [], None
     infos: Any = DatasetInfosDict.from_dataset_card_data(dict(card.metadata))
@@ -146,6 +133,24 @@ def kept_splits(
         for split, found in patterns.items()
     ]
     return kept, info.features
+
+
+def _patterns_by_split(card: Card, files: Iterable[str], repo_id: str) -> dict[str, list[str]]:
+    """What the default configuration reads, by split: as the card says, else by the names of the shards."""
+    entries = [entry for config in _configs(card, default=True) for entry in _patterns(config)]
+    if not entries:
+        shards = filter(None, map(_SHARD.fullmatch, files))
+        entries = [(shard["split"], split_pattern(shard["split"])) for shard in shards]
+    patterns: dict[str, list[str]] = {}
+    for split, pattern in entries:
+        if split is None:
+            raise ConfigError(
+                f"README.md of {repo_id}: expected 'data_files' by split, found {pattern!r};"
+                " without that other splits cannot be kept (keep_other_splits=False replaces them)"
+            )
+        if pattern not in patterns.setdefault(split, []):
+            patterns[split].append(pattern)
+    return patterns
 
 
 def render_card(

@@ -17,6 +17,7 @@ from mouse_core.hub._repository import Remote, Repository, open_repository, uplo
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd
+    from huggingface_hub.errors import HfHubHTTPError
 
     from mouse_core.store.dataset_store import DatasetStore
 
@@ -211,14 +212,7 @@ def _send(job: Job, repository: Repository, folder: str, *, private: bool | None
         try:
             commit = repository.commit(operations, readme=readme, delete=deleted, parent=remote.oid, message=message)
         except HfHubHTTPError as error:
-            if error.response.status_code not in _CONFLICT:
-                raise
-            if attempt == _ATTEMPTS - 1:
-                error.add_note(
-                    f"{repository.repo_id}: others committed during each of {_ATTEMPTS} attempts; nothing was changed"
-                )
-                raise
-            time.sleep(_FIRST_PAUSE * 2**attempt)
+            _wait_for_others(error, repository, attempt)
             continue
         return _result(
             job,
@@ -233,6 +227,18 @@ def _send(job: Job, repository: Repository, folder: str, *, private: bool | None
     raise StateError(
         f"{repository.repo_id}: the splits to keep changed during each of {_ATTEMPTS} attempts; nothing was changed"
     )
+
+
+def _wait_for_others(error: HfHubHTTPError, repository: Repository, attempt: int) -> None:
+    """Wait before the next attempt if others have committed meanwhile; else, or after the last one, raise the error."""
+    if error.response.status_code not in _CONFLICT:
+        raise error
+    if attempt == _ATTEMPTS - 1:
+        error.add_note(
+            f"{repository.repo_id}: others committed during each of {_ATTEMPTS} attempts; nothing was changed"
+        )
+        raise error
+    time.sleep(_FIRST_PAUSE * 2**attempt)
 
 
 def _holds(remote: Remote, operations: Sequence[CommitOperationAdd]) -> bool:

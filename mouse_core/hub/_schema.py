@@ -56,21 +56,25 @@ def _common_feature(one: Any, other: Any) -> Any | None:
 
     if one == other:
         return one
-    if one == Value("null"):
-        return other
-    if other == Value("null"):
-        return one
+    if Value("null") in (one, other):
+        return other if one == Value("null") else one
+    images = sum(isinstance(feature, Image) for feature in (one, other))
+    if images and (images == 2 or Value("binary") in (one, other)):
+        return Image()
     if isinstance(one, List) and isinstance(other, List):
         inner = _common_feature(one.feature, other.feature)
         return None if inner is None else List(inner, length=one.length if one.length == other.length else -1)
-    images = [isinstance(feature, Image) for feature in (one, other)]
-    if all(images) or (any(images) and Value("binary") in (one, other)):
-        return Image()
-    if isinstance(one, dict) and isinstance(other, dict) and one.keys() == other.keys():
-        common = {key: _common_feature(value, other[key]) for key, value in one.items()}
-        return None if None in common.values() else common
+    if isinstance(one, dict) and isinstance(other, dict):
+        return _common_struct(one, other)
     plain = _plain_feature(one), _plain_feature(other)
     return None if plain == (one, other) else _common_feature(*plain)
+
+
+def _common_struct(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any] | None:
+    if one.keys() != other.keys():
+        return None
+    common = {key: _common_feature(value, other[key]) for key, value in one.items()}
+    return None if None in common.values() else common
 
 
 def _plain_feature(feature: Any) -> Any:

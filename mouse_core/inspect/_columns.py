@@ -79,27 +79,33 @@ class ColumnCounter:
             there = values.lengths if values.present is None else values.lengths[values.present]
             if len(there):
                 self._add_length(int(there.min()), int(there.max()))
+        self._add_finite(self._finite(numbers))
+        if numbers.size and values.shape is not None and len(values.shape) == 1 and values.shape[0] <= _MOST_PLACES:
+            self._add_places(numbers)
+
+    def _finite(self, numbers: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The numbers without NaN and infinite ones, which are counted."""
+        if numbers.dtype.kind != "f":
+            return numbers
+        finite = np.isfinite(numbers)
+        if finite.all():
+            return numbers
+        nans = int(np.isnan(numbers).sum())
+        self.nans += nans
+        self.infinite += int((~finite).sum()) - nans
+        return np.asarray(numbers[finite])
+
+    def _add_finite(self, numbers: npt.NDArray[Any]) -> None:
         if not numbers.size:
             return
-        finite = numbers
-        if numbers.dtype.kind == "f":
-            is_finite = np.isfinite(numbers)
-            if not is_finite.all():
-                nans = int(np.isnan(numbers).sum())
-                self.nans += nans
-                self.infinite += int((~is_finite).sum()) - nans
-                finite = numbers[is_finite]
-        if finite.size:
-            low, high = finite.min().item(), finite.max().item()
-            self.low = low if self.low is None else min(self.low, low)
-            self.high = high if self.high is None else max(self.high, high)
-            flat = finite.reshape(-1)
-            for first in range(0, flat.size, _PIECE):  # in pieces: they are widened to float64
-                self._total.add(flat[first : first + _PIECE, None])
-            if self.histogram is not None:
-                self.histogram.add(finite)
-        if values.shape is not None and len(values.shape) == 1 and 1 <= values.shape[0] <= _MOST_PLACES:
-            self._add_places(numbers)
+        low, high = numbers.min().item(), numbers.max().item()
+        self.low = low if self.low is None else min(self.low, low)
+        self.high = high if self.high is None else max(self.high, high)
+        flat = numbers.reshape(-1)
+        for first in range(0, flat.size, _PIECE):  # in pieces: they are widened to float64
+            self._total.add(flat[first : first + _PIECE, None])
+        if self.histogram is not None:
+            self.histogram.add(numbers)
 
     def _add_places(self, numbers: npt.NDArray[Any]) -> None:
         width = numbers.shape[1]

@@ -44,15 +44,14 @@ class Scan:
             name: ColumnCounter(name, data_type, histogram=_has_histogram(name, data_type))
             for name, data_type in zip(names, schema.types, strict=True)
         }
-        scalars = {name for name in names if column_type(schema.field(name).type).kind == "scalar"}
         self._observations = [name for name in names if name.startswith("observation") and name != MISSING]
-        number = next((name for name in _NUMBER_COLUMNS if name in names), None)
-        self._number = number if number in scalars or (number and _is_text(schema.field(number).type)) else None
+        scalars = {name for name in names if column_type(schema.field(name).type).kind == "scalar"}
+        self._number = _number_column(schema, scalars)
         self._step = "episode_step" if "episode_step" in scalars else None
         self._arrived = arrived
         self.episodes: EpisodeCounter | None = None
         if {"done", "reward"} <= scalars:
-            found_by = " and ".join(name for name in (self._step, self._number) if name) or "done"
+            found_by = " and ".join(filter(None, (self._step, self._number))) or "done"
             self.episodes = EpisodeCounter(arrived=arrived, found_by=found_by)
         self._samples = Samples()
         self.chosen: list[Sample] = []
@@ -175,6 +174,12 @@ def _chosen(values: Values, rows: pa.RecordBatch, kept: npt.NDArray[np.bool_]) -
 def _has_histogram(name: str, data_type: pa.DataType) -> bool:
     kind = column_type(data_type)
     return kind.kind == "scalar" or (kind.kind == "list" and kind.depth == 1 and not name.startswith("metadata_"))
+
+
+def _number_column(schema: pa.Schema, scalars: set[str]) -> str | None:
+    """The column that tells episodes apart by number or by name, if there is one."""
+    name = next((name for name in _NUMBER_COLUMNS if name in schema.names), None)
+    return name if name is not None and (name in scalars or _is_text(schema.field(name).type)) else None
 
 
 def _is_text(data_type: pa.DataType) -> bool:

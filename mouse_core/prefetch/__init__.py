@@ -1,5 +1,8 @@
-"""Loaders: batches in index order, computed ahead of time."""
+"""Loaders: batches in index order, made ahead of time; for stores, replay buffers and sources of one's own."""
 
-from mouse_core.prefetch.batchifier import Loader, PrefetchBatchifier, make_source, numpy_maker
+from mouse_core.prefetch.batchifier import Batchifier, PrefetchBatchifier
+from mouse_core.prefetch.loader import Delivery, Loader
+from mouse_core.prefetch.options import LoaderOptions
+from mouse_core.prefetch.source import Source
 
-__all__ = ["Loader", "PrefetchBatchifier", "make_source", "numpy_maker"]
+__all__ = ["Batchifier", "Delivery", "Loader", "LoaderOptions", "PrefetchBatchifier", "Source"]

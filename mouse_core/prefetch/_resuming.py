@@ -14,7 +14,6 @@ from mouse_core.batches.source import BatchSource
 from mouse_core.errors import StateError
 
 _NUMBERS = ("seed", "next_index", "rows", "epoch_start")
-_KEYS = {*_NUMBERS, "fingerprint"}
 # States of earlier versions have none.
 _CONFIGURATION = "configuration"
 _LONGEST, _MOST = 60, 32
@@ -32,20 +31,28 @@ def state_of(source: BatchSource, next_index: int) -> dict[str, Any]:
     }
 
 
+def check_keys(state: Any, keys: set[str]) -> None:
+    """Raise StateError unless a state is a dict with these keys."""
+    if not isinstance(state, Mapping) or state.keys() - {_CONFIGURATION} != keys:
+        raise StateError(f"state: expected a dict with the keys {sorted(keys)}, found {state!r:.200}")
+
+
+def index_of(state: Mapping[str, Any], name: str) -> int:
+    """A number of a state; StateError unless it is an integer from 0."""
+    value = state[name]
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
+        raise StateError(f"state: expected {name} as an integer from 0, found {value!r}")
+    return int(value)
+
+
 def numbers_of(state: Any) -> dict[str, int]:
-    """The numbers of a state, by name.
+    """The numbers of a state over a store, by name.
 
     Raises:
         StateError: It is none.
     """
-    if not isinstance(state, Mapping) or set(state) - {_CONFIGURATION} != _KEYS:
-        raise StateError(f"state: expected a dict with the keys {sorted(_KEYS)}, found {state!r:.200}")
-    numbers = {}
-    for name in _NUMBERS:
-        value = state[name]
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
-            raise StateError(f"state: expected {name} as an integer from 0, found {value!r}")
-        numbers[name] = int(value)
+    check_keys(state, {*_NUMBERS, "fingerprint"})
+    numbers = {name: index_of(state, name) for name in _NUMBERS}
     if numbers["next_index"] < numbers["epoch_start"]:
         raise StateError(f"state: expected next_index at or after epoch_start, found {numbers}")
     return numbers
@@ -102,26 +109,36 @@ def _short(value: Any) -> Any:
 
 def _differing(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     """What is different in two configurations, a sentence each."""
-    said = []
-    names = list(dict.fromkeys([*expected, *found]))
-    if expected.get("sampling") != found.get("sampling"):  # of which the others are options
-        names = [name for name in names if name in ("sampling", "augment") or (name in expected and name in found)]
-    for name in names:
+    said: list[str] = []
+    for name in _compared(expected, found):
         wanted, has = expected.get(name), found.get(name)
-        if wanted == has or name == "data":
+        if wanted == has:
             continue
-        if isinstance(wanted, Mapping) and isinstance(has, Mapping):
-            said += [f"{name}: expected {one!r}, found none" for one in wanted if one not in has]
-            said += [f"{name}: expected no {one!r}, found one" for one in has if one not in wanted]
-            both = [one for one in wanted if one in has and has[one] != wanted[one]]
-            said += [_two(f"{name}: {one}", wanted[one], has[one]) for one in both]
-            if list(wanted) != list(has) and set(wanted) == set(has):
-                said.append(f"{name}: expected the order {list(wanted)}, found {list(has)}")
-        else:
-            said.append(_two(name, wanted, has))
+        parts = isinstance(wanted, Mapping) and isinstance(has, Mapping)
+        said += _differing_parts(name, wanted, has) if parts else [_two(name, wanted, has)]
     # If columns or alignment are others, the digest of the data is another, too.
     if expected["data"] != found.get("data") and not any(line.startswith(("columns", "alignment")) for line in said):
         said.append("data: expected these rows, found others, or other values in them")
+    return said
+
+
+def _compared(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
+    """What to compare two configurations by: everything, but options of the sampling only where it is the same one."""
+    names = [name for name in dict.fromkeys([*expected, *found]) if name != "data"]
+    if expected.get("sampling") == found.get("sampling"):
+        return names
+    both = expected.keys() & found.keys()
+    return [name for name in names if name in both or name in ("sampling", "augment")]
+
+
+def _differing_parts(name: str, wanted: Any, has: Any) -> list[str]:
+    """What is different in the fields, or in the columns, of two configurations."""
+    said = [f"{name}: expected {part!r}, found none" for part in wanted if part not in has]
+    said += [f"{name}: expected no {part!r}, found one" for part in has if part not in wanted]
+    both = [part for part in wanted if part in has and has[part] != wanted[part]]
+    said += [_two(f"{name}: {part}", wanted[part], has[part]) for part in both]
+    if list(wanted) != list(has) and wanted.keys() == has.keys():
+        said.append(f"{name}: expected the order {list(wanted)}, found {list(has)}")
     return said
 
 

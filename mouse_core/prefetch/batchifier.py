@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from operator import getitem
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy.typing as npt
 
 from mouse_core.augment.config import AugmentTokensConfig
 from mouse_core.batches.source import Batch
 from mouse_core.errors import ConfigError
-from mouse_core.prefetch._loader import Loader, make_source
+from mouse_core.prefetch.loader import Delivery, Loader
+from mouse_core.prefetch.options import LoaderOptions
+from mouse_core.prefetch.source import Source
 from mouse_core.sampling.episodes import Boundary, Weighting
 from mouse_core.sampling.plan import WindowSampler
 from mouse_core.store.dataset_store import DatasetStore
@@ -21,49 +24,51 @@ if TYPE_CHECKING:
     from mouse_core.replay.buffer import ReplayBuffer
     from mouse_core.replay.ensemble import ReplayBufferEnsemble
 
-__all__ = ["Loader", "PrefetchBatchifier", "make_source", "numpy_maker"]
+T = TypeVar("T")
 
 
-class PrefetchBatchifier(Loader[Batch]):
-    """Batches ``{field: ndarray [B, S, ...]}`` of NumPy arrays, computed ahead in threads, in index order.
+class Batchifier(Loader[T]):
+    """Batches of a store, a replay buffer or a source, made ahead in threads, in index order.
 
-    ``mouse_torch`` and ``mouse_jax`` have a class of the same name and arguments for their frameworks.
+    The loaders of all frameworks are one, and take the same arguments. A framework's own says what becomes of a batch:
+    it overrides ``deliver``, or, where batches go elsewhere than through NumPy arrays, ``delivery``.
 
     Args:
-        store: A store, of which a snapshot is taken (see ``refresh``), or a snapshot; or a replay buffer, whose batches
-            are drawn ``prefetch`` calls before they are delivered (see ``staleness``).
+        store: A store, of which a snapshot is taken (see ``refresh``), or a snapshot; a replay buffer, whose batches
+            are drawn ``prefetch`` calls before they are delivered (see ``staleness``); or a ``Source``.
         sequence_length: Steps in a window, S.
-        batch_size: Windows in a whole batch, B, over all shards; by default 32. Of a replay buffer as in ``sample``.
+        batch_size: Windows in a whole batch, B, over all shards and devices; by default 32. Of a replay buffer as in
+            ``sample``.
         sampling: "random", "last", "sequential", "batch", or a ``WindowSampler``.
-        prefetch: Batches to compute ahead.
-        num_workers: Threads that compute them, and processes that decode encoded images; with 0 the calling thread does
+        prefetch: Batches to make ahead.
+        num_workers: Threads that make them, and processes that decode encoded images; with 0 the calling thread does
             both. The stream is the same.
-        pin_memory: Ignored here.
-        device: None or "cpu".
-        seed, shard, dtypes, required_fields, fields, drop_last: See ``BatchSource``.
-        augment: How batches are augmented, in the workers; see ``BatchSource``.
-        views: With more than one, a batch is a tuple of so many; see ``BatchSource``.
-        boundary: "episode" for windows that lie in one episode each, with a field ``mask``; see ``BatchSource``.
-        weighting, pad: Of windows within episodes; see ``BatchSource``.
+        pin_memory: Whether host memory is pinned; None: where there is an accelerator. Ignored but in torch.
+        device: Where batches arrive, as the framework says it; None: its default, or where the replay buffer has them.
+        seed, shard, dtypes, required_fields, fields, drop_last: See ``mouse_core.BatchSource``.
+        augment: How batches are augmented, in the workers; see ``mouse_core.BatchSource``.
+        views: With more than one, a batch is a tuple of so many; see ``mouse_core.BatchSource``.
+        boundary: "episode" for windows that lie in one episode each, with a field ``mask``; see
+            ``mouse_core.BatchSource``.
+        weighting, pad: Of windows within episodes; see ``mouse_core.BatchSource``.
+        sharding: How a whole batch is laid out over devices, in JAX; None elsewhere.
 
     Raises:
-        ConfigError, MissingFieldError: See ``BatchSource``.
-
-    Example:
-        >>> with PrefetchBatchifier(store, sequence_length=64, batch_size=32) as loader:  # doctest: +SKIP
-        ...     batch = loader.next_batch()
+        ConfigError: An option that the framework lacks, or that a replay buffer or a source has of its own; else see
+            ``mouse_core.BatchSource``.
+        MissingFieldError: See ``mouse_core.BatchSource``.
     """
 
     def __init__(
         self,
-        store: DatasetStore | Snapshot | ReplayBuffer | ReplayBufferEnsemble,
+        store: DatasetStore | Snapshot | ReplayBuffer | ReplayBufferEnsemble | Source,
         sequence_length: int = 64,
         batch_size: int | None = None,
         sampling: str | WindowSampler = "random",
         prefetch: int = 4,
         num_workers: int = 2,
         pin_memory: bool | None = None,
-        device: str | None = None,
+        device: Any = None,
         seed: int = 0,
         shard: tuple[int, int] = (0, 1),
         *,
@@ -76,16 +81,18 @@ class PrefetchBatchifier(Loader[Batch]):
         boundary: Boundary = "stream",
         weighting: Weighting = "step",
         pad: bool | float | None = None,
+        sharding: Any = None,
     ) -> None:
-        if device not in (None, "cpu"):
-            raise ConfigError(f"device: expected None or 'cpu' for NumPy batches, found {device!r}")
-        source = make_source(
-            store,
-            sequence_length,
-            batch_size,
-            sampling,
-            seed,
-            shard,
+        options = LoaderOptions(
+            sequence_length=sequence_length,
+            batch_size=batch_size,
+            sampling=sampling,
+            prefetch=prefetch,
+            num_workers=num_workers,
+            pin_memory=pin_memory,
+            device=device,
+            seed=seed,
+            shard=shard,
             dtypes=dtypes,
             required_fields=required_fields,
             fields=fields,
@@ -95,17 +102,71 @@ class PrefetchBatchifier(Loader[Batch]):
             boundary=boundary,
             weighting=weighting,
             pad=pad,
-            ahead=prefetch,
+            sharding=sharding,
         )
+        source = options.source(store, replace_dtypes=self.replaced_dtypes)
         super().__init__(
             source,
             store if isinstance(store, DatasetStore) else None,
-            maker=numpy_maker,
+            delivery=self.delivery(source, options),
             prefetch=prefetch,
             num_workers=num_workers,
         )
 
+    @property
+    def replaced_dtypes(self) -> Mapping[Any, npt.DTypeLike]:
+        """Dtypes that the framework cannot hold, and what is delivered instead; a class attribute will do.
 
-def numpy_maker(source: Any) -> Callable[[int], Batch]:
-    """The function from an index to a batch of NumPy arrays; ``source`` is a ``BatchSource`` or a ``BufferSource``."""
-    return partial(type(source).__getitem__, source)
+        ``spec`` says so beforehand, and a value that does not fit is an error.
+        """
+        return {}
+
+    @staticmethod
+    def deliver(batch: Batch) -> Any:
+        """What a framework makes of a batch ``{field: ndarray [B, S, ...]}``, whose arrays it may keep.
+
+        Of a batch in several views it is asked for each. It runs in the worker threads.
+        """
+        return batch
+
+    def delivery(self, source: Any, options: LoaderOptions) -> Delivery[T]:
+        """How batches are made; by default ``deliver`` is called with those of the source, and they are on the host.
+
+        Args:
+            source: A ``BatchSource``, a ``BufferSource``, or a source of somebody's own.
+            options: All arguments but ``store``.
+
+        Raises:
+            ConfigError: Options that the framework lacks.
+        """
+        if options.device not in (None, "cpu"):
+            raise ConfigError(f"device: expected None or 'cpu' for NumPy batches, found {options.device!r}")
+        if options.sharding is not None:
+            raise ConfigError(f"sharding: expected None, found {options.sharding!r}; mouse_jax lays batches out")
+        return Delivery(partial(_maker, type(self).deliver))
+
+
+class PrefetchBatchifier(Batchifier[Batch]):
+    """Batches ``{field: ndarray [B, S, ...]}`` of NumPy arrays, computed ahead in threads, in index order.
+
+    ``mouse_torch`` and ``mouse_jax`` have a class of the same name and arguments for their frameworks. Here ``device``
+    is None or "cpu", ``pin_memory`` is ignored, and ``sharding`` is None; ``mouse_core.prefetch.Batchifier`` says what
+    the arguments are.
+
+    Raises:
+        ConfigError, MissingFieldError: See ``mouse_core.prefetch.Batchifier``.
+
+    Example:
+        >>> with PrefetchBatchifier(store, sequence_length=64, batch_size=32) as loader:  # doctest: +SKIP
+        ...     batch = loader.next_batch()
+    """
+
+
+def _maker(deliver: Callable[[Batch], Any], source: Any) -> Callable[[int], Any]:
+    """The function from an index to a batch of a source, as a framework has it."""
+    return partial(getitem, source) if deliver is Batchifier.deliver else partial(_made, deliver, source)
+
+
+def _made(deliver: Callable[[Batch], Any], source: Any, index: int) -> Any:
+    batch = source[index]
+    return tuple(map(deliver, batch)) if isinstance(batch, tuple) else deliver(batch)

@@ -1,11 +1,14 @@
-"""Rows of alignment "arrived" as the transitions that returns are made of."""
+"""The transitions that returns are made of: where their episodes end, and what the rows lead to."""
 
 from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from mouse_core.errors import SchemaError
-from mouse_core.rollouts.returns import check_rows
+import numpy as np
+from array_api_compat import is_numpy_array
+
+from mouse_core.dtypes import namespace
+from mouse_core.errors import ConfigError, SchemaError
 
 Array = Any
 
@@ -31,8 +34,9 @@ class Outgoing(NamedTuple):
 def outgoing(rewards: Array, values: Array, dones: Array) -> Outgoing:
     """Rows of alignment "arrived", as stores hold them, as transitions.
 
-    The reward and done of row t+1 belong to the transition that leaves row t. As final observations are rows there,
-    truncated episodes need nothing else: ``transitions = outgoing(...)._asdict(); valid = transitions.pop("valid");
+    The reward and done of row t+1 belong to the transition that leaves row t: three rows that were reached with rewards
+    ``[0, 1, 2]`` are two transitions with rewards ``[1, 2]``. As final observations are rows there, truncated episodes
+    need nothing else: ``transitions = outgoing(...)._asdict(); valid = transitions.pop("valid");
     gae(**transitions, discount=0.99, lam=0.95)``.
 
     Args:
@@ -59,3 +63,68 @@ def outgoing(rewards: Array, values: Array, dones: Array) -> Outgoing:
         final_values=values[1:],
         valid=dones[:-1] == 0,
     )
+
+
+def following_values(
+    rewards: Array, values: Array, dones: Array, last_values: Array, time_outs: Array | None, final_values: Array | None
+) -> tuple[Array, Array]:
+    """Where episodes end, and V', the value of what each row leads to.
+
+    Three rows, the second of which ends an episode: with values ``[5, 6, 7]``, dones ``[0, 1, 0]`` and last value 8, V'
+    is ``[6, 0, 8]``, the next row's value where that is of the same episode. If the end is a time-out, and its final
+    observation is worth 9, V' is ``[6, 9, 8]``.
+
+    Args:
+        rewards, values, dones, last_values, time_outs, final_values: As in ``gae``.
+
+    Returns:
+        Bool ``[T, ...]``, and V' in the dtype of the values, ``[T, ...]``.
+
+    Raises:
+        SchemaError, ConfigError: As ``gae``.
+    """
+    if not rewards.shape or rewards.shape[0] < 1:
+        raise SchemaError(f"rewards: expected at least one row, found shape {tuple(rewards.shape)}")
+    xp = namespace(rewards)
+    for name, given in (("rewards", rewards), ("values", values)):
+        if not xp.isdtype(given.dtype, "real floating"):
+            raise SchemaError(f"{name}: expected floating numbers, found {given.dtype}")
+    check_rows("values", values, rewards.shape)
+    check_rows("dones", dones, rewards.shape)
+    check_rows("last_values", last_values, rewards.shape[1:])
+    check_truncation(time_outs, final_values)
+    ended = dones != 0
+    following = xp.concat([values[1:], last_values[None]])
+    if time_outs is None or final_values is None:
+        return ended, _put(following, ended, 0.0)
+    check_rows("time_outs", time_outs, rewards.shape)
+    check_rows("final_values", final_values, rewards.shape)
+    truncated = xp.astype(time_outs, xp.bool, copy=False)
+    ended = ended | truncated
+    return ended, _put(_put(following, ended, 0.0), truncated, final_values)
+
+
+def check_truncation(time_outs: Array | None, final_values: Array | None) -> None:
+    """ConfigError if only one of the two is given."""
+    if (time_outs is None) != (final_values is None):
+        there, missing = ("final_values", "time_outs") if time_outs is None else ("time_outs", "final_values")
+        raise ConfigError(f"{missing}: expected them together with {there}, found None")
+
+
+def check_rows(name: str, values: Array, expected: tuple[int, ...]) -> None:
+    """SchemaError if ``values`` are of another shape than the rewards say."""
+    if tuple(values.shape) != tuple(expected):
+        raise SchemaError(f"{name}: expected shape {tuple(expected)} as rewards say, found {tuple(values.shape)}")
+
+
+def _put(values: Array, where: Array, others: Array | float) -> Array:
+    """``others`` where ``where``, else ``values``, which nobody else holds.
+
+    Chosen, not multiplied: what is not chosen may be anything, also NaN.
+    """
+    if is_numpy_array(values):
+        # In place: fresh memory of this size costs more than what is done with it.
+        np.copyto(values, others, where=where, casting="same_kind")
+        return values
+    xp = namespace(values)
+    return xp.where(where, xp.zeros_like(values) if isinstance(others, float) else others, values)

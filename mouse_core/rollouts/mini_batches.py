@@ -28,6 +28,18 @@ TARGETS = frozenset(
 """Fields that stay ``[T, n, ...]`` in recurrent mini-batches; all others are split into trajectories and padded."""
 
 
+class _Shown:
+    """An attribute for a field of a mini-batch: the first of these that is there, or None."""
+
+    def __init__(self, *names: str) -> None:
+        self._names = names
+
+    def __get__(self, batch: MiniBatch | None, owner: type) -> Any:
+        return (
+            self if batch is None else next((batch.fields[name] for name in self._names if name in batch.fields), None)
+        )
+
+
 @dataclass(frozen=True, eq=False)
 class MiniBatch(Mapping[str, Array]):
     """Some rows of a rollout: a mapping by the names of the storage's fields, ``batch["observations"]``, with
@@ -85,80 +97,36 @@ class MiniBatch(Mapping[str, Array]):
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
-    @property
-    def obs(self) -> Array | None:
-        """``observations``."""
-        return self.fields.get("observations")
-
-    @property
-    def ref_obs(self) -> Array | None:
-        """``reference_observations``."""
-        return self.fields.get("reference_observations")
-
-    @property
-    def ref_mask(self) -> Array | None:
-        """``reference_observations_mask``."""
-        return self.fields.get("reference_observations_mask")
-
-    @property
-    def critic_obs(self) -> Array | None:
-        """``privileged_observations``; where there are none, the critic sees the observations."""
-        return self.fields.get("privileged_observations", self.obs)
-
-    @property
-    def critic_ref_obs(self) -> Array | None:
-        """``privileged_reference_observations``; where there are none, the critic sees the references."""
-        return self.fields.get("privileged_reference_observations", self.ref_obs)
-
-    @property
-    def critic_ref_mask(self) -> Array | None:
-        """The mask of ``critic_ref_obs``."""
-        return self.fields.get("privileged_reference_observations_mask", self.ref_mask)
-
-    @property
-    def actions(self) -> Array | None:
-        """``actions``."""
-        return self.fields.get("actions")
-
-    @property
-    def target_values(self) -> Array | None:
-        """``values``: what the critic said when the rollout was made."""
-        return self.fields.get("values")
-
-    @property
-    def advantages(self) -> Array | None:
-        """``advantages``."""
-        return self.fields.get("advantages")
-
-    @property
-    def returns(self) -> Array | None:
-        """``returns``."""
-        return self.fields.get("returns")
-
-    @property
-    def old_actions_log_prob(self) -> Array | None:
-        """``actions_log_prob``."""
-        return self.fields.get("actions_log_prob")
-
-    @property
-    def old_mu(self) -> Array | None:
-        """``mu``."""
-        return self.fields.get("mu")
-
-    @property
-    def old_sigma(self) -> Array | None:
-        """``sigma``."""
-        return self.fields.get("sigma")
-
-    @property
-    def dagger_actions(self) -> Array | None:
-        """``dagger_actions``."""
-        return self.fields.get("dagger_actions")
-
-    @property
-    def rnd_state(self) -> Array | None:
-        """``rnd_state``."""
-        return self.fields.get("rnd_state")
+    obs = _Shown("observations")
+    """``observations``."""
+    ref_obs = _Shown("reference_observations")
+    """``reference_observations``."""
+    ref_mask = _Shown("reference_observations_mask")
+    """``reference_observations_mask``."""
+    critic_obs = _Shown("privileged_observations", "observations")
+    """``privileged_observations``; where there are none, the critic sees the observations."""
+    critic_ref_obs = _Shown("privileged_reference_observations", "reference_observations")
+    """``privileged_reference_observations``; where there are none, the critic sees the references."""
+    critic_ref_mask = _Shown("privileged_reference_observations_mask", "reference_observations_mask")
+    """The mask of ``critic_ref_obs``."""
+    actions = _Shown("actions")
+    """``actions``."""
+    target_values = _Shown("values")
+    """``values``: what the critic said when the rollout was made."""
+    advantages = _Shown("advantages")
+    """``advantages``."""
+    returns = _Shown("returns")
+    """``returns``."""
+    old_actions_log_prob = _Shown("actions_log_prob")
+    """``actions_log_prob``."""
+    old_mu = _Shown("mu")
+    """``mu``."""
+    old_sigma = _Shown("sigma")
+    """``sigma``."""
+    dagger_actions = _Shown("dagger_actions")
+    """``dagger_actions``."""
+    rnd_state = _Shown("rnd_state")
+    """``rnd_state``."""
 
     def astuple(self) -> tuple[Any, ...]:
         """The 18 parts in the order that training code unpacks.
@@ -211,13 +179,14 @@ def permutation(seed: int, epoch: int, n: int, *, call: int = 0) -> npt.NDArray[
         int64 ``[n]``.
     """
     # Sorting numbers whose last bits say where they stood is faster than argsort, and leaves no ties, so that every
-    # way to sort gives the same order. More than 32 bits remain random.
-    last = np.uint64((1 << max(n - 1, 1).bit_length()) - 1)
+    # way to sort gives the same order. More than 32 bits remain random. For n = 3 the last 2 bits are
+    # places: the words 1101, 0010 and 0111 become 11|00, 00|01 and 01|10; in order 00|01, 01|10, 11|00: rows 1, 2, 0.
+    place_bits = np.uint64((1 << max(n - 1, 1).bit_length()) - 1)
     words = Key(seed, Purpose.ROLLOUTS, epoch, call).bits(n)
-    words &= ~last
+    words &= ~place_bits
     words |= np.arange(n, dtype=np.uint64)
     words.sort()
-    words &= last
+    words &= place_bits
     return words.astype(np.int64)
 
 
@@ -236,6 +205,7 @@ def cut(n: int, num_mini_batches: int, *, drop_last: bool = False, what: str = "
     check_count("num_mini_batches", num_mini_batches)
     if num_mini_batches > n:
         raise ConfigError(f"num_mini_batches: expected at most {n}, the number of {what}, found {num_mini_batches}")
+    # 10 rows in 4 parts: 2 each and 2 over, so that the parts end at 3, 6, 8 and 10; at 2, 4, 6 and 8 if dropped.
     size, rest = divmod(n, num_mini_batches)
     longer = 0 if drop_last else rest
     ends = [number * size + min(number, longer) for number in range(num_mini_batches + 1)]
@@ -322,12 +292,11 @@ def take_recurrent_mini_batch(
     """
     xp = namespace(envs)
     dones = arrays["dones"]
-    all_envs = dones.shape[1]
     own = {name: xp.take(values, envs, axis=1) for name, values in arrays.items()}
     trajectories, masks = trajectory_rows(own["dones"], num_trajectories=num_trajectories)
-    # Numbers of the environments' rows among those of all environments.
+    # What is number t * n + e among the rows of these environments is t * N + envs[e] among those of all.
     step = xp.cumulative_sum(xp.ones_like(own["dones"][:, 0, 0], dtype=envs.dtype)) - 1
-    rows = step[:, None] * all_envs + envs[None, :]
+    rows = step[:, None] * dones.shape[1] + envs[None, :]
     starts = xp.take(xp.reshape(rows, (-1,)), trajectories[0])
     return MiniBatch(
         {

@@ -25,7 +25,8 @@ import numpy as np
 from array_api_compat import is_jax_array, is_numpy_array, is_torch_array
 
 from mouse_core.dtypes import namespace
-from mouse_core.errors import ConfigError, SchemaError
+from mouse_core.errors import ConfigError
+from mouse_core.rollouts.alignment import check_rows, following_values
 
 Array = Any
 
@@ -38,6 +39,9 @@ class Recurrence(Protocol):
 
 def backward(terms: Array, decays: Array, last: Array) -> Array:
     """x_t = terms_t + decays_t x_{t+1} from the last row to the first, row by row.
+
+    With terms ``[1, 2, 4]``, decays ``[0.5, 0, 0.5]`` and last 8: x_2 = 4 + 0.5 * 8 = 8, x_1 = 2 + 0 * 8 = 2,
+    x_0 = 1 + 0.5 * 2 = 2. A decay of 0 is where an episode ends.
 
     Under ``jax.jit`` the rows become T copies of the operations; the functions of ``mouse_jax`` scan instead.
 
@@ -96,11 +100,20 @@ def gae(
     Raises:
         SchemaError: Shapes that differ, no row, or rewards that are not floating.
         ConfigError: Only one of ``time_outs`` and ``final_values``.
+
+    Example:
+        The episode ends with the second row: its delta is 1 + 0.5 * 0 - 2, and nothing of the third row's reaches it.
+
+        >>> import numpy as np
+        >>> from mouse_core.rollouts import gae
+        >>> rewards, values, dones = np.array([1.0, 1.0, 1.0]), np.array([2.0, 2.0, 2.0]), np.array([0, 1, 0])
+        >>> gae(rewards, values, dones, np.array(4.0), discount=0.5, lam=0.5)
+        (array([-0.25, -1.  ,  1.  ]), array([1.75, 1.  , 3.  ]))
     """
-    ended, following = _following(rewards, values, dones, last_values, time_outs, final_values)
+    ended, following = following_values(rewards, values, dones, last_values, time_outs, final_values)
     deltas = rewards + discount * following - values
     del following
-    advantages = recurrence(deltas, _where_on(ended, deltas) * (discount * lam), _nothing(deltas))
+    advantages = recurrence(deltas, _going_on(ended, deltas) * (discount * lam), _nothing(deltas))
     return advantages, advantages + values
 
 
@@ -130,8 +143,8 @@ def lambda_returns(
     Raises:
         SchemaError, ConfigError: As ``gae``.
     """
-    ended, following = _following(rewards, values, dones, last_values, time_outs, final_values)
-    on = _where_on(ended, following)
+    ended, following = following_values(rewards, values, dones, last_values, time_outs, final_values)
+    on = _going_on(ended, following)
     return recurrence(rewards + discount * (1.0 - lam * on) * following, discount * lam * on, last_values)
 
 
@@ -161,11 +174,21 @@ def n_step_returns(
 
     Raises:
         SchemaError, ConfigError: As ``gae``; ConfigError also for an ``n`` below 1.
+
+    Example:
+        Two steps: 1 + 0.5 * 2 + 0.25 * 8, then 2 + 0.5 * 4 + 0.25 * 16; the last row has one step left, 4 + 0.5 * 16.
+
+        >>> import numpy as np
+        >>> from mouse_core.rollouts import n_step_returns
+        >>> rewards, values, dones = np.array([1.0, 2.0, 4.0]), np.array([8.0, 8.0, 8.0]), np.zeros(3)
+        >>> n_step_returns(rewards, values, dones, np.array(16.0), discount=0.5, n=2)
+        array([ 4.,  8., 12.])
     """
     if isinstance(n, bool) or not isinstance(n, int) or n < 1:
         raise ConfigError(f"n_step_returns: n: expected an integer from 1, found {n!r}")
-    ended, following = _following(rewards, values, dones, last_values, time_outs, final_values)
+    ended, following = following_values(rewards, values, dones, last_values, time_outs, final_values)
     xp = namespace(rewards)
+    # Returns of one step; each round makes returns of k + 1 steps from those of k steps of the row behind.
     returns = rewards + discount * following
     for _ in range(min(n, rewards.shape[0]) - 1):
         onward = xp.concat([returns[1:], last_values[None]])
@@ -200,8 +223,8 @@ def discounted_returns(
     """
     last = _nothing(rewards) if last_values is None else last_values
     # Values enter only where episodes end, where they are V'.
-    ended, following = _following(rewards, rewards, dones, last, time_outs, final_values)
-    on = _where_on(ended, rewards)
+    ended, following = following_values(rewards, rewards, dones, last, time_outs, final_values)
+    on = _going_on(ended, rewards)
     return recurrence(rewards + discount * (1.0 - on) * following, discount * on, last)
 
 
@@ -242,11 +265,11 @@ def vtrace(
     Raises:
         SchemaError, ConfigError: As ``gae``.
     """
-    ended, following = _following(rewards, values, dones, last_values, time_outs, final_values)
+    ended, following = following_values(rewards, values, dones, last_values, time_outs, final_values)
     check_rows("ratios", ratios, rewards.shape)
     xp = namespace(rewards)
     deltas = xp.clip(ratios, max=clip_rho) * (rewards + discount * following - values)
-    decays = discount * lam * _where_on(ended, values) * xp.clip(ratios, max=clip_c)
+    decays = discount * lam * _going_on(ended, values) * xp.clip(ratios, max=clip_c)
     targets = values + recurrence(deltas, decays, _nothing(deltas))
     onward = xp.where(ended, following, xp.concat([targets[1:], last_values[None]]))
     advantages = xp.clip(ratios, max=clip_pg_rho) * (rewards + discount * onward - values)
@@ -266,74 +289,20 @@ def normalized(advantages: Array, *, epsilon: float = 1e-8) -> Array:
         The same shape and dtype.
     """
     xp = namespace(advantages)
-    apart = xp.reshape(advantages, (-1,))
-    if not _is_narrow(advantages):
-        apart = xp.astype(apart, xp.float64)
+    flat = xp.reshape(advantages, (-1,))
+    if not _lacks_float64(advantages):
+        flat = xp.astype(flat, xp.float64)
     # NumPy writes to the memory that it has: fresh memory of this size costs more than what is done with it.
-    own = {"out": apart} if is_numpy_array(apart) else {}
-    apart = xp.subtract(apart, xp.mean(apart), **own)
+    own = {"out": flat} if is_numpy_array(flat) else {}
+    centred = xp.subtract(flat, xp.mean(flat), **own)
     # Not a BLAS product, which would wait for threads of its own.
-    squares = np.einsum("i,i->", apart, apart) if is_numpy_array(apart) else xp.sum(apart * apart)
-    deviation = xp.sqrt(squares / max(apart.shape[0] - 1, 1))
-    apart = xp.divide(apart, deviation + epsilon, **own)
-    return xp.reshape(xp.astype(apart, advantages.dtype), advantages.shape)
+    squares = np.einsum("i,i->", centred, centred) if is_numpy_array(centred) else xp.sum(centred * centred)
+    deviation = xp.sqrt(squares / max(centred.shape[0] - 1, 1))
+    scaled = xp.divide(centred, deviation + epsilon, **own)
+    return xp.reshape(xp.astype(scaled, advantages.dtype), advantages.shape)
 
 
-# ---------------------------------------------------------------------- shared by all
-
-
-def _following(
-    rewards: Array, values: Array, dones: Array, last_values: Array, time_outs: Array | None, final_values: Array | None
-) -> tuple[Array, Array]:
-    """Where episodes end, bool ``[T, ...]``, and V', ``[T, ...]``."""
-    if not rewards.shape or rewards.shape[0] < 1:
-        raise SchemaError(f"rewards: expected at least one row, found shape {tuple(rewards.shape)}")
-    xp = namespace(rewards)
-    for name, given in (("rewards", rewards), ("values", values)):
-        if not xp.isdtype(given.dtype, "real floating"):
-            raise SchemaError(f"{name}: expected floating numbers, found {given.dtype}")
-    check_rows("values", values, rewards.shape)
-    check_rows("dones", dones, rewards.shape)
-    check_rows("last_values", last_values, rewards.shape[1:])
-    check_truncation(time_outs, final_values)
-    ended = dones != 0
-    following = xp.concat([values[1:], last_values[None]])
-    if time_outs is None or final_values is None:
-        return ended, _put(following, ended, 0.0)
-    check_rows("time_outs", time_outs, rewards.shape)
-    check_rows("final_values", final_values, rewards.shape)
-    truncated = xp.astype(time_outs, xp.bool, copy=False)
-    ended = ended | truncated
-    return ended, _put(_put(following, ended, 0.0), truncated, final_values)
-
-
-def check_truncation(time_outs: Array | None, final_values: Array | None) -> None:
-    """ConfigError if only one of the two is given."""
-    if (time_outs is None) != (final_values is None):
-        there, missing = ("final_values", "time_outs") if time_outs is None else ("time_outs", "final_values")
-        raise ConfigError(f"{missing}: expected them together with {there}, found None")
-
-
-def check_rows(name: str, values: Array, expected: tuple[int, ...]) -> None:
-    """SchemaError if ``values`` are of another shape than the rewards say."""
-    if tuple(values.shape) != tuple(expected):
-        raise SchemaError(f"{name}: expected shape {tuple(expected)} as rewards say, found {tuple(values.shape)}")
-
-
-def _put(values: Array, where: Array, others: Array | float) -> Array:
-    """``others`` where ``where``, else ``values``, which nobody else holds.
-
-    Chosen, not multiplied: what is not chosen may be anything, also NaN.
-    """
-    if is_numpy_array(values):
-        # In place: fresh memory of this size costs more than what is done with it.
-        np.copyto(values, others, where=where, casting="same_kind")
-        return values
-    xp = namespace(values)
-    return xp.where(where, xp.zeros_like(values) if isinstance(others, float) else others, values)
-
-
-def _where_on(ended: Array, like: Array) -> Array:
+def _going_on(ended: Array, like: Array) -> Array:
     """1 - d, in the dtype of ``like``."""
     return namespace(like).astype(~ended, like.dtype)
 
@@ -342,6 +311,6 @@ def _nothing(rows: Array) -> Array:
     return namespace(rows).zeros_like(rows[0])
 
 
-def _is_narrow(values: Array) -> bool:
+def _lacks_float64(values: Array) -> bool:
     """Whether there is no double precision where ``values`` are."""
     return is_jax_array(values) or (is_torch_array(values) and values.device.type == "mps")

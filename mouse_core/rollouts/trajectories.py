@@ -3,6 +3,14 @@
 Pure functions over the array API. Rollouts are time-major, ``[T, N, ...]``; row t of environment n has the flat number
 ``t * N + n``. Row t ends an episode where ``dones`` is not 0, and row t+1 then starts the next one. Trajectories are
 the pieces of episodes that lie in a rollout, environment by environment, each in the order of time.
+
+The example of this module: T = 3 steps of N = 2 environments, and the episode of environment 0 ends with step 1.
+
+    dones                flat numbers     trajectories, as columns of flat numbers
+    env 0  env 1         env 0  env 1     K = 3: two of environment 0, one of environment 1
+      0      0             0      1         0  4  1
+      1      0             2      3         2  -  3
+      0      0             4      5         -  -  5
 """
 
 from __future__ import annotations
@@ -56,18 +64,20 @@ def trajectory_rows(dones: Array, *, num_trajectories: int | None = None) -> tup
     starts = episode_starts(dones)
     xp = namespace(starts)
     steps, envs = starts.shape
-    by_env = xp.reshape(xp.permute_dims(starts, (1, 0)), (-1,))
-    place = _arange(xp, starts, steps)
-    # The number of the trajectory to which each row belongs, rows of one environment after those of another.
-    number = xp.cumulative_sum(xp.astype(by_env, place.dtype)) - 1
+    # All rows of one environment, then all of the next: row r of this order is step r % T of environment r // T.
+    starts_by_env = xp.reshape(xp.permute_dims(starts, (1, 0)), (-1,))  # [1 0 1  1 0 0]
+    step = _arange(xp, starts, steps)
+    # To which trajectory each row belongs.
+    trajectory = xp.cumulative_sum(xp.astype(starts_by_env, step.dtype)) - 1  # [0 0 1  2 2 2]
     if num_trajectories is None:
-        num_trajectories = _as_known("num_trajectories", number[-1]) + 1
+        num_trajectories = _as_known("num_trajectories", trajectory[-1]) + 1
     else:
-        _check_number(number, num_trajectories)
-    bounds = xp.searchsorted(number, _arange(xp, starts, num_trajectories + 1))
-    first, lengths = bounds[:-1], bounds[1:] - bounds[:-1]
-    rows = xp.clip(first[None, :] + place[:, None], max=steps * envs - 1)
-    return rows % steps * envs + rows // steps, place[:, None] < lengths[None, :]
+        _check_number(trajectory, num_trajectories)
+    bounds = xp.searchsorted(trajectory, _arange(xp, starts, num_trajectories + 1))  # [0 2 3 6]
+    first, lengths = bounds[:-1], bounds[1:] - bounds[:-1]  # [0 2 3], [2 1 3]
+    rows = xp.clip(first[None, :] + step[:, None], max=steps * envs - 1)  # [[0 2 3] [1 3 4] [2 4 5]]
+    # Back to flat numbers: row 1 is step 1 of environment 0, number 1 * N + 0 = 2.
+    return rows % steps * envs + rows // steps, step[:, None] < lengths[None, :]
 
 
 def take_rows(values: Array, rows: Array, masks: Array) -> Array:
@@ -128,24 +138,30 @@ def unpad_trajectories(padded: Array, masks: Array, *, num_envs: int | None = No
         raise SchemaError(f"padded: expected [T, K, ...] as masks {tuple(masks.shape)}, found {tuple(padded.shape)}")
     xp = namespace(padded)
     steps, count = masks.shape
-    place = _arange(xp, padded, steps)
-    ends = xp.cumulative_sum(xp.sum(xp.astype(masks, place.dtype), axis=0))
+    step = _arange(xp, padded, steps)
+    # Where each trajectory ends among all rows of one environment, then all of the next.
+    ends = xp.cumulative_sum(xp.sum(xp.astype(masks, step.dtype), axis=0))  # lengths [2 1 3], ends [2 3 6]
     if num_envs is None:
         total = _as_known("num_envs", ends[-1])
         num_envs = total // steps
         if num_envs * steps != total:
             raise SchemaError(f"masks: expected a multiple of {steps} rows, the length of a rollout, found {total}")
-    rows = xp.reshape(_arange(xp, padded, num_envs)[None, :] * steps + place[:, None], (-1,))
-    number = xp.clip(xp.searchsorted(ends, rows, side="right"), max=count - 1)
-    # How far a row lies behind the end of the trajectory before its own.
-    first = xp.where(number > 0, xp.take(ends, xp.clip(number - 1, min=0)), xp.zeros_like(rows))
+    # Of every place [T, N] of the result: its row in that order, step + environment * T.
+    rows = xp.reshape(_arange(xp, padded, num_envs)[None, :] * steps + step[:, None], (-1,))  # [0 3 1 4 2 5]
+    trajectory = xp.clip(xp.searchsorted(ends, rows, side="right"), max=count - 1)  # [0 2 0 2 1 2]
+    # Where that trajectory begins: behind the end of the one before it.
+    first = xp.where(trajectory > 0, xp.take(ends, xp.clip(trajectory - 1, min=0)), xp.zeros_like(rows))
     flat = xp.reshape(padded, (-1, *padded.shape[2:]))
-    taken = xp.take(flat, (rows - first) * count + number, axis=0)
+    # Row 4 is the one behind the first of trajectory 2: step 1, number 1 * K + 2 of the padded rows.
+    taken = xp.take(flat, (rows - first) * count + trajectory, axis=0)
     return xp.reshape(taken, (steps, num_envs, *padded.shape[2:]))
 
 
 def history_rows(rows: Array, starts: Array, length: int) -> tuple[Array, Array]:
     """The rows that led up to some rows, within their episodes.
+
+    In the example, H = 3 rows up to row 5 are ``[1, 3, 5]``, and up to row 4, which begins an episode, ``[4, 4, 4]`` of
+    which only the last is there.
 
     Args:
         rows: Flat row numbers ``[B]``.
@@ -157,13 +173,14 @@ def history_rows(rows: Array, starts: Array, length: int) -> tuple[Array, Array]
         is such a row. Where there is none, the number is that of the first row of the episode in this rollout.
     """
     xp = namespace(rows)
-    flat = xp.reshape(starts, (-1,))
-    found, there = [rows], [xp.ones_like(rows, dtype=xp.bool)]
+    is_start = xp.reshape(starts, (-1,))
+    # From the row itself back: the step before is N flat numbers before, unless the episode begins here.
+    newest_first, there = [rows], [xp.ones_like(rows, dtype=xp.bool)]
     for _ in range(length - 1):
-        valid = there[-1] & ~xp.take(flat, found[-1])
-        found.append(xp.where(valid, found[-1] - starts.shape[1], found[-1]))
-        there.append(valid)
-    return xp.stack(found[::-1], axis=1), xp.stack(there[::-1], axis=1)
+        has_one_before = there[-1] & ~xp.take(is_start, newest_first[-1])
+        newest_first.append(xp.where(has_one_before, newest_first[-1] - starts.shape[1], newest_first[-1]))
+        there.append(has_one_before)
+    return xp.stack(newest_first[::-1], axis=1), xp.stack(there[::-1], axis=1)
 
 
 def _arange(xp: Any, values: Array, count: int) -> Array:
@@ -183,9 +200,9 @@ def _beside(xp: Any, mask: Array, values: Array) -> Array:
     return xp.reshape(mask, (*mask.shape, *(1,) * (values.ndim - mask.ndim)))
 
 
-def _check_number(number: Array, expected: int) -> None:
+def _check_number(trajectory: Array, expected: int) -> None:
     try:
-        found = int(number[-1]) + 1
+        found = int(trajectory[-1]) + 1
     except TypeError:  # of a number that jax.jit traces, and that is not known yet
         return
     if found > expected:

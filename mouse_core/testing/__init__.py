@@ -6,6 +6,7 @@ from mouse_core.testing.examples import example_columns, example_store
 from mouse_core.testing.replay_adapters import ReplayAdapterConformance
 from mouse_core.testing.rollout_adapters import RolloutAdapterConformance
 from mouse_core.testing.samplers import ReplaySamplerConformance, WindowSamplerConformance
+from mouse_core.testing.sources import SourceConformance
 from mouse_core.testing.storages import StorageConformance
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "ReplayAdapterConformance",
     "ReplaySamplerConformance",
     "RolloutAdapterConformance",
+    "SourceConformance",
     "StorageConformance",
     "WindowSamplerConformance",
     "as_arrays",

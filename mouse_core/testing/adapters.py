@@ -81,6 +81,21 @@ class AdapterConformance:
                 assert "mask" in loader.spec
                 self._same(loader, self._source(store, **within), 3)
 
+    def test_a_source_of_ones_own(self) -> None:
+        """Batches of anything that is a source, which a loader knows by four things alone, and on from a state."""
+        source = _Own(BatchSource(example_store(), **SMALL))
+        expected = self._source(example_store())
+        said = [(name, field.dtype, field.shape) for name, field in expected.spec.items()]
+        for workers in (0, 1, 4):
+            with self.loader_class(source, num_workers=workers, **self.options) as loader:
+                assert [(name, field.dtype, field.shape) for name, field in loader.spec.items()] == said
+                self._same(loader, [expected[index] for index in range(5)], 5)
+                state = copy.deepcopy(loader.state_dict())
+            with self.loader_class(source, num_workers=workers, **self.options) as loader:
+                loader.load_state_dict(state)
+                self._same(loader, [expected[index] for index in range(5, 8)], 3)
+        self._refused(ConfigError, "sequence_length", lambda: self._loader(source))
+
     def test_the_spec_says_what_comes(self) -> None:
         """Names in their order, dtypes and shapes, before the first batch."""
         for dtypes in ({}, {"obs_image": "uint8", "obs_continuous": "float32", "reward": "float16"}):
@@ -278,6 +293,19 @@ class AdapterConformance:
         assert raised is not None, f"expected {kind.__name__}, and nothing was raised"
         assert says in str(raised), f"expected a message with {says!r}, found {raised}"
         return raised
+
+
+class _Own:
+    """What a source must have, and nothing else."""
+
+    def __init__(self, source: BatchSource) -> None:
+        self._source, self.spec, self.fingerprint = source, source.spec, source.fingerprint
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: int) -> Any:
+        return self._source[index]
 
 
 def _store_of(*names: str) -> Any:

@@ -742,11 +742,12 @@ def test_pin_memory_is_ignored_without_a_framework(store: DatasetStore) -> None:
         assert loader.next_batch()["reward"].shape == (4, 2)
 
 
-@pytest.mark.parametrize("make", [BatchSource, PrefetchBatchifier])
-def test_what_is_no_store(make: Any) -> None:
+def test_what_is_no_store() -> None:
     for thing in (None, table(), [GOOD]):
         with pytest.raises(ConfigError, match="store: expected a DatasetStore or a Snapshot, found"):
-            make(thing, 2, 4)
+            BatchSource(thing, 2, 4)
+        with pytest.raises(ConfigError, match="store: expected a DatasetStore, a Snapshot, a replay buffer, or a so"):
+            PrefetchBatchifier(thing, 2, 4)
 
 
 @pytest.mark.parametrize("index", [-1, -(2**40)])

@@ -88,8 +88,12 @@ class EndlessLoop(PrefetchBatchifier):
 
 
 class AlwaysFresh(PrefetchBatchifier):
+    def __init__(self, store: Any, *arguments: Any, **options: Any) -> None:
+        super().__init__(store, *arguments, **options)
+        self.store = store
+
     def next_batch(self) -> Any:
-        if self._store is not None and len(self._store) != self.source.snapshot.num_rows:
+        if len(self.store) != self.source.snapshot.num_rows:
             self.refresh()
         return super().next_batch()
 
@@ -140,6 +144,7 @@ class LeavesAThread(PrefetchBatchifier):
         (AnotherByte, "test_batches_are_those_of_the_core"),
         (AnotherByte, "test_shards_put_together_are_the_whole"),
         (AnotherByte, "test_a_batch_never_changes"),
+        (AnotherByte, "test_a_source_of_ones_own"),
         (AnotherDtype, "test_the_spec_says_what_comes"),
         (AnotherOrder, "test_the_spec_says_what_comes"),
         (FieldsOutOfNothing, "test_absent_fields_are_absent"),
@@ -217,7 +222,7 @@ class HalfWritten(ReplayBuffer):
         try:
             return super().extend(items)
         except MouseError:
-            self.add(
+            self.append(
                 {
                     "obs": {"vector": np.ones(3, "f"), "pair": (1, 1.0)},
                     "action": 1,

@@ -17,7 +17,7 @@ import pytest
 
 from mouse_core import BatchSource, ClosedError, DatasetStore, MouseError, PrefetchBatchifier, WorkerError
 from mouse_core._base.ordered import OrderedPrefetcher
-from mouse_core.prefetch import Loader, numpy_maker
+from mouse_core.prefetch import Delivery, Loader
 from tests.core.oracle import assert_same
 
 
@@ -80,7 +80,7 @@ class Held:
 def test_batches_come_in_order_whoever_is_slow(workers: int) -> None:
     source = BatchSource(store_of(), 5, 4)
     held = Held(source, {0, 3})
-    with Loader(source, None, maker=held, num_workers=workers, prefetch=4) as loader:
+    with Loader(source, delivery=Delivery(held), num_workers=workers, prefetch=4) as loader:
         got: list[Any] = []
         consumer = threading.Thread(target=lambda: got.extend(loader.next_batch() for _ in range(12)))
         consumer.start()
@@ -99,7 +99,7 @@ def test_batches_come_in_order_whoever_is_slow(workers: int) -> None:
 def test_no_more_is_computed_than_was_asked_for(workers: int, prefetch: int) -> None:
     source = BatchSource(store_of(), 5, 4)
     held = Held(source, set())
-    with Loader(source, None, maker=held, num_workers=workers, prefetch=prefetch) as loader:
+    with Loader(source, delivery=Delivery(held), num_workers=workers, prefetch=prefetch) as loader:
         for taken in range(1, 5):
             loader.next_batch()
             assert wait_until(lambda taken=taken: len(held.begun) >= taken + prefetch)
@@ -182,7 +182,7 @@ def failing(source: BatchSource, at: int, error: Exception) -> Callable[[BatchSo
 )
 def test_any_error_surfaces_where_it_happened(workers: int, at: int, error: Exception) -> None:
     source = BatchSource(store_of(), 5, 4)
-    with Loader(source, None, maker=failing(source, at, error), num_workers=workers, prefetch=5) as loader:
+    with Loader(source, delivery=Delivery(failing(source, at, error)), num_workers=workers, prefetch=5) as loader:
         for index in range(at):
             assert_same(loader.next_batch(), source[index], index)
         for _ in range(3):
@@ -231,7 +231,7 @@ def test_an_error_in_handing_over_skips_nothing(workers: int) -> None:
             raise RuntimeError("the device is lost")
         return batch
 
-    with Loader(source, None, maker=numpy_maker, hand_over=hand_over, num_workers=workers) as loader:
+    with Loader(source, delivery=Delivery(lambda source: source.__getitem__, hand_over), num_workers=workers) as loader:
         for index in range(2):
             assert_same(loader.next_batch(), source[index], index)
         for _ in range(2):
@@ -256,7 +256,7 @@ def test_errors_are_gone_after_refresh(workers: int) -> None:
 
         return make
 
-    with Loader(source, store, maker=maker, num_workers=workers) as loader:
+    with Loader(source, store, delivery=Delivery(maker), num_workers=workers) as loader:
         with pytest.raises(WorkerError):
             loader.next_batch()
         broken[0] = False
@@ -281,7 +281,7 @@ def test_close_with_a_full_queue() -> None:
 def test_close_while_a_batch_is_being_computed() -> None:
     source = BatchSource(store_of(), 5, 4)
     held = Held(source, {1})
-    loader = Loader(source, None, maker=held, num_workers=2, prefetch=4)
+    loader = Loader(source, delivery=Delivery(held), num_workers=2, prefetch=4)
     loader.next_batch()
     assert wait_until(lambda: 1 in held.begun)
     loader.close()
@@ -294,7 +294,7 @@ def test_close_while_a_batch_is_being_computed() -> None:
 def test_close_wakes_whoever_waits() -> None:
     source = BatchSource(store_of(), 5, 4)
     held = Held(source, {0})
-    loader = Loader(source, None, maker=held, num_workers=1)
+    loader = Loader(source, delivery=Delivery(held), num_workers=1)
     raised: list[BaseException] = []
 
     def wait() -> None:
@@ -339,7 +339,7 @@ def test_closed_loaders_hold_no_batches() -> None:
         references.append(weakref.ref(batch))
         return batch
 
-    loader = Loader(source, None, maker=lambda _: make, num_workers=1, prefetch=4)
+    loader = Loader(source, delivery=Delivery(lambda _: make), num_workers=1, prefetch=4)
     loader.next_batch()
     assert wait_until(lambda: len(references) == 5)
     loader.close()

@@ -125,7 +125,7 @@ def test_windows_lie_in_one_episode(
     whole = source[3]
     for count in (1, 2):
         if batch_size % count == 0:
-            parts = [source.with_shard((rank, count))[3] for rank in range(count)]
+            parts = [source.with_options(shard=(rank, count))[3] for rank in range(count)]
             for name, values in whole.items():
                 np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), values)
     again = pickle.loads(pickle.dumps(source))

@@ -38,7 +38,7 @@ from mouse_torch import (
     ReplayBufferEnsemble,
     TensorStorage,
 )
-from mouse_torch.drawn import drawn_maker
+from mouse_torch.drawn import whole_maker
 from mouse_torch.transfer import hand_over
 
 CUDA = pytest.param("cuda", marks=pytest.mark.cuda)
@@ -427,7 +427,7 @@ def test_a_pinned_batch_is_one_slab(monkeypatch: pytest.MonkeyPatch) -> None:
     for member in (buffer, other):
         member.extend({**rows(30), "name": np.array(["a", "b", "c"] * 10)})
     source = BufferSource(buffer, None, 1)
-    make = drawn_maker(source, device=torch.device("cpu"), pin=True)
+    make = whole_maker(source, device=torch.device("cpu"), pin=True)
     for index in range(3):
         source.prepare(index)
         found, wanted = hand_over(make(index)), other.sample()

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 
 from mouse_core import BatchSource, DatasetStore, Field
-from mouse_core.prefetch import Loader
+from mouse_core.prefetch import Delivery, Loader
 from mouse_torch.transfer import device_maker, hand_over, host_maker, slab_tensors, torch_dtype
 from tests.core.oracle import assert_same
 
@@ -128,7 +128,7 @@ def test_the_shards_of_a_short_batch() -> None:
 def test_a_loader_over_the_device_path(workers: int) -> None:
     source = BatchSource(store_of(), 5, 4, sampling="batch")
     maker = partial(device_maker, device=CPU, pin=False)
-    with Loader(source, None, maker=maker, hand_over=hand_over, num_workers=workers) as loader:
+    with Loader(source, delivery=Delivery(maker, hand_over), num_workers=workers) as loader:
         kept = [loader.next_batch() for _ in range(20)]
     for index, batch in enumerate(kept):
         assert_same(as_numpy(batch), source[index], index)

@@ -51,16 +51,7 @@ def _dataset(h5py: Any, dataset: Any) -> dict[str, Any]:
     kind = "text" if text is not None else "ragged" if ragged is not None else "number"
     if kind == "number" and (dtype.kind not in "biuf" or dtype.itemsize > 8):
         kind = "other"
-    # Chunks that were never written read as zeros, without a word.
-    if dataset.chunks:
-        expected = math.prod(-(-size // chunk) for size, chunk in zip(shape, dataset.chunks, strict=True))
-        if dataset.id.get_num_chunks() != expected:
-            raise ValueError(f"expected {expected} chunks for shape {shape}, found {dataset.id.get_num_chunks()}")
-    else:
-        expected = math.prod(shape) * dataset.id.get_type().get_size()
-        if dataset.id.get_storage_size() < expected:
-            found = dataset.id.get_storage_size()
-            raise ValueError(f"expected {expected} bytes for shape {shape}, found {found}")
+    _check_stored(dataset)
     described = str(ragged) if ragged is not None else dtype.str
     return {
         "kind": kind,
@@ -68,6 +59,20 @@ def _dataset(h5py: Any, dataset: Any) -> dict[str, Any]:
         "dtype": described,
         "chunk": dataset.chunks[0] if dataset.chunks else 0,
     }
+
+
+def _check_stored(dataset: Any) -> None:
+    """Raise ValueError where less is stored than the shape says: what was never written reads as zeros."""
+    shape = dataset.shape
+    if dataset.chunks:
+        expected = math.prod(-(-size // chunk) for size, chunk in zip(shape, dataset.chunks, strict=True))
+        if dataset.id.get_num_chunks() != expected:
+            raise ValueError(f"expected {expected} chunks for shape {shape}, found {dataset.id.get_num_chunks()}")
+    else:
+        expected = math.prod(shape) * dataset.id.get_type().get_size()
+        found = dataset.id.get_storage_size()
+        if found < expected:
+            raise ValueError(f"expected {expected} bytes for shape {shape}, found {found}")
 
 
 def _tree(h5py: Any, node: Any, depth: int = 0) -> dict[str, Any]:

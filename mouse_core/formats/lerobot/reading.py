@@ -25,6 +25,7 @@ from mouse_core.formats.lerobot._meta import Description, Feature, numbered, rea
 from mouse_core.images.pixels import decode_into
 
 _INDEX = ("episode_index", "frame_index", "index")
+_ENDINGS = ("next.reward", "next.done", "next.truncated")
 _PIECE_BYTES = 16 << 20
 
 
@@ -130,7 +131,7 @@ class _Reader:
         pictures = {key: np.zeros((1, *features[key].shape), _pixel(features[key])) for key in self.pictures}
         frames = self._frames(batch, pictures, file)
         rows = TransitionRows(final=self.final, where=str(self.root))
-        begun = rows.add(*self._parts(frames, np.ones(1, bool)), np.ones(1, bool))
+        begun = rows.add(self._seen(frames), self._brought(frames, np.ones(1, bool)), np.ones(1, bool))
         ended = rows.finish()
         made = ended if ended is not None else begun
         return schema_of(self._numbered(made, np.zeros(len(made["episode_step"]), np.int64)))
@@ -149,7 +150,7 @@ class _Reader:
         ordinal = -1
         try:
             for frames, begins, last in self._pieces(cameras):
-                made = rows.add(*self._parts(frames, last), begins)
+                made = rows.add(self._seen(frames), self._brought(frames, last), begins)
                 numbers = ordinal + np.cumsum(made["episode_step"] == 0)
                 ordinal = int(numbers[-1]) if len(numbers) else ordinal
                 yield to_batch(self._numbered(made, numbers), schema, where=str(self.root))
@@ -255,34 +256,33 @@ class _Reader:
 
     # ------------------------------------------------------------------ columns
 
-    def _parts(self, frames: Columns, last: npt.NDArray[np.bool_]) -> tuple[Columns, Columns]:
-        """Columns of the observation that a frame shows, and of what its action brought."""
+    def _seen(self, frames: Columns) -> Columns:
+        """Columns of the observation that a frame shows, and what stays with it."""
         seen: Columns = {}
-        brought: Columns = {}
-        actions = {key: values for key, values in frames.items() if key == "action" or key.startswith("action.")}
-        for key, values in actions.items():
-            brought |= named_action(values) if key == "action" else {key.replace(".", "_"): values}
-        n = len(last)
-        brought["reward"] = _single(frames.get("next.reward", np.zeros(n, np.float32)), n)
-        flagged = _single(frames.get("next.done", np.zeros(n, bool)), n).astype(bool)
-        cut = _single(frames.get("next.truncated", np.zeros(n, bool)), n).astype(bool)
-        brought["done"] = np.where(cut, 2, np.where(flagged, 1, np.where(last, 2, 0))).astype(np.int64)
         for key, values in frames.items():
             name = key.replace(".", "_")
-            if key in actions or key in ("next.reward", "next.done", "next.truncated"):
+            if _is_action(key):
                 continue
             if key in self.pictures:
                 single = len(self.pictures) == 1 and not self.described.features[key].wide
                 seen["observation_image" if single else name] = values
             elif key == "observation.state":
                 seen |= named_observation(values if values.ndim > 1 else values[:, None])
-            elif key.startswith("observation"):
-                seen[name] = values
-            elif key.startswith("next."):
-                brought[f"metadata_{name}"] = values
-            else:
-                seen[f"metadata_{name}"] = values
-        return seen, brought
+            elif not key.startswith("next."):
+                seen[name if key.startswith("observation") else f"metadata_{name}"] = values
+        return seen
+
+    def _brought(self, frames: Columns, last: npt.NDArray[np.bool_]) -> Columns:
+        """Columns of what a frame's action brought."""
+        brought: Columns = {}
+        for key in filter(_is_action, frames):
+            brought |= named_action(frames[key]) if key == "action" else {key.replace(".", "_"): frames[key]}
+        brought["reward"] = frames.get("next.reward", np.zeros(len(last), np.float32)).reshape(len(last))
+        brought["done"] = _done_codes(frames, last)
+        for key, values in frames.items():
+            if key.startswith("next.") and key not in (*_ENDINGS, *self.pictures):
+                brought[f"metadata_{key.replace('.', '_')}"] = values
+        return brought
 
     def _numbered(self, rows: Columns, ordinals: npt.NDArray[np.int64]) -> Columns:
         """The same with the number of each row's episode, which its first and last row have too."""
@@ -297,5 +297,12 @@ def _pixel(feature: Feature) -> np.dtype[Any]:
     return np.dtype(np.uint16 if feature.wide else np.uint8)
 
 
-def _single(values: npt.NDArray[Any], n: int) -> npt.NDArray[Any]:
-    return values.reshape(n)
+def _is_action(key: str) -> bool:
+    return key == "action" or key.startswith("action.")
+
+
+def _done_codes(frames: Columns, last: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """2 where a frame says truncated, else 1 where it says done, else 2 where its episode ends with it."""
+    flags = [frames.get(key, np.zeros(len(last), bool)) for key in ("next.done", "next.truncated")]
+    done, truncated = (values.reshape(len(last)).astype(bool) for values in flags)
+    return np.where(truncated, 2, np.where(done, 1, np.where(last, 2, 0))).astype(np.int64)

@@ -180,25 +180,26 @@ def _compare(expected: Any, found: Any, path: str, *, outer: int, where: str) ->
             raise _differs(path, str(sorted(wanted)), found, where)
         for name, spec in wanted.items():
             _compare(spec, has[name], f"{path}/{name}" if path else str(name), outer=outer, where=where)
-        return
-    if not hasattr(expected, "dtype") and isinstance(expected, tuple | list):
+    elif not hasattr(expected, "dtype") and isinstance(expected, tuple | list):
         if not isinstance(found, tuple | list) or len(found) != len(expected):
             raise _differs(path, f"{len(expected)} values", found, where)
         for index, spec in enumerate(expected):
             _compare(spec, found[index], f"{path}/{index}", outer=outer, where=where)
-        return
+    else:
+        _compare_leaf(expected, found, path, outer=outer, where=where)
+
+
+def _compare_leaf(expected: Any, found: Any, path: str, *, outer: int, where: str) -> None:
     dtype = np.dtype(getattr(expected.dtype, "as_numpy_dtype", expected.dtype))
     shape = _shape(expected, path, outer)
-    wanted_here = f"{dtype} {'of any shape' if shape is None else list(shape)}"
+    wanted = f"{dtype} {'of any shape' if shape is None else list(shape)}"
     if isinstance(found, Mapping | tuple):
-        raise _differs(path, wanted_here, found, where)
+        raise _differs(path, wanted, found, where)
     array = leaf(found)
-    fits = shape is None or (
-        len(shape) == array.ndim
-        and all(size in (None, has_size) for size, has_size in zip(shape, array.shape, strict=True))
-    )
+    fits = shape is None or len(shape) == array.ndim
+    fits = fits and all(size in (None, has) for size, has in zip(shape or (), array.shape, strict=False))
     if dtype != array.dtype or not fits:
-        raise _differs(path, wanted_here, array, where)
+        raise _differs(path, wanted, array, where)
 
 
 def _shape(spec: Any, path: str, outer: int) -> tuple[int | None, ...] | None:

@@ -134,17 +134,13 @@ def Flat2TED(
     arrays = _leaves({name: value for name, value in data.items() if name not in about})
     done = _flag(arrays, done_key, "the data").reshape(-1)
     shape = tuple(int(size) for size in np.atleast_1d(about.get(_SHAPE, (len(done),))))
-    if int(np.prod(shape)) != len(done) or not shape[0]:
+    if int(np.prod(shape)) != len(done):  # of which there are some
         raise SchemaError(f"{_SHAPE}: expected the shape of {len(done)} steps, found {shape}")
-    is_full, shift = bool(about.get(is_full_key, True)), int(about.get(shift_key, 0))
     n, lanes = shape[0], len(done) // shape[0]
-    used = n if is_full else shift
-    if not 0 <= shift <= n or not used:
-        raise SchemaError(f"{shift_key}: expected a place in 0..{n}, found {shift}")
+    used, order = _used_places(about.get(is_full_key, True), about.get(shift_key, 0), n, shift_key)
     ends = done.reshape(lanes, n).copy()
     ends[:, used - 1] = True
     observations = len(done) + int(ends.sum())
-    order = np.roll(np.arange(n), shift) if is_full else np.arange(n)
     flags = set(map(_key, done_keys))
     apart = {*flags, *map(_key, reward_keys)}
     # What stands in each place of every environment, [lanes, n, ...].
@@ -237,6 +233,15 @@ def observation_rows(ends: Bools) -> Int64s:
     ended_before = np.concatenate([np.zeros(1, np.int64), np.cumsum(ends)[:-1]])
     rows: Int64s = np.arange(len(ends)) + ended_before
     return rows
+
+
+def _used_places(is_full: Any, shift: Any, n: int, name: str) -> tuple[int, Int64s]:
+    """How many places of a ring are used, and at which step of those laid out each place stands."""
+    shift = int(shift)
+    used = n if is_full else shift
+    if not 0 <= shift <= n or not used:
+        raise SchemaError(f"{name}: expected a place in 0..{n}, found {shift}")
+    return used, np.roll(np.arange(n), shift) if is_full else np.arange(n)
 
 
 def _unwoven(values: npt.NDArray[Any], ends: Bools) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:

@@ -170,20 +170,11 @@ def decode_leaf(leaf: Leaf, features: Mapping[str, Feature], count: int | None, 
 def _decode(leaf: Leaf, raw: Feature, n: int, part: slice) -> npt.NDArray[Any]:
     where = f"feature {leaf.name!r}"
     if leaf.kind == "tensor" and leaf.encoding == "none":
-        if isinstance(raw, list):
-            if raw:
-                raise DataError(f"{where}: expected numbers, found byte strings")
-            raw = np.zeros(0, np.int64)
         return _numbers(leaf, raw, n, where)[part]
     if not isinstance(raw, list):
         raise DataError(f"{where}: expected byte strings, found numbers")
     if leaf.kind == "text":
-        size = math.prod(size or 1 for size in leaf.shape)
-        if len(raw) != n * size:
-            raise DataError(f"{where}: expected {n * size} texts, found {len(raw)}")
-        texts = np.empty(len(raw), dtype=object)
-        texts[:] = raw
-        return texts.reshape(n, *(size or 1 for size in leaf.shape))[part]
+        return _texts(leaf, raw, n, where)[part]
     if len(raw) != n:
         raise DataError(f"{where}: expected {n} values, found {len(raw)}")
     first = range(n)[part].start
@@ -194,23 +185,45 @@ def _decode(leaf: Leaf, raw: Feature, n: int, part: slice) -> npt.NDArray[Any]:
     return np.stack(values) if values else np.zeros((0, *(size or 0 for size in leaf.shape)), leaf.dtype)
 
 
-def _numbers(leaf: Leaf, raw: npt.NDArray[Any], n: int, where: str) -> npt.NDArray[Any]:
+def _texts(leaf: Leaf, raw: list[bytes], n: int, where: str) -> npt.NDArray[Any]:
+    shape = [size or 1 for size in leaf.shape]
+    if len(raw) != n * math.prod(shape):
+        raise DataError(f"{where}: expected {n * math.prod(shape)} texts, found {len(raw)}")
+    texts = np.empty(len(raw), dtype=object)
+    texts[:] = raw
+    return texts.reshape(n, *shape)
+
+
+def _numbers(leaf: Leaf, raw: Feature, n: int, where: str) -> npt.NDArray[Any]:
+    if isinstance(raw, list):
+        if raw:
+            raise DataError(f"{where}: expected numbers, found byte strings")
+        raw = np.zeros(0, np.int64)
     dtype = np.dtype(leaf.dtype)
     if (raw.dtype.kind == "f") != (dtype.kind == "f") and len(raw):
         raise DataError(f"{where}: expected {dtype}, found {raw.dtype}")
-    free = leaf.shape.count(None)
-    fixed = math.prod(size for size in leaf.shape if size is not None)
-    if free == 0 and len(raw) != n * fixed:
+    shape = _whole_shape(leaf.shape, n, len(raw))
+    if shape is None:
         raise DataError(f"{where}: expected {n} values of shape {list(leaf.shape)}, found {len(raw)} numbers")
-    if free > 1 or (free == 1 and (not n * fixed or len(raw) % (n * fixed))):
-        raise DataError(f"{where}: expected {n} values of shape {list(leaf.shape)}, found {len(raw)} numbers")
-    shape = [size if size is not None else len(raw) // (n * fixed) for size in leaf.shape]
     values = raw.view(np.uint64) if dtype == np.uint64 else raw
     if dtype.kind in "iu" and dtype.itemsize < 8 and len(values):
         limits = np.iinfo(dtype)
         if values.min() < limits.min or values.max() > limits.max:
             raise DataError(f"{where}: expected {dtype}, found values {values.min()}..{values.max()}")
     return values.astype(dtype).reshape(n, *shape)
+
+
+def _whole_shape(shape: tuple[int | None, ...], n: int, numbers: int) -> tuple[int, ...] | None:
+    """The shape of each of ``n`` values that are so many numbers together; None where there is no such shape.
+
+    One size may be open: two values of shape ``(None, 3)`` that are 12 numbers have the shape ``(2, 3)``.
+    """
+    known = n * math.prod(size for size in shape if size is not None)
+    if None not in shape:
+        return tuple(size for size in shape if size is not None) if numbers == known else None
+    if shape.count(None) > 1 or not known or numbers % known:
+        return None
+    return tuple(numbers // known if size is None else size for size in shape)
 
 
 def _value(leaf: Leaf, data: bytes, where: str) -> npt.NDArray[Any]:

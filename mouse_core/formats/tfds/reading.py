@@ -129,26 +129,33 @@ def _notes(leaves: Mapping[str, Leaf], name: str) -> tuple[str, ...]:
     notes = []
     if name.startswith("d4rl_"):
         notes.append("TFDS ends every episode of its D4RL datasets with the last observation of the whole dataset.")
-    rounded = [
-        leaf.name
-        for leaf in leaves.values()
-        if leaf.kind == "tensor" and leaf.dtype == "float64" and leaf.encoding == "none"
-    ]
+    rounded = [leaf.name for leaf in leaves.values() if _is_rounded(leaf)]
     if rounded:
         notes.append(f"TFDS stores {rounded} as 32-bit floats, though declared as float64.")
     unlike = [leaf.name for leaf in leaves.values() if not _is_column(leaf)]
     if unlike:
         notes.append(f"{unlike} cannot be columns (videos, sounds, sequences in sequences): left out.")
-    large = [leaf for leaf in leaves.values() if _is_column(leaf) and not leaf.name.startswith(_STEPS)]
-    left = [leaf.name for leaf in large if not _repeatable(leaf)]
-    if left:
-        notes.append(f"{left} belong to whole episodes and are too large to be repeated in every row: left out.")
+    large = [leaf.name for leaf in leaves.values() if _is_column(leaf) and not (_is_of_step(leaf) or _repeatable(leaf))]
+    if large:
+        notes.append(f"{large} belong to whole episodes and are too large to be repeated in every row: left out.")
     return tuple(notes)
+
+
+def _is_rounded(leaf: Leaf) -> bool:
+    return leaf.kind == "tensor" and leaf.dtype == "float64" and leaf.encoding == "none"
+
+
+def _is_encoded(leaf: Leaf) -> bool:
+    return leaf.kind == "image" or leaf.encoding != "none"
+
+
+def _is_of_step(leaf: Leaf) -> bool:
+    return leaf.name.startswith(_STEPS)
 
 
 def _is_column(leaf: Leaf) -> bool:
     """Whether a feature can be a column: one value a step, or one sequence of values."""
-    return leaf.kind != "other" and leaf.ragged - leaf.name.startswith(_STEPS) <= 1
+    return leaf.kind != "other" and leaf.ragged - _is_of_step(leaf) <= 1
 
 
 def _repeatable(leaf: Leaf) -> bool:
@@ -175,37 +182,35 @@ def _pieces(splits: list[Split], kind: str, leaves: Mapping[str, Leaf], batch_ro
 def _episode(record: bytes, number: int, leaves: Mapping[str, Leaf], batch_rows: int) -> Iterator[Stack]:
     features = parse_example(record)
     count = len(features.get(f"{_STEPS}is_first", ()))
-    steps = [leaf for leaf in leaves.values() if leaf.name.startswith(_STEPS)]
-    about = {
-        leaf.name: decode_leaf(leaf, features, None)
-        for leaf in leaves.values()
-        if not leaf.name.startswith(_STEPS) and _repeatable(leaf)
-    }
+    of_episode = [leaf for leaf in leaves.values() if not _is_of_step(leaf) and _repeatable(leaf)]
+    about = _nest({leaf.name: decode_leaf(leaf, features, None) for leaf in of_episode})
+    steps = {leaf.name.removeprefix(_STEPS): leaf for leaf in leaves.values() if _is_of_step(leaf)}
     # What has to be decoded is decoded piece by piece.
-    encoded = [leaf for leaf in steps if leaf.kind == "image" or leaf.encoding != "none"]
-    whole = {leaf.name: decode_leaf(leaf, features, count) for leaf in steps if leaf not in encoded}
-    width = sum(math.prod(size or 256 for size in leaf.shape) * np.dtype(leaf.dtype).itemsize for leaf in encoded)
-    size = max(1, min(batch_rows, _BUDGET // max(width, 1)))
+    encoded = {name: leaf for name, leaf in steps.items() if _is_encoded(leaf)}
+    whole = {name: decode_leaf(leaf, features, count) for name, leaf in steps.items() if name not in encoded}
+    size = max(1, min(batch_rows, _BUDGET // max(1, sum(map(_step_bytes, encoded.values())))))
     for first in range(0, count, size):
         part = slice(first, min(first + size, count))
-        values: dict[str, Any] = {}
-        for leaf in steps:
-            value = whole[leaf.name][part] if leaf.name in whole else decode_leaf(leaf, features, count, part)
-            _place(values, leaf.name[len(_STEPS) :], value)
-        yield Stack(values, part.stop - first, number, first, part.stop == count, _nest(about))
+        values = {name: array[part] for name, array in whole.items()}
+        values |= {name: decode_leaf(leaf, features, count, part) for name, leaf in encoded.items()}
+        ordered = {name: values[name] for name in steps}
+        yield Stack(_nest(ordered), part.stop - first, number, first, part.stop == count, about)
 
 
-def _place(values: dict[str, Any], path: str, value: Any) -> None:
-    *groups, name = path.split("/")
-    for group in groups:
-        values = values.setdefault(group, {})
-    values[name] = value
+def _step_bytes(leaf: Leaf) -> int:
+    """About how many bytes a step's value takes once it is decoded."""
+    return math.prod(size or 256 for size in leaf.shape) * np.dtype(leaf.dtype).itemsize
 
 
 def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by path as nested mappings."""
     nested: dict[str, Any] = {}
     for path, value in flat.items():
-        _place(nested, path, value)
+        *groups, name = path.split("/")
+        inner = nested
+        for group in groups:
+            inner = inner.setdefault(group, {})
+        inner[name] = value
     return nested
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import shutil
 import sys
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from mouse_core.inspect.report import ColumnReport, Report
+from mouse_core.inspect.report import ColumnReport, Finding, Report
 
 _COLUMN_HEAD = ("column", "type", "shape", "nulls", "NaN", "min", "max", "mean")
 _EPISODE_HEAD = ("", "min", "5%", "median", "95%", "max", "mean")
@@ -40,13 +40,11 @@ def show(report: Report) -> None:
         console.print(table)
     for line in facts(report):
         console.print(line)
-    warnings, notes = report.warnings, [finding for finding in report.findings if finding.level == "note"]
-    for title, found, style in (("Warnings", warnings, "yellow"), ("Notes", notes, "cyan")):
-        if found:
-            console.print(f"\n{title}", style="bold")
+    for title, style, found in _findings(report):
+        console.print(f"\n{title}", style="bold")
         for finding in found:
             console.print(Text.assemble("- ", (finding.code, style), f": {finding.message}"))
-    if not warnings:
+    if not report.warnings:
         console.print("\nNo warnings", style="bold green")
 
 
@@ -58,13 +56,19 @@ def plain(report: Report) -> list[str]:
         lines += [*_aligned([head, *rows]), ""]
     lines += facts(report)
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _DEFAULT_WIDTH
-    for level, title in (("warning", "Warnings"), ("note", "Notes")):
-        found = [finding for finding in report.findings if finding.level == level]
-        if found:
-            lines += ["", title]
+    for title, _, found in _findings(report):
+        lines += ["", title]
         for finding in found:
             lines.append(textwrap.fill(f"- {finding.code}: {finding.message}", width, subsequent_indent="  "))
     return lines if report.warnings else [*lines, "", "No warnings"]
+
+
+def _findings(report: Report) -> Iterator[tuple[str, str, list[Finding]]]:
+    """Title, colour and findings of each kind that there is."""
+    for level, title, colour in (("warning", "Warnings", "yellow"), ("note", "Notes", "cyan")):
+        found = [finding for finding in report.findings if finding.level == level]
+        if found:
+            yield title, colour, found
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:

@@ -1,0 +1,238 @@
+"""What the loaders of all frameworks have in common."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from mouse_core._base.checks import check_integer
+from mouse_core._base.ordered import OrderedPrefetcher, Prefetcher
+from mouse_core._base.tracing import refuse_traced
+from mouse_core.errors import ClosedError, ForkError, WorkerError
+from mouse_core.images._decoding import DecodePool, decoding_by
+from mouse_core.prefetch._feeds import Feed, feed_of
+from mouse_core.spec import Spec
+from mouse_core.store.dataset_store import DatasetStore
+
+if TYPE_CHECKING:  # buffers are loaded where there are some: `import mouse_core` is without them
+    from mouse_core.replay.source import Staleness
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Delivery(Generic[T]):
+    """How batches are made for a framework.
+
+    Args:
+        maker: Gives, for a source, the function from an index to a batch, or to what ``hand_over`` makes one of. That
+            runs in the worker threads. It must not hold on to the loader, or one that is dropped never ends. It is
+            asked for again after ``refresh()`` and ``load_state_dict()``.
+        hand_over: Runs in the caller's thread for every batch that is delivered.
+        prefetcher: What computes ahead, called as ``OrderedPrefetcher`` is.
+        in_caller: Whether the calling thread makes batches, however many workers there are.
+    """
+
+    maker: Callable[[Any], Callable[[int], Any]]
+    hand_over: Callable[[Any], T] | None = None
+    prefetcher: Callable[..., Prefetcher] = OrderedPrefetcher
+    in_caller: bool = False
+
+
+class Loader(Generic[T]):
+    """Batches of a source in index order, made ahead; ``Batchifier`` is one that finds its source by arguments.
+
+    Args:
+        source: Where batches come from: a ``Source``, or of a replay buffer a ``BufferSource``.
+        store: The store to refresh from; None where there is none.
+        delivery: How batches are made.
+        prefetch: Batches to make ahead.
+        num_workers: Threads that make them; 0: the caller's.
+
+    Raises:
+        ConfigError: A number out of range.
+    """
+
+    def __init__(
+        self,
+        source: Any,
+        store: DatasetStore | None = None,
+        *,
+        delivery: Delivery[T],
+        prefetch: int = 4,
+        num_workers: int = 2,
+    ) -> None:
+        self._feed: Feed = feed_of(source, store)
+        self._delivery = delivery
+        self._prefetch = check_integer("prefetch", prefetch, lowest=1)
+        self._num_workers = 0 if delivery.in_caller else check_integer("num_workers", num_workers, lowest=0)
+        self._next_index = self._feed.first_index
+        self._make: Callable[[int], Any] | None = None
+        self._ahead: Prefetcher | None = None
+        self._decoders: DecodePool | None = None
+        self._failure: WorkerError | None = None
+        self._closed = False
+        self._process: int | None = None
+
+    # ------------------------------------------------------------------ batches
+
+    def next_batch(self) -> T:
+        """The next batch, in index order.
+
+        Raises:
+            WorkerError: Computing it failed; the cause is chained. The same error is raised on every later call,
+                and the loader's state stays at the index that failed.
+            ClosedError: After ``close()``.
+            ForkError: In a forked child of the process that began to use the loader.
+            ConfigError: Inside a function that JAX traces, where it would be the same batch for ever.
+        """
+        self._check_usable()
+        if self._failure is not None:
+            raise self._failure
+        self._feed.prepare(self._next_index, first=self._make is None)
+        try:
+            made = self._compute_or_wait()
+            batch: T = made if self._delivery.hand_over is None else self._delivery.hand_over(made)
+        except ClosedError:
+            raise
+        except Exception as error:
+            message = f"batch {self._next_index}: {type(error).__name__}: {error}"
+            self._failure = WorkerError(message)
+            raise self._failure from error
+        self._feed.delivered(self._next_index)
+        self._next_index += 1
+        return batch
+
+    @property
+    def staleness(self) -> Staleness:
+        """How old the last batch was, in batches, rows written and updates of priorities since it was drawn.
+
+        Only batches of a replay buffer can be old: they are drawn ``prefetch`` calls before they are delivered.
+        """
+        return self._feed.staleness
+
+    def _compute_or_wait(self) -> Any:
+        if self._process is None:
+            self._process = os.getpid()
+        if self._make is None:
+            self._make = self._delivery.maker(self._feed.source)
+            if self._num_workers:
+                self._decoders = self._decoders or DecodePool(self._num_workers)
+                self._make = decoding_by(self._decoders, self._make)
+        if not self._num_workers:
+            return self._make(self._next_index)
+        ahead = self._ahead
+        if ahead is not None and ahead.next_index != self._next_index:
+            # Ctrl-C came between an item's leaving the queue and its being counted.
+            ahead.close()
+            ahead = None
+        if ahead is None:
+            prefetcher, workers = self._delivery.prefetcher, self._num_workers
+            self._ahead = ahead = prefetcher(self._make, self._next_index, workers=workers, ahead=self._prefetch)
+            if self._closed:  # by another thread, which did not see it
+                ahead.close()
+        return ahead.get()
+
+    def __iter__(self) -> Iterator[T]:
+        """The batches up to the end of the current epoch; the next ``for`` loop runs over the next epoch.
+
+        After ``refresh()`` within a loop that is the end of the epoch which began there.
+        """
+        ends = False
+        while not ends:
+            feed = self._feed
+            yield self.next_batch()
+            ends = self._feed is feed and feed.ends_at(self._next_index)
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return len(self._feed.source)
+
+    def __repr__(self) -> str:
+        package = type(self).__module__.partition(".")[0]
+        return f"{package}.{type(self).__name__}({self._feed.source!r}, at={self._next_index})"
+
+    @property
+    def source(self) -> Any:
+        """Where the batches come from: a ``BatchSource``, a ``BufferSource``, or the source that was given."""
+        return self._feed.source
+
+    @property
+    def spec(self) -> Spec:
+        """The fields of a batch.
+
+        Raises:
+            ConfigError: Of a replay buffer, which learns them from what is written.
+        """
+        return self._feed.spec
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything needed to go on with the next batch, here or elsewhere: plain integers and strings.
+
+        ``seed``, ``next_index``, ``rows`` (of the snapshot), ``epoch_start`` (the index at which the first epoch over
+        the snapshot began), ``fingerprint`` (of data and configuration) and ``configuration`` (in words, to say what
+        differs). The same in every framework, for every shard and any number of workers.
+
+        Over a source of one's own it is ``next_index`` and ``fingerprint``. Over a replay buffer it is ``next_index``
+        and the batches that were drawn and not yet delivered, as arrays; the buffer has a state of its own.
+        """
+        return self._feed.state(self._next_index)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on exactly where ``state`` was taken, with its seed; the store may have grown since.
+
+        Raises:
+            StateError: The state is of another dataset or configuration, or damaged; nothing has changed then.
+            ClosedError, ForkError: As ``next_batch``.
+        """
+        self._check_usable()
+        self._restart(*self._feed.restored(state))
+
+    def refresh(self) -> None:
+        """Take a new snapshot of the store; a new epoch over it starts at the next batch.
+
+        Raises:
+            ConfigError: The loader was made from a snapshot, not from a store.
+            ClosedError, ForkError: As ``next_batch``.
+        """
+        self._check_usable()
+        self._restart(self._feed.refreshed(self._next_index), self._next_index)
+
+    def _restart(self, feed: Feed, next_index: int) -> None:
+        self._stop()
+        self._feed, self._next_index = feed, next_index
+        self._make, self._failure = None, None
+
+    # ------------------------------------------------------------------ end
+
+    def close(self) -> None:
+        """Stop the threads and drop prefetched batches; ``next_batch`` raises from now on. May be called twice."""
+        self._closed = True
+        self._stop()
+        if self._decoders is not None:
+            self._decoders.close()
+
+    def _stop(self) -> None:
+        if self._ahead is not None and self._process == os.getpid():
+            self._ahead.close()
+        self._ahead = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
+
+    def _check_usable(self) -> None:
+        refuse_traced("loader")
+        if self._closed:
+            raise ClosedError("loader: expected an open loader, found it closed")
+        if self._process is not None and self._process != os.getpid():
+            raise ForkError(
+                f"loader: expected to be used in process {self._process}, found the forked child {os.getpid()}; "
+                "make a loader of its own there"
+            )

@@ -1,0 +1,85 @@
+"""LoaderOptions: what a loader is asked for, and the source that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy.typing as npt
+
+from mouse_core._base.checks import check_integer
+from mouse_core.augment.config import AugmentTokensConfig
+from mouse_core.batches.source import BatchSource
+from mouse_core.errors import ConfigError
+from mouse_core.prefetch.source import RecastSource, Source, checked_source
+from mouse_core.sampling.episodes import Boundary, Weighting
+from mouse_core.sampling.plan import WindowSampler
+from mouse_core.store.dataset_store import DatasetStore
+from mouse_core.store.snapshot import Snapshot
+
+# What decides about delivering batches; all other options decide about the batches.
+_DELIVERING = ("prefetch", "num_workers", "pin_memory", "device", "sharding")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderOptions:
+    """The arguments of a loader, but for the store; ``Batchifier`` says what they mean."""
+
+    sequence_length: int = 64
+    batch_size: int | None = None
+    sampling: str | WindowSampler = "random"
+    prefetch: int = 4
+    num_workers: int = 2
+    pin_memory: bool | None = None
+    device: Any = None
+    seed: int = 0
+    shard: tuple[int, int] = (0, 1)
+    dtypes: Mapping[str, npt.DTypeLike] | None = None
+    required_fields: Sequence[str] = ()
+    fields: Sequence[str] | None = None
+    drop_last: bool = True
+    augment: AugmentTokensConfig | None = None
+    views: int = 1
+    boundary: Boundary = "stream"
+    weighting: Weighting = "step"
+    pad: bool | float | None = None
+    sharding: Any = None
+
+    def source(self, store: Any, *, replace_dtypes: Mapping[Any, npt.DTypeLike]) -> Any:
+        """Where batches of ``store`` come from.
+
+        Args:
+            store: A store or a snapshot, of which a ``BatchSource`` is made; a replay buffer, of which a
+                ``BufferSource`` draws ``prefetch`` batches in advance; or a source.
+            replace_dtypes: Dtypes that the framework lacks, and what is delivered instead.
+
+        Raises:
+            ConfigError: For a replay buffer or a source, an option that only stores have; else see ``BatchSource``.
+        """
+        if isinstance(store, DatasetStore | Snapshot):
+            size = 32 if self.batch_size is None else self.batch_size
+            return BatchSource(store, **{**self._of_batches(), "batch_size": size}, replace_dtypes=replace_dtypes)
+        if isinstance(store, Source):
+            self._refuse("a source, which gives its batches as they are", "batch_size")
+            if isinstance(store, BatchSource):
+                return store.with_options(replace_dtypes=replace_dtypes) if replace_dtypes else store
+            return RecastSource(checked_source(store), replace_dtypes) if replace_dtypes else checked_source(store)
+        # Loaded only where there may be one.
+        from mouse_core.replay.base import BaseBuffer
+        from mouse_core.replay.source import BufferSource
+
+        if not isinstance(store, BaseBuffer):
+            return checked_source(store)
+        self._refuse("a replay buffer, which has a sampler, a seed and transforms of its own")
+        return BufferSource(store, self.batch_size, check_integer("prefetch", self.prefetch, lowest=1))
+
+    def _of_batches(self) -> dict[str, Any]:
+        return {option.name: getattr(self, option.name) for option in fields(self) if option.name not in _DELIVERING}
+
+    def _refuse(self, what: str, *also: str) -> None:
+        """Raise ConfigError where an option is given that decides about batches."""
+        defaults = {option.name: option.default for option in fields(self)}
+        for name, value in self._of_batches().items():
+            if (name != "batch_size" or name in also) and value not in (defaults[name], None):
+                raise ConfigError(f"{name}: expected none for {what}, found {value!r}")

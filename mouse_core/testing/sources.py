@@ -1,0 +1,110 @@
+"""What a source of batches must do, as tests that its author runs with pytest."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy.typing as npt
+
+from mouse_core.errors import StateError
+from mouse_core.prefetch.batchifier import PrefetchBatchifier
+from mouse_core.prefetch.source import Source
+from mouse_core.spec import Spec
+from mouse_core.testing.digest import stream_digest
+
+_BATCHES = 5
+
+
+class SourceConformance:
+    """Tests that a source is one that loaders can use: ``mouse_core.prefetch.Source``.
+
+    Subclass it in a test file, under a name that begins with ``Test``, and say how one is made:
+
+        class TestMine(SourceConformance):
+            def make(self):
+                return MySource()
+    """
+
+    def make(self) -> Any:
+        """A new source, always the same."""
+        raise NotImplementedError
+
+    def test_it_has_what_the_protocol_names(self) -> None:
+        """A spec, a fingerprint that is always the same, batches by number, and at least one in an epoch."""
+        source = self.make()
+        assert isinstance(source, Source), f"expected spec, fingerprint, a length and batches by number: {source}"
+        assert isinstance(source.spec, Spec), f"expected a mouse_core.Spec, found {source.spec!r}"
+        assert isinstance(source.fingerprint, str), f"expected a text, found {source.fingerprint!r}"
+        assert source.fingerprint == self.make().fingerprint, "expected the same fingerprint of the same source"
+        assert len(source) >= 1, f"expected batches in an epoch, found {len(source)}"
+
+    def test_the_spec_says_what_comes(self) -> None:
+        """Names in their order, dtypes, and the shape of a step behind ``[B, S]``."""
+        source = self.make()
+        for view in _views(source[0]):
+            assert list(view) == list(source.spec), f"expected the fields {list(source.spec)}, found {list(view)}"
+            size = next(iter(view.values())).shape[:2]
+            for name, field in source.spec.items():
+                values = view[name]
+                assert values.dtype == field.dtype, f"{name}: expected {field.dtype}, found {values.dtype}"
+                assert values.shape == (*size, *field.shape), f"{name}: found the shape {values.shape}"
+
+    def test_a_batch_is_a_function_of_its_number(self) -> None:
+        """In any order, more than once, of another source made alike, and beyond the end of an epoch."""
+        source, other = self.make(), self.make()
+        numbers = [*range(_BATCHES), len(source), len(source) + 1]
+        expected = {number: source[number] for number in numbers}
+        for number in reversed(numbers):
+            assert _same(other[number], expected[number]), f"batch {number} is another one in another order"
+            assert _same(source[number], expected[number]), f"batch {number} is another one when asked again"
+
+    def test_threads_get_the_same(self) -> None:
+        """Several at once."""
+        expected, source = self.make(), self.make()
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(source.__getitem__, range(4 * _BATCHES)))
+        for number, batch in enumerate(found):
+            assert _same(batch, expected[number]), f"batch {number} is another one among threads"
+
+    def test_batches_are_the_callers(self) -> None:
+        """Nothing is written to one that was delivered, and what the caller writes is not seen again."""
+        source, expected = self.make(), self.make()
+        kept = [source[number] for number in range(_BATCHES)]
+        for number, batch in enumerate(kept):
+            assert _same(batch, expected[number]), f"batch {number} was written to after it was delivered"
+        for batch in kept:
+            for view in _views(batch):
+                for values in view.values():
+                    values[...] = 0
+        for number in range(_BATCHES):
+            assert _same(source[number], expected[number]), f"batch {number} is in memory that the caller has"
+
+    def test_a_loader_delivers_it(self) -> None:
+        """For any number of workers, and on from a state; a state of another source is refused."""
+        source = self.make()
+        for workers in (0, 1, 4):
+            with PrefetchBatchifier(self.make(), num_workers=workers) as loader:
+                assert loader.spec == source.spec
+                found = [loader.next_batch() for _ in range(2 * _BATCHES)]
+                state = loader.state_dict()
+            for number, batch in enumerate(found):
+                assert _same(batch, source[number]), f"batch {number} is another one in a loader"
+            with PrefetchBatchifier(self.make(), num_workers=workers) as loader:
+                loader.load_state_dict(state)
+                assert _same(loader.next_batch(), source[len(found)]), "expected the batch behind the last delivered"
+                refused = False
+                try:
+                    loader.load_state_dict({**state, "fingerprint": "another"})
+                except StateError:
+                    refused = True
+                assert refused, "expected a StateError for a state of another fingerprint"
+
+
+def _views(batch: Any) -> tuple[dict[str, npt.NDArray[Any]], ...]:
+    return batch if isinstance(batch, tuple) else (batch,)
+
+
+def _same(batch: Any, expected: Any) -> bool:
+    """Whether two batches are the same to the bit."""
+    return stream_digest([batch], 1) == stream_digest([expected], 1)

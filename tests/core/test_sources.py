@@ -1,0 +1,166 @@
+"""Sources of one's own: what a loader does with them, and that the conformance suite finds those that are wrong."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mouse_core import BatchSource, ConfigError, FieldSpec, PrefetchBatchifier, Spec, StateError
+from mouse_core.testing import SourceConformance, example_store
+
+SPEC = Spec({name: FieldSpec(name, np.dtype(np.int64), shape) for name, shape in (("a", ()), ("b", (2,)))}, "arrived")
+
+
+class Numbers:
+    """Batch ``i`` is all ``i``."""
+
+    spec = SPEC
+    fingerprint = "numbers"
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Any:
+        return {"a": np.full((4, 2), index), "b": np.full((4, 2, 2), index)}
+
+
+class TestNumbers(SourceConformance):
+    def make(self) -> Any:
+        return Numbers()
+
+
+class TestBatchSource(SourceConformance):
+    def make(self) -> Any:
+        return BatchSource(example_store(), 8, 4, views=2, seed=3)
+
+
+class Counting(Numbers):
+    """Batches that depend on how many there were."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __getitem__(self, index: int) -> Any:
+        self.asked += 1
+        return super().__getitem__(self.asked)
+
+
+class Sharing(Numbers):
+    """Batches in memory of which there is one."""
+
+    def __init__(self) -> None:
+        self.memory = np.zeros((4, 2), np.int64)
+
+    def __getitem__(self, index: int) -> Any:
+        self.memory[...] = index
+        return {**super().__getitem__(index), "a": self.memory}
+
+
+class Finite(Numbers):
+    """One epoch, and nothing behind it."""
+
+    def __getitem__(self, index: int) -> Any:
+        if index >= len(self):
+            raise IndexError(index)
+        return super().__getitem__(index)
+
+
+class OtherDtype(Numbers):
+    """Other dtypes than the spec says."""
+
+    def __getitem__(self, index: int) -> Any:
+        return {name: values.astype(np.int32) for name, values in super().__getitem__(index).items()}
+
+
+@pytest.mark.parametrize(
+    ("kind", "test"),
+    [
+        (Counting, "test_a_batch_is_a_function_of_its_number"),
+        (Sharing, "test_batches_are_the_callers"),
+        (Finite, "test_a_batch_is_a_function_of_its_number"),
+        (OtherDtype, "test_the_spec_says_what_comes"),
+    ],
+)
+def test_the_suite_finds_what_is_wrong(kind: Any, test: str) -> None:
+    class Suite(SourceConformance):
+        def make(self) -> Any:
+            return kind()
+
+    with pytest.raises((AssertionError, IndexError)):
+        getattr(Suite(), test)()
+
+
+def test_a_for_loop_is_an_epoch() -> None:
+    with PrefetchBatchifier(Numbers()) as loader:
+        assert len(loader) == 3
+        assert [int(batch["a"][0, 0]) for batch in loader] == [0, 1, 2]
+        assert [int(batch["a"][0, 0]) for batch in loader] == [3, 4, 5]
+
+
+@pytest.mark.parametrize("change", [{"fingerprint": "x"}, {"next_index": -1}, {"next_index": "1"}, {"seed": 0}])
+def test_states_of_others_change_nothing(change: dict[str, Any]) -> None:
+    with PrefetchBatchifier(Numbers()) as loader:
+        loader.next_batch()
+        state = loader.state_dict()
+        assert state == {"next_index": 1, "fingerprint": "numbers"}
+        with pytest.raises(StateError):
+            loader.load_state_dict(state | change)
+        assert loader.state_dict() == state
+        with pytest.raises(ConfigError, match="refresh"):
+            loader.refresh()
+        assert int(loader.next_batch()["a"][0, 0]) == 1
+
+
+def test_a_batch_source_is_taken_as_it_is() -> None:
+    """With its seed and its shard, and a state that is that of a loader over its snapshot."""
+    store = example_store()
+    source = BatchSource(store, 8, 4, seed=5, shard=(1, 2))
+    with (
+        PrefetchBatchifier(source) as loader,
+        PrefetchBatchifier(store.snapshot(), 8, 4, seed=5, shard=(1, 2)) as other,
+    ):
+        assert loader.source is source
+        for _ in range(4):
+            batch, expected = loader.next_batch(), other.next_batch()
+            assert all(np.array_equal(batch[name], expected[name], equal_nan=True) for name in expected)
+        assert loader.state_dict() == other.state_dict()
+
+
+class Odd:
+    """A source with one part that is not what it should be."""
+
+    def __init__(self, **parts: Any) -> None:
+        whole = {"spec": SPEC, "fingerprint": "odd", "length": 3}
+        self.spec, self.fingerprint, self.length = (whole | parts).values()
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> Any:
+        return None
+
+
+@pytest.mark.parametrize(
+    ("parts", "pattern"),
+    [
+        ({"spec": {"reward": "float32"}}, "source: expected a mouse_core.Spec as spec, found {'reward'"),
+        ({"fingerprint": 3}, "source: expected a text as fingerprint, found 3"),
+        ({"length": 0}, "source: expected batches, found a length of 0"),
+    ],
+)
+def test_what_is_no_source(parts: dict[str, Any], pattern: str) -> None:
+    with pytest.raises(ConfigError, match=pattern):
+        PrefetchBatchifier(Odd(**parts))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"sequence_length": 8}, {"batch_size": 4}, {"sampling": "batch"}, {"seed": 1}, {"shard": (0, 2)}, {"views": 2}],
+    ids=str,
+)
+def test_what_only_stores_are_asked_for(options: dict[str, Any]) -> None:
+    (name,) = options
+    with pytest.raises(ConfigError, match=f"{name}: expected none for a source, .*found"):
+        PrefetchBatchifier(Odd(), **options)
