@@ -2,14 +2,9 @@
 
 __distribution__ = "mouse-data"
 
-from mouse_core.augment import (
-    AugmentMaskProbConfig,
-    AugmentScalarSpec,
-    AugmentTokensConfig,
-    RandomCrop,
-    RandomShift,
-    TokenAugmenter,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 from mouse_core.batches.source import BatchSource
 from mouse_core.errors import (
     ClosedError,
@@ -29,6 +24,16 @@ from mouse_core.prefetch.batchifier import PrefetchBatchifier
 from mouse_core.spec import Field, FieldSpec, Spec
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from mouse_core.augment import (
+        AugmentMaskProbConfig,
+        AugmentScalarSpec,
+        AugmentTokensConfig,
+        RandomCrop,
+        RandomShift,
+        TokenAugmenter,
+    )
 
 __all__ = [
     "AugmentMaskProbConfig",
@@ -57,3 +62,16 @@ __all__ = [
     "TokenAugmenter",
     "WorkerError",
 ]
+
+if not TYPE_CHECKING:  # where any name would be one
+
+    def __getattr__(name: str) -> object:
+        """Rooms that are loaded where somebody asks for them; most programs do without."""
+        if name in ("about", "augment", "images"):
+            return import_module(f"mouse_core.{name}")
+        if name in __all__:
+            return getattr(import_module("mouse_core.augment"), name)
+        raise AttributeError(f"module 'mouse_core' has no attribute {name!r}")
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *__all__})

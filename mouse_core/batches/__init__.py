@@ -1,5 +1,6 @@
 """Batch i of a snapshot as a pure function: plan, locate, copy, deliver."""
 
-from mouse_core.batches.source import Batch, BatchLayout, BatchSource
+from mouse_core._base.memory import BatchLayout
+from mouse_core.batches.source import Batch, BatchSource
 
 __all__ = ["Batch", "BatchLayout", "BatchSource"]

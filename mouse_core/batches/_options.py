@@ -7,7 +7,7 @@ import operator
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +17,13 @@ from mouse_core.errors import ConfigError, MissingFieldError
 from mouse_core.sampling._identity import sampler_identity
 from mouse_core.sampling.episodes import Boundary, Weighting, sampler_of
 from mouse_core.sampling.plan import WindowSampler
-from mouse_core.spec import check_dtype, recipe
+from mouse_core.spec import FieldSpec, check_dtype, recipe
 from mouse_core.store._fields import FieldReader
 from mouse_core.store.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from mouse_core.augment.config import AugmentTokensConfig
+    from mouse_core.augment.stream import StreamAugment
 
 # What gives every process its part of what it finds in a dataset or a loader, by module.
 _SHARDING = {
@@ -220,6 +224,22 @@ def warn_of_collation(indices: Sequence[int]) -> None:
         UserWarning,
         stacklevel=3,
     )
+
+
+def augmentation(
+    augment: AugmentTokensConfig | None,
+    views: int,
+    fields: Mapping[str, FieldSpec],
+    computed: Mapping[str, np.dtype[np.generic]],
+    *,
+    max_num_actions: int,
+) -> StreamAugment | None:
+    """How batches are augmented, for which there is a room that is loaded where they are; see ``stream_augment``."""
+    if augment is None and type(views) is int and views == 1:
+        return None
+    from mouse_core.augment.stream import stream_augment
+
+    return stream_augment(augment, views, fields, computed, max_num_actions=max_num_actions)
 
 
 def identity_of(snapshot: Snapshot, sampler: object, readers: Mapping[str, FieldReader], augment: Any) -> list[Any]:

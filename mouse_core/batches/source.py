@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy.typing as npt
 
@@ -13,8 +13,6 @@ from mouse_core._arrow.windows import Windows
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
 from mouse_core._base.memory import BatchLayout, BatchMemory
-from mouse_core.augment.config import AugmentTokensConfig
-from mouse_core.augment.stream import stream_augment
 from mouse_core.batches import _options as asked
 from mouse_core.batches._mask import check_fill, fill_rest
 from mouse_core.batches._planner import Planner
@@ -27,7 +25,8 @@ from mouse_core.store._fields import CopyPlan, plan_copying
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.snapshot import Snapshot
 
-__all__ = ["Batch", "BatchLayout", "BatchSource"]
+if TYPE_CHECKING:
+    from mouse_core.augment.config import AugmentTokensConfig
 
 Batch = dict[str, npt.NDArray[Any]]
 
@@ -129,7 +128,7 @@ class BatchSource:
             for name, reader in self._readers.items()
         }
         self.views = views
-        self._augment = stream_augment(
+        self._augment = asked.augmentation(
             augment,
             views,
             self._fields,

@@ -1,6 +1,7 @@
 """How a loader goes along a source: where epochs end, what its state is, how it takes new rows over.
 
-A feed is the one place that knows of which kind a source is; the loader knows feeds.
+A feed is the one place that knows of which kind a source is; the loader knows feeds. What states need is loaded where
+there are some.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from mouse_core.batches.source import BatchSource
 from mouse_core.errors import ConfigError, StateError
-from mouse_core.prefetch._resuming import check_keys, check_source, index_of, numbers_of, state_of
 from mouse_core.prefetch.source import Source
 from mouse_core.randomness import check_seed
 from mouse_core.spec import Spec
@@ -37,6 +37,11 @@ class Feed:
         """The fields of a batch."""
         spec: Spec = self.source.spec
         return spec
+
+    @property
+    def may_have_images(self) -> bool:
+        """Whether there may be images to decode."""
+        return True
 
     @property
     def staleness(self) -> Staleness:
@@ -67,6 +72,8 @@ class Feed:
         Raises:
             StateError: The state is of another source, or damaged.
         """
+        from mouse_core.prefetch._resuming import check_keys, index_of
+
         check_keys(state, {"next_index", "fingerprint"})
         if state["fingerprint"] != self.source.fingerprint:
             raise StateError(
@@ -104,12 +111,21 @@ class StoreFeed(Feed):
         begin: int = self.source.epoch_start
         return begin
 
+    @property
+    def may_have_images(self) -> bool:
+        """Whether there are fields of images."""
+        return any(field.image_shape is not None for field in self.spec.values())
+
     def state(self, next_index: int) -> dict[str, Any]:
         """The state of a loader that delivers batch ``next_index`` next."""
+        from mouse_core.prefetch._resuming import state_of
+
         return state_of(self.source, next_index)
 
     def restored(self, state: Mapping[str, Any]) -> tuple[Feed, int]:
         """A feed with the seed and the rows of a state; see ``Feed``."""
+        from mouse_core.prefetch._resuming import check_source, numbers_of
+
         numbers = numbers_of(state)
         try:
             seed, begin = check_seed(numbers["seed"]), numbers["epoch_start"]

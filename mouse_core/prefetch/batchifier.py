@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy.typing as npt
 
-from mouse_core.augment.config import AugmentTokensConfig
 from mouse_core.batches.source import Batch
 from mouse_core.errors import ConfigError
 from mouse_core.prefetch.loader import Delivery, Loader
@@ -21,6 +20,7 @@ from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
+    from mouse_core.augment.config import AugmentTokensConfig
     from mouse_core.replay.buffer import ReplayBuffer
     from mouse_core.replay.ensemble import ReplayBufferEnsemble
 

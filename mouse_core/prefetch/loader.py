@@ -11,12 +11,12 @@ from mouse_core._base.checks import check_integer
 from mouse_core._base.ordered import OrderedPrefetcher, Prefetcher
 from mouse_core._base.tracing import refuse_traced
 from mouse_core.errors import ClosedError, ForkError, WorkerError
-from mouse_core.images._decoding import DecodePool, decoding_by
 from mouse_core.prefetch._feeds import Feed, feed_of
 from mouse_core.spec import Spec
 from mouse_core.store.dataset_store import DatasetStore
 
-if TYPE_CHECKING:  # buffers are loaded where there are some: `import mouse_core` is without them
+if TYPE_CHECKING:  # loaded where there are some: `import mouse_core` is without them
+    from mouse_core.images._decoding import DecodePool
     from mouse_core.replay.source import Staleness
 
 T = TypeVar("T")
@@ -118,7 +118,9 @@ class Loader(Generic[T]):
             self._process = os.getpid()
         if self._make is None:
             self._make = self._delivery.maker(self._feed.source)
-            if self._num_workers:
+            if self._num_workers and self._feed.may_have_images:
+                from mouse_core.images._decoding import DecodePool, decoding_by
+
                 self._decoders = self._decoders or DecodePool(self._num_workers)
                 self._make = decoding_by(self._decoders, self._make)
         if not self._num_workers:

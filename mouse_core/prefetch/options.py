@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
 from mouse_core._base.checks import check_integer
-from mouse_core.augment.config import AugmentTokensConfig
 from mouse_core.batches.source import BatchSource
 from mouse_core.errors import ConfigError
 from mouse_core.prefetch.source import RecastSource, Source, checked_source
@@ -17,6 +16,9 @@ from mouse_core.sampling.episodes import Boundary, Weighting
 from mouse_core.sampling.plan import WindowSampler
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from mouse_core.augment.config import AugmentTokensConfig
 
 # What decides about delivering batches; all other options decide about the batches.
 _DELIVERING = ("prefetch", "num_workers", "pin_memory", "device", "sharding")
