@@ -7,7 +7,6 @@ its place: ``"reward"`` at the root, ``("next", "reward")`` where it is nested, 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from mouse_core.errors import DataError, MissingFieldError, SchemaError
 
 __all__ = [
     "FieldKey",
-    "as_record",
     "find",
     "flatten",
     "is_varying",
@@ -36,20 +34,6 @@ _Path = tuple[str | int, ...]
 
 # Of which kinds Python's own numbers may be for a field of each kind.
 _HELD_BY = {"b": "b", "i": "iu", "u": "iu", "f": "iuf", "c": "iuf"}
-
-
-def as_record(value: Any) -> dict[str, Any] | None:
-    """The fields of a mapping (a TensorDict is one), a named tuple or a dataclass by name; None of anything else."""
-    if type(value) is dict:
-        return value
-    if isinstance(value, Mapping):  # which may count or iterate over something else than its names
-        return dict(value.items())
-    if isinstance(value, tuple) and hasattr(value, "_asdict"):
-        named: dict[str, Any] = value._asdict()
-        return named
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in fields(value)}
-    return None
 
 
 def key_of(path: _Path) -> FieldKey:

@@ -23,7 +23,6 @@ from mouse_core._arrow.layout import ColumnType
 from mouse_core._arrow.windows import Int64s, WindowsPart
 from mouse_core._base.checks import values_of
 from mouse_core.dtypes import RowError, convert
-from mouse_core.images._rows import fill_images
 
 
 class Column(ColumnChunks):
@@ -162,6 +161,8 @@ class Column(ColumnChunks):
             slices.setdefault(values.type, []).append(values)
             targets.setdefault(values.type, []).append(np.arange(int(target[begin]), int(target[begin]) + n))
         if images:
+            from mouse_core.images._rows import fill_images  # 0.5 us; the first image alone takes a hundred times that
+
             fill_images(images, self.shape, steps, fill=self._fill, pixel=self._stored)  # type: ignore[arg-type]
         for data_type, arrays in slices.items():
             places = np.concatenate(targets[data_type])

@@ -1,7 +1,9 @@
-"""Words and questions that checks share."""
+"""Words and questions that checks of arguments share."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from typing import Any
 
 import numpy as np
@@ -30,3 +32,17 @@ def check_integer(name: str, value: Any, *, lowest: int) -> int:
     if not is_whole(value) or value < lowest:
         raise ConfigError(f"{name}: expected an integer from {lowest}, found {value!r}")
     return int(value)
+
+
+def as_record(value: Any) -> dict[str, Any] | None:
+    """The fields of a mapping (a TensorDict is one), a named tuple or a dataclass by name; None of anything else."""
+    if type(value) is dict:
+        return value
+    if isinstance(value, Mapping):  # which may count or iterate over something else than its names
+        return dict(value.items())
+    if isinstance(value, tuple) and hasattr(value, "_asdict"):
+        named: dict[str, Any] = value._asdict()
+        return named
+    if is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in fields(value)}
+    return None

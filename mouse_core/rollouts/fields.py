@@ -10,10 +10,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._base.checks import as_record
 from mouse_core.dtypes import number_kind
 from mouse_core.errors import ConfigError
 from mouse_core.spec import FieldSpec, Spec, check_dtype
-from mouse_core.trees import as_record
 
 TrainingType = Literal["rl", "distillation"]
 

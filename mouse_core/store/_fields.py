@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from mouse_core._arrow.column import Column
-from mouse_core._arrow.copier import Copier
 from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core._arrow.layout import ColumnType, check_readable, fixed_shape
 from mouse_core._arrow.windows import WindowsPart
 from mouse_core.dtypes import RowError, convert, largest_of, number_kind
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
-from mouse_core.images.pixels import image_shape
 from mouse_core.spec import Field, FieldSpec
 from mouse_core.store._segments import Segment
+
+if TYPE_CHECKING:
+    from mouse_core._arrow.copier import Copier
 
 _UNSIGNED = {np.dtype(f"int{bits}"): np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64)}
 
@@ -195,6 +196,8 @@ def plan_copying(
     dtypes: Mapping[bool, Mapping[str, np.dtype[np.generic]]],
 ) -> dict[bool, CopyPlan]:
     """How windows of ``length`` steps of some fields are copied, for each of several dtypes."""
+    from mouse_core._arrow.copier import Copier
+
     plain = {name: reader for name, reader in readers.items() if reader.column.is_plain}
     copier = Copier(
         {name: (reader.column, shapes[name]) for name, reader in plain.items()},
@@ -277,6 +280,8 @@ def _shape(
     if field.shape is not None:
         return field.shape
     if field.image:
+        from mouse_core.images.pixels import image_shape
+
         try:
             return image_shape(first, dtype=field.pixel_dtype, image_roots=image_roots)
         except ValueError as error:

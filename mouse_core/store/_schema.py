@@ -6,21 +6,21 @@ import copy
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from mouse_core._arrow.layout import ColumnType, check_readable, column_type, fixed_shape
 from mouse_core._base.checks import values_of
-from mouse_core.about.dataset import About, joined
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
-from mouse_core.images._files import check_roots
 from mouse_core.spec import Alignment, Field, FieldSpec, check_alignment, merge_fields, recipe
 from mouse_core.store._segments import Segment
-from mouse_core.store._tail.schema import tail_column
-from mouse_core.store._tail.values import TailColumn
 from mouse_core.store.snapshot import SnapshotConfig
+
+if TYPE_CHECKING:
+    from mouse_core.about.dataset import About
+    from mouse_core.store._tail.values import TailColumn
 
 REFUSALS = (ValueError, TypeError, OverflowError, pa.ArrowException)
 """What building a column out of a value may raise."""
@@ -41,6 +41,9 @@ class StoreSchema:
         alignment: str | None,
         image_roots: Iterable[str | os.PathLike[str]] = (),
     ) -> None:
+        from mouse_core.about.dataset import About
+        from mouse_core.images._files import check_roots
+
         self.image_roots = check_roots(image_roots, where="image_roots")
         self.alignment: Alignment = check_alignment(alignment, "arrived")
         # What the store was told, and what datasets said beside it.
@@ -100,6 +103,8 @@ class StoreSchema:
 
     def _adopt(self, said: Sequence[tuple[str, About]]) -> None:
         """Check what datasets say, and let it fill in what the store was not told."""
+        from mouse_core.about.dataset import joined
+
         told = {field.name: field for field in self.told.fields}
         unknown = []
         for where, about in said:
@@ -198,6 +203,8 @@ class StoreSchema:
         Raises:
             DataError: A value that its column or field cannot take.
         """
+        from mouse_core.store._tail.schema import tail_column
+
         columns = {}
         for name in self.arrow_types or row:
             field = self.by_column.get(name)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from mouse_core._arrow.alike import Alike
 from mouse_core._arrow.chunks import Layout
@@ -19,7 +18,6 @@ from mouse_core._arrow.layout import column_type
 from mouse_core._arrow.windows import Chunks, Windows, cut_at_chunks
 from mouse_core._base.memo import memo
 from mouse_core.errors import DataError
-from mouse_core.images._files import dataset_folders
 
 _LOOKED_AT = 1 << 16
 # Runs of rows are kept, in 24 bytes each, where they are so long on average and not more than these.
@@ -107,6 +105,8 @@ class Segment:
     @memo
     def image_roots(self) -> tuple[str, ...]:
         """Folders (absolute, without links) in which images that rows name by path may lie."""
+        from mouse_core.images._files import dataset_folders
+
         return (*dataset_folders(self.origin), *self._named_roots)
 
     @property
@@ -244,7 +244,7 @@ class Segment:
             return None
         if not column.null_count:
             return 0
-        there = np.asarray(pc.is_valid(column))
+        there = np.asarray(column.is_valid())
         numbers = self.indices.column(0)
         try:
             numbers.validate()

@@ -1,12 +1,17 @@
-"""Choosing splits of a dict of datasets."""
+"""What a store is given: the splits of a dict of datasets, and the segment of each."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
+import pyarrow as pa
+
+from mouse_core._files.arrow import check_mapped
 from mouse_core.errors import ConfigError
+from mouse_core.store._segments import Segment
 
 
 def select_splits(
@@ -37,6 +42,31 @@ def select_splits(
                 raise ConfigError(f"from_dataset: expected a pattern matching {list(dataset)}, found {pattern!r}")
             names.extend(name for name in matched if name not in names)
     return _named(dataset, names)
+
+
+def segment_of(part: Any, image_roots: tuple[str, ...]) -> Segment:
+    """The segment of a dataset or a table, which stays where it is.
+
+    Raises:
+        ConfigError: It is neither.
+        DataError: A file that it is mapped from was cut, or holds rows that its reader did not see.
+    """
+    if isinstance(part, pa.Table):
+        return Segment(part, image_roots=image_roots)
+    if isinstance(part, str | os.PathLike):
+        path = os.fspath(part)
+        raise ConfigError(
+            f"from_dataset: expected a dataset, found the path {path!r}; open it with mouse_core.formats.open({path!r})"
+            ".to_store(), which checks it first, or with datasets.load_from_disk or datasets.load_dataset"
+        )
+    if not hasattr(part, "_indices") or not hasattr(getattr(part, "data", None), "table"):
+        raise ConfigError(
+            f"from_dataset: expected a datasets.Dataset, a dict of them or a pyarrow.Table, found {type(part).__name__}"
+        )
+    # Rows that a damaged file no longer leads to are missed here, before anyone trains without them.
+    for table in (part.data, part._indices):
+        check_mapped(table)
+    return Segment.from_dataset(part, image_roots)
 
 
 def _named(dataset: Mapping[Any, Any], names: Iterable[Any]) -> list[tuple[str, Any]]:

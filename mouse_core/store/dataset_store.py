@@ -5,26 +5,23 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._arrow.dense_copies import DENSE_BYTES, DenseBudget
+from mouse_core._base.checks import as_record
 from mouse_core._base.locks import ProcessLock
-from mouse_core._files.arrow import check_mapped
-from mouse_core.about.dataset import About, read_about
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.spec import Alignment, Field
-from mouse_core.store._evidence import warn_of_rewards
-from mouse_core.store._export import rows_to_table, to_dataset
 from mouse_core.store._schema import StoreSchema
 from mouse_core.store._segments import Segment
-from mouse_core.store._splits import select_splits
-from mouse_core.store._tail.appender import Appender
 from mouse_core.store.snapshot import Snapshot
-from mouse_core.trees import as_record
+
+if TYPE_CHECKING:
+    from mouse_core.about.dataset import About
 
 
 class DatasetStore:
@@ -65,6 +62,9 @@ class DatasetStore:
         self._segments: list[Segment] = []
         self._num_rows = 0
         self._kept: Snapshot | None = None
+        # This and what else only some stores need is loaded with the first of them.
+        from mouse_core.store._tail.appender import Appender
+
         self._appender = Appender(self._schema, self._segments)
         self._lock = ProcessLock()
 
@@ -178,8 +178,12 @@ class DatasetStore:
 
         The store is unchanged after an error.
         """
+        from mouse_core.about.dataset import read_about
+        from mouse_core.store._evidence import warn_of_rewards
+        from mouse_core.store._splits import segment_of, select_splits
+
         parts = select_splits(dataset, splits, split_pattern)
-        segments = [_segment(part, self._schema.image_roots) for _, part in parts]
+        segments = [segment_of(part, self._schema.image_roots) for _, part in parts]
         said = [(where, read_about(part, where=where)) for where, part in parts]
         with self._lock:
             self._schema.merge(segments, said)
@@ -256,6 +260,8 @@ class DatasetStore:
         Raises:
             ConfigError: The store is empty.
         """
+        from mouse_core.store._export import to_dataset
+
         return to_dataset(self.snapshot(), self._schema.arrow_types, self.about)
 
     def encode_hf_rows(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, npt.NDArray[Any]]:
@@ -270,6 +276,8 @@ class DatasetStore:
         Raises:
             MissingFieldError, SchemaError, DataError: As ``append``.
         """
+        from mouse_core.store._export import rows_to_table
+
         shapes = {name: spec.shape for name, spec in self.snapshot().spec.items() if spec.image_shape is None}
         fields = self._schema.fields.items()
         encoder = DatasetStore(
@@ -283,25 +291,6 @@ class DatasetStore:
         encoded = encoder.snapshot()
         windows = encoded.locate(np.arange(len(encoder)), 1).part(0)
         return {name: reader.read(windows, reader.spec.dtype)[:, 0] for name, reader in encoded.readers.items()}
-
-
-def _segment(part: Any, image_roots: tuple[str, ...]) -> Segment:
-    if isinstance(part, pa.Table):
-        return Segment(part, image_roots=image_roots)
-    if isinstance(part, str | os.PathLike):
-        path = os.fspath(part)
-        raise ConfigError(
-            f"from_dataset: expected a dataset, found the path {path!r}; open it with mouse_core.formats.open({path!r})"
-            ".to_store(), which checks it first, or with datasets.load_from_disk or datasets.load_dataset"
-        )
-    if not hasattr(part, "_indices") or not hasattr(getattr(part, "data", None), "table"):
-        raise ConfigError(
-            f"from_dataset: expected a datasets.Dataset, a dict of them or a pyarrow.Table, found {type(part).__name__}"
-        )
-    # Rows that a damaged file no longer leads to are missed here, before anyone trains without them.
-    for table in (part.data, part._indices):
-        check_mapped(table)
-    return Segment.from_dataset(part, image_roots)
 
 
 def _by_column(rows: list[Any]) -> dict[str, list[Any]]:

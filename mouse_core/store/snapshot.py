@@ -20,7 +20,6 @@ from mouse_core._arrow.windows import Chunks, Windows
 from mouse_core._base.memo import memo
 from mouse_core.errors import ConfigError
 from mouse_core.spec import Alignment, Field, Spec
-from mouse_core.store._episode_starts import episode_starts
 from mouse_core.store._fields import FieldReader, bind_fields
 from mouse_core.store._segments import Segment
 
@@ -150,6 +149,8 @@ class Snapshot:
         Raises:
             DataError: A code of ``done`` that does not exist.
         """
+        from mouse_core.store._episode_starts import episode_starts
+
         return episode_starts(self.segments, self.num_rows, self.readers, self.locate)
 
     @memo
