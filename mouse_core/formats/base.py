@@ -18,7 +18,15 @@ from mouse_core.about.dataset import About, read_about, with_about
 from mouse_core.errors import ConfigError
 from mouse_core.formats._files.noted import note
 from mouse_core.formats._on_disk import check_folder_name
-from mouse_core.formats._rows.columns import MISSING
+from mouse_core.formats._rows.columns import (
+    MISSING,
+    Columns,
+    named_action,
+    named_observation,
+    ordered,
+    schema_of,
+    to_batch,
+)
 from mouse_core.formats._rows.digest import RowDigest
 from mouse_core.formats._rows.embedding import embedded, folders_of
 from mouse_core.formats._rows.transitions import TransitionRows, check_final, done_codes, episode_rows
@@ -29,6 +37,7 @@ from mouse_core.store.dataset_store import DatasetStore
 __all__ = [
     "BATCH_ROWS",
     "MISSING",
+    "Columns",
     "RowDigest",
     "RowStream",
     "TransitionRows",
@@ -36,8 +45,13 @@ __all__ = [
     "damaged",
     "done_codes",
     "episode_rows",
+    "named_action",
+    "named_observation",
+    "ordered",
     "reading",
     "rows_digest",
+    "schema_of",
+    "to_batch",
 ]
 
 BATCH_ROWS = 8192

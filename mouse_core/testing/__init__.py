@@ -3,6 +3,7 @@
 from mouse_core.testing.adapters import AdapterConformance
 from mouse_core.testing.digest import as_arrays, as_numpy, stream_digest
 from mouse_core.testing.examples import example_columns, example_store
+from mouse_core.testing.formats import FormatConformance
 from mouse_core.testing.replay_adapters import ReplayAdapterConformance
 from mouse_core.testing.rollout_adapters import RolloutAdapterConformance
 from mouse_core.testing.samplers import ReplaySamplerConformance, WindowSamplerConformance
@@ -11,6 +12,7 @@ from mouse_core.testing.storages import StorageConformance
 
 __all__ = [
     "AdapterConformance",
+    "FormatConformance",
     "ReplayAdapterConformance",
     "ReplaySamplerConformance",
     "RolloutAdapterConformance",

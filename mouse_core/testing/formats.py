@@ -1,0 +1,120 @@
+"""What a reader of a format must do, as tests that its author runs with pytest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mouse_core import formats
+from mouse_core.errors import MouseError
+from mouse_core.formats.base import RowStream
+from mouse_core.spec import check_alignment
+
+
+class FormatConformance:
+    """Tests that a reader gives rows as ``mouse_core.formats.base.RowStream`` says: T transitions as T+1 rows.
+
+    Subclass it in a test file, under a name that begins with ``Test``, and say how data are written and read:
+
+        class TestMine(FormatConformance):
+            def write(self, folder):
+                return write_example(folder / "some.log")
+
+            def read(self, path, **options):
+                return read_log(path, **options)
+
+    Attributes:
+        cut: Whether it can be told that a file lacks its end.
+    """
+
+    cut: bool = True
+
+    def write(self, folder: Path) -> Path:
+        """Write some episodes, of ten transitions or more in all; ``folder`` is an empty one. Returns what to read."""
+        raise NotImplementedError
+
+    def read(self, path: Path, **options: Any) -> RowStream:
+        """What the reader gives; ``options`` is nothing, or ``batch_rows``."""
+        raise NotImplementedError
+
+    def test_columns_are_those_of_stores(self, tmp_path: Path) -> None:
+        """Known before reading, and the same in every batch."""
+        stream = self.read(self.write(tmp_path))
+        names = stream.schema.names
+        check_alignment(stream.alignment)
+        for name in ("reward", "done", "episode_step"):
+            assert name in names, f"expected a column {name!r}, found {names}"
+        for name in ("done", "episode_step"):
+            assert stream.schema.field(name).type == pa.int64(), f"{name}: expected int64, found {stream.columns[name]}"
+        known = ("action", "reward", "done", "episode_step", "observation", "metadata_")
+        others = [name for name in names if not name.startswith(known)]
+        assert not others, f"expected metadata_<name> for what is no action and no observation, found {others}"
+        for batch in stream:
+            assert batch.schema.equals(stream.schema), f"expected batches of {stream.schema}, found {batch.schema}"
+            batch.validate(full=True)
+
+    def test_episodes_are_whole(self, tmp_path: Path) -> None:
+        """Steps count from 0, what arrived in row 0 is nothing, and only the last row ends an episode."""
+        stream = self.read(self.write(tmp_path))
+        table = stream.to_table()
+        assert table.num_rows > 10, f"expected at least ten transitions, found {table.num_rows} rows"
+        step, done, reward = (_numbers(table, name) for name in ("episode_step", "done", "reward"))
+        starts = np.flatnonzero(step == 0)
+        assert starts[0] == 0, f"expected an episode to begin with the first row, found step {step[0]}"
+        lengths = np.diff(np.append(starts, len(step)))
+        np.testing.assert_array_equal(step, np.concatenate([np.arange(length) for length in lengths]))
+        assert np.isin(done, (0, 1, 2)).all(), f"done: expected 0, 1 or 2, found {np.unique(done)}"
+        last = np.append(starts[1:], len(step)) - 1
+        assert not np.delete(done, last).any(), "done: expected 0 where an episode goes on"
+        if stream.alignment == "arrived":
+            assert not reward[starts].any(), "reward: expected 0 in the first row of an episode, to which nothing led"
+        assert stream.rows in (None, table.num_rows), f"rows: expected {table.num_rows}, found {stream.rows}"
+        assert stream.episodes in (None, len(starts)), f"episodes: expected {len(starts)}, found {stream.episodes}"
+
+    def test_reading_again_reads_the_same(self, tmp_path: Path) -> None:
+        """Also in other pieces."""
+        path = self.write(tmp_path)
+        stream = self.read(path)
+        expected = stream.digest()
+        assert stream.digest() == expected, "expected the same rows when they are read again"
+        small = self.read(path, batch_rows=3)
+        assert small.digest() == expected, "expected the same rows in batches of 3"
+
+    def test_what_is_written_of_it_is_the_same(self, tmp_path: Path) -> None:
+        """As a dataset on disk, and as a store."""
+        (tmp_path / "source").mkdir()
+        stream = self.read(self.write(tmp_path / "source"))
+        digest = stream.write(tmp_path / "rows")
+        again = formats.open(tmp_path / "rows")
+        assert again.digest() == digest == stream.digest(), "expected the rows that were written"
+        assert (again.alignment, again.about) == (stream.alignment, stream.about)
+        assert len(stream.to_store()) == stream.to_table().num_rows
+
+    def test_what_is_not_there_or_damaged_is_refused(self, tmp_path: Path) -> None:
+        """By an error of this library; a file without which the rows are the same may lack its end."""
+        assert self._digest(tmp_path / "nothing" / "there") is None, "expected an error where there is nothing"
+        path = self.write(tmp_path)
+        expected = self._digest(path)
+        files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+        for file in files if self.cut else ():
+            content = file.read_bytes()
+            file.write_bytes(content[: len(content) // 2])
+            assert self._digest(path) in (None, expected), (
+                f"{file.name} cut in half: expected an error, found other rows"
+            )
+            file.write_bytes(content)
+
+    def _digest(self, path: Path) -> str | None:
+        """Of the rows that are read; None if they are refused."""
+        try:
+            return self.read(path).digest()
+        except MouseError:
+            return None
+
+
+def _numbers(table: pa.Table, name: str) -> npt.NDArray[Any]:
+    return np.asarray(table.column(name).combine_chunks().to_numpy(zero_copy_only=False))
