@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 
 from mouse_core.errors import ConfigError
-from mouse_core.replay.protocols import Draw, FieldKey
+from mouse_core.replay._episodes.index import EpisodeIndex
+from mouse_core.replay.protocols import Draw, FieldKey, Storage, Write
 from mouse_core.sampling.episode_table import EpisodeTable, WindowRule, Windows
 
 Span = bool | int | tuple[bool | int, bool | int]
@@ -85,6 +86,49 @@ class SliceConfig:
             raise ConfigError(f"span: expected less than the {length} steps of a slice, found {self.span}")
         strict = self.strict_length and not self.pads
         return count, WindowRule(length, left, right, strict=strict, tiled=self._tiled)
+
+
+class SliceSampling:
+    """What samplers of slices have in common: they know what a slice is, and the episodes.
+
+    Args:
+        config: What a slice is.
+        traj_key, end_key, truncated_key: See ``SliceSampler``.
+    """
+
+    needs_order = True
+
+    def __init__(
+        self,
+        config: SliceConfig,
+        traj_key: FieldKey | None,
+        end_key: FieldKey | None,
+        truncated_key: FieldKey | None,
+    ) -> None:
+        self._config = config
+        self.episodes = EpisodeIndex(traj_key, end_key, truncated_key)
+
+    @property
+    def adds(self) -> tuple[str, ...]:
+        """The fields of a draw that rows cannot have."""
+        return self._config.adds
+
+    @property
+    def sequence_length(self) -> int | None:
+        """Steps in a slice; None where it depends on the size of the batch."""
+        return self._config.sequence_length
+
+    def wrote(self, storage: Storage, write: Write) -> None:
+        """Take note of the ends of episodes among the rows, in time proportional to their number."""
+        self.episodes.wrote(storage, write)
+
+    def reset(self, storage: Storage) -> None:
+        """The rows may all be others: the next draw looks at them once."""
+        self.episodes.reset(storage)
+
+    def _shown(self) -> str:
+        """What it is made as, in the ``repr`` and in states."""
+        return f"{self._config.shown()}, {self.episodes.shown()}"
 
 
 def draw_of(windows: Windows, rule: WindowRule, config: SliceConfig, episodes: EpisodeTable) -> Draw:

@@ -13,7 +13,7 @@ from mouse_core.randomness import Key
 from mouse_core.replay._episodes.index import STATE, EpisodeIndex
 from mouse_core.replay._episodes.ring import EpisodeRing
 from mouse_core.replay.protocols import Draw, FieldKey, Slots, Storage, Write
-from mouse_core.replay.samplers._slice_config import SliceConfig, draw_of, no_window
+from mouse_core.replay.samplers._slice_config import SliceConfig, SliceSampling, draw_of, no_window
 from mouse_core.replay.samplers._state import check_state
 from mouse_core.replay.samplers._sum_tree import SumTree, draw_slots, importance_weights
 from mouse_core.replay.samplers.priorities import Beta, PrioritizedSampler, beta_at
@@ -26,7 +26,7 @@ Int64s = npt.NDArray[np.int64]
 _SCANNED = 1 << 18
 
 
-class PrioritizedSliceSampler:
+class PrioritizedSliceSampler(SliceSampling):
     """Slices whose first rows are drawn in proportion to their priorities, as ``PrioritizedSampler`` draws rows.
 
     Only rows at which a whole slice begins are drawn, as ``SliceSampler`` says; with ``strict_length=False`` or ``pad``
@@ -44,8 +44,6 @@ class PrioritizedSliceSampler:
         ConfigError: As ``PrioritizedSampler`` and ``SliceSampler``, and a span over the begin.
     """
 
-    needs_order = True
-
     def __init__(
         self,
         alpha: float = 0.6,
@@ -62,10 +60,10 @@ class PrioritizedSliceSampler:
         span: Span = False,
     ) -> None:
         self._rows = PrioritizedSampler(alpha, beta, eps)
-        self._config = SliceConfig(num_slices, sequence_length, strict_length=strict_length, pad=pad, span=span)
+        config = SliceConfig(num_slices, sequence_length, strict_length=strict_length, pad=pad, span=span)
+        super().__init__(config, traj_key, end_key, truncated_key)
         if self._config.span[0]:
             raise ConfigError(f"span: expected False over the begin of an episode, as in (False, True), found {span!r}")
-        self.episodes = EpisodeIndex(traj_key, end_key, truncated_key)
         self._forget()
 
     def _forget(self) -> None:
@@ -78,7 +76,7 @@ class PrioritizedSliceSampler:
 
     def __repr__(self) -> str:
         numbers = f"alpha={self.alpha}, beta={self.beta!r}, eps={self.eps}"
-        return f"PrioritizedSliceSampler({numbers}, {self._config.shown()}, {self.episodes.shown()})"
+        return f"PrioritizedSliceSampler({numbers}, {self._shown()})"
 
     @property
     def alpha(self) -> float:
@@ -109,22 +107,17 @@ class PrioritizedSliceSampler:
         """The fields of a draw that rows cannot have."""
         return (*self._rows.adds, *self._config.adds)
 
-    @property
-    def sequence_length(self) -> int | None:
-        """Steps in a slice; None where it depends on the size of the batch."""
-        return self._config.sequence_length
-
     def wrote(self, storage: Storage, write: Write) -> None:
         """The rows have the largest priority from now on; take note of the ends of episodes among them."""
         self._rows.wrote(storage, write)
-        self.episodes.wrote(storage, write)
+        super().wrote(storage, write)
         if write.first is None:
             self._weigh(storage, write.slots)
 
     def reset(self, storage: Storage) -> None:
         """All rows are new, and no priority was ever set."""
         self._rows.reset(storage)
-        self.episodes.reset(storage)
+        super().reset(storage)
         self._forget()
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
@@ -239,6 +232,3 @@ class PrioritizedSliceSampler:
         self._rows.load_state_dict({name[5:]: value for name, value in state.items() if name not in own})
         self.episodes = index
         self._forget()
-
-    def _shown(self) -> str:
-        return f"{self._config.shown()}, {self.episodes.shown()}"

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError
-from mouse_core.randomness import Key, Order
-from mouse_core.replay._episodes.index import STATE, EpisodeIndex
+from mouse_core.randomness import Key
+from mouse_core.replay._episodes.index import STATE
 from mouse_core.replay.protocols import Draw, FieldKey, Storage, Write
-from mouse_core.replay.samplers._slice_config import SliceConfig, check_flag, draw_of, no_window
+from mouse_core.replay.samplers._epochs import Epochs
+from mouse_core.replay.samplers._slice_config import SliceConfig, SliceSampling, check_flag, draw_of, no_window
 from mouse_core.replay.samplers._state import check_state
 from mouse_core.sampling.episode_table import Windows
 
@@ -22,7 +22,7 @@ Weighting = Literal["step", "trajectory"]
 Span = bool | int | tuple[bool | int, bool | int]
 
 
-class SliceSampler:
+class SliceSampler(SliceSampling):
     """Slices of consecutive rows, drawn with replacement; none crosses the end of an episode, or the place in a ring
     where the newest row meets the oldest.
 
@@ -59,8 +59,6 @@ class SliceSampler:
         ConfigError: Both or none of ``num_slices`` and ``sequence_length``, or an argument out of range.
     """
 
-    needs_order = True
-
     def __init__(
         self,
         *,
@@ -74,32 +72,14 @@ class SliceSampler:
         span: Span = False,
         weighting: Weighting = "step",
     ) -> None:
-        self._config = SliceConfig(num_slices, sequence_length, strict_length=strict_length, pad=pad, span=span)
+        config = SliceConfig(num_slices, sequence_length, strict_length=strict_length, pad=pad, span=span)
+        super().__init__(config, traj_key, end_key, truncated_key)
         if weighting not in get_args(Weighting):
             raise ConfigError(f"weighting: expected one of {list(get_args(Weighting))}, found {weighting!r}")
         self.weighting = weighting
-        self.episodes = EpisodeIndex(traj_key, end_key, truncated_key)
 
     def __repr__(self) -> str:
-        return f"SliceSampler({self._config.shown()}, {self.episodes.shown()}, weighting={self.weighting!r})"
-
-    @property
-    def adds(self) -> tuple[str, ...]:
-        """The fields of a draw that rows cannot have."""
-        return self._config.adds
-
-    @property
-    def sequence_length(self) -> int | None:
-        """Steps in a slice; None where it depends on the size of the batch."""
-        return self._config.sequence_length
-
-    def wrote(self, storage: Storage, write: Write) -> None:
-        """Take note of the ends of episodes among the rows, in time proportional to their number."""
-        self.episodes.wrote(storage, write)
-
-    def reset(self, storage: Storage) -> None:
-        """The rows may all be others: the next draw looks at them once."""
-        self.episodes.reset(storage)
+        return f"SliceSampler({self._shown()}, weighting={self.weighting!r})"
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
         """Slices with ``batch_size`` steps.
@@ -161,7 +141,7 @@ def _joined(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
 
-class SliceSamplerWithoutReplacement:
+class SliceSamplerWithoutReplacement(SliceSampling, Epochs):
     """Epochs over slices that lie side by side: every episode is cut into slices from its first row on, and each comes
     once, so no row comes twice in an epoch. The next draw after an epoch begins another.
 
@@ -181,8 +161,6 @@ class SliceSamplerWithoutReplacement:
         ConfigError: As ``SliceSampler``.
     """
 
-    needs_order = True
-
     def __init__(
         self,
         *,
@@ -196,50 +174,24 @@ class SliceSamplerWithoutReplacement:
         drop_last: bool = False,
         shuffle: bool = True,
     ) -> None:
-        self._config = SliceConfig(
-            num_slices, sequence_length, strict_length=strict_length, pad=pad, span=False, tiled=True
-        )
-        self.episodes = EpisodeIndex(traj_key, end_key, truncated_key)
-        self.drop_last = check_flag("drop_last", drop_last)
-        self.shuffle = check_flag("shuffle", shuffle)
-        self._begin(0, 0)
-
-    def _begin(self, index: int, length: int) -> None:
-        """Begin an epoch with the draw of this index, over slices of ``length`` steps; 0: with the next draw."""
-        self._began, self._length, self._position = index, length, 0
-        self._ran_out = False
-        self._order: tuple[Key, Order] | None = None
+        config = SliceConfig(num_slices, sequence_length, strict_length=strict_length, pad=pad, span=False, tiled=True)
+        SliceSampling.__init__(self, config, traj_key, end_key, truncated_key)
+        Epochs.__init__(self, check_flag("drop_last", drop_last), check_flag("shuffle", shuffle))
+        self._length = 0  # steps of the epoch's slices; 0: the next draw begins one
 
     def __repr__(self) -> str:
-        return (
-            f"SliceSamplerWithoutReplacement({self._config.shown()}, {self.episodes.shown()}, "
-            f"drop_last={self.drop_last}, shuffle={self.shuffle})"
-        )
-
-    @property
-    def ran_out(self) -> bool:
-        """Whether the last draw was the last of its epoch, if the next one asks for as many steps."""
-        return self._ran_out
-
-    @property
-    def adds(self) -> tuple[str, ...]:
-        """The fields of a draw that rows cannot have."""
-        return self._config.adds
-
-    @property
-    def sequence_length(self) -> int | None:
-        """Steps in a slice; None where it depends on the size of the batch."""
-        return self._config.sequence_length
+        return f"SliceSamplerWithoutReplacement({self._shown()}, drop_last={self.drop_last}, shuffle={self.shuffle})"
 
     def wrote(self, storage: Storage, write: Write) -> None:
         """Take note of the ends of episodes among the rows; the next draw begins an epoch."""
-        self.episodes.wrote(storage, write)
+        super().wrote(storage, write)
         self._length = 0
 
     def reset(self, storage: Storage) -> None:
         """The rows may all be others: the next draw looks at them once and begins an epoch."""
-        self.episodes.reset(storage)
-        self._begin(0, 0)
+        super().reset(storage)
+        self._begin(0)
+        self._length = 0
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
         """The epoch's next slices, with ``batch_size`` steps, or those left of it.
@@ -259,21 +211,10 @@ class SliceSamplerWithoutReplacement:
                 f"sample: expected at most {total} slices of {rule.length} steps in a batch without replacement, as "
                 f"many as there are, found {count} (batch_size {batch_size})"
             )
-        least = count if self.drop_last else 1
-        if self._length != rule.length or total - self._position < least:
-            self._begin(key.index, rule.length)
-        ranks = np.arange(self._position, min(self._position + count, total))
-        if self.shuffle:
-            ranks = self._permute(key, ranks, total)
-        self._position = min(self._position + count, total)
-        self._ran_out = total - self._position < least
-        return draw_of(view.at(ranks), rule, self._config, episodes)
-
-    def _permute(self, key: Key, ranks: Int64s, total: int) -> Int64s:
-        first = replace(key, index=self._began)
-        if self._order is None or self._order[0] != first or self._order[1].n != total:
-            self._order = (first, Order(first, total))
-        return self._order[1](ranks)
+        if self._length != rule.length or self._is_over(total, count):
+            self._begin(key.index)
+            self._length = rule.length
+        return draw_of(view.at(self._take(key, total, count)), rule, self._config, episodes)
 
     def state_dict(self) -> dict[str, Any]:
         """The episodes there are, and where in which epoch the sampler is: plain values and arrays."""
@@ -289,5 +230,5 @@ class SliceSamplerWithoutReplacement:
         epoch = dict.fromkeys(("began", "length", "position", "ran_out"), int)
         values = check_state(state, {"config": repr(self)}, {**dict.fromkeys(STATE, "iu"), **epoch}, self)
         self.episodes.load(values)
-        self._begin(values["began"], values["length"])
-        self._position, self._ran_out = values["position"], bool(values["ran_out"])
+        self._go_on(values["began"], values["position"], values["ran_out"])
+        self._length = values["length"]

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, StateError
-from mouse_core.randomness import Key, Order
+from mouse_core.randomness import Key
 from mouse_core.replay.protocols import Draw, Storage, Write
+from mouse_core.replay.samplers._epochs import Epochs
 from mouse_core.replay.samplers._state import check_state
 
 Int64s = npt.NDArray[np.int64]
@@ -52,7 +52,7 @@ class RandomSampler:
         check_state(state, {}, {}, self)
 
 
-class SamplerWithoutReplacement:
+class SamplerWithoutReplacement(Epochs):
     """Epochs in which every row comes once; the next draw after an epoch begins another.
 
     An epoch that is under way ends when the number of rows changes. While it does not, as in a ring that is full, a
@@ -67,32 +67,20 @@ class SamplerWithoutReplacement:
     needs_order = False
 
     def __init__(self, *, drop_last: bool = False, shuffle: bool = True) -> None:
-        self.drop_last = bool(drop_last)
-        self.shuffle = bool(shuffle)
-        self._forget()
-
-    def _forget(self) -> None:
+        super().__init__(bool(drop_last), bool(shuffle))
         self._rows = 0  # how many the epoch is over
-        self._position = 0  # the first of them not yet drawn
-        self._began = 0  # the index of the epoch's first draw
         self._oldest = 0  # the slot of its oldest row
-        self._order: tuple[Key, Order] | None = None
-        self._ran_out = False
 
     def __repr__(self) -> str:
         return f"SamplerWithoutReplacement(drop_last={self.drop_last}, shuffle={self.shuffle})"
-
-    @property
-    def ran_out(self) -> bool:
-        """Whether the last draw was the last of its epoch, if the next one asks for as many rows."""
-        return self._ran_out
 
     def wrote(self, storage: Storage, write: Write) -> None:
         """Rows were written; the next draw sees whether there are more than before."""
 
     def reset(self, storage: Storage) -> None:
         """The rows may all be others: the next draw begins an epoch."""
-        self._forget()
+        self._begin(0)
+        self._rows = self._oldest = 0
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
         """The epoch's next ``batch_size`` slots, or those left of it.
@@ -106,24 +94,12 @@ class SamplerWithoutReplacement:
                 f"sample: expected at most {rows} rows in a batch without replacement, as many as there are, "
                 f"found batch_size {batch_size}"
             )
-        left = self._rows - self._position
-        if rows != self._rows or left < (batch_size if self.drop_last else 1):
-            self._rows, self._position, self._began = rows, 0, key.index
+        if rows != self._rows or self._is_over(rows, batch_size):
+            self._begin(key.index)
+            self._rows = rows
             self._oldest = storage.written % storage.capacity if rows == storage.capacity else 0
-        begin = self._position
-        self._position = min(begin + batch_size, rows)
-        left = rows - self._position
-        self._ran_out = left < (batch_size if self.drop_last else 1)
-        positions = np.arange(begin, self._position)
-        if self.shuffle:
-            return Draw(self._permute(key, positions))
-        return Draw((positions + self._oldest) % rows)
-
-    def _permute(self, key: Key, positions: Int64s) -> Int64s:
-        first = replace(key, index=self._began)
-        if self._order is None or self._order[0] != first or self._order[1].n != self._rows:
-            self._order = (first, Order(first, self._rows))
-        return self._order[1](positions)
+        positions = self._take(key, rows, batch_size)
+        return Draw(positions if self.shuffle else (positions + self._oldest) % rows)
 
     def state_dict(self) -> dict[str, Any]:
         """Where in which epoch the sampler is: plain values."""
@@ -146,9 +122,8 @@ class SamplerWithoutReplacement:
         values = check_state(state, {"config": repr(self)}, kinds, self)
         if values["position"] > values["rows"]:
             raise StateError(f"sampler: expected a position up to {values['rows']}, found {values['position']}")
-        self._forget()
-        self._rows, self._position, self._began = values["rows"], values["position"], values["began"]
-        self._oldest, self._ran_out = values["oldest"], bool(values["ran_out"])
+        self._go_on(values["began"], values["position"], values["ran_out"])
+        self._rows, self._oldest = values["rows"], values["oldest"]
 
 
 def _rows(storage: Storage) -> int:
