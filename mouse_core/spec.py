@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._base.checks import is_whole
 from mouse_core.dtypes import named_dtype, number_kind
 from mouse_core.errors import ConfigError, MissingFieldError
 
@@ -298,6 +299,13 @@ def recipe(found: Iterable[object], columns: Iterable[str] = _ELSEWHERE) -> str:
             "alignment='outgoing', and a last row for the final observation of each episode"
         )
     return "; ".join(said)
+
+
+def check_count(where: str, value: Any, lowest: int = 1) -> int:
+    """``value`` if it is an integer from ``lowest``, else ConfigError."""
+    if not is_whole(value) or value < lowest:
+        raise ConfigError(f"{where}: expected an integer from {lowest}, found {value!r}")
+    return int(value)
 
 
 def check_list(option: str, names: Iterable[_T]) -> tuple[_T, ...]:

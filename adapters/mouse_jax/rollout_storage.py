@@ -21,8 +21,9 @@ from mouse_core.rollouts import MiniBatch, RolloutField, Transition, episode_sta
 from mouse_core.rollouts.amp import find_extractors
 from mouse_core.rollouts.checks import check_unit
 from mouse_core.rollouts.fields import complete_fields
-from mouse_core.rollouts.mini_batches import check_count, check_histories, cut
+from mouse_core.rollouts.mini_batches import check_histories, cut
 from mouse_core.rollouts.returns import normalized
+from mouse_core.spec import check_count
 from mouse_jax import _philox, returns
 from mouse_jax._rollout import (
     Layout,

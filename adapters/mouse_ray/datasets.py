@@ -15,7 +15,7 @@ from ray.data.block import BlockAccessor, BlockMetadata
 
 from mouse_core import BatchSource, ConfigError, DatasetStore, MissingFieldError, Snapshot
 from mouse_core.about import About, with_about
-from mouse_core.spec import check_list
+from mouse_core.spec import check_count, check_list
 
 _EPISODE = "episode"
 
@@ -48,8 +48,7 @@ def read(
     snapshot = store.snapshot() if isinstance(store, DatasetStore) else store
     if not isinstance(snapshot, Snapshot):
         raise ConfigError(f"read: expected a DatasetStore or a Snapshot, found {type(store).__name__}")
-    if isinstance(rows_per_block, bool) or not isinstance(rows_per_block, int) or rows_per_block < 1:
-        raise ConfigError(f"rows_per_block: expected an integer from 1, found {rows_per_block!r}")
+    rows_per_block = check_count("rows_per_block", rows_per_block)
     if not snapshot.num_rows:
         raise ConfigError("store: expected rows, found an empty store")
     names = list(snapshot.spec if fields is None else check_list("fields", fields))

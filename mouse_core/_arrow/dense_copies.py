@@ -17,7 +17,7 @@ import pyarrow as pa
 from mouse_core._arrow.windows import Int64s
 from mouse_core._base.locks import ProcessLock
 from mouse_core.dtypes import RowError
-from mouse_core.errors import ConfigError
+from mouse_core.spec import check_count
 
 UNKNOWN = -1
 IRREGULAR = -2
@@ -40,9 +40,7 @@ class DenseBudget:
     """
 
     def __init__(self, nbytes: int) -> None:
-        if isinstance(nbytes, bool) or not isinstance(nbytes, int | np.integer) or nbytes < 0:
-            raise ConfigError(f"dense_bytes: expected an integer from 0, found {nbytes!r}")
-        self.nbytes = int(nbytes)
+        self.nbytes = check_count("dense_bytes", nbytes, 0)
         self._takers: WeakSet[DenseCopies] = WeakSet()
         self._lock = ProcessLock()
 

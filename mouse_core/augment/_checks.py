@@ -19,12 +19,6 @@ def check_number(where: str, value: Any) -> float:
     return float(value)
 
 
-def check_size(where: str, value: Any, *, lowest: int) -> None:
-    """ConfigError if ``value`` is not an integer from ``lowest``."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < lowest:
-        raise ConfigError(f"{where}: expected an integer from {lowest}, found {value!r}")
-
-
 def check_choice(where: str, value: Any, choices: tuple[Any, ...]) -> None:
     """ConfigError if ``value`` is not one of ``choices``."""
     # By identity of type too: 0 == False must not pass for it.

@@ -6,9 +6,10 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
-from mouse_core.augment._checks import check_choice, check_kind, check_number, check_size
+from mouse_core.augment._checks import check_choice, check_kind, check_number
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key
+from mouse_core.spec import check_count
 
 PermuteAction = Literal[False, "input", "target", "both"]
 """What is renamed when actions are permuted: nothing, `action`, the columns of `q_star`, or both jointly."""
@@ -124,7 +125,7 @@ class RandomShift:
     per: PerImage = "sequence"
 
     def __post_init__(self) -> None:
-        check_size("RandomShift: pad", self.pad, lowest=1)
+        check_count("RandomShift: pad", self.pad, lowest=1)
         check_choice("RandomShift: per", self.per, get_args(PerImage))
 
 
@@ -149,8 +150,8 @@ class RandomCrop:
     per: PerImage = "sequence"
 
     def __post_init__(self) -> None:
-        check_size("RandomCrop: height", self.height, lowest=1)
-        check_size("RandomCrop: width", self.width, lowest=1)
+        check_count("RandomCrop: height", self.height, lowest=1)
+        check_count("RandomCrop: width", self.width, lowest=1)
         check_choice("RandomCrop: per", self.per, get_args(PerImage))
 
 
@@ -210,7 +211,7 @@ class AugmentTokensConfig:
         check_kind(f"{where}: crop_obs_image", self.crop_obs_image, RandomShift | RandomCrop, optional=True)
         check_kind(f"{where}: mask_prob", self.mask_prob, AugmentMaskProbConfig)
         for name in ("max_num_actions", "max_num_obs_discrete"):
-            check_size(f"{where}: {name}", getattr(self, name), lowest=0)
+            check_count(f"{where}: {name}", getattr(self, name), lowest=0)
 
     def scalars(self) -> dict[str, AugmentScalarSpec]:
         """The scalars that are drawn, by option: those that are given and not fixed where they would do nothing."""

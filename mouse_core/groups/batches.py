@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.errors import ConfigError, DataError
+from mouse_core.errors import DataError
 from mouse_core.groups.types import RLExample
+from mouse_core.spec import check_count
 
 Arrays = dict[str, npt.NDArray[Any]]
 """Arrays by name."""
@@ -81,10 +82,10 @@ def pack(
         DataError: As ``pad``; more rows are needed than there are to be.
     """
     sizes = _sizes(examples)
-    taken = np.minimum(sizes, _length(sizes, _whole("length", length), truncate))
+    taken = np.minimum(sizes, _length(sizes, check_count("length", length), truncate))
     row_of, begin_of, segment_of = _best_fit(taken.tolist(), length)
     needed = max(row_of) + 1
-    rows = needed if num_rows is None else _whole("num_rows", num_rows)
+    rows = needed if num_rows is None else check_count("num_rows", num_rows)
     if rows < needed:
         raise DataError(f"num_rows: expected at least {needed} rows of {length} for these examples, found {rows}")
     positions = _count_up(taken)
@@ -110,7 +111,7 @@ def _length(sizes: npt.NDArray[np.int64], length: int | None, truncate: bool) ->
     longest = int(sizes.max())
     if length is None:
         return max(1, longest)
-    if longest > _whole("length", length) and not truncate:
+    if longest > check_count("length", length) and not truncate:
         raise DataError(
             f"examples: expected at most {length} tokens, found {longest} at {int(sizes.argmax())} "
             "(truncate=True cuts them off)"
@@ -158,9 +159,3 @@ def _best_fit(sizes: Sequence[int], length: int) -> tuple[list[int], list[int], 
         row_of[place], begin_of[place], segment_of[place] = row, length - room, held[row]
         insort(rooms, (room - sizes[place], row))
     return row_of, begin_of, segment_of
-
-
-def _whole(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ConfigError(f"{name}: expected an integer from 1, found {value!r}")
-    return int(value)

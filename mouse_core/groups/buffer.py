@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
-
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.requests import Requests
 from mouse_core._base.tracing import refuse_traced
@@ -28,6 +26,7 @@ from mouse_core.groups._making import Making
 from mouse_core.groups.protocol import BatchMaker
 from mouse_core.groups.reading import StoredRollouts, select_rollouts
 from mouse_core.groups.types import RLExample, RolloutRecord
+from mouse_core.spec import check_count
 
 # How long to wait before sealing is tried again, after the disk was full.
 _RETRY_SECONDS = 5.0
@@ -73,11 +72,13 @@ class RolloutBuffer:
         *,
         sync: bool = True,
     ) -> None:
-        full = _count("group_size", group_size)
-        enough = _count("min_group_size", min_group_size)
+        full = check_count("group_size", group_size)
+        enough = check_count("min_group_size", min_group_size)
         if isinstance(seal_timeout, bool) or not isinstance(seal_timeout, int | float) or not seal_timeout >= 0:
             raise ConfigError(f"seal_timeout: expected seconds, at least 0, found {seal_timeout!r}")
-        rules = Rules(full, enough, float(seal_timeout), None if capacity is None else _count("capacity", capacity))
+        rules = Rules(
+            full, enough, float(seal_timeout), None if capacity is None else check_count("capacity", capacity)
+        )
         self._compression = check_codec(compression)
         self._sync = bool(sync)
         self._root = Path(root_path)
@@ -281,7 +282,7 @@ class RolloutBuffer:
             StorageError: The batch cannot be written.
             ClosedError, ForkError: As ``add_rollouts``.
         """
-        size = _count("batch_size", batch_size)
+        size = check_count("batch_size", batch_size)
         if self._making is None:
             raise ConfigError("create_and_store_batch: expected a buffer with a batch_maker, found none")
         with self._step():
@@ -338,9 +339,3 @@ class RolloutBuffer:
         refuse_traced("rollout buffer")
         with self._lock, self._owner.step():
             yield
-
-
-def _count(name: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ConfigError(f"{name}: expected an integer from 1, found {value!r}")
-    return int(value)

@@ -19,6 +19,7 @@ from mouse_core.groups.reading import StoredGroup, read_ahead
 from mouse_core.groups.types import RLExample, RolloutRecord
 from mouse_core.groups.versions import WantedGroups, version_number, version_order
 from mouse_core.randomness import Key, Purpose, check_seed
+from mouse_core.spec import check_count
 
 # Groups that are no longer wanted are forgotten so many at a time.
 _FORGET = 1024
@@ -81,9 +82,9 @@ class GrpoBatchMaker:
         self._seed = check_seed(0 if rng_seed is None else rng_seed)
         baseline, ddof, eps, std_floor = check_options(normalize_std, baseline, ddof, eps, std_floor)
         self._filter = filter_zero_variance
-        self._max_staleness = None if max_staleness is None else _whole("max_staleness", max_staleness, 0)
-        self._max_uses = _whole("max_uses", max_uses, 1)
-        self._capacity = None if capacity_bytes is None else _whole("capacity_bytes", capacity_bytes, 1)
+        self._max_staleness = None if max_staleness is None else check_count("max_staleness", max_staleness, 0)
+        self._max_uses = check_count("max_uses", max_uses, 1)
+        self._capacity = None if capacity_bytes is None else check_count("capacity_bytes", capacity_bytes, 1)
         self._shares = _shares(balance)
         self._pool = Pool(normalize_std=bool(normalize_std), baseline=baseline, ddof=ddof, eps=eps, std_floor=std_floor)
         self._wanted = WantedGroups(older_groups)
@@ -228,7 +229,7 @@ class GrpoBatchMaker:
         Raises:
             ConfigError: ``batch_size`` is below 1.
         """
-        size = _whole("batch_size", batch_size, 1)
+        size = check_count("batch_size", batch_size, 1)
         rows = self._eligible()
         if len(rows) < size:
             return None
@@ -317,9 +318,3 @@ def _shares(balance: bool | Mapping[str, float]) -> dict[str, float] | None:
     if not isinstance(balance, bool):
         raise ConfigError(f"balance: expected True, False or shares by environment, found {balance!r}")
     return {} if balance else None
-
-
-def _whole(name: str, value: object, lowest: int) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < lowest:
-        raise ConfigError(f"{name}: expected an integer from {lowest}, found {value!r}")
-    return int(value)

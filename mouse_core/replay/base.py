@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
-import numpy as np
-
 from mouse_core._base.locks import ProcessLock
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key, Purpose, check_seed
@@ -18,7 +16,7 @@ from mouse_core.replay.protocols import TRANSFORM_CALLS, Draw, Transform
 from mouse_core.replay.storages._state import copied
 from mouse_core.replay.storages._varying import as_lists
 from mouse_core.replay.transforms.compose import Compose, delivered_alignment
-from mouse_core.spec import Alignment
+from mouse_core.spec import Alignment, check_count
 
 Collate = Callable[[Sequence[Any]], Any]
 
@@ -72,7 +70,7 @@ class BaseBuffer:
         # Composed even where it is one: Compose knows what to do with rows that were read beyond those drawn.
         self._transform = Compose(*transforms) if transforms else None
         self._alignment = delivered_alignment(self._transform, alignment)
-        self._batch_size = None if batch_size is None else _check_batch_size(batch_size)
+        self._batch_size = None if batch_size is None else check_count("batch_size", batch_size)
         self._seed = check_seed(seed)
         if collate_fn is not None and not callable(collate_fn):
             raise ConfigError(f"collate_fn: expected a function, found {collate_fn!r}")
@@ -176,7 +174,7 @@ class BaseBuffer:
 
     def _size(self, batch_size: int | None) -> int:
         if batch_size is not None:
-            return _check_batch_size(batch_size)
+            return check_count("batch_size", batch_size)
         if self._batch_size is None:
             raise ConfigError("batch_size: expected one for the buffer or for this sample, found none")
         return self._batch_size
@@ -251,9 +249,3 @@ class BaseBuffer:
     def _deliver(self, batch: Any) -> Any:
         """A batch, or rows, as a framework takes them; for a subclass to override."""
         return as_lists(batch)
-
-
-def _check_batch_size(batch_size: Any) -> int:
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 1:
-        raise ConfigError(f"batch_size: expected an integer from 1, found {batch_size!r}")
-    return int(batch_size)

@@ -21,9 +21,9 @@ from mouse_core.rollouts.fields import (
     stored_spec,
 )
 from mouse_core.rollouts.fields import Transition as _Transition
-from mouse_core.rollouts.mini_batches import check_count
 from mouse_core.rollouts.policy_states import PolicyStates
 from mouse_core.rollouts.trajectories import episode_starts
+from mouse_core.spec import check_count
 
 Array = Any
 

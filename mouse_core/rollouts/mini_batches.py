@@ -17,6 +17,7 @@ from mouse_core.randomness import Key, Purpose
 from mouse_core.rollouts import policy_states
 from mouse_core.rollouts.amp import AmpStates, previous_states
 from mouse_core.rollouts.trajectories import episode_starts, history_rows, take_rows, trajectory_rows
+from mouse_core.spec import check_count
 
 Array = Any
 
@@ -210,12 +211,6 @@ def cut(n: int, num_mini_batches: int, *, drop_last: bool = False, what: str = "
     longer = 0 if drop_last else rest
     ends = [number * size + min(number, longer) for number in range(num_mini_batches + 1)]
     return [slice(begin, end) for begin, end in pairwise(ends)]
-
-
-def check_count(where: str, value: object) -> None:
-    """ConfigError if ``value`` is not an integer from 1."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ConfigError(f"{where}: expected an integer from 1, found {value!r}")
 
 
 def check_histories(histories: Mapping[str, int] | None, fields: Mapping[str, Any]) -> dict[str, int]:

@@ -25,8 +25,8 @@ import numpy as np
 from array_api_compat import is_jax_array, is_numpy_array, is_torch_array
 
 from mouse_core.dtypes import namespace
-from mouse_core.errors import ConfigError
 from mouse_core.rollouts.alignment import check_rows, following_values
+from mouse_core.spec import check_count
 
 Array = Any
 
@@ -184,8 +184,7 @@ def n_step_returns(
         >>> n_step_returns(rewards, values, dones, np.array(16.0), discount=0.5, n=2)
         array([ 4.,  8., 12.])
     """
-    if isinstance(n, bool) or not isinstance(n, int) or n < 1:
-        raise ConfigError(f"n_step_returns: n: expected an integer from 1, found {n!r}")
+    check_count("n_step_returns: n", n)
     ended, following = following_values(rewards, values, dones, last_values, time_outs, final_values)
     xp = namespace(rewards)
     # Returns of one step; each round makes returns of k + 1 steps from those of k steps of the row behind.

@@ -16,7 +16,6 @@ from mouse_core.rollouts.checks import check_unit
 from mouse_core.rollouts.fields import COMPUTED, TrainingType, motion_mimic_fields
 from mouse_core.rollouts.mini_batches import (
     MiniBatch,
-    check_count,
     check_histories,
     cut,
     pair,
@@ -26,6 +25,7 @@ from mouse_core.rollouts.mini_batches import (
 )
 from mouse_core.rollouts.returns import gae, normalized
 from mouse_core.rollouts.trajectories import episode_starts
+from mouse_core.spec import check_count
 
 Array = Any
 _STATE_KEYS = ("seed", "epoch", "num_envs", "num_transitions_per_env")

@@ -10,6 +10,7 @@ from mouse_core.errors import ConfigError
 from mouse_core.replay._episodes.index import EpisodeIndex
 from mouse_core.replay.protocols import Draw, FieldKey, Storage, Write
 from mouse_core.sampling.episode_table import EpisodeTable, WindowRule, Windows
+from mouse_core.spec import check_count
 
 Span = bool | int | tuple[bool | int, bool | int]
 
@@ -40,8 +41,8 @@ class SliceConfig:
                 f"slices: expected num_slices or sequence_length, and not both, found num_slices={num_slices!r}, "
                 f"sequence_length={sequence_length!r}"
             )
-        self.num_slices = None if num_slices is None else _check_positive("num_slices", num_slices)
-        self.sequence_length = None if sequence_length is None else _check_positive("sequence_length", sequence_length)
+        self.num_slices = None if num_slices is None else check_count("num_slices", num_slices)
+        self.sequence_length = None if sequence_length is None else check_count("sequence_length", sequence_length)
         self.strict_length = check_flag("strict_length", strict_length)
         if not isinstance(pad, bool | int | float | np.number):
             raise ConfigError(f"pad: expected True, False or a number, found {pad!r}")
@@ -177,12 +178,6 @@ def check_flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool | np.bool_):
         raise ConfigError(f"{name}: expected True or False, found {value!r}")
     return bool(value)
-
-
-def _check_positive(name: str, value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-        raise ConfigError(f"{name}: expected an integer from 1, found {value!r}")
-    return int(value)
 
 
 def _check_span(span: Any) -> tuple[bool | int, bool | int]:

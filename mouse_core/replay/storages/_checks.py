@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.locks import is_spawning
 from mouse_core.errors import ConfigError, DataError, MissingFieldError
 from mouse_core.replay.protocols import FieldKey, Slots
+from mouse_core.spec import check_count
 
 
 def check_capacity(capacity: Any) -> int:
     """``capacity`` if it is a positive integer, else ConfigError."""
-    if isinstance(capacity, bool) or not isinstance(capacity, int | np.integer) or capacity < 1:
-        raise ConfigError(f"capacity: expected an integer from 1, found {capacity!r}")
-    return int(capacity)
+    return check_count("capacity", capacity)
 
 
 def check_ndim(ndim: Any) -> int:
