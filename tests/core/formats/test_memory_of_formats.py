@@ -62,7 +62,7 @@ def test_d4rl_and_minari(episode: int, tmp_path: Path) -> None:
         for name, shape in (("observations", (steps, 40)), ("actions", (steps, 8)), ("rewards", (steps,))):
             file.create_dataset(name, shape, np.float32, chunks=(4096, *shape[1:]))
             for start in range(0, steps, 100_000):
-                file[name][start : start + 100_000] = start / steps
+                file[name][start : start + 100_000] = np.full((100_000, *shape[1:]), start / steps, np.float32)
         file["terminals"] = np.zeros(steps, bool)
         file["timeouts"] = np.arange(steps) % episode == episode - 1
     convert(tmp_path / "x.hdf5", tmp_path / "rows", final="drop", format="d4rl")
