@@ -87,11 +87,12 @@ def making(path: StrPath, what: str, *, folder: bool = True) -> Iterator[Path]:
         StorageError: It cannot be written; nothing is left.
     """
     target = Path(path)
+    other = remove_leftovers(target.parent, [target.name])
     check_nothing_at(target, what)
+    if other is not None:
+        raise ConfigError(f"{what}: expected to be alone at work on {str(target)!r}, found process {other} there")
     with storing(f"{what}: {str(target)!r}"):
         make_folder(target.parent)
-        if (other := remove_leftovers(target.parent, [target.name])) is not None:
-            raise ConfigError(f"{what}: expected to be alone at work on {str(target)!r}, found process {other} there")
         with _beside(target, folder=True) as partial:
             # The lock is the folder's: some libraries lock the files that they write themselves.
             inside = partial if folder else partial / target.name

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,9 +12,10 @@ from typing import Any
 import pyarrow as pa
 
 from mouse_core._files.reading import damaged, reading
+from mouse_core._files.writing import check_nothing_at, making
 from mouse_core.about.dataset import About, read_about, with_about
 from mouse_core.errors import ConfigError
-from mouse_core.formats._files.noted import note
+from mouse_core.formats._files.shards import dataset_schema, describe
 from mouse_core.formats._on_disk import check_folder_name
 from mouse_core.formats._rows.columns import (
     MISSING,
@@ -153,8 +152,8 @@ class RowStream:
     def write(self, path: str | os.PathLike[str]) -> str:
         """Write all rows to a folder that ``datasets.load_from_disk`` opens, one batch in memory at a time.
 
-        The folder appears when it is complete. Images that rows name by path are written into the rows. Rewards where
-        episodes begin, which speak against the alignment "arrived", are an ``AlignmentWarning``.
+        The folder appears when it is complete, and on the disk. Images that rows name by path are written into the
+        rows. Rewards where episodes begin, which speak against the alignment "arrived", are an ``AlignmentWarning``.
 
         Args:
             path: The folder. There must be nothing yet.
@@ -163,44 +162,23 @@ class RowStream:
             The digest of what was written; see ``rows_digest``.
 
         Raises:
-            ConfigError: Something is at ``path``, it has the name of a file, or nothing can be written there.
+            ConfigError: Something is at ``path``, it has the name of a file, or another process is writing it.
+            StorageError: It cannot be written; nothing is left then.
             DataError: The source is damaged, or a row names an image that is none or lies in no folder in which it may.
         """
-        import datasets
-
         target = Path(path)
         check_folder_name(target, wanted="the name of a folder to write")
-        if target.exists():
-            raise ConfigError(f"write: expected a path where nothing is, found {str(target)!r}")
-        features = with_about(datasets.Features.from_arrow_schema(self.schema), self.about)
-        schema, digest = with_about(features.arrow_schema, self.about), RowDigest(self.schema)
+        check_nothing_at(target, "write")
+        schema, digest = dataset_schema(self.schema, self.about, self.path), RowDigest(self.schema)
         first = FirstRows()
-        partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-        try:
-            partial.mkdir(parents=True)
+        with making(target, "write") as partial:
             name = "data-00000-of-00001.arrow"
             with pa.OSFile(str(partial / name), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
                 for batch in embedded(self):
                     digest.update(batch)
                     first.add(batch)
                     writer.write_batch(batch.cast(schema) if batch.schema != schema else batch)
-            with_about(datasets.DatasetInfo(features=features), self.about).write_to_directory(str(partial))
-            state: dict[str, Any] = {
-                "_data_files": [{"filename": name}],
-                "_fingerprint": digest.hexdigest()[:16],
-                "_format_columns": None,
-                "_format_kwargs": {},
-                "_format_type": None,
-                "_output_all_columns": False,
-                "_split": None,
-            }
-            (partial / "state.json").write_text(json.dumps(state, indent=2), encoding="utf-8")
-            note(partial, {name: digest.rows}, digest.hexdigest())
-            partial.rename(target)
-        except OSError as error:
-            raise ConfigError(f"write: {str(target)!r}: {error}") from error
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+            describe(partial, schema, self.about, {name: digest.rows}, digest.hexdigest())
         if self.alignment == "arrived":
             first.warn_of_rewards(self.path, stacklevel=2)
         return digest.hexdigest()

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +13,10 @@ from typing import Any
 import pyarrow as pa
 
 from mouse_core._base.progress import progress_bar
-from mouse_core.about.dataset import with_about
-from mouse_core.errors import ConfigError, DataError, SchemaError
-from mouse_core.formats._files.noted import note
-from mouse_core.formats._files.shards import Shard, ShardWriter, describe, finish_names, merged
+from mouse_core._files.locking import alone
+from mouse_core._files.writing import check_nothing_at, make_folder, put_in_place, storing, write_file
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.formats._files.shards import Shard, ShardWriter, dataset_schema, describe, finish_names, merged
 from mouse_core.formats._on_disk import check_folder_name
 from mouse_core.formats._rows.blocks import blocks
 from mouse_core.formats._rows.embedding import embedded
@@ -26,7 +25,7 @@ from mouse_core.formats.rows import read_rows
 from mouse_core.store._evidence import FirstRows
 
 _KINDS = ("arrow", "parquet")
-_JOB = "job.json"
+_JOB, _LOCK = "job.json", "lock"
 _SHARD_BYTES = 500_000_000
 
 
@@ -76,8 +75,8 @@ def convert(
 
     Raises:
         ConfigError: Something is at ``target``, or it has the name of a file of another type; an option that cannot be
-            used, an unfinished conversion of another source there, another process at work on the same target, or
-            nothing can be written.
+            used, an unfinished conversion of another source there, or another process at work on the same target.
+        StorageError: It cannot be written; what was written so far is there for the next call.
         DataError: The source is damaged, or changed between interruption and resumption; a row names an image that is
             none or lies in no folder in which it may; or the result differs from the source.
         SchemaError: Types that a dataset cannot have.
@@ -93,11 +92,10 @@ def convert(
     if isinstance(shard_bytes, bool) or not isinstance(shard_bytes, int) or shard_bytes < 1:
         raise ConfigError(f"shard_bytes: expected a positive number of bytes, found {shard_bytes!r}")
     work = path.with_name(f".{path.name}.converting")
-    if path.exists():
-        raise ConfigError(f"convert: expected a path where nothing is, found {str(path)!r}")
-    try:
-        work.mkdir(parents=True, exist_ok=True)
-        with _alone(work):
+    check_nothing_at(path, "convert")
+    with storing(f"convert: {str(path)!r}"):
+        make_folder(work)
+        with alone(work / _LOCK, "convert"):
             job = _Job(work, stream, kind, shard_bytes)
             try:
                 done = job.run(path, single=single, progress=progress)
@@ -105,8 +103,6 @@ def convert(
                 # Without a shard there is nothing to go on from.
                 if not job.shards:
                     shutil.rmtree(work, ignore_errors=True)
-    except OSError as error:
-        raise ConfigError(f"convert: {str(path)!r}: cannot be written: {error}") from error
     if stream.alignment == "arrived":
         job.first.warn_of_rewards(stream.path, stacklevel=2)
     return done
@@ -124,7 +120,7 @@ class _Job:
 
     def __init__(self, work: Path, stream: RowStream, kind: str, shard_bytes: int) -> None:
         self.work, self.stream, self.kind, self.shard_bytes = work, stream, kind, shard_bytes
-        self.schema = _target_schema(stream)
+        self.schema = dataset_schema(stream.schema, stream.about, stream.path)
         self.first = FirstRows()
         self.about = {
             "source": os.path.abspath(stream.path),
@@ -153,13 +149,12 @@ class _Job:
             merged([self.work / shard.name for shard in self.shards], result / path.name, self.schema)
         else:
             names = finish_names(self.work, result, self.shards, self.kind)
-            describe(result, self.schema, self.stream.about, self.kind, str(self.digest), rows)
             if self.kind == "arrow":
-                counts = [shard.rows for shard in self.shards]
-                note(result, dict(zip(names, counts, strict=True)), str(self.digest))
+                counts = dict(zip(names, [shard.rows for shard in self.shards], strict=True))
+                describe(result, self.schema, self.stream.about, counts, str(self.digest))
         with progress_bar("verifying", total=rows, unit="rows", enabled=progress) as advance:
             self._verify(result / path.name if single else result, advance)
-        os.rename(result / path.name if single else result, path)
+        put_in_place(result / path.name if single else result, path)
         count = 1 if single else len(self.shards)
         shutil.rmtree(self.work, ignore_errors=True)
         return Conversion(str(path), rows, str(self.digest), count, resumed)
@@ -238,12 +233,7 @@ class _Job:
 
     def _save(self) -> None:
         state = {"about": self.about, "shards": [vars(shard) for shard in self.shards], "digest": self.digest}
-        partial = self.work / f"{_JOB}.partial"
-        with partial.open("w", encoding="utf-8") as stream:
-            json.dump(state, stream)
-            stream.flush()
-            os.fsync(stream.fileno())
-        partial.replace(self.work / _JOB)
+        write_file(self.work / _JOB, json.dumps(state).encode(), only_writer=True)
 
 
 class _Rows:
@@ -290,35 +280,3 @@ class _Rows:
             digest.update(taken)
             rows -= taken.num_rows
         return digest.hexdigest()
-
-
-def _target_schema(stream: RowStream) -> pa.Schema:
-    """The schema as ``datasets`` has it, with what the rows say of themselves in its metadata."""
-    import datasets
-
-    try:
-        schema = datasets.Features.from_arrow_schema(stream.schema).arrow_schema
-    except (ValueError, TypeError, NotImplementedError, KeyError, AttributeError) as error:
-        raise SchemaError(f"{stream.path}: expected columns that datasets has types for: {error}") from error
-    return with_about(schema, stream.about)
-
-
-_LOCK = "lock"
-
-
-@contextmanager
-def _alone(work: Path) -> Iterator[None]:
-    """Hold the folder; the system lets go of it when the process ends, however it ends."""
-    try:
-        import fcntl
-    except ImportError:  # Windows has no such locks
-        yield
-        return
-    with (work / _LOCK).open("w") as stream:
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise ConfigError(f"convert: another process is at work in {str(work)!r}") from None
-        yield
-    with suppress(OSError):
-        work.rmdir()

@@ -9,6 +9,7 @@ the first half.
 from __future__ import annotations
 
 import os
+import pickle
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -110,13 +111,17 @@ class Disk:
                 os.close(file)
 
     def machines(self, folder: Path) -> Iterator[tuple[Moment, Path]]:
-        """Every moment, and the folder as each machine finds it when it is switched on again."""
+        """Every moment, and the folder as each machine finds it when it is switched on again; the same ones once."""
         folder.mkdir()
-        for number, moment in enumerate(self.moments):
-            for machine, tree in enumerate(moment.found):
-                path = folder / f"{number}-{machine}"
-                _write(path, tree)
-                yield moment, path
+        seen = set()
+        for moment in self.moments:
+            for tree in moment.found:
+                key = (pickle.dumps(tree), len(moment.promised))
+                if key not in seen:
+                    seen.add(key)
+                    path = folder / str(len(seen))
+                    _write(path, tree)
+                    yield moment, path
 
 
 def _write(path: Path, tree: Any) -> None:

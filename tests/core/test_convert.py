@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mouse_core import ConfigError, DataError, DatasetStore, formats
+from mouse_core import ConfigError, DataError, DatasetStore, StorageError, formats
 from mouse_core.cli import main
 from mouse_core.formats.base import RowStream, rows_digest
 from mouse_core.formats.converting import convert
@@ -135,7 +135,7 @@ elif moment == "save":
 elif moment == "verify":
     converting._Job._verify = killing(converting._Job._verify)
 elif moment == "rename":
-    converting.os.rename = killing(os.rename)
+    converting.put_in_place = killing(converting.put_in_place)
 converting.convert(here.stream(), target, to=to, shard_bytes=9000)
 """
 
@@ -258,7 +258,7 @@ def test_refusals(tmp_path: Path) -> None:
         convert(stream(), tmp_path / "x.parquet", to="arrow")
     with pytest.raises(ConfigError, match="shard_bytes"):
         convert(stream(), tmp_path / "x", shard_bytes=0)
-    with pytest.raises(ConfigError, match="cannot be written"):
+    with pytest.raises(StorageError, match="convert: '/proc/nowhere/x': expected to be able to store"):
         convert(stream(), "/proc/nowhere/x")
     assert os.listdir(tmp_path) == ["there"]
 

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import errno
 import os
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from mouse_core import StateError, StorageError
+from mouse_core import ConfigError, DatasetStore, StateError, StorageError, formats
+from mouse_core.formats import RowStream
+from mouse_core.formats.converting import convert
+from mouse_core.formats.minari import write_minari
+from mouse_core.formats.ted import write_ted
 from mouse_core.groups import GrpoBatchMaker, RolloutBuffer, open_rollouts
 from mouse_core.replay import ArrayStorage, MemmapStorage, ReplayBuffer
+from tests.core import golden
 from tests.core.groups_cases import group
 from tests.core.power_cut import Disk
+
+ROOT = Path(__file__).resolve().parents[2]
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="files are told by their descriptors")
 
@@ -128,6 +138,116 @@ def test_mapped_rows_are_refused_or_as_they_were(tmp_path: Path) -> None:
         except StateError:
             refused += 1
     assert refused < len(disk.moments)
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> RowStream:
+    store = DatasetStore()
+    columns = golden.columns(39)
+    store.extend({name: columns[name] for name in ("observation", "action", "reward", "done", "episode_step")})
+    folder = tmp_path_factory.mktemp("rows") / "saved"
+    store.to_dataset().save_to_disk(str(folder))
+    return formats.open(folder)
+
+
+WRITERS: dict[str, Callable[[RowStream, Path], Any]] = {
+    "saved": lambda rows, path: rows.write(path),
+    "converted": lambda rows, path: convert(rows, path, shard_bytes=2000),
+    "parts": lambda rows, path: convert(rows, path, to="parquet", shard_bytes=2000),
+    "one.parquet": convert,
+    "ted": write_ted,
+    "ted.h5": write_ted,
+    "minari-v0": write_minari,
+    "arrow-v0": lambda rows, path: write_minari(rows, path, storage="arrow"),
+}
+
+
+# HDF5 files are opened in a process of their own, which takes seconds.
+EACH = [
+    pytest.param(name, marks=[pytest.mark.slow] if name in ("parts", "ted.h5", "minari-v0") else []) for name in WRITERS
+]
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_datasets_are_whole_or_not_there(name: str, rows: RowStream, tmp_path: Path) -> None:
+    root = tmp_path / "disk"
+    root.mkdir()
+    disk, write = Disk(root), WRITERS[name]
+    with disk.watched():
+        write(rows, root / "deep" / name)
+        disk.promise("written")
+    whole = formats.open(root / "deep" / name).digest()
+    begun = 0
+    for moment, machine in disk.machines(tmp_path / "machines"):
+        path = machine / "deep" / name
+        assert path.exists() or not moment.promised, moment.change
+        if not path.exists():
+            begun += 1
+            write(rows, path)
+            assert os.listdir(machine / "deep") == [name], f"{moment.change}: what was left over is removed"
+        assert formats.open(path).digest() == whole, moment.change
+    assert begun
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_a_full_disk_leaves_no_part_of_a_dataset(
+    name: str, rows: RowStream, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*arguments: Any, **options: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    for fails_at in ("fsync", "replace", "mkdir"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, fails_at, full)
+            with pytest.raises(StorageError, match=f"{tmp_path / name}.*No space left on device"):
+                WRITERS[name](rows, tmp_path / name)
+        # A conversion goes on where it was.
+        assert [found for found in os.listdir(tmp_path) if not found.endswith(".converting")] == []
+    WRITERS[name](rows, tmp_path / name)
+    assert os.listdir(tmp_path) == [name]
+
+
+WRITING = """
+import sys, time
+from pathlib import Path
+from mouse_core import formats
+from tests.core.test_power_cut import WRITERS
+source, target = map(Path, sys.argv[1:])
+rows = formats.open(source)
+def batches():
+    yield from rows
+    print("writing", flush=True)
+    time.sleep(600)
+WRITERS[target.name](rows.replace(batches=batches), target)
+"""
+
+
+@pytest.mark.parametrize("name", ["saved", "converted", pytest.param("ted.h5", marks=pytest.mark.slow)])
+def test_two_writers_and_one_that_died(name: str, rows: RowStream, tmp_path: Path) -> None:
+    command = [sys.executable, "-c", WRITING, rows.path, str(tmp_path / name)]
+    other = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "writing\n"
+        with pytest.raises(ConfigError, match=f"expected to be alone at work .*, found process {other.pid}"):
+            WRITERS[name](rows, tmp_path / name)
+    finally:
+        other.kill()
+        other.communicate()
+    assert not (tmp_path / name).exists()
+    assert len(os.listdir(tmp_path)) == 1
+    WRITERS[name](rows, tmp_path / name)
+    assert os.listdir(tmp_path) == [name]
+
+
+def test_leftovers_of_earlier_versions_are_removed(rows: RowStream, tmp_path: Path) -> None:
+    for left in (".saved.4711.partial", ".saved.5-0af.partial"):
+        (tmp_path / left).mkdir()
+        (tmp_path / left / "data").write_bytes(b"x")
+    for mine in (".saved.partial.txt", ".saved2.4711.partial", "saved.partial"):
+        (tmp_path / mine).write_bytes(b"x")
+    rows.write(tmp_path / "saved")
+    assert sorted(os.listdir(tmp_path)) == [".saved.partial.txt", ".saved2.4711.partial", "saved", "saved.partial"]
 
 
 @pytest.mark.parametrize("fails_at", ["open", "write", "fsync", "replace"])

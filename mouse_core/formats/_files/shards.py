@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -14,8 +14,10 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mouse_core._files.writing import beside, put_in_place, remove
 from mouse_core.about.dataset import About, with_about
-from mouse_core.formats._files.noted import seal
+from mouse_core.errors import SchemaError
+from mouse_core.formats._files.noted import note, seal
 
 _ROW_GROUP_BYTES = 4 << 20
 
@@ -49,7 +51,7 @@ class ShardWriter:
 
     def __init__(self, folder: Path, number: int, kind: str, schema: pa.Schema) -> None:
         self._path = folder / f"part-{number:05d}.{kind}"
-        self._partial = self._path.with_name(self._path.name + ".partial")
+        self._partial = Path(beside(self._path))
         self._schema = schema
         self._sink = pa.OSFile(str(self._partial), "wb")
         self._writer: Any = (
@@ -86,10 +88,8 @@ class ShardWriter:
         self._sink.close()
         if isinstance(self._writer, pq.ParquetWriter):
             seal(self._partial)
-        with self._partial.open("rb") as stream:
-            os.fsync(stream.fileno())
         size = self._partial.stat().st_size
-        self._partial.replace(self._path)
+        put_in_place(self._partial, self._path)
         return Shard(self._path.name, self.rows, size, digest)
 
     def __enter__(self) -> Self:
@@ -101,7 +101,7 @@ class ShardWriter:
         if not self._sink.closed:
             self._writer.close()
             self._sink.close()
-        self._partial.unlink(missing_ok=True)
+        remove(self._partial)
 
 
 def finish_names(work: Path, result: Path, shards: Sequence[Shard], kind: str) -> list[str]:
@@ -118,16 +118,37 @@ def finish_names(work: Path, result: Path, shards: Sequence[Shard], kind: str) -
     return names
 
 
-def describe(folder: Path, schema: pa.Schema, about: About, kind: str, digest: str, rows: int) -> None:
-    """Write what ``datasets.load_from_disk`` needs beside the files."""
-    if kind != "arrow":
-        return
+def dataset_schema(schema: pa.Schema, about: About, where: str) -> pa.Schema:
+    """A schema as ``datasets`` has it, with what the rows say of themselves in its metadata.
+
+    Raises:
+        SchemaError: Types that it does not have; begins with ``where``.
+    """
+    import datasets
+
+    try:
+        known = datasets.Features.from_arrow_schema(schema).arrow_schema
+    except (ValueError, TypeError, NotImplementedError, KeyError, AttributeError) as error:
+        raise SchemaError(f"{where}: expected columns that datasets has types for: {error}") from error
+    return with_about(known, about)
+
+
+def describe(folder: Path, schema: pa.Schema, about: About, rows: Mapping[str, int], digest: str) -> None:
+    """Write what ``datasets.load_from_disk`` needs beside Arrow files, and what is noted of all of them.
+
+    Args:
+        folder: Complete apart from this.
+        schema: Of the files.
+        about: What the dataset says of itself.
+        rows: How many each file holds, by name.
+        digest: Of all rows.
+    """
     import datasets
 
     info = datasets.DatasetInfo(features=datasets.Features.from_arrow_schema(schema))
     with_about(info, about).write_to_directory(str(folder))
     state: dict[str, Any] = {
-        "_data_files": [{"filename": file.name} for file in sorted(folder.glob("data-*.arrow"))],
+        "_data_files": [{"filename": name} for name in rows],
         "_fingerprint": digest[:16],
         "_format_columns": None,
         "_format_kwargs": {},
@@ -136,6 +157,7 @@ def describe(folder: Path, schema: pa.Schema, about: About, kind: str, digest: s
         "_split": None,
     }
     (folder / "state.json").write_text(json.dumps(state, indent=2), encoding="utf-8")
+    note(folder, rows, digest)
 
 
 def merged(parts: Sequence[Path], target: Path, schema: pa.Schema) -> None:

@@ -6,7 +6,6 @@ import importlib.metadata
 import json
 import os
 import re
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mouse_core._files.writing import making
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.formats._rows.columns import MISSING, Columns
 from mouse_core.formats._rows.sources import episodes_of, pieces_of
@@ -58,7 +58,9 @@ def write_minari(
         The dataset's id.
 
     Raises:
-        ConfigError: Something is at ``path``; an id that Minari does not accept; an unknown storage.
+        ConfigError: Something is at ``path``, or another process is writing it; an id that Minari does not accept; an
+            unknown storage.
+        StorageError: It cannot be written; nothing is left then.
         DataError: Rows that are null or marked as missing; an Arrow episode of 32,768 steps or more, which Minari would
             read back wrong.
         ImportError: h5py is not installed, for "hdf5".
@@ -67,12 +69,9 @@ def write_minari(
     dataset_id = _check_id(dataset_id, target)
     if storage not in ("hdf5", "arrow"):
         raise ConfigError(f"storage: expected one of ['hdf5', 'arrow'], found {storage!r}")
-    if target.exists():
-        raise ConfigError(f"write_minari: expected a path where nothing is, found {str(target)!r}")
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    data = partial / "data"
-    try:
-        data.mkdir(parents=True)
+    with making(target, "write_minari") as partial:
+        data = partial / "data"
+        data.mkdir()
         write = _write_hdf5 if storage == "hdf5" else _write_arrow
         counts, seen = write(rows, data)
         size = sum(file.stat().st_size for file in data.rglob("*") if file.is_file())
@@ -91,11 +90,6 @@ def write_minari(
         if env_spec is not None:
             about["env_spec"] = env_spec if isinstance(env_spec, str) else env_spec.to_json()
         (data / "metadata.json").write_text(json.dumps(about, default=_jsonable), encoding="utf-8")
-        partial.rename(target)
-    except OSError as error:
-        raise ConfigError(f"write_minari: {str(target)!r}: {error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return dataset_id
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mouse_core._files.writing import making
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.formats._rows.values import read_values
 from mouse_core.formats.base import RowStream
@@ -54,7 +54,8 @@ def write_ted(
         How many steps were written.
 
     Raises:
-        ConfigError: Something is at ``path``, an unknown layout, or nothing can be written.
+        ConfigError: Something is at ``path``, another process is writing it, or an unknown layout.
+        StorageError: It cannot be written; nothing is left then.
         SchemaError: Rows of the other alignment, or a column that tensors cannot hold: texts, nulls, rows of differing
             length.
         DataError: An episode that goes on after a done code, in a layout that cannot hold it.
@@ -63,30 +64,15 @@ def write_ted(
     if layout not in _LAYOUTS:
         raise ConfigError(f"layout: expected one of {list(_LAYOUTS)}, found {layout!r}")
     columns = None if columns is None else check_list("columns", columns)
-    if target.exists():
-        raise ConfigError(f"write_ted: expected a path where nothing is, found {str(target)!r}")
     if stream.alignment != "arrived":
         raise SchemaError(f"write_ted: expected rows of alignment 'arrived', found {stream.alignment!r}")
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        writer: _Writer
-        if target.suffix in (".h5", ".hdf5"):
-            writer = _FileWriter(partial)
-        else:
-            partial.mkdir()
-            writer = FolderWriter(partial)
+    is_file = target.suffix in (".h5", ".hdf5")
+    with making(target, "write_ted", folder=not is_file) as partial:
+        writer: _Writer = _FileWriter(partial) if is_file else FolderWriter(partial)
         try:
             steps = _write(stream, writer, layout, columns)
         finally:
             writer.close()
-        os.rename(partial, target)
-    except OSError as error:
-        raise ConfigError(f"write_ted: {str(target)!r}: cannot be written: {error}") from error
-    finally:
-        if partial.is_dir():
-            shutil.rmtree(partial, ignore_errors=True)
-        partial.unlink(missing_ok=True)
     return steps
 
 

@@ -10,7 +10,6 @@ import io
 import json
 import math
 import os
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from mouse_core._files.writing import making
 from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.formats._files.tfrecord import READERS
@@ -236,7 +236,8 @@ def write_tfds(
         episodes_per_file: How many episodes go into a file.
 
     Raises:
-        ConfigError: Something is at ``path``.
+        ConfigError: Something is at ``path``, or another process is writing it.
+        StorageError: It cannot be written; nothing is left then.
         DataError: There are no rows, or rows that are null.
         ImportError: tensorflow-datasets or array_record is not installed.
     """
@@ -244,14 +245,9 @@ def write_tfds(
         import tensorflow_datasets as library
     except ImportError as error:
         raise ImportError("writing needs TFDS: pip install tensorflow-datasets array_record") from error
-    target = Path(path)
-    if target.exists():
-        raise ConfigError(f"write_tfds: expected a path where nothing is, found {str(target)!r}")
     if episodes_per_file < 1:
         raise ConfigError(f"episodes_per_file: expected a positive number, found {episodes_per_file!r}")
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
-    try:
-        partial.mkdir(parents=True)
+    with making(path, "write_tfds") as partial:
         writer = None
         names: set[str] = set()
         for number, columns in enumerate(episodes_of(rows)):
@@ -280,11 +276,6 @@ def write_tfds(
             raise DataError("write_tfds: expected rows, found none")
         writer.close_all()
         _finish(partial)
-        partial.rename(target)
-    except OSError as error:
-        raise ConfigError(f"write_tfds: {str(target)!r}: {error}") from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
 
 
 def _finish(folder: Path) -> None:
