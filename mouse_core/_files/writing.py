@@ -151,7 +151,9 @@ def _begin(target: Path, folder: bool) -> tuple[Path, int]:
         try:
             file = os.open(partial, os.O_RDONLY if folder else os.O_RDWR | os.O_CREAT | os.O_EXCL | _BINARY, 0o666)
         except FileNotFoundError:
-            continue  # a folder that was taken for left over between its making and its lock
+            if not folder:
+                raise
+            continue  # taken for left over between its making and its lock
         if not _CAN_RENAME_OPEN:
             os.close(file)
             return partial, -1

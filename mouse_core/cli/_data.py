@@ -136,20 +136,28 @@ def run_inspect(chosen: argparse.Namespace) -> int:
     else:
         show(report)
     if chosen.json not in (None, "-"):
-        _write(chosen.json, report.to_json())
+        write_text(chosen.json, report.to_json())
     if chosen.html:
-        _write(chosen.html, to_html(report))
+        write_text(chosen.html, to_html(report))
         print(f"\nwrote {chosen.html}", file=sys.stderr)  # noqa: T201
     return 1 if chosen.strict and report.warnings else 0
 
 
-def _write(file: str, text: str) -> None:
-    from mouse_core.errors import ConfigError
+def write_text(file: str, text: str) -> None:
+    """Write a page or a report: a file is whole, or the one that was there; a link, pipe or device gets the text.
 
-    try:
-        Path(file).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{file}: cannot be written: {error}") from error
+    Raises:
+        StorageError: It cannot be written.
+    """
+    from mouse_core._files.writing import remove_leftovers, storing, write_file
+
+    path = Path(file)
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        with storing(f"file {file}"):
+            path.write_text(text, encoding="utf-8")
+        return
+    remove_leftovers(path.parent, [path.name])
+    write_file(path, text.encode())
 
 
 # ---------------------------------------------------------------------- mouse convert

@@ -182,8 +182,6 @@ def _declare_bench(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_bench(chosen: argparse.Namespace) -> int:
-    from pathlib import Path
-
     from mouse_core.bench._show import show
     from mouse_core.bench.opening import opened
     from mouse_core.bench.running import bench
@@ -206,7 +204,7 @@ def _run_bench(chosen: argparse.Namespace) -> int:
         )
     show(report)
     if chosen.json:
-        Path(chosen.json).write_text(report.to_json(), encoding="utf-8")
+        data.write_text(chosen.json, report.to_json())
     return 0
 
 
