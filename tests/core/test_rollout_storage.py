@@ -12,6 +12,7 @@ import pytest
 
 from mouse_core import ConfigError, DataError, FieldSpec, MissingFieldError, MouseError, SchemaError, Spec
 from mouse_core.errors import RolloutError, RolloutFullError
+from mouse_core.replay import ArrayStorage, ReplayBuffer, SliceSampler
 from mouse_core.rollouts import RolloutField, RolloutStorage, Transition
 from tests.core import rollout_cases as oracle
 from tests.core.rollout_cases import MOTION, motion_transition
@@ -371,6 +372,25 @@ def test_a_row_beyond_the_last_one_is_refused() -> None:
     assert storage.step == 0
     storage.add_transitions(transitions[3])
     np.testing.assert_array_equal(storage.observations[0], transitions[3].observations)
+
+
+def test_a_replay_buffer_draws_from_the_same_arrays() -> None:
+    storage, _ = filled()
+    storage.dones[:] = 0
+    storage.dones[2, 1] = 1
+    names = ("observations", "rewards", "dones")
+    rows = ArrayStorage(arrays={name: storage[name] for name in names}, ndim=2)
+    assert rows.num_envs == ENVS
+    assert all(np.shares_memory(rows.read(name, slice(None)), storage[name]) for name in names)
+    buffer = ReplayBuffer(rows, SliceSampler(sequence_length=3, end_key="dones"), batch_size=300, seed=0)
+    batch = buffer.sample()
+    step, env = np.divmod(batch["index"], ENVS)
+    for name in names:
+        np.testing.assert_array_equal(batch[name], storage[name][step, env], err_msg=name)
+    assert (np.diff(step) == 1).all()
+    assert (np.diff(env) == 0).all()
+    # The episode of environment 1 that begins with row 3 is too short, and no slice goes on into it.
+    assert {(step, env) for step, env in zip(step[:, 0], env[:, 0], strict=True) if env == 1} == {(0, 1)}
 
 
 # ---------------------------------------------------------------------- statistics
