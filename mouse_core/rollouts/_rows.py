@@ -9,18 +9,17 @@ from mouse_core._base.tracing import refuse_traced
 from mouse_core.dtypes import namespace
 from mouse_core.errors import MissingFieldError, RolloutError, RolloutFullError, SchemaError
 from mouse_core.randomness import check_seed
-from mouse_core.rollouts.amp import find_extractors
 from mouse_core.rollouts.checks import HostArrays, StepChecks
 from mouse_core.rollouts.fields import (
     ALIASES,
     COMPUTED,
     KNOWN,
     RolloutField,
-    TrainingType,
     complete_fields,
     stored_spec,
 )
 from mouse_core.rollouts.fields import Transition as _Transition
+from mouse_core.rollouts.motion import TrainingType, find_extractors
 from mouse_core.rollouts.policy_states import PolicyStates
 from mouse_core.rollouts.trajectories import episode_starts
 from mouse_core.spec import check_count

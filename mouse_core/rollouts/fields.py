@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +14,6 @@ from mouse_core._base.checks import as_record
 from mouse_core.dtypes import number_kind
 from mouse_core.errors import ConfigError
 from mouse_core.spec import FieldSpec, Spec, check_dtype
-
-TrainingType = Literal["rl", "distillation"]
 
 COLUMNS = ("rewards", "dones", "values", "actions_log_prob", "returns", "advantages")
 """Fields that hold one number for each row; their arrays are ``[T, N, 1]``."""
@@ -152,72 +150,6 @@ def stored_spec(fields: Mapping[str, RolloutField]) -> Spec:
     if "values" in fields:
         specs |= {name: FieldSpec(name, np.dtype(fields["values"].dtype), (1,)) for name in COMPUTED}
     return Spec(specs, alignment="outgoing")
-
-
-def motion_mimic_fields(
-    training_type: TrainingType,
-    obs_shape: Sequence[int],
-    ref_obs_shape: Sequence[int | None] | None = None,
-    privileged_obs_shape: Sequence[int | None] | None = None,
-    privileged_ref_obs_shape: Sequence[int | None] | None = None,
-    actions_shape: Sequence[int] | None = None,
-    apply_dagger_actions: bool = False,
-    rnd_state_shape: Sequence[int | None] | None = None,
-) -> dict[str, RolloutField]:
-    """The fields of ``RolloutStorage.motion_mimic``; only what is configured is among them.
-
-    Args:
-        training_type: "rl" or "distillation".
-        obs_shape, actions_shape: Shapes in one environment.
-        ref_obs_shape, privileged_obs_shape, privileged_ref_obs_shape, rnd_state_shape: Likewise; None, or ``(None,)``,
-            for what there is not. Privileged references are there only beside references.
-        apply_dagger_actions: Whether there are ``dagger_actions``.
-
-    Returns:
-        Fields by name.
-
-    Raises:
-        ConfigError: An unknown training type, or what is no shape.
-    """
-    if training_type not in get_args(TrainingType):
-        raise ConfigError(f"training_type: expected one of {list(get_args(TrainingType))}, found {training_type!r}")
-    fields = {"observations": RolloutField(check_shape("obs_shape", obs_shape))}
-    references = _optional_shape("ref_obs_shape", ref_obs_shape)
-    privileged = _optional_shape("privileged_obs_shape", privileged_obs_shape)
-    privileged_references = _optional_shape("privileged_ref_obs_shape", privileged_ref_obs_shape)
-    if references is not None:
-        fields["reference_observations"] = RolloutField(references, mask=True)
-    if privileged is not None:
-        fields["privileged_observations"] = RolloutField(privileged)
-    if references is not None and privileged_references is not None:
-        fields["privileged_reference_observations"] = RolloutField(privileged_references, mask=True)
-    if actions_shape is None:
-        raise ConfigError("actions_shape: expected the shape of actions, found None")
-    actions = RolloutField(check_shape("actions_shape", actions_shape))
-    fields["actions"] = actions
-    if training_type == "distillation":
-        fields["privileged_actions"] = actions
-    if apply_dagger_actions:
-        fields["dagger_actions"] = actions
-    fields |= {"rewards": RolloutField((1,)), "dones": RolloutField((1,), "uint8")}
-    if training_type == "rl":
-        fields |= {
-            "values": RolloutField((1,)),
-            "actions_log_prob": RolloutField((1,)),
-            "mu": actions,
-            "sigma": actions,
-        }
-    state = _optional_shape("rnd_state_shape", rnd_state_shape)
-    if state is not None:
-        fields["rnd_state"] = RolloutField(state)
-    return fields
-
-
-def _optional_shape(where: str, shape: Sequence[int | None] | None) -> tuple[int, ...] | None:
-    # (None,) is how runners that wrap a number in a list say that there is none.
-    if shape is None or (isinstance(shape, Sequence) and tuple(shape) == (None,)):
-        return None
-    return check_shape(where, shape)
 
 
 # ---------------------------------------------------------------------- one step, on its way into a storage

@@ -15,7 +15,7 @@ from mouse_core.dtypes import namespace
 from mouse_core.errors import ConfigError, MissingFieldError
 from mouse_core.randomness import Key, Purpose
 from mouse_core.rollouts import policy_states
-from mouse_core.rollouts.amp import AmpStates, previous_states
+from mouse_core.rollouts.motion import AmpStates, previous_states
 from mouse_core.rollouts.trajectories import episode_starts, history_rows, take_rows, trajectory_rows
 from mouse_core.spec import check_count
 
@@ -29,7 +29,7 @@ TARGETS = frozenset(
 """Fields that stay ``[T, n, ...]`` in recurrent mini-batches; all others are split into trajectories and padded."""
 
 
-class _Shown:
+class _FieldAttribute:
     """An attribute for a field of a mini-batch: the first of these that is there, or None."""
 
     def __init__(self, *names: str) -> None:
@@ -98,35 +98,35 @@ class MiniBatch(Mapping[str, Array]):
     __eq__ = object.__eq__
     __hash__ = object.__hash__
 
-    obs = _Shown("observations")
+    obs = _FieldAttribute("observations")
     """``observations``."""
-    ref_obs = _Shown("reference_observations")
+    ref_obs = _FieldAttribute("reference_observations")
     """``reference_observations``."""
-    ref_mask = _Shown("reference_observations_mask")
+    ref_mask = _FieldAttribute("reference_observations_mask")
     """``reference_observations_mask``."""
-    critic_obs = _Shown("privileged_observations", "observations")
+    critic_obs = _FieldAttribute("privileged_observations", "observations")
     """``privileged_observations``; where there are none, the critic sees the observations."""
-    critic_ref_obs = _Shown("privileged_reference_observations", "reference_observations")
+    critic_ref_obs = _FieldAttribute("privileged_reference_observations", "reference_observations")
     """``privileged_reference_observations``; where there are none, the critic sees the references."""
-    critic_ref_mask = _Shown("privileged_reference_observations_mask", "reference_observations_mask")
+    critic_ref_mask = _FieldAttribute("privileged_reference_observations_mask", "reference_observations_mask")
     """The mask of ``critic_ref_obs``."""
-    actions = _Shown("actions")
+    actions = _FieldAttribute("actions")
     """``actions``."""
-    target_values = _Shown("values")
+    target_values = _FieldAttribute("values")
     """``values``: what the critic said when the rollout was made."""
-    advantages = _Shown("advantages")
+    advantages = _FieldAttribute("advantages")
     """``advantages``."""
-    returns = _Shown("returns")
+    returns = _FieldAttribute("returns")
     """``returns``."""
-    old_actions_log_prob = _Shown("actions_log_prob")
+    old_actions_log_prob = _FieldAttribute("actions_log_prob")
     """``actions_log_prob``."""
-    old_mu = _Shown("mu")
+    old_mu = _FieldAttribute("mu")
     """``mu``."""
-    old_sigma = _Shown("sigma")
+    old_sigma = _FieldAttribute("sigma")
     """``sigma``."""
-    dagger_actions = _Shown("dagger_actions")
+    dagger_actions = _FieldAttribute("dagger_actions")
     """``dagger_actions``."""
-    rnd_state = _Shown("rnd_state")
+    rnd_state = _FieldAttribute("rnd_state")
     """``rnd_state``."""
 
     def astuple(self) -> tuple[Any, ...]:

@@ -11,9 +11,8 @@ from mouse_core._base.tracing import refuse_traced
 from mouse_core.dtypes import widened
 from mouse_core.errors import ConfigError, MissingFieldError, RolloutError, StateError
 from mouse_core.rollouts._rows import RolloutRows
-from mouse_core.rollouts.amp import AmpStates, amp_states
 from mouse_core.rollouts.checks import check_unit
-from mouse_core.rollouts.fields import COMPUTED, TrainingType, motion_mimic_fields
+from mouse_core.rollouts.fields import COMPUTED
 from mouse_core.rollouts.mini_batches import (
     MiniBatch,
     check_histories,
@@ -23,6 +22,7 @@ from mouse_core.rollouts.mini_batches import (
     take_mini_batch,
     take_recurrent_mini_batch,
 )
+from mouse_core.rollouts.motion import AmpStates, TrainingType, amp_states, motion_mimic_fields
 from mouse_core.rollouts.returns import gae, normalized
 from mouse_core.rollouts.trajectories import episode_starts
 from mouse_core.spec import check_count
