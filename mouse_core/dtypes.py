@@ -166,6 +166,21 @@ def convert(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     return converted
 
 
+def convert_to(values: npt.NDArray[Any], dtype: np.dtype[Any], out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+    """Values of steps, ``[n, S, ...]``, in ``dtype``, written to ``out`` where that is given.
+
+    Raises:
+        RowError: As ``convert``, with the number of the step, ``window * S + step``.
+    """
+    if out is None or not np.can_cast(values.dtype, dtype, "safe"):
+        steps = values.reshape(values.shape[0] * values.shape[1], -1)
+        values = convert(steps, dtype).reshape(values.shape)
+    if out is None:
+        return values
+    np.copyto(out, values)
+    return out
+
+
 def _refuse(array: npt.NDArray[Any], where: npt.NDArray[np.bool_], wanted: str) -> None:
     if where.any():
         place = int(where.argmax())

@@ -69,9 +69,9 @@ class Alike:
             if first is None or (distance[alike] % dtype.itemsize).any():
                 return np.zeros(len(alike), np.bool_)
             wanted = flat_view(dtype)[first : first + count]
-            (places,) = np.nonzero(alike)
-            for begin in range(0, len(places), _TOGETHER):
-                some = places[begin : begin + _TOGETHER]
+            (positions,) = np.nonzero(alike)
+            for begin in range(0, len(positions), _TOGETHER):
+                some = positions[begin : begin + _TOGETHER]
                 alike[some] = runs_equal(first + distance[some] // dtype.itemsize, wanted)
         return alike
 
@@ -96,8 +96,8 @@ class Alike:
         words = flat_view(np.dtype(np.int64))[element - before : element]
         # A message is a continuation mark, the metadata's length, and the metadata.
         marks = words.view(np.int32).reshape(-1, 2)
-        (place,) = np.nonzero((marks[:, 0] == -1) & (marks[:, 1] == 8 * np.arange(before - 1, -1, -1)))
-        return None if not len(place) else words[int(place[-1]) :].astype(np.int64)
+        (marked,) = np.nonzero((marks[:, 0] == -1) & (marks[:, 1] == 8 * np.arange(before - 1, -1, -1)))
+        return None if not len(marked) else words[int(marked[-1]) :].astype(np.int64)
 
     def _find_body(self) -> pa.Buffer | None:
         """The template's body, through a column and a buffer that are there to find those of other chunks."""
@@ -117,16 +117,16 @@ class Alike:
 
     def _in_file(self, body: pa.Buffer) -> bool:
         """Whether a body lies in a file that was met, which it is made to be."""
-        place = bisect_right(self._begins, body.address) - 1
-        if place < 0 or body.address + body.size > self._ends[place]:
+        file = bisect_right(self._begins, body.address) - 1
+        if file < 0 or body.address + body.size > self._ends[file]:
             root = body
             while root.parent is not None:
                 root = root.parent
             if root.size <= body.size:
                 return False
-            place = bisect_right(self._begins, root.address)
-            self._begins.insert(place, root.address)
-            self._ends.insert(place, root.address + root.size)
+            file = bisect_right(self._begins, root.address)
+            self._begins.insert(file, root.address)
+            self._ends.insert(file, root.address + root.size)
         return True
 
     def _compare(self, chunks: Int64s) -> Int64s:
@@ -135,17 +135,17 @@ class Alike:
         if self._metadata is None:
             return distance
         length = self._metadata.nbytes
-        places, found = [], []
+        positions, found = [], []
         (candidates,) = np.nonzero(self._sizes[chunks] == self._sizes[self.template])
-        for place, chunk in zip(candidates.tolist(), chunks[candidates].tolist(), strict=True):
+        for position, chunk in zip(candidates.tolist(), chunks[candidates].tolist(), strict=True):
             body = self._body(chunk)
             if body is not None and body.size == self._size and self._in_file(body):
                 address = body.address
                 if not address % 8 and address - length >= self._begins[bisect_right(self._begins, address) - 1]:
-                    places.append(place)
+                    positions.append(position)
                     found.append(address)
-        if places:
+        if positions:
             bodies = np.array(found)
             same = runs_equal(element_of_all(bodies - length, 8), self._metadata)
-            distance[np.array(places)[same]] = bodies[same] - self._address
+            distance[np.array(positions)[same]] = bodies[same] - self._address
         return distance

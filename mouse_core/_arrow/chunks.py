@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
-from typing import Protocol, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core._arrow.addresses import copy_runs, element_of, element_of_all
-from mouse_core._arrow.dense_copies import IRREGULAR, UNKNOWN, DenseCopies
+from mouse_core._arrow.addresses import element_of
+from mouse_core._arrow.dense_copies import IRREGULAR, UNKNOWN, DenseBudget, DenseCopies
 from mouse_core._arrow.layout import ColumnType, locate_values
 from mouse_core._arrow.windows import Int64s, distinct
 from mouse_core._base.locks import ProcessLock
@@ -21,8 +22,6 @@ from mouse_core.errors import DataError
 
 # So many chunks are looked up one by one.
 _FEW = 8
-# Chunks of more bytes are not looked through for the few rows of a window; others together, up to so many bytes.
-_MOST_BYTES, _LOOKED_THROUGH = 1 << 14, 1 << 18
 
 
 class Layout:
@@ -39,6 +38,10 @@ class Layout:
         self.largest = np.full(len(rows), UNKNOWN, np.int64)
         self.lock = ProcessLock()
         self._copies: dict[str, DenseCopies] = {}
+
+    def has_copies(self, reading: str) -> bool:
+        """Whether somebody has asked for such ``copies``."""
+        return reading in self._copies
 
     def copies(self, reading: str, row_bytes: int) -> DenseCopies:
         """The dense copies of its chunks for those who read them in the same way."""
@@ -82,7 +85,12 @@ class HasParts(Protocol):
     """A segment, as ``Column`` needs it."""
 
     @property
-    def places(self) -> Mapping[str, tuple[int, int]]:
+    def block(self) -> object:
+        """See ``Segment``."""
+        ...
+
+    @property
+    def addresses(self) -> Mapping[str, tuple[int, int]]:
         """See ``Segment``."""
         ...
 
@@ -91,46 +99,131 @@ class HasParts(Protocol):
         ...
 
 
-class ColumnChunks:
-    """A column over all segments of a snapshot, and where the values of its chunks lie.
+class Growth(NamedTuple):
+    """How segments differ from earlier ones that rows were appended to.
+
+    Args:
+        kept: How many are the same.
+        appended: The others, each of one chunk. The first may be the last of the earlier ones, grown.
+        replaced: That one as it was; None if all of the earlier ones are kept.
+    """
+
+    kept: int
+    appended: Sequence[HasParts]
+    replaced: HasParts | None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How the rows of a column are read, whatever its segments.
 
     Args:
         name: The column's name, for messages.
         kind: Its type.
         shape: The shape of one row, images as ``(H, W, C)``.
+        fill, pad: See ``spec.Field``.
+        budget: Limits the dense copies; None: there are none.
+    """
+
+    name: str
+    kind: ColumnType
+    shape: tuple[int, ...]
+    fill: float | None = None
+    pad: float | None = None
+    budget: DenseBudget | None = None
+
+    @memo
+    def width(self) -> int:
+        """Values of a row."""
+        return prod(self.shape)
+
+    @memo
+    def dtype(self) -> np.dtype[np.generic]:
+        """What values are stored in."""
+        return self.kind.dtype
+
+    @memo
+    def is_plain(self) -> bool:
+        """Whether values may lie in memory as NumPy has them."""
+        return self.kind.kind in ("scalar", "list")
+
+    @memo
+    def dense_budget(self) -> DenseBudget | None:
+        """``budget``, where there may be dense copies."""
+        # Copies have the stored dtype, and nobody must see that: they may be delivered in another one.
+        specials = [value for value in (self.fill, self.pad) if value is not None]
+        return self.budget if self.is_plain and all(_is_exact(value, self.dtype) for value in specials) else None
+
+    @memo
+    def copies_key(self) -> str:
+        """What those have in common who can share dense copies."""
+        return repr((self.shape, self.fill, self.pad))
+
+
+def _is_exact(value: float, dtype: np.dtype[Any]) -> bool:
+    """Whether ``dtype`` holds a number as it is, or as any float does."""
+    with np.errstate(all="ignore"):
+        held = np.asarray(value).astype(dtype)
+    return bool(held.item() == value) or bool(dtype.kind == "f" and np.isnan(value))
+
+
+class ColumnParts:
+    """A column in every segment; those of segments that came later are made when they are asked for.
+
+    Args:
+        name: The column's name.
+        parts: The column in segments.
+        count: How many of these there are.
+        later: The segments behind them.
+    """
+
+    def __init__(
+        self, name: str, parts: Sequence[ColumnPart], count: int | None = None, later: Sequence[HasParts] = ()
+    ) -> None:
+        self._name, self._parts, self._later = name, parts, later
+        self._count = len(parts) if count is None else count
+
+    @memo
+    def every(self) -> Sequence[ColumnPart]:
+        """All of them."""
+        return [*self._parts[: self._count], *(segment.part(self._name) for segment in self._later)]
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether some segments came later."""
+        return bool(self._later)
+
+    def forward(self, kept: int, segments: Sequence[HasParts]) -> ColumnParts:
+        """The same over other segments, of which the first ``kept`` are the same and these the rest."""
+        if "every" in self.__dict__:
+            return ColumnParts(self._name, self.every, kept, segments)
+        more = self._later[: max(0, kept - self._count)]
+        return ColumnParts(self._name, self._parts, min(kept, self._count), [*more, *segments])
+
+
+class ColumnChunks:
+    """A column over all segments of a snapshot, and where the values of its chunks lie.
+
+    Args:
+        reading: How it is read.
         parts: The column in every segment.
     """
 
-    def __init__(self, name: str, kind: ColumnType, shape: tuple[int, ...], parts: Sequence[ColumnPart]) -> None:
-        self.name = name
-        self.kind = kind
-        self.shape = shape
-        self.width = int(np.prod(shape, dtype=np.int64))
-        self._stored = kind.dtype
-        # Parts, of which so many count, and segments with the others.
-        self._known: tuple[Sequence[ColumnPart], int, Sequence[HasParts]] = parts, len(parts), ()
+    def __init__(self, reading: Reading, parts: ColumnParts) -> None:
+        self.reading = reading
+        self.name, self.kind, self.shape, self.width = reading.name, reading.kind, reading.shape, reading.width
+        self._stored = reading.dtype
+        self._column_parts = parts
         self._lock = ProcessLock()
 
-    def over(self, kept: int, segments: Sequence[HasParts]) -> Self:
-        """The same column over other segments, of which the first ``kept`` are the same and these the rest.
+    def forward(self, growth: Growth) -> Self:
+        """The same column with rows appended. What it knows of each segment is found when it is asked for."""
+        return type(self)(self.reading, self._column_parts.forward(growth.kept, growth.appended))
 
-        What it knows of each is found when it is asked for.
-        """
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__)
-        parts, count, more = self._known
-        if "_parts" in self.__dict__:
-            parts, count, more = self._parts, len(self._parts), ()
-        other._known = parts, min(kept, count), [*more[: max(0, kept - count)], *segments]
-        for name in ("_parts", "_first_chunk", "_tables"):
-            other.__dict__.pop(name, None)
-        return other
-
-    @memo
+    @property
     def _parts(self) -> Sequence[ColumnPart]:
         """The column in every segment."""
-        parts, count, more = self._known
-        return [*parts[:count], *(segment.part(self.name) for segment in more)] if more else parts[:count]
+        return self._column_parts.every
 
     @memo
     def _first_chunk(self) -> Int64s:
@@ -142,7 +235,7 @@ class ColumnChunks:
         begins, widths = zip(*(part.layout.known() for part in self._parts), strict=True)
         return np.concatenate(begins), np.concatenate(widths)
 
-    def known_begins(self) -> Int64s:
+    def begins_so_far(self) -> Int64s:
         """``begins`` of all chunks, ``UNKNOWN`` for those that nobody has looked at."""
         begin, width = self._tables
         with self._lock:
@@ -150,7 +243,7 @@ class ColumnChunks:
 
     def begins(self, chunks: Int64s) -> Int64s:
         """The address of the first value of each of some chunks; ``IRREGULAR`` where rows do not lie side by side."""
-        begin, width = self._places(chunks)
+        begin, width = self._addresses(chunks)
         return np.where(self._is_in_place(width), begin, IRREGULAR)
 
     def _is_in_place(self, width: Int64s) -> npt.NDArray[np.bool_]:
@@ -160,7 +253,7 @@ class ColumnChunks:
 
     def lies_in(self, segment: HasParts) -> bool:
         """Whether the values of a segment of appended rows are copied from where they lie."""
-        return self.name in segment.places and bool(self._is_in_place(np.array(segment.places[self.name][1])))
+        return self.name in segment.addresses and bool(self._is_in_place(np.array(segment.addresses[self.name][1])))
 
     def _by_part(self, chunks: Int64s) -> Iterator[tuple[int, int, int]]:
         """The parts that some chunks (ascending) belong to: number, and where its chunks begin and end among these."""
@@ -169,50 +262,14 @@ class ColumnChunks:
             if begin < end:
                 yield number, begin, end
 
-    def largest(self, chunks: Int64s) -> Int64s:
-        """The largest integer in each of some regular chunks, where negative ones count as the largest int64.
-
-        So do all of a chunk that is too long to be looked through for the few rows of a batch.
-
-        Args:
-            chunks: Their numbers, ascending, int64 ``[n]``.
-        """
-        found = np.empty(len(chunks), np.int64)
-        for number, begin, end in self._by_part(chunks):
-            found[begin:end] = self._largest_of(number, chunks[begin:end] - self._first_chunk[number])
-        return found
-
-    def _largest_of(self, part_number: int, chunks: Int64s) -> Int64s:
-        return self._look_through(self._parts[part_number].layout, chunks)
-
-    def _look_through(self, table: Layout | DenseCopies, chunks: Int64s) -> Int64s:
-        with table.lock:
-            unknown = chunks[table.largest[chunks] == UNKNOWN]
-            for rows in np.unique(table.rows[unknown]).tolist():
-                same = unknown[table.rows[unknown] == rows]
-                table.largest[same] = self._find_largest(table.begin[same], rows * self.width)
-            return table.largest[chunks]
-
-    def _find_largest(self, begin: Int64s, count: int) -> Int64s:
-        """The largest of ``count`` integers from each of some addresses."""
-        limit, item = np.iinfo(np.int64).max, self._stored.itemsize
-        largest = np.full(len(begin), limit)
-        together = _LOOKED_THROUGH // max(count * item, 1) if count * item <= _MOST_BYTES else 0
-        first = element_of_all(begin, item)
-        for place in range(0, len(begin), together) if together else ():
-            codes = copy_runs(self._stored, first[place : place + together], count).view(f"u{item}")
-            found = codes.max(axis=1, initial=0).astype(np.uint64)
-            largest[place : place + together] = np.minimum(found, np.uint64(limit))
-        return largest
-
-    def _places(self, chunk: Int64s) -> tuple[Int64s, Int64s]:
+    def _addresses(self, chunk: Int64s) -> tuple[Int64s, Int64s]:
         """Where each chunk's values begin (an address; for booleans 8 times that and the bit's number), or
         ``IRREGULAR``, and the values in a row.
         """
-        if len(chunk) <= _FEW and self._known[2] and "_tables" not in self.__dict__:
+        if len(chunk) <= _FEW and self._column_parts.has_grown and "_tables" not in self.__dict__:
             # The tables are as long as the snapshot, of which there may be another soon.
-            places = np.array([self._look_up(number) for number in chunk.tolist()], np.int64).reshape(-1, 2)
-            return places[:, 0], places[:, 1]
+            found = np.array([self._look_up(number) for number in chunk.tolist()], np.int64).reshape(-1, 2)
+            return found[:, 0], found[:, 1]
         begins, widths = self._tables
         unknown = begins[chunk] == UNKNOWN
         new = distinct(chunk[unknown], len(begins)) if unknown.any() else chunk[:0]

@@ -1,7 +1,7 @@
 """Reading windows of steps out of Arrow columns, in place.
 
 A column is a row of chunks (record batches, one after another, over all segments of a store). Where a chunk's
-values begin is looked up the first time a window touches it. From then on ``Copier`` copies what lies there side by
+values begin is looked up the first time a window touches it. From then on ``Views`` copies what lies there side by
 side, or in a dense copy of the chunk; everything else is gathered here.
 """
 
@@ -9,52 +9,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._arrow.addresses import copy_bits, copy_runs, element_of_all
-from mouse_core._arrow.chunks import ColumnChunks, ColumnPart
+from mouse_core._arrow.chunks import ColumnChunks, Layout
 from mouse_core._arrow.dense import dense_rows, plain
-from mouse_core._arrow.dense_copies import IRREGULAR, DenseBudget, DenseCopies
-from mouse_core._arrow.layout import ColumnType
+from mouse_core._arrow.dense_copies import IRREGULAR, UNKNOWN, DenseCopies
 from mouse_core._arrow.windows import Int64s, WindowsPart
 from mouse_core._base.checks import values_of
 from mouse_core.dtypes import RowError, convert
 
+# Chunks of more bytes are not looked through for the few rows of a window; others together, up to so many bytes.
+_MOST_BYTES, _LOOKED_THROUGH = 1 << 14, 1 << 18
+
 
 class Column(ColumnChunks):
-    """A column over all segments of a snapshot, for gathering windows.
-
-    Args:
-        name, kind, shape, parts: See ``ColumnChunks``.
-        fill, pad: See ``spec.Field``.
-        budget: Limits the dense copies; None: there are none.
-    """
-
-    def __init__(
-        self,
-        name: str,
-        kind: ColumnType,
-        shape: tuple[int, ...],
-        parts: Sequence[ColumnPart],
-        *,
-        fill: float | None,
-        pad: float | None,
-        budget: DenseBudget | None = None,
-    ) -> None:
-        super().__init__(name, kind, shape, parts)
-        self._fill, self._pad = fill, pad
-        # Copies have the stored dtype, and nobody must see that: they may be delivered in another one.
-        exact = self.is_plain and all(_is_exact(value, self._stored) for value in (fill, pad) if value is not None)
-        self._budget = budget if exact else None
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether its values may lie in memory as NumPy has them."""
-        return self.kind.kind in ("scalar", "list")
+    """A column over all segments of a snapshot, for gathering windows."""
 
     def begins(self, chunks: Int64s, rows: int = 0) -> Int64s:
         """The address of the first value of each of some chunks, or of their dense copies.
@@ -65,33 +39,68 @@ class Column(ColumnChunks):
             chunks: Their numbers, ascending, int64 ``[n]``.
             rows: How many rows may be made dense.
         """
-        found = super().begins(chunks)
+        found, budget = super().begins(chunks), self.reading.dense_budget
         (irregular,) = np.nonzero(found == IRREGULAR)
-        if self._budget is not None and len(irregular):
+        if budget is not None and len(irregular):
             for number, begin, end in self._by_part(chunks[irregular]):
                 local = chunks[irregular[begin:end]] - self._first_chunk[number]
                 allowed = -(-rows * (end - begin) // len(irregular))
                 part, copies = self._parts[number], self._copies(number)
-                found[irregular[begin:end]] = copies.begins(local, allowed, self._budget, part.chunk, self._dense)
+                found[irregular[begin:end]] = copies.begins(local, allowed, budget, part.chunk, self._dense)
         return found
 
     def _dense(self, values: pa.Array) -> npt.NDArray[Any]:
-        return dense_rows(values, self.shape, self._stored, fill=self._fill, pad=self._pad)
+        return dense_rows(values, self.shape, self._stored, fill=self.reading.fill, pad=self.reading.pad)
 
     def _copies(self, part_number: int) -> DenseCopies:
-        reading = repr((self.shape, self._fill, self._pad))
-        return self._parts[part_number].layout.copies(reading, self.width * self._stored.itemsize)
+        return self._parts[part_number].layout.copies(self.reading.copies_key, self.width * self._stored.itemsize)
+
+    def largest(self, chunks: Int64s) -> Int64s:
+        """The largest integer in each of some regular chunks, where negative ones count as the largest int64.
+
+        So do all of a chunk that is too long to be looked through for the few rows of a batch.
+
+        Args:
+            chunks: Their numbers, ascending, int64 ``[n]``.
+        """
+        found = np.empty(len(chunks), np.int64)
+        for number, begin, end in self._by_part(chunks):
+            found[begin:end] = self._largest_of(number, chunks[begin:end] - self._first_chunk[number])
+        return found
 
     def _largest_of(self, part_number: int, chunks: Int64s) -> Int64s:
+        layout = self._parts[part_number].layout
+        if not layout.has_copies(self.reading.copies_key):
+            return self._look_through(layout, chunks)
         copies = self._copies(part_number)
         copied = copies.begin[chunks] >= 0
         found = np.empty(len(chunks), np.int64)
         found[copied] = self._look_through(copies, chunks[copied])
-        found[~copied] = super()._largest_of(part_number, chunks[~copied])
+        found[~copied] = self._look_through(layout, chunks[~copied])
         return found
 
+    def _look_through(self, table: Layout | DenseCopies, chunks: Int64s) -> Int64s:
+        with table.lock:
+            unknown = chunks[table.largest[chunks] == UNKNOWN]
+            for rows in np.unique(table.rows[unknown]).tolist():
+                same = unknown[table.rows[unknown] == rows]
+                table.largest[same] = self._find_largest(table.begin[same], rows * self.width)
+            return table.largest[chunks]
+
+    def _find_largest(self, begin: Int64s, count: int) -> Int64s:
+        """The largest of ``count`` integers from each of some addresses."""
+        limit, item = np.iinfo(np.int64).max, self._stored.itemsize
+        largest = np.full(len(begin), limit)
+        together = _LOOKED_THROUGH // max(count * item, 1) if count * item <= _MOST_BYTES else 0
+        first = element_of_all(begin, item)
+        for number in range(0, len(begin), together) if together else ():
+            codes = copy_runs(self._stored, first[number : number + together], count).view(f"u{item}")
+            found = codes.max(axis=1, initial=0).astype(np.uint64)
+            largest[number : number + together] = np.minimum(found, np.uint64(limit))
+        return largest
+
     def gather(self, windows: WindowsPart, out: npt.NDArray[Any]) -> None:
-        """Write the windows' values, whatever the chunks look like. Where they are regular, ``Copier`` is faster.
+        """Write the windows' values, whatever the chunks look like. Where they are regular, ``Views`` is faster.
 
         Args:
             windows: Where they lie.
@@ -113,12 +122,12 @@ class Column(ColumnChunks):
         """Write runs of ``length`` rows to ``steps[target : target + length]``, whatever their chunks look like."""
         if not len(chunk):
             return
-        first, width = self._places(chunk)
+        first, width = self._addresses(chunk)
         regular = first >= 0
         for found in _different(width[regular]):
             (same,) = np.nonzero(regular & (width == found))
-            if found > self.width or (found < self.width and self._pad is None):
-                wanted = "at most " * (self._pad is not None) + values_of(self.width)
+            if found > self.width or (found < self.width and self.reading.pad is None):
+                wanted = "at most " * (self.reading.pad is not None) + values_of(self.width)
                 raise RowError(int(target[same[0]]), f"expected {wanted}, found {found}")
             values = self._regular(first[same], row[same], length, found)
             try:
@@ -127,7 +136,7 @@ class Column(ColumnChunks):
                 run, step = divmod(error.row, length)
                 raise RowError(int(target[same[run]]) + step, str(error)) from error
             if found < self.width:
-                padded = np.full((len(same), length, self.width), self._pad, steps.dtype)
+                padded = np.full((len(same), length, self.width), self.reading.pad, steps.dtype)
                 padded[:, :, :found] = values
                 values = padded
             # Targets of runs are multiples of their length.
@@ -163,15 +172,15 @@ class Column(ColumnChunks):
         if images:
             from mouse_core.images._rows import fill_images  # 0.5 us; the first image alone takes a hundred times that
 
-            fill_images(images, self.shape, steps, fill=self._fill, pixel=self._stored)  # type: ignore[arg-type]
+            fill_images(images, self.shape, steps, fill=self.reading.fill, pixel=self._stored)  # type: ignore[arg-type]
         for data_type, arrays in slices.items():
-            places = np.concatenate(targets[data_type])
+            positions = np.concatenate(targets[data_type])
             try:
-                steps[places] = dense_rows(
-                    pa.concat_arrays(arrays), self.shape, steps.dtype, fill=self._fill, pad=self._pad
+                steps[positions] = dense_rows(
+                    pa.concat_arrays(arrays), self.shape, steps.dtype, fill=self.reading.fill, pad=self.reading.pad
                 )
             except RowError as error:
-                raise RowError(int(places[error.row]), str(error)) from error
+                raise RowError(int(positions[error.row]), str(error)) from error
 
 
 def _different(numbers: Int64s) -> list[int]:
@@ -180,41 +189,3 @@ def _different(numbers: Int64s) -> list[int]:
         return [int(numbers[0])]
     different: list[int] = np.unique(numbers).tolist()
     return different
-
-
-def _is_exact(value: float, dtype: np.dtype[Any]) -> bool:
-    """Whether ``dtype`` holds a number as it is, or as any float does."""
-    with np.errstate(all="ignore"):
-        held = np.asarray(value).astype(dtype)
-    return bool(held.item() == value) or bool(dtype.kind == "f" and np.isnan(value))
-
-
-class Growth(NamedTuple):
-    """How segments differ from earlier ones that rows were appended to.
-
-    Args:
-        kept: How many are the same.
-        appended: The others, each of one chunk. The first may be the last of the earlier ones, grown.
-        replaced: That one as it was; None if all of the earlier ones are kept.
-    """
-
-    kept: int
-    appended: tuple[Any, ...]
-    replaced: Any | None
-
-
-def growth(before: tuple[Any, ...], after: tuple[Any, ...]) -> Growth | None:
-    """What was appended to some segments; None where others are not the same with rows appended."""
-    kept, last = len(before) - 1, before[-1:]
-    appended = after[max(kept, 0) :]
-    if not last or not appended or after[:kept] != before[:kept]:
-        return None
-    replaced = None
-    if appended[0] is last[0]:
-        kept, appended = kept + 1, appended[1:]
-    elif appended[0].block is not None and appended[0].block is last[0].block:
-        replaced = last[0]
-    else:
-        return None
-    # Segments of datasets may say more about the shapes of rows.
-    return Growth(kept, appended, replaced) if all(segment.block is not None for segment in appended) else None

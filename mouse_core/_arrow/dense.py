@@ -149,9 +149,9 @@ def _fill_lists(
         out[nulls] = fill
 
 
-def _row_of(place: int, lengths: npt.NDArray[np.int64]) -> int:
-    """Which row the value at ``place`` among those of all rows belongs to."""
-    return int(np.searchsorted(np.cumsum(lengths), place, side="right"))
+def _row_of(position: int, lengths: npt.NDArray[np.int64]) -> int:
+    """Which row the value at ``position`` among those of all rows belongs to."""
+    return int(np.searchsorted(np.cumsum(lengths), position, side="right"))
 
 
 def _fill_row_by_row(array: pa.Array, shape: tuple[int, ...], out: npt.NDArray[Any], fill: float | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -111,6 +111,7 @@ class Windows:
         length: Steps in a window.
         bounds: The first window of each batch, and the end; by default all are one batch.
         physical: The rows of the tables behind, where they are others: int64 ``[n, length]``.
+        lengths: How many steps of each window are there, where that may be fewer: int64 ``[n]``.
     """
 
     def __init__(
@@ -120,22 +121,22 @@ class Windows:
         length: int,
         bounds: Sequence[int] | None = None,
         physical: Int64s | None = None,
+        lengths: Int64s | None = None,
     ) -> None:
         self.rows = rows
         self.bounds = (0, len(rows)) if bounds is None else bounds
         self.length = length
         self.chunks = chunks
+        self.lengths = lengths
         self._physical = physical
-        # What others know about these windows; see copying.Copier.
-        self.known: dict[Any, Any] = {}
 
     def __len__(self) -> int:
         return len(self.rows)
 
     @property
     def nbytes(self) -> int:
-        """About how much memory they take, with what others know about them."""
-        return _BYTES_OF_ONE * len(self.rows) + sum(getattr(known, "nbytes", 0) for known in self.known.copy().values())
+        """About how much memory they take."""
+        return (_BYTES_OF_ONE + (0 if self.lengths is None else self.length)) * len(self.rows)
 
     def part(self, number: int) -> WindowsPart:
         """The windows of one of the batches."""
@@ -178,6 +179,14 @@ class Windows:
         stretch, row, size = _cut(self)
         return Pieces(*self.chunks.located(stretch, row), size)
 
+    @memo
+    def there(self) -> npt.NDArray[np.bool_]:
+        """Which steps of each window are there, bool ``[n, length]``."""
+        if self.lengths is None:
+            return np.ones((len(self), self.length), np.bool_)
+        there: npt.NDArray[np.bool_] = np.arange(self.length) < self.lengths[:, None]
+        return there
+
     def forget(self) -> None:
         """Give back the memory of what can be worked out again."""
         for name in ("starts", "stretch", "chunk", "row", "is_whole", "pieces"):
@@ -212,6 +221,11 @@ class WindowsPart:
         window, step = divmod(step, self.block.length)
         return int(self.block.rows[self.begin + window]) + step
 
+    @property
+    def there(self) -> npt.NDArray[np.bool_]:
+        """Which steps of each window are there, bool ``[n, length]``."""
+        return self.block.there[self.begin : self.end]
+
     @memo
     def whole(self) -> Int64s:
         """The windows that lie in one chunk, counted from the part's first."""
@@ -226,7 +240,13 @@ class WindowsPart:
 
 
 def _cut(windows: Windows) -> Pieces:
-    """The pieces of windows of consecutive rows; their chunks are stretches."""
+    """The pieces of windows of consecutive rows; their chunks are stretches.
+
+    Chunks of 10 rows and windows of 4 that begin at rows 2, 8 and 13, of two batches with bounds 0, 2, 3: from the rows
+    that are left in each window's chunk, 8, 2 and 7, it follows that the second is cut into 2 and 2 steps. The counts
+    of pieces are 1, 2, 1, so batches have 3 and 1; with a row of 3 for each batch the windows' first pieces stand at
+    positions 0, 1 and 3, the second's other one at 2, and nothing at 4 and 5.
+    """
     chunks, starts, length, sizes = windows.chunks, windows.starts, windows.length, np.diff(windows.bounds)
     stretch = windows.stretch
     row = starts - chunks.starts[stretch]
@@ -235,40 +255,53 @@ def _cut(windows: Windows) -> Pieces:
     if not len(broken) and (sizes == sizes[0]).all():
         shape = (len(sizes), -1)
         return Pieces(stretch.reshape(shape), row.reshape(shape), np.full((len(sizes), int(sizes[0])), length))
-    counts = np.ones(len(starts), np.int64)
-    counts[broken] = 2
+    # What is left of broken windows lies at the beginning of the next stretch, or in several where that is too short.
     rest = length - room[broken]
     after = chunks.find(starts[broken] + room[broken])
-    many = chunks.starts[after + 1] - chunks.starts[after] < rest
-    several = broken[many]
-    *ends, which = [several] * 4  # mostly none
-    if len(several):
-        *ends, which = cut_at_chunks(chunks, starts[several] + room[several], rest[many])
-    counts[several] += np.bincount(which, minlength=len(several)) - 1
-    # The pieces of a window go behind those of the windows before it in its batch.
-    end = np.concatenate([[0], np.cumsum(counts)])
-    first = end[np.asarray(windows.bounds)]
-    most = int(np.diff(first).max())
-    batches = len(sizes)
-    place = end[:-1] + np.repeat(most * np.arange(batches) - first[:-1], sizes)
+    too_short = chunks.starts[after + 1] - chunks.starts[after] < rest
+    twice, often = broken[~too_short], broken[too_short]
+    *pieces_of_often, which = [often] * 4  # mostly none
+    if len(often):
+        *pieces_of_often, which = cut_at_chunks(chunks, starts[often] + room[often], rest[too_short])
+    more = np.bincount(which, minlength=len(often))  # pieces behind the first one, of each of these
+    counts = np.ones(len(starts), np.int64)
+    counts[twice] = 2
+    counts[often] += more
+    position, most = _positions(counts, windows.bounds)
+    # Of those in several pieces, the others follow the first one: 1, 2, .. behind it.
+    others = position[often][which] + 1 + np.arange(len(which)) - (np.cumsum(more) - more)[which]
+    second = position[twice] + 1
     np.minimum(room, length, out=room)
-    second = place[broken[~many]] + 1
-    begin = np.cumsum(counts[several] - 1) - counts[several] + 1
-    others = place[several][which] + 1 + np.arange(len(which)) - begin[which]
+    pieces_of_twice = (after[~too_short], np.zeros(len(twice), np.int64), rest[~too_short])
     filled = []
-    tails = (after[~many], np.zeros(len(second), np.int64), rest[~many])
-    for heads, tail, more in zip((stretch, row, room), tails, ends, strict=True):
-        values = np.zeros(batches * most, np.int64)
-        values[place] = heads
-        values[second] = tail
-        values[others] = more
-        filled.append(values.reshape(batches, most))
+    for firsts, seconds, further in zip((stretch, row, room), pieces_of_twice, pieces_of_often, strict=True):
+        values = np.zeros(len(sizes) * most, np.int64)
+        values[position] = firsts
+        values[second] = seconds
+        values[others] = further
+        filled.append(values.reshape(len(sizes), most))
     return Pieces(*filled)
+
+
+def _positions(counts: Int64s, bounds: Sequence[int]) -> tuple[Int64s, int]:
+    """Where the first piece of each window stands, int64 ``[n]``, and how many the batch with most of them has.
+
+    Each batch has a row of as many. Counts 1, 2, 1 with bounds 0, 2, 3 end at 0, 1, 3, 4; the batches begin there at
+    0 and 3, so the one with most has 3, and the positions are 0, 1 and 3 + (3 * 1 - 3) = 3.
+    """
+    ends = np.concatenate([[0], np.cumsum(counts)])
+    begins = ends[np.asarray(bounds)]
+    most = int(np.diff(begins).max())
+    shift = most * np.arange(len(bounds) - 1) - begins[:-1]
+    return ends[:-1] + np.repeat(shift, np.diff(bounds)), most
 
 
 def cut_at_chunks(chunks: Chunks, starts: Int64s, length: Int64s) -> tuple[Int64s, Int64s, Int64s, Int64s]:
     """Stretches of consecutive rows, each of so many, cut where chunks end: of each piece chunk, row, size, and which
     stretch it was; all int64 ``[n]``.
+
+    With chunks of 10 rows a stretch of 25 rows from row 8 becomes the pieces (0, 8, 2), (1, 0, 10), (2, 0, 10) and
+    (3, 0, 3).
     """
     first = chunks.find(starts)
     counts = chunks.find(starts + (length - 1)) - first + 1
@@ -292,15 +325,19 @@ def _join_steps(steps: Steps, length: int) -> tuple[Int64s, Int64s, Int64s, Int6
 
 
 def _in_rows(chunk: Int64s, row: Int64s, size: Int64s, window: Int64s, bounds: Sequence[int]) -> Pieces:
-    """Pieces with a row for each batch."""
+    """Pieces with a row for each batch, filled up with pieces of no steps.
+
+    Pieces of windows 0, 1, 1, 2 with bounds 0, 2, 3: the batches begin with pieces 0 and 3 and have 3 and 1. So the
+    rows are pieces 0, 1, 2 and 3, 4, 5, of which 4 and 5 are beyond the batch's end.
+    """
     first = np.searchsorted(window, np.asarray(bounds))
     counts = np.diff(first)
     most = int(counts.max())
     if (counts == most).all():
         return Pieces(chunk.reshape(-1, most), row.reshape(-1, most), size.reshape(-1, most))
-    place = first[:-1, None] + np.arange(most)
-    beyond = place >= first[1:, None]
-    place[beyond] = 0
-    filled = size[place]
+    number = first[:-1, None] + np.arange(most)
+    beyond = number >= first[1:, None]
+    number[beyond] = 0
+    filled = size[number]
     filled[beyond] = 0
-    return Pieces(chunk[place], row[place], filled)
+    return Pieces(chunk[number], row[number], filled)

@@ -8,7 +8,10 @@ it included, just as ``malloc`` would.
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
+from collections.abc import Iterable
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -18,9 +21,9 @@ import numpy.typing as npt
 # Fields begin at multiples of this many bytes: JAX takes such memory over as it is.
 ALIGNMENT = 64
 _KEPT = 4
-# Smaller batches are as fast in memory of their own.
-_POOL_FROM = 1 << 17
-_POOLS_KEPT = 2
+_POOLS_KEPT = 8
+# So much memory that batches share is usual, also where some wait to be used.
+_MOST_SHARED = 8
 
 
 class MemoryPool:
@@ -101,24 +104,72 @@ def _strides(shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, ...]:
     return tuple(dtype.itemsize * prod(shape[axis + 1 :]) for axis in range(len(shape)))
 
 
-class BatchMemory:
-    """Memory for batches, kept from batch to batch where it is large."""
+class ArrayMemory:
+    """Memory for new arrays, kept and taken up again where they are large.
 
-    def __init__(self) -> None:
-        self._layouts: dict[tuple[Any, ...], BatchLayout] = {}
+    Args:
+        least: Smaller arrays, in bytes, are as fast in memory of their own.
+    """
+
+    def __init__(self, least: int = 1 << 17) -> None:
+        self._least = least
         self._pools: dict[int, MemoryPool] = {}
 
-    def take(self, fields: dict[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> dict[str, npt.NDArray[Any]]:
-        """Arrays for some fields by shape and dtype; none where fresh ones are as fast."""
-        key = tuple(fields.items())
-        layout = self._layouts.get(key)
-        if layout is None:
-            layout = self._layouts[key] = BatchLayout(fields)
-        if layout.nbytes < _POOL_FROM:
-            return {}
-        pool = self._pools.get(layout.nbytes)
+    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """An array as ``np.empty`` gives one."""
+        nbytes = prod(shape) * dtype.itemsize
+        return np.empty(shape, dtype) if nbytes < self._least else np.ndarray(shape, dtype, self._take(nbytes))
+
+    def arrays(self, layout: BatchLayout) -> dict[str, npt.NDArray[Any]]:
+        """Arrays that lie as in ``layout``; none where each in memory of its own is as fast."""
+        return {} if layout.nbytes < self._least else layout.arrays(self._take(layout.nbytes))
+
+    def _take(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        # Sizes that differ little share a pool: 1000 has the 10 bits 1111101000, and becomes 1024, as 961 does.
+        unit = max(0, nbytes.bit_length() - 4)
+        nbytes = -(-nbytes >> unit) << unit
+        pool = self._pools.get(nbytes)
         if pool is None:
             if len(self._pools) >= _POOLS_KEPT:
                 self._pools.clear()
-            pool = self._pools[layout.nbytes] = MemoryPool(layout.nbytes)
-        return layout.arrays(pool.take())
+            pool = self._pools[nbytes] = MemoryPool(nbytes)
+        return pool.take()
+
+
+@lru_cache(maxsize=1024)
+def known_layout(fields: tuple[tuple[str, tuple[int, ...], np.dtype[Any]], ...]) -> BatchLayout:
+    """The layout of fields, of each name, shape and dtype; made once, as that takes longer than a batch."""
+    return BatchLayout({name: (shape, dtype) for name, shape, dtype in fields})
+
+
+class BatchMemory(ArrayMemory):
+    """The memory of batches: kept for the next one, and shared by few at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._held: Any = None
+        self._shared: list[list[weakref.ref[Any]]] = []
+
+    def hold(self, arrays: Iterable[npt.NDArray[Any]]) -> None:
+        """Keep what a batch was copied to until the next is, not longer.
+
+        So memory nobody else holds is free when the next is taken, and not given back to the system in between.
+        """
+        self._held = next(iter(arrays), None)
+
+    def share(self, arrays: Iterable[npt.NDArray[Any]]) -> None:
+        """Count the memory of batches that were copied together, which is alive as long as one array of them is."""
+        self._shared = [*self._shared, [weakref.ref(_owner(values)) for values in arrays]]
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether much such memory is alive, as where somebody keeps single fields of many batches."""
+        self._shared = [owners for owners in self._shared if any(owner() is not None for owner in owners)]
+        return len(self._shared) >= _MOST_SHARED
+
+
+def _owner(values: Any) -> Any:
+    """What keeps the memory of an array alive."""
+    while isinstance(values, np.ndarray) and values.base is not None:
+        values = values.base
+    return values

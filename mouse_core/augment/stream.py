@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._base.memory import MemoryPool
+from mouse_core._base.memory import ArrayMemory
 from mouse_core.augment.config import AugmentTokensConfig
 from mouse_core.augment.draws import Draws, crop_size, cut, draw_shared, with_masks
 from mouse_core.augment.images import Empty
@@ -26,21 +25,6 @@ DTypes = Mapping[str, np.dtype[np.generic]]
 
 # Smaller arrays are as fast in memory of their own.
 _POOL_FROM = 1 << 20
-
-
-class Memory:
-    """Memory for large arrays, which is taken up again once nobody refers to it."""
-
-    def __init__(self) -> None:
-        self._pools: dict[int, MemoryPool] = {}
-
-    def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-        """An array as ``np.empty`` gives one."""
-        nbytes = math.prod(shape) * dtype.itemsize
-        if nbytes < _POOL_FROM:
-            return np.empty(shape, dtype)
-        pool = self._pools.get(nbytes) or self._pools.setdefault(nbytes, MemoryPool(nbytes))
-        return np.ndarray(shape, dtype, pool.take())
 
 
 @dataclass(frozen=True)
@@ -60,7 +44,7 @@ class StreamAugment:
     views: int
     arriving: Mapping[str, FieldSpec]
     computed: DTypes
-    memory: Memory = field(default_factory=lambda: Memory(), compare=False, repr=False)
+    memory: ArrayMemory = field(default_factory=lambda: ArrayMemory(_POOL_FROM), compare=False, repr=False)
 
     def arriving_dtypes(self, dtypes: DTypes) -> dict[str, np.dtype[np.generic]]:
         """The dtypes to gather in, where ``dtypes`` are those without augmentation."""

@@ -6,24 +6,20 @@ import difflib
 import operator
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from mouse_core.batches._mask import MASK, MaskReader
+from mouse_core.batches._form import MaskReader, Readers
 from mouse_core.errors import ConfigError, MissingFieldError
 from mouse_core.sampling._identity import sampler_identity
 from mouse_core.sampling.episodes import Boundary, Weighting, sampler_of
-from mouse_core.sampling.plan import WindowSampler
-from mouse_core.spec import FieldSpec, check_dtype, recipe
+from mouse_core.sampling.plan import MASK, WindowSampler
+from mouse_core.spec import recipe
 from mouse_core.store._fields import FieldReader
+from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.snapshot import Snapshot
-
-if TYPE_CHECKING:
-    from mouse_core.augment.config import AugmentTokensConfig
-    from mouse_core.augment.stream import StreamAugment
 
 # What gives every process its part of what it finds in a dataset or a loader, by module.
 _SHARDING = {
@@ -34,6 +30,16 @@ _SHARDING = {
 
 # Windows that are located together take about so many bytes.
 _PLANNED_BYTES = 11 << 18
+
+
+def snapshot_of(store: DatasetStore | Snapshot) -> Snapshot:
+    """The snapshot that is given, or one of a store that has rows."""
+    if not isinstance(store, DatasetStore | Snapshot):
+        raise ConfigError(f"store: expected a DatasetStore or a Snapshot, found {type(store).__name__}")
+    snapshot = store.snapshot() if isinstance(store, DatasetStore) else store
+    if not snapshot.num_rows:
+        raise ConfigError("store: expected rows, found an empty store")
+    return snapshot
 
 
 def choose_sampler(
@@ -67,7 +73,7 @@ def choose_sampler(
     return sampling
 
 
-def planned_windows(readers: Mapping[str, FieldReader], length: int) -> int:
+def planned_windows(readers: Readers, length: int) -> int:
     """How many windows to locate together: the hundred array operations it takes cost nearly the same for few.
 
     A window takes 32 bytes, and 24 for each field; 8 where it is as short as a number.
@@ -83,7 +89,7 @@ def as_names(names: Sequence[str]) -> tuple[str, ...]:
 
 def choose_readers(
     snapshot: Snapshot, fields: tuple[str, ...] | None, required: tuple[str, ...], *, masked: bool
-) -> dict[str, FieldReader]:
+) -> dict[str, FieldReader | MaskReader]:
     """Readers of the fields that were asked for, and of ``mask``, where windows may have fewer steps.
 
     Raises:
@@ -91,7 +97,7 @@ def choose_readers(
             fills its nulls.
         ConfigError: A stored field of the name that the mask has.
     """
-    readers = dict(snapshot.readers)
+    readers: dict[str, FieldReader | MaskReader] = {**snapshot.readers}
     if masked:
         if MASK in readers:
             raise ConfigError(f"boundary: expected a store without a field {MASK!r}, which batches get, found one")
@@ -102,9 +108,9 @@ def choose_readers(
                 raise _missing(snapshot, option, name, list(readers))
     chosen = {name: reader for name, reader in readers.items() if fields is None or name in (*fields, MASK)}
     for name in dict.fromkeys([*required, *chosen]):
-        if name != MASK:
-            option = "required_fields" if name in required else "fields"
-            _check_parts(snapshot, readers[name], option)
+        reader = readers[name]
+        if isinstance(reader, FieldReader):
+            _check_parts(snapshot, reader, "required_fields" if name in required else "fields")
     return chosen
 
 
@@ -146,29 +152,6 @@ def _check_parts(snapshot: Snapshot, reader: FieldReader, option: str) -> None:
                 f"Field({name!r}, fill=...)"
             )
         begin += segment.num_rows
-
-
-def delivered_dtypes(
-    readers: Mapping[str, FieldReader],
-    dtypes: Mapping[str, npt.DTypeLike],
-    replace_dtypes: Mapping[Any, npt.DTypeLike],
-) -> dict[str, np.dtype[np.generic]]:
-    """The dtypes that fields are delivered in; see ``BatchSource``."""
-    for name in dtypes:
-        if name not in readers:
-            raise MissingFieldError(f"dtypes: expected fields among {list(readers)}, found {name!r}")
-    table = {
-        check_dtype(dtype, where="replace_dtypes"): check_dtype(other, where="replace_dtypes")
-        for dtype, other in replace_dtypes.items()
-    }
-    chosen = {
-        name: check_dtype(dtypes[name], where=f"dtypes[{name!r}]") if name in dtypes else reader.spec.dtype
-        for name, reader in readers.items()
-    }
-    delivered = {name: table.get(dtype, dtype) for name, dtype in chosen.items()}
-    for name, dtype in delivered.items():
-        readers[name].check_fills(dtype)
-    return delivered
 
 
 def check_integer(name: str, value: Any, *, lowest: int) -> int:
@@ -226,23 +209,7 @@ def warn_of_collation(indices: Sequence[int]) -> None:
     )
 
 
-def augmentation(
-    augment: AugmentTokensConfig | None,
-    views: int,
-    fields: Mapping[str, FieldSpec],
-    computed: Mapping[str, np.dtype[np.generic]],
-    *,
-    max_num_actions: int,
-) -> StreamAugment | None:
-    """How batches are augmented, for which there is a room that is loaded where they are; see ``stream_augment``."""
-    if augment is None and type(views) is int and views == 1:
-        return None
-    from mouse_core.augment.stream import stream_augment
-
-    return stream_augment(augment, views, fields, computed, max_num_actions=max_num_actions)
-
-
-def identity_of(snapshot: Snapshot, sampler: object, readers: Mapping[str, FieldReader], augment: Any) -> list[Any]:
+def identity_of(snapshot: Snapshot, sampler: object, readers: Readers, augment: Any) -> list[Any]:
     """What decides about batches, but for the seed and the delivered dtypes."""
     fields = [reader.identity for reader in readers.values()]
     return [snapshot.fingerprint, sampler_identity(sampler), fields, *([] if augment is None else [augment.identity])]

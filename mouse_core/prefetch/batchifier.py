@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy.typing as npt
 
-from mouse_core.batches.source import Batch
+from mouse_core.batches import Batch
 from mouse_core.errors import ConfigError
 from mouse_core.prefetch.loader import Delivery, Loader
 from mouse_core.prefetch.options import LoaderOptions

@@ -8,9 +8,11 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._arrow.windows import WindowsPart
 from mouse_core.randomness import Key
 from mouse_core.store.snapshot import Snapshot
+
+# The field of batches whose windows may have fewer steps: which of them are there.
+MASK = "mask"
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -23,7 +25,7 @@ class Plan:
         key: Names the random numbers of whatever is done to the batch afterwards; the same for all shards.
         global_size: Windows in the whole batch, of which these may be a shard.
         first: Which row of the whole batch the first of these is.
-        windows: Where they lie, if that is known already.
+        block, number: What the source that made the plan knows about it already, and which batch of that it is.
     """
 
     starts: npt.NDArray[np.int64]
@@ -31,7 +33,8 @@ class Plan:
     key: Key
     global_size: int
     first: int = 0
-    windows: WindowsPart | None = field(default=None, repr=False)
+    block: object = field(default=None, repr=False)
+    number: int = field(default=0, repr=False)
 
     def __reduce__(self) -> tuple[type[Plan], tuple[Any, ...]]:
         return Plan, (self.starts, self.length, self.key, self.global_size, self.first)

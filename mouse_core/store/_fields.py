@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._arrow.chunks import ColumnParts, Growth, Reading
 from mouse_core._arrow.column import Column
 from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core._arrow.layout import ColumnType, check_readable, fixed_shape
 from mouse_core._arrow.windows import WindowsPart
-from mouse_core.dtypes import RowError, convert, largest_of, number_kind
+from mouse_core.dtypes import RowError, largest_of, number_kind
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
 from mouse_core.spec import Field, FieldSpec
 from mouse_core.store._segments import Segment
 
-if TYPE_CHECKING:
-    from mouse_core._arrow.copier import Copier
-
 _UNSIGNED = {np.dtype(f"int{bits}"): np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64)}
 
 
+@dataclass(frozen=True, eq=False)
 class FieldReader:
     """Reads one field's windows and checks their values.
 
@@ -32,34 +30,26 @@ class FieldReader:
         field: The field.
         spec: Its dtypes and shape.
         column: Its column.
-        bounds: Lowest and highest value allowed; None: any.
+        bounds: Lowest and highest value allowed, where values have to be looked at; else None.
+        highest: The largest value allowed, where the column holds integers from 0 that have to be looked at.
         holds_fills: Whether the column's dtype can hold what the field makes of nulls and short rows.
     """
 
-    def __init__(
-        self, field: Field, spec: FieldSpec, column: Column, bounds: tuple[int, int] | None, *, holds_fills: bool
-    ) -> None:
-        self.field = field
-        self.spec = spec
-        self.column = column
-        self._bounds = None if _always_within(column.kind.dtype, bounds) else bounds
-        self._holds_fills = holds_fills
-        # The largest value allowed, where the column holds integers from 0 and has to be looked at.
-        self.highest: int | None = None
-        if self._bounds is not None and self._bounds[0] == 0 and column.kind.dtype.kind in "iu":
-            self.highest = min(self._bounds[1], int(np.iinfo(column.kind.dtype.name).max))
+    field: Field
+    spec: FieldSpec
+    column: Column
+    bounds: tuple[int, int] | None = None
+    highest: int | None = None
+    holds_fills: bool = True
 
-    def over(self, kept: int, segments: Sequence[Segment]) -> FieldReader:
-        """The same field over other segments, of which the first ``kept`` are the same and these the rest."""
-        reader: FieldReader = object.__new__(type(self))
-        reader.__dict__.update(self.__dict__)
-        reader.column = self.column.over(kept, segments)
-        return reader
+    def forward(self, growth: Growth) -> FieldReader:
+        """The same field with rows appended."""
+        return replace(self, column=self.column.forward(growth))
 
     @property
     def is_bounded(self) -> bool:
         """Whether values have to be looked at."""
-        return self._bounds is not None
+        return self.bounds is not None
 
     @property
     def identity(self) -> list[Any]:
@@ -77,23 +67,18 @@ class FieldReader:
     def stored_dtype(self, dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
         """What to move values in that become ``dtype`` later: the column's dtype where that loses nothing."""
         stored = self.column.kind.dtype
-        lossless = self._holds_fills and np.can_cast(stored, dtype, "safe") and stored.itemsize <= dtype.itemsize
+        lossless = self.holds_fills and np.can_cast(stored, dtype, "safe") and stored.itemsize <= dtype.itemsize
         return stored if lossless else dtype
 
     def read(
-        self,
-        windows: WindowsPart,
-        dtype: np.dtype[np.generic],
-        out: npt.NDArray[np.generic] | None = None,
-        copier: Copier | None = None,
+        self, windows: WindowsPart, dtype: np.dtype[np.generic], out: npt.NDArray[np.generic] | None = None
     ) -> npt.NDArray[Any]:
-        """The windows' values.
+        """The windows' values, whatever their chunks look like.
 
         Args:
             windows: Where they lie.
             dtype: What to deliver.
             out: Where to write, ``[n, S, *shape]`` of ``dtype``, C-contiguous; by default a fresh array.
-            copier: What is tried first.
 
         Returns:
             ``[n, S, *shape]`` of ``dtype``.
@@ -103,53 +88,28 @@ class FieldReader:
         """
         n, length = len(windows), windows.block.length
         values = np.empty((n, length, *self.spec.shape), dtype) if out is None else out
-        with self._named(windows):
-            if copier is None or not copier.write(windows.block, windows.number, self.spec.name, values):
-                self.column.gather(windows, values.reshape(n, length, self.column.width))
+        try:
+            self.column.gather(windows, values.reshape(n, length, self.column.width))
+        except ValueError as error:
+            raise self.error(error, windows) from error
         self.check(values, windows)
         return values
 
-    def convert(
-        self,
-        values: npt.NDArray[Any],
-        windows: WindowsPart,
-        dtype: np.dtype[np.generic],
-        out: npt.NDArray[np.generic] | None = None,
-    ) -> npt.NDArray[Any]:
-        """The windows' values, ``[n, S, *shape]``, in another dtype, in ``out`` or a fresh array.
-
-        Raises:
-            DataError: A value that does not fit.
-        """
-        if out is not None and np.can_cast(values.dtype, dtype, "safe"):
-            np.copyto(out, values)
-            return out
-        with self._named(windows):
-            converted = convert(values.reshape(-1, self.column.width), dtype).reshape(values.shape)
-        if out is None:
-            return converted
-        np.copyto(out, converted)
-        return out
-
-    @contextmanager
-    def _named(self, windows: WindowsPart) -> Iterator[None]:
-        """Errors in here name the field, the snapshot's row and the column."""
-        try:
-            yield
-        except RowError as error:
-            row = windows.row_of(error.row)
-            raise DataError(f"{self.spec.name}: {error} at row {row} (column {self.spec.column!r})") from error
-        except ValueError as error:
-            raise DataError(f"{self.spec.name}: {error} (column {self.spec.column!r})") from error
+    def error(self, error: ValueError, windows: WindowsPart) -> DataError:
+        """What is wrong with values of some windows, with the field, the column and, if it is known, the row."""
+        where = f" at row {windows.row_of(error.row)}" if isinstance(error, RowError) else ""
+        return DataError(f"{self.spec.name}: {error}{where} (column {self.spec.column!r})")
 
     def check(self, values: npt.NDArray[Any], windows: WindowsPart) -> None:
         """Raise DataError if some of the windows' values, ``[n, S, ...]``, are out of bounds."""
-        if self._bounds is not None:
-            with self._named(windows):
+        if self.bounds is not None:
+            try:
                 self._check_bounds(values)
+            except RowError as error:
+                raise self.error(error, windows) from error
 
     def _check_bounds(self, values: npt.NDArray[Any]) -> None:
-        low, high = self._bounds or (0, 0)
+        low, high = self.bounds or (0, 0)
         if low == 0 and values.dtype.kind == "i":
             # As unsigned numbers negative ones are the largest: one pass instead of two.
             highest = min(high, int(np.iinfo(values.dtype).max))
@@ -161,55 +121,14 @@ class FieldReader:
         if self._has_fraction(values):
             within &= values == np.floor(values)
         outside = ~within.reshape(values.shape[0] * values.shape[1], -1)
-        row, place = np.argwhere(outside)[0].tolist()
-        found = values.reshape(outside.shape)[row, place]
-        raise RowError(row, f"expected {self.field.shown((low, high))}, found {found}")
+        step, value = np.argwhere(outside)[0].tolist()
+        found = values.reshape(outside.shape)[step, value]
+        raise RowError(step, f"expected {self.field.shown((low, high))}, found {found}")
 
     def _has_fraction(self, values: npt.NDArray[Any]) -> bool:
         """Whether a code, which is a whole number, came with a fraction (or as NaN)."""
         codes = self.field.dtype is not None and np.dtype(self.field.dtype).kind in "iu"
         return codes and values.dtype.kind == "f" and bool((values != np.floor(values)).any())
-
-
-class CopyPlan(NamedTuple):
-    """How columns are copied.
-
-    Args:
-        copier: What copies the plain ones.
-        unchecked: The fields of these whose values it leaves to be checked.
-        converted: Those which are delivered in another dtype.
-    """
-
-    copier: Copier
-    unchecked: tuple[str, ...]
-    converted: tuple[str, ...]
-
-    def copies_all(self, fields: int) -> bool:
-        """Whether nothing remains to be done to batches of so many fields, if their values are allowed."""
-        return len(self.copier) == fields and not (self.unchecked or self.converted)
-
-
-def plan_copying(
-    readers: Mapping[str, FieldReader],
-    shapes: Mapping[str, tuple[int, ...]],
-    length: int,
-    dtypes: Mapping[bool, Mapping[str, np.dtype[np.generic]]],
-) -> dict[bool, CopyPlan]:
-    """How windows of ``length`` steps of some fields are copied, for each of several dtypes."""
-    from mouse_core._arrow.copier import Copier
-
-    plain = {name: reader for name, reader in readers.items() if reader.column.is_plain}
-    copier = Copier(
-        {name: (reader.column, shapes[name]) for name, reader in plain.items()},
-        length,
-        highest={name: reader.highest for name, reader in plain.items() if reader.highest is not None},
-    )
-    unchecked = tuple(name for name, reader in plain.items() if reader.is_bounded and reader.highest is None)
-    stored = {name: reader.column.kind.dtype for name, reader in plain.items()}
-    return {
-        key: CopyPlan(copier, unchecked, tuple(name for name in plain if stored[name] != wanted[name]))
-        for key, wanted in dtypes.items()
-    }
 
 
 def bind_fields(
@@ -257,18 +176,27 @@ def _bind(
     shape = _shape(segments, field, kind, first)
     if kind.kind == "image":
         kind = replace(kind, value_type=field.pixel_dtype.name)
+    reading = Reading(field.column, kind, shape, field.fill, field.pad, budget)
+    column = Column(reading, ColumnParts(field.column, [segment.part(field.column) for segment in segments]))
+    return _reader(field, column)
+
+
+def _reader(field: Field, column: Column) -> FieldReader:
+    """The reader of a field whose column is known."""
+    shape, stored = column.shape, column.reading.dtype
     vector = bool(shape) and field.vector_dtype is not None
-    dtype = np.dtype(field.vector_dtype if vector else field.dtype if field.dtype is not None else kind.dtype)
-    specials = [special for special in (field.fill, field.pad) if special is not None]
-    parts = [segment.part(field.column) for segment in segments]
-    column = Column(field.column, kind, shape, parts, fill=field.fill, pad=field.pad, budget=budget)
+    dtype = np.dtype(field.vector_dtype if vector else stored if field.dtype is None else field.dtype)
+    delivered = (column.width,) if field.image else shape
     image_shape = shape if field.image else None
-    delivered = (int(np.prod(shape)),) if field.image else shape
     spec = FieldSpec(field.name, dtype, delivered, field.column, image_shape=image_shape)  # type: ignore[arg-type]
-    holds_fills = all(_representable(special, kind.dtype) for special in specials)
-    reader = FieldReader(field, spec, column, field.bounds_of(len(shape)), holds_fills=holds_fills)
-    reader.spec = spec.replace(stored_dtype=reader.stored_dtype(dtype))
-    return reader
+    bounds = field.bounds_of(len(shape))
+    bounds = None if _always_within(stored, bounds) else bounds
+    highest = None
+    if bounds is not None and bounds[0] == 0 and stored.kind in "iu":
+        highest = min(bounds[1], int(np.iinfo(stored.name).max))
+    holds_fills = all(_representable(value, stored) for value in (field.fill, field.pad) if value is not None)
+    reader = FieldReader(field, spec, column, bounds, highest, holds_fills)
+    return replace(reader, spec=spec.replace(stored_dtype=reader.stored_dtype(dtype)))
 
 
 def _shape(

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._arrow.alike import Alike
-from mouse_core._arrow.chunks import Layout
+from mouse_core._arrow.chunks import ColumnParts, Layout, Reading
 from mouse_core._arrow.column import Column
 from mouse_core._arrow.dense_copies import IRREGULAR
 from mouse_core._arrow.layout import column_type
@@ -37,9 +37,10 @@ class Segment:
 
     # What stands for the memory that appended rows are in: segments of the same block have the same first rows.
     block: object = None
-    # For appended rows, where the values of some columns begin, and how many a row has; others are to be looked up.
-    places: Mapping[str, tuple[int, int]] = MappingProxyType({})
+    # For appended rows, the address of the first value of some columns, and values of a row; others are looked up.
+    addresses: Mapping[str, tuple[int, int]] = MappingProxyType({})
     _make_table: Callable[[], pa.Table] | None = None
+    _make_columns: Mapping[str, Callable[[], pa.ChunkedArray]] = MappingProxyType({})
 
     def __init__(
         self,
@@ -61,7 +62,8 @@ class Segment:
         cls,
         rows: int,
         block: object,
-        places: Mapping[str, tuple[int, int]],
+        addresses: Mapping[str, tuple[int, int]],
+        make_columns: Mapping[str, Callable[[], pa.ChunkedArray]],
         make_table: Callable[[], pa.Table],
         image_roots: tuple[str, ...] = (),
     ) -> Segment:
@@ -69,13 +71,15 @@ class Segment:
 
         Args:
             rows: How many.
-            block, places, image_roots: As in the class.
+            block, addresses, image_roots: As in the class.
+            make_columns: Gives each of the columns that have an address, and keeps its memory alive.
             make_table: Gives the rows as a table; called when it is asked for, as few that are sampled from are.
         """
         segment = cls.__new__(cls)
         segment.indices = segment.origin = None
         segment._named_roots = image_roots
-        segment.num_rows, segment.block, segment.places, segment._make_table = rows, block, places, make_table
+        segment.num_rows, segment.block, segment.addresses = rows, block, addresses
+        segment._make_columns, segment._make_table = make_columns, make_table
         segment._parts, segment._first_values = {}, {}
         segment.__dict__.update(chunk_starts=np.array([0, rows]), _same_chunks=True, _is_mapped=False)
         return segment
@@ -133,13 +137,17 @@ class Segment:
     def part(self, name: str) -> SegmentColumn:
         """One column; all null if the segment has no such column."""
         if name not in self._parts:
-            column = self.table.column(name) if name in self.table.schema.names else None
-            alike = self._alike if self._is_mapped else None
-            part = SegmentColumn(column, self.chunk_starts, same_chunks=self._same_chunks, alike=alike)
-            if column is not None and column_type(column.type).kind == "image":
-                part.image_roots = self.image_roots
-            if name in self.places:
-                part.layout.begin[0], part.layout.width[0] = self.places[name]
+            if name in self.addresses:
+                part = SegmentColumn(self._make_columns[name], self.chunk_starts, same_chunks=True)
+                part.layout.begin[0], part.layout.width[0] = self.addresses[name]
+            else:
+                column = self.table.column(name) if name in self.table.schema.names else None
+                alike = self._alike if self._is_mapped else None
+                part = SegmentColumn(lambda: column, self.chunk_starts, same_chunks=self._same_chunks, alike=alike)
+                if column is None:
+                    part.layout.begin[:] = IRREGULAR
+                elif column_type(column.type).kind == "image":
+                    part.image_roots = self.image_roots
             # One part for all, as addresses in it outlive the snapshot that asked for it.
             self._parts.setdefault(name, part)
         return self._parts[name]
@@ -164,8 +172,8 @@ class Segment:
         if self.indices is None:
             return None
         numbers = self.indices.column(0)
-        part = SegmentColumn(numbers, self._indices_starts, same_chunks=True)
-        return Column("indices", column_type(numbers.type), (), [part], fill=None, pad=None)
+        part = SegmentColumn(lambda: numbers, self._indices_starts, same_chunks=True)
+        return Column(Reading("indices", column_type(numbers.type), ()), ColumnParts("indices", [part]))
 
     @memo
     def runs(self) -> Chunks | None:
@@ -290,7 +298,7 @@ class SegmentColumn:
     """One column of one segment, cut at the segment's chunk starts.
 
     Args:
-        column: The values; None where the segment has no such column, which reads as nulls.
+        column: Gives the values; None where the segment has no such column, which reads as nulls.
         chunk_starts: See ``Segment.chunk_starts``.
         same_chunks: Whether the column's own chunks begin there; otherwise each of them lies in one of the column's.
         alike: Which chunks are laid out alike.
@@ -300,19 +308,21 @@ class SegmentColumn:
 
     def __init__(
         self,
-        column: pa.ChunkedArray | None,
+        column: Callable[[], pa.ChunkedArray | None],
         chunk_starts: npt.NDArray[np.int64],
         *,
         same_chunks: bool,
         alike: Alike | None = None,
     ) -> None:
-        self._column = column
+        self._make_column = column
         self._starts = chunk_starts
         self._same_chunks = same_chunks
         self._alike = alike
         self.layout = Layout(np.diff(chunk_starts))
-        if column is None:
-            self.layout.begin[:] = IRREGULAR
+
+    @memo
+    def _column(self) -> pa.ChunkedArray | None:
+        return self._make_column()
 
     def chunk(self, number: int) -> pa.Array:
         """The values of one chunk, without a copy."""

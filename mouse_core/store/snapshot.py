@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._arrow.column import Growth, growth
+from mouse_core._arrow.chunks import Growth
 from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core._arrow.layout import ColumnType
 from mouse_core._arrow.windows import Chunks, Windows
@@ -96,12 +96,12 @@ class Snapshot:
         """
         grown = None
         if self.num_rows >= before.num_rows and self.config == before.config:
-            grown = growth(before.segments, self.segments)
+            grown = _growth(before.segments, self.segments)
         if grown is not None and "readers" not in self.__dict__:
             fields = self.config.fields
             late = self._bound({name: field for name, field in fields.items() if name not in before.readers})
             readers = {
-                name: late[name] if name in late else before.readers[name].over(grown.kept, grown.appended)
+                name: late[name] if name in late else before.readers[name].forward(grown)
                 for name in fields
                 if name in late or name in before.readers
             }
@@ -122,22 +122,26 @@ class Snapshot:
         """The fields' dtypes and shapes, and the alignment."""
         return Spec({name: reader.spec for name, reader in self.readers.items()}, self.alignment)
 
-    def locate(self, starts: npt.NDArray[np.int64], length: int, bounds: Sequence[int] | None = None) -> Windows:
+    def locate(
+        self,
+        starts: npt.NDArray[np.int64],
+        length: int,
+        bounds: Sequence[int] | None = None,
+        lengths: npt.NDArray[np.int64] | None = None,
+    ) -> Windows:
         """Where the windows of ``length`` rows that begin at ``starts`` (int64 ``[n]``) lie.
 
         ``bounds`` are the first window of each batch, and the end; by default all are one batch. The caller sees to
-        ``0 <= start < num_rows``. The last row stands for those beyond it.
+        ``0 <= start < num_rows``. The last row stands for those beyond it. ``lengths`` are how many steps of each
+        window are there, int64 ``[n]``; by default all.
         """
         beyond = len(starts) > 0 and int(starts.max()) + length > self.num_rows
         if self.has_row_numbers:
             rows = starts[:, None] + np.arange(length)
             physical = self._physical(np.minimum(rows, self.num_rows - 1) if beyond else rows)
-            return Windows(self.chunks, starts, length, bounds, physical)
-        return Windows(self._stretches_beyond(length) if beyond else self._stretches, starts, length, bounds)
-
-    def has(self, windows: Windows) -> bool:
-        """Whether windows were located here."""
-        return any(windows.chunks is known for known in (self.chunks, self._stretches, *self._beyond.values()))
+            return Windows(self.chunks, starts, length, bounds, physical, lengths)
+        stretches = self._stretches_beyond(length) if beyond else self._stretches
+        return Windows(stretches, starts, length, bounds, None, lengths)
 
     @memo
     def episode_starts(self) -> npt.NDArray[np.int64]:
@@ -190,10 +194,10 @@ class Snapshot:
         for begin, end in pairwise(edges) if len(numbers) else ():
             at, last = numbers[begin], numbers[begin] + end - begin
             while at < last:
-                place = int(np.searchsorted(self._starts, at, side="right")) - 1
-                first = int(self._starts[place])
-                count = min(last, int(self._starts[place + 1])) - at
-                table = self.segments[place].take(at - first, count)
+                segment = int(np.searchsorted(self._starts, at, side="right")) - 1
+                first = int(self._starts[segment])
+                count = min(last, int(self._starts[segment + 1])) - at
+                table = self.segments[segment].take(at - first, count)
                 done = begin + at - numbers[begin]
                 for name in table.schema.names:
                     found.setdefault(name, []).extend([None] * (done - len(found[name])))
@@ -282,6 +286,23 @@ class Snapshot:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
+
+
+def _growth(before: tuple[Segment, ...], after: tuple[Segment, ...]) -> Growth | None:
+    """What was appended to some segments; None where others are not the same with rows appended."""
+    kept, last = len(before) - 1, before[-1:]
+    appended = after[max(kept, 0) :]
+    if not last or not appended or after[:kept] != before[:kept]:
+        return None
+    replaced = None
+    if appended[0] is last[0]:
+        kept, appended = kept + 1, appended[1:]
+    elif appended[0].block is not None and appended[0].block is last[0].block:
+        replaced = last[0]
+    else:
+        return None
+    # Segments of datasets may say more about the shapes of rows.
+    return Growth(kept, appended, replaced) if all(segment.block is not None for segment in appended) else None
 
 
 def _stretches(

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from mouse_core import BatchSource
-from mouse_core._arrow.copier import Copier, _cast
 from mouse_core.bench import Contender, interleave
 from tests.bench import generate
 from tests.bench.floor import Addresses, floor, floor_name
@@ -54,29 +53,25 @@ def table(settings: Settings, batch_size: int = 32) -> Table:
 
 def _casting(source: BatchSource) -> Callable[[int], None]:
     for index in range(2 * _PLANNED // source.batch_size):  # blocks grow to their full size
-        windows, *_ = source._planner.find(index)
-    copier: Copier = source._copying[True][0]
-    block = copier._block(windows)
-    assert block.views is not None
-    views, together = block.views, block.together
+        source[index]
+    block: Any = source.plan(index).block
+    views, together = source._pipeline._views(block), block.together
+    assert views is not None
     batches = len(views.sizes) // together * together
-    nbytes = copier._layout(views, views.sizes[0]).nbytes
-    held = []
+    held: list[Any] = []
 
     def cast(number: int) -> None:
         first = number % batches
         if first % together == 0:
             held.clear()
-            held.append(_cast(views.array.slice(first * views.stride, together * views.stride), nbytes * together))
+            held.append(views.copy(first, together))
 
     return cast
 
 
 def _planning(source: BatchSource) -> Callable[[int], None]:
-    copier: Copier = source._copying[True][0]
-
     def plan(number: int) -> None:
-        windows, *_ = source._planner.find(number)
-        copier._block(windows)
+        block: Any = source.plan(number).block
+        source._pipeline._views(block)
 
     return plan

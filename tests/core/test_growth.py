@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mouse_core import BatchSource, DataError, DatasetStore, Field, Snapshot
-from mouse_core._arrow.column import growth
 from mouse_core.store._segments import Segment
 from tests.core.oracle import assert_same
 from tests.core.worlds import Part, World, add_part, build, parts, worlds
@@ -124,16 +123,16 @@ def test_what_is_growth() -> None:
     store = a_store()
     for number in range(5):
         store.append(a_row(number))
-    before = store.snapshot().segments
-    assert growth(before, store.snapshot().segments) == (1, (), None)
+    before = store.snapshot()
+    assert store.snapshot().grown_from(before) == (1, (), None)
     store.append(a_row(5))
-    grown = store.snapshot().segments
-    assert growth(before, grown) == (0, grown, before[0])
-    assert growth((), grown) is None
-    assert growth(grown, ()) is None
-    assert growth(before, afterwards(9)) is None
+    grown = store.snapshot()
+    assert grown.grown_from(before) == (0, grown.segments, before.segments[0])
+    assert grown.grown_from(Snapshot((), grown.config)) is None
+    assert before.grown_from(grown) is None
+    assert Snapshot(afterwards(9), grown.config).grown_from(before) is None
     store.from_dataset(pa.table({name: [value] for name, value in a_row(400).items()}))
-    assert growth(grown, store.snapshot().segments) is None
+    assert store.snapshot().grown_from(grown) is None
 
 
 def test_the_time_does_not_grow_with_the_rows_before() -> None:
@@ -147,7 +146,7 @@ def test_the_time_does_not_grow_with_the_rows_before() -> None:
         store.append({"action": number % 2, "reward": 1.0, "done": 0})
         sources.append(sources[-1].with_snapshot(store.snapshot(), epoch_start=0))
         sources[-1][number]
-    tables = {id(source._copying[True].copier._places._words) for source in sources}  # type: ignore[union-attr]
+    tables = {id(source._pipeline._chunks.table) for source in sources}  # type: ignore[union-attr]
     assert len(tables) == 2
 
 
@@ -200,7 +199,7 @@ def test_as_many_batches_are_planned_as_were_taken_from_the_snapshot_before() ->
             source[index]
             index += 1
             if not number:
-                planned.append(len(source._planner._blocks[0].sizes))
+                planned.append(len(source._pipeline._blocks[0].sizes))
     assert planned == [1, 20, 1, 1, 12, 5, 1]
 
 

@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from mouse_core import BatchSource, DataError, DatasetStore
 from mouse_core.batches import _options as _source_options
-from mouse_core.batches import _planner
+from mouse_core.batches import _pipeline
+from mouse_core.batches._planner import Planner
 from mouse_core.sampling import WindowSampler
 from mouse_core.store import _segments
 from mouse_core.store.snapshot import Snapshot
@@ -71,7 +72,7 @@ def test_any_order_gives_what_the_oracle_says(
         shard = data.draw(st.sampled_from([(0, 1), (0, 1), (1, 2)]))
         assume(options["batch_size"] % shard[1] == 0)
         with (
-            patch.object(_planner, "_KEPT_BYTES", kept),
+            patch.object(_pipeline, "_KEPT_BYTES", kept),
             patch.object(_source_options, "planned_windows", lambda *_: most),
             patch.multiple(_segments, _MOST_RUNS=runs, _LOOKED_AT=16),
         ):
@@ -195,12 +196,10 @@ def test_batches_in_other_orders_are_planned_together(order: str) -> None:
             "swapped": [index ^ 1 for index in range(400)],
             "every fourth": list(range(1, 400, 4)),
         }[order]
-        with patch.object(
-            type(source._planner), "_compute", autospec=True, side_effect=_planner.Planner._compute
-        ) as made:
+        with patch.object(Planner, "block", autospec=True, side_effect=Planner.block) as made:
             for index in indices:
                 source[index]
-        assert made.call_count <= 4 * (_planner._ALONE_FIRST + 1)
+        assert made.call_count <= 4 * (_pipeline._ALONE_FIRST + 1)
         assert len(sampler.asked) <= 520  # type: ignore[attr-defined]
 
 
@@ -211,5 +210,5 @@ def test_batches_nobody_comes_for_are_dropped() -> None:
     for first in range(0, 100_000, 1000):
         for index in range(first, first + 3):
             source[index]
-    assert len(source._ready) <= 64
-    assert len(source._planner._blocks) <= 48
+    assert len(source._pipeline._ready) <= 64
+    assert len(source._pipeline._blocks) <= 48

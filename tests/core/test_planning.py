@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mouse_core import BatchSource, ConfigError, DataError, DatasetStore
-from mouse_core._arrow.copier import Copier
+from mouse_core._arrow.views import Views
 from mouse_core._arrow.windows import Chunks, Windows, distinct
 from mouse_core.sampling import CyclicWindows, EpisodeWindows, RandomWindows, SequentialWindows
 from mouse_core.store.snapshot import Snapshot
@@ -153,15 +153,15 @@ def test_threads_that_ask_in_turn(store: DatasetStore) -> None:
 
 def test_what_threads_ask_for_at_once_is_copied_once(store: DatasetStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch copied for another thread and then once more by itself would hold the memory of those beside it."""
-    copy = Copier._copy
+    copy = Views.copy
     copied: list[int] = []
 
-    def slowly(self: Copier, views: Any, number: int, count: int) -> Any:
+    def slowly(self: Views, first: int, count: int) -> Any:
         copied.append(count)
         time.sleep(0.001)
-        return copy(self, views, number, count)
+        return copy(self, first, count)
 
-    monkeypatch.setattr(Copier, "_copy", slowly)
+    monkeypatch.setattr(Views, "copy", slowly)
     gc.collect()
     source, before = BatchSource(store, 4, 3), pa.total_allocated_bytes()
     with ThreadPoolExecutor(2) as threads:

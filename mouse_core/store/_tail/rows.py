@@ -161,13 +161,21 @@ class Block:
 
     def to_segment(self, image_roots: tuple[str, ...] = ()) -> Segment:
         """The rows written so far; later rows never change it."""
-        places = {
-            name: (block.address, block.width)
-            for name, block in self.blocks.items()
-            if not isinstance(block, ObjectBlock) and block.is_dense
+        dense = {
+            name: block for name, block in self.blocks.items() if not isinstance(block, ObjectBlock) and block.is_dense
         }
-        table = partial(_to_table, self.blocks, self.count)
-        return Segment.of_block(self.count, self._token, places, table, image_roots)
+        return Segment.of_block(
+            self.count,
+            self._token,
+            addresses={name: (block.address, block.width) for name, block in dense.items()},
+            make_columns={name: partial(_to_column, block, self.count) for name, block in dense.items()},
+            make_table=partial(_to_table, self.blocks, self.count),
+            image_roots=image_roots,
+        )
+
+
+def _to_column(block: ColumnBlock, rows: int) -> pa.ChunkedArray:
+    return pa.chunked_array([block.to_arrow(rows)])
 
 
 def _to_table(blocks: Mapping[str, ColumnBlock], rows: int) -> pa.Table:

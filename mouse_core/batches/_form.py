@@ -1,0 +1,193 @@
+"""What becomes of the fields of a source: the dtypes of its batches, and what is left to do when they are copied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core._arrow.windows import WindowsPart
+from mouse_core.errors import ConfigError, MissingFieldError
+from mouse_core.sampling.plan import MASK, PaddedSampler
+from mouse_core.spec import FieldSpec, check_dtype
+from mouse_core.store._fields import FieldReader
+
+if TYPE_CHECKING:
+    from mouse_core._arrow.views import CopiedField
+    from mouse_core.augment.config import AugmentTokensConfig
+    from mouse_core.augment.stream import StreamAugment
+
+
+class MaskReader:
+    """Gives the field ``mask`` of windows that were located with their lengths; it has no column, unlike others."""
+
+    spec = FieldSpec(MASK, np.dtype(np.bool_), ())
+
+    @property
+    def identity(self) -> list[Any]:
+        """Its name; the rest the sampler says."""
+        return [MASK]
+
+    def check_fills(self, dtype: np.dtype[Any]) -> None:
+        """Every dtype holds 0 and 1."""
+
+    def stored_dtype(self, dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
+        """Booleans."""
+        return self.spec.dtype
+
+    def read(
+        self, windows: WindowsPart, dtype: np.dtype[np.generic], out: npt.NDArray[np.generic] | None = None
+    ) -> npt.NDArray[Any]:
+        """Which steps are there, ``[n, S]``; see ``FieldReader.read``."""
+        if out is None:
+            return windows.there.astype(dtype)
+        out[...] = windows.there
+        return out
+
+
+Readers = Mapping[str, FieldReader | MaskReader]
+DTypes = Mapping[str, np.dtype[np.generic]]
+
+
+@dataclass(frozen=True, eq=False)
+class BatchForm:
+    """What batches of some fields are like. What there is for both is ``[stored]``: False for the delivered dtypes.
+
+    Args:
+        fields: Those of a batch.
+        augment: What is done to it last.
+        dtypes: What it is gathered in before that.
+        shapes: Of a step of each field, before that.
+        fill: What steps become that are not there; None: the last one that is.
+        is_padded: Whether there may be such.
+        converted: The fields that are copied in another dtype.
+        checked: Those that are copied whose values have to be looked at.
+        is_copied: Whether nothing is left to do to a batch all fields of which were copied.
+    """
+
+    fields: dict[str, FieldSpec]
+    augment: StreamAugment | None
+    dtypes: tuple[DTypes, DTypes]
+    shapes: dict[str, tuple[int, ...]]
+    fill: float | None
+    is_padded: bool
+    converted: tuple[frozenset[str], frozenset[str]]
+    checked: frozenset[str]
+    is_copied: tuple[bool, bool]
+
+
+def form_of(
+    readers: Readers,
+    *,
+    dtypes: Mapping[str, npt.DTypeLike],
+    replace_dtypes: Mapping[Any, npt.DTypeLike],
+    augment: AugmentTokensConfig | None,
+    views: int,
+    max_num_actions: int,
+    padded: PaddedSampler | None,
+) -> BatchForm:
+    """What batches of some fields are like; see ``BatchSource``.
+
+    Raises:
+        ConfigError: Something that cannot be done to these fields.
+        MissingFieldError: A dtype for a field that is not there.
+    """
+    delivered = _delivered_dtypes(readers, dtypes, replace_dtypes)
+    stored = {name: reader.stored_dtype(delivered[name]) for name, reader in readers.items()}
+    arriving = {
+        name: reader.spec.replace(dtype=delivered[name], stored_dtype=stored[name]) for name, reader in readers.items()
+    }
+    computed = _delivered_dtypes(readers, dtypes, {})
+    augmented = _augmentation(augment, views, arriving, computed, max_num_actions=max_num_actions)
+    if augmented is not None:
+        delivered, stored = augmented.arriving_dtypes(delivered), augmented.arriving_dtypes(stored)
+    fill = _fill_of(padded, stored, is_augmented=augmented is not None)
+    plain = {name: reader for name, reader in readers.items() if _is_plain(reader)}
+    converted = _converted(plain, delivered), _converted(plain, stored)
+    checked = frozenset(name for name, reader in plain.items() if reader.bounds is not None and reader.highest is None)
+    copied = len(plain) == len(readers) and padded is None and not checked
+    return BatchForm(
+        arriving if augmented is None else augmented.spec,
+        augmented,
+        (delivered, stored),
+        {name: field.shape for name, field in arriving.items()},
+        fill,
+        padded is not None,
+        converted,
+        checked,
+        (copied and not converted[0], copied and not converted[1]),
+    )
+
+
+def _augmentation(
+    augment: AugmentTokensConfig | None,
+    views: int,
+    arriving: Mapping[str, FieldSpec],
+    computed: DTypes,
+    *,
+    max_num_actions: int,
+) -> StreamAugment | None:
+    """How batches are augmented, for which there is a room that is loaded where they are; see ``stream_augment``."""
+    if augment is None and type(views) is int and views == 1:
+        return None
+    from mouse_core.augment.stream import stream_augment
+
+    return stream_augment(augment, views, arriving, computed, max_num_actions=max_num_actions)
+
+
+def _fill_of(padded: PaddedSampler | None, dtypes: DTypes, *, is_augmented: bool) -> float | None:
+    """What steps become that are not there."""
+    fill = None if padded is None else padded.fill
+    if fill is not None:
+        from mouse_core.batches._mask import check_fill
+
+        check_fill(fill, dtypes)
+        if is_augmented:
+            raise ConfigError(f"pad: expected True or False with augment or views, found {fill}")
+    return fill
+
+
+def _converted(plain: Mapping[str, FieldReader], dtypes: DTypes) -> frozenset[str]:
+    """The fields that come in another dtype than their column's."""
+    return frozenset(name for name, reader in plain.items() if reader.column.reading.dtype != dtypes[name])
+
+
+def copied_fields(readers: Readers, shapes: Mapping[str, tuple[int, ...]]) -> list[CopiedField]:
+    """Those fields that may be copied from where they lie."""
+    from mouse_core._arrow.views import CopiedField, cast_copies  # with Arrow's functions, which take long to load
+
+    found = []
+    for name, reader in readers.items() if cast_copies() else ():
+        if _is_plain(reader):
+            column, dtype = reader.column, reader.column.reading.dtype
+            row_bytes = column.width * dtype.itemsize
+            found.append(CopiedField(name, shapes[name], column, dtype, row_bytes, reader.highest))
+    return found
+
+
+def _is_plain(reader: FieldReader | MaskReader) -> TypeGuard[FieldReader]:
+    return isinstance(reader, FieldReader) and reader.column.reading.is_plain
+
+
+def _delivered_dtypes(
+    readers: Readers, dtypes: Mapping[str, npt.DTypeLike], replace_dtypes: Mapping[Any, npt.DTypeLike]
+) -> dict[str, np.dtype[np.generic]]:
+    """The dtypes that fields are delivered in; see ``BatchSource``."""
+    for name in dtypes:
+        if name not in readers:
+            raise MissingFieldError(f"dtypes: expected fields among {list(readers)}, found {name!r}")
+    table = {
+        check_dtype(dtype, where="replace_dtypes"): check_dtype(other, where="replace_dtypes")
+        for dtype, other in replace_dtypes.items()
+    }
+    chosen = {
+        name: check_dtype(dtypes[name], where=f"dtypes[{name!r}]") if name in dtypes else reader.spec.dtype
+        for name, reader in readers.items()
+    }
+    delivered = {name: table.get(dtype, dtype) for name, dtype in chosen.items()}
+    for name, dtype in delivered.items():
+        readers[name].check_fills(dtype)
+    return delivered
