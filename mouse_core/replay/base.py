@@ -49,7 +49,7 @@ class BaseBuffer:
 
     Args:
         transform: What is done to batches: one callable, or several in a list.
-        batch_size: Rows in a batch where ``sample`` is not told.
+        batch_size: Windows in a batch, B, where ``sample`` is not told.
         seed: In ``[0, 2**64)``.
         collate_fn: Makes one batch of parts.
         alignment: That of the rows before they are transformed.
@@ -85,7 +85,7 @@ class BaseBuffer:
 
     @property
     def batch_size(self) -> int | None:
-        """Rows in a batch where ``sample`` is not told."""
+        """Windows in a batch where ``sample`` is not told."""
         return self._batch_size
 
     @property
@@ -112,7 +112,7 @@ class BaseBuffer:
         """The next batch.
 
         Args:
-            batch_size: Rows in it, for slices the steps of all of them together; by default that of the buffer.
+            batch_size: Windows in it: single rows, or slices; by default that of the buffer.
 
         Returns:
             ``{field: [batch_size, ...]}``, slices as ``[B, S, ...]``, nested as the rows are, in

@@ -35,7 +35,7 @@ class ReplayBuffer(BaseBuffer):
         writer: Where rows go; by default a ring, or for a storage that cannot be written to an ``ImmutableWriter``.
         transform: A callable from batch to batch, or a list of them, applied in order; ``inverse`` of each, where it
             has one, is applied to what is written. See ``Transform``.
-        batch_size: Rows in a batch, for slices the steps of all of them together, where ``sample`` is not told.
+        batch_size: Windows in a batch, B (single rows, or slices), where ``sample`` is not told.
         seed: In ``[0, 2**64)``.
         collate_fn: Makes a batch of the list of rows, instead of stacking each field.
         priority_key: The field of a batch that ``update_priority(batch)`` reads. A row that is written with this field

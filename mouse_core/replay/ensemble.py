@@ -38,7 +38,7 @@ class ReplayBufferEnsemble(BaseBuffer):
         *buffers: Replay buffers, ensembles, or what is a storage as it stands (a ``DatasetStore``, a dataset).
         p: A weight for each, from 0; by default all alike.
         transform: What is done to the whole batch; see ``ReplayBuffer``.
-        batch_size: Rows in a batch, for slices the steps of all of them together, where ``sample`` is not told.
+        batch_size: Windows in a batch, B (single rows, or slices), where ``sample`` is not told.
         seed: In ``[0, 2**64)``.
         collate_fn: Makes a batch of the list of the members' batches, instead of concatenating each field.
 
@@ -150,15 +150,11 @@ class ReplayBufferEnsemble(BaseBuffer):
             member._rewind(kept)
 
     def _shares(self, size: int, offset: float) -> list[int]:
-        """How many rows each member gives."""
-        lengths = {length for member in self._buffers if (length := _slice_len(member)) is not None}
-        unit = lengths.pop() if len(lengths) == 1 else 1
-        if size % unit:
-            raise ConfigError(f"batch_size: expected a multiple of the {unit} steps of a slice, found {size}")
+        """How many windows each member gives."""
         # Rounded, so that a share that is a whole number is not missed by the last bit of a float.
-        ends = np.round(np.cumsum(self._p) * (size // unit), 9)
-        ends[-1] = size // unit
-        shares: list[int] = (np.diff(np.floor(ends + offset), prepend=0.0).astype(np.int64) * unit).tolist()
+        ends = np.round(np.cumsum(self._p) * size, 9)
+        ends[-1] = size
+        shares: list[int] = (np.diff(np.floor(ends + offset), prepend=0.0).astype(np.int64)).tolist()
         return shares
 
     def batch_of(self, drawn: Drawn) -> Any:
@@ -284,12 +280,6 @@ class ReplayBufferEnsemble(BaseBuffer):
 def _member_seed(seed: int, number: int) -> int:
     """A seed for each member, so that members of one seed do not draw the same rows."""
     return int(Key(seed, Purpose.REPLAY, number, _MEMBERS).bits(1)[0])
-
-
-def _slice_len(member: Any) -> int | None:
-    """The steps of the slices that a member gives, if it always gives as many."""
-    length: int | None = getattr(getattr(member, "sampler", None), "sequence_length", None)
-    return length
 
 
 def _check_weights(p: Any, n: int) -> npt.NDArray[np.float64]:

@@ -49,7 +49,7 @@ class Draw:
         index: Slots, int64: ``[batch]`` for rows, ``[B, S]`` for slices. Every one of them is in use,
             also where ``mask`` is False.
         mask: Which of them are meant, bool, the shape of ``index``; None: all.
-        priority_weight: Importance weights, float32, the shape of ``index`` or ``[num_slices]``.
+        priority_weight: Importance weights, float32, the shape of ``index`` or ``[B]``.
         pad: What all fields become where ``mask`` is False; None: they stay as they are in ``index``.
         extra: Further fields of the batch by name, such as ``traj_id``; their first axes are those of ``index``.
     """
@@ -223,7 +223,7 @@ class Sampler(Protocol):
         ...
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
-        """The next draw of ``batch_size`` rows (the steps of all slices together), with random numbers of ``key``.
+        """The next draw of ``batch_size`` windows (rows, or slices ``[B, S]``), with random numbers of ``key``.
 
         ``key.call`` is 0 and may be raised up to ``TRANSFORM_CALLS``.
 

@@ -46,7 +46,7 @@ class BufferSource:
 
     Args:
         buffer: A ``ReplayBuffer`` or a ``ReplayBufferEnsemble``.
-        batch_size: Rows in a batch; None: that of the buffer.
+        batch_size: Windows in a batch; None: that of the buffer.
         ahead: How many batches are drawn before the one that is delivered.
 
     Raises:

@@ -146,11 +146,11 @@ class ReplaySamplerConformance:
                 return MySampler()
 
     Attributes:
-        batch_size: Steps in the batches that are asked for; at most 12.
+        batch_size: Windows in the batches that are asked for: rows, or slices; at most 6.
         draws: Whether batches of other seeds are others.
     """
 
-    batch_size: int = 12
+    batch_size: int = 6
     draws: bool = True
 
     def make(self) -> Any:
@@ -171,21 +171,8 @@ class ReplaySamplerConformance:
     def test_draws_lie_in_the_buffer(self) -> None:
         """With the shapes and dtypes of ``Draw``, while rows come, are overwritten, changed and forgotten."""
         for buffer in self._history(self._buffer()):
-            draw = self._draw(buffer)
-            index = draw.index
-            assert index.dtype == np.int64, f"index: expected int64, found {index.dtype}"
-            assert index.ndim in (1, 2), f"index: expected [b] or [B, S], found {list(index.shape)}"
-            assert 1 <= index.size <= self.batch_size, f"index: expected up to {self.batch_size}, found {index.size}"
-            assert 0 <= index.min() <= index.max() < len(buffer), "index: expected slots in use"
-            if draw.mask is not None:
-                assert draw.mask.dtype == np.bool_, f"mask: expected bool, found {draw.mask.dtype}"
-                assert draw.mask.shape == index.shape, "mask: expected the shape of the index"
-            weight = draw.priority_weight
-            if weight is not None:
-                assert weight.dtype == np.float32, f"priority_weight: expected float32, found {weight.dtype}"
-                assert weight.shape in (index.shape, index.shape[:1]), "priority_weight: expected one a step or slice"
-            for name, values in draw.extra.items():
-                assert values.shape[: index.ndim] == index.shape, f"{name}: expected the axes of the index in front"
+            for _ in range(3):
+                self._check(self._draw(buffer), len(buffer))
 
     def test_a_draw_depends_on_its_key_and_on_what_was_written(self) -> None:
         """Two that went through the same draw the same."""
@@ -260,6 +247,23 @@ class ReplaySamplerConformance:
             _same(self._draw(buffer), self._draw(other), "expected what was refused to change nothing")
 
     # ------------------------------------------------------------------ helpers
+
+    def _check(self, draw: Draw, rows: int) -> None:
+        index = draw.index
+        assert index.dtype == np.int64, f"index: expected int64, found {index.dtype}"
+        assert index.ndim in (1, 2), f"index: expected [b] or [B, S], found {list(index.shape)}"
+        windows = len(np.unique(draw.extra.get("slice_id", np.arange(len(index)))))
+        assert 1 <= windows <= self.batch_size, f"index: expected up to {self.batch_size} windows, found {windows}"
+        assert 0 <= index.min() <= index.max() < rows, "index: expected slots in use"
+        if draw.mask is not None:
+            assert draw.mask.dtype == np.bool_, f"mask: expected bool, found {draw.mask.dtype}"
+            assert draw.mask.shape == index.shape, "mask: expected the shape of the index"
+        weight = draw.priority_weight
+        if weight is not None:
+            assert weight.dtype == np.float32, f"priority_weight: expected float32, found {weight.dtype}"
+            assert weight.shape in (index.shape, index.shape[:1]), "priority_weight: expected one a step or slice"
+        for name, values in draw.extra.items():
+            assert values.shape[: index.ndim] == index.shape, f"{name}: expected the axes of the index in front"
 
     def _buffer(self, seed: int = 3) -> ReplayBuffer:
         return ReplayBuffer(ArrayStorage(40), self.make(), batch_size=self.batch_size, seed=seed)

@@ -173,8 +173,8 @@ def _uniform(rows: int) -> Contender:
 
 
 def _slices(rows: int) -> Contender:
-    sampler = SliceSampler(sequence_length=LENGTH, end_key="done")
-    buffer = _filled(ReplayBuffer(ArrayStorage(rows), sampler, batch_size=SLICES * LENGTH), rows)
+    sampler = SliceSampler(sequence_length=LENGTH, end_key="done", pad=False)
+    buffer = _filled(ReplayBuffer(ArrayStorage(rows), sampler, batch_size=SLICES), rows)
     return Contender(f"{OURS} SliceSampler", lambda number: buffer.sample(), "ours")
 
 
@@ -201,8 +201,8 @@ def _large(settings: Settings) -> Table:
     chunk = make_rows(_CHUNK, widths={name: width for name, width in _WIDTHS.items() if name != "next_obs"})
     contenders = []
     for rows in (settings.rows, settings.rows * (5 if settings.quick else 50)):
-        sampler = SliceSampler(sequence_length=LENGTH, end_key="done")
-        buffer = ReplayBuffer(ArrayStorage(rows), sampler, batch_size=SLICES * LENGTH)
+        sampler = SliceSampler(sequence_length=LENGTH, end_key="done", pad=False)
+        buffer = ReplayBuffer(ArrayStorage(rows), sampler, batch_size=SLICES)
         for _ in range(rows // _CHUNK):
             buffer.extend(chunk)
         contenders.append(Contender(f"{rows:,} rows", lambda number, buffer=buffer: buffer.sample(), "ours"))

@@ -103,7 +103,7 @@ def main(folder: Path, seed: int, rounds: int) -> None:
 
     def made(place: Path) -> ReplayBuffer:
         sampler = PrioritizedSliceSampler(sequence_length=2, end_key="done")
-        return ReplayBuffer(MemmapStorage(40, place, ndim=2), sampler, batch_size=8)
+        return ReplayBuffer(MemmapStorage(40, place, ndim=2), sampler, batch_size=4)
 
     notes = [["x" * (3 * step), "y" * step] for step in range(30)]
 
@@ -143,7 +143,7 @@ def main(folder: Path, seed: int, rounds: int) -> None:
             if name == "checkpoint":
                 (folder / "bad.checkpoint").write_bytes(damage(checkpoint, rng))
                 other = made(place)
-                before = other.sample(8)["index"].tolist(), other[:]["x"].tolist()
+                before = other.sample(4)["index"].tolist(), other[:]["x"].tolist()
                 mark = other.state_dict()
                 try:
                     other.loads(folder / "bad.checkpoint")

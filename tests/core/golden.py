@@ -194,16 +194,20 @@ def buffers() -> dict[str, Any]:
     def ring(**options: Any) -> ReplayBuffer:
         return ReplayBuffer(ArrayStorage(150), batch_size=24, seed=5, **options)
 
-    slices: dict[str, Any] = {"sequence_length": 6, "end_key": "done"}
+    def sliced(sampler: Any, **options: Any) -> ReplayBuffer:
+        """A ring that gives 24 steps a batch."""
+        return ReplayBuffer(ArrayStorage(150), sampler, batch_size=24 // sampler.sequence_length, seed=5, **options)
+
+    slices: dict[str, Any] = {"sequence_length": 6, "end_key": "done", "pad": False}
     plain: dict[str, Callable[[], Any]] = {
         "random": ring,
         "without replacement": lambda: ring(sampler=SamplerWithoutReplacement()),
         "list": lambda: ReplayBuffer(ListStorage(150), batch_size=24, seed=5),
-        "slices": lambda: ring(sampler=SliceSampler(**slices)),
-        "slices by episode": lambda: ring(sampler=SliceSampler(**slices, weighting="trajectory")),
-        "slices padded": lambda: ring(sampler=SliceSampler(sequence_length=8, traj_key="episode", pad=True)),
-        "slices once": lambda: ring(sampler=SliceSamplerWithoutReplacement(sequence_length=3, end_key="done")),
-        "crops": lambda: ring(sampler=SliceSampler(**slices), transform=RandomTimeCrop(4)),
+        "slices": lambda: sliced(SliceSampler(**slices)),
+        "slices by episode": lambda: sliced(SliceSampler(**slices, weighting="trajectory")),
+        "slices padded": lambda: sliced(SliceSampler(sequence_length=8, traj_key="episode", pad=True)),
+        "slices once": lambda: sliced(SliceSamplerWithoutReplacement(sequence_length=3, end_key="done", pad=False)),
+        "crops": lambda: sliced(SliceSampler(**slices), transform=RandomTimeCrop(4)),
         "three steps": lambda: ring(transform=[NextView(), NStep(3, 0.5)]),
         "the best": lambda: ring(writer=MaxValueWriter("reward")),
     }
@@ -214,8 +218,8 @@ def buffers() -> dict[str, Any]:
         ),
         priorities=True,
     )
-    found["slices by priority"] = of_buffer(ring(sampler=PrioritizedSliceSampler(**slices)), priorities=False)
-    vector = ReplayBuffer(ArrayStorage(150, ndim=2), SliceSampler(**slices), batch_size=24, seed=9)
+    found["slices by priority"] = of_buffer(sliced(PrioritizedSliceSampler(**slices)), priorities=False)
+    vector = ReplayBuffer(ArrayStorage(150, ndim=2), SliceSampler(**slices), batch_size=4, seed=9)
     found["environments"] = of_buffer(vector, envs=3)
     found["an ensemble"] = ensemble()
     return found

@@ -156,7 +156,7 @@ def test_slices_are_left_as_they_are() -> None:
         ArrayStorage(64),
         SliceSampler(sequence_length=5, end_key="done"),
         transform=[NextView(), NStep(3, 0.5)],
-        batch_size=20,
+        batch_size=4,
     )
     done = np.zeros(40, np.int8)
     done[9::10] = 1
@@ -206,7 +206,7 @@ def test_goals_come_from_all_of_an_episode_and_from_no_other(
     )
     transforms = [NextView(takes="arrived"), relabel] if layout == "view" else relabel
     sampler = SliceSampler(sequence_length=2, pad=True) if sliced else None
-    buffer = ReplayBuffer(storage, sampler, transform=transforms, batch_size=150 * 2, seed=seed)
+    buffer = ReplayBuffer(storage, sampler, transform=transforms, batch_size=150 if sliced else 300, seed=seed)
     begin = 0
     while begin < total:
         n = int(rng.integers(1, steps + 1))

@@ -120,14 +120,12 @@ def test_slices_of_one_length() -> None:
     members = [member(number, sampler=SliceSampler(sequence_length=4, end_key="done")) for number in range(2)]
     ensemble = ReplayBufferEnsemble(*members, p=[1, 2])
     for _ in range(10):
-        batch = ensemble.sample(16)
+        batch = ensemble.sample(4)
         assert batch["a"].shape == batch["buffer_ids"].shape == (4, 4)
         assert (np.diff(batch["a"], axis=1) == 1).all()
-    with pytest.raises(ConfigError, match="multiple of the 4 steps"):
-        ensemble.sample(10)
     other = member(2, sampler=SliceSampler(sequence_length=2, end_key="done"))
     with pytest.raises(SchemaError, match=r"buffer 1: field 'a'"):
-        ReplayBufferEnsemble(members[0], other).sample(16)
+        ReplayBufferEnsemble(members[0], other).sample(4)
 
 
 def test_fields_must_be_alike() -> None:
@@ -191,7 +189,7 @@ def test_priorities_of_slices_reach_members() -> None:
         sampler = PrioritizedSliceSampler(sequence_length=2, end_key="done", eps=0.0)
         members.append(ReplayBuffer(ArrayStorage(8), sampler, seed=number))
         members[-1].extend({"done": np.arange(8) % 4 == 3})
-    ensemble = ReplayBufferEnsemble(*members, batch_size=8)
+    ensemble = ReplayBufferEnsemble(*members, batch_size=4)
     batch = ensemble.sample()
     chosen = np.array([1e9, 0, 1e9, 0])  # one for each slice: the first of each member
     ensemble.update_priority(batch["index"], chosen, batch["buffer_ids"])

@@ -199,8 +199,7 @@ def store_batches(store: DatasetStore, length: int, pad: bool, tiled: bool, seed
 def buffer_batches(storage: Any, length: int, pad: bool, tiled: bool, seed: int) -> list[tuple[int, int]]:
     """The same from a buffer."""
     sampler: Any = SliceSamplerWithoutReplacement if tiled else SliceSampler
-    batch_size = length if tiled else 2048 * length
-    buffer = ReplayBuffer(storage, sampler(sequence_length=length, pad=pad), batch_size=batch_size, seed=seed)
+    buffer = ReplayBuffer(storage, sampler(sequence_length=length, pad=pad), batch_size=1 if tiled else 2048, seed=seed)
     return seen(buffer if tiled else [buffer.sample()], "index")
 
 
@@ -225,7 +224,7 @@ def test_goals_come_from_the_same_episodes_whatever_slices_are_cut_at(keys: dict
         strategy="final",
         ratio=1.0,
     )
-    buffer = ReplayBuffer(ArrayStorage(40), SliceSampler(sequence_length=5, **keys), transform=relabel, batch_size=500)
+    buffer = ReplayBuffer(ArrayStorage(40), SliceSampler(sequence_length=5, **keys), transform=relabel, batch_size=100)
     for part in range(4):
         buffer.extend({name: values[10 * part : 10 * part + 10] for name, values in rows.items()})
         batch = buffer.sample()

@@ -189,7 +189,7 @@ def episodes(count: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("kind", KINDS)
 def test_slices_steps_ahead_and_priorities(kind: str, tmp_path: Path) -> None:
     storage = made(kind, 40, tmp_path)
-    slices = ReplayBuffer(storage, SliceSampler(sequence_length=4), batch_size=12)
+    slices = ReplayBuffer(storage, SliceSampler(sequence_length=4), batch_size=3)
     slices.extend(episodes(30))
     batch = slices.sample()
     for row in range(3):
@@ -204,7 +204,7 @@ def test_slices_steps_ahead_and_priorities(kind: str, tmp_path: Path) -> None:
 
 
 def test_padded_slices_have_empty_rows_where_nothing_is() -> None:
-    buffer = ReplayBuffer(ArrayStorage(40), SliceSampler(sequence_length=8, strict_length=False, pad=0), batch_size=32)
+    buffer = ReplayBuffer(ArrayStorage(40), SliceSampler(sequence_length=8, strict_length=False, pad=0), batch_size=4)
     buffer.extend(episodes(30))
     batch = buffer.sample()
     for row, step in np.argwhere(~batch["mask"]).tolist():

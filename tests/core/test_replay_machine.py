@@ -76,10 +76,10 @@ def samplers() -> dict[str, Any]:
         "without": SamplerWithoutReplacement,
         "in order": lambda: SamplerWithoutReplacement(shuffle=False, drop_last=True),
         "prioritized": lambda: PrioritizedSampler(0.8, 0.5),
-        "slices": lambda: SliceSampler(sequence_length=2, end_key="done"),
-        "trajectories": lambda: SliceSampler(sequence_length=2, traj_key="episode", weighting="trajectory"),
-        "slices without": lambda: SliceSamplerWithoutReplacement(sequence_length=2, end_key="done"),
-        "prioritized slices": lambda: PrioritizedSliceSampler(0.8, 0.5, sequence_length=2, end_key="done"),
+        "slices": lambda: SliceSampler(sequence_length=2, end_key="done", pad=False),
+        "trajectories": lambda: SliceSampler(sequence_length=2, traj_key="episode", weighting="trajectory", pad=False),
+        "slices without": lambda: SliceSamplerWithoutReplacement(sequence_length=2, end_key="done", pad=False),
+        "prioritized slices": lambda: PrioritizedSliceSampler(0.8, 0.5, sequence_length=2, end_key="done", pad=False),
         "padded": lambda: SliceSampler(sequence_length=3, **{**ends, "pad": 0}),
     }
 
@@ -200,8 +200,8 @@ class BufferMachine(RuleBasedStateMachine):
     @rule(size=st.integers(1, 4))
     def sample(self, size: int) -> None:
         slices = "slices" in self.sampler or self.sampler in ("trajectories", "padded")
-        length = 3 if self.sampler == "padded" else 2 if slices else 1
-        batch = self._sample(self.buffer, size * length)
+        length = 3 if self.sampler == "padded" else 2
+        batch = self._sample(self.buffer, size)
         if batch is None:
             return
         index = batch["index"]
@@ -260,7 +260,7 @@ class BufferMachine(RuleBasedStateMachine):
             buffer.append(first)
         self.model.add(first)
         for turn in range(3):
-            batches = [self._sample(buffer, 6 * size) for buffer in (self.buffer, other)]
+            batches = [self._sample(buffer, size) for buffer in (self.buffer, other)]
             assert_same(*batches)
             if batches[0] is not None and "prioritized" in self.sampler:
                 for buffer in (self.buffer, other):

@@ -359,7 +359,7 @@ def test_slices_begin_where_whole_ones_fit(
             1.0, 1.0, 0.0, sequence_length=length, end_key="done", strict_length=strict, pad=not strict
         )
         storage = ArrayStorage(capacity * envs, ndim=envs)
-        return ReplayBuffer(storage, sampler, batch_size=length * 4, seed=2), sampler
+        return ReplayBuffer(storage, sampler, batch_size=4, seed=2), sampler
 
     buffer, sampler = make()
     ends: list[list[bool]] = [[] for _ in range(envs)]
@@ -427,7 +427,7 @@ def test_slices_begin_where_whole_ones_fit(
 def test_what_is_left_of_an_episode_is_one_that_is_shorter() -> None:
     """Row by row, while the ring overwrites the oldest."""
     sampler = PrioritizedSliceSampler(1.0, 1.0, 0.0, sequence_length=4, end_key="done", pad=True)
-    buffer = ReplayBuffer(ArrayStorage(10), sampler, batch_size=4)
+    buffer = ReplayBuffer(ArrayStorage(10), sampler, batch_size=1)
     ends = []
     for row in range(60):
         ends.append(row % 6 == 5)
@@ -441,7 +441,7 @@ def test_what_is_left_of_an_episode_is_one_that_is_shorter() -> None:
 
 def test_slices_come_in_proportion_to_their_first_rows() -> None:
     sampler = PrioritizedSliceSampler(alpha=1.0, beta=0.0, eps=0.0, sequence_length=3, end_key="done")
-    buffer = ReplayBuffer(ArrayStorage(28), sampler, batch_size=1500, seed=4)
+    buffer = ReplayBuffer(ArrayStorage(28), sampler, batch_size=500, seed=4)
     buffer.extend(rows_of(0, 28))
     priorities = np.arange(28) % 5 + 1.0
     buffer.update_priority(np.arange(28), priorities)
@@ -452,7 +452,7 @@ def test_slices_come_in_proportion_to_their_first_rows() -> None:
 
 def test_a_slice_takes_one_priority_or_one_for_each_row() -> None:
     sampler = PrioritizedSliceSampler(alpha=1.0, beta=0.0, eps=0.0, sequence_length=3, end_key="done")
-    buffer = ReplayBuffer(ArrayStorage(28), sampler, batch_size=6, seed=4)
+    buffer = ReplayBuffer(ArrayStorage(28), sampler, batch_size=2, seed=4)
     buffer.extend(rows_of(0, 28))
     index = np.array([[0, 1, 2], [7, 8, 9]])
     buffer.update_priority(index, np.array([2.0, 3.0]))
@@ -466,7 +466,7 @@ def test_a_span_over_the_begin_is_refused() -> None:
     with pytest.raises(ConfigError, match="span: expected False over the begin"):
         PrioritizedSliceSampler(sequence_length=3, span=True)
     sampler = PrioritizedSliceSampler(1.0, 0.0, 0.0, sequence_length=3, end_key="done", span=(False, True), pad=True)
-    buffer = ReplayBuffer(ArrayStorage(7), sampler, batch_size=300)
+    buffer = ReplayBuffer(ArrayStorage(7), sampler, batch_size=100)
     buffer.extend(rows_of(0, 7))
     batch = buffer.sample()
     assert set(batch["index"][:, 0].tolist()) == set(range(7))
@@ -481,7 +481,7 @@ def test_in_a_ring_slices_begin_where_those_of_a_slice_sampler_do(strict: bool, 
     options: dict[str, Any] = {"sequence_length": 4, "end_key": "done", "strict_length": strict, "span": span}
     storage = ArrayStorage(23 * num_envs, 2 if num_envs > 1 else 1)
     buffers = [
-        ReplayBuffer(storage, sampler, batch_size=1600)
+        ReplayBuffer(storage, sampler, batch_size=400)
         for sampler in (PrioritizedSliceSampler(1.0, 0.0, 0.0, **options), SliceSampler(**options))
     ]
     random = np.random.default_rng(3)

@@ -50,13 +50,14 @@ def store(kind: str) -> DatasetStore:
 
 
 SAMPLERS: dict[str, Callable[[], Any]] = {
-    "whole": lambda: SliceSampler(sequence_length=6),
-    "by trajectory": lambda: SliceSampler(sequence_length=6, weighting="trajectory"),
+    "whole": lambda: SliceSampler(sequence_length=6, pad=False),
+    "by trajectory": lambda: SliceSampler(sequence_length=6, weighting="trajectory", pad=False),
+    "padded of whole": lambda: SliceSampler(sequence_length=1),
     "padded": lambda: SliceSampler(sequence_length=6, pad=True, span=True),
     "padded with a number": lambda: SliceSampler(sequence_length=6, pad=1),
-    "short": lambda: SliceSampler(sequence_length=6, strict_length=False),
+    "short": lambda: SliceSampler(sequence_length=6, strict_length=False, pad=False),
     "side by side": lambda: SliceSamplerWithoutReplacement(sequence_length=6, pad=True),
-    "by priority": lambda: PrioritizedSliceSampler(sequence_length=6),
+    "by priority": lambda: PrioritizedSliceSampler(sequence_length=6, pad=False),
     "rows": RandomSampler,
 }
 
@@ -100,7 +101,7 @@ def test_transforms_find_the_same_steps(transform: Any, sampler: str) -> None:
 @pytest.mark.parametrize("weighting", ["step", "trajectory"])
 def test_a_state_goes_on_in_the_middle_of_what_was_planned(weighting: Any) -> None:
     def fresh() -> ReplayBuffer:
-        sampler = SliceSampler(sequence_length=6, weighting=weighting)
+        sampler = SliceSampler(sequence_length=6, weighting=weighting, pad=False)
         return ReplayBuffer(store("dataset"), sampler, batch_size=24, seed=5)
 
     one = fresh()

@@ -130,13 +130,12 @@ def test_slices_lie_in_one_episode_whatever_happens(
         sides = st.one_of(st.booleans(), st.integers(0, length - 1))
         options |= {"span": (data.draw(sides), data.draw(sides))}
         options |= {"weighting": data.draw(st.sampled_from(["step", "trajectory"]))}
-    size = data.draw(st.sampled_from([{"sequence_length": length}, {"num_slices": 3}]))
 
     def make(seed: int = 9) -> ReplayBuffer:
         kind = SliceSampler if replacement else SliceSamplerWithoutReplacement
-        sampler = kind(**size, **world.keys, **options)
+        sampler = kind(sequence_length=length, **world.keys, **options)
         storage = ArrayStorage(capacity * num_envs, ndim=min(num_envs, 2))
-        return ReplayBuffer(storage, sampler, batch_size=3 * length, seed=seed)
+        return ReplayBuffer(storage, sampler, batch_size=3, seed=seed)
 
     buffer = make()
     for _ in range(data.draw(st.integers(1, 8))):
@@ -222,7 +221,7 @@ def test_weighting(weighting: Any, strict: bool) -> None:
     """By step every slice comes equally often, by trajectory every episode, and its slices equally often."""
     lengths, length = [3, 4, 9, 30, 2, 12], 4
     sampler = SliceSampler(sequence_length=length, weighting=weighting, strict_length=strict, pad=not strict)
-    buffer = episodes_buffer(lengths, sampler, 8000, overwritten=2)  # the first episode has one row left
+    buffer = episodes_buffer(lengths, sampler, 2000, overwritten=2)  # the first episode has one row left
     drawn = np.concatenate([buffer.sample()["row"][:, 0] for _ in range(12)])
     expected, first = np.zeros(sum(lengths)), 0
     for number, steps in enumerate(lengths):
@@ -239,8 +238,8 @@ def test_every_environment_comes_as_often_as_it_has_slices() -> None:
     done = np.zeros((40, 3), bool)
     done[[9, 19, 29, 39], 1] = True
     done[::2, 2] = True  # too short
-    sampler = SliceSampler(sequence_length=5)
-    buffer = ReplayBuffer(ArrayStorage(120, ndim=2), sampler, batch_size=5 * 3000)
+    sampler = SliceSampler(sequence_length=5, pad=False)
+    buffer = ReplayBuffer(ArrayStorage(120, ndim=2), sampler, batch_size=3000)
     buffer.extend({"done": done, "env": np.tile(np.arange(3), (40, 1)), "t": np.arange(40)[:, None].repeat(3, 1)})
     batches = [buffer.sample() for _ in range(4)]
     counts = Counter(
@@ -258,35 +257,35 @@ def test_every_environment_comes_as_often_as_it_has_slices() -> None:
 
 def test_the_ways_to_treat_short_episodes() -> None:
     lengths = [2, 5]
-    dropped = episodes_buffer(lengths, SliceSampler(sequence_length=4), 40).sample()
+    dropped = episodes_buffer(lengths, SliceSampler(sequence_length=4, pad=False), 10).sample()
     assert dropped["index"].shape == (10, 4)
     assert set(dropped["number"].reshape(-1).tolist()) == {1}
     assert "mask" not in dropped
 
-    flat = episodes_buffer(lengths, SliceSampler(sequence_length=4, strict_length=False), 40).sample()
+    flat = episodes_buffer(lengths, SliceSampler(sequence_length=4, strict_length=False, pad=False), 10).sample()
     sizes = Counter(flat["slice_id"].tolist())
     assert list(sizes) == list(range(10))
     assert set(sizes.values()) == {2, 4}
     assert flat["row"].shape == flat["traj_id"].shape == flat["index"].shape == (sum(sizes.values()),)
 
-    padded = episodes_buffer(lengths, SliceSampler(sequence_length=4, pad=True), 40).sample()
+    padded = episodes_buffer(lengths, SliceSampler(sequence_length=4), 10).sample()
     assert padded["row"].shape == padded["mask"].shape == (10, 4)
     for row, mask in zip(padded["row"].tolist(), padded["mask"].tolist(), strict=True):
         assert (mask == [True] * 4) if row[0] > 1 else (row == [0, 1, 1, 1] and mask == [True, True, False, False])
 
-    filled = episodes_buffer(lengths, SliceSampler(sequence_length=4, pad=1), 40).sample()
+    filled = episodes_buffer(lengths, SliceSampler(sequence_length=4, pad=1), 10).sample()
     assert not filled["mask"].all()
     for name in ("row", "number", "done"):
         assert (filled[name][~filled["mask"]] == 1).all()
     np.testing.assert_array_equal(filled["row"][filled["mask"]], padded["row"][padded["mask"]])
     for pad, field in ((-1, "done"), (np.nan, "row"), (0.5, "row")):
         with pytest.raises(DataError, match=f"field '{field}': expected a pad that"):
-            episodes_buffer(lengths, SliceSampler(sequence_length=4, pad=pad), 40).sample()
+            episodes_buffer(lengths, SliceSampler(sequence_length=4, pad=pad), 10).sample()
 
 
 def test_a_span_reaches_over_the_ends() -> None:
     lengths = [6]
-    batch = episodes_buffer(lengths, SliceSampler(sequence_length=4, span=(2, True), pad=True), 4 * 400).sample()
+    batch = episodes_buffer(lengths, SliceSampler(sequence_length=4, span=(2, True), pad=True), 400).sample()
     found = Counter(tuple(zip(row, mask, strict=True)) for row, mask in
                     zip(batch["row"].tolist(), batch["mask"].tolist(), strict=True))  # fmt: skip
     expected = set()
@@ -294,14 +293,14 @@ def test_a_span_reaches_over_the_ends() -> None:
         steps = range(start, start + 4)
         expected.add(tuple((min(max(step, 0), 5), 0 <= step <= 5) for step in steps))
     assert set(found) == expected
-    flat = episodes_buffer(lengths, SliceSampler(sequence_length=4, span=1), 400).sample()
+    flat = episodes_buffer(lengths, SliceSampler(sequence_length=4, span=1, pad=False), 100).sample()
     assert set(Counter(flat["slice_id"].tolist()).values()) == {3, 4}
 
 
 def test_a_span_of_a_short_episode() -> None:
     """It counts from slices as long as the episode."""
     sampler = SliceSampler(sequence_length=5, span=(True, 1), strict_length=False, pad=True)
-    batch = episodes_buffer([3], sampler, 5 * 200).sample()
+    batch = episodes_buffer([3], sampler, 200).sample()
     found = {tuple(row[mask].tolist()) for row, mask in zip(batch["row"], batch["mask"], strict=True)}
     assert found == {(0,), (0, 1), (0, 1, 2), (1, 2)}
 
@@ -311,17 +310,17 @@ def test_a_span_of_a_short_episode() -> None:
 def test_numbers_of_trajectories_that_rows_have_themselves_pass_through(sampler: Any, options: dict[str, Any]) -> None:
     numbers = np.repeat([70, 12, 33, 5], 6).astype(np.int16)
     rows = {"traj_id": numbers, "row": np.arange(24), "done": (np.arange(1, 25) % 6 == 0).astype(np.int8)}
-    buffer = ReplayBuffer(ArrayStorage(24), sampler(sequence_length=4, **options), batch_size=16)
+    buffer = ReplayBuffer(ArrayStorage(24), sampler(sequence_length=4, **options), batch_size=4)
     buffer.extend(rows)
     batch = buffer.sample()
     there = batch.get("mask", np.ones((4, 4), bool))
     assert batch["traj_id"].dtype == np.int16
     np.testing.assert_array_equal(batch["traj_id"][there], numbers[batch["row"][there]])
-    assert (batch["traj_id"][~there] != -1).sum() == 0 or options["pad"] is True
+    assert (batch["traj_id"][~there] != -1).sum() == 0 or options.get("pad", True) is True
 
 
 def test_texts_that_number_trajectories_pass_through() -> None:
-    buffer = ReplayBuffer(ArrayStorage(12), SliceSampler(sequence_length=3), batch_size=6)
+    buffer = ReplayBuffer(ArrayStorage(12), SliceSampler(sequence_length=3), batch_size=2)
     buffer.extend({"traj_id": ["a"] * 4 + ["b"] * 8, "row": np.arange(12), "done": np.arange(12) == 3})
     batch = buffer.sample()
     names = np.array(batch["traj_id"]).reshape(batch["row"].shape)
@@ -331,13 +330,13 @@ def test_texts_that_number_trajectories_pass_through() -> None:
 def test_traj_ids_stay_with_their_episodes() -> None:
     """While rows come in and go, and after a restart."""
     sampler = SliceSampler(sequence_length=2)
-    buffer = ReplayBuffer(ArrayStorage(20), sampler, batch_size=200, seed=1)
+    buffer = ReplayBuffer(ArrayStorage(20), sampler, batch_size=100, seed=1)
     known: dict[int, int] = {}
     for first in range(0, 90, 9):
         rows = np.arange(first, first + 9)
         buffer.extend({"row": rows, "done": rows % 5 == 4})
         if first == 45:
-            other = ReplayBuffer(ArrayStorage(20), SliceSampler(sequence_length=2), batch_size=200, seed=1)
+            other = ReplayBuffer(ArrayStorage(20), SliceSampler(sequence_length=2), batch_size=100, seed=1)
             other.load_state_dict(buffer.state_dict())
             buffer = other
         batch = buffer.sample()
@@ -364,7 +363,7 @@ def test_an_epoch_has_every_slice_once(
     sampler = SliceSamplerWithoutReplacement(
         sequence_length=length, strict_length=strict, pad=not strict, drop_last=drop_last, shuffle=shuffle
     )
-    buffer = episodes_buffer(lengths, sampler, batch * length)
+    buffer = episodes_buffer(lengths, sampler, batch)
     firsts = np.cumsum([0, *lengths[:-1]]).tolist()
     every = [
         list(range(first + place, min(first + place + length, first + steps)))
@@ -396,8 +395,8 @@ def test_an_epoch_has_every_slice_once(
 
 
 def test_a_write_begins_an_epoch() -> None:
-    sampler = SliceSamplerWithoutReplacement(sequence_length=2, shuffle=False)
-    buffer = episodes_buffer([4, 4], sampler, 4)
+    sampler = SliceSamplerWithoutReplacement(sequence_length=2, shuffle=False, pad=False)
+    buffer = episodes_buffer([4, 4], sampler, 2)
     assert buffer.sample()["row"].tolist() == [[0, 1], [2, 3]]
     buffer.extend({"row": [8], "number": [9], "done": [False]})  # over row 0
     assert buffer.sample()["row"].tolist() == [[1, 2], [4, 5]]
@@ -427,7 +426,7 @@ def test_fields_that_say_where_episodes_end(names: tuple[str, ...], there: str |
         )
         *outer, last = name.split("/")
         (rows.setdefault(outer[0], {}) if outer else rows)[last] = column
-    buffer = ReplayBuffer(ArrayStorage(20), SliceSampler(sequence_length=5), batch_size=100)
+    buffer = ReplayBuffer(ArrayStorage(20), SliceSampler(sequence_length=5), batch_size=20)
     buffer.extend(rows)
     if there is None:
         with pytest.raises(MissingFieldError, match="expected end_key=, truncated_key= or traj_key="):
@@ -481,7 +480,7 @@ def test_an_episode_ends_where_its_number_changes_also_without_done(
 
     def made() -> ReplayBuffer:
         return ReplayBuffer(
-            ArrayStorage(steps * num_envs, ndim=2), kind(sequence_length=2, pad=True), batch_size=2, seed=seed
+            ArrayStorage(steps * num_envs, ndim=2), kind(sequence_length=2, pad=True), batch_size=1, seed=seed
         )
 
     buffer = made()
@@ -504,7 +503,7 @@ def test_an_episode_ends_where_its_number_changes_also_without_done(
 
 def test_a_state_saved_when_numbers_did_not_count_is_looked_at_again() -> None:
     def made() -> ReplayBuffer:
-        return ReplayBuffer(ArrayStorage(20), SliceSampler(sequence_length=5), batch_size=500)
+        return ReplayBuffer(ArrayStorage(20), SliceSampler(sequence_length=5), batch_size=100)
 
     rows = {"x": np.arange(20), "traj": np.arange(20) // 10, "done": np.zeros(20, bool)}
     buffer = made()
@@ -522,7 +521,7 @@ def test_a_state_saved_when_numbers_did_not_count_is_looked_at_again() -> None:
 @pytest.mark.parametrize("how", ["extend", "one by one", "reset"])
 def test_fields_that_contradict_each_other_are_named(how: str) -> None:
     def sampled(rows: dict[str, Any], **options: Any) -> Any:
-        buffer = ReplayBuffer(ArrayStorage(40), SliceSampler(sequence_length=2, **options), batch_size=400)
+        buffer = ReplayBuffer(ArrayStorage(40), SliceSampler(sequence_length=2, **options), batch_size=200)
         rows = {"row": np.arange(20), **rows}
         if how == "one by one":
             for number in range(20):
@@ -569,14 +568,14 @@ def test_slices_of_a_store_end_where_its_times_begin_anew() -> None:
             "episode_step": np.arange(20) % 10,
         }
     )
-    rows = ReplayBuffer(store, SliceSampler(sequence_length=3), batch_size=300).sample()["action"]
+    rows = ReplayBuffer(store, SliceSampler(sequence_length=3), batch_size=100).sample()["action"]
     assert (rows // 10 == rows[:, :1] // 10).all()
     assert (np.diff(rows, axis=1) == 1).all()
 
 
 def test_fields_that_do_not_serve() -> None:
     def sampled(column: Any, **options: Any) -> None:
-        buffer = ReplayBuffer(ArrayStorage(20), SliceSampler(sequence_length=5, **options), batch_size=100)
+        buffer = ReplayBuffer(ArrayStorage(20), SliceSampler(sequence_length=5, **options), batch_size=20)
         buffer.extend({"row": np.arange(20), "x": column})
         buffer.sample()
 
@@ -592,9 +591,7 @@ def test_fields_that_do_not_serve() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({}, "num_slices or sequence_length"),
-        ({"num_slices": 2, "sequence_length": 2}, "num_slices or sequence_length"),
-        ({"num_slices": 0}, "num_slices: expected an integer from 1"),
+        ({"sequence_length": 0}, "sequence_length: expected an integer from 1"),
         ({"sequence_length": 2.0}, "sequence_length: expected an integer from 1"),
         ({"sequence_length": 2, "span": 2}, "span: expected less than the 2 steps"),
         ({"sequence_length": 2, "span": -1}, "span: expected True, False or an integer"),
@@ -610,31 +607,36 @@ def test_arguments_that_cannot_be(options: dict[str, Any], says: str) -> None:
 
 
 def test_batches_that_cannot_be() -> None:
-    buffer = ReplayBuffer(ArrayStorage(20), SliceSampler(num_slices=4), batch_size=10)
-    with pytest.raises(ConfigError, match=r"found an empty buffer|expected a multiple"):
+    buffer = ReplayBuffer(ArrayStorage(20), SliceSampler(sequence_length=6, pad=False), batch_size=4)
+    with pytest.raises(ConfigError, match="found an empty buffer"):
         buffer.sample()
     buffer.extend({"done": np.arange(20) % 5 == 4})
-    with pytest.raises(ConfigError, match="batch_size: expected a multiple of num_slices=4, found 10"):
-        buffer.sample()
     with pytest.raises(ConfigError, match="an episode of at least 6 steps, found the longest to have 5"):
-        buffer.sample(24)
-    assert buffer.sample(20)["index"].shape == (4, 5)
+        buffer.sample()
+    few = ReplayBuffer(ArrayStorage(20), SliceSamplerWithoutReplacement(sequence_length=5), batch_size=5)
+    few.extend({"done": np.arange(20) % 5 == 4})
+    with pytest.raises(ConfigError, match=r"expected at most 4 slices of 5 steps in a batch .* found batch_size 5"):
+        few.sample()
+    assert few.sample(4)["index"].shape == (4, 5)
 
 
 @pytest.mark.parametrize("kind", [SliceSampler, SliceSamplerWithoutReplacement, PrioritizedSliceSampler])
 def test_states_of_earlier_versions_name_the_length_otherwise(kind: Any) -> None:
-    buffer = ReplayBuffer(ArrayStorage(12), kind(sequence_length=2), batch_size=4)
+    buffer = ReplayBuffer(ArrayStorage(12), kind(sequence_length=2), batch_size=2)
     buffer.extend({"done": np.arange(12) % 4 == 3, "row": np.arange(12)})
     state = buffer.sampler.state_dict()
-    state["config"] = state["config"].replace("sequence_length=", "slice_len=")
-    buffer.sampler.load_state_dict(state)
+    text = state["config"]
+    for former in ("slice_len=2", "num_slices=7"):
+        state["config"] = text.replace("sequence_length=2", former)
+        buffer.sampler.load_state_dict(state)
+    state["config"] = text
     with pytest.raises(StateError, match=r"made as .*sequence_length=3"):
         kind(sequence_length=3).load_state_dict(state)
 
 
 def test_states_that_cannot_be() -> None:
     sampler = SliceSampler(sequence_length=2)
-    buffer = episodes_buffer([4, 4, 4], sampler, 8, overwritten=3)
+    buffer = episodes_buffer([4, 4, 4], sampler, 4, overwritten=3)
     expected = [buffer.sample()["row"].tolist()]
     state = sampler.state_dict()
     with pytest.raises(StateError, match="sampler: expected the state of a sampler made as"):
@@ -652,7 +654,7 @@ def test_states_that_cannot_be() -> None:
         with pytest.raises(StateError, match=r"sampler: expected|sampler: not enough"):
             sampler.load_state_dict({**state, **change})
     sampler.load_state_dict(state)
-    other = episodes_buffer([4, 4, 4], SliceSampler(sequence_length=2), 8, overwritten=3)
+    other = episodes_buffer([4, 4, 4], SliceSampler(sequence_length=2), 4, overwritten=3)
     assert [other.sample()["row"].tolist()] == expected
     assert buffer.sample()["row"].tolist() == other.sample()["row"].tolist()
 
@@ -661,9 +663,9 @@ def test_the_stream_never_changes() -> None:
     found = []
     for weighting in ("step", "trajectory"):
         sampler = SliceSampler(sequence_length=3, weighting=weighting, pad=True)
-        buffer = episodes_buffer([5, 2, 40, 7, 1, 9], sampler, 12, overwritten=4)
+        buffer = episodes_buffer([5, 2, 40, 7, 1, 9], sampler, 4, overwritten=4)
         found.append([buffer.sample()["row"][:, 0].tolist() for _ in range(2)])
-    buffer = episodes_buffer([5, 2, 40, 7, 1, 9], SliceSamplerWithoutReplacement(sequence_length=3), 12)
+    buffer = episodes_buffer([5, 2, 40, 7, 1, 9], SliceSamplerWithoutReplacement(sequence_length=3, pad=False), 4)
     found.append([buffer.sample()["row"][:, 0].tolist() for _ in range(2)])
     assert found == GOLDEN
 
@@ -675,16 +677,29 @@ GOLDEN = [[[8, 18, 26, 49], [12, 7, 24, 24]], [[4, 5, 33, 54], [4, 4, 19, 34]], 
 @pytest.mark.parametrize("ends", [{}, {"done": 0}])
 @pytest.mark.parametrize("sampler", [SliceSampler, SliceSamplerWithoutReplacement, PrioritizedSliceSampler])
 def test_environments_that_take_turns_are_told_of_ndim_2(sampler: Any, ends: dict[str, int], rows: int) -> None:
-    buffer = ReplayBuffer(ArrayStorage(18), sampler(sequence_length=4), batch_size=8)
     more = {name: np.full(rows, value) for name, value in ends.items()}
-    buffer.extend({"episode": np.arange(rows) % 6, **more})
-    with pytest.raises(ConfigError, match=r"'episode' come back behind others: rows of several env.*ndim=2"):
-        buffer.sample()
+    says = r"'episode' come back behind others: rows of several env.*ndim=2"
+    strict = ReplayBuffer(ArrayStorage(18), sampler(sequence_length=4, pad=False), batch_size=2)
+    strict.extend({"episode": np.arange(rows) % 6, **more})
+    with pytest.raises(ConfigError, match=says):
+        strict.sample()
+    padded = ReplayBuffer(ArrayStorage(18), sampler(sequence_length=4), batch_size=2)
+    padded.extend({"episode": np.arange(rows) % 6, **more})
+    with pytest.warns(UserWarning, match=says):
+        padded.sample()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        padded.sample()
 
 
 def test_short_episodes_in_their_order_are_not_told_of_ndim_2() -> None:
     for rows in (17, 20, 22):  # also where the ring's ends meet in an episode
-        buffer = ReplayBuffer(ArrayStorage(17), SliceSampler(sequence_length=4), batch_size=8)
+        buffer = ReplayBuffer(ArrayStorage(17), SliceSampler(sequence_length=4, pad=False), batch_size=2)
         buffer.extend({"episode": np.arange(rows) // 3})
-        with pytest.raises(ConfigError, match="longest to have 3; strict_length=False or pad=True"):
+        with pytest.raises(ConfigError, match="longest to have 3; pad=True takes shorter ones"):
             buffer.sample()
+        padded = ReplayBuffer(ArrayStorage(17), SliceSampler(sequence_length=4), batch_size=2)
+        padded.extend({"episode": np.arange(rows) // 3})
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            padded.sample()

@@ -32,11 +32,10 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
     "random": RandomSampler,
     "without": SamplerWithoutReplacement,
     "prioritized": lambda: PrioritizedSampler(0.7, 0.5),
-    "slices": lambda: SliceSampler(sequence_length=3, end_key="done"),
-    "trajectories": lambda: SliceSampler(sequence_length=3, traj_key="episode", weighting="trajectory"),
-    "num slices": lambda: SliceSampler(num_slices=4, end_key="done"),
-    "slices without": lambda: SliceSamplerWithoutReplacement(sequence_length=3, end_key="done"),
-    "prioritized slices": lambda: PrioritizedSliceSampler(0.7, 0.5, sequence_length=3, end_key="done"),
+    "slices": lambda: SliceSampler(sequence_length=3, end_key="done", pad=False),
+    "trajectories": lambda: SliceSampler(sequence_length=3, traj_key="episode", weighting="trajectory", pad=False),
+    "slices without": lambda: SliceSamplerWithoutReplacement(sequence_length=3, end_key="done", pad=False),
+    "prioritized slices": lambda: PrioritizedSliceSampler(0.7, 0.5, sequence_length=3, end_key="done", pad=False),
 }
 SLICED = [name for name in SAMPLERS if name not in ("random", "without", "prioritized")]
 
@@ -85,7 +84,7 @@ def test_streams_side_by_side(name: str, mapped: bool, tmp_path: Path) -> None:
 
     def make(number: int) -> ReplayBuffer:
         storage = MemmapStorage(120, tmp_path / f"m{number}", 2) if mapped else ArrayStorage(120, 2)
-        return ReplayBuffer(storage, SAMPLERS[name](), batch_size=12, seed=3)
+        return ReplayBuffer(storage, SAMPLERS[name](), batch_size=4, seed=3)
 
     world, buffer = World(4), make(0)
     for turn in range(30):
@@ -124,7 +123,7 @@ def test_rows_that_another_process_wrote_are_drawn_as_ones_own(name: str, tmp_pa
     def flat(rows: dict[str, Any]) -> dict[str, Any]:
         return {key: values[:, 0] for key, values in rows.items()}
 
-    mine = ReplayBuffer(MemmapStorage(60, tmp_path / "m"), SAMPLERS[name](), batch_size=12)
+    mine = ReplayBuffer(MemmapStorage(60, tmp_path / "m"), SAMPLERS[name](), batch_size=4)
     theirs = ReplayBuffer(MemmapStorage(60, tmp_path / "m"))
     mine.extend(flat(world.steps(40)))
     seen: set[int] = set()
@@ -199,7 +198,7 @@ def test_loaders_over_an_ensemble_of_everything(tmp_path: Path) -> None:
         ]
         for world, member in zip(worlds, members, strict=True):
             member.extend({key: values[:, 0] for key, values in world.steps(50).items()})
-        ensemble = ReplayBufferEnsemble(*members, p=[1, 2], batch_size=18, seed=4)
+        ensemble = ReplayBufferEnsemble(*members, p=[1, 2], batch_size=6, seed=4)
         drawn: list[Any] = []
         with PrefetchBatchifier(ensemble, num_workers=workers, prefetch=2) as loader:
             for turn in range(8):

@@ -74,7 +74,7 @@ class TestSlices(ReplaySamplerConformance):
 
 class TestShortSlices(ReplaySamplerConformance):
     def make(self) -> Any:
-        return SliceSampler(num_slices=3, end_key="done", strict_length=False, span=(1, True))
+        return SliceSampler(sequence_length=4, end_key="done", strict_length=False, pad=False, span=(1, True))
 
 
 class TestSlicesOfTrajectories(ReplaySamplerConformance):

@@ -72,7 +72,7 @@ def test_rows_of_differing_length_come_back_as_tensors_and_text(kind: str, tmp_p
 @pytest.mark.parametrize("kind", KINDS)
 def test_slices_steps_ahead_and_padding(kind: str, tmp_path: Path) -> None:
     storage = made(kind, tmp_path)
-    slices = ReplayBuffer(storage, SliceSampler(sequence_length=3), transform=Pad("x", length=12), batch_size=6)
+    slices = ReplayBuffer(storage, SliceSampler(sequence_length=3), transform=Pad("x", length=12), batch_size=2)
     slices.extend(rows(12))
     batch = slices.sample()
     assert batch.batch_size == torch.Size([2, 3])
@@ -153,7 +153,7 @@ def test_rows_of_a_list_are_not_promoted_to_a_common_dtype(kind: str, rows: list
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_next_of_text_and_ragged_rows(kind: str, transform: Any, tmp_path: Path) -> None:
     storage = made(kind, tmp_path)
-    buffer = ReplayBuffer(storage, SliceSampler(sequence_length=3), transform=transform, batch_size=6)
+    buffer = ReplayBuffer(storage, SliceSampler(sequence_length=3), transform=transform, batch_size=2)
     buffer.extend(rows(12))
     batch = buffer.sample()
     after = [[len(text) for text in row] for row in batch["next"]["text"]]

@@ -48,7 +48,7 @@ BUFFERS: dict[str, Callable[[], Any]] = {
     "list": lambda: _filled(ReplayBuffer(ListStorage(64), batch_size=4)),
     "tensor": lambda: _filled(ReplayBuffer(TensorStorage(64), batch_size=4)),
     "prioritized": lambda: _filled(PrioritizedReplayBuffer(storage=ArrayStorage(64), batch_size=4)),
-    "slices": lambda: _filled(ReplayBuffer(ArrayStorage(64), SliceSampler(sequence_length=3), batch_size=6)),
+    "slices": lambda: _filled(ReplayBuffer(ArrayStorage(64), SliceSampler(sequence_length=3), batch_size=2)),
     "ensemble": _ensemble,
 }
 

@@ -48,6 +48,7 @@ class EpisodeIndex:
         self._before: Marks | None = None  # the last time step known, if it must be
         self._is_loaded = False
         self._has_warned = False
+        self._rows_looked_at = 0  # for environments that take turns
 
     def is_like(self, other: object) -> bool:
         """Whether another index finds the same episodes in the same rows."""
@@ -115,6 +116,20 @@ class EpisodeIndex:
         ids = np.roll(ids[:, 0], -(episodes.begin % episodes.steps) if len(storage) == episodes.steps else 0)
         heads = ids[np.concatenate([[True], ids[1:] != ids[:-1]])]
         return keys.ids if len(np.unique(heads)) < len(heads) else None
+
+    def warn_of_turns(self, storage: Storage) -> None:
+        """Warn where slices are all too short because environments take turns in rows.
+
+        It looks at all rows, so it looks again only when there are twice as many.
+        """
+        if len(storage) < 2 * self._rows_looked_at:
+            return
+        self._rows_looked_at = len(storage)
+        again = self.coming_back(storage)
+        if again is not None:
+            warnings.warn(
+                f"slices: expected episodes longer than a slice; {of_turns(again)}", UserWarning, stacklevel=2
+            )
 
     def shown(self) -> str:
         """As it stands in the ``repr`` of a sampler."""
@@ -233,6 +248,14 @@ class EpisodeIndex:
 
 STATE = ("steps", "counts", "begins", "ids", "ended", "next_ids")
 """The names of the arrays of a state."""
+
+
+def of_turns(key: FieldKey) -> str:
+    """What to say where the numbers of trajectories in a field come back behind others."""
+    return (
+        f"numbers of {key!r} come back behind others: rows of several environments? A storage with ndim=2 takes "
+        "[time, env], each environment a stream of its own"
+    )
 
 
 def _same(one: EpisodeRing, two: EpisodeRing) -> bool:

@@ -20,16 +20,25 @@ _SOURCES_KEPT = 4
 
 
 class WholeSlices(Protocol):
-    """A sampler whose draws depend on their keys and on rows alone, and are of slices that have all their steps."""
+    """A sampler whose draws depend on their keys and on rows alone, and may be of slices that have all their steps."""
 
     weighting: Any
 
-    def starts(self, storage: Storage, batch_size: int, keys: Sequence[Key]) -> Int64s:
-        """The slots at which the slices of some draws begin, int64 ``[draws, num_slices]``."""
+    @property
+    def sequence_length(self) -> int:
+        """Steps in a slice."""
         ...
 
-    def draw_at(self, storage: Storage, batch_size: int, starts: Int64s) -> Draw:
-        """The draw whose slices begin in these slots, int64 ``[num_slices]``."""
+    def is_whole(self, storage: Storage) -> bool:
+        """Whether every slice has all its steps."""
+        ...
+
+    def starts(self, storage: Storage, batch_size: int, keys: Sequence[Key]) -> Int64s:
+        """The slots at which the slices of some draws begin, int64 ``[draws, B]``."""
+        ...
+
+    def draw_at(self, storage: Storage, starts: Int64s) -> Draw:
+        """The draw whose slices begin in these slots, int64 ``[B]``."""
         ...
 
 
@@ -47,6 +56,17 @@ class RecordedSlices:
         self._storage = storage
         self._sampler = sampler
         self._sources: dict[tuple[Any, ...], BatchSource] = {}
+        self._is_whole: bool | None = None
+
+    def is_whole(self) -> bool:
+        """Whether this is for the rows: no slice lacks steps.
+
+        Raises:
+            ConfigError, MissingFieldError, SchemaError: As the sampler's ``draw``.
+        """
+        if self._is_whole is None:
+            self._is_whole = self._sampler.is_whole(self._storage)
+        return self._is_whole
 
     def draw(self, batch_size: int, key: Key) -> tuple[dict[str, npt.NDArray[Any]], Draw]:
         """The rows of the sample that ``key`` names, and what the sampler says of them.
@@ -56,7 +76,7 @@ class RecordedSlices:
         """
         source = self._source(batch_size, key.seed)
         plan = source.plan(key.index)
-        return source.gather(plan), self._sampler.draw_at(self._storage, batch_size, plan.starts)
+        return source.gather(plan), self._sampler.draw_at(self._storage, plan.starts)
 
     def _source(self, batch_size: int, seed: int) -> BatchSource:
         name = (batch_size, seed, self._sampler.weighting)
@@ -64,14 +84,14 @@ class RecordedSlices:
         if source is None:
             if len(self._sources) >= _SOURCES_KEPT:
                 self._sources.clear()
-            starts = self._sampler.starts(self._storage, batch_size, [Key(seed, Purpose.REPLAY, 0)])
-            windows = _DrawnWindows(self._storage, self._sampler, batch_size, batch_size // starts.size, starts.size)
+            windows = _DrawnWindows(self._storage, self._sampler, self._sampler.sequence_length, batch_size)
             source = self._sources[name] = BatchSource(self._snapshot, sampling=windows, seed=seed)
         return source
 
     def forget(self) -> None:
         """Ask the sampler anew."""
         self._sources.clear()
+        self._is_whole = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_sources": {}}
@@ -83,7 +103,6 @@ class _DrawnWindows:
 
     storage: Storage
     sampler: WholeSlices
-    steps: int
     sequence_length: int
     batch_size: int
 
@@ -99,4 +118,4 @@ class _DrawnWindows:
     def starts_of_many(self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
         """See ``ManyStarts.starts_of_many``."""
         keys = [Key(seed, Purpose.REPLAY, index) for index in range(first, first + count)]
-        return self.sampler.starts(self.storage, self.steps, keys)
+        return self.sampler.starts(self.storage, self.batch_size, keys)

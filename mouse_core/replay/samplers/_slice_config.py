@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from mouse_core.errors import ConfigError
-from mouse_core.replay._episodes.index import EpisodeIndex
+from mouse_core.replay._episodes.index import EpisodeIndex, of_turns
 from mouse_core.replay.protocols import Draw, FieldKey, Storage, Write
 from mouse_core.sampling.episode_table import EpisodeTable, WindowRule, Windows
 from mouse_core.spec import check_count
@@ -19,8 +19,11 @@ class SliceConfig:
     """The arguments of ``SliceSampler`` that say what a slice is, checked.
 
     Args:
-        num_slices, sequence_length, strict_length, pad, span: See ``SliceSampler``.
+        sequence_length, strict_length, pad, span: See ``SliceSampler``.
         tiled: Whether slices lie side by side.
+
+    Attributes:
+        rule: Which slices an episode has.
 
     Raises:
         ConfigError: See ``SliceSampler``.
@@ -28,21 +31,14 @@ class SliceConfig:
 
     def __init__(
         self,
-        num_slices: int | None,
-        sequence_length: int | None,
+        sequence_length: int,
         *,
         strict_length: bool,
         pad: bool | float,
         span: Span,
         tiled: bool = False,
     ) -> None:
-        if (num_slices is None) == (sequence_length is None):
-            raise ConfigError(
-                f"slices: expected num_slices or sequence_length, and not both, found num_slices={num_slices!r}, "
-                f"sequence_length={sequence_length!r}"
-            )
-        self.num_slices = None if num_slices is None else check_count("num_slices", num_slices)
-        self.sequence_length = None if sequence_length is None else check_count("sequence_length", sequence_length)
+        self.sequence_length = length = check_count("sequence_length", sequence_length)
         self.strict_length = check_flag("strict_length", strict_length)
         if not isinstance(pad, bool | int | float | np.number):
             raise ConfigError(f"pad: expected True, False or a number, found {pad!r}")
@@ -50,9 +46,10 @@ class SliceConfig:
         self.fill = None if isinstance(pad, bool) else pad
         self.span = _check_span(span)
         self._pad = pad
-        self._tiled = tiled
-        if self.sequence_length is not None:
-            self.rule(self.sequence_length)
+        left, right = (length - 1 if side is True else int(side) for side in self.span)
+        if max(left, right) >= length:
+            raise ConfigError(f"span: expected less than the {length} steps of a slice, found {self.span}")
+        self.rule = WindowRule(length, left, right, strict=self.strict_length and not self.pads, tiled=tiled)
 
     @property
     def adds(self) -> tuple[str, ...]:
@@ -63,30 +60,8 @@ class SliceConfig:
 
     def shown(self) -> str:
         """As it stands in the ``repr`` of a sampler."""
-        fixed = self.sequence_length is not None
-        size = f"sequence_length={self.sequence_length}" if fixed else f"num_slices={self.num_slices}"
-        span = "" if self._tiled else f", span={self.span}"
-        return f"{size}, strict_length={self.strict_length}, pad={self._pad}{span}"
-
-    def rule(self, batch_size: int) -> tuple[int, WindowRule]:
-        """How many slices a batch of so many steps has, and what they are.
-
-        Raises:
-            ConfigError: The batch is no whole number of slices, or the span reaches over whole slices.
-        """
-        if self.sequence_length is None:
-            name, divisor = "num_slices", self.num_slices or 1
-            count, length = divisor, batch_size // divisor
-        else:
-            name, divisor = "sequence_length", self.sequence_length
-            count, length = batch_size // divisor, divisor
-        if batch_size % divisor or not batch_size:
-            raise ConfigError(f"batch_size: expected a multiple of {name}={divisor}, found {batch_size}")
-        left, right = (length - 1 if side is True else int(side) for side in self.span)
-        if max(left, right) >= length:
-            raise ConfigError(f"span: expected less than the {length} steps of a slice, found {self.span}")
-        strict = self.strict_length and not self.pads
-        return count, WindowRule(length, left, right, strict=strict, tiled=self._tiled)
+        span = "" if self.rule.tiled else f", span={self.span}"
+        return f"sequence_length={self.sequence_length}, strict_length={self.strict_length}, pad={self._pad}{span}"
 
 
 class SliceSampling:
@@ -115,8 +90,8 @@ class SliceSampling:
         return self._config.adds
 
     @property
-    def sequence_length(self) -> int | None:
-        """Steps in a slice; None where it depends on the size of the batch."""
+    def sequence_length(self) -> int:
+        """Steps in a slice."""
         return self._config.sequence_length
 
     def wrote(self, storage: Storage, write: Write) -> None:
@@ -127,13 +102,20 @@ class SliceSampling:
         """The rows may all be others: the next draw looks at them once."""
         self.episodes.reset(storage)
 
+    def _draw_of(self, windows: Windows, episodes: EpisodeTable, storage: Storage) -> Draw:
+        """The rows of some windows, with a warning where there is none that has all its steps for a bad reason."""
+        if self._config.pads and (windows.end - windows.begin < self._config.rule.length).all():
+            self.episodes.warn_of_turns(storage)
+        return draw_of(windows, self._config, episodes)
+
     def _shown(self) -> str:
         """What it is made as, in the ``repr`` and in states."""
         return f"{self._config.shown()}, {self.episodes.shown()}"
 
 
-def draw_of(windows: Windows, rule: WindowRule, config: SliceConfig, episodes: EpisodeTable) -> Draw:
+def draw_of(windows: Windows, config: SliceConfig, episodes: EpisodeTable) -> Draw:
     """The rows of some windows, as ``SliceSampler`` says."""
+    rule = config.rule
     n, length = len(windows.start), rule.length
     begin, end = windows.begin, windows.end
     step = windows.start[:, None] + np.arange(length)
@@ -161,12 +143,7 @@ def draw_of(windows: Windows, rule: WindowRule, config: SliceConfig, episodes: E
 
 def no_window(episodes: EpisodeTable, rule: WindowRule, again: FieldKey | None) -> ConfigError:
     """What to raise where no episode has a window; ``again`` is the field whose numbers of trajectories come back."""
-    hint = "strict_length=False or pad=True takes shorter ones"
-    if again is not None:
-        hint = (
-            f"numbers of {again!r} come back behind others: rows of several environments? A storage with ndim=2 takes "
-            "[time, env], each environment a stream of its own"
-        )
+    hint = "pad=True takes shorter ones" if again is None else of_turns(again)
     return ConfigError(
         f"slices: expected an episode of at least {rule.length} steps, found the longest to have {episodes.longest()}; "
         f"{hint}"

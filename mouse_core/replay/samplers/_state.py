@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,8 +31,7 @@ def check_state(
         found = sorted(map(str, state)) if isinstance(state, Mapping) else repr(state)[:80]
         raise StateError(f"sampler: expected the state of a {name} with the keys {sorted(expected)}, found {found}")
     for key, value in fixed.items():
-        # States of version 0.1 call the length of slices by another name.
-        if str(state[key]).replace("slice_len=", "sequence_length=") != value:
+        if _renamed(str(state[key]), value) != value:
             raise StateError(f"sampler: expected the state of a sampler made as {value}, found {state[key]}")
     return {key: _checked(key, state[key], kind) for key, kind in kinds.items()}
 
@@ -50,3 +50,13 @@ def _checked(key: str, value: Any, kind: type | str) -> Any:
     if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not np.isfinite(value):
         raise StateError(f"sampler: expected {key} as a finite number, found {value!r}")
     return float(value)
+
+
+def _renamed(text: str, own: str) -> str:
+    """What a state says of its sampler, in today's words.
+
+    In version 0.1 the length was ``slice_len=``, or it followed from ``num_slices=`` and the size of the batch.
+    """
+    length = re.search(r"\bsequence_length=\d+", own)
+    text = text.replace("slice_len=", "sequence_length=")
+    return text if length is None else re.sub(r"\bnum_slices=\d+", length[0], text)

@@ -237,7 +237,7 @@ class PrioritizedSampler:
             storage: Where the rows are.
             index: Their slots, integers of any shape, as ``sample`` gives them in ``index``.
             priority: Numbers from 0, of the same shape, also with axes of length 1 behind it, or one for each slice:
-                ``[num_slices]`` or ``[num_slices, 1]``.
+                ``[B]`` or ``[B, 1]``.
 
         Raises:
             DataError: A priority that is negative, NaN or infinite.

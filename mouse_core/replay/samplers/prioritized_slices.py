@@ -13,7 +13,7 @@ from mouse_core.randomness import Key
 from mouse_core.replay._episodes.index import STATE, EpisodeIndex
 from mouse_core.replay._episodes.ring import EpisodeRing
 from mouse_core.replay.protocols import Draw, FieldKey, Slots, Storage, Write
-from mouse_core.replay.samplers._slice_config import SliceConfig, SliceSampling, draw_of, no_window
+from mouse_core.replay.samplers._slice_config import SliceConfig, SliceSampling, no_window
 from mouse_core.replay.samplers._state import check_state
 from mouse_core.replay.samplers._sum_tree import SumTree, draw_slots, importance_weights
 from mouse_core.replay.samplers.priorities import Beta, PrioritizedSampler, beta_at
@@ -36,7 +36,7 @@ class PrioritizedSliceSampler(SliceSampling):
 
     Args:
         alpha, beta, eps: See ``PrioritizedSampler``.
-        num_slices, sequence_length, traj_key, end_key, truncated_key, strict_length, pad: See ``SliceSampler``.
+        sequence_length, traj_key, end_key, truncated_key, strict_length, pad: See ``SliceSampler``.
         span: See ``SliceSampler``; only over the end of an episode, ``(False, ...)``, as before its begin there is no
             row with a priority.
 
@@ -50,17 +50,16 @@ class PrioritizedSliceSampler(SliceSampling):
         beta: Beta = 0.4,
         eps: float = 1e-8,
         *,
-        num_slices: int | None = None,
-        sequence_length: int | None = None,
+        sequence_length: int,
         traj_key: FieldKey | None = None,
         end_key: FieldKey | None = None,
         truncated_key: FieldKey | None = None,
         strict_length: bool = True,
-        pad: bool | float = False,
+        pad: bool | float = True,
         span: Span = False,
     ) -> None:
         self._rows = PrioritizedSampler(alpha, beta, eps)
-        config = SliceConfig(num_slices, sequence_length, strict_length=strict_length, pad=pad, span=span)
+        config = SliceConfig(sequence_length, strict_length=strict_length, pad=pad, span=span)
         super().__init__(config, traj_key, end_key, truncated_key)
         if self._config.span[0]:
             raise ConfigError(f"span: expected False over the begin of an episode, as in (False, True), found {span!r}")
@@ -121,24 +120,24 @@ class PrioritizedSliceSampler(SliceSampling):
         self._forget()
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
-        """Slices with ``batch_size`` steps, and importance weights, float32 of the shape of ``index``.
+        """``batch_size`` slices, and importance weights, float32 of the shape of ``index``.
 
         Raises:
             ConfigError: As ``SliceSampler`` and ``PrioritizedSampler``.
             MissingFieldError, SchemaError: No field says where episodes end, or it has no usable values.
         """
-        count, rule = self._config.rule(batch_size)
+        rule = self._config.rule
         beta = beta_at(self.beta, key.index)
         episodes = self.episodes.settled(storage)
         tree = self._settle(storage, episodes, rule)
         if not tree.total > 0.0 and not episodes.view(rule).count:
             raise no_window(episodes, rule, self.episodes.coming_back(storage))
-        slots = draw_slots(tree, count, key)
+        slots = draw_slots(tree, batch_size, key)
         step, env = np.divmod(slots, episodes.num_envs)
         step = episodes.begin + (step - episodes.begin) % episodes.steps
         begin, end, traj_id = episodes.episode_of(env, step)
         windows = Windows(env, step, np.maximum(begin, episodes.begin), end, traj_id)
-        draw = draw_of(windows, rule, self._config, episodes)
+        draw = self._draw_of(windows, episodes, storage)
         weights = importance_weights(tree, slots, beta)
         if draw.index.ndim == 2:
             draw.priority_weight = np.repeat(weights, rule.length).reshape(draw.index.shape)
@@ -149,8 +148,7 @@ class PrioritizedSliceSampler(SliceSampling):
     def update_priority(self, storage: Storage, index: Slots, priority: npt.NDArray[Any]) -> None:
         """Set the priorities of rows; see ``PrioritizedSampler.update_priority``.
 
-        Of slices ``[B, S]`` each row gets its own, or with priorities ``[num_slices]`` all rows of a
-        slice get one.
+        Of slices ``[B, S]`` each row gets its own, or with priorities ``[B]`` all rows of a slice get one.
         """
         self._rows.update_priority(storage, index, priority)
         self._weigh(storage, np.asarray(index).reshape(-1))

@@ -13,7 +13,7 @@ from mouse_core.randomness import Key
 from mouse_core.replay._episodes.index import STATE
 from mouse_core.replay.protocols import Draw, FieldKey, Storage, Write
 from mouse_core.replay.samplers._epochs import Epochs
-from mouse_core.replay.samplers._slice_config import SliceConfig, SliceSampling, check_flag, draw_of, no_window
+from mouse_core.replay.samplers._slice_config import SliceConfig, SliceSampling, check_flag, no_window
 from mouse_core.replay.samplers._state import check_state
 from mouse_core.sampling.episode_table import Windows
 
@@ -26,15 +26,14 @@ class SliceSampler(SliceSampling):
     """Slices of consecutive rows, drawn with replacement; none crosses the end of an episode, or the place in a ring
     where the newest row meets the oldest.
 
-    A batch of ``batch_size`` steps has ``batch_size / sequence_length`` slices, ``[B, S]``. Beside the rows
-    it has ``traj_id``, the number of each row's trajectory: that of ``traj_key``, or a running number of the episode
-    that no other one in the buffer has. Rows that have a field ``traj_id`` themselves keep its values.
+    A batch is ``batch_size`` slices of ``sequence_length`` steps, ``[B, S]``. Beside the rows it has ``traj_id``, the
+    number of each row's trajectory: that of ``traj_key``, or a running number of the episode that no other one in the
+    buffer has. Rows that have a field ``traj_id`` themselves keep its values.
 
     The episodes are known as rows come in, so a slice costs the same in small and large buffers.
 
     Args:
-        num_slices: Slices in a batch. Either this or ``sequence_length``.
-        sequence_length: Steps in a slice.
+        sequence_length: Steps in a slice, S.
         traj_key: The field with the number of each row's trajectory: an episode ends where it changes.
         end_key: The field that is not 0 in the last row of an episode.
         truncated_key: A second one, for episodes that are cut off rather than over. By default, without any of the
@@ -43,12 +42,12 @@ class SliceSampler(SliceSampling):
             "traj_ids")``, ``"episode"``, ``"traj_id"``, ``"traj_ids"`` and ``"traj"`` that holds a number or a text for
             each row. Over a store, an episode also begins where its times do. A warning says, once, where these fields
             contradict each other, or where those that were named miss an end.
-        strict_length: Whether every slice has all its steps from one episode, and shorter episodes never come. If not,
-            an episode that is too short comes whole, and without ``pad`` a batch is flat, ``[steps]``: slice after
-            slice, each row with ``slice_id``, the number of its slice.
-        pad: Whether slices that are too short are filled up to ``sequence_length``: then ``mask`` says which steps are
-            there. True repeats the nearest step that is; a number is what all fields become in the others. Padding
-            takes short episodes too.
+        strict_length: With ``pad=False``: whether shorter episodes are left out. If not, an episode that is too short
+            comes whole, and a batch is flat, ``[steps]``: slice after slice, each row with ``slice_id``, the number of
+            its slice.
+        pad: Whether episodes that are shorter than a slice come, filled up to ``sequence_length``: then ``mask`` says
+            which steps are there. True repeats the nearest step that is; a number is what all fields become in the
+            others. It is the default of windows within episodes everywhere: nothing is left out in silence.
         span: How far slices may reach over the ends of their episodes, of which only what exists comes, as for short
             episodes. True: at least one step is there; an integer: at least ``sequence_length - span`` are; False: all.
             A pair says it for the begin and the end.
@@ -56,23 +55,22 @@ class SliceSampler(SliceSampling):
             "trajectory": every episode that has a slice comes equally often.
 
     Raises:
-        ConfigError: Both or none of ``num_slices`` and ``sequence_length``, or an argument out of range.
+        ConfigError: An argument out of range.
     """
 
     def __init__(
         self,
         *,
-        num_slices: int | None = None,
-        sequence_length: int | None = None,
+        sequence_length: int,
         traj_key: FieldKey | None = None,
         end_key: FieldKey | None = None,
         truncated_key: FieldKey | None = None,
         strict_length: bool = True,
-        pad: bool | float = False,
+        pad: bool | float = True,
         span: Span = False,
         weighting: Weighting = "step",
     ) -> None:
-        config = SliceConfig(num_slices, sequence_length, strict_length=strict_length, pad=pad, span=span)
+        config = SliceConfig(sequence_length, strict_length=strict_length, pad=pad, span=span)
         super().__init__(config, traj_key, end_key, truncated_key)
         if weighting not in get_args(Weighting):
             raise ConfigError(f"weighting: expected one of {list(get_args(Weighting))}, found {weighting!r}")
@@ -82,47 +80,53 @@ class SliceSampler(SliceSampling):
         return f"SliceSampler({self._shown()}, weighting={self.weighting!r})"
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
-        """Slices with ``batch_size`` steps.
+        """``batch_size`` slices.
 
         Raises:
-            ConfigError: A batch size that makes no whole slices, or no episode that is long enough.
+            ConfigError: No episode is long enough.
             MissingFieldError, SchemaError: No field says where episodes end, or it has no usable values.
         """
-        _, rule = self._config.rule(batch_size)
-        return draw_of(self._windows(storage, batch_size, [key]), rule, self._config, self.episodes.settled(storage))
+        windows = self._windows(storage, batch_size, [key])
+        return self._draw_of(windows, self.episodes.settled(storage), storage)
 
     def _windows(self, storage: Storage, batch_size: int, keys: Sequence[Key]) -> Windows:
         """The slices of one draw or several, one behind the other."""
-        count, rule = self._config.rule(batch_size)
+        rule = self._config.rule
         episodes = self.episodes.settled(storage)
         view = episodes.view(rule)
         total = view.count if self.weighting == "step" else view.episode_count
         if not total:
             raise no_window(episodes, rule, self.episodes.coming_back(storage))
-        ranks = _joined([key.integers(total, count) for key in keys])
+        ranks = _joined([key.integers(total, batch_size) for key in keys])
         if self.weighting == "step":
             return view.at(ranks)
-        return view.in_episodes(ranks, _joined([key.with_call(1).uniform(count) for key in keys]))
+        return view.in_episodes(ranks, _joined([key.with_call(1).uniform(batch_size) for key in keys]))
 
-    @property
-    def is_whole(self) -> bool:
-        """Whether every slice has all its steps."""
-        return self._config.strict_length and not self._config.pads and not any(self._config.span)
+    def is_whole(self, storage: Storage) -> bool:
+        """Whether every slice has all its steps; where short ones are padded, looks at all episodes."""
+        rule = self._config.rule
+        if rule.left or rule.right:
+            return False
+        if not self._config.pads:
+            return rule.strict
+        episodes = self.episodes.settled(storage)
+        return episodes.view(replace(rule, strict=True)).episode_count == episodes.view(rule).episode_count
 
     def starts(self, storage: Storage, batch_size: int, keys: Sequence[Key]) -> Int64s:
         """Where the slices of several draws begin in a storage of one stream that is never overwritten.
 
         Returns:
-            Slots, int64 ``[draws, num_slices]``.
+            Slots, int64 ``[draws, B]``.
         """
         return self._windows(storage, batch_size, keys).start.reshape(len(keys), -1)
 
-    def draw_at(self, storage: Storage, batch_size: int, starts: Int64s) -> Draw:
-        """The draw whose whole slices begin in these slots, int64 ``[num_slices]``; see ``starts``."""
-        length = batch_size // len(starts)
+    def draw_at(self, storage: Storage, starts: Int64s) -> Draw:
+        """The draw whose whole slices begin in these slots, int64 ``[B]``; see ``starts``."""
+        length = self._config.rule.length
         index = starts[:, None] + np.arange(length)
+        mask = np.ones(index.shape, np.bool_) if self._config.pads else None
         traj_id = self.episodes.settled(storage).id_of(np.zeros(len(starts), np.int64), starts)
-        return Draw(index, extra={"traj_id": np.repeat(traj_id, length).reshape(index.shape)})
+        return Draw(index, mask, extra={"traj_id": np.repeat(traj_id, length).reshape(index.shape)})
 
     def state_dict(self) -> dict[str, Any]:
         """The episodes there are: a string and arrays as long as their number."""
@@ -148,10 +152,10 @@ class SliceSamplerWithoutReplacement(SliceSampling, Epochs):
     A write begins a new epoch. Slices of one episode may come in one batch.
 
     Args:
-        num_slices, sequence_length, traj_key, end_key, truncated_key: See ``SliceSampler``.
-        strict_length: Whether what is left at the end of an episode and does not fill a slice is left out; otherwise it
-            comes as a shorter slice, as ``SliceSampler`` says.
-        pad: See ``SliceSampler``.
+        sequence_length, traj_key, end_key, truncated_key: See ``SliceSampler``.
+        strict_length: With ``pad=False``: whether what is left at the end of an episode and does not fill a slice is
+            left out; otherwise it comes as a shorter slice, as ``SliceSampler`` says.
+        pad: See ``SliceSampler``; what is left at the end of an episode is filled up, too.
         drop_last: Whether slices that do not fill a batch at the end of an epoch are left out; otherwise they come as a
             batch of fewer slices.
         shuffle: Whether an epoch has an order of its own, a new one each time; otherwise slices come in the order of
@@ -164,17 +168,16 @@ class SliceSamplerWithoutReplacement(SliceSampling, Epochs):
     def __init__(
         self,
         *,
-        num_slices: int | None = None,
-        sequence_length: int | None = None,
+        sequence_length: int,
         traj_key: FieldKey | None = None,
         end_key: FieldKey | None = None,
         truncated_key: FieldKey | None = None,
         strict_length: bool = True,
-        pad: bool | float = False,
+        pad: bool | float = True,
         drop_last: bool = False,
         shuffle: bool = True,
     ) -> None:
-        config = SliceConfig(num_slices, sequence_length, strict_length=strict_length, pad=pad, span=False, tiled=True)
+        config = SliceConfig(sequence_length, strict_length=strict_length, pad=pad, span=False, tiled=True)
         SliceSampling.__init__(self, config, traj_key, end_key, truncated_key)
         Epochs.__init__(self, check_flag("drop_last", drop_last), check_flag("shuffle", shuffle))
         self._length = 0  # steps of the epoch's slices; 0: the next draw begins one
@@ -194,27 +197,27 @@ class SliceSamplerWithoutReplacement(SliceSampling, Epochs):
         self._length = 0
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
-        """The epoch's next slices, with ``batch_size`` steps, or those left of it.
+        """The epoch's next ``batch_size`` slices, or those left of it.
 
         Raises:
-            ConfigError: A batch size that makes no whole slices, or more of them than there are.
+            ConfigError: There are fewer slices than ``batch_size``.
             MissingFieldError, SchemaError: No field says where episodes end, or it has no usable values.
         """
-        count, rule = self._config.rule(batch_size)
+        rule = self._config.rule
         episodes = self.episodes.settled(storage)
         view = episodes.view(rule)
         total = view.count
         if not total:
             raise no_window(episodes, rule, self.episodes.coming_back(storage))
-        if count > total:
+        if batch_size > total:
             raise ConfigError(
                 f"sample: expected at most {total} slices of {rule.length} steps in a batch without replacement, as "
-                f"many as there are, found {count} (batch_size {batch_size})"
+                f"many as there are, found batch_size {batch_size}"
             )
-        if self._length != rule.length or self._is_over(total, count):
+        if self._length != rule.length or self._is_over(total, batch_size):
             self._begin(key.index)
             self._length = rule.length
-        return draw_of(view.at(self._take(key, total, count)), rule, self._config, episodes)
+        return self._draw_of(view.at(self._take(key, total, batch_size)), episodes, storage)
 
     def state_dict(self) -> dict[str, Any]:
         """The episodes there are, and where in which epoch the sampler is: plain values and arrays."""
