@@ -109,6 +109,15 @@ def test_errors_are_those_of_a_thread(pool: DecodePool, image: bytes, message: s
     decode(pool, [run_of(images)], out)  # and nothing is left of it
 
 
+def test_pixels_of_16_bits(pool: DecodePool) -> None:
+    pixels = np.random.default_rng(0).integers(0, 2**16, (40, 5, 4)).astype(np.uint16)
+    runs = [run_of([encoded(image[:, :, None]) for image in pixels])]
+    for dtype in (np.uint16, np.int64):
+        out = np.zeros((40, 20), dtype)
+        decoding_by(pool, lambda _, out=out: decode_rows(runs, (5, 4, 1), out, np.uint16))(0)  # type: ignore[misc]
+        np.testing.assert_array_equal(out, pixels.reshape(40, -1))
+
+
 def test_values_that_do_not_fit_name_their_row(pool: DecodePool) -> None:
     pixels = np.full((60, *SHAPE), 127, np.uint8)
     pixels[47, 3, 2, 1] = 128

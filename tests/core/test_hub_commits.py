@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from huggingface_hub import HfApi
 from huggingface_hub.errors import HfHubHTTPError
 
 from mouse_core import DatasetStore
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.hub import push_stores_to_hub
-from mouse_core.hub._repository import Repository
 from tests.core.hub_client import (
     REPO,
     card_of,
@@ -168,19 +168,18 @@ def test_splits_to_keep_that_change_meanwhile_are_fitted_again(
     n = 10
     push(hub, {"eval": make_store(n)})
     push(hub, {"eval": make_store(n, x=np.zeros((n, 2), dtype=np.float32))}, repo_id="tester/wider")
-    upload = Repository.upload
+    upload = HfApi.preupload_lfs_files
 
     def widen() -> None:
         hub.commit(REPO, {path: file.data for path, file in head(hub, "tester/wider").files.items()})
 
-    def widen_after_upload(self: Repository, shards: Any) -> Any:
-        done = upload(self, shards)
+    def widen_after_upload(self: HfApi, *arguments: Any, **options: Any) -> None:
+        upload(self, *arguments, **options)
         if head(hub).message.startswith("Push"):
             widen()
-        return done
 
     if when == "after the upload":
-        monkeypatch.setattr(Repository, "upload", widen_after_upload)
+        monkeypatch.setattr(HfApi, "preupload_lfs_files", widen_after_upload)
     else:
         hub.before_commit.append(widen)
     push(hub, {"train": make_store(4)}, keep_other_splits=True)

@@ -15,8 +15,16 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mouse_core import BatchSource, ClosedError, DatasetStore, MouseError, PrefetchBatchifier, WorkerError
-from mouse_core._base.ordered import OrderedPrefetcher
+from mouse_core import (
+    BatchSource,
+    ClosedError,
+    DatasetStore,
+    FieldSpec,
+    MouseError,
+    PrefetchBatchifier,
+    Spec,
+    WorkerError,
+)
 from mouse_core.prefetch import Delivery, Loader
 from tests.core.oracle import assert_same
 
@@ -422,10 +430,30 @@ def test_an_uncaught_error_ends_the_program() -> None:
     assert (ran.returncode, ran.stderr) == (3, "")
 
 
-# ---------------------------------------------------------------------- what computes ahead, by itself
+# ---------------------------------------------------------------------- sources that are slow, and that fail
 
 
-def test_the_prefetcher_hands_out_in_order() -> None:
+class Made:
+    """A source whose batch ``i`` is all ``make(i)``."""
+
+    spec = Spec({"a": FieldSpec("a", np.dtype(np.int64), ())}, "arrived")
+    fingerprint = "made"
+
+    def __init__(self, make: Callable[[int], int]) -> None:
+        self.make = make
+
+    def __len__(self) -> int:
+        return 100
+
+    def __getitem__(self, index: int) -> Any:
+        return {"a": np.full((1, 1), self.make(index))}
+
+
+def numbers(loader: Any, count: int) -> list[int]:
+    return [int(loader.next_batch()["a"].item()) for _ in range(count)]
+
+
+def test_batches_are_handed_out_in_order() -> None:
     delays = np.random.default_rng(0).uniform(0, 0.004, 60)
 
     def make(index: int) -> int:
@@ -433,15 +461,14 @@ def test_the_prefetcher_hands_out_in_order() -> None:
         return index
 
     for workers in (1, 3, 8):
-        ahead = OrderedPrefetcher(make, 7, workers=workers, ahead=5)
-        assert [ahead.get() for _ in range(40)] == list(range(7, 47))
-        ahead.close()
+        with PrefetchBatchifier(Made(make), num_workers=workers, prefetch=5) as loader:
+            assert numbers(loader, 40) == list(range(40))
         with pytest.raises(ClosedError):
-            ahead.get()
+            loader.next_batch()
 
 
-def test_the_error_of_the_earliest_item_comes_first() -> None:
-    """Item 4 fails at once, item 2 later: the caller still gets 0 and 1, and then the error of item 2."""
+def test_the_error_of_the_earliest_batch_comes_first() -> None:
+    """Batch 4 fails at once, batch 2 later: the caller still gets 0 and 1, and then the error of batch 2."""
     late = threading.Event()
 
     def make(index: int) -> int:
@@ -454,17 +481,19 @@ def test_the_error_of_the_earliest_item_comes_first() -> None:
             raise ValueError("two")
         return index
 
-    ahead = OrderedPrefetcher(make, 0, workers=4, ahead=6)
-    assert [ahead.get(), ahead.get()] == [0, 1]
-    for _ in range(3):
-        with pytest.raises(ValueError, match="two"):
-            ahead.get()
-    ahead.close()
+    with PrefetchBatchifier(Made(make), num_workers=4, prefetch=6) as loader:
+        assert numbers(loader, 2) == [0, 1]
+        for _ in range(3):
+            with pytest.raises(WorkerError, match="batch 2: ValueError: two"):
+                loader.next_batch()
 
 
-def test_items_before_a_failed_one_are_delivered() -> None:
+@pytest.mark.parametrize("workers", [1, 2, 4])
+def test_batches_before_a_failed_one_are_delivered(workers: int) -> None:
     """Those that were under way when a later one failed, and those that nobody had begun."""
     failed = threading.Event()
+    if workers == 1:
+        failed.set()
 
     def make(index: int) -> int:
         if index == 3:
@@ -474,12 +503,7 @@ def test_items_before_a_failed_one_are_delivered() -> None:
             failed.wait(60)
         return index
 
-    for workers in (1, 2, 4):
-        failed.clear()
-        if workers == 1:
-            failed.set()
-        ahead = OrderedPrefetcher(make, 0, workers=workers, ahead=4)
-        assert [ahead.get() for _ in range(3)] == [0, 1, 2]
-        with pytest.raises(ValueError, match="three"):
-            ahead.get()
-        ahead.close()
+    with PrefetchBatchifier(Made(make), num_workers=workers, prefetch=4) as loader:
+        assert numbers(loader, 3) == [0, 1, 2]
+        with pytest.raises(WorkerError, match="batch 3: ValueError: three"):
+            loader.next_batch()

@@ -32,8 +32,6 @@ from mouse_core import (
     formats,
 )
 from mouse_core.images import decode_image, decode_into, encode_png, image_shape
-from mouse_core.images._decoding import DecodePool, decode_rows, decoding_by
-from tests.core.test_decoding import run_of, wait_for
 
 GREY = np.arange(12, dtype=np.uint8).reshape(3, 4) * 20
 
@@ -504,20 +502,6 @@ def test_appended_depth() -> None:
             store.append({**row, "depth": np.full((2, 2), 65_536)})
         assert len(store) == 3
     assert decode_image(encode_png(frame, dtype="uint16"), dtype="uint16")[:, :, 0].tolist() == frame.tolist()
-
-
-def test_depth_decoded_by_processes() -> None:
-    frames = np.random.default_rng(0).integers(0, 2**16, (40, 5, 4, 1)).astype(np.uint16)
-    runs = [run_of([saved(frame[:, :, 0]) for frame in frames])]
-    pool = DecodePool(1)
-    try:
-        wait_for(pool)
-        for dtype in (np.uint16, np.int64):
-            out = np.zeros((40, 20), dtype)
-            decoding_by(pool, lambda _, out=out: decode_rows(runs, (5, 4, 1), out, np.uint16))(0)  # type: ignore[misc]
-            assert np.array_equal(out.reshape(frames.shape), frames)
-    finally:
-        pool.close()
 
 
 def test_a_loader_names_what_its_processes_refuse() -> None:

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import given, settings
 
 from mouse_core.errors import ConfigError, DataError, SchemaError
-from mouse_core.formats._rows.columns import flatten, to_batch
 from mouse_core.formats.base import (
     RowDigest,
     RowStream,
@@ -24,6 +23,7 @@ from mouse_core.formats.base import (
     reading,
     rows_digest,
 )
+from mouse_core.formats.rlds import read_rlds
 
 Row = dict[str, Any]
 
@@ -88,7 +88,7 @@ def test_rows_are_those_of_the_oracle(lengths: list[int], cuts: list[int], final
     rest = rows.finish()
     assert rows.finish() is None
     made += [] if rest is None else [rest]
-    found = pa.Table.from_batches([to_batch(part, None, where="here") for part in made]).to_pylist()
+    found = pa.concat_tables(pa.table(dict(part)) for part in made).to_pylist()
     expected = oracle(lengths, final, known)
     if not beside:
         for row in expected:
@@ -143,10 +143,19 @@ def test_done_codes() -> None:
     assert done_codes(np.array([0.0, 1.0])).tolist() == [0, 1]
 
 
+def one_step_after_another(observation: Any) -> list[dict[str, Any]]:
+    step = {"observation": observation, "action": 0, "reward": 0.0, "discount": 1.0}
+    flags = {"is_first": False, "is_last": False, "is_terminal": False}
+    return [{**step, **flags, "is_first": True}, {**step, **flags, "is_last": True}]
+
+
 def test_names_of_nested_values() -> None:
-    assert flatten("o", {"a": {"b": 1}, "c": (2, {"d": 3})}) == {"o_a_b": 1, "o_c_0": 2, "o_c_1_d": 3}
-    with pytest.raises(SchemaError, match="o_a_b: two values"):
-        flatten("o", {"a": {"b": 1}, "a_b": 2})
+    nested = {"a": {"b": 1}, "c": (2, {"d": 3})}
+    rows = read_rlds([{"steps": one_step_after_another(nested)}]).to_table()
+    found = {name: rows[name][0].as_py() for name in rows.column_names if name.startswith("observation")}
+    assert found == {"observation_a_b": 1, "observation_c_0": 2, "observation_c_1_d": 3}
+    with pytest.raises(SchemaError, match="observation_a_b: two values"):
+        read_rlds([{"steps": one_step_after_another({"a": {"b": 1}, "a_b": 2})}]).to_table()
 
 
 def table() -> pa.Table:
