@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from array_api_compat import array_namespace, is_numpy_array
+from array_api_compat import is_numpy_array
 
 from mouse_core.augment.draws import Crop
+from mouse_core.dtypes import namespace
 
 Empty = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
 """Gives memory for a new array of a shape and dtype, as ``np.empty`` does."""
@@ -28,7 +29,7 @@ def crop_images(images: Any, crop: Crop, empty: Empty = np.empty) -> Any:
     """
     if is_numpy_array(images):
         return _copy_parts(images, crop, empty)
-    xp = array_namespace(images)
+    xp = namespace(images)
     batch, length, _, width, channels = images.shape
     height_out, width_out = crop.rows.shape[2], crop.columns.shape[2]
     rows = xp.broadcast_to(crop.rows[..., None, None], (batch, length, height_out, width, channels))

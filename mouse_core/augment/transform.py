@@ -9,10 +9,11 @@ from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
-from array_api_compat import array_namespace, is_jax_array, is_numpy_array, is_torch_array
+from array_api_compat import is_jax_array, is_numpy_array, is_torch_array
 
 from mouse_core.augment.draws import Affine, Crop, Draws
 from mouse_core.augment.images import Empty, crop_images
+from mouse_core.dtypes import namespace
 from mouse_core.errors import ConfigError, DataError, SchemaError
 
 Array = Any
@@ -99,9 +100,7 @@ def mask(
             values = batch[field]
             _check_rows(field, values, *hidden.shape)
             hidden = _beside(hidden, values)
-            if field == "time" and not array_namespace(values).isdtype(
-                values.dtype, ("signed integer", "real floating")
-            ):
+            if field == "time" and not namespace(values).isdtype(values.dtype, ("signed integer", "real floating")):
                 raise SchemaError(f"augment: time: expected a signed dtype, for -1 where masked, found {values.dtype}")
             changed[field] = _fill(values, hidden, -1 if field == "time" else 0, None if field in own else empty)
             if field in draws.delivered_masks:
@@ -122,8 +121,8 @@ def _beside(array: Array, values: Array) -> Array:
     if is_numpy_array(values):
         return np.asarray(array)
     if is_torch_array(values):
-        return array_namespace(values).asarray(array, device=values.device)
-    return array_namespace(values).asarray(array)
+        return namespace(values).asarray(array, device=values.device)
+    return namespace(values).asarray(array)
 
 
 def _fill(values: Array, hidden: Array, fill: int, empty: Empty | None) -> Array:
@@ -139,7 +138,7 @@ def _fill(values: Array, hidden: Array, fill: int, empty: Empty | None) -> Array
         else:
             filled[hidden] = fill
         return filled
-    xp = array_namespace(values)
+    xp = namespace(values)
     hidden = xp.reshape(hidden, (*hidden.shape, *(1,) * (values.ndim - 2)))
     # Through an array of the same dtype, so that nothing is promoted.
     return xp.where(hidden, xp.full_like(values[:1, :1], fill), values)
@@ -150,7 +149,7 @@ def _fill(values: Array, hidden: Array, fill: int, empty: Empty | None) -> Array
 
 def _rename(field: str, codes: Array, permutation: Array, validate: bool | None) -> Array:
     """``permutation[b, codes[b, s]]``."""
-    xp = array_namespace(codes)
+    xp = namespace(codes)
     size = permutation.shape[1]
     if codes.ndim != 2 or not xp.isdtype(codes.dtype, "integral"):
         raise SchemaError(
@@ -182,7 +181,7 @@ def _is_on_host(values: Array) -> bool:
 def _check_codes(field: str, codes: Array, places: Array, size: int) -> None:
     if 0 in codes.shape:
         return
-    xp = array_namespace(codes)
+    xp = namespace(codes)
     if int(xp.min(places)) >= 0 and int(xp.max(places)) < size:
         return
     outside = np.asarray(_to_host((places < 0) | (places >= size)))
@@ -208,7 +207,7 @@ def _permute_columns(values: Array, permutation: Array, empty: Empty) -> Array:
         places = np.arange(rows)[:, None], np.asarray(permutation)
         moved.transpose(0, 2, 1)[places] = values.transpose(0, 2, 1)
         return moved
-    xp = array_namespace(values)
+    xp = namespace(values)
     origins = xp.argsort(_beside(permutation, values), axis=1)
     return xp.take_along_axis(values, xp.broadcast_to(origins[:, None, :], values.shape), axis=2)
 
@@ -217,7 +216,7 @@ def _permute_columns(values: Array, permutation: Array, empty: Empty) -> Array:
 
 
 def _scale_and_shift(field: str, values: Array, affine: Affine, *, own: bool) -> Array:
-    xp = array_namespace(values)
+    xp = namespace(values)
     if not xp.isdtype(values.dtype, "real floating"):
         raise SchemaError(f"augment: {field}: expected floating numbers to scale or shift, found {values.dtype}")
     scale, shift = (None if part is None else _scalar(xp, values, part) for part in affine)
@@ -290,7 +289,7 @@ def _look_up(images: Array, table: Array, empty: Empty) -> Array:
 
     A table, rather than arithmetic, is exact everywhere; also under ``jax.jit``, which may round otherwise.
     """
-    xp = array_namespace(images)
+    xp = namespace(images)
     floating = xp.isdtype(images.dtype, "real floating")
     table = xp.astype(table, images.dtype)
     if is_numpy_array(images) and not floating:

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from array_api_compat import array_namespace
 
-from mouse_core.dtypes import is_number, number_kind
+from mouse_core.dtypes import is_number, namespace, number_kind
 from mouse_core.errors import DataError, MissingFieldError, SchemaError
 from mouse_core.replay.base import Collate
 from mouse_core.replay.protocols import Draw, FieldKey, Slots
@@ -204,7 +203,7 @@ def time_first(rows: Any, axis: int, axes: int) -> tuple[Any, tuple[int, ...]]:
         if values.ndim < axes:
             raise SchemaError(f"rows: expected {axes} batch axes in every field, found the shape {list(values.shape)}")
         order = (axis, *(place for place in range(values.ndim) if place != axis))
-        turned = array_namespace(values).permute_dims(values, order)
+        turned = namespace(values).permute_dims(values, order)
         lengths.add(tuple(turned.shape[:axes]))
         return turned.reshape((turned.shape[0], prod(turned.shape[1:axes]), *turned.shape[axes:]))
 
