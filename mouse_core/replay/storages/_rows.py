@@ -13,7 +13,7 @@ import numpy.typing as npt
 from mouse_core.dtypes import dtype_name, is_ml_float, named_dtype
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.replay.protocols import FieldKey
-from mouse_core.replay.storages._varying import (
+from mouse_core.replay.storages._varying.encoding import (
     BYTES,
     RAGGED,
     TEXT,

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from mouse_core.dtypes import number_kind
 from mouse_core.errors import DataError, SchemaError
 from mouse_core.replay.protocols import FieldKey, Slots
-from mouse_core.replay.storages._varying import object_array
+from mouse_core.replay.storages._varying.encoding import object_array
 from mouse_core.trees import fit, flatten, structure_of, unflatten
 
 _Sign = tuple[Any, ...]

@@ -12,7 +12,7 @@ from mouse_core._base.checks import UNREADABLE
 from mouse_core.errors import StateError
 from mouse_core.replay.protocols import FieldKey, Storage
 from mouse_core.replay.storages._rows import FieldType, RowSchema
-from mouse_core.replay.storages._varying import TEXT, Bytes, decoded, encoded
+from mouse_core.replay.storages._varying.encoding import TEXT, Bytes, decoded, encoded
 
 
 def rows_state(storage: Storage, schema: RowSchema | None, columns: Sequence[Any]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from mouse_core.replay.storages._checks import (
 from mouse_core.replay.storages._memory import Bytes, RowMemory
 from mouse_core.replay.storages._rows import RowSchema, checked
 from mouse_core.replay.storages._state import rows_state, state_rows
-from mouse_core.replay.storages._varying import Heap, Refs
+from mouse_core.replay.storages._varying.values import Refs, Values
 from mouse_core.spec import Alignment, check_alignment, check_list
 from mouse_core.trees import key_of, map_tree, path_of, stack, unflatten
 
@@ -61,7 +61,7 @@ class ArrayStorage:
         ragged: Iterable[FieldKey] = (),
     ) -> None:
         self._ragged = check_list("ragged", ragged)
-        self._heap = Heap()
+        self._values = Values()
         self._ndim = check_ndim(ndim)
         self._alignment = check_alignment(alignment, "outgoing")
         self._memory: RowMemory | None = None
@@ -85,7 +85,7 @@ class ArrayStorage:
         self._capacity = self._size = self._written = n
         if schema.varying:  # of which there is no memory to take over
             self._take_memory(self._allocate(schema))
-            self._memory.write(0, self._kept(schema, columns, 0, n), 0, n)  # type: ignore[union-attr]
+            self._memory.write(0, self._values.keep(schema, columns, list), 0, n)  # type: ignore[union-attr]
             return
         self._writable = all(column.flags.writeable for column in columns)
         self._take_memory(RowMemory.wrap(schema, columns))
@@ -143,7 +143,7 @@ class ArrayStorage:
     @property
     def nbytes(self) -> int:
         """Bytes of memory for all rows, used or not."""
-        return 0 if self._memory is None else self._memory.nbytes + self._heap.nbytes
+        return 0 if self._memory is None else self._memory.nbytes + self._values.nbytes
 
     # ------------------------------------------------------------------ writing
 
@@ -165,13 +165,14 @@ class ArrayStorage:
             self._take_memory(self._allocate(schema))
         assert self._memory is not None
         first = self._written
-        begin = max(0, n - self._capacity)
-        arrays = self._kept(schema, arrays, begin, n)
-        while begin < n:
-            slot = (first + begin) % self._capacity
-            now = min(n - begin, self._capacity - slot)
-            self._memory.write(slot, arrays, begin, now)
-            begin += now
+        lost = max(0, n - self._capacity)  # rows that would be overwritten at once
+        kept = self._values.keep(schema, [array[lost:] for array in arrays] if lost else arrays, self._refs)
+        done = 0
+        while done < n - lost:
+            slot = (first + lost + done) % self._capacity
+            now = min(n - lost - done, self._capacity - slot)
+            self._memory.write(slot, kept, done, now)
+            done += now
         self._written = first + n
         self._size = min(self._size + n, self._capacity)
         return first, n
@@ -192,19 +193,6 @@ class ArrayStorage:
             column[slot] = value
         return True
 
-    def _kept(self, schema: RowSchema, arrays: list[Any], begin: int, end: int) -> list[Any]:
-        """What lies in the rows ``begin .. end - 1`` of ``arrays``: of what differs in length, where it lies."""
-        if not schema.varying:
-            return arrays
-        parts = [array[begin:end] for array, kind in zip(arrays, schema.fields.values(), strict=True) if kind.varies]
-        # All at once: making room for one field must not take that of another, which no row has yet.
-        refs = self._heap.keep([value for part in parts for value in part], self._refs())
-        places = np.zeros((len(parts), end, 2), np.int64)
-        places[:, begin:] = refs.reshape(len(parts), end - begin, 2)
-        left = iter(places)
-        kinds = schema.fields.values()
-        return [next(left) if kind.varies else array for array, kind in zip(arrays, kinds, strict=True)]
-
     def _refs(self) -> list[Refs]:
         """Where the values lie that differ in length, of every row, as views."""
         assert self._memory is not None
@@ -217,7 +205,7 @@ class ArrayStorage:
             raise IndexError("storage: expected slots in use, found an empty storage")
         arrays, n = self._memory.schema.check(stack(rows) if isinstance(rows, list) and rows else rows, 1, 1)
         check_put(slots, n)
-        self._memory.put(slots, self._kept(self._memory.schema, arrays, 0, n))
+        self._memory.put(slots, self._values.keep(self._memory.schema, arrays, self._refs))
         self._changes += 1
 
     def check(self, rows: Any) -> None:
@@ -237,10 +225,8 @@ class ArrayStorage:
         """The rows in ``slots`` in fresh memory; see ``Storage.get``."""
         if self._memory is None or (slots.size and int(slots.view(np.uint64).max()) >= self._size):
             raise slot_error(slots, self._size)
-        fields: dict[FieldKey, Any] = self._memory.gather(slots)
         schema = self._memory.schema
-        for key in schema.varying:
-            fields[key] = schema.opened(key, fields[key], self._heap.read)
+        fields = self._values.opened(schema, self._memory.gather(slots))
         return fields if schema.plain else unflatten(schema.structure, fields)
 
     def read(self, key: FieldKey, slots: Slots | slice) -> npt.NDArray[Any]:
@@ -250,8 +236,7 @@ class ArrayStorage:
         if column is None:
             raise MissingFieldError(f"rows: expected a field {key!r}, found {list(columns)}")
         values: npt.NDArray[Any] = column_of(columns, key)[slots]
-        schema = self._memory.schema if self._memory is not None else None
-        return schema.opened(key, values, self._heap.read) if schema is not None and key in schema.varying else values
+        return values if self._schema is None else self._values.opened(self._schema, {key: values})[key]
 
     def lock(self) -> None:
         """Nobody else writes here."""
@@ -266,11 +251,7 @@ class ArrayStorage:
     def _columns(self) -> list[Any]:
         if self._memory is None:
             return []
-        schema = self._memory.schema
-        columns = zip(schema.fields.values(), self._memory.columns, strict=True)
-        return [
-            self._heap.read(column[: self._size]) if kind.varies else column[: self._size] for kind, column in columns
-        ]
+        return self._values.columns(self._memory.schema, [column[: self._size] for column in self._memory.columns])
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Become what ``state`` was taken from; see ``Storage.load``."""
@@ -281,9 +262,8 @@ class ArrayStorage:
                 self._take_memory(self._allocate(schema))
             assert self._memory is not None
             self._size = 0
-            self._heap = Heap()
-            arrays = self._kept(schema, arrays, 0, len(arrays[0]))
-            self._memory.write(0, arrays, 0, len(arrays[0]))
+            self._values = Values()
+            self._memory.write(0, self._values.keep(schema, arrays, list), 0, len(arrays[0]))
         self._size = len(arrays[0]) if arrays else 0
         self._written = written
         self._changes += 1

@@ -15,7 +15,7 @@ from mouse_core.replay.protocols import FieldKey, Slots
 from mouse_core.replay.storages._checks import check_capacity, check_not_spawning, check_put, slot_error
 from mouse_core.replay.storages._signs import Signs, gathered
 from mouse_core.replay.storages._state import check_state
-from mouse_core.replay.storages._varying import object_array
+from mouse_core.replay.storages._varying.encoding import object_array
 from mouse_core.spec import Alignment, check_alignment, check_list
 from mouse_core.trees import find, flatten, map_tree
 

@@ -24,7 +24,7 @@ from mouse_core.replay.storages._mapped.values import MappedValues
 from mouse_core.replay.storages._memory import RowMemory, blocks_of
 from mouse_core.replay.storages._rows import RowSchema, checked
 from mouse_core.replay.storages._state import rows_state, state_rows
-from mouse_core.replay.storages._varying import Refs
+from mouse_core.replay.storages._varying.values import Refs
 from mouse_core.spec import Alignment, check_alignment, check_list
 from mouse_core.trees import stack, unflatten
 
@@ -174,7 +174,7 @@ class MemmapStorage:
                 # were written, rows 2 to 5 are in use; two more rows go to the places 0 and 1, a third waits for them.
                 piece = min(n - done, places - min(now.written, self.capacity))
                 part = arrays if piece == n else [array[done : done + piece] for array in arrays]
-                rows, now = self._values.keep(schema, part, now, self._refs)
+                rows, now = self._values.kept(schema, part, now, self._refs)
                 place = now.written % places
                 until_end = min(piece, places - place)
                 memory.write(place, rows, 0, until_end)
@@ -195,7 +195,8 @@ class MemmapStorage:
         if self._memory is None or self._mapped != (now.generation, now.allocated):
             self._map(now, schema)
         if schema.varying:
-            now = self._values.reserve(schema, arrays, self._compact(schema, now), self._refs)
+            now = self._compact(schema, now)
+            now = self._values.with_room(schema, arrays, now, self._refs)
         assert self._memory is not None
         return self._memory, now
 
@@ -214,7 +215,7 @@ class MemmapStorage:
 
     def _compact(self, schema: RowSchema, now: Now) -> Now:
         """Write all rows anew where most of what their values take is held by none of them."""
-        if schema.varying and self._values.is_sparse(now, self._refs):
+        if schema.varying and self._values.at(now).is_sparse(self._refs):
             self._replace(now, schema, self._columns(now), now.written, now.changes)
             now = self._know()
         return now
@@ -234,7 +235,7 @@ class MemmapStorage:
             arrays, n = self._schema.check(stack(rows) if isinstance(rows, list) and rows else rows, 1, 1)
             check_put(slots, n)
             now = self._compact(self._schema, now)
-            rows, now = self._values.keep(self._schema, arrays, now, self._refs)
+            rows, now = self._values.kept(self._schema, arrays, now, self._refs)
             self._commit(now)
             on_disk.write_journal(self.path, self._places(slots, now), rows)
             self._head.journal = True
@@ -273,7 +274,7 @@ class MemmapStorage:
             if self._memory is None or (slots.size and int(slots.view(np.uint64).max()) >= len(self)):
                 raise slot_error(slots, len(self))
             schema = self._memory.schema
-            fields = self._values.opened(schema, self._memory.gather(self._places(slots, now)), now)
+            fields = self._values.at(now).opened(schema, self._memory.gather(self._places(slots, now)))
             return fields if schema.plain else unflatten(schema.structure, fields)
 
     def read(self, key: FieldKey, slots: Slots | slice) -> npt.NDArray[Any]:
@@ -284,7 +285,7 @@ class MemmapStorage:
             if isinstance(slots, slice):
                 slots = np.arange(len(self), dtype=np.int64)[slots]
             values: npt.NDArray[Any] = column_of(columns, key)[self._places(slots, now)]
-            return values if self._schema is None else self._values.opened(self._schema, {key: values}, now)[key]
+            return values if self._schema is None else self._values.at(now).opened(self._schema, {key: values})[key]
 
     # ------------------------------------------------------------------ state
 
@@ -297,7 +298,7 @@ class MemmapStorage:
         if self._memory is None or self._schema is None:
             return []
         places = self._places(np.arange(len(self), dtype=np.int64), now)
-        return self._values.columns(self._schema, [column[places] for column in self._memory.columns], now)
+        return self._values.at(now).columns(self._schema, [column[places] for column in self._memory.columns])
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Become what ``state`` was taken from; see ``Storage.load``.
@@ -319,7 +320,7 @@ class MemmapStorage:
         on_disk.remove(self.path, later.generation, schema)
         try:
             later = on_disk.reserve(self.path, schema, later, min(written, self.capacity + later.spare), self.capacity)
-            rows, later = self._values.keep(schema, arrays, later, list)
+            rows, later = self._values.kept(schema, arrays, later, list)
             self._save_schema(schema)
         except StorageError:
             on_disk.remove(self.path, later.generation, schema)

@@ -1,4 +1,4 @@
-"""Values whose rows differ in length (text, bytes, ragged arrays): as bytes in a ring, and in batches as object arrays.
+"""Values whose rows differ in length (text, bytes, ragged arrays): as bytes, and in batches as object arrays.
 
 A batch holds them as an object array while it is transformed, which is indexed and cut like any other array. On its way
 out it becomes lists; ``Pad`` makes arrays of one shape and a mask of ragged ones.
@@ -16,11 +16,8 @@ from mouse_core.errors import DataError, SchemaError
 from mouse_core.trees import as_array, fit, is_varying, map_tree
 
 Bytes = npt.NDArray[np.uint8]
-Refs = npt.NDArray[np.int64]
-"""Where rows' values lie, ``[n, 2]``: the first byte among all that were ever written, and how many they are."""
 
 TEXT, BYTES, RAGGED = "text", "bytes", "ragged"
-_LEAST_ROOM = 1 << 12
 
 
 # ---------------------------------------------------------------------- which fields they are
@@ -104,111 +101,6 @@ def decoded(raw: Bytes, kind: str, dtype: np.dtype[Any], shape: tuple[int, ...])
         return raw.tobytes() if kind == BYTES else raw.view(dtype).reshape(-1, *shape)
     except ValueError as error:
         raise DataError(f"rows: expected the bytes of {kind}, found damaged ones: {error}") from error
-
-
-class ByteRing:
-    """Memory for values: of all bytes that were ever written, byte ``n`` lies in place ``n % len(memory)``."""
-
-    def __init__(self, memory: Bytes) -> None:
-        self.memory = memory
-
-    def write(self, begin: int, values: Sequence[Bytes]) -> Refs:
-        """Write values one behind the other from byte ``begin`` on."""
-        refs = np.empty((len(values), 2), np.int64)
-        refs[:, 1] = [value.size for value in values]
-        refs[:, 0] = begin + np.cumsum(refs[:, 1]) - refs[:, 1]
-        if values:
-            self._put(begin, values[0] if len(values) == 1 else np.concatenate(values))
-        return refs
-
-    def _put(self, begin: int, raw: Bytes) -> None:
-        while raw.size:
-            place = begin % self.memory.size
-            part = raw[: self.memory.size - place]
-            self.memory[place : place + part.size] = part
-            begin, raw = begin + part.size, raw[part.size :]
-
-    def read(self, begin: int, nbytes: int) -> Bytes:
-        """Bytes, copied."""
-        if not 0 <= nbytes <= self.memory.size:
-            raise DataError(f"rows: expected a value of up to {self.memory.size} bytes, found one of {nbytes}")
-        if not nbytes:
-            return np.empty(0, np.uint8)
-        place = begin % self.memory.size
-        raw = self.memory[place : place + nbytes]
-        return raw.copy() if raw.size == nbytes else np.concatenate([raw, self.memory[: nbytes - raw.size]])
-
-    def move(self, begin: int, end: int, memory: Bytes) -> ByteRing:
-        """The bytes from ``begin`` to ``end`` in other memory, which has room for them."""
-        ring = ByteRing(memory)
-        while begin < end:
-            place = begin % self.memory.size
-            part = self.memory[place : place + end - begin]
-            ring._put(begin, part)
-            begin += part.size
-        return ring
-
-
-def room_for(nbytes: int) -> int:
-    """Bytes of a ring in which so many are in use, and as many may come before it is looked through again."""
-    return max(2 * nbytes, _LEAST_ROOM)
-
-
-def is_full(room: int, used: int, coming: int) -> bool:
-    """Whether a ring is to be made anew. Looking through all rows for what is in use must not happen too often."""
-    return used + coming > room or room - used < room // 8
-
-
-def is_sparse(span: int, used: int) -> bool:
-    """Whether a ring is mostly holes, which rows left that were overwritten out of order."""
-    return span > 4 * used + _LEAST_ROOM
-
-
-def in_use(columns: Sequence[Refs], end: int) -> tuple[int, int]:
-    """The first byte that some row has, and how many bytes rows have together, by where their values lie."""
-    there = [refs[refs[:, 1] > 0] for refs in columns]
-    begin = min((int(refs[:, 0].min()) for refs in there if len(refs)), default=end)
-    return begin, sum(int(refs[:, 1].sum()) for refs in there)
-
-
-class Heap:
-    """The values of rows in memory, as long as there are rows."""
-
-    def __init__(self) -> None:
-        self._ring = ByteRing(np.empty(0, np.uint8))
-        self._begin = self._end = 0
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory, used or not."""
-        return self._ring.memory.size
-
-    def keep(self, values: Sequence[Bytes], columns: Sequence[Refs]) -> Refs:
-        """Keep values, and say where they lie; ``columns`` say where those lie that there are, and may be changed."""
-        coming = sum(value.size for value in values)
-        if is_full(self._ring.memory.size, self._end - self._begin, coming):
-            self._make_room(coming, columns)
-        refs = self._ring.write(self._end, values)
-        self._end += coming
-        return refs
-
-    def _make_room(self, coming: int, columns: Sequence[Refs]) -> None:
-        begin, used = in_use(columns, self._end)
-        if is_sparse(self._end - begin, used):
-            ring, end = ByteRing(np.empty(room_for(used + coming), np.uint8)), 0
-            for refs in columns:
-                refs[...] = ring.write(end, [self._ring.read(*ref) for ref in refs.tolist()])
-                end += int(refs[:, 1].sum())
-            self._ring, self._begin, self._end = ring, 0, end
-            return
-        if is_full(self._ring.memory.size, self._end - begin, coming):
-            memory = np.empty(room_for(self._end - begin + coming), np.uint8)
-            self._ring = self._ring.move(begin, self._end, memory)
-        self._begin = begin
-
-    def read(self, refs: Refs) -> list[Bytes]:
-        """The values at ``refs``, ``[..., 2]``, copied."""
-        return [self._ring.read(begin, nbytes) for begin, nbytes in refs.reshape(-1, 2).tolist()]
 
 
 # ---------------------------------------------------------------------- object arrays

@@ -1,0 +1,1 @@
+"""Values whose rows differ in length: text, bytes and ragged arrays."""
