@@ -1,9 +1,25 @@
-"""A progress bar for long work, that can be switched off."""
+"""What the terminal shows: text, and a progress bar for long work; through rich where it is installed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
+
+WIDTH = 110
+"""Columns where nobody says how many there are: a file, a pipe."""
+
+
+def console() -> Any | None:
+    """A console of rich that takes text as it is; None where rich is not installed."""
+    try:
+        from rich.console import Console
+    except ImportError:
+        return None
+    made = Console(markup=False, highlight=False)
+    if not made.is_terminal:
+        made.width = WIDTH
+    return made
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import shutil
 import sys
 import textwrap
 
+from mouse_core._base.progress import WIDTH, console
 from mouse_core.bench.running import BenchReport
 
 _HEAD = ("", "batches/s", "GB/s", "of the floor", "ms a batch (quartiles)")
@@ -13,28 +14,25 @@ _HEAD = ("", "batches/s", "GB/s", "of the floor", "ms a batch (quartiles)")
 
 def show(report: BenchReport) -> None:
     """Print a report."""
-    try:
-        from rich.console import Console
-        from rich.table import Table
-    except ImportError:
+    out = console()
+    if out is None:
         print("\n".join(plain(report)))  # noqa: T201
         return
-    console = Console(markup=False, highlight=False)
-    if not console.is_terminal:
-        console.width = 110
+    from rich.table import Table
+
     for line in heading(report):
-        console.print(line)
+        out.print(line)
     table = Table(*_HEAD)
     for column in table.columns[1:]:
         column.justify = "right"
     for row in rows(report):
         table.add_row(*row)
-    console.print(table)
+    out.print(table)
     for line in facts(report):
-        console.print(line)
-    console.print("\nRecommended", style="bold")
+        out.print(line)
+    out.print("\nRecommended", style="bold")
     for sentence in report.advice:
-        console.print(f"- {sentence}")
+        out.print(f"- {sentence}")
 
 
 def plain(report: BenchReport) -> list[str]:
@@ -47,7 +45,7 @@ def plain(report: BenchReport) -> list[str]:
         )
         for row in table
     ]
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else 110
+    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
     advice = [textwrap.fill(f"- {sentence}", columns, subsequent_indent="  ") for sentence in report.advice]
     return [*heading(report), "", *shown, "", *facts(report), "", "Recommended", *advice]
 

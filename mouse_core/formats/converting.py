@@ -253,30 +253,25 @@ class _Rows:
 
     def following(self) -> Iterator[pa.RecordBatch]:
         """The batches that come next."""
-        while True:
-            batch, self._rest = self._rest, None
-            if batch is None:
-                batch = next(self._batches, None)
-            if batch is None:
-                return
-            self._digest.update(batch)
-            self._advance(batch.num_rows)
+        while (batch := self._take(None)) is not None:
             yield batch
 
     def digest_of(self, rows: int, schema: pa.Schema) -> str:
         """The digest of the next ``rows`` rows, or of as many as there are."""
         digest = RowDigest(schema)
-        while rows:
-            batch, self._rest = self._rest, None
-            if batch is None:
-                batch = next(self._batches, None)
-            if batch is None:
-                break
-            taken = batch.slice(0, rows)
-            if taken.num_rows < batch.num_rows:
-                self._rest = batch.slice(rows)
-            self._digest.update(taken)
-            self._advance(taken.num_rows)
-            digest.update(taken)
-            rows -= taken.num_rows
+        while rows and (batch := self._take(rows)) is not None:
+            digest.update(batch)
+            rows -= batch.num_rows
         return digest.hexdigest()
+
+    def _take(self, most: int | None) -> pa.RecordBatch | None:
+        """The next rows, up to ``most``; None at the end."""
+        batch = self._rest if self._rest is not None else next(self._batches, None)
+        self._rest = None
+        if batch is None:
+            return None
+        if most is not None and most < batch.num_rows:
+            batch, self._rest = batch.slice(0, most), batch.slice(most)
+        self._digest.update(batch)
+        self._advance(batch.num_rows)
+        return batch

@@ -17,6 +17,7 @@ import pyarrow as pa
 from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.formats._files.h5 import H5File
+from mouse_core.formats._rows.blocks import check_batch_rows, rows_at_once
 from mouse_core.formats._rows.columns import (
     Columns,
     named_action,
@@ -70,8 +71,7 @@ def read_d4rl(
         SchemaError: Two arrays whose paths make the same name of a column.
         ImportError: h5py is not installed.
     """
-    if batch_rows < 1:
-        raise ConfigError(f"batch_rows: expected a positive number, found {batch_rows!r}")
+    check_batch_rows(batch_rows)
     if episode_steps is not None and episode_steps < 1:
         raise ConfigError(f"episode_steps: expected a positive number, found {episode_steps!r}")
     name = os.fspath(path)
@@ -178,7 +178,7 @@ def _schema(file: H5File, arrays: Mapping[str, Any], final: str | None) -> pa.Sc
 
 def _rows_at_once(arrays: Mapping[str, Any], batch_rows: int) -> int:
     width: int = sum(int(np.prod(part["shape"][1:])) * np.dtype(part["dtype"]).itemsize for part in arrays.values())
-    return max(1, min(batch_rows, _BUDGET // max(width, 1)))
+    return rows_at_once(width, most=batch_rows, budget=_BUDGET)
 
 
 class _Steps:

@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +22,8 @@ import pyarrow as pa
 from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.formats._files.npy import NpyRows
-from mouse_core.formats._rows.columns import Columns, named_action, named_observation, ordered, to_batch
+from mouse_core.formats._rows.blocks import rows_at_once
+from mouse_core.formats._rows.columns import Columns, named_action, named_observation, one_each, ordered, to_batch
 from mouse_core.formats._rows.transitions import TransitionRows, check_final, done_codes
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
 
@@ -159,8 +159,8 @@ class _Checkpoint:
                     stream = stack.enter_context(gzip.open(file))
                     arrays[store] = NpyRows(stream, where=str(file))
                     arrays[store].skip(start)
-            width = max(sum(array.row_bytes for array in arrays.values()), 1)
-            size = max(1, min(size, _BUDGET // width))
+            width = sum(array.row_bytes for array in arrays.values())
+            size = rows_at_once(width, most=size, budget=_BUDGET)
             for place in range(start, stop, size):
                 values = {}
                 for store, array in arrays.items():
@@ -199,26 +199,23 @@ def _rows(
 
 def _parts(values: Columns) -> tuple[Columns, Columns]:
     arriving = named_action(values["action"])
-    arriving["reward"] = _one_each(values, "reward")
-    arriving["done"] = done_codes(_one_each(values, "terminal"))
+    arriving["reward"] = one_each(values, "reward")
+    arriving["done"] = done_codes(one_each(values, "terminal"))
     for store, array in values.items():
         if store not in _STORES:
             arriving[f"metadata_{store}"] = array
     return named_observation(values["observation"]), arriving
 
 
-def _one_each(values: Columns, store: str) -> npt.NDArray[Any]:
-    array = values[store]
-    if array.size != len(array):
-        raise DataError(f"{store}: expected one number a row, found shape {list(array.shape[1:])}")
-    return array.reshape(len(array))
-
-
+# Marks of rows: an episode ended just before, so padding may begin here; an episode begins here.
 _CHECK, _BEGIN = 1, 2
 
 
 class _Padding:
     """Leaves out the rows of zeros before an episode, and says where episodes begin.
+
+    With padding of 2, rows ``a b(end) 0 0 c d`` become ``a b c d``, and episodes begin at a and c. Two rows always
+    wait: whether zeros are padding shows only when all of them are there.
 
     Args:
         count: How many rows of zeros there are before each; fewer are no padding.
@@ -239,7 +236,7 @@ class _Padding:
         """
         marks = self._marks
         if values is not None:
-            ended = _one_each(values, "terminal").astype(bool)
+            ended = one_each(values, "terminal").astype(bool)
             fresh = np.concatenate([[False], ended[:-1]]) * np.int8(_CHECK)
             fresh[0] = max(self._next, _CHECK if gap else 0)
             self._next = _CHECK if ended[-1] else 0

@@ -18,12 +18,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core.about.dataset import About
-from mouse_core.errors import ConfigError, DataError
+from mouse_core.errors import ConfigError
 from mouse_core.formats._files.npy import NpyRows
+from mouse_core.formats._rows.blocks import check_batch_rows, rows_at_once
 from mouse_core.formats._rows.columns import (
     Columns,
     named_action,
     named_observation,
+    one_each,
     ordered,
     to_batch,
     travels_with_action,
@@ -60,8 +62,7 @@ def read_ogbench(
         ConfigError: No such file, or an unknown ``ending``.
         DataError: A damaged file, or none of OGBench.
     """
-    if batch_rows < 1:
-        raise ConfigError(f"batch_rows: expected a positive number, found {batch_rows!r}")
+    check_batch_rows(batch_rows)
     if ending not in ("truncated", "terminal"):
         raise ConfigError(f"ending: expected one of ['truncated', 'terminal'], found {ending!r}")
     name = os.fspath(path)
@@ -76,8 +77,8 @@ def read_ogbench(
 
     def parts() -> Iterator[Columns]:
         with _opened(name) as arrays:
-            width = max(sum(array.row_bytes for array in arrays.values()), 1)
-            size = max(1, min(batch_rows, _BUDGET // width))
+            width = sum(array.row_bytes for array in arrays.values())
+            size = rows_at_once(width, most=batch_rows, budget=_BUDGET)
             for _ in range(0, len(arrays["actions"]), size):
                 yield {key: array.read(size) for key, array in arrays.items()}
             for array in arrays.values():
@@ -122,21 +123,13 @@ def _checked(arrays: dict[str, NpyRows], path: str) -> dict[str, Any]:
     return shapes
 
 
-def _values(values: Columns, key: str) -> npt.NDArray[Any]:
-    """A flag a row."""
-    found = values[key].reshape(len(values[key]), -1)
-    if found.shape[1] != 1:
-        raise DataError(f"{key}: expected one number a row, found shape {list(values[key].shape[1:])}")
-    return found[:, 0]
-
-
 def _arriving(values: Columns, ended: npt.NDArray[np.bool_], code: int) -> Columns:
     """What an action brings, in the row of that action."""
     arriving = named_action(values["actions"])
-    arriving["reward"] = _values(values, "rewards") if "rewards" in values else np.zeros(len(ended), np.float32)
+    arriving["reward"] = one_each(values, "rewards") if "rewards" in values else np.zeros(len(ended), np.float32)
     done = np.where(ended, code, 0)
     if "masks" in values:
-        done = np.where(ended & (_values(values, "masks") == 0), 1, done)
+        done = np.where(ended & (one_each(values, "masks") == 0), 1, done)
     arriving["done"] = done.astype(np.int64)
     for key in values:
         if key not in _SPECIAL and travels_with_action(key):
@@ -157,13 +150,13 @@ def _observation_rows(parts: Iterator[Columns], code: int, layout: str, path: st
     before: Columns = {}
     begins, step = True, 0
     for values in parts:
-        last = _values(values, "terminals") != 0 if layout == "raw" else _values(values, "valids") == 0
+        last = one_each(values, "terminals") != 0 if layout == "raw" else one_each(values, "valids") == 0
         count = len(last)
         starts = np.concatenate([[begins], last[:-1]])
         # The action whose transition ends the trajectory is that of the row before the last one; whether it is so
         # is seen in the last one.
         arriving = _arriving(values, np.zeros(count, bool), code)
-        masks = {"masks": _values(values, "masks") == 0} if "masks" in values else {}
+        masks = {"masks": one_each(values, "masks") == 0} if "masks" in values else {}
         rows: Columns = {}
         for key, array in {**arriving, **masks}.items():
             head = before.get(key, placeholder(array))
@@ -185,7 +178,7 @@ def _regular_rows(parts: Iterator[Columns], code: int, layout: str, path: str) -
     rows = TransitionRows(final=None, where=path)
     ended = True
     for values in parts:
-        last = _values(values, "terminals") != 0
+        last = one_each(values, "terminals") != 0
         starts = np.concatenate([[ended], last[:-1]])
         ended = bool(last[-1])
         observations, following = named_observation(values["observations"]), named_observation(values[_NEXT])

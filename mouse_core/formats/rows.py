@@ -17,6 +17,7 @@ from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.formats._files.noted import check_counts, check_seal
 from mouse_core.formats._files.parquet import open_parquet, parquet_batches
 from mouse_core.formats._on_disk import STATE, files_by_split, is_there, left_out
+from mouse_core.formats._rows.blocks import bytes_a_row, rows_at_once
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
 
 _INFO = "dataset_info.json"
@@ -190,8 +191,7 @@ def _check_size(batch: pa.RecordBatch, file: Path, number: int) -> None:
 
 
 def _pieces(batch: pa.RecordBatch, batch_rows: int) -> Iterator[pa.RecordBatch]:
-    each = max(1, batch.nbytes // max(1, batch.num_rows))
-    most = max(1, min(batch_rows, _BATCH_BYTES // each))
+    most = rows_at_once(bytes_a_row(batch), most=batch_rows, budget=_BATCH_BYTES)
     for first in range(0, batch.num_rows, most):
         yield batch.slice(first, most)
 

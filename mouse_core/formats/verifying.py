@@ -19,13 +19,13 @@ from mouse_core.formats._rows.embedding import embedded
 from mouse_core.formats.base import RowStream, rows_digest
 
 # What a format itself keeps to tell damage, which its reader compares.
-_OWN = {
+_KEPT = {
     "tfds": "a checksum for every record",
     "ogbench": "a CRC-32 for every array",
     "dopamine": "a CRC-32 for every file",
 }
 # What these do not cover.
-_LEFT = {
+_NOT_COVERED = {
     "parquet": "names and footer",
     "tfds": "features.json and dataset_info.json",
 }
@@ -144,8 +144,8 @@ def _kept_by_format(stream: RowStream, sealed: set[Path]) -> tuple[str, str]:
             return "every file has the SHA-256 that was written into it", ""
         compared = "a CRC-32 for every page" if all(map(has_checksums, _files(stream))) else ""
     else:
-        compared = _OWN.get(stream.format, "")
-    return compared, _LEFT.get(stream.format, "") if compared else ""
+        compared = _KEPT.get(stream.format, "")
+    return compared, _NOT_COVERED.get(stream.format, "") if compared else ""
 
 
 def _all_noted(root: Path) -> dict[Path, Noted]:

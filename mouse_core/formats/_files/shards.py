@@ -18,6 +18,7 @@ from mouse_core._files.writing import beside, put_in_place, remove
 from mouse_core.about.dataset import About, with_about
 from mouse_core.errors import SchemaError
 from mouse_core.formats._files.noted import note, seal
+from mouse_core.formats._rows.blocks import bytes_a_row, rows_at_once
 
 _ROW_GROUP_BYTES = 4 << 20
 
@@ -74,8 +75,7 @@ class ShardWriter:
             table = table.cast(self._schema).combine_chunks()
         if isinstance(self._writer, pq.ParquetWriter):
             # Encoding takes several times the memory of what is encoded; a piece becomes a row group.
-            each = max(1, table.nbytes // max(1, table.num_rows))
-            most = max(1, _ROW_GROUP_BYTES // each)
+            most = rows_at_once(bytes_a_row(table), most=max(table.num_rows, 1), budget=_ROW_GROUP_BYTES)
             for first in range(0, max(table.num_rows, 1), most):
                 self._writer.write_table(table.slice(first, most))
             return

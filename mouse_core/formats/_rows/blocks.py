@@ -1,4 +1,4 @@
-"""Record batches of a size that is worth working on."""
+"""How many rows are worked on at a time: record batches of a size that is worth it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,27 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 import pyarrow as pa
 
+from mouse_core.errors import ConfigError
+
 # Batches are joined up to this many bytes: small ones cost more than what is in them.
 _BLOCK_BYTES = 8 << 20
 _BLOCK_ROWS = 1 << 16
+
+
+def check_batch_rows(batch_rows: int) -> None:
+    """Raise ConfigError unless batches have rows."""
+    if batch_rows < 1:
+        raise ConfigError(f"batch_rows: expected a positive number, found {batch_rows!r}")
+
+
+def rows_at_once(row_bytes: int, *, most: int, budget: int) -> int:
+    """How many rows are read at a time: ``most``, or as many as ``budget`` bytes hold, and at least 1."""
+    return max(1, min(most, budget // max(1, row_bytes)))
+
+
+def bytes_a_row(rows: pa.RecordBatch | pa.Table) -> int:
+    """About how many bytes a row of a batch takes, at least 1."""
+    return int(max(1, rows.nbytes // max(1, rows.num_rows)))
 
 
 def blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -17,7 +35,7 @@ def blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     held: list[pa.RecordBatch] = []
     held_bytes = held_rows = 0
     for batch in batches:
-        each = max(1, batch.nbytes // max(1, batch.num_rows))
+        each = bytes_a_row(batch)
         most = int(np.clip(4 * _BLOCK_BYTES // each, 1, _BLOCK_ROWS))
         for first in range(0, batch.num_rows, most):
             piece = batch.slice(first, most)

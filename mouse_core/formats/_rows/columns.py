@@ -86,6 +86,18 @@ def named_action(value: Any) -> Columns:
     return {"action": values if values.ndim == 1 and values.dtype.kind in "iubOSU" else as_vectors(values)}
 
 
+def one_each(columns: Columns, name: str) -> npt.NDArray[Any]:
+    """A column of one number a row, ``[n]``, ``[n, 1]`` and the like, as ``[n]``.
+
+    Raises:
+        DataError: There are more in a row, or none.
+    """
+    values = columns[name]
+    if values.size != len(values):
+        raise DataError(f"{name}: expected one number a row, found shape {list(values.shape[1:])}")
+    return values.reshape(len(values))
+
+
 def as_vectors(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """``[n, ...]`` as ``[n, width]``, in C order; the same array where it is that already."""
     return values if values.ndim == 2 else values.reshape(len(values), int(np.prod(values.shape[1:], dtype=np.int64)))

@@ -17,6 +17,7 @@ from mouse_core.about.dataset import About
 from mouse_core.errors import SchemaError
 from mouse_core.formats._files.parquet import parquet_batches
 from mouse_core.formats._files.video import Camera
+from mouse_core.formats._rows.blocks import rows_at_once
 from mouse_core.formats._rows.columns import Columns, named_action, named_observation, schema_of, to_batch
 from mouse_core.formats._rows.transitions import TransitionRows, check_final
 from mouse_core.formats._rows.values import read_values
@@ -116,7 +117,7 @@ class _Reader:
             8 * int(np.prod(feature.shape, dtype=np.int64)) // (8 if feature.dtype in ("video", "image") else 1)
             for feature in described.features.values()
         )
-        self.batch_rows = max(1, min(batch_rows, _PIECE_BYTES // max(1, each)))
+        self.batch_rows = rows_at_once(each, most=batch_rows, budget=_PIECE_BYTES)
 
     def schema(self) -> pa.Schema:
         """The columns of every batch, from the first frame's types and the described shapes."""

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from mouse_core.errors import DataError
 from mouse_core.formats._files.h5 import H5File
+from mouse_core.formats._rows.blocks import rows_at_once
 from mouse_core.formats.base import damaged, reading
 from mouse_core.formats.minari._pieces import BUDGET, KNOWN, Piece, picture_bytes, plain_text, shaped, subspace
 
@@ -61,7 +62,7 @@ def _h5_group(
     size = 0
     for number, tree in zip(numbers, trees, strict=True):
         episode = _H5Episode(file.path, number, tree, spaces, infos)
-        step = max(1, min(rows, BUDGET // max(episode.row_bytes, 1)))
+        step = rows_at_once(episode.row_bytes, most=rows, budget=BUDGET)
         for begin in range(0, episode.length + 1, step):
             stop = min(begin + step, episode.length + 1)
             waiting.append((episode, begin, stop))

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError
+from mouse_core.formats._rows.blocks import check_batch_rows
 from mouse_core.formats._rows.columns import Columns, named_action, named_observation, to_batch
 from mouse_core.formats._rows.spaces import is_picture, parse_space, space_leaves
 from mouse_core.formats._rows.transitions import done_codes, episode_rows
@@ -60,8 +61,7 @@ def read_minari(
         DataError: A damaged file; the message names it and the episode.
         ImportError: The dataset is HDF5 and h5py is not installed.
     """
-    if batch_rows < 1:
-        raise ConfigError(f"batch_rows: expected a positive number, found {batch_rows!r}")
+    check_batch_rows(batch_rows)
     folder = _data_folder(Path(path))
     metadata: dict[str, Any] = {"data_format": "hdf5"} if folder.is_file() else _metadata(folder)
     spaces = {"observations": metadata.get("observation_space"), "actions": metadata.get("action_space")}

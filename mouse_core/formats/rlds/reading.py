@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError, EpisodeError
+from mouse_core.formats._rows.blocks import check_batch_rows
 from mouse_core.formats._rows.columns import (
     MISSING,
     Columns,
@@ -87,8 +88,7 @@ def read_rlds(
         MissingFieldError: Steps lack features.
     """
     check_final(final, where=path, needed=False)
-    if batch_rows < 1:
-        raise ConfigError(f"batch_rows: expected a positive number, found {batch_rows!r}")
+    check_batch_rows(batch_rows)
     if not callable(episodes):
         check_episodes(episodes)
     first, fresh = _peek(episodes, batch_rows, final, path)

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import SchemaError
+from mouse_core.formats._rows.blocks import rows_at_once
 from mouse_core.formats.base import damaged
 from mouse_core.formats.ted._entries import Entries, Key
 from mouse_core.formats.ted._layouts import observation_rows
@@ -210,7 +211,7 @@ def trajectory(entries: Entries, *, batch_rows: int) -> Iterator[Piece]:
 def _piece(entries: Entries, keys: Sequence[Key], batch_rows: int) -> int:
     """How many steps are read at a time: no more than asked for, and no more than some megabytes."""
     each = sum(8 * math.prod(entries.shape(key)[1:]) for key in keys)
-    return max(1, min(batch_rows, _PIECE_BYTES // max(1, each)))
+    return rows_at_once(each, most=batch_rows, budget=_PIECE_BYTES)
 
 
 def _number(value: Any, most: int, name: str, what: str) -> int | None:

@@ -21,6 +21,7 @@ from mouse_core._files.writing import making
 from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.formats._files.tfrecord import READERS
+from mouse_core.formats._rows.blocks import check_batch_rows, rows_at_once
 from mouse_core.formats._rows.columns import is_image, to_batch
 from mouse_core.formats._rows.sources import episodes_of
 from mouse_core.formats._rows.steps import Stack, rlds_steps
@@ -64,8 +65,7 @@ def read_tfds(
         ImportError: The files are ArrayRecord and its package is not installed.
     """
     check_final(final, where=os.fspath(path), needed=False)
-    if batch_rows < 1:
-        raise ConfigError(f"batch_rows: expected a positive number, found {batch_rows!r}")
+    check_batch_rows(batch_rows)
     folder = _folder(Path(path))
     described = parse_features(folder / "features.json")
     leaves = {name: leaf for name, leaf in described.items() if _is_column(leaf)}
@@ -188,7 +188,7 @@ def _episode(record: bytes, number: int, leaves: Mapping[str, Leaf], batch_rows:
     # What has to be decoded is decoded piece by piece.
     encoded = {name: leaf for name, leaf in steps.items() if _is_encoded(leaf)}
     whole = {name: decode_leaf(leaf, features, count) for name, leaf in steps.items() if name not in encoded}
-    size = max(1, min(batch_rows, _BUDGET // max(1, sum(map(_step_bytes, encoded.values())))))
+    size = rows_at_once(sum(map(_step_bytes, encoded.values())), most=batch_rows, budget=_BUDGET)
     for first in range(0, count, size):
         part = slice(first, min(first + size, count))
         values = {name: array[part] for name, array in whole.items()}

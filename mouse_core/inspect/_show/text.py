@@ -7,6 +7,7 @@ import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 
+from mouse_core._base.progress import WIDTH, console
 from mouse_core.inspect.report import ColumnReport, Finding, Report
 
 _COLUMN_HEAD = ("column", "type", "shape", "nulls", "NaN", "min", "max", "mean")
@@ -14,22 +15,18 @@ _EPISODE_HEAD = ("", "min", "5%", "median", "95%", "max", "mean")
 _BARS = " ▁▂▃▄▅▆▇█"
 _MOST_ACTIONS = 12
 _MOST_TASKS = 8
-_DEFAULT_WIDTH = 110
 
 
 def show(report: Report) -> None:
     """Print a report."""
-    try:
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-    except ImportError:
+    out = console()
+    if out is None:
         print("\n".join(plain(report)))  # noqa: T201
         return
-    console = Console(markup=False, highlight=False)
-    if not console.is_terminal:
-        console.width = _DEFAULT_WIDTH
-    console.print(heading(report), style="bold")
+    from rich.table import Table
+    from rich.text import Text
+
+    out.print(heading(report), style="bold")
     for title, head, rows in tables(report):
         table = Table(*head, title=title or None, title_justify="left")
         for place, column in enumerate(table.columns):
@@ -37,15 +34,15 @@ def show(report: Report) -> None:
             column.overflow = "fold"
         for row in rows:
             table.add_row(*row)
-        console.print(table)
+        out.print(table)
     for line in facts(report):
-        console.print(line)
+        out.print(line)
     for title, style, found in _findings(report):
-        console.print(f"\n{title}", style="bold")
+        out.print(f"\n{title}", style="bold")
         for finding in found:
-            console.print(Text.assemble("- ", (finding.code, style), f": {finding.message}"))
+            out.print(Text.assemble("- ", (finding.code, style), f": {finding.message}"))
     if not report.warnings:
-        console.print("\nNo warnings", style="bold green")
+        out.print("\nNo warnings", style="bold green")
 
 
 def plain(report: Report) -> list[str]:
@@ -55,7 +52,7 @@ def plain(report: Report) -> list[str]:
         lines += [title] if title else []
         lines += [*_aligned([head, *rows]), ""]
     lines += facts(report)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _DEFAULT_WIDTH
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
     for title, _, found in _findings(report):
         lines += ["", title]
         for finding in found:
