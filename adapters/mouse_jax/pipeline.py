@@ -17,23 +17,21 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from grain.experimental import ThreadPrefetchDatasetIterator
 
-from mouse_core.errors import ClosedError
+from mouse_core.prefetch.prefetcher import Failed, Made, Outcome, Prefetcher, outcome_of
 
 _CLOSE_SECONDS = 0.25
 # How long the interpreter's exit waits for batches in the making.
 _EXIT_SECONDS = 2.0
 
 
-class GrainPrefetcher:
-    """Computes ``make(i)`` for ``i = first, first + 1, ...`` ahead of the caller, who gets them in that order.
+class GrainPrefetcher(Prefetcher[Any]):
+    """Computes ``make(i)`` for ``i = first, first + 1, ...`` in threads of grain's.
 
-    Besides those handed out at most ``ahead`` items exist at a time, or two, those in the making included. One that is
-    dropped without ``close()`` is closed by the garbage collector, and one that lives to the interpreter's exit there.
+    Besides those handed out at most ``ahead`` items exist at a time, or two, those in the making included.
 
     Args:
         make: Computes an item; must be thread-safe, and must not refer to this object.
@@ -44,58 +42,19 @@ class GrainPrefetcher:
     """
 
     def __init__(self, make: Callable[[int], Any], first: int, *, workers: int, ahead: int) -> None:
-        self._failure: BaseException | None = None
-        self._next_index = first
         self._work = _Work(make, first, workers, ahead)
+        super().__init__(first, self._work.next)
         weakref.finalize(self, self._work.abandon).atexit = False
         # Before JAX ends its backends, and before modules are taken down, when grain's closing fails.
         atexit.register(self._work.exit)
 
-    @property
-    def next_index(self) -> int:
-        """The index of the item that ``get`` gives next."""
-        return self._next_index
-
-    def get(self) -> Any:
-        """The next item, waiting for it if need be.
-
-        Raises:
-            ClosedError: ``close()`` was called.
-            BaseException: What ``make`` raised for this item; raised again on every later call.
-        """
-        if self._failure is not None:
-            raise self._failure
-        # Counted first: whoever is interrupted while waiting is then known to have lost an item.
-        self._next_index += 1
-        outcome = self._work.next()
-        if isinstance(outcome, _Failed):
-            self._failure = outcome.error
-            raise self._failure
-        if outcome is _STOPPED:
-            raise ClosedError("loader: expected an open loader, found it closed")
-        return outcome.value
-
     def close(self) -> None:
-        """Stop the threads and drop what is waiting; waits for what is being made, a quarter of a second at most."""
+        """Stop the threads and drop what is waiting; see ``Prefetcher``."""
         self._work.stop()
 
 
-@dataclass(frozen=True, eq=False)
-class _Made:
-    """An item. A type of its own, for grain drops elements that are None."""
-
-    value: Any
-
-
-@dataclass(frozen=True, eq=False)
-class _Failed:
-    """What ``make`` raised. A StopIteration that grain saw would end the stream in silence."""
-
-    error: BaseException
-
-
-_STOPPED = _Made(None)
-_Outcome = _Made | _Failed
+# grain drops elements that are None.
+_STOPPED: Outcome[Any] = Made(None)
 
 
 class _Work:
@@ -120,31 +79,31 @@ class _Work:
         for iterator in self._iterators:
             iterator.start_prefetch()
 
-    def next(self) -> _Outcome:
-        """The next outcome in order."""
+    def next(self) -> Outcome[Any] | None:
+        """The next outcome in order; None when stopped."""
         if not self._enter():
-            return _STOPPED
+            return None
         try:
             # References of their own: stop() drops the others.
             iterators = self._iterators
             self._taken += 1
-            outcome: _Outcome = next(iterators[(self._taken - 1) % len(iterators)])
-            return outcome
+            outcome: Outcome[Any] = next(iterators[(self._taken - 1) % len(iterators)])
+            return None if outcome is _STOPPED else outcome
         finally:
             self._leave()
 
-    def outcome(self, position: int) -> _Outcome:
+    def outcome(self, position: int) -> Outcome[Any]:
         """What comes of item ``first + position``; called by grain's threads."""
         if not self._enter():
             return _STOPPED
         try:
             if position > self._failed_at:  # after an error nobody asks
                 return _STOPPED
-            return _Made(self._make(self._first + position))
-        except BaseException as error:  # whatever it was, the caller must hear of it
-            with self._changed:
-                self._failed_at = min(self._failed_at, position)
-            return _Failed(error)
+            made = outcome_of(self._make, self._first + position)
+            if isinstance(made, Failed):
+                with self._changed:
+                    self._failed_at = min(self._failed_at, position)
+            return made
         finally:
             self._leave()
 
@@ -239,7 +198,7 @@ class _Making:
     def __iter__(self) -> _Making:
         return self
 
-    def __next__(self) -> _Outcome:
+    def __next__(self) -> Outcome[Any]:
         outcome = self._work.outcome(self._position)
         self._position += self._step
         return outcome

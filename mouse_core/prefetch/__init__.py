@@ -3,6 +3,16 @@
 from mouse_core.prefetch.batchifier import Batchifier, PrefetchBatchifier
 from mouse_core.prefetch.loader import Delivery, Loader
 from mouse_core.prefetch.options import LoaderOptions
+from mouse_core.prefetch.prefetcher import OrderedPrefetcher, Prefetcher
 from mouse_core.prefetch.source import Source
 
-__all__ = ["Batchifier", "Delivery", "Loader", "LoaderOptions", "PrefetchBatchifier", "Source"]
+__all__ = [
+    "Batchifier",
+    "Delivery",
+    "Loader",
+    "LoaderOptions",
+    "OrderedPrefetcher",
+    "PrefetchBatchifier",
+    "Prefetcher",
+    "Source",
+]

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from mouse_core._base.checks import check_integer
-from mouse_core._base.ordered import OrderedPrefetcher, Prefetcher
 from mouse_core._base.tracing import refuse_traced
 from mouse_core.errors import ClosedError, ForkError, WorkerError
 from mouse_core.prefetch._feeds import Feed, feed_of
+from mouse_core.prefetch.prefetcher import OrderedPrefetcher, Prefetcher
 from mouse_core.spec import Spec
 from mouse_core.store.dataset_store import DatasetStore
 
@@ -37,7 +37,7 @@ class Delivery(Generic[T]):
 
     maker: Callable[[Any], Callable[[int], Any]]
     hand_over: Callable[[Any], T] | None = None
-    prefetcher: Callable[..., Prefetcher] = OrderedPrefetcher
+    prefetcher: Callable[..., Prefetcher[Any]] = OrderedPrefetcher
     in_caller: bool = False
 
 
@@ -70,7 +70,7 @@ class Loader(Generic[T]):
         self._num_workers = 0 if delivery.in_caller else check_integer("num_workers", num_workers, lowest=0)
         self._next_index = self._feed.first_index
         self._make: Callable[[int], Any] | None = None
-        self._ahead: Prefetcher | None = None
+        self._ahead: Prefetcher[Any] | None = None
         self._decoders: DecodePool | None = None
         self._failure: WorkerError | None = None
         self._closed = False

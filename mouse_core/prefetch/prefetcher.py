@@ -1,0 +1,180 @@
+"""Computing items ahead and handing them out in order."""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from mouse_core.errors import ClosedError
+
+T = TypeVar("T")
+
+_JOIN_SECONDS = 0.25
+
+
+@dataclass(eq=False, slots=True)
+class Made(Generic[T]):
+    """An item that was computed."""
+
+    value: T
+
+
+@dataclass(eq=False, slots=True)
+class Failed:
+    """What computing an item raised; whatever it was, the caller must hear of it."""
+
+    error: BaseException
+
+
+Outcome = Made[T] | Failed
+
+
+def outcome_of(make: Callable[[int], T], index: int) -> Outcome[T]:
+    """What comes of computing item ``index``."""
+    try:
+        return Made(make(index))
+    except BaseException as error:
+        return Failed(error)
+
+
+class Prefetcher(ABC, Generic[T]):
+    """Items ``first, first + 1, ...``, computed ahead of the caller, who gets them in that order.
+
+    Threads only decide who computes an item. They must not hold on to this object, so that one which is dropped without
+    ``close()`` is closed by the garbage collector, and one that lives to the interpreter's exit there.
+
+    Args:
+        first: The first index.
+        take: The next outcome in order, waiting for it if need be; None where this is closed, now or meanwhile.
+    """
+
+    def __init__(self, first: int, take: Callable[[], Outcome[T] | None]) -> None:
+        self._next_index = first
+        self._take = take
+        self._error: BaseException | None = None
+
+    @property
+    def next_index(self) -> int:
+        """The index of the item that ``get`` gives next."""
+        return self._next_index
+
+    def get(self) -> T:
+        """The next item, waiting for it if need be.
+
+        Raises:
+            ClosedError: ``close()`` was called.
+            BaseException: What was raised for this item; raised again on every later call.
+        """
+        if self._error is not None:
+            raise self._error
+        # Counted first: whoever is interrupted while waiting is then known to have lost an item.
+        self._next_index += 1
+        outcome = self._take()
+        if outcome is None:
+            raise ClosedError("loader: expected an open loader, found it closed")
+        if isinstance(outcome, Failed):
+            self._error = outcome.error
+            raise self._error
+        return outcome.value
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop the threads and drop what is waiting; waits for items being computed, a quarter of a second at most."""
+
+
+class OrderedPrefetcher(Prefetcher[T]):
+    """Computes ``make(i)`` for ``i = first, first + 1, ...`` in threads of its own.
+
+    Args:
+        make: Computes an item; must be thread-safe, and must not refer to this object.
+        first: The first index.
+        workers: Number of threads, at least 1.
+        ahead: How many items may be computed or waiting beyond those handed out, at least 1.
+    """
+
+    def __init__(self, make: Callable[[int], T], first: int, *, workers: int, ahead: int) -> None:
+        queue: _Queue[T] = _Queue(first, ahead)
+        super().__init__(first, queue.take)
+        threads = [
+            threading.Thread(target=_work, args=(queue, make), name=f"mouse-prefetch-{number}", daemon=True)
+            for number in range(min(workers, ahead))
+        ]
+        self._close = weakref.finalize(self, _close, queue, threads)
+        for thread in threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Stop the threads and drop what is waiting; see ``Prefetcher``."""
+        self._close()
+
+
+class _Queue(Generic[T]):
+    """What the threads share: which index comes next, and what is ready."""
+
+    def __init__(self, first: int, ahead: int) -> None:
+        # One lock, two reasons to wait for it, so that an item handed out wakes one worker and no more.
+        # It may be taken again by the garbage collector, which may close this from any line of any thread.
+        lock = threading.RLock()
+        self.room = threading.Condition(lock)
+        self.arrived = threading.Condition(lock)
+        self.ahead = ahead
+        self.process = os.getpid()
+        self.next_claimed = first
+        self.next_wanted = first
+        self.ready: dict[int, Outcome[T]] = {}
+        self.failed = False
+        self.closed = False
+
+    def claim(self) -> int | None:
+        """The index to compute next, waiting for room; None when closed, or when one has failed."""
+        with self.room:
+            # After an error nobody asks for more.
+            while not self.closed and not self.failed:
+                if self.next_claimed < self.next_wanted + self.ahead:
+                    self.next_claimed += 1
+                    return self.next_claimed - 1
+                self.room.wait()
+        return None
+
+    def put(self, index: int, outcome: Outcome[T]) -> None:
+        with self.arrived:
+            if self.closed:
+                return
+            self.ready[index] = outcome
+            self.arrived.notify_all()
+            if isinstance(outcome, Failed):
+                self.failed = True
+                self.room.notify_all()
+
+    def take(self) -> Outcome[T] | None:
+        with self.arrived:
+            while not self.closed:
+                if self.next_wanted in self.ready:
+                    self.next_wanted += 1
+                    self.room.notify()
+                    return self.ready.pop(self.next_wanted - 1)
+                self.arrived.wait()
+        return None
+
+
+def _work(queue: _Queue[Any], make: Callable[[int], Any]) -> None:
+    while (index := queue.claim()) is not None:
+        queue.put(index, outcome_of(make, index))
+
+
+def _close(queue: _Queue[Any], threads: list[threading.Thread]) -> None:
+    if os.getpid() != queue.process:
+        return  # a forked child has neither the threads nor a use for their locks
+    with queue.room:
+        queue.closed = True
+        queue.ready.clear()
+        queue.room.notify_all()
+        queue.arrived.notify_all()
+    for thread in threads:
+        if thread is not threading.current_thread() and thread.is_alive():
+            thread.join(_JOIN_SECONDS / len(threads))
