@@ -26,8 +26,6 @@ FRAMEWORKS = {"torch", "tensordict", "torchrl", "jax", "jaxlib", "flax", "optax"
 DEFERRED = {"datasets", "pandas", "huggingface_hub", "PIL", "rich", "matplotlib", "gymnasium"}
 MAX_LINES = 350
 MOST_IN_A_ROOM = 10
-# These have more still.
-LARGER = {"mouse_core/groups": 12}
 
 
 def roots(names: set[str]) -> set[str]:
@@ -137,7 +135,7 @@ def test_rooms_are_small() -> None:
             folder = str(path.parent.relative_to(ROOT))
             modules_of[folder] = modules_of.get(folder, 0) + 1
     for folder, number in modules_of.items():
-        assert number <= LARGER.get(folder, MOST_IN_A_ROOM), f"{folder}: {number} modules; some need a room"
+        assert number <= MOST_IN_A_ROOM, f"{folder}: {number} modules; some need a room"
 
 
 @pytest.mark.parametrize("module", sorted(CORE))

@@ -1,9 +1,8 @@
 """Groups of language-model rollouts that are scored against each other, and batches made of them."""
 
 from mouse_core.groups.advantages import advantages
-from mouse_core.groups.batches import pack, pad
+from mouse_core.groups.batches import make_examples, pack, pad
 from mouse_core.groups.buffer import RolloutBuffer
-from mouse_core.groups.examples import make_examples
 from mouse_core.groups.grpo import GrpoBatchMaker
 from mouse_core.groups.protocol import BatchMaker, ResumableBatchMaker
 from mouse_core.groups.reading import StoredGroup, StoredRollouts, open_rollouts

@@ -11,10 +11,10 @@ from typing import Any, Self
 
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.requests import Requests
+from mouse_core._base.threads import Alarm
 from mouse_core._base.tracing import refuse_traced
 from mouse_core._files.writing import make_folder, storing
 from mouse_core.errors import ConfigError, DataError, StorageError
-from mouse_core.groups._alarm import Alarm
 from mouse_core.groups._files.batches import BatchFiles
 from mouse_core.groups._files.index import encode_parts, open_index
 from mouse_core.groups._files.names import BATCHES, STATE
@@ -95,7 +95,7 @@ class RolloutBuffer:
         except BaseException:
             self._owner.close()
             raise
-        self._alarm = Alarm(self, RolloutBuffer._seal_due)
+        self._alarm = Alarm(self, RolloutBuffer._seal_due, "rollout-buffer-timeout")
         self._alarm.set(self._waiting.next_due())
 
     def _open(self, rules: Rules) -> None:

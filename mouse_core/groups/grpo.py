@@ -14,7 +14,7 @@ import numpy.typing as npt
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.groups._pool import Pool
 from mouse_core.groups.advantages import check_options
-from mouse_core.groups.examples import make_examples
+from mouse_core.groups.batches import make_examples
 from mouse_core.groups.reading import StoredGroup, read_ahead
 from mouse_core.groups.types import RLExample, RolloutRecord
 from mouse_core.groups.versions import WantedGroups, version_number, version_order
@@ -132,23 +132,27 @@ class GrpoBatchMaker:
         for group in groups:
             if self._environment in (None, group.environment):
                 self._note_version(group.policy_version)
+        # Groups are counted before a file is read: of most of them no rollout can be drawn any more.
         numbers = [
             self._group(group.environment, group.example_id, group.policy_version, len(group.uids)) for group in groups
         ]
         wanted = [
-            (number, group)
+            (number, group, any(self._uses[uid] < self._max_uses for uid in group.uids))
             for number, group in zip(numbers, groups, strict=True)
             if number is not None and number not in self._unwanted
         ]
-        unused = [any(self._uses[uid] < self._max_uses for uid in group.uids) for _, group in wanted]
-        records = read_ahead([group for (_, group), read in zip(wanted, unused, strict=True) if read])
-        for (number, group), read in zip(wanted, unused, strict=True):
-            if read:
+        records = read_ahead([group for _, group, is_read in wanted if is_read])
+        for number, group, is_read in wanted:
+            if is_read:
                 for rollout in next(records):
                     self._take(rollout, number)
             else:
-                for uid, reward in zip(group.uids, group.rewards, strict=True):
-                    self._add(uid, None, reward, number, group.environment)
+                self._count(group, number)
+
+    def _count(self, group: StoredGroup, number: int) -> None:
+        """Let the rewards of a group that is used up count, as far as others are compared with them."""
+        for uid, reward in zip(group.uids, group.rewards, strict=True):
+            self._add(uid, None, reward, number, group.environment)
 
     def _group(self, environment: str, example_id: str, version: str, count: int = 1) -> int | None:
         """The number of the group that so many rollouts join, a new one if need be; None if it is not wanted."""

@@ -116,6 +116,19 @@ class RolloutRecord:
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        self._check_names()
+        where = f"rollout {self.rollout_uid!r}: expected"
+        given: Any = self.turns
+        turns = tuple(given) if isinstance(given, Iterable) else ()
+        if not turns or not all(isinstance(turn, Turn) for turn in turns):
+            raise DataError(f"{where} one or more turns, found {self.turns!r:.200}")
+        object.__setattr__(self, "turns", turns)
+        reward = _earned(turns, where) if self.reward is None else self.reward
+        object.__setattr__(self, "reward", _finite(reward, f"{where} reward"))
+        object.__setattr__(self, "created", _finite(self.created, f"{where} created"))
+        object.__setattr__(self, "metadata", checked_metadata(self.metadata, f"rollout {self.rollout_uid!r}"))
+
+    def _check_names(self) -> None:
         for name in ("example_id", "policy_version"):
             value = getattr(self, name)
             if isinstance(value, int | np.integer) and not isinstance(value, bool):
@@ -124,21 +137,6 @@ class RolloutRecord:
             value = getattr(self, name)
             if not isinstance(value, str) or not (value or name == "replica_id"):
                 raise DataError(f"rollout {self.rollout_uid!r}: expected {name} as a str, not empty, found {value!r}")
-        where = f"rollout {self.rollout_uid!r}: expected"
-        given: Any = self.turns
-        turns = tuple(given) if isinstance(given, Iterable) else ()
-        if not turns or not all(isinstance(turn, Turn) for turn in turns):
-            raise DataError(f"{where} one or more turns, found {self.turns!r:.200}")
-        object.__setattr__(self, "turns", turns)
-        reward: Any = self.reward
-        if reward is None:
-            rewards = [turn.reward for turn in turns if turn.reward is not None]
-            if not rewards:
-                raise DataError(f"{where} a reward of its own or of one of its turns, found none")
-            reward = math.fsum(rewards)
-        object.__setattr__(self, "reward", _finite(reward, f"{where} reward"))
-        object.__setattr__(self, "created", _finite(self.created, f"{where} created"))
-        object.__setattr__(self, "metadata", checked_metadata(self.metadata, f"rollout {self.rollout_uid!r}"))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, RolloutRecord):
@@ -314,6 +312,14 @@ def _own(values: npt.NDArray[Any], dtype: Any, given: Any) -> npt.NDArray[Any]:
         own: npt.NDArray[Any] = values.astype(dtype, copy=shared)
     own.flags.writeable = False
     return own
+
+
+def _earned(turns: Iterable[Turn], where: str) -> float:
+    """The sum of the turns' rewards."""
+    rewards = [turn.reward for turn in turns if turn.reward is not None]
+    if not rewards:
+        raise DataError(f"{where} a reward of its own or of one of its turns, found none")
+    return math.fsum(rewards)
 
 
 def _finite(value: Any, where: str) -> float:

@@ -95,21 +95,12 @@ def rollouts_to_table(rollouts: Sequence[RolloutRecord]) -> pa.RecordBatch:
     """
     turns = list(chain.from_iterable(rollout.turns for rollout in rollouts))
     try:
-        turn_columns = [
-            pa.array([turn.message for turn in turns], pa.string()),
-            pa.array([turn.role for turn in turns], pa.string()),
-            _lists(_TOKENS, [turn.tokens for turn in turns], np.int32),
-            _lists(_FLOATS, [turn.logprobs for turn in turns], np.float32),
-            pa.array([turn.reward for turn in turns], pa.float64()),
-            _metadata([turn.metadata for turn in turns]),
-        ]
-        turn_rows = pa.StructArray.from_arrays(turn_columns, fields=list(_TURN))
         columns = [
             pa.array([rollout.environment for rollout in rollouts], pa.string()),
             pa.array([rollout.example_id for rollout in rollouts], pa.string()),
             pa.array([rollout.policy_version for rollout in rollouts], pa.string()),
             pa.array([rollout.rollout_uid for rollout in rollouts], pa.string()),
-            _nested(ROLLOUTS.field("turns").type, [len(rollout.turns) for rollout in rollouts], turn_rows),
+            _nested(ROLLOUTS.field("turns").type, [len(rollout.turns) for rollout in rollouts], _rows_of(turns)),
             pa.array([rollout.reward for rollout in rollouts], pa.float64()),
             pa.array([rollout.created for rollout in rollouts], pa.float64()),
             pa.array([rollout.replica_id for rollout in rollouts], pa.string()),
@@ -118,6 +109,18 @@ def rollouts_to_table(rollouts: Sequence[RolloutRecord]) -> pa.RecordBatch:
     except UnicodeEncodeError as error:
         raise DataError(f"rollouts: expected text in Unicode, found {error.object!r:.100}") from error
     return pa.RecordBatch.from_arrays(columns, schema=ROLLOUTS)
+
+
+def _rows_of(turns: Sequence[Turn]) -> pa.StructArray:
+    columns = [
+        pa.array([turn.message for turn in turns], pa.string()),
+        pa.array([turn.role for turn in turns], pa.string()),
+        _lists(_TOKENS, [turn.tokens for turn in turns], np.int32),
+        _lists(_FLOATS, [turn.logprobs for turn in turns], np.float32),
+        pa.array([turn.reward for turn in turns], pa.float64()),
+        _metadata([turn.metadata for turn in turns]),
+    ]
+    return pa.StructArray.from_arrays(columns, fields=list(_TURN))
 
 
 def _offsets(lengths: Sequence[int]) -> npt.NDArray[np.int32]:

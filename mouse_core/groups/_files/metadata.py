@@ -7,10 +7,11 @@ keys that happen to be there would lose which ones were missing and what type th
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core.errors import DataError
@@ -110,33 +111,40 @@ def decode(nodes: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _decode(nodes: Sequence[Mapping[str, Any]], position: int) -> tuple[Any, int]:
+    """The value whose rows begin at a position, and where they end."""
     node = nodes[position]
-    kind, number, text, data = node["kind"], node["number"], node["text"], node["data"]
+    kind = node["kind"]
     position += 1
-    if kind in ("list", "tuple", "dict"):
-        items: list[Any] = []
-        keys: list[str] = []
-        for _ in range(int(number)):
-            keys.append(nodes[position]["key"])
-            item, position = _decode(nodes, position)
-            items.append(item)
-        if kind == "dict":
-            return dict(zip(keys, items, strict=True)), position
-        return (items if kind == "list" else tuple(items)), position
-    if kind == "none":
-        return None, position
-    if kind == "bool":
-        return bool(number), position
-    if kind == "int":
-        return int(number if text is None else text), position
-    if kind == "float":
-        return (math.nan if number != number else number), position
-    if kind == "str":
-        return text, position
-    if kind == "bytes":
-        return data, position
-    if kind in ("array", "scalar"):
-        dtype, _, shape = text[:-1].partition("[")
-        array = np.frombuffer(data, dtype).reshape([int(size) for size in shape.split(",") if size]).copy()
-        return (array[()] if kind == "scalar" else array), position
-    raise DataError(f"metadata: expected a known kind of value, found {kind!r}")
+    if kind not in _CONTAINERS:
+        if kind not in _VALUES:
+            raise DataError(f"metadata: expected a known kind of value, found {kind!r}")
+        return _VALUES[kind](node), position
+    keys, items = [], []
+    for _ in range(int(node["number"])):
+        keys.append(nodes[position]["key"])
+        item, position = _decode(nodes, position)
+        items.append(item)
+    return _CONTAINERS[kind](keys, items), position
+
+
+def _array(node: Mapping[str, Any]) -> npt.NDArray[Any]:
+    dtype, _, shape = node["text"][:-1].partition("[")
+    sizes = [int(size) for size in shape.split(",") if size]
+    return np.frombuffer(node["data"], dtype).reshape(sizes).copy()
+
+
+_CONTAINERS: dict[str, Callable[[list[str], list[Any]], Any]] = {
+    "dict": lambda keys, items: dict(zip(keys, items, strict=True)),
+    "list": lambda keys, items: items,
+    "tuple": lambda keys, items: tuple(items),
+}
+_VALUES: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    "none": lambda node: None,
+    "bool": lambda node: bool(node["number"]),
+    "int": lambda node: int(node["number"] if node["text"] is None else node["text"]),
+    "float": lambda node: math.nan if math.isnan(node["number"]) else node["number"],
+    "str": lambda node: node["text"],
+    "bytes": lambda node: node["data"],
+    "array": _array,
+    "scalar": lambda node: _array(node)[()],
+}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from itertools import accumulate, chain, count
@@ -64,12 +64,7 @@ def write_groups(
             made = [folder for folder in folders.values() if not os.path.isdir(folder)]
             for folder in made:
                 os.makedirs(folder, exist_ok=True)
-            if len(groups) < _FEW:
-                written += chain.from_iterable(map(write, _pieces(groups, number)))
-                if sync:
-                    sync_files([beside(path) for _, path in written])
-            else:
-                _write_many(write, _pieces(groups, number), written, sync=sync)
+            _write_all(write, groups, number, written, sync=sync)
             # From here on the rollouts are stored: readers see the files, and a restart finds them.
             publish(path for _, path in written)
             if sync:
@@ -96,14 +91,20 @@ def _pieces(groups: Sequence[Sequence[RolloutRecord]], number: int) -> Iterator[
             yield numbered[first : first + _PIECE]
 
 
-def _write_many(
+def _write_all(
     write: Callable[[list[_Group]], list[_Written]],
-    pieces: Iterable[list[_Group]],
+    groups: Sequence[Sequence[RolloutRecord]],
+    number: int,
     written: list[_Written],
     *,
     sync: bool,
 ) -> None:
-    """Write groups in threads, and let what has been written reach the disk meanwhile."""
+    """Write groups beside where they belong; many in threads, and what has been written reaches the disk meanwhile."""
+    if len(groups) < _FEW:
+        written += chain.from_iterable(map(write, _pieces(groups, number)))
+        if sync:
+            sync_files([beside(path) for _, path in written])
+        return
     syncing: list[Future[None]] = []
 
     def sync_from(place: int) -> int:
@@ -113,7 +114,7 @@ def _write_many(
 
     with ThreadPoolExecutor(THREADS) as pool, ThreadPoolExecutor(1) as disk:
         synced = 0
-        for some in in_order(pool, write, pieces):
+        for some in in_order(pool, write, _pieces(groups, number)):
             written += some
             if len(written) - synced >= _TOGETHER:
                 synced = sync_from(synced)
