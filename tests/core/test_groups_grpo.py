@@ -430,7 +430,7 @@ def test_what_can_be_drawn_is_what_a_simple_model_says(
             number, environment, example, version, reward = given_
             uid = f"r{number}{environment}{example}{version}"
             reward = sent.setdefault(uid, reward)
-            item = RolloutRecord(environment, example, version, uid, rollout(0).turns, reward)
+            item = RolloutRecord(environment, example, version, uid, rollout(0).turns, reward, created=0.0)
             maker.add_rollout(item)
             newest = max(newest, version)
             take(item)
