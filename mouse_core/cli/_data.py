@@ -24,7 +24,7 @@ status: 0 fine, 1 warnings with --strict, 2 data that cannot be used"""
 CONVERT_EXAMPLES = """examples:
   mouse convert ~/.minari/datasets/D4RL/door/human-v2 door      a folder for datasets.load_from_disk
   mouse convert halfcheetah.hdf5 halfcheetah.parquet --final drop
-  mouse convert recordings parts --to parquet --shard-size 200MB
+  mouse convert recordings parts --to parquet --max-shard-size 200MB
   mouse convert transitions.parquet rows --alignment outgoing   rows that hold what leaves their observation
 
 After an interruption the same command goes on where it was. The result is read back and compared with the source.
@@ -170,7 +170,11 @@ def declare_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("target", metavar="TARGET", help="a new folder, or a new file that ends in .parquet")
     parser.add_argument("--to", choices=("arrow", "parquet"), help="what to write; Arrow, if the target does not say")
     parser.add_argument(
-        "--shard-size", metavar="SIZE", type=_size, default="500MB", help="how large the files of a folder are (500MB)"
+        "--max-shard-size",
+        metavar="SIZE",
+        type=_size,
+        default="500MB",
+        help="how large the files of a folder are (500MB)",
     )
 
 
@@ -179,7 +183,7 @@ def run_convert(chosen: argparse.Namespace) -> int:
     from mouse_core.formats.converting import convert
 
     stream = _open(chosen)
-    done = convert(stream, chosen.target, to=chosen.to, shard_bytes=chosen.shard_size, progress=wants_bar())
+    done = convert(stream, chosen.target, to=chosen.to, shard_bytes=chosen.max_shard_size, progress=wants_bar())
     for note in stream.notes:
         print(f"note: {note}")  # noqa: T201
     resumed = f", {done.resumed_rows:,} of them before an interruption" if done.resumed_rows else ""
@@ -262,8 +266,10 @@ def declare_push(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--as-split", metavar="NAME", help="the split that a source without splits becomes (train)")
     parser.add_argument("--private", action="store_true", default=None, help="make a new repository private")
     parser.add_argument("--revision", metavar="BRANCH", help="push to this branch (main)")
-    parser.add_argument("--message", metavar="TEXT", help="the commit's message")
-    parser.add_argument("--shard-size", metavar="SIZE", type=_size, default="500MB", help="how large files are (500MB)")
+    parser.add_argument("--commit-message", metavar="TEXT", help="the commit's message")
+    parser.add_argument(
+        "--max-shard-size", metavar="SIZE", type=_size, default="500MB", help="how large files are (500MB)"
+    )
     parser.add_argument("--keep-other-splits", action="store_true", help="leave the dataset's other splits as they are")
     parser.add_argument("--dry-run", action="store_true", help="write and check everything, and send nothing")
 
@@ -282,8 +288,8 @@ def run_push(chosen: argparse.Namespace) -> int:
             repo_id=chosen.repo_id,
             private=chosen.private,
             revision=chosen.revision,
-            commit_message=chosen.message,
-            max_shard_size=chosen.shard_size,
+            commit_message=chosen.commit_message,
+            max_shard_size=chosen.max_shard_size,
             keep_other_splits=chosen.keep_other_splits,
             progress=wants_bar(),
             dry_run=chosen.dry_run,

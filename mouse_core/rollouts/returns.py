@@ -275,14 +275,14 @@ def vtrace(
     return targets, advantages
 
 
-def normalized(advantages: Array, *, epsilon: float = 1e-8) -> Array:
-    """(A - mean) / (std + epsilon) over all elements, with the standard deviation of a sample (n - 1).
+def normalized(advantages: Array, *, eps: float = 1e-8) -> Array:
+    """(A - mean) / (std + eps) over all elements, with the standard deviation of a sample (n - 1).
 
     The mean and the deviation are computed in double precision where there is one. A single element gives 0.
 
     Args:
         advantages: Floating ``[...]``.
-        epsilon: Keeps the quotient finite where all are equal.
+        eps: Keeps the quotient finite where all are equal.
 
     Returns:
         The same shape and dtype.
@@ -297,7 +297,7 @@ def normalized(advantages: Array, *, epsilon: float = 1e-8) -> Array:
     # Not a BLAS product, which would wait for threads of its own.
     squares = np.einsum("i,i->", centred, centred) if is_numpy_array(centred) else xp.sum(centred * centred)
     deviation = xp.sqrt(squares / max(centred.shape[0] - 1, 1))
-    scaled = xp.divide(centred, deviation + epsilon, **own)
+    scaled = xp.divide(centred, deviation + eps, **own)
     return xp.reshape(xp.astype(scaled, advantages.dtype), advantages.shape)
 
 

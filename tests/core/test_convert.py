@@ -277,7 +277,7 @@ def parquet(tmp_path: Path) -> Path:
 
 
 def test_convert_on_the_command_line(parquet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("convert", parquet, tmp_path / "out", "--shard-size", "10kB") == 0
+    assert run("convert", parquet, tmp_path / "out", "--max-shard-size", "10kB") == 0
     shown = capsys.readouterr().out
     assert "500 rows in" in shown
     assert f"verified: source and result have the digest {stream().digest()}" in shown
