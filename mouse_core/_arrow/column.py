@@ -170,7 +170,7 @@ class Column(ColumnChunks):
             slices.setdefault(values.type, []).append(values)
             targets.setdefault(values.type, []).append(np.arange(int(target[begin]), int(target[begin]) + n))
         if images:
-            from mouse_core.images._rows import fill_images  # 0.5 us; the first image alone takes a hundred times that
+            from mouse_core.images.rows import fill_images  # 0.5 us; the first image alone takes a hundred times that
 
             fill_images(images, self.shape, steps, fill=self.reading.fill, pixel=self._stored)  # type: ignore[arg-type]
         for data_type, arrays in slices.items():

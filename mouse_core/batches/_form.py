@@ -13,7 +13,7 @@ from mouse_core._arrow.windows import WindowsPart
 from mouse_core.errors import ConfigError, MissingFieldError
 from mouse_core.sampling.plan import MASK, PaddedSampler
 from mouse_core.spec import FieldSpec, check_dtype
-from mouse_core.store._fields import FieldReader
+from mouse_core.store.fields import FieldReader
 
 if TYPE_CHECKING:
     from mouse_core._arrow.views import CopiedField

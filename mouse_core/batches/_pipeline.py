@@ -20,7 +20,7 @@ from mouse_core.dtypes import RowError, convert_to
 from mouse_core.errors import DataError
 from mouse_core.randomness import Key, Purpose
 from mouse_core.sampling.plan import Plan
-from mouse_core.store._fields import FieldReader
+from mouse_core.store.fields import FieldReader
 from mouse_core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from mouse_core import formats
 from mouse_core.about.dataset import joined, read_about
 from mouse_core.errors import ConfigError, MouseError
 from mouse_core.formats.converting import convert
-from mouse_core.images._files import check_roots
+from mouse_core.images.files import check_roots
 from mouse_core.spec import Alignment
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")

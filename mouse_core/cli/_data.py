@@ -123,7 +123,7 @@ def declare_inspect(parser: argparse.ArgumentParser) -> None:
 
 def run_inspect(chosen: argparse.Namespace) -> int:
     """Run ``mouse inspect``."""
-    from mouse_core.formats._rows.embedding import embedded
+    from mouse_core.formats.columns.embedding import embedded
     from mouse_core.inspect import inspect, show, to_html
 
     stream = _open(chosen)

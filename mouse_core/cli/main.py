@@ -182,9 +182,9 @@ def _declare_bench(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_bench(chosen: argparse.Namespace) -> int:
-    from mouse_core.bench._show import show
     from mouse_core.bench.opening import opened
     from mouse_core.bench.running import bench
+    from mouse_core.bench.show import show
 
     options = {
         "format": chosen.format,

@@ -15,9 +15,11 @@ from mouse_core._files.reading import damaged, reading
 from mouse_core._files.writing import check_nothing_at, making
 from mouse_core.about.dataset import About, read_about, with_about
 from mouse_core.errors import ConfigError
+from mouse_core.formats._files.on_disk import check_folder_name
 from mouse_core.formats._files.shards import dataset_schema, describe
-from mouse_core.formats._on_disk import check_folder_name
-from mouse_core.formats._rows.columns import (
+from mouse_core.formats.columns.digest import RowDigest
+from mouse_core.formats.columns.embedding import embedded, folders_of
+from mouse_core.formats.columns.named import (
     MISSING,
     Columns,
     named_action,
@@ -26,12 +28,10 @@ from mouse_core.formats._rows.columns import (
     schema_of,
     to_batch,
 )
-from mouse_core.formats._rows.digest import RowDigest
-from mouse_core.formats._rows.embedding import embedded, folders_of
-from mouse_core.formats._rows.transitions import TransitionRows, check_final, done_codes, episode_rows
+from mouse_core.formats.columns.transitions import TransitionRows, check_final, done_codes, episode_rows
 from mouse_core.spec import Alignment
-from mouse_core.store._evidence import FirstRows
 from mouse_core.store.dataset_store import DatasetStore
+from mouse_core.store.evidence import FirstRows
 
 __all__ = [
     "BATCH_ROWS",

@@ -16,13 +16,13 @@ from mouse_core._base.progress import progress_bar
 from mouse_core._files.locking import alone
 from mouse_core._files.writing import check_nothing_at, make_folder, put_in_place, storing, write_file
 from mouse_core.errors import ConfigError, DataError
+from mouse_core.formats._files.on_disk import check_folder_name
 from mouse_core.formats._files.shards import Shard, ShardWriter, dataset_schema, describe, finish_names, merged
-from mouse_core.formats._on_disk import check_folder_name
-from mouse_core.formats._rows.blocks import blocks
-from mouse_core.formats._rows.embedding import embedded
 from mouse_core.formats.base import RowDigest, RowStream, rows_digest
+from mouse_core.formats.columns.blocks import blocks
+from mouse_core.formats.columns.embedding import embedded
 from mouse_core.formats.rows import read_rows
-from mouse_core.store._evidence import FirstRows
+from mouse_core.store.evidence import FirstRows
 
 _KINDS = ("arrow", "parquet")
 _JOB, _LOCK = "job.json", "lock"

@@ -22,10 +22,10 @@ import pyarrow as pa
 from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.formats._files.npy import NpyRows
-from mouse_core.formats._rows.blocks import rows_at_once
-from mouse_core.formats._rows.columns import Columns, named_action, named_observation, one_each, ordered, to_batch
-from mouse_core.formats._rows.transitions import TransitionRows, check_final, done_codes
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
+from mouse_core.formats.columns.blocks import rows_at_once
+from mouse_core.formats.columns.named import Columns, named_action, named_observation, one_each, ordered, to_batch
+from mouse_core.formats.columns.transitions import TransitionRows, check_final, done_codes
 
 __all__ = ["read_dopamine"]
 

@@ -20,8 +20,9 @@ import pyarrow as pa
 from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError
 from mouse_core.formats._files.npy import NpyRows
-from mouse_core.formats._rows.blocks import check_batch_rows, rows_at_once
-from mouse_core.formats._rows.columns import (
+from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
+from mouse_core.formats.columns.blocks import check_batch_rows, rows_at_once
+from mouse_core.formats.columns.named import (
     Columns,
     named_action,
     named_observation,
@@ -30,8 +31,7 @@ from mouse_core.formats._rows.columns import (
     to_batch,
     travels_with_action,
 )
-from mouse_core.formats._rows.transitions import TransitionRows, check_final, placeholder
-from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
+from mouse_core.formats.columns.transitions import TransitionRows, check_final, placeholder
 
 __all__ = ["read_ogbench"]
 

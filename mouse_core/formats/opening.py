@@ -15,7 +15,7 @@ import pyarrow as pa
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.formats import _recognising as signs
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged
-from mouse_core.images._files import check_roots
+from mouse_core.images.files import check_roots
 from mouse_core.spec import Alignment, check_alignment
 
 

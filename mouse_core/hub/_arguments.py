@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from mouse_core.about.dataset import About, joined
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.hub._shards import Part, ShardOptions
-from mouse_core.store._export import to_dataset
+from mouse_core.store.export import to_dataset
 from mouse_core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mouse_core.errors import DataError, SchemaError
-from mouse_core.formats._rows.embedding import embed, names_files
-from mouse_core.images._files import open_inside
+from mouse_core.formats.columns.embedding import embed, names_files
+from mouse_core.images.files import open_inside
 from mouse_core.images.pixels import decode_image
 
 if TYPE_CHECKING:

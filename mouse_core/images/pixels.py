@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import DataError
-from mouse_core.images._files import open_inside
 from mouse_core.images._pillow import (
     MAX_PIXELS,
     PLAIN_MODES,
@@ -29,6 +28,7 @@ from mouse_core.images._pillow import (
     turn_of,
     understood,
 )
+from mouse_core.images.files import open_inside
 
 _PNG_MODES = {channels: mode for mode, channels in PLAIN_MODES.items()}
 # Chunks that say nothing about the pixels, and their sizes.

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core.formats._rows.values import UInt64s, Values
+from mouse_core.formats.columns.values import UInt64s, Values
 from mouse_core.inspect._histogram import Histogram
 from mouse_core.inspect.report import ColumnReport
 

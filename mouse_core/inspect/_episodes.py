@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.formats._rows.values import UInt64s, mixed
+from mouse_core.formats.columns.values import UInt64s, mixed
 from mouse_core.inspect._histogram import Histogram
 from mouse_core.inspect.report import Distribution, EpisodesReport
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from mouse_core.formats._rows.columns import MISSING
+from mouse_core.formats.columns.named import MISSING
 from mouse_core.inspect.report import ActionsReport, ColumnReport, EpisodesReport, Finding
 
 # Shares from which on it is no coincidence. Pictures and small worlds do repeat themselves now and then.

@@ -14,9 +14,9 @@ import pyarrow.compute as pc
 from mouse_core._arrow.dense import plain
 from mouse_core._arrow.layout import column_type
 from mouse_core.errors import DataError, SchemaError
-from mouse_core.formats._rows.blocks import blocks
-from mouse_core.formats._rows.columns import MISSING
-from mouse_core.formats._rows.values import UInt64s, Values, combined, hash_rows, read_values
+from mouse_core.formats.columns.blocks import blocks
+from mouse_core.formats.columns.named import MISSING
+from mouse_core.formats.columns.values import UInt64s, Values, combined, hash_rows, read_values
 from mouse_core.inspect._columns import ColumnCounter
 from mouse_core.inspect._episodes import EpisodeCounter
 from mouse_core.inspect._show.samples import Sample, Samples

@@ -16,7 +16,7 @@ from mouse_core.spec import Spec
 from mouse_core.store.dataset_store import DatasetStore
 
 if TYPE_CHECKING:  # loaded where there are some: `import mouse_core` is without them
-    from mouse_core.images._decoding import DecodePool
+    from mouse_core.images.decoding import DecodePool
     from mouse_core.replay.source import Staleness
 
 T = TypeVar("T")
@@ -119,7 +119,7 @@ class Loader(Generic[T]):
         if self._make is None:
             self._make = self._delivery.maker(self._feed.source)
             if self._num_workers and self._feed.may_have_images:
-                from mouse_core.images._decoding import DecodePool, decoding_by
+                from mouse_core.images.decoding import DecodePool, decoding_by
 
                 self._decoders = self._decoders or DecodePool(self._num_workers)
                 self._make = decoding_by(self._decoders, self._make)

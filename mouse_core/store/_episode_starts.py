@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from mouse_core._arrow.windows import Windows
 from mouse_core._base.locks import ProcessLock
-from mouse_core.store._fields import FieldReader
 from mouse_core.store._segments import Segment
+from mouse_core.store.fields import FieldReader
 
 Int64s = npt.NDArray[np.int64]
 Locate = Callable[[Int64s, int], Windows]

@@ -42,7 +42,7 @@ class StoreSchema:
         image_roots: Iterable[str | os.PathLike[str]] = (),
     ) -> None:
         from mouse_core.about.dataset import About
-        from mouse_core.images._files import check_roots
+        from mouse_core.images.files import check_roots
 
         self.image_roots = check_roots(image_roots, where="image_roots")
         self.alignment: Alignment = check_alignment(alignment, "arrived")

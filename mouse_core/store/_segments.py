@@ -109,7 +109,7 @@ class Segment:
     @memo
     def image_roots(self) -> tuple[str, ...]:
         """Folders (absolute, without links) in which images that rows name by path may lie."""
-        from mouse_core.images._files import dataset_folders
+        from mouse_core.images.files import dataset_folders
 
         return (*dataset_folders(self.origin), *self._named_roots)
 

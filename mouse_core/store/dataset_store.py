@@ -179,8 +179,8 @@ class DatasetStore:
         The store is unchanged after an error.
         """
         from mouse_core.about.dataset import read_about
-        from mouse_core.store._evidence import warn_of_rewards
         from mouse_core.store._splits import segment_of, select_splits
+        from mouse_core.store.evidence import warn_of_rewards
 
         parts = select_splits(dataset, splits, split_pattern)
         segments = [segment_of(part, self._schema.image_roots) for _, part in parts]
@@ -260,7 +260,7 @@ class DatasetStore:
         Raises:
             ConfigError: The store is empty.
         """
-        from mouse_core.store._export import to_dataset
+        from mouse_core.store.export import to_dataset
 
         return to_dataset(self.snapshot(), self._schema.arrow_types, self.about)
 
@@ -276,7 +276,7 @@ class DatasetStore:
         Raises:
             MissingFieldError, SchemaError, DataError: As ``append``.
         """
-        from mouse_core.store._export import rows_to_table
+        from mouse_core.store.export import rows_to_table
 
         shapes = {name: spec.shape for name, spec in self.snapshot().spec.items() if spec.image_shape is None}
         fields = self._schema.fields.items()

@@ -20,8 +20,8 @@ from mouse_core._arrow.windows import Chunks, Windows
 from mouse_core._base.memo import memo
 from mouse_core.errors import ConfigError
 from mouse_core.spec import Alignment, Field, Spec
-from mouse_core.store._fields import FieldReader, bind_fields
 from mouse_core.store._segments import Segment
+from mouse_core.store.fields import FieldReader, bind_fields
 
 _SAMPLED_ROWS = 8
 

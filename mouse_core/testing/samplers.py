@@ -17,7 +17,7 @@ from mouse_core.replay.buffer import ReplayBuffer
 from mouse_core.replay.protocols import Draw, PrioritySampler
 from mouse_core.replay.protocols import Sampler as ReplaySampler
 from mouse_core.replay.storages.array import ArrayStorage
-from mouse_core.sampling._identity import sampler_identity
+from mouse_core.sampling.identity import sampler_identity
 from mouse_core.sampling.plan import PaddedSampler, WindowSampler
 from mouse_core.testing.examples import example_store
 

@@ -57,7 +57,7 @@ def stream(source: pa.Table | None = None, *, size: int = 33, **options: Any) ->
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of few rows, so that small data have several shards."""
-    monkeypatch.setattr("mouse_core.formats._rows.blocks._BLOCK_ROWS", 40)
+    monkeypatch.setattr("mouse_core.formats.columns.blocks._BLOCK_ROWS", 40)
 
 
 @pytest.mark.parametrize("name", ["rows.csv", "rows.json", "rows.arrow", "rows.PARQUET", "v1.0.jsonl", "rows.hdf5"])
@@ -110,7 +110,7 @@ def test_no_rows_are_a_dataset_too(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys
 import tests.core.test_convert as here
-from mouse_core.formats._rows import blocks as _blocks
+from mouse_core.formats.columns import blocks as _blocks
 from mouse_core.formats._files import shards as _shards
 from mouse_core.formats import converting
 

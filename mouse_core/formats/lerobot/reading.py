@@ -17,11 +17,11 @@ from mouse_core.about.dataset import About
 from mouse_core.errors import SchemaError
 from mouse_core.formats._files.parquet import parquet_batches
 from mouse_core.formats._files.video import Camera
-from mouse_core.formats._rows.blocks import rows_at_once
-from mouse_core.formats._rows.columns import Columns, named_action, named_observation, schema_of, to_batch
-from mouse_core.formats._rows.transitions import TransitionRows, check_final
-from mouse_core.formats._rows.values import read_values
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged
+from mouse_core.formats.columns.blocks import rows_at_once
+from mouse_core.formats.columns.named import Columns, named_action, named_observation, schema_of, to_batch
+from mouse_core.formats.columns.transitions import TransitionRows, check_final
+from mouse_core.formats.columns.values import read_values
 from mouse_core.formats.lerobot._meta import Description, Feature, numbered, read_description
 from mouse_core.images.pixels import decode_into
 

@@ -12,10 +12,10 @@ import numpy as np
 import pyarrow as pa
 
 from mouse_core.errors import DataError
-from mouse_core.formats._rows.columns import from_arrow
-from mouse_core.formats._rows.spaces import is_picture
-from mouse_core.formats._rows.steps import at
 from mouse_core.formats.base import damaged, reading
+from mouse_core.formats.columns.named import from_arrow
+from mouse_core.formats.columns.spaces import is_picture
+from mouse_core.formats.columns.steps import at
 from mouse_core.formats.minari._pieces import BUDGET, KNOWN, Piece, picture_bytes, shaped, subspace
 
 

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from mouse_core.errors import DataError
 from mouse_core.formats._files.h5 import H5File
-from mouse_core.formats._rows.blocks import rows_at_once
 from mouse_core.formats.base import damaged, reading
+from mouse_core.formats.columns.blocks import rows_at_once
 from mouse_core.formats.minari._pieces import BUDGET, KNOWN, Piece, picture_bytes, plain_text, shaped, subspace
 
 EPISODES_AT_ONCE = 32

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import DataError
-from mouse_core.formats._rows.spaces import is_picture, leaf_shape, space_leaves
+from mouse_core.formats.columns.spaces import is_picture, leaf_shape, space_leaves
 from mouse_core.images.pixels import decode_into
 
 BUDGET = 32 << 20

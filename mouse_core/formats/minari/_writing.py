@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from mouse_core._files.writing import making
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.formats._rows.columns import MISSING, Columns
-from mouse_core.formats._rows.sources import episodes_of, pieces_of
-from mouse_core.formats._rows.spaces import SpaceOf, written_space
+from mouse_core.formats.columns.named import MISSING, Columns
+from mouse_core.formats.columns.sources import episodes_of, pieces_of
+from mouse_core.formats.columns.spaces import SpaceOf, written_space
 
 _VERSION = "0.5.3"
 _ID = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]+/)?[-_\w]+?-v\d+")

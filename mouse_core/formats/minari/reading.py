@@ -17,11 +17,11 @@ import pyarrow as pa
 
 from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.formats._rows.blocks import check_batch_rows
-from mouse_core.formats._rows.columns import Columns, named_action, named_observation, to_batch
-from mouse_core.formats._rows.spaces import is_picture, parse_space, space_leaves
-from mouse_core.formats._rows.transitions import done_codes, episode_rows
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
+from mouse_core.formats.columns.blocks import check_batch_rows
+from mouse_core.formats.columns.named import Columns, named_action, named_observation, to_batch
+from mouse_core.formats.columns.spaces import is_picture, parse_space, space_leaves
+from mouse_core.formats.columns.transitions import done_codes, episode_rows
 from mouse_core.formats.minari._arrow import arrow_pieces
 from mouse_core.formats.minari._h5 import h5_pieces
 from mouse_core.formats.minari._pieces import Piece

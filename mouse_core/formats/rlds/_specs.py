@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mouse_core.errors import SchemaError
-from mouse_core.formats._rows.steps import leaf
+from mouse_core.formats.columns.steps import leaf
 from mouse_core.spec import FieldSpec
 
 FIRST, MID, LAST = 0, 1, 2

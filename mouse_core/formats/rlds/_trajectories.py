@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import DataError, EpisodeError
-from mouse_core.formats._rows.steps import (
+from mouse_core.formats.columns.steps import (
     FLAGS,
     as_arrays,
     check_episodes,

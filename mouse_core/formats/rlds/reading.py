@@ -16,8 +16,9 @@ import pyarrow as pa
 
 from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError, EpisodeError
-from mouse_core.formats._rows.blocks import check_batch_rows
-from mouse_core.formats._rows.columns import (
+from mouse_core.formats.base import BATCH_ROWS, RowStream, reading
+from mouse_core.formats.columns.blocks import check_batch_rows
+from mouse_core.formats.columns.named import (
     MISSING,
     Columns,
     flatten,
@@ -27,8 +28,8 @@ from mouse_core.formats._rows.columns import (
     to_batch,
     travels_with_action,
 )
-from mouse_core.formats._rows.sources import episodes_of
-from mouse_core.formats._rows.steps import (
+from mouse_core.formats.columns.sources import episodes_of
+from mouse_core.formats.columns.steps import (
     FEATURES,
     FLAGS,
     Stack,
@@ -38,8 +39,7 @@ from mouse_core.formats._rows.steps import (
     rlds_steps,
     stacks,
 )
-from mouse_core.formats._rows.transitions import check_final, done_codes, placeholder
-from mouse_core.formats.base import BATCH_ROWS, RowStream, reading
+from mouse_core.formats.columns.transitions import check_final, done_codes, placeholder
 from mouse_core.formats.rlds._specs import Trajectory, to_tensor_specs
 from mouse_core.formats.rlds._trajectories import (
     convert_rlds_to_trajectories,

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import SchemaError
-from mouse_core.formats._rows.blocks import rows_at_once
 from mouse_core.formats.base import damaged
+from mouse_core.formats.columns.blocks import rows_at_once
 from mouse_core.formats.ted._entries import Entries, Key
 from mouse_core.formats.ted._layouts import observation_rows
 

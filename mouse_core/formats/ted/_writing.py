@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from mouse_core._files.writing import making
 from mouse_core.errors import ConfigError, DataError, SchemaError
-from mouse_core.formats._rows.values import read_values
 from mouse_core.formats.base import RowStream
+from mouse_core.formats.columns.values import read_values
 from mouse_core.formats.ted._tensordict import FolderWriter
 from mouse_core.images.pixels import decode_image
 from mouse_core.spec import check_list

@@ -20,9 +20,9 @@ import numpy.typing as npt
 from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.formats._files.h5 import H5File
-from mouse_core.formats._rows.columns import Columns, is_image, named_action, named_observation, schema_of, to_batch
-from mouse_core.formats._rows.transitions import TransitionRows
 from mouse_core.formats.base import BATCH_ROWS, RowStream, reading
+from mouse_core.formats.columns.named import Columns, is_image, named_action, named_observation, schema_of, to_batch
+from mouse_core.formats.columns.transitions import TransitionRows
 from mouse_core.formats.ted._entries import Entries, FileEntries, FolderEntries, Key
 from mouse_core.formats.ted._layouts import Flat2TED, Nested2TED, TED2Flat, TED2Nested
 from mouse_core.formats.ted._reading import Piece, layout_of, pieces, trajectory

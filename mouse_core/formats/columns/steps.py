@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, DataError, MissingFieldError
-from mouse_core.formats._rows.columns import MISSING, Columns, travels_with_action
-from mouse_core.formats._rows.transitions import placeholder
+from mouse_core.formats.columns.named import MISSING, Columns, travels_with_action
+from mouse_core.formats.columns.transitions import placeholder
 from mouse_core.trees import map_tree
 
 FLAGS = ("is_first", "is_last", "is_terminal")

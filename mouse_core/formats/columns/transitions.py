@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.formats._rows.columns import MISSING, Columns
+from mouse_core.formats.columns.named import MISSING, Columns
 
 FINAL = ("drop", "mark")
 

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from mouse_core.about.features import features_in
 from mouse_core.errors import DataError, MouseError
-from mouse_core.images._files import open_inside
+from mouse_core.images.files import open_inside
 
 _FIRST_ROWS, _MOST_ROWS = 16, 8192
 _PIECE_BYTES = 16 << 20

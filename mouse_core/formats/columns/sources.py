@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from mouse_core.about.dataset import read_about
 from mouse_core.errors import ConfigError, DataError, SchemaError
-from mouse_core.formats._rows.columns import Columns, from_arrow
 from mouse_core.formats.base import BATCH_ROWS, RowStream
+from mouse_core.formats.columns.named import Columns, from_arrow
 from mouse_core.store.dataset_store import DatasetStore
 
 

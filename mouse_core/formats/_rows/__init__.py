@@ -1,1 +1,0 @@
-"""Turning what a format holds into rows of a store."""
