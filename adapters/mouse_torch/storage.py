@@ -13,23 +13,21 @@ from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
 from mouse_core.replay.protocols import FieldKey, Slots
 from mouse_core.replay.storages import (
     ArrayStorage,
+    RingStorage,
     RowSchema,
-    check_capacity,
-    check_ndim,
-    check_not_spawning,
     check_put,
     rows_state,
     slot_error,
     state_rows,
 )
-from mouse_core.spec import Alignment, check_alignment, check_list
+from mouse_core.spec import Alignment, check_list
 from mouse_core.trees import flatten, map_tree, stack, stack_leaves, unflatten
 from mouse_torch.placement import check_device
 from mouse_torch.transfer import from_numpy, to_numpy, torch_dtype
 from mouse_torch.trees import on_host
 
 
-class TensorStorage:
+class TensorStorage(RingStorage):
     """Rows as nested dicts or tuples of tensors on a device, whose memory is allocated when the first row is written.
 
     Rows are written, gathered and transformed on the device; only indices travel. It is an ``ArrayStorage`` otherwise:
@@ -56,22 +54,16 @@ class TensorStorage:
         alignment: Alignment | None = None,
         ragged: Iterable[FieldKey] = (),
     ) -> None:
+        super().__init__(capacity, ndim, alignment)
         self._ragged = check_list("ragged", ragged)
         self._varying: ArrayStorage | None = None  # the fields that differ in length, by their place among them
-        self._capacity = check_capacity(capacity)
-        self._ndim = check_ndim(ndim)
         self._device = torch.empty(0, device=check_device(device)).device  # with its number
-        self._alignment = check_alignment(alignment, "outgoing")
         self._schema: RowSchema | None = None
         self._columns: dict[FieldKey, torch.Tensor] = {}
-        self._written = self._size = self._changes = 0
 
     def __repr__(self) -> str:
         size = f"{self._size} of {self._capacity} rows, ndim={self._ndim}"
         return f"TensorStorage({size}, device={str(self._device)!r}, fields={self.keys})"
-
-    def __len__(self) -> int:
-        return self._size
 
     @property
     def device(self) -> torch.device:
@@ -79,39 +71,9 @@ class TensorStorage:
         return self._device
 
     @property
-    def capacity(self) -> int:
-        """How many rows it can hold."""
-        return self._capacity
-
-    @property
-    def ndim(self) -> int:
-        """1, or 2 for ``[time, env]``."""
-        return self._ndim
-
-    @property
     def num_envs(self) -> int:
         """Environments side by side; 1 for ``ndim=1``, and until the first write."""
         return 1 if self._schema is None else self._schema.num_envs
-
-    @property
-    def alignment(self) -> Alignment:
-        """Which transition a row's action, reward and done belong to."""
-        return self._alignment
-
-    @property
-    def writable(self) -> bool:
-        """Rows may be written."""
-        return True
-
-    @property
-    def written(self) -> int:
-        """How many rows were ever appended."""
-        return self._written
-
-    @property
-    def changes(self) -> int:
-        """How often rows were changed otherwise than by ``append``."""
-        return self._changes
 
     @property
     def keys(self) -> list[FieldKey]:
@@ -131,17 +93,10 @@ class TensorStorage:
         tensors, varying, n = self._checked(rows, self._ndim - 1 if one else self._ndim)
         if self._varying is not None:
             self._varying.append(varying, one=one)
-        first = self._written
-        begin = max(0, n - self._capacity)
-        while begin < n:
-            slot = (first + begin) % self._capacity
-            now = min(n - begin, self._capacity - slot)
+        for slot, begin, count in self._pieces(n):
             for key, column in self._columns.items():
-                column[slot : slot + now] = tensors[key][begin : begin + now]
-            begin += now
-        self._written = first + n
-        self._size = min(self._size + n, self._capacity)
-        return first, n
+                column[slot : slot + count] = tensors[key][begin : begin + count]
+        return self._appended(n), n
 
     def put(self, slots: Slots, rows: Any) -> None:
         """Overwrite the rows in ``slots`` by ``rows``; see ``Storage.put``."""
@@ -162,8 +117,7 @@ class TensorStorage:
 
     def empty(self) -> None:
         """Forget all rows."""
-        self._written = self._size = 0
-        self._changes += 1
+        super().empty()
         if self._varying is not None:
             self._varying.empty()
 
@@ -211,8 +165,9 @@ class TensorStorage:
 
     def get(self, slots: Slots) -> Any:
         """The rows in ``slots`` as tensors in fresh memory on the device; see ``Storage.get``."""
-        if self._schema is None or (slots.size and not 0 <= int(slots.min()) <= int(slots.max()) < self._size):
-            raise slot_error(slots, self._size)
+        if self._schema is None:
+            raise slot_error(slots, 0)
+        self._check_slots(slots)
         places = self._places(slots)
         fields: dict[FieldKey, Any] = {key: column[places] for key, column in self._columns.items()}
         if self._varying is not None:
@@ -229,10 +184,6 @@ class TensorStorage:
             raise MissingFieldError(f"rows: expected a field {key!r}, found {self.keys}")
         found: npt.NDArray[Any] = to_numpy(column[slots if isinstance(slots, slice) else self._places(slots)])
         return found
-
-    def lock(self) -> None:
-        """Nobody else writes here."""
-        return None
 
     def _places(self, slots: Slots) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(slots)).to(self._device)
@@ -253,7 +204,7 @@ class TensorStorage:
 
     def __getstate__(self) -> dict[str, Any]:
         # By way of the host, since torch sends tensors to other processes as shared memory, and cursors as copies.
-        check_not_spawning(self)
+        super().__getstate__()
         return {"device": str(self._device), "changes": self._changes, "state": self.state(), "ragged": self._ragged}
 
     def __setstate__(self, kept: dict[str, Any]) -> None:

@@ -1,27 +1,26 @@
 """Where the rows of a buffer lie, and what a storage of one's own is made with.
 
-A storage is any object with the methods of ``mouse_core.replay.Storage``. One that keeps rows as columns, wherever
-these lie, makes a ``RowSchema`` of the first rows and checks all others by it; and it saves and restores them with
-``rows_state`` and ``state_rows``, so that checkpoints go from any such storage to any other.
+A storage is any object with the methods of ``mouse_core.replay.Storage``. One whose rows lie in the memory of this
+process derives from ``RingStorage``, which counts them. One that keeps rows as columns, wherever these lie, makes a
+``RowSchema`` of the first rows and checks all others by it; and it saves and restores them with ``rows_state`` and
+``state_rows``, so that checkpoints go from any such storage to any other.
 ``mouse_core.testing.StorageConformance`` holds what all of them must do.
 """
 
-from mouse_core.replay.storages._checks import check_capacity, check_ndim, check_not_spawning, check_put, slot_error
 from mouse_core.replay.storages._rows import FieldType, RowSchema
 from mouse_core.replay.storages._state import rows_state, state_rows
 from mouse_core.replay.storages.array import ArrayStorage
 from mouse_core.replay.storages.list import ListStorage
 from mouse_core.replay.storages.memmap import MemmapStorage
+from mouse_core.replay.storages.ring import RingStorage, check_put, slot_error
 
 __all__ = [
     "ArrayStorage",
     "FieldType",
     "ListStorage",
     "MemmapStorage",
+    "RingStorage",
     "RowSchema",
-    "check_capacity",
-    "check_ndim",
-    "check_not_spawning",
     "check_put",
     "rows_state",
     "slot_error",

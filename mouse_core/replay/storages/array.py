@@ -10,23 +10,21 @@ import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
 from mouse_core.replay.protocols import FieldKey, Slots
-from mouse_core.replay.storages._checks import (
-    check_capacity,
-    check_ndim,
-    check_not_spawning,
-    check_put,
-    column_of,
-    slot_error,
-)
 from mouse_core.replay.storages._memory import Bytes, RowMemory
 from mouse_core.replay.storages._rows import RowSchema, checked
 from mouse_core.replay.storages._state import rows_state, state_rows
 from mouse_core.replay.storages._varying.values import Refs, Values
-from mouse_core.spec import Alignment, check_alignment, check_list
+from mouse_core.replay.storages.ring import (
+    RingStorage,
+    check_put,
+    column_of,
+    slot_error,
+)
+from mouse_core.spec import Alignment, check_list
 from mouse_core.trees import key_of, map_tree, path_of, stack, unflatten
 
 
-class ArrayStorage:
+class ArrayStorage(RingStorage):
     """Rows as nested dicts or tuples of arrays in memory, which is allocated when the first row is written.
 
     The first write says which fields there are, with which dtypes and shapes; every other must be alike. Python's own
@@ -62,20 +60,14 @@ class ArrayStorage:
     ) -> None:
         self._ragged = check_list("ragged", ragged)
         self._values = Values()
-        self._ndim = check_ndim(ndim)
-        self._alignment = check_alignment(alignment, "outgoing")
+        if arrays is not None and capacity is not None:
+            raise ConfigError(f"ArrayStorage: expected capacity or arrays, found both, capacity={capacity!r}")
+        super().__init__(capacity if arrays is None else 1, ndim, alignment)
         self._memory: RowMemory | None = None
         self._single: list[Any] = []
-        self._written = 0
-        self._size = 0
-        self._changes = 0
         self._writable = True
         if arrays is not None:
-            if capacity is not None:
-                raise ConfigError(f"ArrayStorage: expected capacity or arrays, found both, capacity={capacity!r}")
             self._wrap(arrays)
-        else:
-            self._capacity = check_capacity(capacity)
 
     def _wrap(self, arrays: Any) -> None:
         schema = RowSchema.of(arrays, self._ndim, self._ndim, self._ragged)
@@ -93,19 +85,6 @@ class ArrayStorage:
     def __repr__(self) -> str:
         return f"ArrayStorage({len(self)} of {self._capacity} rows, ndim={self._ndim}, fields={self.keys})"
 
-    def __len__(self) -> int:
-        return self._size
-
-    @property
-    def capacity(self) -> int:
-        """How many rows it can hold."""
-        return self._capacity
-
-    @property
-    def ndim(self) -> int:
-        """1, or 2 for ``[time, env]``."""
-        return self._ndim
-
     @property
     def num_envs(self) -> int:
         """Environments side by side; 1 for ``ndim=1``, and until the first write."""
@@ -116,24 +95,9 @@ class ArrayStorage:
         return None if self._memory is None else self._memory.schema
 
     @property
-    def alignment(self) -> Alignment:
-        """Which transition a row's action, reward and done belong to."""
-        return self._alignment
-
-    @property
     def writable(self) -> bool:
         """Whether rows may be written: not where arrays were given that may not."""
         return self._writable
-
-    @property
-    def written(self) -> int:
-        """How many rows were ever appended."""
-        return self._written
-
-    @property
-    def changes(self) -> int:
-        """How often rows were changed otherwise than by ``append``."""
-        return self._changes
 
     @property
     def keys(self) -> list[FieldKey]:
@@ -150,12 +114,8 @@ class ArrayStorage:
     def append(self, rows: Any, *, one: bool = False) -> tuple[int, int]:
         """Write rows behind the last, over the oldest where there is no room; see ``Storage.append``."""
         self._check_writable()
-        if one and self._single and type(rows) is dict and len(rows) == len(self._single):
-            first = self._written
-            if self._append_single(rows, first % self._capacity):
-                self._written = first + 1
-                self._size = min(self._size + 1, self._capacity)
-                return first, 1
+        if one and self._append_single(rows):
+            return self._appended(1), 1
         schema, arrays, n = checked(rows, self._schema, one=one, ndim=self._ndim, ragged=self._ragged)
         if self._memory is None:
             if self._capacity % schema.num_envs:
@@ -164,22 +124,17 @@ class ArrayStorage:
                 )
             self._take_memory(self._allocate(schema))
         assert self._memory is not None
-        first = self._written
         lost = max(0, n - self._capacity)  # rows that would be overwritten at once
         kept = self._values.keep(schema, [array[lost:] for array in arrays] if lost else arrays, self._refs)
-        done = 0
-        while done < n - lost:
-            slot = (first + lost + done) % self._capacity
-            now = min(n - lost - done, self._capacity - slot)
-            self._memory.write(slot, kept, done, now)
-            done += now
-        self._written = first + n
-        self._size = min(self._size + n, self._capacity)
-        return first, n
+        for slot, begin, count in self._pieces(n):
+            self._memory.write(slot, kept, begin - lost, count)
+        return self._appended(n), n
 
-    def _append_single(self, rows: dict[Any, Any], slot: int) -> bool:
-        """Write one row of the commonest kinds of values; False if it has others."""
-        values = []
+    def _append_single(self, rows: Any) -> bool:
+        """Write one row of the commonest kinds of values; False if it has others, and in the first write."""
+        if not self._single or type(rows) is not dict or len(rows) != len(self._single):
+            return False
+        slot, values = self._written % self._capacity, []
         for key, _, dtype, shape, scalars in self._single:
             value: Any = rows.get(key)
             kind = type(value)
@@ -216,15 +171,15 @@ class ArrayStorage:
     def empty(self) -> None:
         """Forget all rows."""
         self._check_writable()
-        self._written = self._size = 0
-        self._changes += 1
+        super().empty()
 
     # ------------------------------------------------------------------ reading
 
     def get(self, slots: Slots) -> Any:
         """The rows in ``slots`` in fresh memory; see ``Storage.get``."""
-        if self._memory is None or (slots.size and int(slots.view(np.uint64).max()) >= self._size):
-            raise slot_error(slots, self._size)
+        if self._memory is None:
+            raise slot_error(slots, 0)
+        self._check_slots(slots)
         schema = self._memory.schema
         fields = self._values.opened(schema, self._memory.gather(slots))
         return fields if schema.plain else unflatten(schema.structure, fields)
@@ -237,10 +192,6 @@ class ArrayStorage:
             raise MissingFieldError(f"rows: expected a field {key!r}, found {list(columns)}")
         values: npt.NDArray[Any] = column_of(columns, key)[slots]
         return values if self._schema is None else self._values.opened(self._schema, {key: values})[key]
-
-    def lock(self) -> None:
-        """Nobody else writes here."""
-        return None
 
     # ------------------------------------------------------------------ state
 
@@ -275,7 +226,7 @@ class ArrayStorage:
         return RowMemory.allocate(schema, self._capacity, fresh)
 
     def __getstate__(self) -> dict[str, Any]:
-        check_not_spawning(self)
+        super().__getstate__()
         ragged = {"ragged": self._ragged} if self._ragged else {}
         return {"writable": self._writable, "changes": self._changes, "state": self.state(), **ragged}
 

@@ -12,15 +12,15 @@ import numpy.typing as npt
 
 from mouse_core.errors import DataError, StateError
 from mouse_core.replay.protocols import FieldKey, Slots
-from mouse_core.replay.storages._checks import check_capacity, check_not_spawning, check_put, slot_error
 from mouse_core.replay.storages._signs import Signs, gathered
 from mouse_core.replay.storages._state import check_state
 from mouse_core.replay.storages._varying.encoding import object_array
-from mouse_core.spec import Alignment, check_alignment, check_list
+from mouse_core.replay.storages.ring import RingStorage, check_put
+from mouse_core.spec import Alignment, check_list
 from mouse_core.trees import find, flatten, map_tree
 
 
-class ListStorage:
+class ListStorage(RingStorage):
     """Rows as any Python objects, by reference.
 
     Of nested dicts and tuples a batch has one field for each leaf. It is an array where all rows that are there have
@@ -35,46 +35,16 @@ class ListStorage:
         ConfigError: A size below 1.
     """
 
-    ndim = 1
-    num_envs = 1
-    writable = True
-
     def __init__(
         self, capacity: int = 1000, *, alignment: Alignment | None = None, ragged: Iterable[FieldKey] = ()
     ) -> None:
+        super().__init__(capacity, 1, alignment)
         self._ragged = check_list("ragged", ragged)
         self._signs = Signs(self._ragged)
-        self._capacity = check_capacity(capacity)
-        self._alignment = check_alignment(alignment, "outgoing")
         self._items: list[Any] = []
-        self._written = 0
-        self._changes = 0
 
     def __repr__(self) -> str:
         return f"ListStorage({len(self)} of {self._capacity} rows)"
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    @property
-    def capacity(self) -> int:
-        """How many rows it can hold."""
-        return self._capacity
-
-    @property
-    def alignment(self) -> Alignment:
-        """Which transition a row's action, reward and done belong to."""
-        return self._alignment
-
-    @property
-    def written(self) -> int:
-        """How many rows were ever appended."""
-        return self._written
-
-    @property
-    def changes(self) -> int:
-        """How often rows were changed otherwise than by ``append``."""
-        return self._changes
 
     def append(self, rows: Any, *, one: bool = False) -> tuple[int, int]:
         """Write objects behind the last, over the oldest where there is no room; see ``Storage.append``.
@@ -84,16 +54,14 @@ class ListStorage:
             one: ``rows`` is a single object.
         """
         items = [rows] if one else take_apart(rows)
-        first = self._written
-        for number, item in enumerate(items, first):
+        for number, item in enumerate(items, self._written):
             if len(self._items) < self._capacity:
                 self._signs.wrote(len(self._items))
                 self._items.append(item)
             else:
                 self._items[number % self._capacity] = item
                 self._signs.wrote(number % self._capacity)
-        self._written += len(items)
-        return first, len(items)
+        return self._appended(len(items)), len(items)
 
     def put(self, slots: Slots, rows: Any) -> None:
         """Replace the objects in ``slots``; ``rows`` as for ``append``."""
@@ -106,16 +74,14 @@ class ListStorage:
 
     def get(self, slots: Slots) -> list[Any]:
         """The objects in ``slots``, as a list; of lists, for slots ``[B, S]``."""
-        if slots.size and int(slots.view(np.uint64).max()) >= len(self._items):
-            raise slot_error(slots, len(self._items))
+        self._check_slots(slots)
         if slots.ndim > 1:
             return [self.get(part) for part in slots]
         return [self._items[slot] for slot in slots.tolist()]
 
     def batch(self, slots: Slots) -> Any:
         """The objects in ``slots`` as one tree of arrays, of objects where they are no numbers of one shape."""
-        if slots.size and int(slots.view(np.uint64).max()) >= len(self._items):
-            raise slot_error(slots, len(self._items))
+        self._check_slots(slots)
         return gathered(self._items, slots, self._signs.columns(self._items))
 
     def read(self, key: FieldKey, slots: Slots | slice) -> npt.NDArray[Any]:
@@ -131,18 +97,9 @@ class ListStorage:
 
     def empty(self) -> None:
         """Forget all objects."""
+        super().empty()
         self._items = []
         self._signs = Signs(self._ragged)
-        self._written = 0
-        self._changes += 1
-
-    def lock(self) -> None:
-        """Nobody else writes here."""
-        return None
-
-    def __getstate__(self) -> dict[str, Any]:
-        check_not_spawning(self)
-        return self.__dict__
 
     def state(self) -> dict[str, Any]:
         """The objects, pickled, and how many were written."""
@@ -172,7 +129,7 @@ class ListStorage:
         self._signs = Signs(self._ragged)
         for slot in range(len(items)):
             self._signs.wrote(slot)
-        self._written = int(state["written"])
+        self._written, self._size = int(state["written"]), len(items)
         self._changes += 1
 
 

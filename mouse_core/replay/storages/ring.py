@@ -1,0 +1,158 @@
+"""RingStorage: what a storage of rows in the memory of this process derives from, and the checks that all share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core._base.locks import is_spawning
+from mouse_core.errors import ConfigError, DataError, MissingFieldError
+from mouse_core.replay.protocols import FieldKey, Slots
+from mouse_core.spec import Alignment, check_alignment, check_count
+
+
+class RingStorage:
+    """A ring of rows without the rows: its sizes and counters, and what is checked before rows are written or read.
+
+    A class that derives from it keeps the rows in the memory of this process. It has ``append``, ``put``, ``get``,
+    ``read``, ``state`` and ``load``, as ``mouse_core.replay.Storage`` says.
+
+    Args:
+        capacity: Rows it holds.
+        ndim: 1, or 2 for ``[time, env]``.
+        alignment: Which transition a row's action, reward and done belong to; None: "outgoing", as for all transitions.
+
+    Raises:
+        ConfigError: An argument out of range.
+    """
+
+    def __init__(self, capacity: Any, ndim: Any = 1, alignment: Alignment | None = None) -> None:
+        self._capacity = check_count("capacity", capacity)
+        self._ndim = check_ndim(ndim)
+        self._alignment = check_alignment(alignment, "outgoing")
+        self._written = self._size = self._changes = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    @property
+    def capacity(self) -> int:
+        """How many rows it can hold."""
+        return self._capacity
+
+    @property
+    def ndim(self) -> int:
+        """1, or 2 for ``[time, env]``."""
+        return self._ndim
+
+    @property
+    def num_envs(self) -> int:
+        """Environments side by side; 1 for ``ndim=1``, and until the first write."""
+        return 1
+
+    @property
+    def alignment(self) -> Alignment:
+        """Which transition a row's action, reward and done belong to."""
+        return self._alignment
+
+    @property
+    def writable(self) -> bool:
+        """Whether rows may be written."""
+        return True
+
+    @property
+    def written(self) -> int:
+        """How many rows were ever appended."""
+        return self._written
+
+    @property
+    def changes(self) -> int:
+        """How often rows were changed otherwise than by ``append``."""
+        return self._changes
+
+    def lock(self) -> None:
+        """Nobody else writes here."""
+        return None
+
+    def empty(self) -> None:
+        """Forget all rows."""
+        self._written = self._size = 0
+        self._changes += 1
+
+    def _pieces(self, n: int) -> Iterator[tuple[int, int, int]]:
+        """Where ``n`` rows go that are to be appended: slots from one on, the first of the rows, and how many.
+
+        Where 5 rows are appended to a ring of 4 in which row 0 was written, row 1 would be overwritten at once. So rows
+        2 to 5, which are numbers 1 to 4 of those given, go to the slots 2, 3, 0 and 1: ``(2, 1, 2)`` and ``(0, 3, 2)``.
+        """
+        begin = max(0, n - self._capacity)
+        while begin < n:
+            slot = (self._written + begin) % self._capacity
+            count = min(n - begin, self._capacity - slot)
+            yield slot, begin, count
+            begin += count
+
+    def _appended(self, n: int) -> int:
+        """Count ``n`` rows as appended, and say which number the first has."""
+        first = self._written
+        self._written = first + n
+        self._size = min(self._size + n, self._capacity)
+        return first
+
+    def _check_slots(self, slots: Slots) -> None:
+        """Raise IndexError for slots of which some are not in use."""
+        # As unsigned numbers negative ones are the largest: one pass instead of two.
+        if slots.size and int(slots.view(np.uint64).max()) >= self._size:
+            raise slot_error(slots, self._size)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """All there is.
+
+        Raises:
+            ConfigError: It goes to a process that is being started, where it would be a copy, and the two go on apart.
+                Pickling for other ends, such as a file or ``copy.deepcopy``, is fine.
+        """
+        if is_spawning():
+            raise ConfigError(
+                f"{type(self).__name__}: expected rows that processes share, found rows in the memory of this one, of "
+                "which the process that is started would get a copy of its own; give it a "
+                "MemmapStorage(capacity, folder), or make the buffer there, and hand over rows by dumps() and loads()"
+            )
+        return self.__dict__
+
+
+def check_ndim(ndim: Any) -> int:
+    """``ndim`` if it is 1 or 2, else ConfigError."""
+    if isinstance(ndim, bool) or ndim not in (1, 2):
+        raise ConfigError(f"ndim: expected 1 or 2, found {ndim!r}")
+    return int(ndim)
+
+
+def check_put(slots: Slots, n: int) -> None:
+    """DataError unless there are as many rows as slots."""
+    if slots.size != n:
+        raise DataError(f"rows: expected {slots.size}, as many as indices, found {n}")
+
+
+def slot_error(slots: Slots, size: int) -> IndexError:
+    """What to raise for slots of which some are not in use."""
+    outside = slots[(slots < 0) | (slots >= size)].reshape(-1)
+    return IndexError(f"index: expected 0..{size - 1}, found {outside[:1].tolist() or 'an empty storage'}")
+
+
+def check_part(name: str, part: Any, kind: type) -> Any:
+    """``part`` if it has the methods of ``kind``, else ConfigError."""
+    if not isinstance(part, kind):
+        raise ConfigError(f"{name}: expected a {kind.__name__}, found {part!r:.80}")
+    return part
+
+
+def column_of(columns: Mapping[FieldKey, npt.NDArray[Any]], key: FieldKey) -> npt.NDArray[Any]:
+    """A field's values, or MissingFieldError."""
+    try:
+        return columns[key]
+    except (KeyError, TypeError) as error:
+        raise MissingFieldError(f"rows: expected a field {key!r}, found {list(columns)}") from error
