@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
@@ -306,6 +307,17 @@ def check_count(where: str, value: Any, lowest: int = 1) -> int:
     if not is_whole(value) or value < lowest:
         raise ConfigError(f"{where}: expected an integer from {lowest}, found {value!r}")
     return int(value)
+
+
+def check_unit(where: str, value: Any) -> float:
+    """``value`` as a float if it is a number from 0 to 1, else ConfigError."""
+    try:
+        number = math.nan if isinstance(value, bool | str) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0.0 <= number <= 1.0:
+        raise ConfigError(f"{where}: expected a number from 0 to 1, found {value!r}")
+    return number
 
 
 def check_list(option: str, names: Iterable[_T]) -> tuple[_T, ...]:

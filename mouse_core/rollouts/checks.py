@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -276,14 +275,3 @@ def _check_ends(dones: Array, last_values: Array, time_outs: Array | None, final
         refuse("time_outs", time_outs, ~time_outs | (dones != 0), "one only where dones say that an episode ends")
         refuse("final_values", final_values, ~time_outs | xp.isfinite(final_values), "finite numbers at time_outs")
     refuse("last_values", last_values, (dones[-1] != 0) | xp.isfinite(last_values), "finite numbers")
-
-
-def check_unit(where: str, value: Any) -> float:
-    """``value`` as a float, or ConfigError if it is not a number from 0 to 1."""
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        number = math.nan
-    if not 0.0 <= number <= 1.0:
-        raise ConfigError(f"{where}: expected a number from 0 to 1, found {value!r}")
-    return number

@@ -11,7 +11,6 @@ from mouse_core._base.tracing import refuse_traced
 from mouse_core.dtypes import widened
 from mouse_core.errors import ConfigError, MissingFieldError, RolloutError, StateError
 from mouse_core.rollouts._rows import RolloutRows
-from mouse_core.rollouts.checks import check_unit
 from mouse_core.rollouts.fields import COMPUTED
 from mouse_core.rollouts.mini_batches import (
     MiniBatch,
@@ -25,7 +24,7 @@ from mouse_core.rollouts.mini_batches import (
 from mouse_core.rollouts.motion import AmpStates, TrainingType, amp_states, motion_mimic_fields
 from mouse_core.rollouts.returns import gae, normalized
 from mouse_core.rollouts.trajectories import episode_starts
-from mouse_core.spec import check_count
+from mouse_core.spec import check_count, check_unit
 
 Array = Any
 _STATE_KEYS = ("seed", "epoch", "num_envs", "num_transitions_per_env")

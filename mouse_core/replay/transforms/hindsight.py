@@ -33,7 +33,7 @@ from mouse_core.replay.transforms._fields import (
 )
 from mouse_core.replay.transforms.next_view import NextView
 from mouse_core.sampling.episode_table import EpisodeTable
-from mouse_core.spec import Alignment, check_alignment
+from mouse_core.spec import Alignment, check_alignment, check_unit
 
 Array = Any
 Strategy = Literal["future", "final", "episode", "random"]
@@ -107,9 +107,7 @@ class HindsightRelabel:
             raise ConfigError(
                 f"HindsightRelabel: strategy: expected one of {list(get_args(Strategy))}, found {self.strategy!r}"
             )
-        number = isinstance(self.ratio, int | float | np.floating) and not isinstance(self.ratio, bool)
-        if not number or not 0 <= self.ratio <= 1:
-            raise ConfigError(f"HindsightRelabel: ratio: expected a number in [0, 1], found {self.ratio!r}")
+        check_unit("HindsightRelabel: ratio", self.ratio)
         steps = self.horizon
         if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int | np.integer) or steps < 0):
             raise ConfigError(f"HindsightRelabel: horizon: expected an integer from 0 or None, found {steps!r}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -24,7 +23,7 @@ from mouse_core.replay.transforms._fields import (
     replaced,
 )
 from mouse_core.replay.transforms.next_view import NextView
-from mouse_core.spec import Alignment, check_alignment
+from mouse_core.spec import Alignment, check_alignment, check_unit
 
 Array = Any
 
@@ -84,7 +83,7 @@ class NStep:
     def __post_init__(self) -> None:
         if isinstance(self.n, bool) or not isinstance(self.n, int | np.integer) or self.n < 1:
             raise ConfigError(f"NStep: n: expected a positive integer, found {self.n!r}")
-        _check_discount(self.discount, "NStep")
+        check_unit("NStep: discount", self.discount)
         check_alignment(self.takes)
         check_keys((self.reward, self.done, self.mask), where="NStep")
 
@@ -194,7 +193,7 @@ class ReturnsToGo:
     to: FieldKey = "return_to_go"
 
     def __post_init__(self) -> None:
-        _check_discount(self.discount, "ReturnsToGo")
+        check_unit("ReturnsToGo: discount", self.discount)
         check_alignment(self.takes)
         check_keys((self.reward, self.done, self.mask, self.to), where="ReturnsToGo")
 
@@ -220,9 +219,3 @@ class ReturnsToGo:
             returns[:, step] = following
         floating = xp.isdtype(reward.dtype, "real floating")
         return replaced(batch, {self.to: xp.astype(returns, reward.dtype if floating else xp.float32)})
-
-
-def _check_discount(discount: object, where: str) -> None:
-    ok = isinstance(discount, int | float | np.floating) and not isinstance(discount, bool)
-    if not ok or not (math.isfinite(float(discount)) and 0 <= float(discount) <= 1):  # type: ignore[arg-type]
-        raise ConfigError(f"{where}: discount: expected a number in [0, 1], found {discount!r}")
