@@ -149,7 +149,7 @@ def load(
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     if done.returncode:
         raise RuntimeError(done.stderr)

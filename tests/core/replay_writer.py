@@ -1,9 +1,9 @@
-"""A process that writes rows with checksums to a mapped buffer, for tests: FOLDER NAME SECONDS SIZE."""
+"""A process that writes rows with checksums to a mapped buffer until its input ends, for tests: FOLDER NAME SIZE."""
 
 from __future__ import annotations
 
 import sys
-import time
+import threading
 import zlib
 from typing import Any
 
@@ -36,14 +36,16 @@ def checksums(rows: dict[str, Any]) -> npt.NDArray[np.int64]:
     )
 
 
-def main(folder: str, writer: int, seconds: float, size: int) -> None:
-    """Write rows of all sizes until the time is over, some of them in place."""
+def main(folder: str, writer: int, size: int) -> None:
+    """Write rows of all sizes until the input ends, some of them in place."""
     from mouse_core.replay import MemmapStorage, ReplayBuffer
 
     buffer = ReplayBuffer(MemmapStorage(size, folder))
     print("ready", flush=True)
-    end, first, turn = time.monotonic() + seconds, 0, 0
-    while time.monotonic() < end:
+    until_told = threading.Thread(target=sys.stdin.read, daemon=True)
+    until_told.start()
+    first, turn = 0, 0
+    while until_told.is_alive():
         n = (1, 3, 40, 1, 300)[turn % 5]
         rows = rows_of(writer, first, n)
         if n == 1:
@@ -62,4 +64,4 @@ def _first(tree: Any) -> Any:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

@@ -1019,7 +1019,7 @@ used.next_batch()  # the parent's goes on
 used.close()
 unused.next_batch()
 """
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
     assert ran.stderr == ""
     assert ran.returncode == 0
     *said, status = ran.stdout.split("\n")[:-1]
@@ -1113,7 +1113,7 @@ store._segments.append(segment)
 store._num_rows += segment.num_rows
 BatchSource(store, 4, 8)[0]
 """
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)
     assert ran.returncode == 1
     assert "DataError" in ran.stderr
     assert "damaged" in ran.stderr

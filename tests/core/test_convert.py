@@ -159,7 +159,7 @@ def test_a_killed_conversion_goes_on(moment: str, after: int, to: str, tmp_path:
         cwd=ROOT,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert not target.exists()

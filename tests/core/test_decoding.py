@@ -296,7 +296,7 @@ print(*(process._process.pid for process in loader._decoders._all), flush=True)
 """
     script = tmp_path / "unguarded.py"
     script.write_text(program, encoding="utf-8")
-    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=600)
     assert ran.returncode == 0, ran.stderr
     assert not ran.stderr
     (line,) = ran.stdout.splitlines()  # the script was run once

@@ -64,7 +64,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def measure(folders: list[str], program: str) -> list[float]:
     """What a program of its own prints: megabytes."""
     ran = subprocess.run(
-        [sys.executable, "-c", PREAMBLE + program, *folders], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", PREAMBLE + program, *folders], capture_output=True, text=True, timeout=600
     )
     assert ran.returncode == 0, ran.stderr
     return [float(word) for word in ran.stdout.split()]
@@ -226,7 +226,7 @@ def test_only_what_is_needed_is_read(program: str, survives: bool, tmp_path: Pat
         [sys.executable, "-c", preamble + program + "print(guarded)", str(tmp_path)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=600,
     )
     if survives:
         assert ran.returncode == 0, ran.stderr
@@ -290,5 +290,5 @@ print("read")
 
 @pytest.mark.skipif(sys.platform != "linux", reason="written for Linux")
 def test_nothing_is_read_beyond_the_ends_of_a_chunk() -> None:
-    ran = subprocess.run([sys.executable, "-c", BEYOND], capture_output=True, text=True, timeout=120)
+    ran = subprocess.run([sys.executable, "-c", BEYOND], capture_output=True, text=True, timeout=600)
     assert (ran.returncode, ran.stdout) == (0, "read\n"), ran.stderr

@@ -30,9 +30,9 @@ from tests.core.replay_writer import checksums, rows_of
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def start_writer(folder: Path, writer: int, seconds: float, size: int) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.core.replay_writer", str(folder), str(writer), str(seconds), str(size)]
-    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+def start_writer(folder: Path, writer: int, size: int) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "tests.core.replay_writer", str(folder), str(writer), str(size)]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     return process
@@ -43,15 +43,16 @@ def check(batch: dict[str, Any]) -> int:
     return len(batch["checksum"])
 
 
-def write_and_sample(folder: Path, seconds: float) -> None:
-    """Two processes write, this one samples."""
+def write_and_sample(folder: Path, times: int) -> None:
+    """Two processes write, this one samples, as often as that or until it has seen both of them."""
     buffer = ReplayBuffer(MemmapStorage(500, folder), batch_size=64)
     prioritized = PrioritizedReplayBuffer(storage=MemmapStorage(500, folder), batch_size=64)
-    writers = [start_writer(folder, number, seconds, 500) for number in (1, 2)]
+    writers = [start_writer(folder, number, 500) for number in (1, 2)]
     seen: set[int] = set()
     samples = 0
     try:
-        while any(writer.poll() is None for writer in writers):
+        while samples < times or seen != {1, 2}:
+            assert all(writer.poll() is None for writer in writers)
             if len(buffer) < 64:
                 continue
             batch = buffer.sample()
@@ -64,28 +65,28 @@ def write_and_sample(folder: Path, seconds: float) -> None:
                 check(weighed)
                 prioritized.update_priority(weighed["index"], weighed["number"] % 7 + 0.5)
     finally:
-        written = [int(writer.communicate(timeout=60)[0]) for writer in writers]
-    assert seen == {1, 2}
-    assert samples > 20
+        written = [int(writer.communicate(timeout=600)[0]) for writer in writers]
     # Nothing is lost: every row that was written was numbered.
     assert buffer.storage.written == sum(written)
     check(buffer[:])
 
 
 def test_two_processes_write_and_one_samples(tmp_path: Path) -> None:
-    write_and_sample(tmp_path / "m", 2.0)
+    write_and_sample(tmp_path / "m", 500)
 
 
 @pytest.mark.slow
-def test_two_processes_write_and_one_samples_for_a_minute(tmp_path: Path) -> None:
-    write_and_sample(tmp_path / "m", 60.0)
+def test_two_processes_write_and_one_samples_for_long(tmp_path: Path) -> None:
+    write_and_sample(tmp_path / "m", 10_000)
 
 
 def kill_writers(folder: Path, times: int) -> None:
     rng = random.Random(5)
-    before = 0
-    for number in range(times):
-        writer = start_writer(folder, number, 60, 300)
+    before = number = 0
+    # A busy machine may not let them write much before they are killed; there are more then.
+    while number < times or before <= 300:
+        number += 1
+        writer = start_writer(folder, number, 300)
         time.sleep(0.02 + rng.random() * 0.15)
         writer.send_signal(signal.SIGKILL)
         writer.communicate()
@@ -97,7 +98,6 @@ def kill_writers(folder: Path, times: int) -> None:
             buffer.extend(rows_of(99, 0, 5))
             check(buffer[:])
             before = buffer.storage.written
-    assert before > 300
 
 
 def test_writers_that_are_killed_leave_whole_rows(tmp_path: Path) -> None:

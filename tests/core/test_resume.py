@@ -233,7 +233,7 @@ def test_resuming_in_another_process_on_a_copy_of_the_files(tmp_path: Path) -> N
             capture_output=True,
             text=True,
             cwd=root,
-            timeout=120,
+            timeout=600,
         )
         assert ran.stdout.strip() == wanted, ran.stderr
 

@@ -22,7 +22,7 @@ def test_the_reward_rises(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         env={**os.environ, "RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"},
-        timeout=300,
+        timeout=600,
     )
     assert run.returncode == 0, run.stderr
     found = re.search(r"first 5 steps ([\d.]+), of the last 5 ([\d.]+)", run.stdout)

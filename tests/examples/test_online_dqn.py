@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
-import sys
 from pathlib import Path
 from types import ModuleType
 
 import gymnasium as gym
 import numpy as np
 import pytest
+
+from tests.programs import run_program
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = [
@@ -65,8 +65,7 @@ def test_rows_hold_what_led_to_them(example: ModuleType) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_it_learns_to_balance_the_pole(framework: str) -> None:
-    command = [sys.executable, str(EXAMPLES / "online_dqn.py"), "--framework", framework]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    done = run_program(EXAMPLES / "online_dqn.py", "--framework", framework, frameworks=True, seconds=1200)
     assert done.returncode == 0, done.stderr
     printed = dict(line.split(": ", 1) for line in done.stdout.splitlines())
     assert list(printed) == NAMES

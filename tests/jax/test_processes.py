@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 import mouse_core
 from mouse_core.testing import example_store, stream_digest
 from mouse_jax import REPLACED_DTYPES, PrefetchBatchifier
+from tests.ports import free_port
 
 OPTIONS: dict[str, Any] = {"sequence_length": 8, "batch_size": 8, "seed": 5}
 
@@ -28,9 +28,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             loader.next_batch()
         manager.save(0, args=ocp.args.Composite(batches=ocp.args.JsonSave(loader.state_dict())))
         manager.wait_until_finished()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     processes = [
         subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("one_of_two.py")), str(rank), str(port), str(folder)],
@@ -41,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for rank in range(2)
     ]
     try:
-        outputs = [process.communicate(timeout=120)[0] for process in processes]
+        outputs = [process.communicate(timeout=600)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -16,6 +16,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from mouse_core import BatchSource, ConfigError, DatasetStore, PrefetchBatchifier
 from mouse_core.testing import as_arrays, example_store
+from tests.ports import free_port
 
 ROWS = 256
 AGAIN = r"shard: expected a source that is sharded once, found shard \(0, 2\) below a {}"
@@ -161,11 +162,7 @@ def _work(rank: int, port: int, way: str, found: Any) -> None:
 )
 def test_two_processes_see_all_or_are_told(way: str, sees: Any) -> None:
     pytest.importorskip("lightning_fabric" if way.startswith("fabric") else "accelerate")
-    import socket
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     context = torch.multiprocessing.get_context("spawn")
     results = context.Queue()
     processes = [context.Process(target=_work, args=(rank, port, way, results), daemon=True) for rank in range(2)]
@@ -174,7 +171,7 @@ def test_two_processes_see_all_or_are_told(way: str, sees: Any) -> None:
     found = []
     for _ in processes:
         try:
-            found.append(results.get(timeout=120))
+            found.append(results.get(timeout=600))
         except queue.Empty:
             break
     for process in processes:
