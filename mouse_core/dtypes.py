@@ -139,16 +139,24 @@ def convert(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
             return converted
     if array.dtype.kind not in "biuf":
         raise RowError(0, f"expected numbers, found {array.dtype}")
-    if number_kind(dtype) == "f":
-        largest = largest_of(dtype)
-        if array.dtype.kind == "f" and -largest <= array.min() and array.max() <= largest:
-            return array.astype(dtype)  # most likely; neither NaN nor infinities are among them
-        with np.errstate(over="ignore"):
-            converted = array.astype(dtype)
-        if array.dtype.kind == "f" or is_ml_float(dtype):  # of which some have no infinity, and become NaN
-            lost = ~np.isfinite(converted) & np.isfinite(array)
-            _refuse(array, lost, f"values that fit {dtype}")
-        return converted
+    return _to_floats(array, dtype) if number_kind(dtype) == "f" else _to_integers(array, dtype)
+
+
+def _to_floats(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Numbers rounded to a float dtype that may be narrower; see ``convert``."""
+    largest = largest_of(dtype)
+    if array.dtype.kind == "f" and -largest <= array.min() and array.max() <= largest:
+        return array.astype(dtype)  # most likely; neither NaN nor infinities are among them
+    with np.errstate(over="ignore"):
+        converted = array.astype(dtype)
+    if array.dtype.kind == "f" or is_ml_float(dtype):  # of which some have no infinity, and become NaN
+        lost = ~np.isfinite(converted) & np.isfinite(array)
+        _refuse(array, lost, f"values that fit {dtype}")
+    return converted
+
+
+def _to_integers(array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Numbers as an integer or boolean dtype that may not hold all of them; see ``convert``."""
     if dtype.kind == "b":
         lowest, highest = 0, 1
     else:
@@ -183,5 +191,6 @@ def convert_to(values: npt.NDArray[Any], dtype: np.dtype[Any], out: npt.NDArray[
 
 def _refuse(array: npt.NDArray[Any], where: npt.NDArray[np.bool_], wanted: str) -> None:
     if where.any():
-        place = int(where.argmax())
-        raise RowError(place * len(array) // array.size, f"expected {wanted}, found {array.flat[place].item()}")
+        position = int(where.argmax())
+        row = position * len(array) // array.size
+        raise RowError(row, f"expected {wanted}, found {array.flat[position].item()}")

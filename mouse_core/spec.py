@@ -95,14 +95,7 @@ class Field:
             if value is not None:
                 object.__setattr__(self, option, check_dtype(value, where=f"field {self.name!r}"))
         if self.shape is not None:
-            shape = tuple(int(size) for size in self.shape)
-            if any(size < 1 for size in shape):
-                raise ConfigError(f"field {self.name!r}: expected a shape of positive sizes, found {self.shape!r}")
-            object.__setattr__(self, "shape", shape)
-            if self.image and len(shape) != 3:
-                raise ConfigError(f"field {self.name!r}: expected (H, W, C) as the shape of images, found {shape}")
-            if self.max_ndim is None:
-                object.__setattr__(self, "max_ndim", len(shape))
+            self._check_shape(self.shape)
         for option in ("min_ndim", "max_ndim"):
             value = getattr(self, option)
             if type(value) is not int and not (option == "max_ndim" and value is None):
@@ -119,6 +112,16 @@ class Field:
         """What holds the pixels of encoded images: uint8, or uint16 where ``bounds`` or ``dtype`` say so."""
         wide = self.bounds[1] > 255 if self.bounds is not None else self.dtype == np.uint16
         return np.dtype(np.uint16 if wide else np.uint8)
+
+    def _check_shape(self, given: tuple[int, ...]) -> None:
+        shape = tuple(int(size) for size in given)
+        if any(size < 1 for size in shape):
+            raise ConfigError(f"field {self.name!r}: expected a shape of positive sizes, found {given!r}")
+        object.__setattr__(self, "shape", shape)
+        if self.image and len(shape) != 3:
+            raise ConfigError(f"field {self.name!r}: expected (H, W, C) as the shape of images, found {shape}")
+        if self.max_ndim is None:
+            object.__setattr__(self, "max_ndim", len(shape))
 
     def _check_bounds(self) -> None:
         if self.dim is not None and (type(self.dim) is not int or self.dim < 1):
@@ -284,16 +287,18 @@ def recipe(found: Iterable[object], columns: Iterable[str] = _ELSEWHERE) -> str:
         columns: Those that are asked for.
     """
     names = {name for name in found if isinstance(name, str)}
+    asked = set(columns) - names
+    ended = sorted(names & {"terminated", "truncated", "terminations", "truncations"})
+    made = f"'done' is 1 if terminated else 2 if truncated else 0 (from {', '.join(ended)})"
+    if "done" not in asked or not ended:
+        made = ""
     said = []
-    asked = set(columns)
     for column, others in _ELSEWHERE.items():
         other = next((name for name in others if name in names), None)
-        if column in asked and column not in names and other is not None:
+        if column in asked and other is not None and not (made and column == "done"):
             said.append(f"{column!r} is what you call {other!r}")
-    ended = sorted(names & {"terminated", "truncated", "terminations", "truncations"})
-    if ended and "done" in asked and "done" not in names:
-        said = [line for line in said if not line.startswith("'done'")]
-        said.append(f"'done' is 1 if terminated else 2 if truncated else 0 (from {', '.join(ended)})")
+    if made:
+        said.append(made)
     if said and names & {*_NEXT}:
         said.append(
             f"{min(names & {*_NEXT})!r} is the observation of the row that follows, so leave it out: with "

@@ -183,14 +183,12 @@ def stack_leaves(key: FieldKey, leaves: list[Any]) -> Any:
     """The leaves of a field of several rows as one array, or as a list where the storage knows what they become."""
     strong = next((leaf for leaf in leaves if not is_weak(leaf)), None)
     if strong is None:  # left as they are: whether numbers fit is for the storage to say, which knows the dtype
-        if len({np.asarray(leaf).dtype.kind == "b" for leaf in leaves if not isinstance(leaf, list)}) > 1:
-            raise SchemaError(f"rows: field {key!r}: expected all numbers or all booleans, found both")
+        _check_alike(key, leaves)
         return leaves
     if all(isinstance(leaf, str) for leaf in leaves) or all(isinstance(leaf, bytes) for leaf in leaves):
         return leaves
     first = as_array(strong, where=f"rows: field {key!r}")
     arrays = []
-    even = True
     for number, leaf in enumerate(leaves):
         array = fit(leaf, first.dtype, where=f"rows: field {key!r}, item {number}")
         if array.shape[1:] != first.shape[1:] or array.ndim != first.ndim:
@@ -198,9 +196,16 @@ def stack_leaves(key: FieldKey, leaves: list[Any]) -> Any:
                 f"rows: field {key!r}: expected the shape {first.shape}, found {array.shape} in item {number}; "
                 "ListStorage takes any"
             )
-        even = even and array.shape == first.shape
         arrays.append(array)
-    return np.stack(arrays) if even else arrays  # whether rows may differ in length is for the storage to say
+    if len({array.shape for array in arrays}) > 1:
+        return arrays  # whether rows may differ in length is for the storage to say
+    return np.stack(arrays)
+
+
+def _check_alike(key: FieldKey, leaves: list[Any]) -> None:
+    """Raise SchemaError if there are both booleans and numbers."""
+    if len({np.asarray(leaf).dtype.kind == "b" for leaf in leaves if not isinstance(leaf, list)}) > 1:
+        raise SchemaError(f"rows: field {key!r}: expected all numbers or all booleans, found both")
 
 
 def is_weak(leaf: Any) -> bool:

@@ -13,6 +13,7 @@ from mouse_core._base.checks import values_of
 from mouse_core.dtypes import RowError, convert
 
 _Bools = npt.NDArray[np.bool_]
+_Ints = npt.NDArray[np.int64]
 
 
 def plain(array: pa.Array) -> pa.Array:
@@ -100,7 +101,36 @@ def _fill_lists(
     fill: float | None,
     pad: float | None,
 ) -> None:
+    """Write rows that are lists to ``out``, ``[n, width]``; ``nulls`` says which rows are null."""
     n, width = out.shape
+    values, inner_nulls, lengths = _values_of_lists(array, nulls)
+    _check_widths(lengths, nulls, width, is_padded=pad is not None)
+    if fill is None and inner_nulls is not None:
+        row = _row_of(int(inner_nulls.argmax()), lengths)
+        raise RowError(row, "expected a number, found null inside a list")
+    try:
+        values = convert(values, out.dtype)
+    except RowError as error:
+        raise RowError(_row_of(error.row, lengths), str(error)) from error
+    if inner_nulls is not None:
+        values = np.where(inner_nulls, out.dtype.type(fill), values)
+    lowest, highest = int(lengths.min(initial=width)), int(lengths.max(initial=0))
+    if lowest == width:
+        out[:] = values.reshape(n, width)
+        return
+    out[:] = 0 if pad is None else pad
+    if nulls is None and lowest == highest:
+        out[:, :highest] = values.reshape(n, highest)
+    else:
+        # Lengths 1 and 3 of a width of 4 are [[x, -, -, -], [x, x, x, -]], in the order of the values.
+        out[np.arange(width) < lengths[:, None]] = values
+    if nulls is not None:
+        out[nulls] = fill
+
+
+def _values_of_lists(array: pa.Array, nulls: _Bools | None) -> tuple[npt.NDArray[Any], _Bools | None, _Ints]:
+    """The values of all lists one after the other, which of them are null if some are, and how many each row has."""
+    n = len(array)
     if pa.types.is_fixed_size_list(array.type):
         size = array.type.list_size
         first, lengths = array.offset * size, np.full(n, size)
@@ -116,37 +146,17 @@ def _fill_lists(
             there = np.repeat(~nulls, lengths)
             values, inner_nulls = values[there], None if inner_nulls is None else inner_nulls[there]
         lengths = np.where(nulls, 0, lengths)
-    lowest, highest = int(lengths.min(initial=width)), int(lengths.max(initial=width))
-    if highest > width:
-        row = int((lengths > width).argmax())
-        raise RowError(row, f"expected {'at most ' * (pad is not None)}{values_of(width)}, found {int(lengths[row])}")
-    if pad is None and lowest < width:
-        too_narrow = (lengths < width) if nulls is None else (lengths < width) & ~nulls
-        if too_narrow.any():
-            row = int(too_narrow.argmax())
-            raise RowError(row, f"expected {values_of(width)}, found {int(lengths[row])}")
-    if inner_nulls is not None and not inner_nulls.any():
-        inner_nulls = None
-    if fill is None and inner_nulls is not None:
-        row = _row_of(int(inner_nulls.argmax()), lengths)
-        raise RowError(row, "expected a number, found null inside a list")
-    try:
-        values = convert(values, out.dtype)
-    except RowError as error:
-        raise RowError(_row_of(error.row, lengths), str(error)) from error
-    if inner_nulls is not None:
-        values = np.where(inner_nulls, out.dtype.type(fill), values)
-    if lowest == width:
-        out[:] = values.reshape(n, width)
-        return
-    out[:] = 0 if pad is None else pad
-    same = int(lengths.max(initial=0))
-    if nulls is None and lowest == same:
-        out[:, :same] = values.reshape(n, same)
-    else:
-        out[np.arange(width) < lengths[:, None]] = values
-    if nulls is not None:
-        out[nulls] = fill
+    return values, inner_nulls if inner_nulls is not None and inner_nulls.any() else None, lengths
+
+
+def _check_widths(lengths: _Ints, nulls: _Bools | None, width: int, *, is_padded: bool) -> None:
+    """Raise RowError if a row has more values than ``width``, or fewer where nothing fills it up."""
+    wrong = lengths > width
+    if not is_padded and not wrong.any():
+        wrong = lengths < width if nulls is None else (lengths < width) & ~nulls
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise RowError(row, f"expected {'at most ' * is_padded}{values_of(width)}, found {int(lengths[row])}")
 
 
 def _row_of(position: int, lengths: npt.NDArray[np.int64]) -> int:

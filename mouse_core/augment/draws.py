@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -165,12 +165,6 @@ def draw_shared(
         return fields is None or field in fields
 
     scalars = {option: spec.draw(_stream(key, _Stream[option.upper()])) for option, spec in config.scalars().items()}
-    affine = {}
-    for field, name in (("reward", "reward"), ("xformed_reward", "reward"), ("obs_continuous", "obs")):
-        scale, shift = scalars.get(f"scale_{name}"), scalars.get(f"shift_{name}")
-        wanted = there(field) and (field != "xformed_reward" or config.scale_xformed_reward)
-        if wanted and (scale is not None or shift is not None):
-            affine[field] = Affine(*(None if part is None else np.float64(part) for part in (scale, shift)))
     pixels = None
     if there("obs_image") and ("scale_obs_image" in scalars or "shift_obs_image" in scalars):
         values = np.arange(256) * scalars.get("scale_obs_image", 1.0) + scalars.get("shift_obs_image", 0.0)
@@ -178,9 +172,27 @@ def draw_shared(
     crop = None
     if there("obs_image") and config.crop_obs_image is not None:
         crop = _draw_crop(config.crop_obs_image, key, shape, image_shape)
+    rewards = ("reward", "xformed_reward") if config.scale_xformed_reward else ("reward",)
+    affine = _affine(dict.fromkeys(rewards, "reward") | {"obs_continuous": "obs"}, scalars, there)
     return NO_DRAWS._replace(
         affine=affine, permutations=_draw_permutations(config, key, shape[0], there), pixels=pixels, crop=crop
     )
+
+
+def _affine(options: Mapping[str, str], scalars: Mapping[str, Any], there: Callable[[str], bool]) -> dict[str, Affine]:
+    """How numbers are scaled and shifted, by field, of those that are there.
+
+    Args:
+        options: Whose options each field goes by: "reward" for ``scale_reward`` and ``shift_reward``.
+        scalars: What was drawn, by option.
+        there: Whether a field is.
+    """
+    affine = {}
+    for field, name in options.items():
+        parts = [scalars.get(f"{part}_{name}") for part in ("scale", "shift")]
+        if there(field) and parts != [None, None]:
+            affine[field] = Affine(*(None if part is None else np.float64(part) for part in parts))
+    return affine
 
 
 def with_masks(

@@ -146,23 +146,14 @@ class StreamAugment:
         there = set(batch)
         empty = self.memory.empty
         image = self.arriving.get("obs_image")
-        image_shape = None if image is None else image.image_shape
+        shared = draw_shared(
+            self.config, key, shape, fields=there, image_shape=None if image is None else image.image_shape
+        )
 
         def here(draws: Draws) -> Draws:
             return draws if (first, rows) == (0, shape[0]) else cut(draws, first, rows)
 
-        shared = draw_shared(self.config, key, shape, fields=there, image_shape=image_shape)
-        batch = {
-            **batch,
-            **transform(batch, here(shared), image_shape=image_shape, validate=True, own=batch, empty=empty),
-        }
-        for name in self._scaled & there:
-            try:
-                batch[name] = convert(batch[name], self.arriving[name].dtype)
-            except ValueError as error:
-                raise DataError(f"augment: {name}: {error}") from error
-        if not stored and self._redraws and "obs_image" in there:
-            batch["obs_image"] = _in_dtype(batch["obs_image"], self.arriving["obs_image"].dtype, empty)
+        batch = self._transformed(batch, here(shared), stored=stored)
         views = []
         for number in range(self.views):
             draws = here(with_masks(shared, self.config, key.with_call(number), shape, fields=there))
@@ -180,6 +171,21 @@ class StreamAugment:
             for name, values in view.items():
                 np.copyto(target[name], values, casting="no")
         return tuple(dict(target) for target in targets)
+
+    def _transformed(self, batch: Batch, draws: Draws, *, stored: bool) -> Batch:
+        """What all views of a batch share, in the dtypes that they are delivered in."""
+        image, empty = self.arriving.get("obs_image"), self.memory.empty
+        image_shape = None if image is None else image.image_shape
+        changed = transform(batch, draws, image_shape=image_shape, validate=True, own=batch, empty=empty)
+        batch = {**batch, **changed}
+        for name in self._scaled & batch.keys():
+            try:
+                batch[name] = convert(batch[name], self.arriving[name].dtype)
+            except ValueError as error:
+                raise DataError(f"augment: {name}: {error}") from error
+        if image is not None and not stored and self._redraws:
+            batch["obs_image"] = _in_dtype(batch["obs_image"], image.dtype, empty)
+        return batch
 
 
 def stream_augment(

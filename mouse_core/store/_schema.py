@@ -18,6 +18,8 @@ from mouse_core.spec import Alignment, Field, FieldSpec, check_alignment, merge_
 from mouse_core.store._segments import Segment
 from mouse_core.store.snapshot import SnapshotConfig
 
+_DIMS = ("max_action_dim", "max_obs_continuous_dim")
+
 if TYPE_CHECKING:
     from mouse_core.about.dataset import About
     from mouse_core.store._tail.values import TailColumn
@@ -115,13 +117,9 @@ class StoreSchema:
                 )
             for field in about.fields:
                 _check_alike(told.get(field.name, field), field, where)
-            rest: dict[str, Any] = {"fields": [field for field in about.fields if field.name not in told]}
-            for name in ("max_action_dim", "max_obs_continuous_dim"):
-                wanted, found = getattr(self.told, name), getattr(about, name)
-                if wanted is not None and found is not None and wanted < found:
-                    raise SchemaError(f"{name}: expected at least {found}, as {where} says, found {wanted}")
-                rest[name] = None if wanted is not None else found
-            unknown.append((where, about.replace(**rest)))
+            news: dict[str, Any] = {name: self._untold_dim(name, where, about) for name in _DIMS}
+            news["fields"] = [field for field in about.fields if field.name not in told]
+            unknown.append((where, about.replace(**news)))
         self.said = joined([("the rows before", self.said), *unknown])
         self._know_fields()
         for column, width in self.widths.items():
@@ -130,6 +128,13 @@ class StoreSchema:
                 raise SchemaError(
                     f"column {column!r}: expected at most {known[0]} values, found {width[0]} in the rows before"
                 )
+
+    def _untold_dim(self, name: str, where: str, about: About) -> int | None:
+        """A dimension that a dataset says and the store was not told."""
+        told, found = getattr(self.told, name), getattr(about, name)
+        if told is not None and found is not None and told < found:
+            raise SchemaError(f"{name}: expected at least {found}, as {where} says, found {told}")
+        return None if told is not None else found
 
     def _know_fields(self) -> None:
         """Put together what the store was told and what datasets said."""
@@ -222,22 +227,19 @@ class StoreSchema:
 
     def _combined(self, column: str) -> Field:
         """What all fields that read a column ask of its values."""
-        first, *others = (field for field in self.fields.values() if field.column == column)
-        given = [field.bounds for field in (first, *others) if field.bounds is not None]
-        bounds = (max(low for low, _ in given), min(high for _, high in given)) if given else None
-        if bounds is not None and bounds[0] > bounds[1]:
-            raise ConfigError(
-                f"fields: expected bounds that some value of column {column!r} meets, found "
-                f"{ {field.name: field.bounds for field in (first, *others)} }"
-            )
-        filled = all(field.fill is not None for field in (first, *others))
-        return replace(
-            first,
+        fields = [field for field in self.fields.values() if field.column == column]
+        bounds = _common_bounds(column, fields)
+        fill = None
+        if all(field.fill is not None for field in fields):
             # What it is does not matter here, only whether there may be nulls.
-            fill=(0 if bounds is None else bounds[0]) if filled else None,
-            pad=first.pad if all(field.pad is not None for field in others) else None,
+            fill = 0 if bounds is None else bounds[0]
+        is_padded = all(field.pad is not None for field in fields)
+        return replace(
+            fields[0],
+            fill=fill,
+            pad=fields[0].pad if is_padded else None,
             bounds=bounds,
-            image=first.image or any(field.image for field in others),
+            image=any(field.image for field in fields),
         )
 
     def _check_width(self, name: str, data_type: pa.DataType, widths: dict[str, tuple[int, ...]]) -> None:
@@ -263,6 +265,20 @@ class StoreSchema:
         if field.shape is not None:
             return field.shape
         return None if field.dim is None else (field.dim,)
+
+
+def _common_bounds(column: str, fields: Sequence[Field]) -> tuple[int, int] | None:
+    """The bounds that values meet which all of some fields allow; None if no field has any."""
+    given = [field.bounds for field in fields if field.bounds is not None]
+    if not given:
+        return None
+    low, high = max(low for low, _ in given), min(high for _, high in given)
+    if low > high:
+        raise ConfigError(
+            f"fields: expected bounds that some value of column {column!r} meets, found "
+            f"{ {field.name: field.bounds for field in fields} }"
+        )
+    return low, high
 
 
 def _check_dim(name: str, value: int | None) -> int | None:

@@ -28,20 +28,27 @@ def select_splits(
         raise ConfigError("from_dataset: expected splits or split_pattern, found both")
     if not isinstance(dataset, Mapping):
         raise ConfigError(f"from_dataset: expected a dict of splits, found {type(dataset).__name__}")
-    if splits is not None:
-        names = [splits] if isinstance(splits, str) else list(splits)
-        for name in names:
-            if name not in dataset:
-                raise ConfigError(f"from_dataset: expected splits among {list(dataset)}, found {name!r}")
-    else:
-        patterns = [split_pattern] if isinstance(split_pattern, str) else list(split_pattern or ())
-        names = []
-        for pattern in patterns:
-            matched = [name for name in dataset if fnmatchcase(str(name), pattern)]
-            if not matched:
-                raise ConfigError(f"from_dataset: expected a pattern matching {list(dataset)}, found {pattern!r}")
-            names.extend(name for name in matched if name not in names)
-    return _named(dataset, names)
+    if splits is None:
+        return _named(dataset, _matching(dataset, _listed(split_pattern)))
+    for name in _listed(splits):
+        if name not in dataset:
+            raise ConfigError(f"from_dataset: expected splits among {list(dataset)}, found {name!r}")
+    return _named(dataset, _listed(splits))
+
+
+def _listed(names: str | Sequence[str] | None) -> list[str]:
+    return [names] if isinstance(names, str) else list(names or ())
+
+
+def _matching(dataset: Mapping[Any, Any], patterns: Iterable[str]) -> Iterable[Any]:
+    """The names that match some pattern, each once, in the order of the patterns."""
+    names: dict[Any, None] = {}
+    for pattern in patterns:
+        matched = [name for name in dataset if fnmatchcase(str(name), pattern)]
+        if not matched:
+            raise ConfigError(f"from_dataset: expected a pattern matching {list(dataset)}, found {pattern!r}")
+        names |= dict.fromkeys(matched)
+    return names
 
 
 def segment_of(part: Any, image_roots: tuple[str, ...]) -> Segment:

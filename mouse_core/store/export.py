@@ -13,6 +13,7 @@ from mouse_core._arrow.layout import ColumnType, column_type
 from mouse_core.about.dataset import About, read_about, with_about
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.images.pixels import encode_png
+from mouse_core.spec import Field
 from mouse_core.store._schema import StoreSchema
 from mouse_core.store._segments import Segment
 from mouse_core.store.snapshot import Snapshot
@@ -56,27 +57,34 @@ def _features(snapshot: Snapshot, types: Mapping[str, pa.DataType]) -> Any:
 
     features = {}
     for name, data_type in types.items():
-        declared = [
-            segment.origin.features[name]
-            for segment in snapshot.segments
-            if segment.origin is not None
-            and name in segment.origin.features
-            and column_type(segment.types[name]).kind != "null"
-        ]
-        reader = next((reader for reader in snapshot.readers.values() if reader.spec.column == name), None)
-        image_shape = reader.spec.image_shape if reader is not None else None
-        if declared:
-            features[name] = declared[0]
-        elif column_type(data_type).kind == "image" and image_shape is not None:
-            features[name] = datasets.Image()
-        elif image_shape is not None and column_type(data_type).depth in (2, 3):
-            array = datasets.Array2D if column_type(data_type).depth == 2 else datasets.Array3D
-            shape = image_shape[:2] if column_type(data_type).depth == 2 else image_shape
-            features[name] = array(shape=shape, dtype=column_type(data_type).value_type)
-        else:
-            schema = pa.schema([pa.field(name, data_type)])
-            features[name] = datasets.Features.from_arrow_schema(schema)[name]
+        declared = _declared_feature(snapshot, name)
+        features[name] = _feature_of(snapshot, name, data_type) if declared is None else declared
     return with_about(datasets.Features(features), About())
+
+
+def _declared_feature(snapshot: Snapshot, name: str) -> Any:
+    """What the first dataset that has values of a column declares it as; None if none does."""
+    for segment in snapshot.segments:
+        known = {} if segment.origin is None else segment.origin.features
+        if name in known and column_type(segment.types[name]).kind != "null":
+            return known[name]
+    return None
+
+
+def _feature_of(snapshot: Snapshot, name: str, data_type: pa.DataType) -> Any:
+    """What a column of an Arrow type is declared as, images as such."""
+    import datasets
+
+    kind = column_type(data_type)
+    shapes = [reader.spec.image_shape for reader in snapshot.readers.values() if reader.spec.column == name]
+    image_shape = shapes[0] if shapes else None
+    if image_shape is not None and kind.kind == "image":
+        return datasets.Image()
+    if image_shape is not None and kind.depth == 2:
+        return datasets.Array2D(shape=image_shape[:2], dtype=kind.value_type)
+    if image_shape is not None and kind.depth == 3:
+        return datasets.Array3D(shape=image_shape, dtype=kind.value_type)
+    return datasets.Features.from_arrow_schema(pa.schema([pa.field(name, data_type)]))[name]
 
 
 def _with_features(segment: Segment, features: Any) -> Any:
@@ -106,27 +114,31 @@ def rows_to_table(batch: Mapping[str, Sequence[Any]], schema: StoreSchema) -> pa
         field = schema.by_column.get(name)
         if field is None:
             continue
-        known = schema.arrow_types.get(name)
         try:
-            if field.image and (known is None or column_type(known).kind == "image"):
-                encode = partial(encode_png, dtype=field.pixel_dtype, image_roots=schema.image_roots)
-                encoded = [None if value is None else encode(value) for value in values]
-                columns[name] = pa.array(encoded, pa.binary())
-            else:
-                storage = getattr(known, "storage_type", known)
-                if storage is not None and pa.types.is_dictionary(storage):
-                    storage = storage.value_type
-                made = [_plain(value) for value in values]
-                if field.shape == () and storage is not None:
-                    kind = column_type(storage)
-                    made = [_single(value, kind) for value in made]
-                columns[name] = pa.array(made, storage)
+            columns[name] = _column_of(values, field, schema.arrow_types.get(name), schema.image_roots)
         except (ValueError, TypeError, pa.ArrowException) as error:
             raise DataError(f"{field.name}: {error} (column {name!r})") from error
     lengths = {name: len(values) for name, values in columns.items()}
     if len(set(lengths.values())) > 1:
         raise DataError(f"encode_hf_rows: expected columns of one length, found {lengths}")
     return pa.table(columns)
+
+
+def _column_of(
+    values: Sequence[Any], field: Field, known: pa.DataType | None, image_roots: tuple[str, ...]
+) -> pa.Array:
+    """Values as an Arrow array of the type that is known, images as PNG."""
+    if field.image and (known is None or column_type(known).kind == "image"):
+        encode = partial(encode_png, dtype=field.pixel_dtype, image_roots=image_roots)
+        return pa.array([None if value is None else encode(value) for value in values], pa.binary())
+    storage = getattr(known, "storage_type", known)
+    if storage is not None and pa.types.is_dictionary(storage):
+        storage = storage.value_type
+    made = [_plain(value) for value in values]
+    if field.shape == () and storage is not None:
+        kind = column_type(storage)
+        made = [_single(value, kind) for value in made]
+    return pa.array(made, storage)
 
 
 def _plain(value: Any) -> Any:

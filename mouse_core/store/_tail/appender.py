@@ -54,7 +54,7 @@ class Appender:
     def append(self, row: Mapping[str, Any]) -> None:
         """Take one row; see ``DatasetStore.append``."""
         block = self._block
-        if block is not None and block.append(row):
+        if block is not None and block.count < block.rows and block.append(row):
             return
         if block is None or block.count == block.rows or row.keys() != block.columns.keys():
             block = self._block_for(row)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import itemgetter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,8 @@ from mouse_core.store._tail.values import (
     check_values,
     check_vector,
 )
+
+_B = TypeVar("_B", ScalarBlock, VectorBlock)
 
 _FIRST_ROWS = 1024
 _MOST_ROWS = 65_536
@@ -55,33 +57,33 @@ class Block:
 
     def append(self, row: Mapping[str, Any]) -> bool:
         """Take a row if it is a dict with the block's columns; False, and nothing has changed, if ``put`` has to say
-        what is wrong with it.
+        what is wrong with it. There must be room.
         """
         at = self.count
-        if at == self.rows or type(row) is not dict or len(row) != self._names:
+        if type(row) is not dict or len(row) != self._names:
             return False
         odd = False
         try:
             values = self._values_of(row)
-            for place, cells, kind, plain in self._cells:
-                value = values[place]
+            for number, cells, kind, plain in self._cells:
+                value = values[number]
                 if type(value) is kind or type(value) in plain:
                     cells[at] = value
                 else:
                     odd = True
-            for place, lowest, highest, plain in self._bounded:
+            for number, lowest, highest, plain in self._bounded:
                 # What is of another type is put, which looks at this as well.
-                if type(values[place]) in plain and not lowest <= values[place] <= highest:
+                if type(values[number]) in plain and not lowest <= values[number] <= highest:
                     return False
-            for place, cells, width, dtype in self._runs:
-                value = values[place]
+            for number, cells, width, dtype in self._runs:
+                value = values[number]
                 if type(value) is ndarray and value.dtype is dtype:
                     # Memory takes only memory of the same kind and length.
                     cells[at * width : (at + 1) * width] = value
                 else:
                     odd = True
-            for place, put in self._others:
-                put(at, values[place])
+            for number, put in self._others:
+                put(at, values[number])
             if odd:
                 self._put_odd(at, values)
         except Exception:  # values may be anything, and so may what they raise
@@ -91,13 +93,13 @@ class Block:
 
     def _put_odd(self, at: int, values: Sequence[Any]) -> None:
         """Write those values that ``append`` leaves."""
-        for place, _, _, plain in self._cells:
-            if type(values[place]) not in plain:
-                self._ordered[place].put(at, values[place])
-        for place, _, _, dtype in self._runs:
-            value = values[place]
+        for number, _, _, plain in self._cells:
+            if type(values[number]) not in plain:
+                self._ordered[number].put(at, values[number])
+        for number, _, _, dtype in self._runs:
+            value = values[number]
             if type(value) is not ndarray or value.dtype is not dtype:
-                self._ordered[place].put(at, value)
+                self._ordered[number].put(at, value)
         self._settle()
 
     def put(self, row: Mapping[str, Any]) -> None:
@@ -136,28 +138,23 @@ class Block:
 
     def _sort(self) -> None:
         """Say how ``append`` is to write each column: as a cell, as a run of cells, or by ``put``."""
-        cells = {
-            name: block for name, block in self.blocks.items() if isinstance(block, ScalarBlock) and not block.whole
-        }
-        runs = {
-            name: block for name, block in self.blocks.items() if isinstance(block, VectorBlock) and block.takes_memory
-        }
+        cells = _some(self.blocks, ScalarBlock, lambda block: not block.whole)
+        runs = _some(self.blocks, VectorBlock, lambda block: block.takes_memory)
         names = [*cells, *runs, *(name for name in self.blocks if name not in cells and name not in runs)]
         self._ordered = [self.blocks[name] for name in names]
         self._names = len(names)
         # A single name gets the value itself from an itemgetter.
         getter: Any = itemgetter(*names) if len(names) > 1 else lambda row: tuple(row[name] for name in names)
         self._values_of: Callable[[Mapping[str, Any]], tuple[Any, ...]] = getter
-        self._cells = [(place, block.cells, block.kind, block.plain) for place, block in enumerate(cells.values())]
-        self._bounded = [
-            (place, *block.usual, block.plain) for place, block in enumerate(cells.values()) if block.usual is not None
-        ]
         self._filled = list(runs.values())
-        self._runs = [
-            (place, block.cells, block.width, block.dtype) for place, block in enumerate(self._filled, len(cells))
-        ]
-        others = len(cells) + len(runs)
-        self._others = [(place, block.put) for place, block in enumerate(self._ordered[others:], others)]
+        # By the number of the value among ``names``.
+        scalars = list(enumerate(cells.values()))
+        self._cells = [(number, block.cells, block.kind, block.plain) for number, block in scalars]
+        self._bounded = [(number, *block.usual, block.plain) for number, block in scalars if block.usual is not None]
+        vectors = enumerate(self._filled, len(cells))
+        self._runs = [(number, block.cells, block.width, block.dtype) for number, block in vectors]
+        first = len(cells) + len(runs)
+        self._others = [(number, block.put) for number, block in enumerate(self._ordered[first:], first)]
 
     def to_segment(self, image_roots: tuple[str, ...] = ()) -> Segment:
         """The rows written so far; later rows never change it."""
@@ -172,6 +169,11 @@ class Block:
             make_table=partial(_to_table, self.blocks, self.count),
             image_roots=image_roots,
         )
+
+
+def _some(blocks: Mapping[str, ColumnBlock], kind: type[_B], chosen: Callable[[_B], bool]) -> dict[str, _B]:
+    """The blocks of a kind that are chosen."""
+    return {name: block for name, block in blocks.items() if isinstance(block, kind) and chosen(block)}
 
 
 def _to_column(block: ColumnBlock, rows: int) -> pa.ChunkedArray:

@@ -54,6 +54,10 @@ def tail_column(
         return _of_arrays(value, kind, field, shape, nullable=nullable, image_roots=image_roots)
     if kind.kind == "image":
         return _of_images(value, kind, field, known, shape, nullable=nullable, image_roots=image_roots)
+    return _of_objects(value, kind, known, nullable=nullable)
+
+
+def _of_objects(value: Any, kind: ColumnType, known: pa.DataType | None, *, nullable: bool) -> TailColumn:
     nbytes = max(len(value), _OBJECT_BYTES) if isinstance(value, str | bytes) else _OBJECT_BYTES
     return TailColumn(kind, arrow_type=known or _object_type(value), nullable=nullable, object_bytes=nbytes)
 
@@ -86,30 +90,41 @@ def _of_arrays(
     nullable: bool,
     image_roots: tuple[str, ...],
 ) -> TailColumn:
-    image = field is not None and field.image
     single = _is_single(field, shape)
-    if single and kind.depth == 1:
-        shape = (1,)
-    row = tuple(shape if shape is not None and len(shape) == kind.depth else np.shape(value))
-    if value is None and len(row) != kind.depth:
+    row = _shape_of(value, kind, (1,) if single and kind.depth == 1 else shape)
+    if row is None:
         return _of_nulls(nullable=nullable)  # nothing says how wide it is
-    if 0 in row or len(row) != kind.depth:
-        raise ValueError(f"expected a first value of {kind}, found {value!r:.80}")
-    padded = field is not None and field.pad is not None
-    bounds = None if field is None or image else field.bounds
-    return TailColumn(
+    width = row[0] if len(row) == 1 else None
+    column = TailColumn(
         kind,
         shape=row,
         nullable=nullable,
-        widths=(0 if padded else row[0], row[0]) if len(row) == 1 else None,
-        bounds=bounds,
-        image=image,
+        widths=None if width is None else (width, width),
         pixel=_pixel(field),
         image_roots=image_roots,
         whole=_is_coded(field, vectors=True) and kind.dtype.kind == "f",
         single=single and row == (1,),
-        allowed="" if field is None or bounds is None else field.shown(bounds),
     )
+    if field is None:
+        return column
+    bounds = None if field.image else field.bounds
+    return replace(
+        column,
+        widths=(0, width) if width is not None and field.pad is not None else column.widths,
+        bounds=bounds,
+        image=field.image,
+        allowed="" if bounds is None else field.shown(bounds),
+    )
+
+
+def _shape_of(value: Any, kind: ColumnType, shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    """The shape of a row of arrays, known or that of the first value; None where nothing says it."""
+    row = tuple(shape if shape is not None and len(shape) == kind.depth else np.shape(value))
+    if value is None and len(row) != kind.depth:
+        return None
+    if 0 in row or len(row) != kind.depth:
+        raise ValueError(f"expected a first value of {kind}, found {value!r:.80}")
+    return row
 
 
 def _of_images(
