@@ -120,10 +120,13 @@ def draw_of(windows: Windows, config: SliceConfig, episodes: EpisodeTable) -> Dr
     begin, end = windows.begin, windows.end
     step = windows.start[:, None] + np.arange(length)
     mask = None
-    if not rule.strict or rule.left or rule.right:
+    may_lack_steps = not rule.strict or rule.left or rule.right
+    if may_lack_steps and ((windows.start < begin) | (windows.start + length > end)).any():
         end = np.minimum(end, windows.start + np.minimum(end - begin, length))
         mask = (step >= begin[:, None]) & (step < end[:, None])
         step = np.clip(step, begin[:, None], end[:, None] - 1)
+    elif may_lack_steps:
+        mask = np.ones(step.shape, np.bool_)  # and nothing to clip: these slices have all their steps
     # A division for each window, and none for each step.
     origin = begin - begin % episodes.steps
     place = step - origin[:, None]
