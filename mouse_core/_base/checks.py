@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from mouse_core.errors import ConfigError
-
 UNREADABLE = (
     *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
     *(RecursionError, SyntaxError, MemoryError),
@@ -25,13 +23,6 @@ def values_of(count: int) -> str:
 def is_whole(value: Any) -> bool:
     """Whether it is an integer, and no boolean."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-def check_integer(name: str, value: Any, *, lowest: int) -> int:
-    """``value`` if it is an integer from ``lowest``, else ConfigError."""
-    if not is_whole(value) or value < lowest:
-        raise ConfigError(f"{name}: expected an integer from {lowest}, found {value!r}")
-    return int(value)
 
 
 def as_record(value: Any) -> dict[str, Any] | None:

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from mouse_core._base.checks import check_integer
 from mouse_core._base.tracing import refuse_traced
 from mouse_core.errors import ClosedError, ForkError, WorkerError
 from mouse_core.prefetch._feeds import Feed, feed_of
 from mouse_core.prefetch.prefetcher import OrderedPrefetcher, Prefetcher
-from mouse_core.spec import Spec
+from mouse_core.spec import Spec, check_count
 from mouse_core.store.dataset_store import DatasetStore
 
 if TYPE_CHECKING:  # loaded where there are some: `import mouse_core` is without them
@@ -66,8 +65,8 @@ class Loader(Generic[T]):
     ) -> None:
         self._feed: Feed = feed_of(source, store)
         self._delivery = delivery
-        self._prefetch = check_integer("prefetch", prefetch, lowest=1)
-        self._num_workers = 0 if delivery.in_caller else check_integer("num_workers", num_workers, lowest=0)
+        self._prefetch = check_count("prefetch", prefetch, lowest=1)
+        self._num_workers = 0 if delivery.in_caller else check_count("num_workers", num_workers, lowest=0)
         self._next_index = self._feed.first_index
         self._make: Callable[[int], Any] | None = None
         self._ahead: Prefetcher[Any] | None = None

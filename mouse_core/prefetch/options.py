@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from mouse_core._base.checks import check_integer
 from mouse_core.batches.source import BatchSource
 from mouse_core.errors import ConfigError
 from mouse_core.prefetch.source import RecastSource, Source, checked_source
 from mouse_core.sampling.episodes import Boundary, Weighting
 from mouse_core.sampling.plan import WindowSampler
+from mouse_core.spec import check_count
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.snapshot import Snapshot
 
@@ -74,7 +74,7 @@ class LoaderOptions:
         if not isinstance(store, BaseBuffer):
             return checked_source(store)
         self._refuse("a replay buffer, which has a sampler, a seed and transforms of its own")
-        return BufferSource(store, self.batch_size, check_integer("prefetch", self.prefetch, lowest=1))
+        return BufferSource(store, self.batch_size, check_count("prefetch", self.prefetch, lowest=1))
 
     def _of_batches(self) -> dict[str, Any]:
         return {option.name: getattr(self, option.name) for option in fields(self) if option.name not in _DELIVERING}

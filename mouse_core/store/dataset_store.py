@@ -16,7 +16,6 @@ from mouse_core._base.checks import as_record
 from mouse_core._base.locks import ProcessLock
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.spec import Alignment, Field
-from mouse_core.store._schema import StoreSchema
 from mouse_core.store._segments import Segment
 from mouse_core.store.snapshot import Snapshot
 
@@ -57,14 +56,15 @@ class DatasetStore:
         dense_bytes: int = DENSE_BYTES,
         image_roots: Iterable[str | os.PathLike[str]] = (),
     ) -> None:
+        # These, and what else only some stores need, are loaded with the first of them.
+        from mouse_core.store._schema import StoreSchema
+        from mouse_core.store._tail.appender import Appender
+
         self._budget = DenseBudget(dense_bytes)
         self._schema = StoreSchema(fields, max_action_dim, max_obs_continuous_dim, alignment, image_roots)
         self._segments: list[Segment] = []
         self._num_rows = 0
         self._kept: Snapshot | None = None
-        # This and what else only some stores need is loaded with the first of them.
-        from mouse_core.store._tail.appender import Appender
-
         self._appender = Appender(self._schema, self._segments)
         self._lock = ProcessLock()
 
