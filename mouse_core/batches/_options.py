@@ -14,7 +14,6 @@ import numpy as np
 from mouse_core.batches._form import MaskReader, Readers
 from mouse_core.errors import ConfigError, MissingFieldError
 from mouse_core.sampling.episodes import Boundary, Weighting, sampler_of
-from mouse_core.sampling.identity import sampler_identity
 from mouse_core.sampling.plan import MASK, WindowSampler
 from mouse_core.spec import recipe
 from mouse_core.store.dataset_store import DatasetStore
