@@ -210,7 +210,7 @@ def warn_of_collation(indices: Sequence[int]) -> None:
 
 def identity_of(snapshot: Snapshot, sampler: object, readers: Readers, augment: Any) -> list[Any]:
     """What decides about batches, but for the seed and the delivered dtypes."""
-    from mouse_core.sampling._identity import sampler_identity
+    from mouse_core.sampling.identity import sampler_identity
 
     fields = [reader.identity for reader in readers.values()]
     return [snapshot.fingerprint, sampler_identity(sampler), fields, *([] if augment is None else [augment.identity])]
