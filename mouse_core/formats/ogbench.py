@@ -31,7 +31,7 @@ from mouse_core.formats.columns.named import (
     to_batch,
     travels_with_action,
 )
-from mouse_core.formats.columns.transitions import TransitionRows, check_final, placeholder
+from mouse_core.formats.columns.transitions import TransitionRows, check_final, placeholder, step_numbers
 
 __all__ = ["read_ogbench"]
 
@@ -165,10 +165,7 @@ def _observation_rows(parts: Iterator[Columns], code: int, layout: str, path: st
             rows[key][starts] = placeholder(array)
         terminal = rows.pop("masks", np.zeros(count, bool))
         rows["done"] = np.where(last & ~starts, np.where(terminal, 1, code), 0).astype(np.int64)
-        first = np.flatnonzero(starts)
-        since = np.cumsum(starts) - 1
-        origin = np.where(since >= 0, first[since] if len(first) else 0, -step)
-        rows["episode_step"] = (np.arange(count) - origin).astype(np.int64)
+        rows["episode_step"] = step_numbers(starts, step)
         step, begins = int(rows["episode_step"][-1]) + 1, bool(last[-1])
         yield rows | named_observation(values["observations"]) | _beside(values)
 

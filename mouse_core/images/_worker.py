@@ -1,4 +1,4 @@
-"""A process that decodes images; started by ``_decoding`` as ``python -c "... main()" DESCRIPTOR``.
+"""A process that decodes images; started by ``decoding`` as ``python -c "... main()" DESCRIPTOR``.
 
 It reads tasks from its standard input and answers on its standard output; encoded images and pixels are in memory that
 is shared with whoever started it. It ends, in silence, when its input does or nobody reads its answers any more, so it

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.formats.columns.transitions import step_numbers
 from mouse_core.formats.columns.values import UInt64s, mixed
 from mouse_core.inspect._histogram import Histogram
 from mouse_core.inspect.report import Distribution, EpisodesReport
@@ -15,7 +16,8 @@ from mouse_core.inspect.report import Distribution, EpisodesReport
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-_PLACE = np.uint64(0x9E3779B97F4A7C15)
+# 2**64 over the golden ratio: multiples of it lie far apart.
+_GOLDEN_RATIO = np.uint64(0x9E3779B97F4A7C15)
 
 
 class EpisodeCounter:
@@ -65,7 +67,7 @@ class EpisodeCounter:
             observation_hash: Of the observation alone.
 
         Returns:
-            Which rows begin an episode, and the row's place in its episode.
+            Which rows begin an episode, and the row's number in its episode, from 0.
         """
         n = len(done)
         before = self._last
@@ -78,21 +80,15 @@ class EpisodeCounter:
         self.done_codes.update(dict(zip(codes.tolist(), counts.tolist(), strict=True)))
         self._count_anomalies(start, follows, shifted, known, reward, first=before is None)
 
-        begins = np.flatnonzero(start)
-        place = np.arange(n, dtype=np.int64)
-        origin = np.full(n, -self._rows, np.int64)
-        if len(begins):
-            sizes = np.diff(np.append(begins, n))
-            origin[begins[0] :] = np.repeat(begins, sizes)
-        place -= origin
-        self._finish(start, begins, place, done, reward, row_hash, observation_hash, shifted)
+        step_number = step_numbers(start, self._rows)
+        self._finish(start, np.flatnonzero(start), step_number, done, reward, row_hash, observation_hash, shifted)
 
         self._last = {name: None if values is None else values[-1] for name, values in known.items()}
         self._last["before"] = (
             None if observation_hash is None else (observation_hash[-2] if n > 1 else shifted["observation"][0])
         )
         self._last["start"] = bool(start[-1])
-        return start, place
+        return start, step_number
 
     @property
     def finished(self) -> int:
@@ -154,7 +150,7 @@ class EpisodeCounter:
         self,
         start: Bools,
         begins: Int64s,
-        place: Int64s,
+        step_number: Int64s,
         done: Int64s,
         reward: npt.NDArray[np.float64],
         row_hash: UInt64s,
@@ -163,7 +159,7 @@ class EpisodeCounter:
     ) -> None:
         """Close the episodes that end before a row that begins one, and keep what is open."""
         counted = np.where(start, 0.0, reward) if self.arrived else reward
-        spread = mixed(row_hash ^ (place.astype(np.uint64) + np.uint64(1)) * _PLACE)
+        spread = mixed(row_hash ^ (step_number.astype(np.uint64) + np.uint64(1)) * _GOLDEN_RATIO)
         # The first piece goes on with the open episode; it is empty where the batch begins with a new one.
         edges = np.concatenate([[0], begins]) if not len(begins) or begins[0] != 0 else begins
         head = 0 if not len(begins) else int(begins[0])
@@ -198,11 +194,11 @@ class EpisodeCounter:
         deep = ended >= 2
         before[deep], inside[deep] = observation_hash[ended[deep] - 2], ~start[ended[deep] - 1]
         if self._last is not None:
-            for place in np.flatnonzero(~deep).tolist():
-                if ended[place] == 1:
-                    before[place], inside[place] = self._last["observation"], not start[0]
+            for number in np.flatnonzero(~deep).tolist():
+                if ended[number] == 1:
+                    before[number], inside[number] = self._last["observation"], not start[0]
                 else:
-                    before[place], inside[place] = self._last["before"] or 0, not self._last["start"]
+                    before[number], inside[number] = self._last["before"] or 0, not self._last["start"]
         self.anomalies["final-repeats"] += int((inside & (before == final)).sum())
         self.anomalies["finals-compared"] += int(inside.sum())
         if self._final_hash is None:

@@ -53,6 +53,21 @@ def placeholder(values: npt.NDArray[Any], count: int = 1) -> npt.NDArray[Any]:
     return np.zeros((count, *values.shape[1:]), values.dtype)
 
 
+def step_numbers(begins: npt.NDArray[np.bool_], before: int = 0) -> npt.NDArray[np.int64]:
+    """How many rows of its episode come before each row, int64 ``[n]``.
+
+    After 3 rows of an episode that goes on, ``begins`` of 0 0 1 0 1 gives 3 4 0 1 0.
+
+    Args:
+        begins: Whether an episode begins with a row, ``[n]``.
+        before: How many rows there were of the episode that goes on.
+    """
+    first = np.flatnonzero(begins)
+    latest = np.cumsum(begins) - 1  # which of the rows that begin an episode is the latest; -1: it began before
+    origin = np.where(latest >= 0, first[latest] if len(first) else 0, -before)
+    return (np.arange(len(begins)) - origin).astype(np.int64)
+
+
 def episode_rows(
     observations: Mapping[str, npt.NDArray[Any]], arriving: Mapping[str, npt.NDArray[Any]], *, begins: int = 0
 ) -> Columns:
@@ -249,14 +264,11 @@ class TransitionRows:
         leads_to: npt.NDArray[np.int64],
         count: int,
     ) -> npt.NDArray[np.int64]:
-        n = len(begins)
         steps = np.zeros(count, np.int64)
-        if n:
-            first, starts_at = np.flatnonzero(begins), np.cumsum(begins) - 1
-            origin = np.where(starts_at >= 0, first[starts_at] if len(first) else 0, -self._step)
-            number = np.arange(n) - origin + 1
-            steps[leads_to] = number[kept]
-            self._step = int(number[-1])
+        if len(begins):
+            numbers = step_numbers(begins, self._step) + 1  # row 0 is the one that the first transition leaves
+            steps[leads_to] = numbers[kept]
+            self._step = int(numbers[-1])
         return steps
 
 

@@ -79,7 +79,8 @@ def write_ted(
 def _write(stream: RowStream, writer: _Writer, layout: str, columns: Sequence[str] | None) -> int:
     steps = 0
     for rows, start, final in _with_neighbours(stream, columns):
-        # Row 0 was written before, unless it is the first of all; the last row's successor is not known.
+        # Row 0 was written before, unless it is the first of all; the last row's successor is not known. Of two
+        # episodes of two transitions, with start 1 0 0 1 0 0, steps lead to rows 1 2 4 5, and rows 2 and 5 are ends.
         last = len(start) - 1 if not final else len(start)
         here = np.arange(1 if rows["_written"][0] else 0, last)
         follows = np.append(start[1:], True) if final else np.append(start[1:], False)
