@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from mouse_core.errors import StateError
+
 UNREADABLE = (
     *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
     *(RecursionError, SyntaxError, MemoryError),
@@ -23,6 +25,13 @@ def values_of(count: int) -> str:
 def is_whole(value: Any) -> bool:
     """Whether it is an integer, and no boolean."""
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def state_number(name: str, value: Any, *, where: str = "state") -> int:
+    """A number of a saved state, if it is an integer from 0 that 64 bits hold, else StateError."""
+    if not is_whole(value) or not 0 <= value < 1 << 64:
+        raise StateError(f"{where}: expected {name} as an integer from 0, found {value!r:.80}")
+    return int(value)
 
 
 def as_record(value: Any) -> dict[str, Any] | None:

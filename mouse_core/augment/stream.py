@@ -17,7 +17,7 @@ from mouse_core.augment.transform import mask, transform
 from mouse_core.dtypes import convert
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.randomness import Key, Purpose
-from mouse_core.spec import FieldSpec
+from mouse_core.spec import FieldSpec, check_count
 
 Batch = dict[str, npt.NDArray[Any]]
 DTypes = Mapping[str, np.dtype[np.generic]]
@@ -208,8 +208,7 @@ def stream_augment(
         ConfigError: Something that cannot be done to these fields: a number of actions or states that is needed and
             not known, a dtype that does not suit, a crop larger than the images.
     """
-    if isinstance(views, bool) or not isinstance(views, int | np.integer) or views < 1:
-        raise ConfigError(f"views: expected a positive integer, found {views!r}")
+    check_count("views", views)
     config = AugmentTokensConfig(enabled=False) if config is None else config
     if not isinstance(config, AugmentTokensConfig):
         raise ConfigError(f"augment: expected an AugmentTokensConfig or None, found {config!r}")

@@ -9,13 +9,11 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from mouse_core.batches._form import MaskReader, Readers
 from mouse_core.errors import ConfigError, MissingFieldError
 from mouse_core.sampling.episodes import Boundary, Weighting, sampler_of
 from mouse_core.sampling.plan import MASK, WindowSampler
-from mouse_core.spec import recipe
+from mouse_core.spec import check_count, recipe
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.fields import FieldReader
 from mouse_core.store.snapshot import Snapshot
@@ -58,8 +56,8 @@ def choose_sampler(
     if isinstance(sampling, str):
         return sampler_of(
             sampling,
-            sequence_length=check_integer("sequence_length", sequence_length, lowest=1),
-            batch_size=check_integer("batch_size", batch_size, lowest=1),
+            sequence_length=check_count("sequence_length", sequence_length, lowest=1),
+            batch_size=check_count("batch_size", batch_size, lowest=1),
             drop_last=drop_last,
             boundary=boundary,
             weighting=weighting,
@@ -151,14 +149,6 @@ def _check_parts(snapshot: Snapshot, reader: FieldReader, option: str) -> None:
                 f"Field({name!r}, fill=...)"
             )
         begin += segment.num_rows
-
-
-def check_integer(name: str, value: Any, *, lowest: int) -> int:
-    """``value`` if it is an integer from ``lowest``, else ConfigError."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < lowest:
-        wanted = "a positive integer" if lowest == 1 else f"an integer from {lowest}"
-        raise ConfigError(f"{name}: expected {wanted}, found {value!r}")
-    return int(value)
 
 
 def check_shard(shard: Any, batch_size: int) -> tuple[int, int]:

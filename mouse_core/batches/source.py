@@ -19,7 +19,7 @@ from mouse_core.errors import ConfigError
 from mouse_core.randomness import check_seed
 from mouse_core.sampling.episodes import Boundary, Weighting
 from mouse_core.sampling.plan import PaddedSampler, Plan, WindowSampler
-from mouse_core.spec import Spec
+from mouse_core.spec import Spec, check_count
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.snapshot import Snapshot
 
@@ -101,7 +101,7 @@ class BatchSource:
             snapshot,
             seed=check_seed(seed),
             shard=asked.check_shard(shard, sampler.batch_size),
-            epoch_start=asked.check_integer("epoch_start", epoch_start, lowest=0),
+            epoch_start=check_count("epoch_start", epoch_start, lowest=0),
             windows=asked.planned_windows(readers, sampler.sequence_length),
             padded=padded,
         )
@@ -219,7 +219,7 @@ class BatchSource:
     def with_snapshot(self, snapshot: Snapshot, *, epoch_start: int, seed: int | None = None) -> BatchSource:
         """The same source over other rows, whose first epoch begins at ``epoch_start``."""
         seed = self.seed if seed is None else check_seed(seed)
-        epoch_start = asked.check_integer("epoch_start", epoch_start, lowest=0)
+        epoch_start = check_count("epoch_start", epoch_start, lowest=0)
         growth = snapshot.grown_from(self.snapshot)
         if growth is None or list(snapshot.readers) != list(self.snapshot.readers):
             options = self._options() | {"seed": seed, "epoch_start": epoch_start}

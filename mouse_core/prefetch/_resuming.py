@@ -8,8 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
+from mouse_core._base.checks import state_number
 from mouse_core.batches.source import BatchSource
 from mouse_core.errors import StateError
 
@@ -39,10 +38,7 @@ def check_keys(state: Any, keys: set[str]) -> None:
 
 def index_of(state: Mapping[str, Any], name: str) -> int:
     """A number of a state; StateError unless it is an integer from 0."""
-    value = state[name]
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
-        raise StateError(f"state: expected {name} as an integer from 0, found {value!r}")
-    return int(value)
+    return state_number(name, state[name])
 
 
 def numbers_of(state: Any) -> dict[str, int]:

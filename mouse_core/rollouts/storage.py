@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from mouse_core._base.checks import state_number
 from mouse_core._base.tracing import refuse_traced
 from mouse_core.dtypes import widened
 from mouse_core.errors import ConfigError, MissingFieldError, RolloutError, StateError
@@ -267,14 +268,11 @@ class RolloutStorage(RolloutRows):
         """
         if not isinstance(state, Mapping) or set(state) != set(_STATE_KEYS):
             raise StateError(f"state: expected a dict with the keys {sorted(_STATE_KEYS)}, found {state!r:.200}")
-        for name in _STATE_KEYS:
-            value = state[name]
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value < 1 << 64:
-                raise StateError(f"state: expected {name} as an integer from 0, found {value!r}")
+        numbers = {name: state_number(name, state[name]) for name in _STATE_KEYS}
         for name in ("num_envs", "num_transitions_per_env"):
-            if state[name] != getattr(self, name):
-                raise StateError(f"state: expected {name} {getattr(self, name)}, found {state[name]}")
-        self.seed, self.epoch = int(state["seed"]), int(state["epoch"])
+            if numbers[name] != getattr(self, name):
+                raise StateError(f"state: expected {name} {getattr(self, name)}, found {numbers[name]}")
+        self.seed, self.epoch = numbers["seed"], numbers["epoch"]
 
     # ------------------------------------------------------------------ details
 

@@ -247,8 +247,8 @@ def test_an_augmented_source_can_be_pickled_and_moved() -> None:
         (full_config(), {"dtypes": {"time": "uint16"}}, "time: expected a dtype that holds fill=-1"),
         (full_config(max_num_actions=4), {}, r"q_star: expected \[B, S, 4\]"),
         ("scale everything", {}, "augment: expected an AugmentTokensConfig or None"),
-        (full_config(), {"views": 0}, "views: expected a positive integer, found 0"),
-        (None, {"views": True}, "views: expected a positive integer, found True"),
+        (full_config(), {"views": 0}, "views: expected an integer from 1, found 0"),
+        (None, {"views": True}, "views: expected an integer from 1, found True"),
     ],
 )
 def test_what_cannot_be_done_is_found_at_once(config: Any, options: dict[str, Any], message: str) -> None:

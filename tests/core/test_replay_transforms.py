@@ -156,7 +156,7 @@ def test_integers_sum_to_float32() -> None:
 
 @pytest.mark.parametrize("n", [0, -1, True, 2.0, "3"])
 def test_n_that_is_none(n: Any) -> None:
-    with pytest.raises(ConfigError, match="NStep: n: expected a positive integer"):
+    with pytest.raises(ConfigError, match="NStep: n: expected an integer from 1"):
         NStep(n, 0.9)
 
 

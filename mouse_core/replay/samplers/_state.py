@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mouse_core._base.checks import state_number
 from mouse_core.errors import StateError
 
 
@@ -44,9 +45,7 @@ def _checked(key: str, value: Any, kind: type | str) -> Any:
             raise StateError(f"sampler: expected {key} as an array [n], found {array.dtype} {list(array.shape)}")
         return array
     if kind is int:
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 0:
-            raise StateError(f"sampler: expected {key} as an integer from 0, found {value!r}")
-        return int(value)
+        return state_number(key, value, where="sampler")
     if isinstance(value, bool) or not isinstance(value, int | float | np.number) or not np.isfinite(value):
         raise StateError(f"sampler: expected {key} as a finite number, found {value!r}")
     return float(value)

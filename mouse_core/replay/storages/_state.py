@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._base.checks import UNREADABLE
+from mouse_core._base.checks import UNREADABLE, state_number
 from mouse_core.errors import StateError
 from mouse_core.replay.protocols import FieldKey, Storage
 from mouse_core.replay.storages._rows import FieldType, RowSchema
@@ -160,10 +160,4 @@ def check_numbers(state: Any, own: Mapping[str, Any], names: Sequence[str]) -> d
         StateError: One of them is none, or the state is of something else.
     """
     part_of({"state": state}, "state", own)
-    numbers = {}
-    for name in names:
-        value = state.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or not 0 <= value < 1 << 64:
-            raise StateError(f"state: expected {name} as an integer from 0, found {value!r:.80}")
-        numbers[name] = int(value)
-    return numbers
+    return {name: state_number(name, state.get(name)) for name in names}

@@ -7,11 +7,12 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
+from mouse_core.errors import MissingFieldError, SchemaError
 from mouse_core.randomness import Key
 from mouse_core.replay.protocols import FieldKey
 from mouse_core.replay.transforms._ends import flat_flags
 from mouse_core.replay.transforms._fields import along_time, device_of, find, namespace, on_host
+from mouse_core.spec import check_count
 from mouse_core.trees import flatten
 
 Array = Any
@@ -39,8 +40,7 @@ class RandomTimeCrop:
     random: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        if isinstance(self.length, bool) or not isinstance(self.length, int | np.integer) or self.length < 1:
-            raise ConfigError(f"RandomTimeCrop: length: expected a positive integer, found {self.length!r}")
+        check_count("RandomTimeCrop: length", self.length)
 
     def __call__(self, batch: Any, key: Key) -> Any:
         """The batch, ``[N, length, ...]`` in every field that was ``[N, T, ...]``."""

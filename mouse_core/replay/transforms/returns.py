@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from mouse_core.errors import ConfigError, SchemaError
+from mouse_core.errors import SchemaError
 from mouse_core.replay.protocols import FieldKey
 from mouse_core.replay.transforms._ends import ALIVE, beside, end_codes, end_fields, valid_steps
 from mouse_core.replay.transforms._fields import (
@@ -23,7 +23,7 @@ from mouse_core.replay.transforms._fields import (
     replaced,
 )
 from mouse_core.replay.transforms.next_view import NextView
-from mouse_core.spec import Alignment, check_alignment, check_unit
+from mouse_core.spec import Alignment, check_alignment, check_count, check_unit
 
 Array = Any
 
@@ -81,8 +81,7 @@ class NStep:
     alignment: ClassVar[Alignment] = "outgoing"
 
     def __post_init__(self) -> None:
-        if isinstance(self.n, bool) or not isinstance(self.n, int | np.integer) or self.n < 1:
-            raise ConfigError(f"NStep: n: expected a positive integer, found {self.n!r}")
+        check_count("NStep: n", self.n)
         check_unit("NStep: discount", self.discount)
         check_alignment(self.takes)
         check_keys((self.reward, self.done, self.mask), where="NStep")
