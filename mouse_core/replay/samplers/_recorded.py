@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,34 +11,12 @@ import numpy.typing as npt
 from mouse_core.batches.source import BatchSource
 from mouse_core.randomness import Key, Purpose
 from mouse_core.replay.protocols import Draw, Storage
+from mouse_core.replay.samplers.slices import SliceSampler
 from mouse_core.store.snapshot import Snapshot
 
 Int64s = npt.NDArray[np.int64]
 
 _SOURCES_KEPT = 4
-
-
-class WholeSlices(Protocol):
-    """A sampler whose draws depend on their keys and on rows alone, and may be of slices that have all their steps."""
-
-    weighting: Any
-
-    @property
-    def sequence_length(self) -> int:
-        """Steps in a slice."""
-        ...
-
-    def is_whole(self, storage: Storage) -> bool:
-        """Whether every slice has all its steps."""
-        ...
-
-    def starts(self, storage: Storage, batch_size: int, keys: Sequence[Key]) -> Int64s:
-        """The slots at which the slices of some draws begin, int64 ``[draws, B]``."""
-        ...
-
-    def draw_at(self, storage: Storage, starts: Int64s) -> Draw:
-        """The draw whose slices begin in these slots, int64 ``[B]``."""
-        ...
 
 
 class RecordedSlices:
@@ -51,7 +28,7 @@ class RecordedSlices:
         sampler: Says where slices begin.
     """
 
-    def __init__(self, snapshot: Snapshot, storage: Storage, sampler: WholeSlices) -> None:
+    def __init__(self, snapshot: Snapshot, storage: Storage, sampler: SliceSampler) -> None:
         self._snapshot = snapshot
         self._storage = storage
         self._sampler = sampler
@@ -102,7 +79,7 @@ class _DrawnWindows:
     """The slices of a buffer's samples as the windows of batches; see ``WindowSampler``."""
 
     storage: Storage
-    sampler: WholeSlices
+    sampler: SliceSampler
     sequence_length: int
     batch_size: int
 

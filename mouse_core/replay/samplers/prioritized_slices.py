@@ -13,12 +13,11 @@ from mouse_core.randomness import Key
 from mouse_core.replay._episodes.index import STATE, EpisodeIndex
 from mouse_core.replay._episodes.ring import EpisodeRing
 from mouse_core.replay.protocols import Draw, FieldKey, Slots, Storage, Write
-from mouse_core.replay.samplers._slice_config import SliceConfig, SliceSampling, no_window
+from mouse_core.replay.samplers._slicing import SliceSampling, Span, no_window
 from mouse_core.replay.samplers._state import check_state
 from mouse_core.replay.samplers._sum_tree import SumTree, draw_slots, importance_weights
 from mouse_core.replay.samplers.priorities import Beta, PrioritizedSampler, beta_at
-from mouse_core.replay.samplers.slices import Span
-from mouse_core.sampling.episode_table import WindowRule, Windows
+from mouse_core.sampling.episode_table import Windows
 
 Int64s = npt.NDArray[np.int64]
 
@@ -59,15 +58,14 @@ class PrioritizedSliceSampler(SliceSampling):
         span: Span = False,
     ) -> None:
         self._rows = PrioritizedSampler(alpha, beta, eps)
-        config = SliceConfig(sequence_length, strict_length=strict_length, pad=pad, span=span)
-        super().__init__(config, traj_key, end_key, truncated_key)
-        if self._config.span[0]:
+        keys = (traj_key, end_key, truncated_key)
+        super().__init__(sequence_length, keys, strict_length=strict_length, pad=pad, span=span)
+        if self._span[0]:
             raise ConfigError(f"span: expected False over the begin of an episode, as in (False, True), found {span!r}")
         self._forget()
 
     def _forget(self) -> None:
         """Where slices begin is to be found anew, with a look at all rows."""
-        self._rule: WindowRule | None = None
         self._tree: SumTree | None = None
         self._begins = np.zeros(0, np.bool_)  # whether a slice begins in a slot
         self._seen = 0  # the first time step not looked at
@@ -104,7 +102,7 @@ class PrioritizedSliceSampler(SliceSampling):
     @property
     def adds(self) -> tuple[str, ...]:
         """The fields of a draw that rows cannot have."""
-        return (*self._rows.adds, *self._config.adds)
+        return (*self._rows.adds, *super().adds)
 
     def wrote(self, storage: Storage, write: Write) -> None:
         """The rows have the largest priority from now on; take note of the ends of episodes among them."""
@@ -126,10 +124,10 @@ class PrioritizedSliceSampler(SliceSampling):
             ConfigError: As ``SliceSampler`` and ``PrioritizedSampler``.
             MissingFieldError, SchemaError: No field says where episodes end, or it has no usable values.
         """
-        rule = self._config.rule
+        rule = self._rule
         beta = beta_at(self.beta, key.index)
         episodes = self.episodes.settled(storage)
-        tree = self._settle(storage, episodes, rule)
+        tree = self._settle(storage, episodes)
         if not tree.total > 0.0 and not episodes.view(rule).count:
             raise no_window(episodes, rule, self.episodes.coming_back(storage))
         slots = draw_slots(tree, batch_size, key)
@@ -165,39 +163,40 @@ class PrioritizedSliceSampler(SliceSampling):
 
     # ------------------------------------------------------------------ where slices begin
 
-    def _settle(self, storage: Storage, episodes: EpisodeRing, rule: WindowRule) -> SumTree:
+    def _settle(self, storage: Storage, episodes: EpisodeRing) -> SumTree:
         """The tree of the weights of all rows at which slices begin."""
-        num_envs = episodes.num_envs
+        num_envs, rule = episodes.num_envs, self._rule
         first = self._seen
-        if (self._rule, self._changes) != (rule, episodes.changes) or not episodes.begin <= first <= episodes.end:
+        if self._changes != episodes.changes or not episodes.begin <= first <= episodes.end:
             self._tree = None
         if self._tree is None:
-            self._tree, self._rule, self._changes = SumTree(storage.capacity), rule, episodes.changes
+            self._tree, self._changes = SumTree(storage.capacity), episodes.changes
             self._begins = np.zeros(storage.capacity, np.bool_)
             first = episodes.begin
         if first == episodes.end:
             return self._tree
         begins, weights = self._begins, self._rows.weights_at(storage, slice(None))
         # With so many rows behind them the ones before may be begins now; and so may the oldest one, if it is cut off.
+        # Of slices of 3, where steps 0 to 9 were looked at, step 8 may begin one as soon as step 10 is there.
         step = max(first - rule.length + 1, episodes.begin)
         while step < episodes.end:
-            self._find(episodes, rule, step, min(step + max(1, _SCANNED // num_envs), episodes.end))
+            self._find(episodes, step, min(step + max(1, _SCANNED // num_envs), episodes.end))
             step += max(1, _SCANNED // num_envs)
         # In an episode that is cut off, the oldest row begins a slice now; with a span, others may have ceased to.
         oldest = rule.length - 1 if rule.right else int(not rule.strict)
         changed = np.arange(max(first - rule.length + 1, episodes.begin), episodes.end)
         if oldest:
             behind = min(episodes.begin + oldest, episodes.end)
-            self._find(episodes, rule, episodes.begin, behind)
+            self._find(episodes, episodes.begin, behind)
             changed = np.append(changed, np.arange(episodes.begin, behind))
         slots = ((changed % episodes.steps)[:, None] * num_envs + np.arange(num_envs)).reshape(-1)
         self._tree.set(slots, np.where(begins[slots], weights[slots], 0.0))
         self._seen = episodes.end
         return self._tree
 
-    def _find(self, episodes: EpisodeRing, rule: WindowRule, begin: int, end: int) -> None:
+    def _find(self, episodes: EpisodeRing, begin: int, end: int) -> None:
         """Look which of the time steps ``begin .. end - 1`` slices begin at."""
-        num_envs = episodes.num_envs
+        num_envs, rule = episodes.num_envs, self._rule
         steps = np.repeat(np.arange(begin, end), num_envs)
         envs = np.tile(np.arange(num_envs), end - begin)
         first, behind, _ = episodes.episode_of(envs, steps)

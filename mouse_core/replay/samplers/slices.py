@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -14,13 +14,12 @@ from mouse_core.randomness import Key
 from mouse_core.replay._episodes.index import STATE
 from mouse_core.replay.protocols import Draw, FieldKey, Storage, Write
 from mouse_core.replay.samplers._epochs import Epochs
-from mouse_core.replay.samplers._slice_config import SliceConfig, SliceSampling, check_flag, no_window
+from mouse_core.replay.samplers._slicing import SliceSampling, Span, check_flag, no_window
 from mouse_core.replay.samplers._state import check_state
 from mouse_core.sampling.episode_table import Windows
+from mouse_core.sampling.episodes import Weighting
 
 Int64s = npt.NDArray[np.int64]
-Weighting = Literal["step", "trajectory"]
-Span = bool | int | tuple[bool | int, bool | int]
 
 
 class SliceSampler(SliceSampling):
@@ -71,8 +70,8 @@ class SliceSampler(SliceSampling):
         span: Span = False,
         weighting: Weighting = "step",
     ) -> None:
-        config = SliceConfig(sequence_length, strict_length=strict_length, pad=pad, span=span)
-        super().__init__(config, traj_key, end_key, truncated_key)
+        keys = (traj_key, end_key, truncated_key)
+        super().__init__(sequence_length, keys, strict_length=strict_length, pad=pad, span=span)
         if weighting not in get_args(Weighting):
             raise ConfigError(f"weighting: expected one of {list(get_args(Weighting))}, found {weighting!r}")
         self.weighting = weighting
@@ -92,7 +91,7 @@ class SliceSampler(SliceSampling):
 
     def _windows(self, storage: Storage, batch_size: int, keys: Sequence[Key]) -> Windows:
         """The slices of one draw or several, one behind the other."""
-        rule = self._config.rule
+        rule = self._rule
         episodes = self.episodes.settled(storage)
         view = episodes.view(rule)
         total = view.count if self.weighting == "step" else view.episode_count
@@ -105,10 +104,10 @@ class SliceSampler(SliceSampling):
 
     def is_whole(self, storage: Storage) -> bool:
         """Whether every slice has all its steps; where short ones are padded, looks at all episodes."""
-        rule = self._config.rule
+        rule = self._rule
         if rule.left or rule.right:
             return False
-        if not self._config.pads:
+        if self._pad is False:
             return rule.strict
         episodes = self.episodes.settled(storage)
         return episodes.view(replace(rule, strict=True)).episode_count == episodes.view(rule).episode_count
@@ -123,9 +122,9 @@ class SliceSampler(SliceSampling):
 
     def draw_at(self, storage: Storage, starts: Int64s) -> Draw:
         """The draw whose whole slices begin in these slots, int64 ``[B]``; see ``starts``."""
-        length = self._config.rule.length
+        length = self._rule.length
         index = starts[:, None] + np.arange(length)
-        mask = np.ones(index.shape, np.bool_) if self._config.pads else None
+        mask = np.ones(index.shape, np.bool_) if self._pad is not False else None
         traj_id = self.episodes.settled(storage).id_of(np.zeros(len(starts), np.int64), starts)
         return Draw(index, mask, extra={"traj_id": np.repeat(traj_id, length).reshape(index.shape)})
 
@@ -178,8 +177,8 @@ class SliceSamplerWithoutReplacement(SliceSampling, Epochs):
         drop_last: bool = False,
         shuffle: bool = True,
     ) -> None:
-        config = SliceConfig(sequence_length, strict_length=strict_length, pad=pad, span=False, tiled=True)
-        SliceSampling.__init__(self, config, traj_key, end_key, truncated_key)
+        keys = (traj_key, end_key, truncated_key)
+        SliceSampling.__init__(self, sequence_length, keys, strict_length=strict_length, pad=pad, tiled=True)
         Epochs.__init__(self, check_flag("drop_last", drop_last), check_flag("shuffle", shuffle))
         self._length = 0  # steps of the epoch's slices; 0: the next draw begins one
 
@@ -204,7 +203,7 @@ class SliceSamplerWithoutReplacement(SliceSampling, Epochs):
             ConfigError: There are fewer slices than ``batch_size``.
             MissingFieldError, SchemaError: No field says where episodes end, or it has no usable values.
         """
-        rule = self._config.rule
+        rule = self._rule
         episodes = self.episodes.settled(storage)
         view = episodes.view(rule)
         total = view.count

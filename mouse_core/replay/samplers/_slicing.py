@@ -1,0 +1,140 @@
+"""What all samplers of slices have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from mouse_core.errors import ConfigError
+from mouse_core.replay._episodes.index import EpisodeIndex, of_turns
+from mouse_core.replay.protocols import Draw, FieldKey, Storage, Write
+from mouse_core.sampling.episode_table import EpisodeTable, WindowRule, Windows
+from mouse_core.spec import check_count
+
+Span = bool | int | tuple[bool | int, bool | int]
+
+
+class SliceSampling:
+    """What samplers of slices have in common: what a slice is, the episodes, and making a draw of windows.
+
+    Args:
+        keys: ``traj_key``, ``end_key`` and ``truncated_key`` of ``SliceSampler``.
+        sequence_length, strict_length, pad, span: See ``SliceSampler``.
+        tiled: Whether slices lie side by side.
+
+    Raises:
+        ConfigError: See ``SliceSampler``.
+    """
+
+    needs_order = True
+
+    def __init__(
+        self,
+        sequence_length: int,
+        keys: tuple[FieldKey | None, FieldKey | None, FieldKey | None],
+        *,
+        strict_length: bool,
+        pad: bool | float,
+        span: Span = False,
+        tiled: bool = False,
+    ) -> None:
+        length = check_count("sequence_length", sequence_length)
+        self._strict = check_flag("strict_length", strict_length)
+        if not isinstance(pad, bool | int | float | np.number):
+            raise ConfigError(f"pad: expected True, False or a number, found {pad!r}")
+        self._pad = pad
+        self._span = _check_span(span)
+        left, right = (length - 1 if side is True else int(side) for side in self._span)
+        if max(left, right) >= length:
+            raise ConfigError(f"span: expected less than the {length} steps of a slice, found {self._span}")
+        # Which slices an episode has.
+        self._rule = WindowRule(length, left, right, strict=self._strict and pad is False, tiled=tiled)
+        self.episodes = EpisodeIndex(*keys)
+
+    @property
+    def sequence_length(self) -> int:
+        """Steps in a slice."""
+        return self._rule.length
+
+    @property
+    def adds(self) -> tuple[str, ...]:
+        """The fields of a draw that rows cannot have."""
+        if self._pad is not False:
+            return ("mask",)
+        return () if self._strict and not any(self._span) else ("slice_id",)
+
+    def wrote(self, storage: Storage, write: Write) -> None:
+        """Take note of the ends of episodes among the rows, in time proportional to their number."""
+        self.episodes.wrote(storage, write)
+
+    def reset(self, storage: Storage) -> None:
+        """The rows may all be others: the next draw looks at them once."""
+        self.episodes.reset(storage)
+
+    def _shown(self) -> str:
+        """What it is made as, in the ``repr`` and in states."""
+        span = "" if self._rule.tiled else f", span={self._span}"
+        size = f"sequence_length={self.sequence_length}, strict_length={self._strict}, pad={self._pad}{span}"
+        return f"{size}, {self.episodes.shown()}"
+
+    def _draw_of(self, windows: Windows, episodes: EpisodeTable, storage: Storage) -> Draw:
+        """The rows of some windows, with a warning where there is none that has all its steps for a bad reason.
+
+        In a ring of 100 time steps an episode of the steps 295 to 304 lies in the slots 95 to 99 and 0 to 4. A window
+        of 4 that begins at 298 has the steps 298 to 301. The round of the ring in which its episode begins began with
+        step 200, so these are 98, 99, 100 and 101 in it; the last two are 100 too many: the slots 98, 99, 0, 1.
+        """
+        rule, (env, start, begin, end, traj_id) = self._rule, windows
+        if self._pad is not False and (end - begin < rule.length).all():
+            self.episodes.warn_of_turns(storage)
+        step, mask = start[:, None] + np.arange(rule.length), None
+        may_lack_steps = not rule.strict or rule.left or rule.right
+        if may_lack_steps and ((start < begin) | (start + rule.length > end)).any():
+            end = np.minimum(end, start + np.minimum(end - begin, rule.length))
+            mask = (step >= begin[:, None]) & (step < end[:, None])
+            step = np.clip(step, begin[:, None], end[:, None] - 1)
+        elif may_lack_steps:
+            mask = np.ones(step.shape, np.bool_)  # and nothing to clip: these slices have all their steps
+        # A division for each window, and none for each step.
+        origin = begin - begin % episodes.steps
+        slots = step - origin[:, None]
+        if (end - origin).max() > episodes.steps:
+            slots -= episodes.steps * (slots >= episodes.steps)
+        if episodes.num_envs > 1:
+            slots *= episodes.num_envs
+            slots += env[:, None]
+        traj_ids = np.repeat(traj_id, rule.length).reshape(step.shape)
+        if mask is None:
+            return Draw(slots, extra={"traj_id": traj_ids})
+        if self._pad is not False:
+            fill = None if isinstance(self._pad, bool) else self._pad
+            return Draw(slots, mask, pad=fill, extra={"traj_id": traj_ids})
+        slice_id = np.repeat(np.arange(len(start)), rule.length).reshape(step.shape)
+        return Draw(slots[mask], extra={"traj_id": traj_ids[mask], "slice_id": slice_id[mask]})
+
+
+def no_window(episodes: EpisodeTable, rule: WindowRule, again: FieldKey | None) -> ConfigError:
+    """What to raise where no episode has a window; ``again`` is the field whose numbers of trajectories come back."""
+    hint = "pad=True takes shorter ones" if again is None else of_turns(again)
+    return ConfigError(
+        f"slices: expected an episode of at least {rule.length} steps, found the longest to have {episodes.longest()}; "
+        f"{hint}"
+    )
+
+
+def check_flag(name: str, value: Any) -> bool:
+    """``value`` if it is True or False, else ConfigError."""
+    if not isinstance(value, bool | np.bool_):
+        raise ConfigError(f"{name}: expected True or False, found {value!r}")
+    return bool(value)
+
+
+def _check_span(span: Any) -> tuple[bool | int, bool | int]:
+    pair = tuple(span) if isinstance(span, tuple | list) else (span, span)
+    for side in pair:
+        if not isinstance(side, bool | int | np.integer) or side < 0:
+            raise ConfigError(f"span: expected True, False or an integer from 0, or two of them, found {span!r}")
+    if len(pair) != 2:
+        raise ConfigError(f"span: expected True, False or an integer from 0, or two of them, found {span!r}")
+    return pair
