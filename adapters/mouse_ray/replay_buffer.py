@@ -53,13 +53,13 @@ class ReplayBufferActor:
         if checkpoint is not None and Path(checkpoint).exists():
             self._buffer.loads(checkpoint)
 
-    def append(self, item: Any) -> Any:
+    def append(self, row: Any) -> Any:
         """Write one row; its index."""
-        return self._buffer.append(item)
+        return self._buffer.append(row)
 
-    def extend(self, items: Any) -> Any:
+    def extend(self, rows: Any) -> Any:
         """Write many rows; their indices."""
-        return self._buffer.extend(items)
+        return self._buffer.extend(rows)
 
     def sample(self, batch_size: int | None = None) -> Any:
         """A batch."""

@@ -116,7 +116,7 @@ class Parts:
         if forks() != self._forks and self.storage.lock() is None:
             raise ForkError(
                 "buffer: expected to be changed in the process that made it, found a forked child, which has a copy of "
-                "its rows; give processes a MemmapStorage(capacity, folder), or make the buffer in the child"
+                "its rows; give processes a MemmapStorage(capacity, path), or make the buffer in the child"
             )
 
     def write(self, rows: Any, priority: npt.NDArray[np.float64] | None, *, one: bool) -> Slots:

@@ -134,11 +134,11 @@ class ReplayBuffer(BaseBuffer):
 
     # ------------------------------------------------------------------ writing
 
-    def append(self, item: Any) -> Any:
+    def append(self, row: Any) -> Any:
         """Write one row; with ``ndim=2`` one time step of all environments.
 
         Args:
-            item: A tree of values, or for a ``ListStorage`` any object.
+            row: A tree of values, or for a ``ListStorage`` any object.
 
         Returns:
             Its index, an int, -1 if the writer did not keep it; with ``ndim=2`` int64 ``[num_envs]``.
@@ -151,17 +151,17 @@ class ReplayBuffer(BaseBuffer):
         After an error the buffer is as it was.
         """
         if self._grid:
-            self._check_unnamed([item])
-        slots = self._write(item, one=True)
+            self._check_unnamed([row])
+        slots = self._write(row, one=True)
         if isinstance(slots, int):
             return slots
         return slots if self._parts.storage.ndim == 2 else int(slots[0])
 
-    def extend(self, items: Any) -> Slots:
+    def extend(self, rows: Any) -> Slots:
         """Write many rows.
 
         Args:
-            items: A tree (nested dicts, tuples) of arrays ``[n, ...]``, ``[time, env, ...]`` for ``ndim=2``; or a list
+            rows: A tree (nested dicts, tuples) of arrays ``[n, ...]``, ``[time, env, ...]`` for ``ndim=2``; or a list
                 of rows. Where it names its batch axes, as TensorDicts do, the one called "time" is time for ``ndim=2``,
                 wherever it stands, and all the others are environments.
 
@@ -175,14 +175,14 @@ class ReplayBuffer(BaseBuffer):
         After an error the buffer is as it was.
         """
         if not self._grid:
-            slots: Slots = self._write(items, one=False)
+            slots: Slots = self._write(rows, one=False)
             return slots
-        named = named_time(items)
+        named = named_time(rows)
         if named is None:
-            self._check_unnamed(items if isinstance(items, list) else ())
-            return self._write(items, one=False).reshape(-1, self._parts.storage.num_envs)  # type: ignore[no-any-return]
-        rows, lengths = time_first(self._accept(items), *named)
-        return np.moveaxis(self._write(rows, one=False).reshape(lengths), 0, named[0])
+            self._check_unnamed(rows if isinstance(rows, list) else ())
+            return self._write(rows, one=False).reshape(-1, self._parts.storage.num_envs)  # type: ignore[no-any-return]
+        turned, lengths = time_first(self._accept(rows), *named)
+        return np.moveaxis(self._write(turned, one=False).reshape(lengths), 0, named[0])
 
     @staticmethod
     def _check_unnamed(steps: Iterable[Any]) -> None:

@@ -119,7 +119,7 @@ class RingStorage:
             raise ConfigError(
                 f"{type(self).__name__}: expected rows that processes share, found rows in the memory of this one, of "
                 "which the process that is started would get a copy of its own; give it a "
-                "MemmapStorage(capacity, folder), or make the buffer there, and hand over rows by dumps() and loads()"
+                "MemmapStorage(capacity, path), or make the buffer there, and hand over rows by dumps() and loads()"
             )
         return self.__dict__
 

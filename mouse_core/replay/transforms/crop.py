@@ -20,13 +20,13 @@ Array = Any
 
 @dataclass(frozen=True)
 class RandomTimeCrop:
-    """Takes a random sub-trajectory of ``length`` steps out of every slice.
+    """Takes a random sub-trajectory of ``sequence_length`` steps out of every slice.
 
-    Where it begins is drawn uniformly from all places at which ``length`` steps of the mask follow; a slice with fewer
-    such steps begins where they begin, and its mask says how many there are. (``mouse_core.RandomCrop`` crops images.)
+    Where it begins is drawn uniformly from all places at which so many steps of the mask follow; a slice with fewer
+    begins where they begin, and its mask says how many there are. (``mouse_core.RandomCrop`` crops images.)
 
     Args:
-        length: Steps of a sub-trajectory.
+        sequence_length: Steps of a sub-trajectory.
         mask: The field that says which steps are there: a stretch of each slice. Without such a field all are.
 
     Raises:
@@ -34,25 +34,27 @@ class RandomTimeCrop:
         SchemaError: Called with slices that are shorter, or with a mask that is no stretch.
     """
 
-    length: int
+    sequence_length: int
     mask: FieldKey = "mask"
 
     random: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_count("RandomTimeCrop: length", self.length)
+        check_count("RandomTimeCrop: sequence_length", self.sequence_length)
 
     def __call__(self, batch: Any, key: Key) -> Any:
-        """The batch, ``[N, length, ...]`` in every field that was ``[N, T, ...]``."""
+        """The batch, ``[B, sequence_length, ...]`` in every field that was ``[B, S, ...]``."""
         steps = _steps(batch)
-        count, slice_length = steps
-        if slice_length < self.length:
-            raise SchemaError(f"RandomTimeCrop: expected slices of at least {self.length} steps, found {slice_length}")
+        count, length = steps
+        if length < self.sequence_length:
+            raise SchemaError(
+                f"RandomTimeCrop: expected slices of at least {self.sequence_length} steps, found {length}"
+            )
         first, number = self._stretches(batch, steps)
-        room = np.maximum(number - self.length, 0)
+        room = np.maximum(number - self.sequence_length, 0)
         begin = first + np.minimum((key.uniform(count) * (room + 1)).astype(np.int64), room)
-        begin = np.minimum(begin, slice_length - self.length)
-        places = begin[:, None] + np.arange(self.length)
+        begin = np.minimum(begin, length - self.sequence_length)
+        places = begin[:, None] + np.arange(self.sequence_length)
 
         def crop(values: Array) -> Array:
             xp = namespace(values)
