@@ -10,6 +10,7 @@ import ast
 import importlib
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -297,6 +298,8 @@ def test_every_room_has_its_line_in_the_table() -> None:
     for name in set().union(*FLOORS):
         assert f"mouse_core.{name}" in CORE, f"{name} is no room"
         assert f"`{name}`" in named, f"{name}: CONTRIBUTING has no line for this room"
+    for name in re.findall(r"`(\w+\.[\w.]+)`", section.split("### Two walks")[1]):
+        assert f"mouse_core.{name}" in CORE, f"{name}: CONTRIBUTING walks through a module that is not there"
 
 
 @pytest.mark.parametrize("theirs", ["from mouse_core.models import Model\n", None])
