@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ from mouse_core.batches import BatchLayout
 from mouse_core.dtypes import is_number
 from mouse_core.replay.source import BufferSource
 from mouse_core.trees import flatten, map_tree
-from mouse_torch.transfer import InFlight, slab_tensors
+from mouse_torch.transfer import InFlight, slab_tensors, stream_of, under_way
 from mouse_torch.trees import tensor_dict
 
 
@@ -26,8 +26,7 @@ def whole_maker(source: Any, *, device: torch.device, pin: bool) -> Callable[[in
         device: Where batches arrive.
         pin: Whether they pass through pinned memory.
     """
-    stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-    return partial(_make, source, device, pin, stream)
+    return partial(_make, source, device, pin, stream_of(device))
 
 
 def _make(source: Any, device: torch.device, pin: bool, stream: torch.cuda.Stream | None, index: int) -> InFlight:
@@ -56,14 +55,12 @@ def _moved(
     slab = torch.empty(layout.nbytes, dtype=torch.uint8, pin_memory=pin)
     for name, target in layout.arrays(slab.numpy()).items():
         np.copyto(target, numbers[name])
-    with torch.cuda.stream(stream):  # no effect for None
+
+    def views() -> Iterator[TensorDict]:
         moved = slab_tensors(layout, slab if stream is None else slab.to(device, non_blocking=pin))
-        made: TensorDict = tensor_dict(_with_tensors(batch, moved), device, size=size)
-        event = None
-        if stream is not None:
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(stream)
-    return InFlight((made,), event)
+        yield tensor_dict(_with_tensors(batch, moved), device, size=size)
+
+    return under_way(views, stream)
 
 
 def _with_tensors(batch: Any, tensors: dict[str, torch.Tensor]) -> Any:

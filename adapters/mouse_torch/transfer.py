@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -122,14 +122,29 @@ class InFlight:
     event: torch.cuda.Event | None
 
 
+def stream_of(device: torch.device) -> torch.cuda.Stream | None:
+    """A stream for copies to a device, so that they overlap with the training step; None where there are no streams."""
+    return torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+
+
+def under_way(make: Callable[[], Iterable[TensorDict]], stream: torch.cuda.Stream | None) -> InFlight:
+    """The views that ``make`` gives, whose copies it begins on ``stream``."""
+    with torch.cuda.stream(stream):  # no effect for None
+        views = tuple(make())
+        event = None
+        if stream is not None:
+            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            event.record(stream)
+    return InFlight(views, event)
+
+
 def device_maker(source: BatchSource, *, device: torch.device, pin: bool) -> Callable[[int], InFlight]:
     """The function from an index to a batch under way to ``device``.
 
-    Bytes travel in their stored dtypes and are widened on the device. On CUDA copies run on a stream of their own,
-    so that they overlap with the training step; ``hand_over`` makes the consumer's stream wait for them.
+    Bytes travel in their stored dtypes and are widened on the device. On CUDA copies run on a stream of their own;
+    ``hand_over`` makes the consumer's stream wait for them.
     """
-    stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-    return partial(_make_on_device, source, device, pin, stream)
+    return partial(_make_on_device, source, device, pin, stream_of(device))
 
 
 def _make_on_device(
@@ -138,17 +153,15 @@ def _make_on_device(
     plan = source.plan(index)
     layout = source.layout(len(plan.starts), stored=True)
     slabs = _gather_slabs(source, plan, layout, pin=pin, stored=True)
-    views = []
-    with torch.cuda.stream(stream):  # no effect for None
+    size = [len(plan.starts), plan.length]
+
+    def views() -> Iterator[TensorDict]:
         for slab in slabs:
             moved = slab_tensors(layout, slab.to(device, non_blocking=pin))
             wide = {name: tensor.to(torch_dtype(np.dtype(source.spec[name].dtype))) for name, tensor in moved.items()}
-            views.append(TensorDict(wide, batch_size=[len(plan.starts), plan.length], device=device))
-        event = None
-        if stream is not None:
-            event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            event.record(stream)
-    return InFlight(tuple(views), event)
+            yield TensorDict(wide, batch_size=size, device=device)
+
+    return under_way(views, stream)
 
 
 def hand_over(made: InFlight) -> TensorDict:

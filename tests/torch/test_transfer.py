@@ -13,6 +13,7 @@ from tensordict import TensorDict
 
 from mouse_core import BatchSource, DatasetStore, Field
 from mouse_core.prefetch import Delivery, Loader
+from mouse_torch.drawn import whole_maker
 from mouse_torch.transfer import device_maker, hand_over, host_maker, slab_tensors, torch_dtype
 from tests.core.oracle import assert_same
 
@@ -148,3 +149,37 @@ def test_a_loader_over_the_device_path(workers: int) -> None:
 )
 def test_dtypes_by_name(name: str, expected: torch.dtype) -> None:
     assert torch_dtype(np.dtype(name)) == expected
+
+
+class TwoViews:
+    """A source of somebody's own."""
+
+    def __init__(self, source: BatchSource) -> None:
+        self.source, self.spec, self.fingerprint = source, source.spec, source.fingerprint
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.source[index], self.source[index + 1]
+
+
+def test_batches_of_ones_own_source_pass_through_pinned_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each view in one stretch of it."""
+    made = torch.empty
+    pinned: list[bool] = []
+
+    def empty(*size: Any, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+        pinned.append(pin_memory)
+        return made(*size, **options)
+
+    monkeypatch.setattr(torch, "empty", empty)
+    source = TwoViews(BatchSource(store_of(), 5, 4))
+    make = whole_maker(source, device=CPU, pin=True)
+    for index in range(3):
+        views: Any = hand_over(make(index))
+        for view, expected in zip(views, source[index], strict=True):
+            assert view.batch_size == (4, 5)
+            assert_same(as_numpy(view), expected, index)
+            assert len({tensor.untyped_storage().data_ptr() for tensor in view.values()}) == 1
+    assert pinned == [True] * 6
