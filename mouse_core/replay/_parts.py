@@ -25,8 +25,8 @@ from mouse_core.replay.transforms._fields import GATHERED
 from mouse_core.replay.writers import ImmutableWriter, MaxValueWriter, RoundRobinWriter
 
 _NOTHING: AbstractContextManager[Any] = nullcontext()
-# Single rows that a sampler may hear of at once, later.
-_HEARD_LATER = 1024
+# So many single rows may be written before the sampler is told of them, all at once.
+_MOST_UNTOLD = 1024
 
 
 class Parts:
@@ -60,10 +60,10 @@ class Parts:
         self._recorded = self._recorded_slices(storage, self.sampler)
         # A ring of single rows that nobody else writes is the commonest by far, and written to without detours.
         self.plain_ring = type(writer) is RoundRobinWriter and storage.ndim == 1 and storage.lock() is None
-        self._heard_later = min(_HEARD_LATER, storage.capacity)
+        self._most_untold = min(_MOST_UNTOLD, storage.capacity)
         self._forks = forks()
-        # Up to where the sampler knows the rows; it begins by looking at those there are.
-        self._seen = 0
+        # How many rows were written, and changes made, when the sampler was told last; it begins by looking at all.
+        self._told = 0
         self._changes = -1
 
     def _check_writer(self, transform: Any) -> None:
@@ -129,8 +129,8 @@ class Parts:
             self.sync()
         slots, written, first = self.writer.write(self.storage, rows, one=one)
         if not self.writer.ordered:
-            self._heard(Write(written, first, self._reader(written)))
-        elif not one or priority is not None or self.storage.written - self._seen >= self._heard_later:
+            self._tell(Write(written, first, self._reader(written)))
+        elif not one or priority is not None or self.storage.written - self._told >= self._most_untold:
             self.sync()
         if priority is not None:
             kept = slots >= 0
@@ -147,7 +147,7 @@ class Parts:
         if self._changes != storage.changes:
             self.sync()
         first = storage.append(row, one=True)[0]
-        if first - self._seen >= self._heard_later:
+        if first - self._told >= self._most_untold:
             self.sync()
         return first % storage.capacity
 
@@ -162,7 +162,7 @@ class Parts:
         check_names(rows, self._reserved, one=False)
         self.sync()
         self.storage.put(slots, rows)
-        self._heard(Write(slots, None, self._reader(slots)))
+        self._tell(Write(slots, None, self._reader(slots)))
         self.writer.reset(self.storage)
 
     def empty(self) -> None:
@@ -173,25 +173,26 @@ class Parts:
         self.sync()
 
     def sync(self) -> None:
-        """Tell the sampler of what was written, here or elsewhere, since it last heard."""
+        """Tell the sampler of what was written, here or elsewhere, since it was told last."""
         written = self.storage.written
         if self._changes != self.storage.changes:
-            self._changes, self._seen = self.storage.changes, written
+            self._changes, self._told = self.storage.changes, written
             self.sampler.reset(self.storage)
             if self._own_episodes is not None:
                 self._own_episodes.reset(self.storage)
             self.writer.reset(self.storage)
-        elif written != self._seen:
-            n = min(written - self._seen, len(self.storage))
+        elif written != self._told:
+            n = min(written - self._told, len(self.storage))
             slots = np.arange(written - n, written, dtype=np.int64) % self.storage.capacity
-            self._heard(Write(slots, written - n, self._reader(slots)))
+            self._tell(Write(slots, written - n, self._reader(slots)))
 
-    def _heard(self, write: Write) -> None:
+    def _tell(self, write: Write) -> None:
+        """Tell whoever keeps episodes or priorities of a write."""
         if write.slots.size:
             self.sampler.wrote(self.storage, write)
             if self._own_episodes is not None:
                 self._own_episodes.wrote(self.storage, write)
-        self._changes, self._seen = self.storage.changes, self.storage.written
+        self._changes, self._told = self.storage.changes, self.storage.written
 
     def _reader(self, slots: Slots) -> Callable[[FieldKey], npt.NDArray[Any]]:
         return lambda key: self.storage.read(key, slots)
@@ -277,7 +278,7 @@ class Parts:
             raise
         if self._recorded is not None:
             self._recorded.forget()
-        self._changes, self._seen = self.storage.changes, self.storage.written
+        self._changes, self._told = self.storage.changes, self.storage.written
         self.writer.reset(self.storage)
         if self._own_episodes is not None:
             self._own_episodes.reset(self.storage)

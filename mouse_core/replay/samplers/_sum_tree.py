@@ -29,6 +29,10 @@ class SumTree:
     anew from the same weights is the same to the bit. All operations take arrays and cost ``O(n log size)`` for ``n``
     numbers.
 
+    With 2 children a node instead of 16, the weights 3, 0, 1, 2 have the nodes 3 and 3 above them, and the total is 6.
+    The uniform number 0.75 looks for 4.5: that is beyond the first node, so 1.5 is left for the second, whose children
+    are 1 and 2; it is beyond the first of these, too, so number 3 is drawn.
+
     Args:
         size: How many numbers, at least 1. All weights are 0 at first.
     """
@@ -108,7 +112,7 @@ class SumTree:
             int64 ``[n]``.
         """
         cumulative = self._sum_up()
-        # Rounding must not lead past the last weight that counts, here and below.
+        # What is left to look for, of each; rounding must not lead past the last weight that counts, here and below.
         rest = np.minimum(uniform * cumulative[-1], np.nextafter(cumulative[-1], 0.0))
         nodes: Int64s = cumulative[1:].searchsorted(rest, side="right")
         rest -= cumulative[nodes]
@@ -116,6 +120,7 @@ class SumTree:
         sums = np.zeros((len(uniform), _FAN + 1))
         flat = sums.reshape(-1)
         for level in range(len(self._mins) - 1, -1, -1):
+            # The sums of the first 0, 1, .. 16 children of each node: the child is the first that ends beyond the rest.
             children = self._sums[level].reshape(-1, _FAN).take(nodes, axis=0)
             np.add.accumulate(children, axis=1, out=sums[:, 1:])
             np.minimum(rest, np.nextafter(sums[:, -1], 0.0), out=rest)

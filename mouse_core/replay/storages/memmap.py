@@ -80,13 +80,13 @@ class MemmapStorage:
             with self._lock:
                 self._head = Head(self.path / "head", capacity, self._ndim, outgoing)
         with self.lock():
-            self._head.reclaim(self._know())
+            self._head.reclaim(self._catch_up())
 
     def __repr__(self) -> str:
         return f"MemmapStorage({len(self)} of {self.capacity} rows, {str(self.path)!r}, ndim={self._ndim})"
 
     def __len__(self) -> int:
-        return min(self._head.word(0), self._head.capacity)
+        return min(self._head.written, self._head.capacity)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _reopen, (self.capacity, str(self.path), self._ndim, self.alignment, self._ragged)
@@ -104,9 +104,9 @@ class MemmapStorage:
     @property
     def num_envs(self) -> int:
         """Environments side by side; 1 for ``ndim=1``, and until the first write."""
-        if self._schema is None and self._head.word(0):
+        if self._schema is None and self._head.written:
             with self.lock():
-                self._know()
+                self._catch_up()
         return 1 if self._schema is None else self._schema.num_envs
 
     @property
@@ -117,12 +117,12 @@ class MemmapStorage:
     @property
     def written(self) -> int:
         """How many rows were ever appended, by any process."""
-        return self._head.word(0)
+        return self._head.written
 
     @property
     def changes(self) -> int:
         """How often rows were changed otherwise than by ``append``, by any process."""
-        return self._head.word(1)
+        return self._head.changes
 
     @property
     def nbytes(self) -> int:
@@ -136,7 +136,7 @@ class MemmapStorage:
         """What to hold around a draw and its gather; every method takes it too."""
         return self._lock
 
-    def _know(self) -> Now:
+    def _catch_up(self) -> Now:
         """Catch up with the other processes, and with one that died while it changed rows."""
         now = self._head.now()
         if self._schema is None:
@@ -163,7 +163,7 @@ class MemmapStorage:
     def append(self, rows: Any, *, one: bool = False) -> tuple[int, int]:
         """Write rows behind the last, over the oldest where there is none; StorageError: no room on the disk."""
         with self._lock:
-            now = self._know()
+            now = self._catch_up()
             schema, arrays, n = checked(rows, self._schema, one=one, ndim=self._ndim, ragged=self._ragged)
             if not n and self._schema is None:
                 return 0, 0
@@ -217,19 +217,19 @@ class MemmapStorage:
         """Write all rows anew where most of what their values take is held by none of them."""
         if schema.varying and self._values.at(now).is_sparse(self._refs):
             self._replace(now, schema, self._columns(now), now.written, now.changes)
-            now = self._know()
+            now = self._catch_up()
         return now
 
     def check(self, rows: Any) -> None:
         """Raise what ``append(rows)`` would, and write nothing."""
         with self._lock:
-            self._know()
+            self._catch_up()
             checked(rows, self._schema, one=False, ndim=self._ndim, ragged=self._ragged)
 
     def put(self, slots: Slots, rows: Any) -> None:
         """Overwrite the rows in ``slots`` by ``rows``; see ``Storage.put``."""
         with self._lock:
-            now = self._know()
+            now = self._catch_up()
             if self._schema is None or (slots.size and int(slots.view(np.uint64).max()) >= len(self)):
                 raise slot_error(slots, len(self))
             arrays, n = self._schema.check(stack(rows) if isinstance(rows, list) and rows else rows, 1, 1)
@@ -255,7 +255,7 @@ class MemmapStorage:
     def empty(self) -> None:
         """Forget all rows; the files keep their places."""
         with self._lock:
-            now = self._know()
+            now = self._catch_up()
             self._head.commit(replace(now, written=0, changes=now.changes + 1))
 
     # ------------------------------------------------------------------ reading
@@ -270,7 +270,7 @@ class MemmapStorage:
     def get(self, slots: Slots) -> Any:
         """The rows in ``slots``, copied; see ``Storage.get``."""
         with self._lock:
-            now = self._know()
+            now = self._catch_up()
             if self._memory is None or (slots.size and int(slots.view(np.uint64).max()) >= len(self)):
                 raise slot_error(slots, len(self))
             schema = self._memory.schema
@@ -280,7 +280,7 @@ class MemmapStorage:
     def read(self, key: FieldKey, slots: Slots | slice) -> npt.NDArray[Any]:
         """One field of the rows in ``slots``, copied; see ``Storage.read``."""
         with self._lock:
-            now = self._know()
+            now = self._catch_up()
             columns = {} if self._memory is None else self._memory.by_key
             if isinstance(slots, slice):
                 slots = np.arange(len(self), dtype=np.int64)[slots]
@@ -292,7 +292,7 @@ class MemmapStorage:
     def state(self) -> dict[str, Any]:
         """The rows, as long as the data, and what describes them."""
         with self._lock:
-            return rows_state(self, self._schema, self._columns(self._know()))
+            return rows_state(self, self._schema, self._columns(self._catch_up()))
 
     def _columns(self, now: Now) -> list[Any]:
         if self._memory is None or self._schema is None:
@@ -306,7 +306,7 @@ class MemmapStorage:
         The rows are written to new files, so that a crash leaves those that were there.
         """
         with self._lock:
-            now = self._know()
+            now = self._catch_up()
             schema, arrays, written = state_rows(self, state, self._schema)
             if schema is None:
                 self._head.commit(replace(now, written=written, changes=now.changes + 1))
@@ -333,7 +333,7 @@ class MemmapStorage:
     def close(self) -> None:
         """Cut the files to the length of the data, and let go of them; whoever uses them again opens them again."""
         with self._lock:
-            now = self._know()
+            now = self._catch_up()
             if self._schema is not None:
                 rows = min(now.written, self.capacity + now.spare)
                 self._head.commit(replace(now, allocated=rows))

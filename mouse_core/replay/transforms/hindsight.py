@@ -140,6 +140,8 @@ class HindsightRelabel:
         place, env = np.divmod(slots, episodes.num_envs)
         step = episodes.begin + (place - episodes.begin) % episodes.steps
         begin, end, _ = (found.reshape(step.shape) for found in episodes.episode_of(env.reshape(-1), step.reshape(-1)))
+        # Of an episode of the steps 10 to 14 step 12 may have its goal from 12 on, up to 14; where what it achieved
+        # stands in the row behind it, up to 13, whose row is 14. Slots are those steps again, round by round.
         first, last = step, end - 1 - behind
         if self.strategy == "episode":
             first = np.maximum(begin, episodes.begin)

@@ -128,6 +128,10 @@ class NStep:
 def n_step_sums(reward: Array, ended: Array, valid: Array, *, n: int, discount: float) -> tuple[Array, Array]:
     """The sums of up to ``n`` rewards from each step on, and how many were summed.
 
+    Of the rewards 4, 2, 8 with n=2 and a discount of 0.5, where the second step ends its episode: the first step sums 4
+    and half of 2, two steps; the second only 2, since the third is of another episode; the third only 8, since nothing
+    is behind it: 5, 2, 8 and 2, 1, 1.
+
     Args:
         reward: ``[N, T, ...]``; element t is what follows observation t.
         ended: Whether step t is the last of its episode, bool ``[N, T]``.
@@ -144,7 +148,7 @@ def n_step_sums(reward: Array, ended: Array, valid: Array, *, n: int, discount: 
     total = xp.zeros(reward.shape, dtype=xp.float64, device=device_of(reward))
     steps = xp.zeros(valid.shape, dtype=xp.int64, device=device_of(valid))
     wide = xp.astype(reward, xp.float64)
-    going = valid
+    going = valid  # [N, T - taken]: whether the step ``taken`` behind each is summed as well
     for taken in range(min(n, length)):
         if taken:
             # Step t + taken counts if the one before did not end the episode, and if it is there.

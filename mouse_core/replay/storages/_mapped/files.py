@@ -118,9 +118,15 @@ class Head:
         begin = _COPIES[int(self._words[_WHICH])]
         return Now(*self._words[begin : begin + _VALUES].tolist())
 
-    def word(self, place: int) -> int:
-        """One of the values of ``now()``, by its place."""
-        return int(self._words[_COPIES[int(self._words[_WHICH])] + place])
+    @property
+    def written(self) -> int:
+        """That of ``now()``, by itself."""
+        return int(self._words[_COPIES[int(self._words[_WHICH])]])
+
+    @property
+    def changes(self) -> int:
+        """That of ``now()``, by itself."""
+        return int(self._words[_COPIES[int(self._words[_WHICH])] + 1])
 
     def commit(self, now: Now) -> None:
         """From now on this is there."""
