@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import tempfile
 import threading
 from pathlib import Path
@@ -14,16 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mouse_core import BatchSource, DataError, DatasetStore, Field, Snapshot
-from mouse_core.store._segments import Segment
 from tests.core.oracle import assert_same
 from tests.core.worlds import Part, World, add_part, build, parts, worlds
 
 
 def afresh(source: BatchSource) -> BatchSource:
     """The same over a snapshot that nothing is known of."""
-    before = source.snapshot
-    segments = [Segment(segment.table, segment.indices, segment.origin) for segment in before.segments]
-    snapshot = Snapshot(segments, before.config, before.num_rows)
+    snapshot = pickle.loads(pickle.dumps(source.snapshot))
     options = {"seed": source.seed, "epoch_start": source.epoch_start}
     return BatchSource(snapshot, sampling=source.sampler, **options)
 

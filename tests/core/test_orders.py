@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from mouse_core import BatchSource, DataError, DatasetStore
+from mouse_core import BatchSource, DatasetStore
 from mouse_core.batches import _options as _source_options
 from mouse_core.batches import _pipeline
 from mouse_core.batches._planner import Planner
@@ -127,43 +125,6 @@ def test_threads_in_any_order(sampling: str, threads: int) -> None:
             for thread in running:
                 thread.join()
             assert not wrong
-
-
-@settings(max_examples=60, deadline=None)
-@given(data=st.data(), looked_at=st.sampled_from([3, 16, 1 << 16]), most=st.sampled_from([5, 1000]))
-def test_runs_of_row_numbers_are_the_row_numbers(data: st.DataObject, looked_at: int, most: int) -> None:
-    sizes = data.draw(st.lists(st.sampled_from([1, 2, 5, 5, 9]), min_size=1, max_size=12))
-    edges, rows = np.concatenate([[0], np.cumsum(sizes)]), sum(sizes)
-    stretches = data.draw(st.lists(st.tuples(st.integers(0, rows - 1), st.integers(1, 12)), min_size=1, max_size=9))
-    numbers = [row for first, count in stretches for row in range(first, min(first + count, rows))]
-    values = pa.chunked_array([pa.array(np.arange(a, b)) for a, b in pairwise(edges.tolist())])
-    segment = _segments.Segment(pa.table({"n": values}), pa.table({"indices": pa.array(numbers, pa.uint64())}))
-    with patch.multiple(_segments, _LOOKED_AT=looked_at, _MOST_RUNS=most):
-        runs = segment.runs
-    joined = 1 + sum(after != before + 1 for before, after in pairwise(numbers))
-    if runs is None:
-        assert joined > most or _segments._SHORTEST_RUNS * joined > looked_at
-        return
-    assert joined <= most
-    chunk, row = runs.located(found := runs.find(every := np.arange(len(numbers))), every - runs.starts[found])
-    assert (edges[chunk] + row).tolist() == numbers
-    assert (row < np.diff(edges)[chunk]).all()
-    assert runs.starts[-1] == len(numbers)
-
-
-def test_row_numbers_beyond_the_table_are_an_error() -> None:
-    from datasets import Dataset
-
-    columns = {"action": np.zeros(90, np.int64), "reward": np.zeros(90, np.float32), "done": np.zeros(90, np.int64)}
-    dataset = Dataset.from_dict(columns).select([*range(10, 40), *range(50, 90)], keep_in_memory=True)
-    for wrong in (90, 2**40):
-        numbers = dataset._indices.table.column(0).to_numpy().copy()
-        numbers[33] = wrong
-        table = pa.table({"n": pa.array(columns["reward"])})
-        segment = _segments.Segment(table, pa.table({"indices": pa.array(numbers)}))
-        assert segment.runs is None
-        with pytest.raises(DataError, match=r"expected row numbers 0\.\.89 among its indices"):
-            segment.row_numbers(np.arange(70))
 
 
 class Counting:

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import gc
 import threading
-import time
-from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mouse_core import BatchSource, ConfigError, DataError, DatasetStore
-from mouse_core._arrow.views import Views
-from mouse_core._arrow.windows import Chunks, Windows, distinct
 from mouse_core.sampling import CyclicWindows, EpisodeWindows, RandomWindows, SequentialWindows
 from mouse_core.store.snapshot import Snapshot
 from tests.core.worlds import numbered
@@ -151,29 +144,6 @@ def test_threads_that_ask_in_turn(store: DatasetStore) -> None:
         assert not wrong
 
 
-def test_what_threads_ask_for_at_once_is_copied_once(store: DatasetStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch copied for another thread and then once more by itself would hold the memory of those beside it."""
-    copy = Views.copy
-    copied: list[int] = []
-
-    def slowly(self: Views, first: int, count: int) -> Any:
-        copied.append(count)
-        time.sleep(0.001)
-        return copy(self, first, count)
-
-    monkeypatch.setattr(Views, "copy", slowly)
-    gc.collect()
-    source, before = BatchSource(store, 4, 3), pa.total_allocated_bytes()
-    with ThreadPoolExecutor(2) as threads:
-        source[0]
-        for index in range(1, 601, 2):  # blocks begin at 1, 9 and 73, and are copied from there
-            list(threads.map(source.__getitem__, (index, index + 1)))
-    # What comes next, and what the last batches lay in.
-    assert pa.total_allocated_bytes() - before <= 2 * max(copied) * source.layout(3).nbytes
-    # Where the second thread is first a few are copied alone.
-    assert sum(copied) < 600 + 2 * max(copied)
-
-
 def test_a_code_that_is_not_allowed_fails_its_own_batch_alone() -> None:
     store = DatasetStore()
     done = np.zeros(200, np.int64)
@@ -224,41 +194,3 @@ def test_a_simple_sampler_works_and_fails_where_it_fails(store: DatasetStore) ->
             else:
                 starts = (np.arange(1 + index % 3) * 7 + index) % (ROWS - 4)
                 np.testing.assert_array_equal(source[index]["reward"], starts[:, None] + np.arange(4))
-
-
-# ---------------------------------------------------------------------- where windows lie
-
-
-@settings(max_examples=80, deadline=None)
-@given(
-    sizes=st.lists(st.sampled_from([0, 1, 2, 5, 5, 5, 5, 5, 5, 7]), min_size=1, max_size=40).filter(sum),
-    length=st.integers(1, 12),
-    data=st.data(),
-)
-def test_pieces_put_together_are_the_windows(sizes: list[int], length: int, data: st.DataObject) -> None:
-    edges = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    rows = int(edges[-1])
-    length = min(length, rows)
-    chunks = Chunks(edges)
-    every = np.arange(rows)
-    found = chunks.find(every)
-    assert ((edges[found] <= every) & (every < edges[found + 1])).all()
-    per_batch = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=5).filter(sum))
-    starts = np.array(
-        data.draw(st.lists(st.integers(0, rows - length), min_size=sum(per_batch), max_size=sum(per_batch)))
-    )
-    bounds = [0, *np.cumsum(per_batch).tolist()]
-    pieces = Windows(chunks, starts, length, bounds).pieces
-    assert pieces.chunk.shape[0] == len(per_batch)
-    for batch, (begin, end) in enumerate(pairwise(bounds)):
-        read: list[int] = []
-        for chunk, row, size in zip(*(values[batch].tolist() for values in pieces), strict=True):
-            if size:
-                assert row + size <= edges[chunk + 1] - edges[chunk]
-                read += range(edges[chunk] + row, edges[chunk] + row + size)
-        assert read == [start + step for start in starts[begin:end].tolist() for step in range(length)]
-
-
-@given(st.lists(st.integers(0, 40)), st.sampled_from([41, 400]))
-def test_distinct_numbers(numbers: list[int], count: int) -> None:
-    assert distinct(np.array(numbers, np.int64), count).tolist() == sorted(set(numbers))

@@ -1,19 +1,35 @@
-"""Chunks whose places follow from those of another: only where that is so."""
+"""Where the bytes of rows and windows lie: chunks that are like another, pieces of windows, runs of row numbers.
+
+That batches hold the right values is tested elsewhere, through sources. Here it is how they are found: how often a
+chunk is looked up, in how few pieces windows come, what is copied once. No batch shows that, so these tests know the
+rooms that do it.
+"""
 
 from __future__ import annotations
 
+import gc
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import datasets
 import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from mouse_core import BatchSource, DatasetStore, Field
+from mouse_core import BatchSource, DataError, DatasetStore, Field
 from mouse_core._arrow.alike import Alike
 from mouse_core._arrow.chunks import _FEW as FEW
 from mouse_core._arrow.column import Column
+from mouse_core._arrow.views import Views
+from mouse_core._arrow.windows import Chunks, Windows, distinct
+from mouse_core.store import _segments
+from tests.core.worlds import numbered
 
 ROWS = 40  # of a record batch
 BATCHES = 30
@@ -159,3 +175,107 @@ def test_memory_that_is_no_file_is_like_nothing() -> None:
     table = pa.Table.from_batches([batch(number) for number in range(BATCHES)])
     _, alike = Alike(table, np.arange(0, ROWS * BATCHES + 1, ROWS)).distances(np.arange(BATCHES))
     assert not alike.any()
+
+
+# ---------------------------------------------------------------------- windows, in pieces of chunks
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    sizes=st.lists(st.sampled_from([0, 1, 2, 5, 5, 5, 5, 5, 5, 7]), min_size=1, max_size=40).filter(sum),
+    length=st.integers(1, 12),
+    data=st.data(),
+)
+def test_pieces_put_together_are_the_windows(sizes: list[int], length: int, data: st.DataObject) -> None:
+    edges = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
+    rows = int(edges[-1])
+    length = min(length, rows)
+    chunks = Chunks(edges)
+    every = np.arange(rows)
+    found = chunks.find(every)
+    assert ((edges[found] <= every) & (every < edges[found + 1])).all()
+    per_batch = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=5).filter(sum))
+    starts = np.array(
+        data.draw(st.lists(st.integers(0, rows - length), min_size=sum(per_batch), max_size=sum(per_batch)))
+    )
+    bounds = [0, *np.cumsum(per_batch).tolist()]
+    pieces = Windows(chunks, starts, length, bounds).pieces
+    assert pieces.chunk.shape[0] == len(per_batch)
+    for batch, (begin, end) in enumerate(pairwise(bounds)):
+        read: list[int] = []
+        for chunk, row, size in zip(*(values[batch].tolist() for values in pieces), strict=True):
+            if size:
+                assert row + size <= edges[chunk + 1] - edges[chunk]
+                read += range(edges[chunk] + row, edges[chunk] + row + size)
+        assert read == [start + step for start in starts[begin:end].tolist() for step in range(length)]
+
+
+@given(st.lists(st.integers(0, 40)), st.sampled_from([41, 400]))
+def test_distinct_numbers(numbers: list[int], count: int) -> None:
+    assert distinct(np.array(numbers, np.int64), count).tolist() == sorted(set(numbers))
+
+
+# ---------------------------------------------------------------------- runs of row numbers
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), looked_at=st.sampled_from([3, 16, 1 << 16]), most=st.sampled_from([5, 1000]))
+def test_runs_of_row_numbers_are_the_row_numbers(data: st.DataObject, looked_at: int, most: int) -> None:
+    sizes = data.draw(st.lists(st.sampled_from([1, 2, 5, 5, 9]), min_size=1, max_size=12))
+    edges, rows = np.concatenate([[0], np.cumsum(sizes)]), sum(sizes)
+    stretches = data.draw(st.lists(st.tuples(st.integers(0, rows - 1), st.integers(1, 12)), min_size=1, max_size=9))
+    numbers = [row for first, count in stretches for row in range(first, min(first + count, rows))]
+    values = pa.chunked_array([pa.array(np.arange(a, b)) for a, b in pairwise(edges.tolist())])
+    segment = _segments.Segment(pa.table({"n": values}), pa.table({"indices": pa.array(numbers, pa.uint64())}))
+    with patch.multiple(_segments, _LOOKED_AT=looked_at, _MOST_RUNS=most):
+        runs = segment.runs
+    joined = 1 + sum(after != before + 1 for before, after in pairwise(numbers))
+    if runs is None:
+        assert joined > most or _segments._SHORTEST_RUNS * joined > looked_at
+        return
+    assert joined <= most
+    chunk, row = runs.located(found := runs.find(every := np.arange(len(numbers))), every - runs.starts[found])
+    assert (edges[chunk] + row).tolist() == numbers
+    assert (row < np.diff(edges)[chunk]).all()
+    assert runs.starts[-1] == len(numbers)
+
+
+def test_row_numbers_beyond_the_table_are_an_error() -> None:
+    from datasets import Dataset
+
+    columns = {"action": np.zeros(90, np.int64), "reward": np.zeros(90, np.float32), "done": np.zeros(90, np.int64)}
+    dataset = Dataset.from_dict(columns).select([*range(10, 40), *range(50, 90)], keep_in_memory=True)
+    for wrong in (90, 2**40):
+        numbers = dataset._indices.table.column(0).to_numpy().copy()
+        numbers[33] = wrong
+        table = pa.table({"n": pa.array(columns["reward"])})
+        segment = _segments.Segment(table, pa.table({"indices": pa.array(numbers)}))
+        assert segment.runs is None
+        with pytest.raises(DataError, match=r"expected row numbers 0\.\.89 among its indices"):
+            segment.row_numbers(np.arange(70))
+
+
+# ---------------------------------------------------------------------- copying
+
+
+def test_what_threads_ask_for_at_once_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch copied for another thread and then once more by itself would hold the memory of those beside it."""
+    copy = Views.copy
+    copied: list[int] = []
+
+    def slowly(self: Views, first: int, count: int) -> Any:
+        copied.append(count)
+        time.sleep(0.001)
+        return copy(self, first, count)
+
+    monkeypatch.setattr(Views, "copy", slowly)
+    gc.collect()
+    source, before = BatchSource(numbered(300), 4, 3), pa.total_allocated_bytes()
+    with ThreadPoolExecutor(2) as threads:
+        source[0]
+        for index in range(1, 601, 2):  # blocks begin at 1, 9 and 73, and are copied from there
+            list(threads.map(source.__getitem__, (index, index + 1)))
+    # What comes next, and what the last batches lay in.
+    assert pa.total_allocated_bytes() - before <= 2 * max(copied) * source.layout(3).nbytes
+    # Where the second thread is first a few are copied alone.
+    assert sum(copied) < 600 + 2 * max(copied)
