@@ -187,7 +187,7 @@ def test_adapters_use_what_a_third_party_may_use(module: str) -> None:
 # Tests that import private modules, and why nothing public would do.
 KNOW_PRIVATE = {
     "bench/rollout_groups.py": "measures the parts of a write apart",
-    "core/formats/test_tfds.py": "checksums and messages of others' formats, which no file we can write has in every form",
+    "core/formats/test_tfds.py": "checksums and messages, which no file of others has in every form",
     "core/test_decoding.py": "processes are killed in the middle of a task",
     "core/test_groups_buffer.py": "files are damaged and written as another process would",
     "core/test_groups_types.py": "tables of values are compared, whose files are compressed",
@@ -195,7 +195,7 @@ KNOW_PRIVATE = {
     "core/test_orders.py": "limits of what is kept are made small, so that they are met",
     "core/test_replay_episodes.py": "an index is held against a list of rows that no buffer keeps",
     "core/test_replay_memmap.py": "a process dies between any two stores to memory",
-    "core/test_replay_priorities.py": "sums of 70,000 weights from 1e-300 to 1e300, which no sampler could be brought to",
+    "core/test_replay_priorities.py": "sums of 70,000 weights from 1e-300 to 1e300, which no sampler is given",
     "core/test_where_rows_lie.py": "how often a chunk is looked up is not seen in a batch",
 }
 
