@@ -137,11 +137,11 @@ class StepChecks:
         if name not in COLUMNS or not self._may_look(row):
             return row
         if name != "dones":
-            refuse(name, row, namespace(row).isfinite(row), "finite numbers", step)
+            _refuse(name, row, namespace(row).isfinite(row), "finite numbers", step)
         elif kind_of(row.dtype) != "b":
             largest = 1 if dtype.kind == "b" else 2
             wanted = "0 (alive), 1 (terminal) or 2 (truncated)" if largest == 2 else "0 or 1"
-            refuse(name, row, (row == 0) | (row == 1) | (row == largest), wanted, step)
+            _refuse(name, row, (row == 0) | (row == 1) | (row == largest), wanted, step)
         return row
 
     def _mask(self, name: str, mask: Any, *, there: bool, step: int | None) -> Array:
@@ -151,7 +151,7 @@ class StepChecks:
             return nowhere == 0 if there else nowhere
         made = self.as_array(name, mask, (envs, 1))
         if self._may_look(made):
-            refuse(name, made, (made == 0) | (made == 1), "True or False", step)
+            _refuse(name, made, (made == 0) | (made == 1), "True or False", step)
         return made[:, 0] != 0
 
     def as_array(self, name: str, value: Any, shape: tuple[int, ...], dtype: np.dtype[Any] | None = None) -> Array:
@@ -170,7 +170,7 @@ class StepChecks:
             ) from error
         if kind not in _RANKS:
             raise SchemaError(f"{name}: expected numbers, found {made.dtype}")
-        made = check_shape(name, made, shape)
+        made = _in_shape(name, made, shape)
         if dtype is None or made.dtype == dtype:
             return made
         # Done codes may be of any kind, as long as they are 0, 1 or 2.
@@ -230,7 +230,7 @@ def _split_mask(name: str, value: Any, mask: Any) -> tuple[Any, Any]:
     return value, mask
 
 
-def check_shape(name: str, value: Array, expected: tuple[int, ...]) -> Array:
+def _in_shape(name: str, value: Array, expected: tuple[int, ...]) -> Array:
     """``value`` in its shape; ``[..., 1]`` may come as ``[...]``."""
     if tuple(value.shape) == expected:
         return value
@@ -241,11 +241,12 @@ def check_shape(name: str, value: Array, expected: tuple[int, ...]) -> Array:
     raise SchemaError(f"{name}: expected shape {list(expected)}{also}, found {list(value.shape)}")
 
 
-def refuse(name: str, value: Array, good: Array, wanted: str, step: int | None = None) -> None:
+def _refuse(name: str, value: Array, good: Array, wanted: str, step: int | None = None) -> None:
     """DataError that names the first value that is not good; ``[N, 1]`` of one step, or ``[T, N, 1]``."""
     xp = namespace(good)
     if bool(xp.all(good)):
         return
+    # The first that is False. Of three rows of two environments, place 5 is environment 5 % 2 = 1 of row 5 // 2 = 2.
     place = int(xp.argmin(xp.astype(xp.reshape(good, (-1,)), xp.uint8)))
     found = xp.reshape(value, (-1,))[place]
     found = found.item() if hasattr(found, "item") else found
@@ -272,6 +273,6 @@ def _check_ends(dones: Array, last_values: Array, time_outs: Array | None, final
                 f"environment {env}, row {row}; add 1 for ends that are to count as terminations"
             )
     else:
-        refuse("time_outs", time_outs, ~time_outs | (dones != 0), "one only where dones say that an episode ends")
-        refuse("final_values", final_values, ~time_outs | xp.isfinite(final_values), "finite numbers at time_outs")
-    refuse("last_values", last_values, (dones[-1] != 0) | xp.isfinite(last_values), "finite numbers")
+        _refuse("time_outs", time_outs, ~time_outs | (dones != 0), "one only where dones say that an episode ends")
+        _refuse("final_values", final_values, ~time_outs | xp.isfinite(final_values), "finite numbers at time_outs")
+    _refuse("last_values", last_values, (dones[-1] != 0) | xp.isfinite(last_values), "finite numbers")
