@@ -47,11 +47,6 @@ class FieldReader:
         return replace(self, column=self.column.forward(growth))
 
     @property
-    def is_bounded(self) -> bool:
-        """Whether values have to be looked at."""
-        return self.bounds is not None
-
-    @property
     def identity(self) -> list[Any]:
         """What decides about the field's values, but for the dtype they are delivered in."""
         spec = self.spec

@@ -21,7 +21,7 @@ def table(settings: Settings, batch_size: int = 32) -> Table:
         settings.folder,
         64,
         batch_size,
-        narrow={"obs_continuous": "float32"},
+        dtypes={"obs_continuous": "float32"},
         multiple=_PLANNED // batch_size,
     )
     source, addresses = task.source(), Addresses(task.dataset)

@@ -25,7 +25,7 @@ class Task:
         sequence_length: S.
         batch_size: B.
         columns: The columns to deliver; by default all.
-        narrow: Delivered dtypes that are the stored ones, where ours would be wider.
+        dtypes: Delivered dtypes that are the stored ones, where ours would be wider.
         multiple: Batches that ours may plan together, and which are therefore measured together.
     """
 
@@ -34,7 +34,7 @@ class Task:
     sequence_length: int
     batch_size: int
     columns: Sequence[str] | None = None
-    narrow: Mapping[str, str] = field(default_factory=dict)
+    dtypes: Mapping[str, str] = field(default_factory=dict)
     multiple: int = 1
 
     @cached_property
@@ -64,7 +64,7 @@ class Task:
             self.batch_size,
             seed=seed,
             fields=names,
-            dtypes=self.narrow if stored_dtypes else None,
+            dtypes=self.dtypes if stored_dtypes else None,
         )
 
     @property

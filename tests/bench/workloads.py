@@ -64,8 +64,8 @@ def dataset_folder(kind: generate.Kind, rows: int, settings: Settings, name: str
 def state(settings: Settings, batch_size: int, length: int) -> Table:
     """Windows of six columns: four numbers, a vector of 17 and one of 18."""
     folder = dataset_folder(generate.STATE, settings.rows, settings)
-    narrow = {"obs_continuous": "float32"}
-    task = Task(folder, settings.folder, length, batch_size, narrow=narrow, multiple=_PLANNED // batch_size)
+    dtypes = {"obs_continuous": "float32"}
+    task = Task(folder, settings.folder, length, batch_size, dtypes=dtypes, multiple=_PLANNED // batch_size)
     more = [_ours(task, "mouse source[i], documented dtypes (float64 observations)", stored_dtypes=False)]
     shape = f"B={batch_size}, S={length}"
     return _windows(settings, task, f"state-{batch_size}-{length}", f"State, {shape}, six columns", more)
@@ -83,15 +83,15 @@ def wide(settings: Settings) -> Table:
     kind = generate.wide(60)
     folder = dataset_folder(kind, max(50_000, settings.rows // 5), settings)
     columns = ["observation", "action"]
-    narrow = {"obs_continuous": "float32"}
-    task = Task(folder, settings.folder, 64, 32, columns=columns, narrow=narrow, multiple=_PLANNED // 32)
+    dtypes = {"obs_continuous": "float32"}
+    task = Task(folder, settings.folder, 64, 32, columns=columns, dtypes=dtypes, multiple=_PLANNED // 32)
     return _windows(settings, task, "wide", "Wide table, B=32, S=64, two columns of 66 are read")
 
 
 def raw_images(settings: Settings) -> Table:
     """Grey frames of 84 by 84 bytes as they are."""
     folder = dataset_folder(generate.raw_images(84, 84), settings.images, settings)
-    task = Task(folder, settings.folder, 64, 32, narrow={"obs_image": "uint8"}, multiple=4)
+    task = Task(folder, settings.folder, 64, 32, dtypes={"obs_image": "uint8"}, multiple=4)
     more = [_ours(task, "mouse source[i], documented dtypes (int64 pixels)", stored_dtypes=False)]
     return _windows(settings, task, "images", "Raw images 84x84, B=32, S=64", more)
 
@@ -125,7 +125,7 @@ def _ours(task: Task, name: str, *, stored_dtypes: bool = True) -> Contender:
 
 def _loader(task: Task) -> Contender:
     loader = PrefetchBatchifier(
-        task.store, task.sequence_length, task.batch_size, dtypes=task.narrow, fields=list(task.source().spec)
+        task.store, task.sequence_length, task.batch_size, dtypes=task.dtypes, fields=list(task.source().spec)
     )
     name = "mouse PrefetchBatchifier, 2 workers"
     return steady(Contender(name, lambda number: loader.next_batch(), "ours", multiple=task.multiple), 4)
@@ -139,7 +139,7 @@ def png_images(settings: Settings, height: int, width: int, *, colour: bool) -> 
     kind = generate.png_images(height, width, colour=colour)
     folder = dataset_folder(kind, max(400, settings.images // 20), settings, f"png-{height}x{width}")
     length, batch_size = 16, (4 if colour else 16) // (2 if settings.quick else 1)
-    task = Task(folder, settings.folder, length, batch_size, narrow={"obs_image": "uint8"})
+    task = Task(folder, settings.folder, length, batch_size, dtypes={"obs_image": "uint8"})
     images = length * batch_size
     source = task.source()
     contenders = [
@@ -148,7 +148,7 @@ def png_images(settings: Settings, height: int, width: int, *, colour: bool) -> 
     ]
     for workers in sorted({1, 2, settings.cores}):
         loader = PrefetchBatchifier(
-            task.store, length, batch_size, num_workers=workers, prefetch=workers + 1, dtypes=task.narrow
+            task.store, length, batch_size, num_workers=workers, prefetch=workers + 1, dtypes=task.dtypes
         )
         name = f"mouse PrefetchBatchifier, {workers} worker{'s' * (workers > 1)}"
         contender = Contender(name, lambda number, it=loader: it.next_batch(), "ours", wall=True, multiple=8)
