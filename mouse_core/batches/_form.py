@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -52,6 +52,22 @@ Readers = Mapping[str, FieldReader | MaskReader]
 DTypes = Mapping[str, np.dtype[np.generic]]
 
 
+class Chosen(NamedTuple):
+    """What a source is asked for besides windows; see ``BatchSource``."""
+
+    fields: tuple[str, ...] | None
+    required_fields: tuple[str, ...]
+    dtypes: dict[str, npt.DTypeLike]
+    replace_dtypes: dict[Any, npt.DTypeLike]
+    augment: AugmentTokensConfig | None
+    views: int
+
+    @property
+    def says_augmentation(self) -> bool:
+        """Whether something else than no augmentation is asked for, allowed or not."""
+        return self.augment is not None or type(self.views) is not int or self.views != 1
+
+
 @dataclass(frozen=True, eq=False)
 class BatchForm:
     """What batches of some fields are like. What there is for both is ``[stored]``: False for the delivered dtypes.
@@ -79,63 +95,42 @@ class BatchForm:
     is_copied: tuple[bool, bool]
 
 
-def form_of(
-    readers: Readers,
-    *,
-    dtypes: Mapping[str, npt.DTypeLike],
-    replace_dtypes: Mapping[Any, npt.DTypeLike],
-    augment: AugmentTokensConfig | None,
-    views: int,
-    max_num_actions: int,
-    padded: PaddedSampler | None,
-) -> BatchForm:
-    """What batches of some fields are like; see ``BatchSource``.
+def form_of(readers: Readers, chosen: Chosen, padded: PaddedSampler | None, *, max_num_actions: int) -> BatchForm:
+    """What batches of some fields are like.
 
     Raises:
         ConfigError: Something that cannot be done to these fields.
         MissingFieldError: A dtype for a field that is not there.
     """
-    delivered = _delivered_dtypes(readers, dtypes, replace_dtypes)
+    delivered = _delivered_dtypes(readers, chosen.dtypes, chosen.replace_dtypes)
     stored = {name: reader.stored_dtype(delivered[name]) for name, reader in readers.items()}
-    arriving = {
+    fields = {
         name: reader.spec.replace(dtype=delivered[name], stored_dtype=stored[name]) for name, reader in readers.items()
     }
-    computed = _delivered_dtypes(readers, dtypes, {})
-    augmented = _augmentation(augment, views, arriving, computed, max_num_actions=max_num_actions)
-    if augmented is not None:
-        delivered, stored = augmented.arriving_dtypes(delivered), augmented.arriving_dtypes(stored)
-    fill = _fill_of(padded, stored, is_augmented=augmented is not None)
+    shapes, augment = {name: field.shape for name, field in fields.items()}, None
+    if chosen.says_augmentation:
+        from mouse_core.augment.stream import stream_augment  # a room that is loaded where batches are augmented
+
+        computed = _delivered_dtypes(readers, chosen.dtypes, {})
+        augment = stream_augment(chosen.augment, chosen.views, fields, computed, max_num_actions=max_num_actions)
+    if augment is not None:
+        delivered, stored = augment.arriving_dtypes(delivered), augment.arriving_dtypes(stored)
+        fields = augment.spec
     plain = {name: reader for name, reader in readers.items() if _is_plain(reader)}
     converted = _converted(plain, delivered), _converted(plain, stored)
     checked = frozenset(name for name, reader in plain.items() if reader.bounds is not None and reader.highest is None)
-    copied = len(plain) == len(readers) and padded is None and not checked
+    copied = len(plain) == len(readers) and not checked
     return BatchForm(
-        arriving if augmented is None else augmented.spec,
-        augmented,
+        fields,
+        augment,
         (delivered, stored),
-        {name: field.shape for name, field in arriving.items()},
-        fill,
+        shapes,
+        _fill_of(padded, stored, is_augmented=augment is not None),
         padded is not None,
         converted,
         checked,
         (copied and not converted[0], copied and not converted[1]),
     )
-
-
-def _augmentation(
-    augment: AugmentTokensConfig | None,
-    views: int,
-    arriving: Mapping[str, FieldSpec],
-    computed: DTypes,
-    *,
-    max_num_actions: int,
-) -> StreamAugment | None:
-    """How batches are augmented, for which there is a room that is loaded where they are; see ``stream_augment``."""
-    if augment is None and type(views) is int and views == 1:
-        return None
-    from mouse_core.augment.stream import stream_augment
-
-    return stream_augment(augment, views, arriving, computed, max_num_actions=max_num_actions)
 
 
 def _fill_of(padded: PaddedSampler | None, dtypes: DTypes, *, is_augmented: bool) -> float | None:

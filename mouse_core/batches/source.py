@@ -12,7 +12,7 @@ import numpy.typing as npt
 from mouse_core._base.memo import memo
 from mouse_core._base.memory import BatchLayout
 from mouse_core.batches import _options as asked
-from mouse_core.batches._form import copied_fields, form_of
+from mouse_core.batches._form import Chosen, copied_fields, form_of
 from mouse_core.batches._pipeline import Batch, Pipeline
 from mouse_core.batches._planner import Planner
 from mouse_core.errors import ConfigError
@@ -87,15 +87,11 @@ class BatchSource:
         snapshot = asked.snapshot_of(store)
         sampler = asked.choose_sampler(sampling, sequence_length, batch_size, drop_last, boundary, weighting, pad)
         padded = sampler if isinstance(sampler, PaddedSampler) else None
-        chosen: dict[str, Any] = {
-            "fields": None if fields is None else asked.as_names(fields),
-            "required_fields": asked.as_names(required_fields),
-            "dtypes": dict(dtypes or {}),
-            "replace_dtypes": dict(replace_dtypes or {}),
-            "augment": augment,
-            "views": views,
-        }
-        readers = asked.choose_readers(snapshot, chosen["fields"], chosen["required_fields"], masked=padded is not None)
+        names = None if fields is None else asked.as_names(fields)
+        chosen = Chosen(
+            names, asked.as_names(required_fields), dict(dtypes or {}), dict(replace_dtypes or {}), augment, views
+        )
+        readers = asked.choose_readers(snapshot, names, chosen.required_fields, masked=padded is not None)
         planner = Planner(
             sampler,
             snapshot,
@@ -106,23 +102,15 @@ class BatchSource:
             padded=padded,
         )
         planner.check()
-        form = form_of(
-            readers,
-            dtypes=chosen["dtypes"],
-            replace_dtypes=chosen["replace_dtypes"],
-            augment=augment,
-            views=views,
-            max_num_actions=snapshot.config.max_action_dim or 0,
-            padded=padded,
-        )
+        form = form_of(readers, chosen, padded, max_num_actions=snapshot.config.max_action_dim or 0)
         copied = copied_fields(readers, form.shapes)
         self._set(Pipeline(planner, readers, form, fields=copied), chosen)
 
-    def _set(self, pipeline: Pipeline, chosen: dict[str, Any]) -> None:
+    def _set(self, pipeline: Pipeline, chosen: Chosen) -> None:
         planner = pipeline.planner
         self.snapshot, self.sampler = planner.snapshot, planner.sampler
         self.seed, self.shard, self.epoch_start = planner.seed, planner.shard, planner.epoch_start
-        self.views: int = chosen["views"]
+        self.views = chosen.views
         self._pipeline, self._chosen = pipeline, chosen
         self._augment = pipeline.form.augment
 
@@ -226,10 +214,8 @@ class BatchSource:
             source = _restore(snapshot, self.sampler, options)
         else:
             source = type(self).__new__(type(self))
-            source._set(
-                self._pipeline.forward(snapshot, growth, seed=seed, epoch_start=epoch_start),
-                self._chosen,
-            )
+            pipeline = self._pipeline.forward(snapshot, growth, seed=seed, epoch_start=epoch_start)
+            source._set(pipeline, self._chosen)
         # Whoever takes a new snapshot every so many batches will do so again.
         source._pipeline.begin_with(self._pipeline.used)
         return source
@@ -239,7 +225,7 @@ class BatchSource:
         return _restore(self.snapshot, self.sampler, self._options() | options)
 
     def _options(self) -> dict[str, Any]:
-        return {"seed": self.seed, "shard": self.shard, "epoch_start": self.epoch_start, **self._chosen}
+        return {"seed": self.seed, "shard": self.shard, "epoch_start": self.epoch_start, **self._chosen._asdict()}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (self.snapshot, self.sampler, self._options())
