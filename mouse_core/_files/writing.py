@@ -23,7 +23,6 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
-from functools import cache
 from pathlib import Path
 
 from mouse_core._files.locking import is_at, lock
@@ -334,7 +333,6 @@ def sync_tree(path: StrPath) -> None:
     sync_folders(folder for folder, _, _ in reversed(inside))
 
 
-@cache
 def _syncfs() -> Callable[[int], int] | None:
     if not sys.platform.startswith("linux"):
         return None

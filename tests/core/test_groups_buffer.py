@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import gc
 import os
@@ -20,9 +21,6 @@ import pytest
 
 from mouse_core import ClosedError, ConfigError, DataError, ForkError, MissingFieldError, StorageError
 from mouse_core.groups import GrpoBatchMaker, RolloutBuffer, RolloutRecord, open_rollouts
-from mouse_core.groups._files.columns import ROLLOUTS, rollouts_to_table
-from mouse_core.groups._files.names import folder_name
-from mouse_core.groups._files.parts import digest_of, encode_group, writing_options
 from tests.core.groups_cases import METADATA, group, rollout
 
 Make = Callable[..., RolloutBuffer]
@@ -214,10 +212,14 @@ def test_environments_have_safe_folders(make: Make, environment: str) -> None:
     assert make().rollouts(environment=environment)[0].environment == environment
 
 
-def test_folders_differ_where_environments_do() -> None:
+def test_folders_differ_where_environments_do(make: Make) -> None:
     names = ["a/b", "a%2Fb", "a%2fb", "batches", "%62atches", ".a", "%2Ea", "x" * 300, "x" * 301, "x" * 200]
-    assert len({folder_name(name) for name in names}) == len(names)
-    assert folder_name("gsm8k-v1.2_x") == "gsm8k-v1.2_x"
+    names.append("gsm8k-v1.2_x")
+    buffer = make(group_size=1, sync=False)
+    buffer.add_rollouts([rollout(number, environment=name) for number, name in enumerate(names)])
+    folders = {path.parent.name for path in buffer.root_path.glob("*/part-*.parquet")}
+    assert len(folders) == len(names)
+    assert "gsm8k-v1.2_x" in folders
 
 
 # ---------------------------------------------------------------------- reading
@@ -308,16 +310,16 @@ def test_a_folder_without_its_log_is_read(make: Make) -> None:
 def test_files_with_columns_for_metadata_that_no_rollout_has(make: Make) -> None:
     """Files of earlier versions always have them."""
     buffer = make()
-    buffer.add_rollouts(group(0, 4))
+    full = [replace(item, metadata={"a": 1}) for item in group(0, 4)]
+    buffer.add_rollouts(full)
     buffer.close()
     (path,) = [stored.path for stored in buffer.rollouts().groups]
-    assert "metadata" not in pq.read_schema(path).names
+    table = pq.read_table(path)
     path.unlink()
-    rows = pa.Table.from_batches([rollouts_to_table(group(0, 4))])
-    content = encode_group(rows, writing_options(ROLLOUTS, "zstd"), 0)
-    path.with_name(f"part-{digest_of(content)}.parquet").write_bytes(content)
-    again = make()
-    assert list(again.rollouts()) == group(0, 4)
+    (buffer.root_path / ".state" / "index.log").unlink()
+    rows = [{**row, "metadata": []} for row in table.to_pylist()]
+    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), path.with_name("part-1.parquet"))
+    assert list(make().rollouts()) == [replace(item, metadata={}) for item in full]
 
 
 @pytest.mark.parametrize("bare_first", [True, False])
@@ -421,40 +423,37 @@ def test_many_threads_add(make: Make) -> None:
     assert len(make(group_size=8)) == 160
 
 
-def test_one_caller_s_error_is_not_another_s(make: Make) -> None:
-    from mouse_core._base.requests import Requests
+def test_one_caller_s_error_is_not_another_s(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    buffer = make(group_size=100)
+    sync, entered, go = os.fsync, threading.Event(), threading.Event()
 
-    requests, entered, go = Requests(), threading.Event(), threading.Event()
-    served: list[list[int]] = []
-
-    def handle(given: Any) -> list[int]:
-        served.append(list(given))
-        if given == [0]:
+    def slowly(file: int) -> None:
+        if not entered.is_set():
             entered.set()
-            go.wait()
-        if 2 in given:
-            raise DataError("two")
-        return [10 * number for number in given]
+            assert go.wait(60)
+        sync(file)
 
+    monkeypatch.setattr(os, "fsync", slowly)
     answers: dict[int, Any] = {}
 
     def ask(number: int) -> None:
         try:
-            answers[number] = requests.serve(number, handle)
+            answers[number] = buffer.add_rollout(rollout(number, metadata={"a": "\ud800" if number == 2 else "a"}))
         except DataError as error:
             answers[number] = str(error)
 
     threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
     threads[0].start()
-    entered.wait()
+    assert entered.wait(60)
     for thread in threads[1:]:
         thread.start()
-    until(lambda: len(requests._queue) == 3)
+    until(lambda: len(buffer._requests._queue) == 3)
     go.set()
     for thread in threads:
         thread.join()
-    assert answers == {0: 0, 1: 10, 2: "two", 3: 30}
-    assert sorted(served[1]) == [1, 2, 3]
+    assert "Unicode" in answers.pop(2)
+    assert answers == {0: True, 1: True, 3: True}
+    assert [f"r{number}" in buffer for number in range(4)] == [True, True, False, True]
 
 
 def test_ctrl_c_in_the_thread_that_serves_is_not_another_s(make: Make) -> None:
@@ -533,53 +532,46 @@ def test_nothing_of_a_refused_call_is_added(make: Make) -> None:
 
 
 @pytest.mark.parametrize("whole_filesystem", [True, False])
-def test_everything_is_on_the_disk_before_it_counts(
+def test_many_files_are_on_the_disk_before_they_count(
     make: Make, monkeypatch: pytest.MonkeyPatch, whole_filesystem: bool
 ) -> None:
-    """Contents are synced before files get their names, and names before a call returns."""
-    from mouse_core._files import writing as _files
-
-    buffer = make(batch_maker=GrpoBatchMaker())
+    """So many that Linux is asked for the whole file system. ``test_power_cut`` has all that happens to a few."""
+    buffer = make(group_size=2)
     dirty: set[str] = set()
-    names: dict[int, str] = {}
-    opened, write, replace, fsync = os.open, os.write, os.replace, os.fsync
+    write, replace_, fsync = os.write, os.replace, os.fsync
 
-    def noting_open(path: Any, *arguments: Any) -> int:
-        file = opened(path, *arguments)
-        names[file] = str(path)
-        return file
+    def path_of(file: int) -> str:
+        return os.readlink(f"/proc/self/fd/{file}")
 
     def noting_write(file: int, content: Any) -> int:
-        dirty.add(os.readlink(f"/proc/self/fd/{file}") if os.path.exists("/proc/self/fd") else names[file])
+        dirty.add(path_of(file))
         return write(file, content)
 
     def noting_replace(old: Any, new: Any) -> None:
         assert str(old) not in dirty, "a file got its name before its content was on the disk"
         dirty.add(str(Path(new).parent))
-        replace(old, new)
+        replace_(old, new)
 
     def noting_fsync(file: int) -> None:
-        dirty.discard(os.readlink(f"/proc/self/fd/{file}") if os.path.exists("/proc/self/fd") else names[file])
+        dirty.discard(path_of(file))
         fsync(file)
 
-    def syncfs(file: int) -> int:
-        dirty.clear()
-        return 0
+    class Library:
+        def __init__(self, *ignored: Any, **options: Any) -> None:
+            if not whole_filesystem:
+                raise OSError("no such library")
 
-    monkeypatch.setattr(_files, "_MANY", 2)
-    monkeypatch.setattr(_files, "_syncfs", lambda: syncfs if whole_filesystem else None)
-    for name, call in [
-        ("open", noting_open), ("write", noting_write), ("replace", noting_replace), ("fsync", noting_fsync)
-    ]:  # fmt: skip
+        def syncfs(self, file: int) -> int:
+            dirty.clear()
+            return 0
+
+    monkeypatch.setattr(ctypes, "CDLL", Library)
+    for name, call in [("write", noting_write), ("replace", noting_replace), ("fsync", noting_fsync)]:
         monkeypatch.setattr(os, name, call)
-    ignored = str(buffer.root_path / ".state" / "index.log")
-    for given in (group(0, 3), [item for n in range(6) for item in group(10 * n + 10, 5, example=str(n))]):
-        buffer.add_rollouts(given)
-        assert dirty <= {ignored}, "the index can be made again from the files"
-    buffer.flush()
-    assert dirty <= {ignored}
-    assert buffer.create_and_store_batch(4) is not None
-    assert not dirty
+    buffer.add_rollouts([item for n in range(70) for item in group(2 * n, 2, example=str(n))])
+    assert len(parts(buffer)) == 70
+    # The index can be made again from the files.
+    assert dirty <= {str(buffer.root_path / ".state" / "index.log")}
 
 
 @pytest.mark.parametrize("fails_at", ["write", "replace", "fsync", "mkdir"])
@@ -718,12 +710,16 @@ def test_a_rewritten_log_whose_name_is_not_on_the_disk_yet(make: Make, monkeypat
     buffer.add_rollout(rollout(9999, example="left behind"))
     refused: list[Any] = []
 
-    def refuse(paths: Any) -> None:
-        refused.append(paths)
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+    sync = os.fsync
+
+    def refuse(file: int) -> None:
+        if os.readlink(f"/proc/self/fd/{file}") == str(buffer.root_path / ".state"):
+            refused.append(file)
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        sync(file)
 
     with monkeypatch.context() as patch:
-        patch.setattr("mouse_core._files.log.sync_folders", refuse)
+        patch.setattr(os, "fsync", refuse)
         for first in range(0, 80, 4):
             buffer.add_rollouts(group(first, 3, example=str(first)))
             buffer.add_rollouts(group(first + 3, 1, example=str(first)))
