@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -49,6 +49,23 @@ def flatten(name: str, value: Any) -> dict[str, Any]:
                 raise SchemaError(f"{path}: two values of a step have this name once their keys are joined by '_'")
             leaves[path] = leaf
     return leaves
+
+
+def nested(values: Mapping[tuple[str, ...], Any]) -> dict[str, Any]:
+    """Nested mappings of values by path: ``{("arm", "angle"): x}`` becomes ``{"arm": {"angle": x}}``."""
+    found: dict[str, Any] = {}
+    for (*groups, name), value in values.items():
+        inner = found
+        for group in groups:
+            inner = inner.setdefault(group, {})
+        inner[name] = value
+    return found
+
+
+def is_single(names: Collection[str], prefix: str) -> bool:
+    """Whether one column is the whole observation or action, rather than a part of a nested one."""
+    kinds = ("discrete", "image", "text")
+    return len(names) == 1 and next(iter(names)) in (prefix, *(f"{prefix}_{kind}" for kind in kinds))
 
 
 def is_image(values: npt.NDArray[Any]) -> bool:

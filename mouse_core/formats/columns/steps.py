@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, DataError, MissingFieldError
-from mouse_core.formats.columns.named import MISSING, Columns, travels_with_action
+from mouse_core.formats.columns.named import MISSING, Columns, is_single, travels_with_action
 from mouse_core.formats.columns.transitions import placeholder
 from mouse_core.trees import map_tree
 
@@ -247,7 +247,6 @@ def _departing_discount(discount: npt.NDArray[Any] | None, done: npt.NDArray[np.
 
 
 def _nested(columns: Columns, prefix: str) -> Any:
-    standard = {prefix, f"{prefix}_discrete", f"{prefix}_image", f"{prefix}_text"}
-    if len(columns) == 1 and next(iter(columns)) in standard:
+    if is_single(columns, prefix):
         return next(iter(columns.values()))
     return {name.removeprefix(f"{prefix}_"): values for name, values in columns.items()}

@@ -16,14 +16,14 @@ import pyarrow as pa
 
 from mouse_core._files.writing import making
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.formats.columns.named import MISSING, Columns
+from mouse_core.formats._files.h5_writing import append_rows, import_h5py
+from mouse_core.formats.columns.named import MISSING, Columns, is_single, nested
 from mouse_core.formats.columns.sources import episodes_of, pieces_of
 from mouse_core.formats.columns.spaces import SpaceOf, written_space
 
 _VERSION = "0.5.3"
 _ID = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]+/)?[-_\w]+?-v\d+")
 _ARROW_ROWS = 32_768
-_CHUNK_BYTES = 256 << 10
 
 
 def write_minari(
@@ -123,18 +123,13 @@ def _space(given: Any, seen: dict[str, SpaceOf], prefix: str) -> dict[str, Any]:
     if given is not None:
         return written_space(given)
     names = {name: space for name, space in seen.items() if _belongs(name, prefix)}
-    if _single(list(names), prefix):
+    if is_single(names, prefix):
         return next(iter(names.values())).written()
     return {"type": "Dict", "subspaces": {name[len(prefix) + 1 :]: space.written() for name, space in names.items()}}
 
 
 def _belongs(name: str, prefix: str) -> bool:
     return name == prefix or name.startswith(f"{prefix}_")
-
-
-def _single(names: list[str], prefix: str) -> bool:
-    """Whether one column is the whole observation or action, rather than a part of a Dict."""
-    return len(names) == 1 and names[0] in {prefix, *(f"{prefix}_{kind}" for kind in ("discrete", "image", "text"))}
 
 
 def _values(columns: Columns, *, begins: bool, seen: dict[str, SpaceOf]) -> dict[str, npt.NDArray[Any]]:
@@ -153,7 +148,7 @@ def _values(columns: Columns, *, begins: bool, seen: dict[str, SpaceOf]) -> dict
         names = [name for name in columns if _belongs(name, prefix)]
         if not names:
             raise DataError(f"write_minari: expected columns of {prefix}, found {list(columns)}")
-        single = _single(names, prefix)
+        single = is_single(names, prefix)
         for name in names:
             values = columns.pop(name)
             values = values[shift] if prefix == "action" else values
@@ -169,10 +164,7 @@ def _values(columns: Columns, *, begins: bool, seen: dict[str, SpaceOf]) -> dict
 
 
 def _write_hdf5(rows: Any, data: Path) -> tuple[tuple[int, int], dict[str, SpaceOf]]:
-    try:
-        import h5py
-    except ImportError as error:
-        raise ImportError("HDF5 files need h5py: pip install 'mouse-data[formats]'") from error
+    h5py = import_h5py()
     seen: dict[str, SpaceOf] = {}
     episodes = steps = 0
     group: Any = None
@@ -188,25 +180,12 @@ def _write_hdf5(rows: Any, data: Path) -> tuple[tuple[int, int], dict[str, Space
                     group.attrs["seed"] = int(columns["metadata_episode_seed"][0])
                 episodes += 1
             for path, array in values.items():
-                _append(h5py, group, path, array)
+                append_rows(group, path, array)
             steps += len(values["rewards"])
             group.attrs["total_steps"] += len(values["rewards"])
     if not episodes:
         raise DataError("write_minari: expected rows, found none")
     return (episodes, steps), seen
-
-
-def _append(h5py: Any, group: Any, path: str, values: npt.NDArray[Any]) -> None:
-    if path in group:
-        dataset = group[path]
-        dataset.resize(dataset.shape[0] + len(values), axis=0)
-        dataset[dataset.shape[0] - len(values) :] = values
-        return
-    dtype = h5py.string_dtype() if values.dtype.kind in "OSU" else values.dtype
-    width = max(int(np.prod(values.shape[1:])) * values.dtype.itemsize, 1)
-    rows = max(1, min(len(values), _CHUNK_BYTES // width))
-    shape = values.shape[1:]
-    group.create_dataset(path, data=values, dtype=dtype, chunks=(rows, *shape), maxshape=(None, *shape))
 
 
 def _write_arrow(rows: Any, data: Path) -> tuple[tuple[int, int], dict[str, SpaceOf]]:
@@ -220,13 +199,11 @@ def _write_arrow(rows: Any, data: Path) -> tuple[tuple[int, int], dict[str, Spac
                 f"write_minari: episode {number - 1}: expected fewer than {_ARROW_ROWS} steps, found {count}; Minari "
                 "reads longer ones back wrong from Arrow files, use storage='hdf5'"
             )
-        tree: dict[str, Any] = {}
-        for path, array in values.items():
-            *groups, leaf = path.split("/")
-            node = tree
-            for group in groups:
-                node = node.setdefault(group, {})
-            node[leaf] = np.concatenate([array, array[-1:]]) if len(array) == count else array
+        padded = {
+            path: np.concatenate([array, array[-1:]]) if len(array) == count else array
+            for path, array in values.items()
+        }
+        tree = nested({tuple(path.split("/")): array for path, array in padded.items()})
         batch = pa.RecordBatch.from_pydict({name: _struct(part) for name, part in tree.items()})
         folder = data / str(number - 1)
         folder.mkdir()

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import DataError, SchemaError
+from mouse_core.formats.columns.named import nested
 
 DONE_KEYS = ("done", "truncated", "terminated")
 REWARD_KEYS = ("reward",)
@@ -91,7 +92,7 @@ def TED2Flat(
             if key in following and key not in apart:
                 mine = _woven(mine, _lane(following[key], shape)[order, lane], ends, used, key)
             flat.setdefault(key, []).append(mine)
-    result = _nested({key: np.concatenate(parts) for key, parts in flat.items()})
+    result = nested({key: np.concatenate(parts) for key, parts in flat.items()})
     return {**result, shift_key: shift, is_full_key: is_full, _SHAPE: tuple(shape)}
 
 
@@ -160,7 +161,7 @@ def Flat2TED(
                 f"found {len(values)}"
             )
     places = {key: np.swapaxes(values, 0, 1) for key, values in result.items()}
-    return _nested({key: values.reshape(*shape, *values.shape[2:]) for key, values in places.items()})
+    return nested({key: values.reshape(*shape, *values.shape[2:]) for key, values in places.items()})
 
 
 def TED2Nested(data: Mapping[str, Any] | None = None, **options: Any) -> Any:
@@ -196,7 +197,7 @@ def TED2Nested(data: Mapping[str, Any] | None = None, **options: Any) -> Any:
         key: np.split(values, (stops if len(values) == ends.size else wide_stops)[:-1])
         for key, values in arrays.items()
     }
-    return {**_nested(cut), **about}
+    return {**nested(cut), **about}
 
 
 def Nested2TED(data: Mapping[str, Any] | None = None, **options: Any) -> Any:
@@ -299,16 +300,6 @@ def _leaves(data: Mapping[str, Any], path: Key = ()) -> Arrays:
         else:
             found[*path, name] = value if isinstance(value, list) else np.asarray(value)  # type: ignore[assignment]
     return found
-
-
-def _nested(arrays: Mapping[Key, Any]) -> dict[str, Any]:
-    result: dict[str, Any] = {}
-    for key, values in arrays.items():
-        place = result
-        for name in key[:-1]:
-            place = place.setdefault(name, {})
-        place[key[-1]] = values
-    return result
 
 
 def _map(data: Mapping[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from mouse_core._files.writing import making
 from mouse_core.errors import ConfigError, DataError, SchemaError
+from mouse_core.formats._files.h5_writing import append_rows, import_h5py
 from mouse_core.formats.base import RowStream
 from mouse_core.formats.columns.values import read_values
 from mouse_core.formats.ted._tensordict import FolderWriter
@@ -251,11 +252,7 @@ class _FileWriter:
     """
 
     def __init__(self, path: Path) -> None:
-        try:
-            import h5py
-        except ImportError as error:
-            raise ImportError("HDF5 files need h5py: pip install 'mouse-data[formats]'") from error
-        self._file = h5py.File(path, "w")
+        self._file = import_h5py().File(path, "w")
         self._run: dict[tuple[str, ...], list[npt.NDArray[Any]]] = {}
         self._ended: dict[tuple[str, ...], int] = {}
 
@@ -270,17 +267,7 @@ class _FileWriter:
             self._flush(path)
 
     def _flush(self, path: tuple[str, ...]) -> None:
-        values = np.concatenate(self._run.pop(path))
-        name = "/".join(path)
-        if name not in self._file:
-            each = max(1, values[:1].nbytes)
-            chunk = (max(1, min(len(values), (1 << 18) // each)), *values.shape[1:])
-            self._file.create_dataset(name, data=values, maxshape=(None, *values.shape[1:]), chunks=chunk)
-            return
-        dataset = self._file[name]
-        before = dataset.shape[0]
-        dataset.resize(before + len(values), axis=0)
-        dataset[before:] = values
+        append_rows(self._file, "/".join(path), np.concatenate(self._run.pop(path)))
 
     def finish(self, *, batch: tuple[int, ...], others: dict[str, Any], nested: bool = False) -> None:
         """Write what is left."""

@@ -23,7 +23,7 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.formats._files.tfrecord import READERS
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
 from mouse_core.formats.columns.blocks import check_batch_rows, rows_at_once
-from mouse_core.formats.columns.named import is_image, to_batch
+from mouse_core.formats.columns.named import is_image, nested, to_batch
 from mouse_core.formats.columns.sources import episodes_of
 from mouse_core.formats.columns.steps import Stack, rlds_steps
 from mouse_core.formats.columns.transitions import check_final
@@ -203,15 +203,7 @@ def _step_bytes(leaf: Leaf) -> int:
 
 
 def _nest(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """Values by path as nested mappings."""
-    nested: dict[str, Any] = {}
-    for path, value in flat.items():
-        *groups, name = path.split("/")
-        inner = nested
-        for group in groups:
-            inner = inner.setdefault(group, {})
-        inner[name] = value
-    return nested
+    return nested({tuple(path.split("/")): value for path, value in flat.items()})
 
 
 def write_tfds(
