@@ -8,9 +8,10 @@ import grain
 from absl import flags
 
 from mouse_core.batches import Batch, BatchSource
+from mouse_core.prefetch import Source
 
 
-def to_grain(source: BatchSource) -> grain.MapDataset:
+def to_grain(source: Source) -> grain.MapDataset:
     """The batches of a source as a ``grain.MapDataset``, for pipelines built from grain's own transformations.
 
     Element ``i`` is ``source[i]``, a dict of NumPy arrays, across epochs without end: the next epoch follows by itself,
@@ -24,7 +25,7 @@ def to_grain(source: BatchSource) -> grain.MapDataset:
     where nobody has parsed them.
 
     Args:
-        source: Where batches come from.
+        source: Where batches come from: a ``BatchSource``, or any other ``mouse_core.prefetch.Source``.
 
     Returns:
         A dataset of length ``sys.maxsize``.
@@ -42,14 +43,17 @@ def to_grain(source: BatchSource) -> grain.MapDataset:
 class _Endless:
     """Random access for grain, which takes an index modulo the length: a real length would repeat the first epoch."""
 
-    def __init__(self, source: BatchSource) -> None:
+    def __init__(self, source: Source) -> None:
         self._source = source
 
     def __len__(self) -> int:
         return sys.maxsize
 
     def __getitem__(self, index: int) -> Batch:
-        return self._source[index]
+        batch: Batch = self._source[index]
+        return batch
 
     def __repr__(self) -> str:
+        if not isinstance(self._source, BatchSource):
+            return f"{type(self._source).__name__}(fingerprint={self._source.fingerprint!r})"
         return f"BatchSource(sampler={self._source.sampler}, seed={self._source.seed}, shard={self._source.shard})"

@@ -37,6 +37,29 @@ def test_elements_are_the_batches_across_epochs() -> None:
     assert isinstance(dataset[0]["reward"], np.ndarray)
 
 
+class EveryOther:
+    """A source of somebody's own."""
+
+    def __init__(self, source: BatchSource) -> None:
+        self.source, self.spec, self.fingerprint = source, source.spec, f"every other of {source.fingerprint}"
+
+    def __len__(self) -> int:
+        return len(self.source) // 2
+
+    def __getitem__(self, index: int) -> Any:
+        return self.source[2 * index]
+
+
+def test_any_source_will_do() -> None:
+    whole = make_source(sampling="sequential")
+    source = EveryOther(whole)
+    dataset = to_grain(source)
+    count = 2 * len(source)
+    assert stream_digest(dataset.to_iter_dataset(FEW), count) == stream_digest(
+        (whole[2 * index] for index in range(count)), count
+    )
+
+
 def test_the_position_is_our_integer() -> None:
     source = make_source(sampling="batch")
     iterator = iter(to_grain(source).to_iter_dataset(FEW))
