@@ -149,10 +149,7 @@ class HindsightRelabel:
             first, last = np.maximum(first, step - self.horizon), np.minimum(last, step + self.horizon)
         uniform = key.uniform(2 * step.size).reshape(2, *step.shape)
         there = last >= step
-        pick = last
-        if self.strategy != "final":
-            pick = np.minimum(first + (uniform[1] * (last - first + 1)).astype(np.int64), last)
-        pick = np.where(there, pick + behind, step)
+        pick = np.where(there, self._pick(first, last, uniform[1]) + behind, step)
         rows = pick % episodes.steps * episodes.num_envs + env
         goals, drawn = storage.read(key_of(source), rows), (uniform[0] < self.ratio) & there
         if cut:
@@ -243,10 +240,15 @@ class HindsightRelabel:
             opens = np.ones_like(closes)
             opens[:, 1:] = closes[:, :-1]
             first = np.maximum.accumulate(np.where(opens, step, 0), axis=1)
-        pick = last
-        if self.strategy != "final":
-            pick = np.minimum(first + (uniform[1] * (last - first + 1)).astype(np.int64), last)
-        return chosen, np.arange(count)[:, None] * length + pick
+        return chosen, np.arange(count)[:, None] * length + self._pick(first, last, uniform[1])
+
+    def _pick(
+        self, first: npt.NDArray[np.int64], last: npt.NDArray[np.int64], uniform: npt.NDArray[np.float64]
+    ) -> npt.NDArray[np.int64]:
+        """One of the steps ``first .. last`` by a number in ``[0, 1)``, or the last."""
+        if self.strategy == "final":
+            return last
+        return np.minimum(first + (uniform * (last - first + 1)).astype(np.int64), last)
 
     @staticmethod
     def _shaped(values: Array, like: Array, name: str) -> Array:
