@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tempfile
 from array import array
 from dataclasses import replace
 from pathlib import Path
@@ -10,21 +11,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mouse_core import DataError
-from mouse_core.groups import RLExample, RolloutGroup, RolloutRecord, Turn, make_examples
-from mouse_core.groups._files.columns import (
-    ROLLOUTS,
-    examples_to_table,
-    rollouts_to_table,
-    split_rows,
-    table_to_examples,
-    table_to_rollouts,
-)
-from mouse_core.groups._files.parts import encode_table, read_table, writing_options
+from mouse_core.groups import RLExample, RolloutBuffer, RolloutGroup, RolloutRecord, Turn, make_examples, open_rollouts
 from mouse_core.groups.types import same_values
 from mouse_core.groups.versions import version_order
 from tests.core.groups_cases import METADATA, group, rollout
@@ -221,27 +214,37 @@ rollouts = st.builds(
 )
 
 
+def stored(given_: list[RolloutRecord], **options: Any) -> list[RolloutRecord]:
+    """What comes back from the log of those that wait, and then from files; both are the same."""
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"group_size": len(given_) + 1, "seal_timeout": 1e6, "sync": False, **options}
+        with RolloutBuffer(folder, **options) as buffer:
+            buffer.add_rollouts(given_)
+        with RolloutBuffer(folder, **options) as buffer:
+            buffer.flush()
+        by_uid = {item.rollout_uid: item for item in open_rollouts(folder)}
+        return [by_uid[item.rollout_uid] for item in given_]
+
+
 @settings(max_examples=40)
-@given(st.lists(rollouts, min_size=1, max_size=4), st.sampled_from(["zstd", "none"]))
-def test_every_field_comes_back_exactly(given_: list[RolloutRecord], compression: str) -> None:
-    rows = rollouts_to_table(given_)
-    assert table_to_rollouts(rows) == given_
-    assert table_to_rollouts(rows.slice(1)) == given_[1:]
-    options = writing_options(ROLLOUTS, compression)
-    everything = bytes(encode_table(pa.Table.from_batches([rows]), options))
-    assert table_to_rollouts(read_table(Path(__file__), ROLLOUTS, content=everything)) == given_
-    cut = len(given_) // 2
-    for piece, part in zip(split_rows(rows, [0, cut, len(given_)]), (given_[:cut], given_[cut:]), strict=True):
-        content = bytes(encode_table(piece, options))
-        assert table_to_rollouts(read_table(Path(__file__), ROLLOUTS, content=content)) == part
+@given(
+    st.lists(rollouts, min_size=1, max_size=4, unique_by=lambda item: item.rollout_uid),
+    st.sampled_from(["zstd", "none"]),
+    st.integers(1, 3),
+)
+def test_every_field_comes_back_exactly(given_: list[RolloutRecord], compression: str, size: int) -> None:
+    assert stored(given_, compression=compression) == given_
+    same = [replace(item, environment="e", example_id="1", policy_version="1") for item in given_]
+    assert stored(same, group_size=size) == same
 
 
-def test_columns_that_say_nothing_are_left_out() -> None:
+def test_columns_that_say_nothing_are_left_out(tmp_path: Path) -> None:
     """Of the groups that have none of it, whatever the others have."""
 
     def bare(first: int, turn: dict[str, Any], **own: Any) -> list[RolloutRecord]:
         turns = (Turn("?", "user"), replace(rollout(first).turns[1], **{"reward": None, **turn}))
-        return [replace(item, turns=turns, **{"replica_id": "", **own}) for item in group(first, 2)]
+        given_ = group(first, 2, example=str(first))
+        return [replace(item, turns=turns, **{"replica_id": "", **own}) for item in given_]
 
     cases: dict[str, list[RolloutRecord]] = {
         "": bare(0, {}),
@@ -250,28 +253,38 @@ def test_columns_that_say_nothing_are_left_out() -> None:
         "turns.reward": bare(6, {"reward": 0.0}),
         "turns.metadata": bare(8, {"metadata": {"b": [2]}}),
     }
-    rows = rollouts_to_table([item for some in cases.values() for item in some])
-    pieces = list(split_rows(rows, [0, 2, 4, 6, 8, 10, 10]))
+    with RolloutBuffer(tmp_path, group_size=2) as buffer:
+        buffer.add_rollouts([item for some in cases.values() for item in some])
+        files = {one.example_id: one.path for one in buffer.rollouts().groups}
+        assert list(buffer.rollouts()) == [item for some in cases.values() for item in some]
     always = ["environment", "example_id", "policy_version", "rollout_uid", "turns", "reward", "created"]
-    for (name, given_), piece in zip(cases.items(), pieces[:-1], strict=True):
-        inner = piece.schema.field("turns").type.value_type.names
-        columns = [*piece.schema.names, *(f"turns.{field}" for field in inner)]
+    for name, given_ in cases.items():
+        schema = pq.read_schema(files[given_[0].example_id])
+        inner = schema.field("turns").type.value_type
+        columns = [*schema.names, *(f"turns.{field.name}" for field in inner)]
         of_turns = [f"turns.{field}" for field in ("message", "role", "tokens", "logprobs")]
         assert sorted(columns) == sorted([*always, *of_turns, *filter(None, [name])])
-        assert table_to_rollouts(piece) == given_
-    assert table_to_rollouts(pieces[-1]) == []
+        assert str(inner.field("tokens").type) == "list<element: int32 not null>"
+        assert str(inner.field("logprobs").type) == "list<element: float not null>"
+        assert str(schema.field("reward").type) == "double"
 
 
-def broken_rows(**changed: pa.Array) -> pa.RecordBatch:
-    """The columns of two rollouts of a turn each, with some replaced."""
-    rows = rollouts_to_table([replace(item, turns=item.turns[1:]) for item in group(0, 2)])
-    turns = rows.column("turns").values
+def read_back(folder: Path, **changed: pa.Array) -> list[RolloutRecord]:
+    """Two rollouts of a turn each, of whose columns another tool has replaced some."""
+    with RolloutBuffer(folder, group_size=2) as buffer:
+        buffer.add_rollouts([replace(item, turns=item.turns[1:]) for item in group(0, 2)])
+        (path,) = [one.path for one in buffer.rollouts().groups]
+    rows = pq.read_table(path).combine_chunks().to_batches()[0]
+    lists = rows.column("turns")
+    turns = lists.values
     values = {**{field.name: turns.field(field.name) for field in turns.type}, **changed}
     inner = pa.StructArray.from_arrays([values.pop(name) for name in turns.type.names], turns.type.names)
-    lists = pa.ListArray.from_arrays(values.pop("offsets", rows.column("turns").offsets), inner)
+    columns = {**values, "turns": pa.ListArray.from_arrays(values.pop("offsets", lists.offsets), inner)}
     names = rows.schema.names
-    columns = [lists if name == "turns" else values.get(name, rows.column(name)) for name in names]
-    return pa.RecordBatch.from_arrays(columns, names)
+    path.unlink()
+    table = pa.table({name: columns.get(name, rows.column(name)) for name in names})
+    pq.write_table(table, path.with_name("part-1.parquet"))
+    return list(open_rollouts(folder))
 
 
 @pytest.mark.parametrize(
@@ -281,23 +294,23 @@ def broken_rows(**changed: pa.Array) -> pa.RecordBatch:
         ({"logprobs": pa.array([[0.0], [0.0] * 5], pa.list_(pa.float32()))}, "for each of 5 tokens"),
         ({"logprobs": pa.array([[math.nan] * 5, None], pa.list_(pa.float32()))}, "expected logprobs as finite"),
         ({"reward": pa.array([None, math.inf])}, "expected reward as a finite"),
-        ({"message": pa.array(["a", None])}, "expected message as a str"),
-        ({"role": pa.array([None, "a"])}, "expected role as a str"),
+        ({"message": pa.array(["a", None])}, "'message'.*null"),
+        ({"role": pa.array([None, "a"])}, "'role'.*null"),
         ({"created": pa.array([0.0, math.nan])}, "expected created as a finite"),
-        ({"created": pa.array([0.0, None])}, "expected created as a number"),
+        ({"created": pa.array([0.0, None])}, "'created'.*null"),
         ({"rollout_uid": pa.array(["", "a"])}, "expected rollout_uid as a str, not empty"),
         ({"offsets": pa.array([0, 0, 2], pa.int32())}, "expected one or more turns"),
     ],
 )
-def test_columns_that_no_rollouts_have_are_refused(changed: dict[str, pa.Array], message: str) -> None:
-    assert table_to_rollouts(broken_rows())
-    with pytest.raises(DataError, match=message):
-        table_to_rollouts(broken_rows(**changed))
+def test_columns_that_no_rollouts_have_are_refused(changed: dict[str, pa.Array], message: str, tmp_path: Path) -> None:
+    assert read_back(tmp_path / "whole")
+    with pytest.raises(DataError, match=f"part-1.parquet: .*{message}"):
+        read_back(tmp_path / "broken", **changed)
 
 
 def test_every_kind_of_metadata_comes_back() -> None:
     given_ = [rollout(0, metadata=METADATA), rollout(1), rollout(2, metadata={"last": 1})]
-    back = table_to_rollouts(rollouts_to_table(given_))
+    back = stored(given_)
     assert back == given_
     assert type(back[0].metadata["number"]) is np.float32
     assert math.copysign(1, back[0].metadata["minus zero"]) == -1
@@ -311,28 +324,35 @@ def test_the_comparison_sees_differences() -> None:
     assert rollout(0) != rollout(0, tokens=6)
 
 
-def test_the_columns_are_nested_and_typed() -> None:
-    turn = ROLLOUTS.field("turns").type.value_type
-    assert str(turn.field("tokens").type) == "list<element: int32 not null>"
-    assert str(turn.field("logprobs").type) == "list<element: float not null>"
-    assert str(ROLLOUTS.field("reward").type) == "double"
-
-
 def test_text_must_be_unicode() -> None:
     lone = RolloutRecord("e", "1", "1", "u", (Turn("\ud800", "user"),), 0.0)
     with pytest.raises(DataError, match="expected text in Unicode"):
-        rollouts_to_table([lone])
+        stored([lone])
 
 
-def test_examples_come_back() -> None:
-    examples = make_examples([rollout(0), rollout(1, tokens=0), rollout(2)], [1.0, 2.0, -0.5])
-    rows = examples_to_table(examples)
-    table = read_table(
-        Path(__file__),
-        rows.schema,
-        content=bytes(encode_table(pa.Table.from_batches([rows]), writing_options(rows.schema, "zstd"))),
-    )
-    assert table_to_examples(table) == examples
+class Everything:
+    """Makes batches of all rollouts there are."""
+
+    def __init__(self) -> None:
+        self.rollouts: list[RolloutRecord] = []
+
+    def add_rollout(self, item: RolloutRecord) -> None:
+        self.rollouts.append(item)
+
+    def create_batch(self, batch_size: int) -> list[RLExample]:
+        return make_examples(self.rollouts, np.arange(len(self.rollouts)) - 0.5)
+
+    def get_batch_metadata(self, batch: Any) -> dict[str, Any]:
+        return {}
+
+
+def test_examples_come_back(tmp_path: Path) -> None:
+    given_ = [rollout(0), rollout(1, tokens=0), rollout(2)]
+    with RolloutBuffer(tmp_path, group_size=3, batch_maker=Everything()) as buffer:
+        buffer.add_rollouts(given_)
+        batch = buffer.create_and_store_batch(3)
+        assert batch is not None
+        assert buffer.read_batch(batch) == make_examples(given_, [-0.5, 0.5, 1.5])
 
 
 # ---------------------------------------------------------------------- versions
