@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import tempfile
 
 import pytest
@@ -46,3 +47,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not torch.cuda.is_available():
         for item in marked:
             item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+
+
+@pytest.fixture
+def without_rich(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where rich is not installed."""
+    for name in ("rich", *(name for name in sys.modules if name.startswith("rich."))):
+        monkeypatch.setitem(sys.modules, name, None)

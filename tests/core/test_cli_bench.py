@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import datasets
 import numpy as np
@@ -93,17 +91,8 @@ def test_encoded_images_show_as_decoding(tmp_path: Path) -> None:
     assert any("Decoding dominates" in sentence for sentence in report["advice"])
 
 
-def test_without_rich_the_report_is_text(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found: Callable[..., Any] = builtins.__import__
-
-    def importing(name: str, *rest: Any, **options: Any) -> Any:
-        if name.split(".")[0] == "rich":
-            raise ImportError(name)
-        return found(name, *rest, **options)
-
-    monkeypatch.setattr(builtins, "__import__", importing)
+@pytest.mark.usefixtures("without_rich")
+def test_without_rich_the_report_is_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(folder, "--seconds", 0.1, "--frameworks", "numpy") == 0
     shown = capsys.readouterr().out
     assert "source[i], no loader" in shown

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import json
 import math
 from collections import Counter
@@ -431,17 +430,8 @@ def test_what_is_printed(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
         assert text in shown, text
 
 
-def test_without_rich_it_is_text(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found: Callable[..., Any] = builtins.__import__
-
-    def importing(name: str, *rest: Any, **options: Any) -> Any:
-        if name.split(".")[0] == "rich":
-            raise ImportError(name)
-        return found(name, *rest, **options)
-
-    monkeypatch.setattr(builtins, "__import__", importing)
+@pytest.mark.usefixtures("without_rich")
+def test_without_rich_it_is_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(folder) == 0
     shown = capsys.readouterr().out
     assert "12 episodes" in shown
