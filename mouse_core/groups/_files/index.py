@@ -24,7 +24,7 @@ from mouse_core._files.writing import remove_leftovers, storing
 from mouse_core.errors import DataError
 from mouse_core.groups._files.columns import EXAMPLES
 from mouse_core.groups._files.names import BATCHES, STATE, folder_name
-from mouse_core.groups._files.parts import Part, find_part, read_metadata, read_table
+from mouse_core.groups._files.parts import Part, find_part, read_metadata, read_part, read_table
 from mouse_core.groups.types import GroupKey
 
 USED = b"mouse_batch_rollouts"
@@ -180,8 +180,7 @@ def _compare(root: Path, records: Sequence[bytes], *, clean: bool) -> tuple[Inde
 
 def _used(path: Path) -> tuple[str, ...]:
     """The uids of the rollouts that a batch has used, from its file."""
-    with storing(f"part file {path}"):
-        content = path.read_bytes()
+    content = read_part(path)
     examples = read_table(path, EXAMPLES, content).column("rollout_uid").to_pylist()
     noted = read_metadata(path, content).get(USED)
     return tuple(json.loads(noted) if noted else filter(None, examples))

@@ -138,6 +138,12 @@ def _promised(path: Path) -> uuid.UUID | None:
     return found if found.version == 8 else None
 
 
+def read_part(path: Path) -> bytes:
+    """The content of a file; StorageError: it cannot be read."""
+    with storing(f"part file {path}"):
+        return path.read_bytes()
+
+
 def read_table(
     path: Path, schema: pa.Schema, content: bytes | None = None, columns: Sequence[str] | None = None
 ) -> pa.Table:
@@ -155,9 +161,7 @@ def read_table(
     """
     import pyarrow.parquet as pq
 
-    if content is None:
-        with storing(f"part file {path}"):
-            content = path.read_bytes()
+    content = read_part(path) if content is None else content
     promised = _promised(path)
     if promised is not None and digest_of(content) != promised:
         raise DataError(f"part file {path}: expected it as it was written, found damage: its digest is another")
@@ -231,8 +235,7 @@ def find_part(path: Path) -> Part:
         DataError: The file is not one of a group.
         StorageError: It cannot be read.
     """
-    with storing(f"part file {path}"):
-        content = path.read_bytes()
+    content = read_part(path)
     table = read_table(path, ROLLOUTS, content=content)
     columns: dict[str, Sequence[Any]] = {
         name: table.column(name).to_pylist() for name in (*GroupKey._fields, "rollout_uid", "created", "reward")
@@ -264,9 +267,7 @@ def read_metadata(path: Path, content: bytes | None = None) -> dict[bytes, bytes
     """
     import pyarrow.parquet as pq
 
-    if content is None:
-        with storing(f"part file {path}"):
-            content = path.read_bytes()
+    content = read_part(path) if content is None else content
     try:
         return dict(pq.read_metadata(pa.BufferReader(content)).metadata or {})
     except (pa.ArrowException, OSError) as error:
