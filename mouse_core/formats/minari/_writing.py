@@ -199,10 +199,7 @@ def _write_arrow(rows: Any, data: Path) -> tuple[tuple[int, int], dict[str, Spac
                 f"write_minari: episode {number - 1}: expected fewer than {_ARROW_ROWS} steps, found {count}; Minari "
                 "reads longer ones back wrong from Arrow files, use storage='hdf5'"
             )
-        padded = {
-            path: np.concatenate([array, array[-1:]]) if len(array) == count else array
-            for path, array in values.items()
-        }
+        padded = {path: _padded(array) if len(array) == count else array for path, array in values.items()}
         tree = nested({tuple(path.split("/")): array for path, array in padded.items()})
         batch = pa.RecordBatch.from_pydict({name: _struct(part) for name, part in tree.items()})
         folder = data / str(number - 1)
@@ -217,6 +214,12 @@ def _write_arrow(rows: Any, data: Path) -> tuple[tuple[int, int], dict[str, Spac
     if not number:
         raise DataError("write_minari: expected rows, found none")
     return (number, steps), seen
+
+
+def _padded(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A value more, as one observation is more than actions; no reader takes it. The last again, or 0 where none is."""
+    last = array[-1:] if len(array) else np.zeros((1, *array.shape[1:]), "U1" if array.dtype.kind == "O" else array.dtype)
+    return np.concatenate([array, last])
 
 
 def _struct(part: Any) -> pa.Array:

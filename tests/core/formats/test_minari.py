@@ -9,6 +9,7 @@ from typing import Any
 
 import gymnasium
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from mouse_core.about import About
@@ -168,6 +169,21 @@ def test_minari_loads_what_we_write(kind: str, storage: str, root: Path) -> None
         assert loaded.action_space.contains(action)
     again = read_minari(root / "ours" / f"{kind}-v1")
     assert again.digest() == rows.digest()
+
+
+@pytest.mark.parametrize("storage", ["hdf5", "arrow"])
+def test_an_episode_that_was_only_begun(storage: str, root: Path) -> None:
+    """One row, an observation, which no transition follows."""
+    rows = [
+        {"observation": [float(step), 1.0], "action": min(step, 1), "reward": float(step), "done": 0, "episode_step": step}
+        for length in (3, 1, 2)
+        for step in range(length)
+    ]
+    write_minari(pa.Table.from_pylist(rows), root / "begun-v0", storage=storage)
+    assert [len(episode.rewards) for episode in minari.load_dataset("begun-v0")] == [2, 0, 1]
+    table = read_minari(root / "begun-v0").to_table()
+    for name in ("observation", "reward", "episode_step"):
+        assert table.column(name).to_pylist() == [row[name] for row in rows]
 
 
 def test_given_spaces_and_metadata(root: Path) -> None:
