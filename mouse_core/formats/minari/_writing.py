@@ -218,7 +218,9 @@ def _write_arrow(rows: Any, data: Path) -> tuple[tuple[int, int], dict[str, Spac
 
 def _padded(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """A value more, as one observation is more than actions; no reader takes it. The last again, or 0 where none is."""
-    last = array[-1:] if len(array) else np.zeros((1, *array.shape[1:]), "U1" if array.dtype.kind == "O" else array.dtype)
+    last = (
+        array[-1:] if len(array) else np.zeros((1, *array.shape[1:]), "U1" if array.dtype.kind == "O" else array.dtype)
+    )
     return np.concatenate([array, last])
 
 

@@ -175,7 +175,13 @@ def test_minari_loads_what_we_write(kind: str, storage: str, root: Path) -> None
 def test_an_episode_that_was_only_begun(storage: str, root: Path) -> None:
     """One row, an observation, which no transition follows."""
     rows = [
-        {"observation": [float(step), 1.0], "action": min(step, 1), "reward": float(step), "done": 0, "episode_step": step}
+        {
+            "observation": [float(step), 1.0],
+            "action": min(step, 1),
+            "reward": float(step),
+            "done": 0,
+            "episode_step": step,
+        }
         for length in (3, 1, 2)
         for step in range(length)
     ]
