@@ -118,12 +118,13 @@ class Pipeline:
 
     def plan(self, index: int) -> Plan:
         """The plan of batch ``index``; raises as ``take``."""
+        index = operator.index(index)
         block, number = self._find(index)
         windows, size, (rank, count) = block.part(number), block.sizes[number], self.planner.shard
         return Plan(
             block.windows.rows[windows.begin : windows.end],
             self.planner.sampler.sequence_length,
-            Key(self.planner.seed, Purpose.AUGMENT, int(index)),
+            Key(self.planner.seed, Purpose.AUGMENT, index),
             size,
             size * rank // count,
             block,
@@ -136,8 +137,10 @@ class Pipeline:
         Raises:
             IndexError: The index lies before the first batch.
             DataError: A value that its field does not allow.
+            TypeError: The index is no integer.
             Exception: Whatever the sampler raises for this batch.
         """
+        index = operator.index(index)  # NumPy's integers wrap, and would stay in what is kept
         ready = self._ready.pop(index, None)
         if ready is not None and self.form.is_copied[False] and len(ready) == len(self.readers):
             return ready
@@ -279,7 +282,6 @@ class Pipeline:
         """The block that batch ``index`` is in, and its number there."""
         if (found := self._known(index)) is not None:
             return found
-        index = operator.index(index)
         if index < self.planner.epoch_start:
             raise IndexError(f"batch index: expected at least {self.planner.epoch_start}, found {index}")
         with self._lock:

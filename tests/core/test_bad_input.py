@@ -756,10 +756,27 @@ def test_batch_indices_before_the_first(index: int, store: DatasetStore) -> None
         BatchSource(store, 2, 4)[index]
 
 
-@pytest.mark.parametrize("index", [1.5, "1", None])
+@pytest.mark.parametrize("index", [1.5, 2.0, "1", None])
 def test_what_is_no_batch_index(index: Any, store: DatasetStore) -> None:
-    with pytest.raises((TypeError, MouseError)):
-        BatchSource(store, 2, 4)[index]
+    source = BatchSource(store, 2, 4)
+    with pytest.raises(TypeError, match="as an integer"):
+        source[index]
+    for number in (0, 1):
+        source[number]  # now 2 was copied, too, and waits
+    with pytest.raises(TypeError, match="as an integer"):
+        source[index]
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.uint8, np.uint16, np.int64])
+def test_batch_indices_of_every_integer_type(kind: Any) -> None:
+    store = DatasetStore()
+    rows = np.arange(500)
+    store.extend({"action": rows % 5, "reward": rows, "done": rows * 0, "observation": rows[:, None] * np.ones(3)})
+    source, other = BatchSource(store, 4, 8), BatchSource(store, 4, 8)
+    for number in (*range(60), 90, 9, 120, 500, 100):
+        index = kind(number) if number <= np.iinfo(kind).max else number
+        assert np.array_equal(source[index]["reward"], other[number]["reward"])
+        assert np.array_equal(source.plan(index).starts, other.plan(number).starts)
 
 
 @pytest.mark.parametrize(
