@@ -69,6 +69,8 @@ def test_any_order_gives_what_the_oracle_says(
         begin = data.draw(st.sampled_from([0, 0, 3]))
         shard = data.draw(st.sampled_from([(0, 1), (0, 1), (1, 2)]))
         assume(options["batch_size"] % shard[1] == 0)
+        short = len(built.rows) // options["sequence_length"] % options["batch_size"]  # the last batch of an epoch
+        assume(options["sampling"] != "sequential" or options["drop_last"] or short % shard[1] == 0)
         with (
             patch.object(_pipeline, "_KEPT_BYTES", kept),
             patch.object(_source_options, "planned_windows", lambda *_: most),
@@ -80,8 +82,6 @@ def test_any_order_gives_what_the_oracle_says(
             for index in (begin + index for index in order):
                 starts = sampler.starts(source.seed, index, source.snapshot, begin)
                 mine = starts[len(starts) * shard[0] // shard[1] : len(starts) * (shard[0] + 1) // shard[1]]
-                if not len(mine):
-                    continue
                 batch = source[index]
                 assert_same(batch, windows(arrays, mine, length), (index, order))
                 for values in batch.values():  # what is done to it stays with it
