@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -135,6 +136,28 @@ class Beyond(Base):
         return np.array([snapshot.num_rows - 7])
 
 
+class RowsTooFar(Base):
+    """Starts that hardly ever are among the last of 300 rows."""
+
+    def __init__(self, more: int) -> None:
+        self.more = more
+
+    def starts(self, seed: int, index: int, snapshot: Any, epoch_start: int) -> Any:
+        return Key(seed, Purpose.WINDOWS, index).integers(snapshot.num_rows - 7 + self.more, 4)
+
+
+class TooFarByBatches(Base):
+    """The same of one that wants more rows than a window has."""
+
+    def batches_per_epoch(self, snapshot: Any) -> int:
+        if snapshot.num_rows < 32:
+            raise ConfigError("sampling: expected more rows")
+        return 3
+
+    def starts(self, seed: int, index: int, snapshot: Any, epoch_start: int) -> Any:
+        return snapshot.num_rows - 31 + 8 * np.arange(4) if snapshot.num_rows < 64 else np.arange(4)
+
+
 class Floating(Base):
     def starts(self, seed: int, index: int, snapshot: Any, epoch_start: int) -> Any:
         return super().starts(seed, index, snapshot, epoch_start).astype(float)
@@ -211,6 +234,8 @@ class Misshapen(Base):
         (NoEpochs, "test_it_has_what_the_protocol_names"),
         (EmptyEpochs, "test_it_has_what_the_protocol_names"),
         (Beyond, "test_windows_lie_in_the_snapshot"),
+        *((partial(RowsTooFar, more), "test_windows_lie_in_the_snapshot") for more in (1, 2, 7)),
+        (TooFarByBatches, "test_windows_lie_in_the_snapshot"),
         (Floating, "test_windows_lie_in_the_snapshot"),
         (TooMany, "test_windows_lie_in_the_snapshot"),
         (NothingThere, "test_windows_lie_in_the_snapshot"),
@@ -223,7 +248,7 @@ class Misshapen(Base):
         (NewEveryTime, "test_checkpoints_know_it_again"),
         (Misshapen, "test_a_source_delivers_its_windows"),
     ],
-    ids=lambda value: value if isinstance(value, str) else value.__name__,
+    ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", str(value)),
 )
 def test_what_is_wrong_with_windows_is_found_out(kind: Any, test: str) -> None:
     suite = WindowSamplerConformance()
