@@ -126,10 +126,10 @@ class FieldChunks:
         batches, values = pieces.chunk.shape
         words = self.memory.empty((batches, len(regular), values + padded, 2), np.dtype(np.int64))
         # Beyond the second GB of a chunk an offset needs a buffer of its own.
-        giant = windows.chunks.longest * int(self.row_bytes.max()) > 1 << STRETCH_BITS
+        giant = windows.stretches.longest * int(self.row_bytes.max()) > 1 << STRETCH_BITS
         self._write(words, pieces, begins, regular, giant=giant)
         heads = None
-        if int(windows.chunks.starts[-1]) * int(self.row_bytes[regular].sum()) >= _WIDE_BYTES:
+        if int(windows.stretches.starts[-1]) * int(self.row_bytes[regular].sum()) >= _WIDE_BYTES:
             heads = self._heads(words[:, :, :values, 1], pieces.size)
         if not short:
             self._put_inline(words, pieces, regular)

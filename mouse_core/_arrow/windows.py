@@ -18,7 +18,7 @@ _BYTES_OF_ONE = 64
 
 
 class Pieces(NamedTuple):
-    """Windows cut into stretches that each lie side by side in one chunk, a row for each batch.
+    """Windows cut where stretches end, so that each piece lies side by side in one chunk; a row for each batch.
 
     In the order of the windows' steps; where a batch has fewer than another, pieces of no steps fill it up.
 
@@ -45,8 +45,8 @@ class Steps(NamedTuple):
     target: Int64s
 
 
-class Chunks:
-    """Where the chunks of a table begin, or other stretches of rows, each of which lies side by side in a chunk.
+class Stretches:
+    """Where stretches of rows begin, each of which lies side by side in a chunk; mostly they are the chunks themselves.
 
     Args:
         starts: The first row of every stretch, and the end, int64 ``[stretches + 1]``.
@@ -61,7 +61,7 @@ class Chunks:
         self.starts = starts
         self.chunk, self.row = chunk, row
         self.longest = int(np.diff(starts).max(initial=0)) if longest is None else longest
-        # Files have chunks of one size, so that a division finds the chunk in a file: many times as fast as a search.
+        # Files have chunks of one size, so that a division finds the stretch in a file: many times as fast as a search.
         sizes = np.diff(starts)
         first = np.concatenate([[0], np.nonzero(np.diff(sizes))[0] + 1]) if len(sizes) else np.zeros(0, np.int64)
         self._runs = None
@@ -72,18 +72,18 @@ class Chunks:
         return len(self.starts) - 1
 
     def find(self, rows: Int64s) -> Int64s:
-        """The chunk of each row."""
+        """The stretch of each row."""
         if self._runs is None:
-            # side="right" steps over empty chunks.
+            # side="right" steps over empty stretches.
             return np.searchsorted(self.starts, rows, side="right") - 1
-        begin, chunk, size = self._runs
+        begin, stretch, size = self._runs
         found: Int64s
         if len(begin) == 1:
             found = rows // int(size[0])
             return found
         run = np.searchsorted(begin, rows, side="right") - 1
         found = (rows - begin[run]) // size[run]
-        found += chunk[run]
+        found += stretch[run]
         return found
 
     def located(self, stretch: Int64s, row: Int64s) -> tuple[Int64s, Int64s]:
@@ -106,7 +106,7 @@ class Windows:
     """Windows of ``length`` steps, located together; usually those of several batches.
 
     Args:
-        chunks: Where chunks, or stretches of rows, begin.
+        stretches: Where stretches of rows begin.
         rows: The snapshot's rows at which the windows begin, int64 ``[n]``.
         length: Steps in a window.
         bounds: The first window of each batch, and the end; by default all are one batch.
@@ -116,7 +116,7 @@ class Windows:
 
     def __init__(
         self,
-        chunks: Chunks,
+        stretches: Stretches,
         rows: Int64s,
         length: int,
         bounds: Sequence[int] | None = None,
@@ -126,7 +126,7 @@ class Windows:
         self.rows = rows
         self.bounds = (0, len(rows)) if bounds is None else bounds
         self.length = length
-        self.chunks = chunks
+        self.stretches = stretches
         self.lengths = lengths
         self._physical = physical
 
@@ -150,23 +150,23 @@ class Windows:
     @memo
     def stretch(self) -> Int64s:
         """The stretch that each window begins in, int64 ``[n]``."""
-        return self.chunks.find(self.starts)
+        return self.stretches.find(self.starts)
 
     @memo
     def chunk(self) -> Int64s:
         """The chunk that each window begins in, int64 ``[n]``."""
-        return self.stretch if self.chunks.chunk is None else self.chunks.chunk[self.stretch]
+        return self.stretch if self.stretches.chunk is None else self.stretches.chunk[self.stretch]
 
     @memo
     def row(self) -> Int64s:
         """The row of that chunk, int64 ``[n]``."""
-        row: Int64s = self.starts - self.chunks.starts[self.stretch]
-        return row if self.chunks.row is None else row + self.chunks.row[self.stretch]
+        row: Int64s = self.starts - self.stretches.starts[self.stretch]
+        return row if self.stretches.row is None else row + self.stretches.row[self.stretch]
 
     @memo
     def is_whole(self) -> npt.NDArray[np.bool_]:
         """Whether all of a window lies side by side in one chunk, bool ``[n]``."""
-        whole: npt.NDArray[np.bool_] = self.starts + self.length <= self.chunks.starts[self.stretch + 1]
+        whole: npt.NDArray[np.bool_] = self.starts + self.length <= self.stretches.starts[self.stretch + 1]
         if self._physical is not None:
             whole &= (self._physical[:, 1:] - self._physical[:, :-1] == 1).all(axis=1)
         return whole
@@ -177,7 +177,7 @@ class Windows:
         if self._physical is not None and self.length > 1:
             return _in_rows(*_join_steps(self.steps(np.arange(len(self))), self.length), self.bounds)
         stretch, row, size = _cut(self)
-        return Pieces(*self.chunks.located(stretch, row), size)
+        return Pieces(*self.stretches.located(stretch, row), size)
 
     @memo
     def there(self) -> npt.NDArray[np.bool_]:
@@ -200,9 +200,9 @@ class Windows:
         else:
             rows = self._physical[windows]
         rows = rows.reshape(-1)
-        stretch = self.chunks.find(rows)
+        stretch = self.stretches.find(rows)
         target = (windows[:, None] * self.length + within).reshape(-1)
-        return Steps(*self.chunks.located(stretch, rows - self.chunks.starts[stretch]), target)
+        return Steps(*self.stretches.located(stretch, rows - self.stretches.starts[stretch]), target)
 
 
 class WindowsPart:
@@ -247,22 +247,22 @@ def _cut(windows: Windows) -> Pieces:
     of pieces are 1, 2, 1, so batches have 3 and 1; with a row of 3 for each batch the windows' first pieces stand at
     positions 0, 1 and 3, the second's other one at 2, and nothing at 4 and 5.
     """
-    chunks, starts, length, sizes = windows.chunks, windows.starts, windows.length, np.diff(windows.bounds)
+    stretches, starts, length, sizes = windows.stretches, windows.starts, windows.length, np.diff(windows.bounds)
     stretch = windows.stretch
-    row = starts - chunks.starts[stretch]
-    room = chunks.starts[stretch + 1] - starts
+    row = starts - stretches.starts[stretch]
+    room = stretches.starts[stretch + 1] - starts
     (broken,) = np.nonzero(room < length)
     if not len(broken) and (sizes == sizes[0]).all():
         shape = (len(sizes), -1)
         return Pieces(stretch.reshape(shape), row.reshape(shape), np.full((len(sizes), int(sizes[0])), length))
     # What is left of broken windows lies at the beginning of the next stretch, or in several where that is too short.
     rest = length - room[broken]
-    after = chunks.find(starts[broken] + room[broken])
-    too_short = chunks.starts[after + 1] - chunks.starts[after] < rest
+    after = stretches.find(starts[broken] + room[broken])
+    too_short = stretches.starts[after + 1] - stretches.starts[after] < rest
     twice, often = broken[~too_short], broken[too_short]
     *pieces_of_often, which = [often] * 4  # mostly none
     if len(often):
-        *pieces_of_often, which = cut_at_chunks(chunks, starts[often] + room[often], rest[too_short])
+        *pieces_of_often, which = cut_at_stretches(stretches, starts[often] + room[often], rest[too_short])
     more = np.bincount(which, minlength=len(often))  # pieces behind the first one, of each of these
     counts = np.ones(len(starts), np.int64)
     counts[twice] = 2
@@ -296,22 +296,22 @@ def _positions(counts: Int64s, bounds: Sequence[int]) -> tuple[Int64s, int]:
     return ends[:-1] + np.repeat(shift, np.diff(bounds)), most
 
 
-def cut_at_chunks(chunks: Chunks, starts: Int64s, length: Int64s) -> tuple[Int64s, Int64s, Int64s, Int64s]:
-    """Stretches of consecutive rows, each of so many, cut where chunks end: of each piece chunk, row, size, and which
-    stretch it was; all int64 ``[n]``.
+def cut_at_stretches(stretches: Stretches, starts: Int64s, length: Int64s) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+    """Consecutive rows from each of some starts, so many, cut where stretches end: of each piece its stretch, row, size,
+    and which start it was of; all int64 ``[n]``.
 
-    With chunks of 10 rows a stretch of 25 rows from row 8 becomes the pieces (0, 8, 2), (1, 0, 10), (2, 0, 10) and
+    With stretches of 10 rows 25 rows from row 8 become the pieces (0, 8, 2), (1, 0, 10), (2, 0, 10) and
     (3, 0, 3).
     """
-    first = chunks.find(starts)
-    counts = chunks.find(starts + (length - 1)) - first + 1
+    first = stretches.find(starts)
+    counts = stretches.find(starts + (length - 1)) - first + 1
     which = np.repeat(np.arange(len(starts)), counts)
-    chunk = np.arange(len(which)) + (first - np.cumsum(counts) + counts)[which]
+    stretch = np.arange(len(which)) + (first - np.cumsum(counts) + counts)[which]
     begin = starts[which]
-    end = np.minimum(begin + length[which], chunks.starts[chunk + 1])
-    begin = np.maximum(begin, chunks.starts[chunk])
-    there = end > begin  # not so for empty chunks
-    return chunk[there], (begin - chunks.starts[chunk])[there], (end - begin)[there], which[there]
+    end = np.minimum(begin + length[which], stretches.starts[stretch + 1])
+    begin = np.maximum(begin, stretches.starts[stretch])
+    there = end > begin  # not so for empty stretches
+    return stretch[there], (begin - stretches.starts[stretch])[there], (end - begin)[there], which[there]
 
 
 def _join_steps(steps: Steps, length: int) -> tuple[Int64s, Int64s, Int64s, Int64s]:

@@ -15,7 +15,7 @@ from mouse_core._arrow.chunks import ColumnParts, Layout, Reading
 from mouse_core._arrow.column import Column
 from mouse_core._arrow.dense_copies import IRREGULAR
 from mouse_core._arrow.layout import column_type
-from mouse_core._arrow.windows import Chunks, Windows, cut_at_chunks
+from mouse_core._arrow.windows import Stretches, Windows, cut_at_stretches
 from mouse_core._base.memo import memo
 from mouse_core.errors import DataError
 
@@ -176,7 +176,7 @@ class Segment:
         return Column(Reading("indices", column_type(numbers.type), ()), ColumnParts("indices", [part]))
 
     @memo
-    def runs(self) -> Chunks | None:
+    def runs(self) -> Stretches | None:
         """Stretches of rows whose numbers follow each other, as a filter leaves them, each in one chunk; None where
         there are no row numbers, or where they are in no such order.
         """
@@ -201,15 +201,15 @@ class Segment:
             firsts.append(found[new])
             last = int(found[-1])
         begins = np.concatenate([*starts, [self.num_rows]])
-        chunks = Chunks(self.chunk_starts)
-        chunk, row, size, _ = cut_at_chunks(chunks, np.concatenate(firsts), np.diff(begins))
-        return Chunks(np.concatenate([[0], np.cumsum(size)]), chunk, row, chunks.longest)
+        chunks = Stretches(self.chunk_starts)
+        chunk, row, size, _ = cut_at_stretches(chunks, np.concatenate(firsts), np.diff(begins))
+        return Stretches(np.concatenate([[0], np.cumsum(size)]), chunk, row, chunks.longest)
 
     def row_numbers(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The table's rows behind the segment's ``rows`` (int64 ``[n]``); only where there are row numbers."""
         if self._indices_column is None:
             return rows
-        windows = Windows(Chunks(self._indices_starts), rows, 1).part(0)
+        windows = Windows(Stretches(self._indices_starts), rows, 1).part(0)
         numbers = np.empty(len(rows), np.int64)
         self._indices_column.gather(windows, numbers.reshape(-1, 1, 1))
         if len(numbers) and not 0 <= numbers.min() <= numbers.max() < self.table.num_rows:

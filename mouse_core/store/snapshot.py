@@ -16,7 +16,7 @@ import numpy.typing as npt
 from mouse_core._arrow.chunks import Growth
 from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core._arrow.layout import ColumnType
-from mouse_core._arrow.windows import Chunks, Windows
+from mouse_core._arrow.windows import Stretches, Windows
 from mouse_core._base.memo import memo
 from mouse_core.errors import ConfigError
 from mouse_core.spec import Alignment, Field, Spec
@@ -219,38 +219,38 @@ class Snapshot:
         return any(segment.indices is not None and segment.runs is None for segment in self.segments)
 
     @memo
-    def chunks(self) -> Chunks:
+    def chunks(self) -> Stretches:
         """Where the chunks of its tables begin."""
         parts = [
             segment.chunk_starts[:-1] + first
             for segment, first in zip(self.segments, self._physical_starts[:-1].tolist(), strict=True)
         ]
-        return Chunks(np.concatenate([*parts, self._physical_starts[-1:]]).astype(np.int64))
+        return Stretches(np.concatenate([*parts, self._physical_starts[-1:]]).astype(np.int64))
 
     def pieces_of(self, length: int) -> int:
         """In how many pieces windows of so many rows lie, about, beyond what is cut at the ends of long chunks."""
         return 1 + length * len(self._stretches) // max(self.num_rows, 1)
 
     @memo
-    def _stretches(self) -> Chunks:
+    def _stretches(self) -> Stretches:
         """The snapshot's rows, in stretches that lie side by side in a chunk."""
         if self.has_row_numbers or all(segment.indices is None for segment in self.segments):
             return self.chunks
         parts, chunk = [], 0
         for segment in self.segments:
-            runs = Chunks(segment.chunk_starts) if segment.runs is None else segment.runs
+            runs = Stretches(segment.chunk_starts) if segment.runs is None else segment.runs
             parts.append(_stretches(runs, chunk))
             chunk += len(segment.chunk_starts) - 1
         starts = [first + begins for first, (begins, _, _) in zip(self._starts[:-1].tolist(), parts, strict=True)]
         _, chunks, rows = zip(*parts, strict=True)
         starts.append(self._starts[-1:])
-        return Chunks(np.concatenate(starts), np.concatenate(chunks), np.concatenate(rows), self.chunks.longest)
+        return Stretches(np.concatenate(starts), np.concatenate(chunks), np.concatenate(rows), self.chunks.longest)
 
     @memo
-    def _beyond(self) -> dict[int, Chunks]:
+    def _beyond(self) -> dict[int, Stretches]:
         return {}
 
-    def _stretches_beyond(self, length: int) -> Chunks:
+    def _stretches_beyond(self, length: int) -> Stretches:
         """The same for windows that begin before the end and have steps behind it, for which the last row stands."""
         known = self._beyond.get(length)
         if known is None:
@@ -258,7 +258,7 @@ class Snapshot:
             there = starts < self.num_rows
             starts, chunk, row = starts[there], chunk[there], row[there]
             last = np.full(length - 1, 1)
-            made = Chunks(
+            made = Stretches(
                 np.concatenate([starts, self.num_rows + np.arange(length)]),
                 np.concatenate([chunk, chunk[-1] * last]),
                 np.concatenate([row, (row[-1] + self.num_rows - 1 - starts[-1]) * last]),
@@ -306,7 +306,7 @@ def _growth(before: tuple[Segment, ...], after: tuple[Segment, ...]) -> Growth |
 
 
 def _stretches(
-    chunks: Chunks, first: int
+    chunks: Stretches, first: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Where stretches begin, in which chunk they lie, counted from ``first``, and at which of its rows they begin."""
     n = len(chunks)

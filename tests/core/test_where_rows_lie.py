@@ -27,7 +27,7 @@ from mouse_core._arrow.alike import Alike
 from mouse_core._arrow.chunks import _FEW as FEW
 from mouse_core._arrow.column import Column
 from mouse_core._arrow.views import Views
-from mouse_core._arrow.windows import Chunks, Windows, distinct
+from mouse_core._arrow.windows import Stretches, Windows, distinct
 from mouse_core.store import _segments
 from tests.core.worlds import numbered
 
@@ -190,7 +190,7 @@ def test_pieces_put_together_are_the_windows(sizes: list[int], length: int, data
     edges = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
     rows = int(edges[-1])
     length = min(length, rows)
-    chunks = Chunks(edges)
+    chunks = Stretches(edges)
     every = np.arange(rows)
     found = chunks.find(every)
     assert ((edges[found] <= every) & (every < edges[found + 1])).all()
