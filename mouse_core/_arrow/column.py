@@ -1,7 +1,7 @@
 """Reading windows of steps out of Arrow columns, in place.
 
 A column is a row of chunks (record batches, one after another, over all segments of a store). Where a chunk's
-values begin is looked up the first time a window touches it. From then on ``Views`` copies what lies there side by
+values begin is looked up the first time a window touches it. From then on ``ByteViews`` copies what lies there side by
 side, or in a dense copy of the chunk; everything else is gathered here.
 """
 
@@ -100,7 +100,7 @@ class Column(ColumnChunks):
         return largest
 
     def gather(self, windows: WindowsPart, out: npt.NDArray[Any]) -> None:
-        """Write the windows' values, whatever the chunks look like. Where they are regular, ``Views`` is faster.
+        """Write the windows' values, whatever the chunks look like. Where they are regular, ``ByteViews`` is faster.
 
         Args:
             windows: Where they lie.

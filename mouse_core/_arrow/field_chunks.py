@@ -11,9 +11,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._arrow.addresses import element_of_all, octets_at
+from mouse_core._arrow.byte_views import INLINE_BYTES, SPAN_BITS, ByteViews, CopiedField
 from mouse_core._arrow.chunks import Growth
 from mouse_core._arrow.dense_copies import IRREGULAR, UNKNOWN
-from mouse_core._arrow.views import INLINE_BYTES, STRETCH_BITS, CopiedField, Views
 from mouse_core._arrow.windows import Int64s, Pieces, Windows, distinct
 from mouse_core._base.memory import ALIGNMENT, ArrayMemory
 
@@ -58,7 +58,7 @@ class FieldChunks:
         table: What is known of each chunk.
         chunks: How many of the table's there are.
         row_bytes: Bytes of a step of each field, int64 ``[fields]``.
-        stretches: Stretches of memory, numbered in their order here; the columns keep alive what lies there.
+        spans: Spans of memory, numbered in their order here; the columns keep alive what lies there.
         memory: For views.
     """
 
@@ -66,7 +66,7 @@ class FieldChunks:
     table: _Table
     chunks: int
     row_bytes: Int64s
-    stretches: dict[int, pa.Buffer] = field(default_factory=dict)
+    spans: dict[int, pa.Buffer] = field(default_factory=dict)
     memory: ArrayMemory = field(default_factory=ArrayMemory)
 
     @classmethod
@@ -107,7 +107,7 @@ class FieldChunks:
         names = {one.column.name for one in self.fields}
         return all(name in now and before.addresses.get(name) == now[name] for name in names)
 
-    def views(self, windows: Windows) -> Views | None:
+    def byte_views(self, windows: Windows) -> ByteViews | None:
         """The views of windows; None if no field has only regular chunks there."""
         pieces = windows.pieces
         longest = int(pieces.size.max())
@@ -126,19 +126,19 @@ class FieldChunks:
         batches, values = pieces.chunk.shape
         words = self.memory.empty((batches, len(regular), values + padded, 2), np.dtype(np.int64))
         # Beyond the second GB of a chunk an offset needs a buffer of its own.
-        giant = windows.stretches.longest * int(self.row_bytes.max()) > 1 << STRETCH_BITS
+        giant = windows.stretches.longest * int(self.row_bytes.max()) > 1 << SPAN_BITS
         self._write(words, pieces, begins, regular, giant=giant)
         heads = None
         if int(windows.stretches.starts[-1]) * int(self.row_bytes[regular].sum()) >= _WIDE_BYTES:
             heads = self._heads(words[:, :, :values, 1], pieces.size)
         if not short:
             self._put_inline(words, pieces, regular)
-        buffers = list(self.stretches.values())
+        buffers = list(self.spans.values())
         if padded:
             words[:, :, values, 0] = zeros
             words[:, :, values, 1] = np.where(zeros > INLINE_BYTES, len(buffers), 0)
             buffers.append(_ZEROS)
-        return Views(
+        return ByteViews(
             fields,
             short,
             words,
@@ -202,7 +202,7 @@ class FieldChunks:
             if len(fresh):
                 self._look_up(fresh, _DENSE_ROWS * rows)
                 found = self.table.words.take(chunk, axis=0)
-        regular = longest * self.row_bytes <= 1 << STRETCH_BITS
+        regular = longest * self.row_bytes <= 1 << SPAN_BITS
         unsure: set[str] = set()
         if found[..., -1].min() < 0:
             regular &= (found[..., :-1] >= 0).all(axis=(0, 1))
@@ -254,7 +254,7 @@ class FieldChunks:
 
     def _to_elements(self, words: Int64s) -> Int64s:
         """Where the bytes are that some words of views refer to, as elements of ``flat_view``."""
-        first = element_of_all(np.array(list(self.stretches)) << STRETCH_BITS, 1)
+        first = element_of_all(np.array(list(self.spans)) << SPAN_BITS, 1)
         elements: Int64s = words >> 32
         elements += first[0] if len(first) == 1 else first.take(words & 0xFFFFFFFF)
         return elements
@@ -262,18 +262,18 @@ class FieldChunks:
     def _to_words(self, addresses: Int64s) -> Int64s:
         """Number of the buffer and offset of some addresses, as a view has them.
 
-        Stretches have 2**30 bytes. If stretch 5 is buffer 0 and stretch 9 buffer 1, address ``9 * 2**30 + 70`` becomes
+        Spans have 2**30 bytes. If span 5 is buffer 0 and span 9 buffer 1, address ``9 * 2**30 + 70`` becomes
         ``70 << 32 | 1``.
         """
-        stretch = addresses >> STRETCH_BITS
-        different = np.unique(stretch)
+        span = addresses >> SPAN_BITS
+        different = np.unique(span)
         for one in different.tolist():
-            if one >= 0 and one not in self.stretches:
-                self.stretches[one] = pa.foreign_buffer(one << STRETCH_BITS, (2 << STRETCH_BITS) - 1)
-        buffers = {one: number for number, one in enumerate(self.stretches)}
+            if one >= 0 and one not in self.spans:
+                self.spans[one] = pa.foreign_buffer(one << SPAN_BITS, (2 << SPAN_BITS) - 1)
+        buffers = {one: number for number, one in enumerate(self.spans)}
         numbers = np.array([buffers.get(one, 0) for one in different.tolist()])
-        number = numbers[np.searchsorted(different, stretch)] if len(different) > 1 else numbers[0]
-        words: Int64s = ((addresses & ((1 << STRETCH_BITS) - 1)) << 32) | number
+        number = numbers[np.searchsorted(different, span)] if len(different) > 1 else numbers[0]
+        words: Int64s = ((addresses & ((1 << SPAN_BITS) - 1)) << 32) | number
         return words
 
 

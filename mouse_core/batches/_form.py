@@ -16,7 +16,7 @@ from mouse_core.spec import FieldSpec, check_dtype
 from mouse_core.store.fields import FieldReader
 
 if TYPE_CHECKING:
-    from mouse_core._arrow.views import CopiedField
+    from mouse_core._arrow.byte_views import CopiedField
     from mouse_core.augment.config import AugmentTokensConfig
     from mouse_core.augment.stream import StreamAugment
 
@@ -152,7 +152,7 @@ def _converted(plain: Mapping[str, FieldReader], dtypes: DTypes) -> frozenset[st
 
 def copied_fields(readers: Readers, shapes: Mapping[str, tuple[int, ...]]) -> list[CopiedField]:
     """Those fields that may be copied from where they lie."""
-    from mouse_core._arrow.views import CopiedField, cast_copies  # with Arrow's functions, which take long to load
+    from mouse_core._arrow.byte_views import CopiedField, cast_copies  # with Arrow's functions, which take long to load
 
     found = []
     for name, reader in readers.items() if cast_copies() else ():

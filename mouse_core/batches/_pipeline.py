@@ -24,8 +24,8 @@ from mouse_core.store.fields import FieldReader
 from mouse_core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
+    from mouse_core._arrow.byte_views import ByteViews, CopiedField
     from mouse_core._arrow.field_chunks import FieldChunks
-    from mouse_core._arrow.views import CopiedField, Views
 
 Batch = dict[str, npt.NDArray[Any]]
 
@@ -201,11 +201,11 @@ class Pipeline:
         are asked for, unless much of the memory that they share is alive.
         """
         index = self._latest = block.first + number * block.step
-        views = self._views(block)
-        if views is None:
+        byte_views = self._byte_views(block)
+        if byte_views is None:
             return {}, True
         if block.together == 1:
-            return self._copy_some(views, number, 1)[0]
+            return self._copy_some(byte_views, number, 1)[0]
         with self._lock:
             ready = self._ready.pop(index, None)  # another thread may have put it there meanwhile
             if ready is not None:
@@ -213,20 +213,20 @@ class Pipeline:
             if len(self._ready) > 2 * block.together:  # nobody came for them
                 self._ready.clear()
             first, count = self._choose_copied(block, number)
-            copied = self._copy_some(views, first, count)
+            copied = self._copy_some(byte_views, first, count)
             for other, (batch, allowed) in enumerate(copied, first):
                 if allowed and other != number:
                     self._ready[block.first + other * block.step] = batch
             self._latest = block.first + (first + count - 1) * block.step
         return copied[number - first]
 
-    def _copy_some(self, views: Views, first: int, count: int) -> list[tuple[Batch, bool]]:
+    def _copy_some(self, byte_views: ByteViews, first: int, count: int) -> list[tuple[Batch, bool]]:
         self._memory.hold(())
-        copied = views.copy(first, count)
+        copied = byte_views.copy(first, count)
         self._memory.hold(copied.values())
         if count > 1:
             self._memory.share(copied.values())
-        allowed = views.allowed(copied, count).tolist() if views.unsure else repeat(True)
+        allowed = byte_views.allowed(copied, count).tolist() if byte_views.unsure else repeat(True)
         batches = zip(*copied.values(), strict=True)
         return [(dict(zip(copied, batch, strict=True)), fine) for batch, fine in zip(batches, allowed, strict=False)]
 
@@ -237,7 +237,7 @@ class Pipeline:
         asks for 8, or for 10 while others are about to ask for 8 and 9; who asks for 40 gets it alone, and who asks for
         41 then gets what follows, too.
         """
-        sizes = [] if block.views is None else block.views.sizes
+        sizes = [] if block.byte_views is None else block.byte_views.sizes
         most = 1 if self._memory.is_kept else block.together
         for first in (block.behind, number):
             in_turn = first != number or number in (block.behind, block.alone + 1)
@@ -251,17 +251,17 @@ class Pipeline:
         block.alone = number
         return number, 1
 
-    def _views(self, block: Block) -> Views | None:
+    def _byte_views(self, block: Block) -> ByteViews | None:
         """How to copy a block; None if nothing in it can be copied."""
         if not block.together:
             with self._lock:
                 if not block.together:
-                    block.views = self._look_up(block)
-                    size = 0 if block.views is None else block.views.batch_bytes
+                    block.byte_views = self._look_up(block)
+                    size = 0 if block.byte_views is None else block.byte_views.batch_bytes
                     block.together = max(1, min(_TOGETHER_BYTES // max(size, 1), _MOST_TOGETHER, len(block.sizes)))
-        return block.views
+        return block.byte_views
 
-    def _look_up(self, block: Block) -> Views | None:
+    def _look_up(self, block: Block) -> ByteViews | None:
         if not self._fields or not len(block.windows):
             return None
         if self._chunks is None:
@@ -269,12 +269,12 @@ class Pipeline:
 
             self._chunks = FieldChunks.of(self._fields)
         try:
-            views = self._chunks.views(block.windows)
+            byte_views = self._chunks.byte_views(block.windows)
         except DataError:
             return None  # some chunk is damaged: whoever reads it is told
-        if views is not None and len(views.fields) == len(self._fields):
+        if byte_views is not None and len(byte_views.fields) == len(self._fields):
             block.windows.forget()
-        return views
+        return byte_views
 
     # ------------------------------------------------------------------ planning
 

@@ -16,7 +16,7 @@ from mouse_core.sampling.plan import PaddedSampler, WindowSampler
 from mouse_core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from mouse_core._arrow.views import Views
+    from mouse_core._arrow.byte_views import ByteViews
     from mouse_core.batches._mask import Absent
 
 # Where rows have numbers of their own each step is located, and may be a piece by itself.
@@ -33,7 +33,7 @@ class Block:
         windows: The windows of all of them, batch by batch.
         sizes: Windows of the whole batches, of which these may be a shard.
         planner: Who made it; others do not know its columns.
-        views: How to copy them; None: nothing can be copied, or ``together`` is 0.
+        byte_views: How to copy them; None: nothing can be copied, or ``together`` is 0.
         together: How many are copied at a time where they are asked for in turn; 0: nobody has looked where they lie.
         behind: The batch behind those that were copied together.
         alone: The latest that was not among them when it was asked for.
@@ -46,7 +46,7 @@ class Block:
     windows: Windows
     sizes: list[int]
     planner: object
-    views: Views | None = None
+    byte_views: ByteViews | None = None
     together: int = 0
     behind: int = 0
     alone: int = -1
@@ -54,7 +54,7 @@ class Block:
     @property
     def nbytes(self) -> int:
         """About how much memory it takes, without the batches."""
-        return self.windows.nbytes + (0 if self.views is None else self.views.words.nbytes)
+        return self.windows.nbytes + (0 if self.byte_views is None else self.byte_views.words.nbytes)
 
     @memo
     def absent(self) -> Absent:

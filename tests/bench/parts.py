@@ -55,7 +55,7 @@ def _casting(source: BatchSource) -> Callable[[int], None]:
     for index in range(2 * _PLANNED // source.batch_size):  # blocks grow to their full size
         source[index]
     block: Any = source.plan(index).block
-    views, together = source._pipeline._views(block), block.together
+    views, together = source._pipeline._byte_views(block), block.together
     assert views is not None
     batches = len(views.sizes) // together * together
     held: list[Any] = []
@@ -72,6 +72,6 @@ def _casting(source: BatchSource) -> Callable[[int], None]:
 def _planning(source: BatchSource) -> Callable[[int], None]:
     def plan(number: int) -> None:
         block: Any = source.plan(number).block
-        source._pipeline._views(block)
+        source._pipeline._byte_views(block)
 
     return plan

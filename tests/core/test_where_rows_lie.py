@@ -24,9 +24,9 @@ from hypothesis import strategies as st
 
 from mouse_core import BatchSource, DataError, DatasetStore, Field
 from mouse_core._arrow.alike import Alike
+from mouse_core._arrow.byte_views import ByteViews
 from mouse_core._arrow.chunks import _FEW as FEW
 from mouse_core._arrow.column import Column
-from mouse_core._arrow.views import Views
 from mouse_core._arrow.windows import Stretches, Windows, distinct
 from mouse_core.store import _segments
 from tests.core.worlds import numbered
@@ -260,15 +260,15 @@ def test_row_numbers_beyond_the_table_are_an_error() -> None:
 
 def test_what_threads_ask_for_at_once_is_copied_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A batch copied for another thread and then once more by itself would hold the memory of those beside it."""
-    copy = Views.copy
+    copy = ByteViews.copy
     copied: list[int] = []
 
-    def slowly(self: Views, first: int, count: int) -> Any:
+    def slowly(self: ByteViews, first: int, count: int) -> Any:
         copied.append(count)
         time.sleep(0.001)
         return copy(self, first, count)
 
-    monkeypatch.setattr(Views, "copy", slowly)
+    monkeypatch.setattr(ByteViews, "copy", slowly)
     gc.collect()
     source, before = BatchSource(numbered(300), 4, 3), pa.total_allocated_bytes()
     with ThreadPoolExecutor(2) as threads:

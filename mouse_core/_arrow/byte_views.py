@@ -2,7 +2,7 @@
 
 A value of Arrow's type ``binary_view`` is 16 bytes: how many bytes it has, and where they are, as the number of a
 buffer and an offset. Values of up to 12 bytes stand in the view itself. Casting an array of them to ``binary`` copies
-the values one after the other into one stretch of memory: a loop of memcpy over runs of any length, without the GIL.
+the values one after the other into one span of memory: a loop of memcpy over runs of any length, without the GIL.
 
 So a batch is one array of views, made when its windows are located, and one cast, whatever columns, files and record
 batches its windows come from. The memory is Arrow's, whose allocator keeps what it is given back, so that large batches
@@ -25,8 +25,8 @@ from mouse_core._arrow.column import Column
 from mouse_core._arrow.windows import Int64s
 from mouse_core._base.memory import BatchLayout, known_layout
 
-# Offsets have 32 bits: memory is seen in stretches of 1 GB, each offered with the one behind it, as values lie across.
-STRETCH_BITS = 30
+# Offsets have 32 bits: memory is seen in spans of 1 GB, each offered with the one behind it, as values lie across.
+SPAN_BITS = 30
 # Bytes of the longest value that stands in its view.
 INLINE_BYTES = 12
 # Of more values it has forgotten where the first lie when the last are looked up.
@@ -49,8 +49,8 @@ class CopiedField(NamedTuple):
     highest: int | None = None
 
 
-class Views:
-    """The views of a block: batch by batch, in each field by field, in each piece by piece, and maybe some zeros.
+class ByteViews:
+    """The views of the bytes of a block: batch by batch, in each field by field, in each piece by piece, maybe zeros.
 
     Args:
         fields: The fields there are, whose chunks are all regular.
@@ -156,8 +156,8 @@ def cast_copies() -> bool:
     """Whether this pyarrow casts views as described above, tried on a long and a short value."""
     letters = np.frombuffer(b"abcdefghijklmnopqrstuvwxyz", np.uint8)
     address = letters.ctypes.data
-    buffer = pa.foreign_buffer(address >> STRETCH_BITS << STRETCH_BITS, (2 << STRETCH_BITS) - 1)
-    views = np.array([[20, 0, 0, address & ((1 << STRETCH_BITS) - 1)], [3, 0, 0, 0]], np.int32)
+    buffer = pa.foreign_buffer(address >> SPAN_BITS << SPAN_BITS, (2 << SPAN_BITS) - 1)
+    views = np.array([[20, 0, 0, address & ((1 << SPAN_BITS) - 1)], [3, 0, 0, 0]], np.int32)
     views[1, 1:2].view(np.uint8)[:3] = letters[:3]
     try:
         cast = pa.Array.from_buffers(pa.binary_view(), 2, [None, pa.py_buffer(views), buffer])
