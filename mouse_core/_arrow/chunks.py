@@ -85,7 +85,7 @@ class HasParts(Protocol):
     """A segment, as ``Column`` needs it."""
 
     @property
-    def block(self) -> object:
+    def extent(self) -> object:
         """See ``Segment``."""
         ...
 

@@ -110,9 +110,9 @@ class Column(ColumnChunks):
             RowError: A value is not allowed or does not fit; its ``row`` is ``window * S + step``.
             DataError: The Arrow data is damaged.
         """
-        block, whole, length = windows.block, windows.whole, windows.block.length
+        every, whole, length = windows.every, windows.whole, windows.every.length
         steps, chosen = out.reshape(-1, self.width), whole + windows.begin
-        self._gather_rows(block.chunk[chosen], block.row[chosen], whole * length, length, steps)
+        self._gather_rows(every.chunk[chosen], every.row[chosen], whole * length, length, steps)
         if len(whole) < len(windows):
             broken = windows.broken_steps
             self._gather_rows(broken.chunk, broken.row, broken.target, 1, steps)

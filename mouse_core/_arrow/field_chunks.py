@@ -89,10 +89,10 @@ class FieldChunks:
         for number, segment in enumerate(growth.appended, first):
             # A dense copy has the rows that its chunk had then.
             fits = fits and all(one.column.lies_in(segment) for one in fields)
-            fits = fits and table.owners.setdefault(number, segment.block) is segment.block
+            fits = fits and table.owners.setdefault(number, segment.extent) is segment.extent
         if not fits:
             table = table.resized(first, chunks + chunks // 8 + _ROOM)
-            table.owners |= {number: segment.block for number, segment in enumerate(growth.appended, first)}
+            table.owners |= {number: segment.extent for number, segment in enumerate(growth.appended, first)}
         return replace(self, fields=fields, table=table, chunks=chunks)
 
     def _is_same(self, growth: Growth) -> bool:

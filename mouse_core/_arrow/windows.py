@@ -206,37 +206,37 @@ class Windows:
 
 
 class WindowsPart:
-    """The windows of one batch of a block."""
+    """The windows of one batch, among ``every`` that was located together with them."""
 
-    def __init__(self, block: Windows, number: int) -> None:
-        self.block = block
+    def __init__(self, every: Windows, number: int) -> None:
+        self.every = every
         self.number = number
-        self.begin, self.end = block.bounds[number], block.bounds[number + 1]
+        self.begin, self.end = every.bounds[number], every.bounds[number + 1]
 
     def __len__(self) -> int:
         return self.end - self.begin
 
     def row_of(self, step: int) -> int:
         """The snapshot's row of a step, counted over the part's windows."""
-        window, step = divmod(step, self.block.length)
-        return int(self.block.rows[self.begin + window]) + step
+        window, step = divmod(step, self.every.length)
+        return int(self.every.rows[self.begin + window]) + step
 
     @property
     def there(self) -> npt.NDArray[np.bool_]:
         """Which steps of each window are there, bool ``[n, length]``."""
-        return self.block.there[self.begin : self.end]
+        return self.every.there[self.begin : self.end]
 
     @memo
     def whole(self) -> Int64s:
         """The windows that lie in one chunk, counted from the part's first."""
-        return np.nonzero(self.block.is_whole[self.begin : self.end])[0]
+        return np.nonzero(self.every.is_whole[self.begin : self.end])[0]
 
     @memo
     def broken_steps(self) -> Steps:
         """The steps of the other windows; targets are counted from the part's first window."""
-        broken = np.nonzero(~self.block.is_whole[self.begin : self.end])[0] + self.begin
-        steps = self.block.steps(broken)
-        return steps._replace(target=steps.target - self.begin * self.block.length)
+        broken = np.nonzero(~self.every.is_whole[self.begin : self.end])[0] + self.begin
+        steps = self.every.steps(broken)
+        return steps._replace(target=steps.target - self.begin * self.every.length)
 
 
 def _cut(windows: Windows) -> Pieces:
@@ -297,7 +297,7 @@ def _positions(counts: Int64s, bounds: Sequence[int]) -> tuple[Int64s, int]:
 
 
 def cut_at_stretches(stretches: Stretches, starts: Int64s, length: Int64s) -> tuple[Int64s, Int64s, Int64s, Int64s]:
-    """Consecutive rows from each of some starts, so many, cut where stretches end: of each piece its stretch, row, size,
+    """Consecutive rows from each of some starts, so many, cut where stretches end: of each piece stretch, row, size,
     and which start it was of; all int64 ``[n]``.
 
     With stretches of 10 rows 25 rows from row 8 become the pieces (0, 8, 2), (1, 0, 10), (2, 0, 10) and

@@ -141,7 +141,7 @@ def _check_parts(snapshot: Snapshot, reader: FieldReader, option: str) -> None:
     name, column, begin = reader.spec.name, reader.spec.column, 0
     for segment in snapshot.segments:
         end = min(begin + segment.num_rows, snapshot.num_rows)
-        if segment.block is None and not segment.has_value(column, end - begin):
+        if segment.extent is None and not segment.has_value(column, end - begin):
             why = "null throughout" if column in segment.table.schema.names else "missing"
             raise MissingFieldError(
                 f"{option}: expected {name!r} in all datasets of the store, found column {column!r} {why} in rows "

@@ -22,8 +22,9 @@ from mouse_core.store.snapshot import Snapshot
 Int64s = npt.NDArray[np.int64]
 Array = TypeVar("Array", bound=npt.NDArray[Any])
 
-# Windows that are drawn together: one of an epoch's order is 60 us, 4,096 are 300 us. Part of the random stream.
-_BLOCK = 4096
+# Windows of a section, which are drawn together: one of an epoch's order is 60 us, 4,096 are 300 us. Part of the
+# random stream.
+_SECTION = 4096
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,15 @@ class RandomWindows:
         """See ``WindowSampler.starts``."""
         last_start = snapshot.num_rows - self.sequence_length
         first = index * self.batch_size
-        drawn = _slice_blocks(partial(_random_block, seed), first, first + self.batch_size)
+        drawn = _slice_sections(partial(_random_section, seed), first, first + self.batch_size)
         return as_integers(drawn, last_start + 1)
 
     def starts_of_many(self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
         """See ``ManyStarts.starts_of_many``."""
         last_start = snapshot.num_rows - self.sequence_length
-        drawn = _slice_blocks(partial(_random_block, seed), first * self.batch_size, (first + count) * self.batch_size)
+        drawn = _slice_sections(
+            partial(_random_section, seed), first * self.batch_size, (first + count) * self.batch_size
+        )
         return as_integers(drawn, last_start + 1).reshape(count, self.batch_size)
 
 
@@ -105,8 +108,8 @@ class SequentialWindows:
         windows = snapshot.num_rows // self.sequence_length
         epoch, batch = divmod(index - epoch_start, self.batches_per_epoch(snapshot))
         begin, end = batch * self.batch_size, min((batch + 1) * self.batch_size, windows)
-        block = partial(_order_block, seed, epoch_start, epoch, windows)
-        return _slice_blocks(block, begin, end) * self.sequence_length
+        section = partial(_order_section, seed, epoch_start, epoch, windows)
+        return _slice_sections(section, begin, end) * self.sequence_length
 
     def starts_of_many(self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int) -> Int64s | None:
         """See ``ManyStarts.starts_of_many``; None where one of the batches is short."""
@@ -119,8 +122,8 @@ class SequentialWindows:
             more = min(count - done, epoch_length - batch)
             if batch + more > whole:
                 return None
-            block = partial(_order_block, seed, epoch_start, epoch, windows)
-            parts.append(_slice_blocks(block, batch * size, (batch + more) * size))
+            section = partial(_order_section, seed, epoch_start, epoch, windows)
+            parts.append(_slice_sections(section, batch * size, (batch + more) * size))
             done += more
         return np.concatenate(parts).reshape(count, size) * self.sequence_length
 
@@ -157,7 +160,7 @@ class CyclicWindows:
             epoch, begin = divmod(begin_of_all + done, windows)
             end = min(begin + wanted - done, windows)
             done += end - begin
-            parts.append(_slice_blocks(partial(_order_block, seed, epoch_start, epoch, windows), begin, end))
+            parts.append(_slice_sections(partial(_order_section, seed, epoch_start, epoch, windows), begin, end))
         return np.concatenate(parts).reshape(count, self.batch_size) * self.sequence_length
 
 
@@ -186,28 +189,28 @@ def _whole_windows(snapshot: Snapshot, length: int, *, at_least: int) -> int:
     return windows
 
 
-def _slice_blocks(block: Callable[[int], Array], begin: int, end: int) -> Array:
-    """Elements ``begin..end - 1`` of a sequence that is computed in blocks of ``_BLOCK``."""
-    first, last = begin // _BLOCK, (end - 1) // _BLOCK
+def _slice_sections(section: Callable[[int], Array], begin: int, end: int) -> Array:
+    """Elements ``begin..end - 1`` of a sequence that is computed in sections of ``_SECTION``."""
+    first, last = begin // _SECTION, (end - 1) // _SECTION
     if first == last:
-        return cast(Array, block(first)[begin - first * _BLOCK : end - first * _BLOCK])
-    joined = np.concatenate([block(number) for number in range(first, last + 1)])
-    return cast(Array, joined[begin - first * _BLOCK : end - first * _BLOCK])
+        return cast(Array, section(first)[begin - first * _SECTION : end - first * _SECTION])
+    joined = np.concatenate([section(number) for number in range(first, last + 1)])
+    return cast(Array, joined[begin - first * _SECTION : end - first * _SECTION])
 
 
-# Memos of pure functions: a block serves many batches, and costs little more than one of its elements.
+# Memos of pure functions: a section serves many batches, and costs little more than one of its elements.
 
 
 @lru_cache(maxsize=16)
-def _random_block(seed: int, block: int) -> npt.NDArray[np.float64]:
+def _random_section(seed: int, section: int) -> npt.NDArray[np.float64]:
     # Where windows may begin changes with every row that comes; what is drawn does not.
-    return _read_only(Key(seed, Purpose.WINDOWS, block).uniform(_BLOCK))
+    return _read_only(Key(seed, Purpose.WINDOWS, section).uniform(_SECTION))
 
 
 @lru_cache(maxsize=16)
-def _order_block(seed: int, epoch_start: int, epoch: int, windows: int, block: int) -> Int64s:
+def _order_section(seed: int, epoch_start: int, epoch: int, windows: int, section: int) -> Int64s:
     order = _order(seed, epoch_start, epoch, windows)
-    return _read_only(order(np.arange(block * _BLOCK, min((block + 1) * _BLOCK, windows))))
+    return _read_only(order(np.arange(section * _SECTION, min((section + 1) * _SECTION, windows))))
 
 
 @lru_cache(maxsize=4)

@@ -35,8 +35,8 @@ class Segment:
         image_roots: Folders in which images that rows name by path may lie, beside the dataset's own.
     """
 
-    # What stands for the memory that appended rows are in: segments of the same block have the same first rows.
-    block: object = None
+    # What stands for the memory that appended rows are in: segments of the same extent have the same first rows.
+    extent: object = None
     # For appended rows, the address of the first value of some columns, and values of a row; others are looked up.
     addresses: Mapping[str, tuple[int, int]] = MappingProxyType({})
     _make_table: Callable[[], pa.Table] | None = None
@@ -58,10 +58,10 @@ class Segment:
         self._first_values: dict[str, tuple[int, Any] | None] = {}
 
     @classmethod
-    def of_block(
+    def of_extent(
         cls,
         rows: int,
-        block: object,
+        extent: object,
         addresses: Mapping[str, tuple[int, int]],
         make_columns: Mapping[str, Callable[[], pa.ChunkedArray]],
         make_table: Callable[[], pa.Table],
@@ -71,14 +71,14 @@ class Segment:
 
         Args:
             rows: How many.
-            block, addresses, image_roots: As in the class.
+            extent, addresses, image_roots: As in the class.
             make_columns: Gives each of the columns that have an address, and keeps its memory alive.
             make_table: Gives the rows as a table; called when it is asked for, as few that are sampled from are.
         """
         segment = cls.__new__(cls)
         segment.indices = segment.origin = None
         segment._named_roots = image_roots
-        segment.num_rows, segment.block, segment.addresses = rows, block, addresses
+        segment.num_rows, segment.extent, segment.addresses = rows, extent, addresses
         segment._make_columns, segment._make_table = make_columns, make_table
         segment._parts, segment._first_values = {}, {}
         segment.__dict__.update(chunk_starts=np.array([0, rows]), _same_chunks=True, _is_mapped=False)

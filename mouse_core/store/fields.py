@@ -81,7 +81,7 @@ class FieldReader:
         Raises:
             DataError: A value that the field does not allow.
         """
-        n, length = len(windows), windows.block.length
+        n, length = len(windows), windows.every.length
         values = np.empty((n, length, *self.spec.shape), dtype) if out is None else out
         try:
             self.column.gather(windows, values.reshape(n, length, self.column.width))

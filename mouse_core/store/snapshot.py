@@ -297,12 +297,12 @@ def _growth(before: tuple[Segment, ...], after: tuple[Segment, ...]) -> Growth |
     replaced = None
     if appended[0] is last[0]:
         kept, appended = kept + 1, appended[1:]
-    elif appended[0].block is not None and appended[0].block is last[0].block:
+    elif appended[0].extent is not None and appended[0].extent is last[0].extent:
         replaced = last[0]
     else:
         return None
     # Segments of datasets may say more about the shapes of rows.
-    return Growth(kept, appended, replaced) if all(segment.block is not None for segment in appended) else None
+    return Growth(kept, appended, replaced) if all(segment.extent is not None for segment in appended) else None
 
 
 def _stretches(

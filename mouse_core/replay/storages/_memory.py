@@ -26,7 +26,7 @@ _POOL_FROM = 1 << 20
 _PLANS_KEPT = 8
 
 
-class Block:
+class FieldBlock:
     """Fields whose values lie side by side.
 
     Args:
@@ -45,7 +45,7 @@ class Block:
         return [structured[f"f{number}"] for number in range(len(self.places))]
 
 
-def blocks_of(schema: RowSchema) -> list[Block]:
+def blocks_of(schema: RowSchema) -> list[FieldBlock]:
     """How the fields of a row are laid out; the same for the same schema everywhere."""
     kinds = list(schema.stored.values())
     small = [place for place, kind in enumerate(kinds) if kind.nbytes <= _SIDE_BY_SIDE]
@@ -55,7 +55,7 @@ def blocks_of(schema: RowSchema) -> list[Block]:
     return [_block(places, [kinds[place] for place in places]) for places in groups]
 
 
-def _block(places: Sequence[int], kinds: Sequence[FieldType]) -> Block:
+def _block(places: Sequence[int], kinds: Sequence[FieldType]) -> FieldBlock:
     offsets, end, widest = [], 0, 1
     for kind in kinds:
         alignment = kind.dtype.alignment
@@ -70,7 +70,7 @@ def _block(places: Sequence[int], kinds: Sequence[FieldType]) -> Block:
         "offsets": offsets,
         "itemsize": max(end, 1),
     }
-    return Block(places, np.dtype(layout))
+    return FieldBlock(places, np.dtype(layout))
 
 
 class RowMemory:
@@ -87,7 +87,7 @@ class RowMemory:
         self,
         schema: RowSchema,
         columns: Sequence[npt.NDArray[Any]],
-        blocks: Sequence[tuple[Block, npt.NDArray[Any]]],
+        blocks: Sequence[tuple[FieldBlock, npt.NDArray[Any]]],
     ) -> None:
         self.schema = schema
         self.keys: tuple[FieldKey, ...] = tuple(schema.fields)
@@ -164,7 +164,7 @@ class _Gather:
         # Single fields: their place, bytes to take from, and what takes them. Fields side by side: bytes to take from,
         # and memory that they pass through, kept from call to call (several threads may be at it).
         self._alone: list[tuple[int, npt.NDArray[Any], np.dtype[Any]]] = []
-        self._apart: list[tuple[npt.NDArray[Any], Block, deque[_Scratch]]] = []
+        self._apart: list[tuple[npt.NDArray[Any], FieldBlock, deque[_Scratch]]] = []
         blocked: set[int] = set()
         for block, rows in memory.blocks:
             blocked |= {*block.places}
@@ -174,7 +174,7 @@ class _Gather:
                 self._apart.append((rows, block, deque(maxlen=2)))
         self._loose = [(place, column) for place, column in enumerate(memory.columns) if place not in blocked]
 
-    def _scratch(self, block: Block) -> _Scratch:
+    def _scratch(self, block: FieldBlock) -> _Scratch:
         memory = np.empty(max(1, min(self._n, _SCRATCH // block.raw.itemsize)), block.raw)
         return memory, list(zip(block.places, block.columns(memory), strict=True))
 

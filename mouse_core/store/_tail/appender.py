@@ -1,4 +1,4 @@
-"""Taking appended rows into blocks: all of a row or nothing."""
+"""Taking appended rows into extents: all of a row or nothing."""
 
 from __future__ import annotations
 
@@ -14,85 +14,85 @@ from mouse_core.errors import DataError
 from mouse_core.spec import FieldSpec
 from mouse_core.store._schema import REFUSALS, StoreSchema
 from mouse_core.store._segments import Segment
-from mouse_core.store._tail.columns import ColumnBlock
-from mouse_core.store._tail.rows import Block, Refused, prepare
+from mouse_core.store._tail.columns import ColumnExtent
+from mouse_core.store._tail.rows import Extent, Refused, prepare
 from mouse_core.store.snapshot import Snapshot
 
 
 class Appender:
-    """The open block of a store.
+    """The open extent of a store.
 
     Args:
         schema: The store's schema, which learns the columns of the first row.
-        segments: The store's segments; a block that is full becomes another.
+        segments: The store's segments; an extent that is full becomes another.
     """
 
     def __init__(self, schema: StoreSchema, segments: list[Segment]) -> None:
         self._schema = schema
         self._segments = segments
-        self._block: Block | None = None
+        self._extent: Extent | None = None
 
     @property
     def count(self) -> int:
-        """Rows in the open block."""
-        return 0 if self._block is None else self._block.count
+        """Rows in the open extent."""
+        return 0 if self._extent is None else self._extent.count
 
     def segment(self) -> Segment | None:
-        """The rows of the open block; rows that come later do not show in it."""
-        if self._block is None or not self._block.count:
+        """The rows of the open extent; rows that come later do not show in it."""
+        if self._extent is None or not self._extent.count:
             return None
-        return self._block.to_segment(self._schema.image_roots)
+        return self._extent.to_segment(self._schema.image_roots)
 
     def close(self) -> None:
-        """Seal the open block; the next row opens another, of columns that may have been learnt since."""
+        """Seal the open extent; the next row opens another, of columns that may have been learnt since."""
         segment = self.segment()
-        self._block = None
+        self._extent = None
         if segment is not None:
             segment.seal()
             self._segments.append(segment)
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Take one row; see ``DatasetStore.append``."""
-        block = self._block
-        if block is not None and block.count < block.rows and block.append(row):
+        extent = self._extent
+        if extent is not None and extent.count < extent.rows and extent.append(row):
             return
-        if block is None or block.count == block.rows or row.keys() != block.columns.keys():
-            block = self._block_for(row)
+        if extent is None or extent.count == extent.rows or row.keys() != extent.columns.keys():
+            extent = self._extent_for(row)
         try:
-            block.put(row)
+            extent.put(row)
         except Refused as refused:
-            if not self._learn(block, row):
+            if not self._learn(extent, row):
                 raise self._refused(refused.name, refused.__cause__) from refused.__cause__
             return
-        if block is not self._block:
-            self._open(block)
+        if extent is not self._extent:
+            self._open(extent)
 
     def extend(self, columns: Mapping[str, Any], n: int) -> None:
         """Take ``n`` rows, column by column; see ``DatasetStore.extend``."""
-        block = self._block_for({name: _first_known(values) for name, values in columns.items()}, n)
+        extent = self._extent_for({name: _first_known(values) for name, values in columns.items()}, n)
         try:
-            prepared = self._prepare(block, columns)
+            prepared = self._prepare(extent, columns)
         except DataError:
             # The first value of a column that was all null so far: keep the column from here on as that value says.
-            learnt = self._relearnt(block, {name: _first_known(values) for name, values in columns.items()}, n)
+            learnt = self._relearnt(extent, {name: _first_known(values) for name, values in columns.items()}, n)
             if learnt is None:
                 raise
-            block = learnt
-            prepared = self._prepare(block, columns)
-        if block is not self._block:
-            self._open(block)
+            extent = learnt
+            prepared = self._prepare(extent, columns)
+        if extent is not self._extent:
+            self._open(extent)
         done = 0
         while done < n:
-            if block.count == block.rows:
-                block = Block(block.columns, block.rows, n - done)
-                self._open(block)
-            rows = min(n - done, block.rows - block.count)
-            block.put_many(prepared, done, rows)
+            if extent.count == extent.rows:
+                extent = Extent(extent.columns, extent.rows, n - done)
+                self._open(extent)
+            rows = min(n - done, extent.rows - extent.count)
+            extent.put_many(prepared, done, rows)
             done += rows
 
-    def _prepare(self, block: Block, columns: Mapping[str, Any]) -> dict[str, Any]:
+    def _prepare(self, extent: Extent, columns: Mapping[str, Any]) -> dict[str, Any]:
         prepared: dict[str, Any] = {}
-        for name, column in block.columns.items():
+        for name, column in extent.columns.items():
             try:
                 prepared[name] = prepare(columns[name], column)
             except RowError as error:
@@ -101,18 +101,18 @@ class Appender:
                 raise DataError(f"column {name!r}: {error}") from error
         return prepared
 
-    def _block_for(self, row: Mapping[str, Any], coming: int = 0) -> Block:
-        """The block that ``row`` goes to: the open one, or a new one that is to be opened once the row is in it."""
+    def _extent_for(self, row: Mapping[str, Any], coming: int = 0) -> Extent:
+        """The extent that ``row`` goes to: the open one, or a new one that is to be opened once the row is in it."""
         self._schema.check_names(row)
-        if self._block is None:
-            return Block(self._schema.tail_columns(row, self._spec(), self._rows()), 0, coming)
-        if self._block.count == self._block.rows:
-            return Block(self._block.columns, self._block.rows, coming)
-        return self._block
+        if self._extent is None:
+            return Extent(self._schema.tail_columns(row, self._spec(), self._rows()), 0, coming)
+        if self._extent.count == self._extent.rows:
+            return Extent(self._extent.columns, self._extent.rows, coming)
+        return self._extent
 
-    def _learn(self, block: Block, row: Mapping[str, Any]) -> bool:
+    def _learn(self, extent: Extent, row: Mapping[str, Any]) -> bool:
         """Try again a row with the first value of a column that was all null so far; whether it was taken."""
-        learnt = self._relearnt(block, row)
+        learnt = self._relearnt(extent, row)
         if learnt is None:
             return False
         try:
@@ -122,20 +122,22 @@ class Appender:
         self._open(learnt)
         return True
 
-    def _relearnt(self, block: Block, row: Mapping[str, Any], coming: int = 0) -> Block | None:
-        fresh = {name for name, column in block.columns.items() if column.kind.kind == "null" and row[name] is not None}
+    def _relearnt(self, extent: Extent, row: Mapping[str, Any], coming: int = 0) -> Extent | None:
+        fresh = {
+            name for name, column in extent.columns.items() if column.kind.kind == "null" and row[name] is not None
+        }
         if not fresh:
             return None
         columns = self._schema.tail_columns(row, self._spec(), self._rows())
-        kept = {name: columns[name] if name in fresh else column for name, column in block.columns.items()}
-        return Block(kept, 0, coming)
+        kept = {name: columns[name] if name in fresh else column for name, column in extent.columns.items()}
+        return Extent(kept, 0, coming)
 
-    def _open(self, block: Block) -> None:
-        if self._block is not None and self._block is not block:
+    def _open(self, extent: Extent) -> None:
+        if self._extent is not None and self._extent is not extent:
             self.close()
-        self._block = block
-        for name, column in block.blocks.items():
-            self._schema.learn(name, block.columns[name].kind, partial(_arrow_type, column))
+        self._extent = extent
+        for name, column in extent.extents.items():
+            self._schema.learn(name, extent.columns[name].kind, partial(_arrow_type, column))
 
     def _rows(self) -> int:
         return sum(segment.num_rows for segment in self._segments) + self.count
@@ -152,7 +154,7 @@ class Appender:
         return DataError(f"column {name!r}: {error} at row {self._rows() + row}")
 
 
-def _arrow_type(column: ColumnBlock) -> pa.DataType:
+def _arrow_type(column: ColumnExtent) -> pa.DataType:
     return column.to_arrow(0).type
 
 

@@ -1,4 +1,4 @@
-"""The memory of one column of a block of appended rows."""
+"""The memory of one column of an extent of appended rows."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Nulls:
     """Which rows of a column are null; most often none.
 
     Args:
-        rows: Of the block.
+        rows: Of the extent.
     """
 
     def __init__(self, rows: int) -> None:
@@ -57,7 +57,7 @@ class Nulls:
         return pa.py_buffer(np.packbits(~self._are[:rows], bitorder="little"))
 
 
-class ScalarBlock:
+class ScalarExtent:
     """Numbers, one a row.
 
     Args:
@@ -129,7 +129,7 @@ class ScalarBlock:
         return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), rows, [validity, memory])
 
 
-class VectorBlock:
+class VectorExtent:
     """Arrays of numbers, one a row; rows of one dimension may differ in length.
 
     Args:
@@ -141,7 +141,7 @@ class VectorBlock:
         self._column = column
         self.width = column.width
         rows = len(values) // self.width
-        # Row n ends where row n + 1 begins. Most often all rows are of one length, and no block needs its own.
+        # Row n ends where row n + 1 begins. Most often all rows are of one length, and no extent needs its own.
         self._ends = _equal_ends(rows, self.width)
         self.is_regular = True
         # Arrays of this shape need no check; images of other dtypes do.
@@ -223,7 +223,7 @@ class VectorBlock:
         return pa.Array.from_buffers(pa.list_(leaves.type), rows, buffers, children=[leaves])
 
 
-class ObjectBlock:
+class ObjectExtent:
     """Anything else that Arrow can hold: strings, structs, encoded images."""
 
     def __init__(self, column: TailColumn) -> None:
@@ -250,10 +250,10 @@ class ObjectBlock:
         return pa.array(self._items[:rows], self._column.arrow_type)
 
 
-ColumnBlock = ScalarBlock | VectorBlock | ObjectBlock
+ColumnExtent = ScalarExtent | VectorExtent | ObjectExtent
 
 
-def column_blocks(columns: Mapping[str, TailColumn], rows: int) -> dict[str, ColumnBlock]:
+def column_extents(columns: Mapping[str, TailColumn], rows: int) -> dict[str, ColumnExtent]:
     """Room for ``rows`` rows of some columns.
 
     Their memory is one stretch of Arrow's, whose allocator has large pages: these are there sooner and read sooner.
@@ -262,13 +262,13 @@ def column_blocks(columns: Mapping[str, TailColumn], rows: int) -> dict[str, Col
         {name: ((rows * column.width,), column.kind.dtype) for name, column in columns.items() if not column.is_object}
     )
     values = layout.arrays(pa.allocate_buffer(layout.nbytes)) if layout.fields else {}
-    blocks: dict[str, ColumnBlock] = {}
+    extents: dict[str, ColumnExtent] = {}
     for name, column in columns.items():
         if column.is_object:
-            blocks[name] = ObjectBlock(column)
+            extents[name] = ObjectExtent(column)
         else:
-            blocks[name] = (VectorBlock if column.shape else ScalarBlock)(column, values[name])
-    return blocks
+            extents[name] = (VectorExtent if column.shape else ScalarExtent)(column, values[name])
+    return extents
 
 
 @lru_cache(maxsize=16)

@@ -1,7 +1,7 @@
-"""Appended rows: blocks of column memory that are written in place and read as Arrow without a copy.
+"""Appended rows: extents of column memory that are written in place and read as Arrow without a copy.
 
-A block is never moved or resized. Rows below its count are final, so an Arrow array over them is immutable although
-the block is still being filled; that is what lets a snapshot share memory with a store that is appended to.
+An extent is never moved or resized. Rows below its count are final, so an Arrow array over them is immutable although
+the extent is still being filled; that is what lets a snapshot share memory with a store that is appended to.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from numpy import ndarray
 
 from mouse_core.dtypes import convert
 from mouse_core.store._segments import Segment
-from mouse_core.store._tail.columns import ColumnBlock, ObjectBlock, ScalarBlock, VectorBlock, column_blocks
+from mouse_core.store._tail.columns import ColumnExtent, ObjectExtent, ScalarExtent, VectorExtent, column_extents
 from mouse_core.store._tail.values import (
     TailColumn,
     as_array,
@@ -29,19 +29,19 @@ from mouse_core.store._tail.values import (
     check_vector,
 )
 
-_B = TypeVar("_B", ScalarBlock, VectorBlock)
+_B = TypeVar("_B", ScalarExtent, VectorExtent)
 
 _FIRST_ROWS = 1024
 _MOST_ROWS = 65_536
 _MOST_BYTES = 16 << 20
 
 
-class Block:
+class Extent:
     """Room for some rows of all columns.
 
     Args:
         columns: How each column is kept, by name.
-        before: Rows of the block before this one; a new block is twice as large, up to a limit.
+        before: Rows of the extent before this one; a new extent is twice as large, up to a limit.
         coming: Rows that are known to come.
     """
 
@@ -52,11 +52,11 @@ class Block:
         self.rows = min(most, max(_FIRST_ROWS, 2 * before, coming))
         self.count = 0
         self._token = object()
-        self.blocks = column_blocks(columns, self.rows)
+        self.extents = column_extents(columns, self.rows)
         self._sort()
 
     def append(self, row: Mapping[str, Any]) -> bool:
-        """Take a row if it is a dict with the block's columns; False, and nothing has changed, if ``put`` has to say
+        """Take a row if it is a dict with the extent's columns; False, and nothing has changed, if ``put`` has to say
         what is wrong with it. There must be room.
         """
         at = self.count
@@ -110,11 +110,11 @@ class Block:
         """
         name = ""
         try:
-            for name, block in self.blocks.items():
-                block.put(self.count, row[name])
+            for name, extent in self.extents.items():
+                extent.put(self.count, row[name])
         except Exception as error:  # values may be anything, and so may what they raise
-            for block in self.blocks.values():
-                block.forget(self.count)
+            for extent in self.extents.values():
+                extent.forget(self.count)
             self._sort()
             raise Refused(name) from error
         self.count += 1
@@ -122,26 +122,26 @@ class Block:
 
     def put_many(self, prepared: Mapping[str, Any], done: int, rows: int) -> None:
         """Take ``rows`` rows, from row ``done`` on, of what ``prepare`` gave."""
-        for name, block in self.blocks.items():
+        for name, extent in self.extents.items():
             values = prepared[name]
             if isinstance(values, np.ndarray):
-                block.put_many(self.count, values[done : done + rows])  # type: ignore[arg-type]
+                extent.put_many(self.count, values[done : done + rows])  # type: ignore[arg-type]
             else:
                 for row in range(rows):
-                    block.put(self.count + row, values[done + row])
+                    extent.put(self.count + row, values[done + row])
         self.count += rows
         self._settle()
 
     def _settle(self) -> None:
-        if not all(block.takes_memory for block in self._filled):
+        if not all(extent.takes_memory for extent in self._filled):
             self._sort()
 
     def _sort(self) -> None:
         """Say how ``append`` is to write each column: as a cell, as a run of cells, or by ``put``."""
-        cells = _some(self.blocks, ScalarBlock, lambda block: not block.whole)
-        runs = _some(self.blocks, VectorBlock, lambda block: block.takes_memory)
-        names = [*cells, *runs, *(name for name in self.blocks if name not in cells and name not in runs)]
-        self._ordered = [self.blocks[name] for name in names]
+        cells = _some(self.extents, ScalarExtent, lambda extent: not extent.whole)
+        runs = _some(self.extents, VectorExtent, lambda extent: extent.takes_memory)
+        names = [*cells, *runs, *(name for name in self.extents if name not in cells and name not in runs)]
+        self._ordered = [self.extents[name] for name in names]
         self._names = len(names)
         # A single name gets the value itself from an itemgetter.
         getter: Any = itemgetter(*names) if len(names) > 1 else lambda row: tuple(row[name] for name in names)
@@ -149,39 +149,43 @@ class Block:
         self._filled = list(runs.values())
         # By the number of the value among ``names``.
         scalars = list(enumerate(cells.values()))
-        self._cells = [(number, block.cells, block.kind, block.plain) for number, block in scalars]
-        self._bounded = [(number, *block.usual, block.plain) for number, block in scalars if block.usual is not None]
+        self._cells = [(number, extent.cells, extent.kind, extent.plain) for number, extent in scalars]
+        self._bounded = [
+            (number, *extent.usual, extent.plain) for number, extent in scalars if extent.usual is not None
+        ]
         vectors = enumerate(self._filled, len(cells))
-        self._runs = [(number, block.cells, block.width, block.dtype) for number, block in vectors]
+        self._runs = [(number, extent.cells, extent.width, extent.dtype) for number, extent in vectors]
         first = len(cells) + len(runs)
-        self._others = [(number, block.put) for number, block in enumerate(self._ordered[first:], first)]
+        self._others = [(number, extent.put) for number, extent in enumerate(self._ordered[first:], first)]
 
     def to_segment(self, image_roots: tuple[str, ...] = ()) -> Segment:
         """The rows written so far; later rows never change it."""
         dense = {
-            name: block for name, block in self.blocks.items() if not isinstance(block, ObjectBlock) and block.is_dense
+            name: extent
+            for name, extent in self.extents.items()
+            if not isinstance(extent, ObjectExtent) and extent.is_dense
         }
-        return Segment.of_block(
+        return Segment.of_extent(
             self.count,
             self._token,
-            addresses={name: (block.address, block.width) for name, block in dense.items()},
-            make_columns={name: partial(_to_column, block, self.count) for name, block in dense.items()},
-            make_table=partial(_to_table, self.blocks, self.count),
+            addresses={name: (extent.address, extent.width) for name, extent in dense.items()},
+            make_columns={name: partial(_to_column, extent, self.count) for name, extent in dense.items()},
+            make_table=partial(_to_table, self.extents, self.count),
             image_roots=image_roots,
         )
 
 
-def _some(blocks: Mapping[str, ColumnBlock], kind: type[_B], chosen: Callable[[_B], bool]) -> dict[str, _B]:
-    """The blocks of a kind that are chosen."""
-    return {name: block for name, block in blocks.items() if isinstance(block, kind) and chosen(block)}
+def _some(extents: Mapping[str, ColumnExtent], kind: type[_B], chosen: Callable[[_B], bool]) -> dict[str, _B]:
+    """The extents of a kind that are chosen."""
+    return {name: extent for name, extent in extents.items() if isinstance(extent, kind) and chosen(extent)}
 
 
-def _to_column(block: ColumnBlock, rows: int) -> pa.ChunkedArray:
-    return pa.chunked_array([block.to_arrow(rows)])
+def _to_column(extent: ColumnExtent, rows: int) -> pa.ChunkedArray:
+    return pa.chunked_array([extent.to_arrow(rows)])
 
 
-def _to_table(blocks: Mapping[str, ColumnBlock], rows: int) -> pa.Table:
-    return pa.Table.from_arrays([block.to_arrow(rows) for block in blocks.values()], names=list(blocks))
+def _to_table(extents: Mapping[str, ColumnExtent], rows: int) -> pa.Table:
+    return pa.Table.from_arrays([extent.to_arrow(rows) for extent in extents.values()], names=list(extents))
 
 
 class Refused(Exception):
@@ -208,9 +212,9 @@ def prepare(values: Any, column: TailColumn) -> npt.NDArray[Any] | list[Any]:
     except ValueError:  # rows of differing lengths
         array = np.empty(0, object)
     if array.dtype == object:
-        block = column_blocks({"": column}, 1)[""]
+        extent = column_extents({"": column}, 1)[""]
         for row, value in enumerate(values):
-            at_row(row, block.put, 0, value)
+            at_row(row, extent.put, 0, value)
         return list(values)
     if column.single and array.shape[1:] in ((), (1,)):
         array = array.reshape(-1, *column.shape)

@@ -36,7 +36,7 @@ class TailColumn:
         whole: Whether numbers must be whole, although the column holds floats.
         single: Whether a number and a vector of one value are the same.
         allowed: What values within ``bounds`` are, in words.
-        object_bytes: About how many bytes a Python object takes; snapshots copy those of the open block.
+        object_bytes: About how many bytes a Python object takes; snapshots copy those of the open extent.
     """
 
     kind: ColumnType
@@ -98,7 +98,7 @@ def check_vector(value: Any, column: TailColumn) -> npt.NDArray[Any]:
 
 
 def check_object(value: Any, column: TailColumn) -> Any:
-    """``value`` as an item of an ObjectBlock, or ValueError or a pyarrow error."""
+    """``value`` as an item of an ObjectExtent, or ValueError or a pyarrow error."""
     if value is None:
         if not column.nullable:
             raise ValueError("expected a value, found None")
