@@ -101,7 +101,8 @@ class TensorStorage(RingStorage):
     def put(self, slots: Slots, rows: Any) -> None:
         """Overwrite the rows in ``slots`` by ``rows``; see ``Storage.put``."""
         if self._schema is None:
-            raise IndexError("storage: expected slots in use, found an empty storage")
+            raise slot_error(slots, 0)
+        self._check_slots(slots)
         tensors, varying, n = self._checked(rows, 1, 1)
         check_put(slots, n)
         if self._varying is not None:

@@ -85,7 +85,7 @@ class Storage(Protocol):
 
     @property
     def capacity(self) -> int:
-        """How many rows it can hold: all time steps of all environments."""
+        """How many rows it can hold: all time steps of all environments, a multiple of their number."""
         ...
 
     @property
@@ -136,7 +136,11 @@ class Storage(Protocol):
         ...
 
     def put(self, slots: Slots, rows: Any) -> None:
-        """Overwrite the rows in ``slots`` (int64 ``[n]``, in use) by ``rows``, as for ``append``."""
+        """Overwrite the rows in ``slots`` (int64 ``[n]``) by ``rows``, as for ``append``.
+
+        Raises:
+            IndexError: A slot that is not in use.
+        """
         ...
 
     def get(self, slots: Slots) -> Any:

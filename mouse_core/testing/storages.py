@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from mouse_core.errors import MissingFieldError, MouseError, StateError
 from mouse_core.replay import ReplayBuffer, Storage
+from mouse_core.spec import Alignment
 
 Rows = dict[str, Any]
 
@@ -23,18 +24,20 @@ class StorageConformance:
     Subclass it in a test file, under a name that begins with ``Test``, and say how one is made:
 
         class TestMine(StorageConformance):
-            def make(self, capacity, ndim, folder):
-                return MyStorage(capacity, ndim=ndim)
+            def make(self, capacity, ndim, folder, alignment):
+                return MyStorage(capacity, ndim=ndim, alignment=alignment)
 
     Attributes:
         typed: Whether all rows must be like the first; not so for a storage of any objects.
         ndims: The ``ndim`` that it knows.
+        alignments: Those that it knows.
     """
 
     typed = True
     ndims: tuple[int, ...] = (1, 2)
+    alignments: tuple[Alignment, ...] = ("outgoing", "arrived")
 
-    def make(self, capacity: int, ndim: int, folder: Path) -> Any:
+    def make(self, capacity: int, ndim: int, folder: Path, alignment: Alignment) -> Any:
         """A new storage; ``folder`` is an empty one that it may use."""
         raise NotImplementedError
 
@@ -46,15 +49,25 @@ class StorageConformance:
 
     def test_it_has_what_the_protocol_names(self, tmp_path: Path) -> None:
         """Before anything is written."""
-        storage = self.make(12, 1, tmp_path)
-        assert isinstance(storage, Storage)
+        storage = self._new(12, 1, tmp_path)
+        assert isinstance(storage, Storage), f"expected what mouse_core.replay.Storage names: {storage!r}"
         assert (len(storage), storage.capacity, storage.written, storage.num_envs) == (0, 12, 0, 1)
         assert storage.writable is True
-        assert storage.alignment in ("arrived", "outgoing")
+
+    def test_it_has_the_alignment_that_it_was_given(self, tmp_path: Path) -> None:
+        """And refuses the state of one that has another."""
+        states: dict[str, Any] = {}
+        for alignment in self.alignments:
+            storage = self.make(5, 1, _folder(tmp_path, alignment), alignment)
+            assert storage.alignment == alignment, f"expected {alignment!r}, found {storage.alignment!r}"
+            storage.append(rows_from(0, 3))
+            for other, state in states.items():
+                _refused(StateError, other, partial(storage.load, state))
+            states[alignment] = copy.deepcopy(storage.state())
 
     def test_rows_lie_where_a_ring_puts_them(self, tmp_path: Path) -> None:
         """Single rows and many, in every order, up to more than there is room for."""
-        storage = self.make(7, 1, tmp_path)
+        storage = self._new(7, 1, tmp_path)
         kept: dict[int, int] = {}
         written = 0
         for n in (1, 3, 0, 2, 5, 1, 7, 19, 1, 6):
@@ -71,7 +84,7 @@ class StorageConformance:
 
     def test_lists_of_rows_are_rows(self, tmp_path: Path) -> None:
         """One item after another."""
-        storage = self.make(7, 1, tmp_path)
+        storage = self._new(7, 1, tmp_path)
         storage.append([row_of(number) for number in range(9)])
         self._holds(storage, {number % 7: number for number in range(2, 9)})
 
@@ -79,16 +92,27 @@ class StorageConformance:
         """``[time, env]``: slot = time * num_envs + env."""
         if 2 not in self.ndims:
             return
-        storage = self.make(12, 2, tmp_path)
+        storage = self._new(12, 2, tmp_path)
         steps = [rows_from(number, 3) for number in (0, 3, 6, 9, 12)]
         assert storage.append(steps[0], one=True) == (0, 3)
         assert storage.append(_map(lambda leaves: np.stack(leaves), *steps[1:])) == (3, 12)
         assert (storage.num_envs, storage.capacity, len(storage), storage.written) == (3, 12, 12, 15)
         self._holds(storage, {number % 12: number for number in range(3, 15)})
 
+    def test_whole_time_steps_fit(self, tmp_path: Path) -> None:
+        """A capacity that is no multiple of the environments is refused when they are known: by the first write."""
+        if 2 not in self.ndims:
+            return
+        storage = self._new(10, 2, tmp_path)
+        _refused(MouseError, "expected", lambda: storage.append(rows_from(0, 3), one=True))
+        assert (storage.num_envs, storage.capacity, len(storage), storage.written) == (1, 10, 0, 0)
+        assert storage.append(rows_from(0, 5), one=True) == (0, 5)
+        assert (storage.num_envs, storage.capacity) == (5, 10)
+        self._holds(storage, {number: number for number in range(5)})
+
     def test_rows_are_given_in_any_shape_and_order(self, tmp_path: Path) -> None:
         """``[n]``, ``[a, b]``, none, the same row twice."""
-        storage = self.make(7, 1, tmp_path)
+        storage = self._new(7, 1, tmp_path)
         storage.append(rows_from(0, 5))
         for slots in ([3, 0, 3], [[1, 2], [4, 4], [0, 3]], []):
             index = np.array(slots, np.int64)
@@ -96,7 +120,7 @@ class StorageConformance:
 
     def test_what_was_given_is_never_written_to(self, tmp_path: Path) -> None:
         """And what is written does not change with the caller's arrays."""
-        storage = self.make(4, 1, tmp_path)
+        storage = self._new(4, 1, tmp_path)
         mine = rows_from(0, 4)
         storage.append(copy.deepcopy(mine))
         slots = np.arange(4)
@@ -111,7 +135,7 @@ class StorageConformance:
 
     def test_single_fields_are_read(self, tmp_path: Path) -> None:
         """By name, nested ones by a tuple of names; through slots and slices."""
-        storage = self.make(6, 1, tmp_path)
+        storage = self._new(6, 1, tmp_path)
         storage.append(rows_from(0, 4))
         slots = np.array([[2, 0], [3, 3]])
         np.testing.assert_array_equal(storage.read("reward", slots), slots.astype(np.float32))
@@ -123,7 +147,7 @@ class StorageConformance:
 
     def test_rows_are_overwritten_in_place(self, tmp_path: Path) -> None:
         """Neither cursor nor length move, and the change is counted."""
-        storage = self.make(5, 1, tmp_path)
+        storage = self._new(5, 1, tmp_path)
         storage.append(rows_from(0, 8))
         changes = storage.changes
         storage.put(np.array([4, 1]), rows_from(70, 2))
@@ -135,7 +159,7 @@ class StorageConformance:
 
     def test_it_can_be_emptied(self, tmp_path: Path) -> None:
         """The next row has number 0."""
-        storage = self.make(5, 1, tmp_path)
+        storage = self._new(5, 1, tmp_path)
         storage.append(rows_from(0, 8))
         changes = storage.changes
         storage.empty()
@@ -148,12 +172,14 @@ class StorageConformance:
     def test_a_state_goes_on_elsewhere(self, tmp_path: Path) -> None:
         """After every number of rows, with the cursor; as long as the data."""
         for n in (0, 1, 4, 5, 13):
-            storage = self.make(5, 1, _folder(tmp_path, f"from{n}"))
+            storage = self._new(5, 1, _folder(tmp_path, f"from{n}"))
             storage.append(rows_from(0, n))
             state = copy.deepcopy(storage.state())
-            other = self.make(5, 1, _folder(tmp_path, f"to{n}"))
+            other = self._new(5, 1, _folder(tmp_path, f"to{n}"))
             other.append(rows_from(40, 3))
+            changes = other.changes
             other.load(state)
+            assert other.changes > changes, f"changes: expected more than {changes} after load, found {other.changes}"
             assert (len(other), other.written) == (len(storage), n)
             other.append(rows_from(n, 2))
             kept = {number % 5: number for number in range(n + 2)}
@@ -161,9 +187,9 @@ class StorageConformance:
 
     def test_a_damaged_state_is_refused(self, tmp_path: Path) -> None:
         """And leaves everything as it was."""
-        storage = self.make(5, 1, _folder(tmp_path, "a"))
+        storage = self._new(5, 1, _folder(tmp_path, "a"))
         storage.append(rows_from(0, 7))
-        larger = self.make(6, 1, _folder(tmp_path, "b"))
+        larger = self._new(6, 1, _folder(tmp_path, "b"))
         larger.append(rows_from(0, 7))
         good = copy.deepcopy(storage.state())
         bad = [larger.state(), {}, {**good, "kind": "something"}]
@@ -173,12 +199,24 @@ class StorageConformance:
             self._holds(storage, {number % 5: number for number in range(2, 7)})
             assert storage.written == 7
 
+    def test_a_refused_first_write_says_nothing(self, tmp_path: Path) -> None:
+        """Of what rows are; nor does one into slots that are not in use."""
+        storage = self._new(5, 1, tmp_path)
+        _refused(IndexError, "", lambda: storage.put(np.array([0, 1]), rows_from(0, 2)))
+        other = {**rows_from(0, 2), "obs": np.zeros((2, 7)), "reward": np.zeros(2, np.int64)}
+        _refused(MouseError, "expected", lambda: storage.append({**other, "action": np.zeros(1, np.int8)}))
+        assert (len(storage), storage.written) == (0, 0)
+        storage.append(rows_from(0, 2))
+        self._holds(storage, {0: 0, 1: 1})
+
     def test_what_is_refused_changes_nothing(self, tmp_path: Path) -> None:
         """Rows unlike the first, and slots that are not in use."""
-        storage = self.make(5, 1, tmp_path)
+        storage = self._new(5, 1, tmp_path)
         storage.append(rows_from(0, 3))
+        changes = storage.changes
         for slots in ([3], [-1], [0, 5]):
             _refused(IndexError, "", partial(storage.get, np.array(slots)))
+            _refused(IndexError, "", partial(storage.put, np.array(slots), rows_from(50, len(slots))))
         _refused(MouseError, "expected", lambda: storage.put(np.array([0, 1]), rows_from(50, 3)))
         if self.typed:
             good = rows_from(50, 2)
@@ -192,12 +230,12 @@ class StorageConformance:
             ):
                 _refused(MouseError, "expected", partial(storage.append, bad))
                 _refused(MouseError, "expected", partial(storage.put, np.array([0, 1]), bad))
-        assert storage.written == 3
+        assert (storage.written, storage.changes) == (3, changes)
         self._holds(storage, {0: 0, 1: 1, 2: 2})
 
     def test_a_buffer_is_built_on_it(self, tmp_path: Path) -> None:
         """Rows that are added come back in batches, and after a checkpoint."""
-        buffer = ReplayBuffer(self.make(8, 1, _folder(tmp_path, "a")), batch_size=6, seed=3)
+        buffer = ReplayBuffer(self._new(8, 1, _folder(tmp_path, "a")), batch_size=6, seed=3)
         buffer.extend(rows_from(0, 11))
         buffer.append(row_of(11))
         buffer.dumps(tmp_path / "saved")
@@ -205,11 +243,14 @@ class StorageConformance:
         rewards = self.to_numpy(batch["reward"])
         assert set(rewards.tolist()) <= set(range(4, 12))
         np.testing.assert_array_equal(rewards % 8, self.to_numpy(batch["index"]))
-        other = ReplayBuffer(self.make(8, 1, _folder(tmp_path, "b")), batch_size=6)
+        other = ReplayBuffer(self._new(8, 1, _folder(tmp_path, "b")), batch_size=6)
         other.loads(tmp_path / "saved")
         np.testing.assert_array_equal(self.to_numpy(other.sample()["reward"]), rewards)
 
     # ------------------------------------------------------------------ helpers
+
+    def _new(self, capacity: int, ndim: int, folder: Path) -> Any:
+        return self.make(capacity, ndim, folder, self.alignments[0])
 
     def _holds(self, storage: Any, kept: dict[int, int]) -> None:
         """Slot by slot, the rows of these numbers, and no others."""

@@ -12,31 +12,33 @@ import pytest
 
 from mouse_core import ConfigError, DataError, DatasetStore, SchemaError, StateError
 from mouse_core.replay import ArrayStorage, ListStorage, MemmapStorage, ReplayBuffer, Storage
+from mouse_core.spec import Alignment
 from mouse_core.testing import StorageConformance, example_columns, example_store
+from mouse_core.trees import flatten, map_tree
 
 
 class TestArrayStorage(StorageConformance):
-    def make(self, capacity: int, ndim: int, folder: Path) -> Any:
-        return ArrayStorage(capacity, ndim)
+    def make(self, capacity: int, ndim: int, folder: Path, alignment: Alignment) -> Any:
+        return ArrayStorage(capacity, ndim, alignment=alignment)
 
 
 class TestMemmapStorage(StorageConformance):
-    def make(self, capacity: int, ndim: int, folder: Path) -> Any:
-        return MemmapStorage(capacity, folder / "mapped", ndim)
+    def make(self, capacity: int, ndim: int, folder: Path, alignment: Alignment) -> Any:
+        return MemmapStorage(capacity, folder / "mapped", ndim, alignment=alignment)
 
 
 class TestReopenedMemmapStorage(StorageConformance):
     """Every call goes to a storage that was opened for it."""
 
-    def make(self, capacity: int, ndim: int, folder: Path) -> Any:
+    def make(self, capacity: int, ndim: int, folder: Path, alignment: Alignment) -> Any:
         class Reopened:
             def __getattribute__(self, name: str) -> Any:
                 if name == "lock":  # every call takes one of its own
                     return lambda: None
-                return getattr(MemmapStorage(capacity, folder / "mapped", ndim), name)
+                return getattr(MemmapStorage(capacity, folder / "mapped", ndim, alignment=alignment), name)
 
             def __len__(self) -> int:
-                return len(MemmapStorage(None, folder / "mapped", ndim))
+                return len(MemmapStorage(None, folder / "mapped", ndim, alignment=alignment))
 
         return Reopened()
 
@@ -45,8 +47,8 @@ class TestListStorage(StorageConformance):
     typed = False
     ndims = (1,)
 
-    def make(self, capacity: int, ndim: int, folder: Path) -> Any:
-        return ListStorage(capacity)
+    def make(self, capacity: int, ndim: int, folder: Path, alignment: Alignment) -> Any:
+        return ListStorage(capacity, alignment=alignment)
 
 
 class Forgetful(ArrayStorage):
@@ -58,13 +60,90 @@ class Forgetful(ArrayStorage):
         return first - 1, n
 
 
-def test_the_suite_can_fail(tmp_path: Path) -> None:
-    class Suite(StorageConformance):
-        def make(self, capacity: int, ndim: int, folder: Path) -> Any:
-            return Forgetful(capacity, ndim)
+class FirstOneCounts(ArrayStorage):
+    """The first rows say what all must be, also if they are refused."""
 
-    with pytest.raises(AssertionError):
-        Suite().test_rows_lie_where_a_ring_puts_them(tmp_path)
+    kinds: Any = None
+
+    def append(self, rows: Any, *, one: bool = False) -> tuple[int, int]:
+        if isinstance(rows, dict):
+            kinds = {key: leaf.dtype for key, leaf in flatten(rows).items()}
+            self.kinds = self.kinds or kinds
+            if kinds != self.kinds:
+                raise SchemaError(f"rows: expected {self.kinds}, found {kinds}")
+        return super().append(rows, one=one)
+
+
+class PutsAnywhere(ArrayStorage):
+    """Takes no notice of rows for slots that are not in use."""
+
+    def put(self, slots: Any, rows: Any) -> None:
+        if len(self) and slots.max() < len(self):
+            super().put(slots, rows)
+
+
+class PutsHalf(ArrayStorage):
+    """Refuses a slot that is not in use, and has overwritten the others by then."""
+
+    def put(self, slots: Any, rows: Any) -> None:
+        used = (slots >= 0) & (slots < len(self))
+        if used.all():
+            return super().put(slots, rows)
+        super().put(slots[used], map_tree(lambda leaf: leaf[used], rows))
+        raise IndexError(slots)
+
+
+class LoadsUnseen(ArrayStorage):
+    def load(self, state: Any) -> None:
+        changes = self._changes
+        super().load(state)
+        self._changes = changes
+
+
+class IgnoresAlignment(ArrayStorage):
+    def __init__(self, capacity: int, ndim: int, *, alignment: Alignment) -> None:
+        super().__init__(capacity, ndim)
+
+
+class AnyCapacity(ArrayStorage):
+    """Counts time steps that do not fit."""
+
+    def append(self, rows: Any, *, one: bool = False) -> tuple[int, int]:
+        try:
+            return super().append(rows, one=one)
+        except ConfigError:
+            return self._appended(3), 3
+
+
+class HalfATimeStep(ArrayStorage):
+    """Takes as many time steps as fit, and is smaller than it was said to be."""
+
+    def append(self, rows: Any, *, one: bool = False) -> tuple[int, int]:
+        if self._ndim == 2 and not len(self):
+            self._capacity -= self._capacity % len(rows["reward"])
+        return super().append(rows, one=one)
+
+
+@pytest.mark.parametrize(
+    ("kind", "test"),
+    [
+        (Forgetful, "test_rows_lie_where_a_ring_puts_them"),
+        (FirstOneCounts, "test_a_refused_first_write_says_nothing"),
+        (PutsAnywhere, "test_what_is_refused_changes_nothing"),
+        (PutsHalf, "test_what_is_refused_changes_nothing"),
+        (LoadsUnseen, "test_a_state_goes_on_elsewhere"),
+        (IgnoresAlignment, "test_it_has_the_alignment_that_it_was_given"),
+        (AnyCapacity, "test_whole_time_steps_fit"),
+        (HalfATimeStep, "test_whole_time_steps_fit"),
+    ],
+)
+def test_the_suite_can_fail(kind: Any, test: str, tmp_path: Path) -> None:
+    class Suite(StorageConformance):
+        def make(self, capacity: int, ndim: int, folder: Path, alignment: Alignment) -> Any:
+            return kind(capacity, ndim, alignment=alignment)
+
+    with pytest.raises((AssertionError, SchemaError)):
+        getattr(Suite(), test)(tmp_path)
 
 
 # ---------------------------------------------------------------------- arrays

@@ -9,13 +9,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from mouse_core.spec import Alignment
 from mouse_core.testing import StorageConformance
 from mouse_torch import ReplayBuffer, TensorStorage
 
 
 class TestTensorStorage(StorageConformance):
-    def make(self, capacity: int, ndim: int, folder: Path) -> Any:
-        return TensorStorage(capacity, ndim)
+    def make(self, capacity: int, ndim: int, folder: Path, alignment: Alignment) -> Any:
+        return TensorStorage(capacity, ndim, alignment=alignment)
 
     def to_numpy(self, values: Any) -> npt.NDArray[Any]:
         return np.asarray(values)

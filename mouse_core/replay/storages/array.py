@@ -157,7 +157,8 @@ class ArrayStorage(RingStorage):
         """Overwrite the rows in ``slots`` by ``rows``; see ``Storage.put``."""
         self._check_writable()
         if self._memory is None:
-            raise IndexError("storage: expected slots in use, found an empty storage")
+            raise slot_error(slots, 0)
+        self._check_slots(slots)
         arrays, n = self._memory.schema.check(stack(rows) if isinstance(rows, list) and rows else rows, 1, 1)
         check_put(slots, n)
         self._memory.put(slots, self._values.keep(self._memory.schema, arrays, self._refs))

@@ -65,6 +65,7 @@ class ListStorage(RingStorage):
 
     def put(self, slots: Slots, rows: Any) -> None:
         """Replace the objects in ``slots``; ``rows`` as for ``append``."""
+        self._check_slots(slots)
         items = take_apart(rows)
         check_put(slots, len(items))
         for slot, item in zip(slots.reshape(-1).tolist(), items, strict=True):
