@@ -1,11 +1,11 @@
-"""Flat views of memory that Arrow owns, so that NumPy can gather from many buffers in one call.
+"""Where values lie in memory that Arrow owns, and flat views of it: NumPy gathers from many buffers in one call.
 
 A table of a thousand record batches has a thousand buffers a column, usually in one mapped file, sometimes in
 several files or on the heap. NumPy gathers fastest from *one* array, with one index a window. So we look at the
 process's address space as one read-only array: an element's index is its address divided by the item size. Making
 the view reads nothing; only elements whose addresses came from a live ``pyarrow.Buffer`` are ever touched, and
-whoever computes such an index keeps that buffer alive (see ``columns.Column``). Bounds come from Arrow's own
-lengths and offsets, checked when a chunk is laid out.
+whoever computes such an index keeps that buffer alive, as ``chunks.ColumnChunks`` does. Bounds come from Arrow's own
+lengths and offsets, checked by ``locate_values`` when a chunk is first touched.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 from numpy.lib.stride_tricks import as_strided
+
+from mouse_core._arrow.column_types import NUMPY_NAMES, is_list
 
 # User addresses end below 2**48 on every 64-bit system that Arrow supports. The first page is never mapped, and
 # starting there keeps the view's own pointer from being null.
@@ -90,3 +93,86 @@ def runs_equal(elements: npt.NDArray[np.int64], wanted: npt.NDArray[np.generic])
     """Whether the run of items that begins at each of ``elements`` (int64 ``[n]``) equals ``wanted``, bool ``[n]``."""
     equal: npt.NDArray[np.bool_] = (copy_runs(wanted.dtype, elements, len(wanted)) == wanted).all(axis=1)
     return equal
+
+
+def locate_values(array: pa.Array) -> tuple[int, tuple[int, ...]] | None:
+    """Where ``array``'s values begin, and the shape of a row, if its rows lie side by side without gaps or nulls.
+
+    Returns:
+        ``(address, shape)``: the address in bytes of the first value (in *bits* for booleans) and the sizes of the
+        list levels; None where rows differ in length, hold nulls, or are encoded.
+
+    Raises:
+        ValueError: The array is damaged: its lists or values lie outside of its memory.
+    """
+    n = len(array)
+    first = array.offset
+    shape: list[int] = []
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+        first = array.offset
+    if not n or array.null_count:
+        return None
+    while is_list(array.type):
+        if pa.types.is_fixed_size_list(array.type):
+            size = array.type.list_size
+            first *= size
+        else:
+            ends = _offsets(array)[first : first + n + 1]
+            size = int(ends[1] - ends[0])
+            if not (np.diff(ends) == size).all():
+                # Whoever reads it must be able to trust its offsets.
+                array.validate(full=True)
+                return None
+            first = int(ends[0])
+        if not size:
+            return None
+        n *= size
+        shape.append(size)
+        array = array.values
+        if first < 0 or first + n > len(array):
+            raise ValueError(
+                f"expected lists of {len(array)} values, found some that end at {first + n}; it is damaged"
+            )
+        if array.null_count and array.slice(first, n).null_count:
+            return None
+        first += array.offset
+    return _first_value(array, first, n, tuple(shape))
+
+
+def list_offsets(array: pa.Array) -> list[tuple[int, int, np.dtype[Any]]]:
+    """Where the offsets of ``array``'s lists lie: address, count and dtype for each level that has them."""
+    found = []
+    n, first = len(array), array.offset
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+        first = array.offset
+    while is_list(array.type):
+        if pa.types.is_fixed_size_list(array.type):
+            n, first = n * array.type.list_size, first * array.type.list_size
+        else:
+            offsets = _offsets(array)[first : first + n + 1]
+            found.append((array.buffers()[1].address + first * offsets.itemsize, n + 1, offsets.dtype))
+            first, n = int(offsets[0]), int(offsets[-1] - offsets[0])
+        array = array.values
+        first += array.offset
+    return found
+
+
+def _first_value(array: pa.Array, first: int, n: int, shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]] | None:
+    name = NUMPY_NAMES.get(str(array.type))
+    if name is None:
+        return None
+    buffer = array.buffers()[-1]
+    bits = 1 if name == "bool" else 8 * np.dtype(name).itemsize
+    if (first + n) * bits > 8 * buffer.size:
+        raise ValueError(f"expected {(first + n) * bits // 8} bytes of values, found {buffer.size}; damaged")
+    address = buffer.address
+    if name == "bool":
+        return address * 8 + first, shape
+    return address + first * np.dtype(name).itemsize, shape
+
+
+def _offsets(array: pa.Array) -> npt.NDArray[Any]:
+    wide = pa.types.is_large_list(array.type)
+    return np.frombuffer(array.buffers()[1], np.int64 if wide else np.int32)

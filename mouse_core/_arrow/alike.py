@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core._arrow.addresses import element_of, element_of_all, flat_view, runs_equal
-from mouse_core._arrow.layout import list_offsets
+from mouse_core._arrow.addresses import element_of, element_of_all, flat_view, list_offsets, runs_equal
 from mouse_core._arrow.windows import Int64s
 from mouse_core._base.locks import ProcessLock
 

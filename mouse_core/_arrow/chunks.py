@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core._arrow.addresses import element_of
+from mouse_core._arrow.addresses import element_of, locate_values
+from mouse_core._arrow.column_types import ColumnType
 from mouse_core._arrow.dense_copies import IRREGULAR, UNKNOWN, DenseBudget, DenseCopies
-from mouse_core._arrow.layout import ColumnType, locate_values
 from mouse_core._arrow.windows import Int64s, distinct
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
@@ -24,7 +24,7 @@ from mouse_core.errors import DataError
 _FEW = 8
 
 
-class Layout:
+class ChunkPlaces:
     """Where the chunks of one column of one segment lie; filled in as chunks are touched, and shared by snapshots.
 
     Args:
@@ -63,8 +63,8 @@ class ColumnPart(Protocol):
     """One column of one segment, as ``Column`` needs it."""
 
     @property
-    def layout(self) -> Layout:
-        """The segment's layout of this column."""
+    def places(self) -> ChunkPlaces:
+        """Where its chunks lie."""
         ...
 
     @property
@@ -227,12 +227,12 @@ class ColumnChunks:
 
     @memo
     def _first_chunk(self) -> Int64s:
-        return np.cumsum([0, *(len(part.layout) for part in self._parts)])
+        return np.cumsum([0, *(len(part.places) for part in self._parts)])
 
     @memo
     def _tables(self) -> tuple[Int64s, Int64s]:
         """Where the values of every chunk begin, and how many a row has, as far as that is known."""
-        begins, widths = zip(*(part.layout.known() for part in self._parts), strict=True)
+        begins, widths = zip(*(part.places.known() for part in self._parts), strict=True)
         return np.concatenate(begins), np.concatenate(widths)
 
     def begins_so_far(self) -> Int64s:
@@ -292,26 +292,26 @@ class ColumnChunks:
         template, distance, alike = found
         self._look_up(first + template)
         scale = 8 if self.kind.value_type == "bool" else 1
-        with part.layout.lock:
-            begin, width = int(part.layout.begin[template]), int(part.layout.width[template])
+        with part.places.lock:
+            begin, width = int(part.places.begin[template]), int(part.places.width[template])
             alike = alike & (distance % self._stored.itemsize == 0)
             if begin < 0 or not alike.any():
                 return
             numbers, begins = numbers[alike], begin + scale * distance[alike]
             # Whoever sees where they begin must find how wide they are, also in a child forked in between.
-            part.layout.width[numbers - first], part.layout.begin[numbers - first] = width, begins
+            part.places.width[numbers - first], part.places.begin[numbers - first] = width, begins
         with self._lock:
             self._tables[1][numbers], self._tables[0][numbers] = width, begins
 
     def _look_up(self, number: int) -> tuple[int, int]:
         """Where the values of one chunk begin, and how many a row has."""
         part_number = self._part_of(number)
-        layout = self._parts[part_number].layout
+        places = self._parts[part_number].places
         local = number - int(self._first_chunk[part_number])
-        with layout.lock:
-            if layout.begin[local] == UNKNOWN:
-                layout.width[local], layout.begin[local] = self._locate(self._chunk_values(number))
-            begin, width = int(layout.begin[local]), int(layout.width[local])
+        with places.lock:
+            if places.begin[local] == UNKNOWN:
+                places.width[local], places.begin[local] = self._locate(self._chunk_values(number))
+            begin, width = int(places.begin[local]), int(places.width[local])
         tables = self.__dict__.get("_tables")
         if tables is not None:
             with self._lock:

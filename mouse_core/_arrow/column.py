@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._arrow.addresses import copy_bits, copy_runs, element_of_all
-from mouse_core._arrow.chunks import ColumnChunks, Layout
+from mouse_core._arrow.chunks import ChunkPlaces, ColumnChunks
 from mouse_core._arrow.dense import dense_rows, plain
 from mouse_core._arrow.dense_copies import IRREGULAR, UNKNOWN, DenseCopies
 from mouse_core._arrow.windows import Int64s, WindowsPart
@@ -53,7 +53,7 @@ class Column(ColumnChunks):
         return dense_rows(values, self.shape, self._stored, fill=self.reading.fill, pad=self.reading.pad)
 
     def _copies(self, part_number: int) -> DenseCopies:
-        return self._parts[part_number].layout.copies(self.reading.copies_key, self.width * self._stored.itemsize)
+        return self._parts[part_number].places.copies(self.reading.copies_key, self.width * self._stored.itemsize)
 
     def largest(self, chunks: Int64s) -> Int64s:
         """The largest integer in each of some regular chunks, where negative ones count as the largest int64.
@@ -69,17 +69,17 @@ class Column(ColumnChunks):
         return found
 
     def _largest_of(self, part_number: int, chunks: Int64s) -> Int64s:
-        layout = self._parts[part_number].layout
-        if not layout.has_copies(self.reading.copies_key):
-            return self._look_through(layout, chunks)
+        places = self._parts[part_number].places
+        if not places.has_copies(self.reading.copies_key):
+            return self._look_through(places, chunks)
         copies = self._copies(part_number)
         copied = copies.begin[chunks] >= 0
         found = np.empty(len(chunks), np.int64)
         found[copied] = self._look_through(copies, chunks[copied])
-        found[~copied] = self._look_through(layout, chunks[~copied])
+        found[~copied] = self._look_through(places, chunks[~copied])
         return found
 
-    def _look_through(self, table: Layout | DenseCopies, chunks: Int64s) -> Int64s:
+    def _look_through(self, table: ChunkPlaces | DenseCopies, chunks: Int64s) -> Int64s:
         with table.lock:
             unknown = chunks[table.largest[chunks] == UNKNOWN]
             for rows in np.unique(table.rows[unknown]).tolist():

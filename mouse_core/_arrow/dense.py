@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core._arrow.layout import is_list
+from mouse_core._arrow.column_types import is_list
 from mouse_core._base.checks import values_of
 from mouse_core.dtypes import RowError, convert
 

@@ -302,7 +302,7 @@ def _stored_bytes(source: BatchSource) -> int:
 
 def _decoding_share(store: DatasetStore, source: BatchSource, options: Mapping[str, Any]) -> float | None:
     """How much less time batches take without the fields whose images are encoded."""
-    from mouse_core._arrow.layout import column_type
+    from mouse_core._arrow.column_types import column_type
 
     types = {name: column_type(data_type) for name, data_type in store.columns.items()}
     plain = [name for name, spec in source.spec.items() if types[spec.column].kind != "image"]

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mouse_core._arrow.column_types import column_type
 from mouse_core._arrow.dense import plain
-from mouse_core._arrow.layout import column_type
 from mouse_core.errors import DataError, SchemaError
 from mouse_core.formats.columns.blocks import blocks
 from mouse_core.formats.columns.named import MISSING

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from mouse_core._arrow.layout import ColumnType, check_readable, column_type, fixed_shape
+from mouse_core._arrow.column_types import ColumnType, check_readable, column_type, fixed_shape
 from mouse_core._base.checks import values_of
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
 from mouse_core.spec import Alignment, Field, FieldSpec, check_alignment, merge_fields, recipe

@@ -11,10 +11,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._arrow.alike import Alike
-from mouse_core._arrow.chunks import ColumnParts, Layout, Reading
+from mouse_core._arrow.chunks import ChunkPlaces, ColumnParts, Reading
 from mouse_core._arrow.column import Column
+from mouse_core._arrow.column_types import column_type
 from mouse_core._arrow.dense_copies import IRREGULAR
-from mouse_core._arrow.layout import column_type
 from mouse_core._arrow.windows import Stretches, Windows, cut_at_stretches
 from mouse_core._base.memo import memo
 from mouse_core.errors import DataError
@@ -139,13 +139,13 @@ class Segment:
         if name not in self._parts:
             if name in self.addresses:
                 part = SegmentColumn(self._make_columns[name], self.chunk_starts, same_chunks=True)
-                part.layout.begin[0], part.layout.width[0] = self.addresses[name]
+                part.places.begin[0], part.places.width[0] = self.addresses[name]
             else:
                 column = self.table.column(name) if name in self.table.schema.names else None
                 alike = self._alike if self._is_mapped else None
                 part = SegmentColumn(lambda: column, self.chunk_starts, same_chunks=self._same_chunks, alike=alike)
                 if column is None:
-                    part.layout.begin[:] = IRREGULAR
+                    part.places.begin[:] = IRREGULAR
                 elif column_type(column.type).kind == "image":
                     part.image_roots = self.image_roots
             # One part for all, as addresses in it outlive the snapshot that asked for it.
@@ -318,7 +318,7 @@ class SegmentColumn:
         self._starts = chunk_starts
         self._same_chunks = same_chunks
         self._alike = alike
-        self.layout = Layout(np.diff(chunk_starts))
+        self.places = ChunkPlaces(np.diff(chunk_starts))
 
     @memo
     def _column(self) -> pa.ChunkedArray | None:

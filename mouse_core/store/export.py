@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mouse_core._arrow.layout import ColumnType, column_type
+from mouse_core._arrow.column_types import ColumnType, column_type
 from mouse_core.about.dataset import About, read_about, with_about
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.images.pixels import encode_png

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from mouse_core._arrow.chunks import ColumnParts, Growth, Reading
 from mouse_core._arrow.column import Column
+from mouse_core._arrow.column_types import ColumnType, check_readable, fixed_shape
 from mouse_core._arrow.dense_copies import DenseBudget
-from mouse_core._arrow.layout import ColumnType, check_readable, fixed_shape
 from mouse_core._arrow.windows import WindowsPart
 from mouse_core.dtypes import RowError, largest_of, number_kind
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._arrow.chunks import Growth
+from mouse_core._arrow.column_types import ColumnType
 from mouse_core._arrow.dense_copies import DenseBudget
-from mouse_core._arrow.layout import ColumnType
 from mouse_core._arrow.windows import Stretches, Windows
 from mouse_core._base.memo import memo
 from mouse_core.errors import ConfigError

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mouse_core._arrow.layout import column_type, fixed_shape
+from mouse_core._arrow.column_types import column_type, fixed_shape
 from mouse_core.formats.base import damaged, reading
 
 # What a Parquet footer may claim to hold, so that a damaged one asks for no gigabytes.

@@ -10,8 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mouse_core._arrow.column_types import is_list
 from mouse_core._arrow.dense import plain
-from mouse_core._arrow.layout import is_list
 from mouse_core.errors import SchemaError
 
 

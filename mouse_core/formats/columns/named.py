@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mouse_core._arrow.column_types import is_list
 from mouse_core._arrow.dense import plain
-from mouse_core._arrow.layout import is_list
 from mouse_core.errors import DataError, SchemaError
 from mouse_core.images.pixels import decode_image
 

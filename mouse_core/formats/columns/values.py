@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mouse_core._arrow.column_types import ColumnType, column_type, is_list
 from mouse_core._arrow.dense import plain
-from mouse_core._arrow.layout import ColumnType, column_type, is_list
 
 UInt64s = npt.NDArray[np.uint64]
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core._arrow.layout import column_type
+from mouse_core._arrow.column_types import column_type
 from mouse_core.inspect._show.assets import SCRIPT, STYLE
 from mouse_core.inspect._show.pictures import picture_columns, thumbnail
 from mouse_core.inspect._show.samples import Sample

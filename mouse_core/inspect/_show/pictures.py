@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core._arrow.layout import column_type
+from mouse_core._arrow.column_types import column_type
 from mouse_core.images.pixels import decode_image
 
 _MOST_PIXELS = 128

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mouse_core._arrow.layout import ColumnType, column_type
+from mouse_core._arrow.column_types import ColumnType, column_type
 from mouse_core.dtypes import is_ml_float
 from mouse_core.images.pixels import image_shape, is_encoded
 from mouse_core.spec import Field

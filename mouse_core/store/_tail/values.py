@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core._arrow.layout import ColumnType
+from mouse_core._arrow.column_types import ColumnType
 from mouse_core._base.checks import values_of
 from mouse_core.dtypes import RowError, convert, is_ml_float, widened
 from mouse_core.images.pixels import check_image, decode_image, encode_png

@@ -1,12 +1,10 @@
-"""Where the values of an Arrow array lie in memory, for arrays regular enough to be read in place."""
+"""What columns hold, apart from how Arrow happens to encode it, and which fields can be read from them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core.errors import SchemaError
@@ -38,14 +36,15 @@ class ColumnType:
     def dtype(self) -> np.dtype[np.generic]:
         """The NumPy dtype of the innermost values."""
         return np.dtype(
-            _NUMPY_NAMES.get(self.value_type, "uint8") if self.kind == "image" else _NUMPY_NAMES[self.value_type]
+            NUMPY_NAMES.get(self.value_type, "uint8") if self.kind == "image" else NUMPY_NAMES[self.value_type]
         )
 
     def __str__(self) -> str:
         return f"{'list of ' * self.depth}{self.value_type or self.kind}"
 
 
-_NUMPY_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64", "bool": "bool"} | {
+# Of Arrow's types of numbers.
+NUMPY_NAMES = {"halffloat": "float16", "float": "float32", "double": "float64", "bool": "bool"} | {
     name: name for name in ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 }
 
@@ -64,7 +63,7 @@ def column_type(data_type: pa.DataType) -> ColumnType:
             break
     if pa.types.is_null(data_type):
         return ColumnType("null")
-    if str(data_type) in _NUMPY_NAMES:
+    if str(data_type) in NUMPY_NAMES:
         return ColumnType("list" if depth else "scalar", str(data_type), depth)
     if not depth and (_is_binary(data_type) or _is_image_struct(data_type)):
         return ColumnType("image", "image")
@@ -91,89 +90,6 @@ def fixed_shape(data_type: pa.DataType) -> tuple[int, ...] | None:
         shape.append(data_type.list_size)
         data_type = data_type.value_type
     return None if is_list(data_type) else tuple(shape)
-
-
-def locate_values(array: pa.Array) -> tuple[int, tuple[int, ...]] | None:
-    """Where ``array``'s values begin, and the shape of a row, if its rows lie side by side without gaps or nulls.
-
-    Returns:
-        ``(address, shape)``: the address in bytes of the first value (in *bits* for booleans) and the sizes of the
-        list levels; None where rows differ in length, hold nulls, or are encoded.
-
-    Raises:
-        ValueError: The array is damaged: its lists or values lie outside of its memory.
-    """
-    n = len(array)
-    first = array.offset
-    shape: list[int] = []
-    if isinstance(array, pa.ExtensionArray):
-        array = array.storage
-        first = array.offset
-    if not n or array.null_count:
-        return None
-    while is_list(array.type):
-        if pa.types.is_fixed_size_list(array.type):
-            size = array.type.list_size
-            first *= size
-        else:
-            ends = _offsets(array)[first : first + n + 1]
-            size = int(ends[1] - ends[0])
-            if not (np.diff(ends) == size).all():
-                # Whoever reads it must be able to trust its offsets.
-                array.validate(full=True)
-                return None
-            first = int(ends[0])
-        if not size:
-            return None
-        n *= size
-        shape.append(size)
-        array = array.values
-        if first < 0 or first + n > len(array):
-            raise ValueError(
-                f"expected lists of {len(array)} values, found some that end at {first + n}; it is damaged"
-            )
-        if array.null_count and array.slice(first, n).null_count:
-            return None
-        first += array.offset
-    return _first_value(array, first, n, tuple(shape))
-
-
-def list_offsets(array: pa.Array) -> list[tuple[int, int, np.dtype[Any]]]:
-    """Where the offsets of ``array``'s lists lie: address, count and dtype for each level that has them."""
-    found = []
-    n, first = len(array), array.offset
-    if isinstance(array, pa.ExtensionArray):
-        array = array.storage
-        first = array.offset
-    while is_list(array.type):
-        if pa.types.is_fixed_size_list(array.type):
-            n, first = n * array.type.list_size, first * array.type.list_size
-        else:
-            offsets = _offsets(array)[first : first + n + 1]
-            found.append((array.buffers()[1].address + first * offsets.itemsize, n + 1, offsets.dtype))
-            first, n = int(offsets[0]), int(offsets[-1] - offsets[0])
-        array = array.values
-        first += array.offset
-    return found
-
-
-def _first_value(array: pa.Array, first: int, n: int, shape: tuple[int, ...]) -> tuple[int, tuple[int, ...]] | None:
-    name = _NUMPY_NAMES.get(str(array.type))
-    if name is None:
-        return None
-    buffer = array.buffers()[-1]
-    bits = 1 if name == "bool" else 8 * np.dtype(name).itemsize
-    if (first + n) * bits > 8 * buffer.size:
-        raise ValueError(f"expected {(first + n) * bits // 8} bytes of values, found {buffer.size}; damaged")
-    address = buffer.address
-    if name == "bool":
-        return address * 8 + first, shape
-    return address + first * np.dtype(name).itemsize, shape
-
-
-def _offsets(array: pa.Array) -> npt.NDArray[Any]:
-    wide = pa.types.is_large_list(array.type)
-    return np.frombuffer(array.buffers()[1], np.int64 if wide else np.int32)
 
 
 def check_readable(kind: ColumnType, field: Field) -> None:
