@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -58,6 +59,29 @@ class Sharing(Numbers):
         return {**super().__getitem__(index), "a": self.memory}
 
 
+@lru_cache
+def _numbers(index: int) -> Any:
+    return Numbers()[index]
+
+
+class CachedByAll(Numbers):
+    """Batches of a cache that all sources have in common."""
+
+    def __getitem__(self, index: int) -> Any:
+        return dict(_numbers(index))
+
+
+_memory = np.zeros((4, 2), np.int64)
+
+
+class SharingByAll(Numbers):
+    """Batches in memory of which there is one for all sources."""
+
+    def __getitem__(self, index: int) -> Any:
+        _memory[...] = index
+        return {**super().__getitem__(index), "a": _memory}
+
+
 class Finite(Numbers):
     """One epoch, and nothing behind it."""
 
@@ -79,6 +103,8 @@ class OtherDtype(Numbers):
     [
         (Counting, "test_a_batch_is_a_function_of_its_number"),
         (Sharing, "test_batches_are_the_callers"),
+        (CachedByAll, "test_batches_are_the_callers"),
+        (SharingByAll, "test_batches_are_the_callers"),
         (Finite, "test_a_batch_is_a_function_of_its_number"),
         (OtherDtype, "test_the_spec_says_what_comes"),
     ],
