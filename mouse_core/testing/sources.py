@@ -95,7 +95,9 @@ class SourceConformance:
                 assert _digest(batch) == _digest(source[number]), f"batch {number} is another one in a loader"
             with PrefetchBatchifier(self.make(), num_workers=workers) as loader:
                 loader.load_state_dict(state)
-                assert _digest(loader.next_batch()) == _digest(source[len(found)]), "expected the batch behind the last delivered"
+                assert _digest(loader.next_batch()) == _digest(source[len(found)]), (
+                    "expected the batch behind the last delivered"
+                )
                 refused = False
                 try:
                     loader.load_state_dict({**state, "fingerprint": "another"})
