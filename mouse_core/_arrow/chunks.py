@@ -268,7 +268,7 @@ class ColumnChunks:
         """
         if len(chunk) <= _FEW and self._column_parts.has_grown and "_tables" not in self.__dict__:
             # The tables are as long as the snapshot, of which there may be another soon.
-            found = np.array([self._look_up(number) for number in chunk.tolist()], np.int64).reshape(-1, 2)
+            found = np.array([self._locate_chunk(number) for number in chunk.tolist()], np.int64).reshape(-1, 2)
             return found[:, 0], found[:, 1]
         begins, widths = self._tables
         unknown = begins[chunk] == UNKNOWN
@@ -276,21 +276,21 @@ class ColumnChunks:
         if len(new) > _FEW:
             for number, begin, end in self._by_part(new):
                 if end - begin > _FEW:
-                    self._look_up_alike(number, new[begin:end])
+                    self._locate_alike(number, new[begin:end])
             new = new[begins[new] == UNKNOWN]
         for number in new.tolist():
-            self._look_up(number)
+            self._locate_chunk(number)
         with self._lock:
             return begins[chunk], widths[chunk]
 
-    def _look_up_alike(self, part_number: int, numbers: Int64s) -> None:
-        """Look up those of some chunks of one part that are laid out like one that is known."""
+    def _locate_alike(self, part_number: int, numbers: Int64s) -> None:
+        """Locate those of some chunks of one part that are laid out like one that is known."""
         part, first = self._parts[part_number], int(self._first_chunk[part_number])
         found = part.alike(numbers - first)
         if found is None:
             return
         template, distance, alike = found
-        self._look_up(first + template)
+        self._locate_chunk(first + template)
         scale = 8 if self.kind.value_type == "bool" else 1
         with part.places.lock:
             begin, width = int(part.places.begin[template]), int(part.places.width[template])
@@ -303,14 +303,14 @@ class ColumnChunks:
         with self._lock:
             self._tables[1][numbers], self._tables[0][numbers] = width, begins
 
-    def _look_up(self, number: int) -> tuple[int, int]:
+    def _locate_chunk(self, number: int) -> tuple[int, int]:
         """Where the values of one chunk begin, and how many a row has."""
         part_number = self._part_of(number)
         places = self._parts[part_number].places
         local = number - int(self._first_chunk[part_number])
         with places.lock:
             if places.begin[local] == UNKNOWN:
-                places.width[local], places.begin[local] = self._locate(self._chunk_values(number))
+                places.width[local], places.begin[local] = self._first_value_of(self._chunk_values(number))
             begin, width = int(places.begin[local]), int(places.width[local])
         tables = self.__dict__.get("_tables")
         if tables is not None:
@@ -318,7 +318,7 @@ class ColumnChunks:
                 tables[1][number], tables[0][number] = width, begin
         return begin, width
 
-    def _locate(self, values: pa.Array) -> tuple[int, int]:
+    def _first_value_of(self, values: pa.Array) -> tuple[int, int]:
         """The values in a row of a chunk and where they begin, ``IRREGULAR`` if rows do not lie in order."""
         try:
             located = locate_values(values)

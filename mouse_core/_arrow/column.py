@@ -65,29 +65,29 @@ class Column(ColumnChunks):
         """
         found = np.empty(len(chunks), np.int64)
         for number, begin, end in self._by_part(chunks):
-            found[begin:end] = self._largest_of(number, chunks[begin:end] - self._first_chunk[number])
+            found[begin:end] = self._largest_in_part(number, chunks[begin:end] - self._first_chunk[number])
         return found
 
-    def _largest_of(self, part_number: int, chunks: Int64s) -> Int64s:
+    def _largest_in_part(self, part_number: int, chunks: Int64s) -> Int64s:
         places = self._parts[part_number].places
         if not places.has_copies(self.reading.copies_key):
-            return self._look_through(places, chunks)
+            return self._largest_in_chunks(places, chunks)
         copies = self._copies(part_number)
         copied = copies.begin[chunks] >= 0
         found = np.empty(len(chunks), np.int64)
-        found[copied] = self._look_through(copies, chunks[copied])
-        found[~copied] = self._look_through(places, chunks[~copied])
+        found[copied] = self._largest_in_chunks(copies, chunks[copied])
+        found[~copied] = self._largest_in_chunks(places, chunks[~copied])
         return found
 
-    def _look_through(self, table: ChunkPlaces | DenseCopies, chunks: Int64s) -> Int64s:
+    def _largest_in_chunks(self, table: ChunkPlaces | DenseCopies, chunks: Int64s) -> Int64s:
         with table.lock:
             unknown = chunks[table.largest[chunks] == UNKNOWN]
             for rows in np.unique(table.rows[unknown]).tolist():
                 same = unknown[table.rows[unknown] == rows]
-                table.largest[same] = self._find_largest(table.begin[same], rows * self.width)
+                table.largest[same] = self._largest_in_runs(table.begin[same], rows * self.width)
             return table.largest[chunks]
 
-    def _find_largest(self, begin: Int64s, count: int) -> Int64s:
+    def _largest_in_runs(self, begin: Int64s, count: int) -> Int64s:
         """The largest of ``count`` integers from each of some addresses."""
         limit, item = np.iinfo(np.int64).max, self._stored.itemsize
         largest = np.full(len(begin), limit)

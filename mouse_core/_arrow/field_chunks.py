@@ -111,7 +111,7 @@ class FieldChunks:
         """The views of windows; None if no field has only regular chunks there."""
         pieces = windows.pieces
         longest = int(pieces.size.max())
-        begins, regular, unsure = self._find(pieces.chunk, longest, int(pieces.size.sum()))
+        begins, regular, unsure = self._begins_and_fields(pieces.chunk, longest, int(pieces.size.sum()))
         if not regular:
             return None
         fields = [self.fields[number] for number in regular]
@@ -187,7 +187,7 @@ class FieldChunks:
         heads[empty, :, slot] = heads[empty, :, 0]
         return heads
 
-    def _find(self, chunk: Int64s, longest: int, rows: int) -> tuple[Int64s, list[int], set[str]]:
+    def _begins_and_fields(self, chunk: Int64s, longest: int, rows: int) -> tuple[Int64s, list[int], set[str]]:
         """Where some chunks begin, as ``words`` has it; the fields whose values lie side by side in all of them; and
         the names of those of whose values some may not be allowed.
 
@@ -200,7 +200,7 @@ class FieldChunks:
         if found[..., -1].min() < 0:
             fresh = distinct(chunk[found[..., -1] == UNKNOWN], len(self.table.words))
             if len(fresh):
-                self._look_up(fresh, _DENSE_ROWS * rows)
+                self._locate_chunks(fresh, _DENSE_ROWS * rows)
                 found = self.table.words.take(chunk, axis=0)
         regular = longest * self.row_bytes <= 1 << SPAN_BITS
         unsure: set[str] = set()
@@ -210,8 +210,8 @@ class FieldChunks:
             unsure = {self.fields[number].name for number in np.nonzero(exceeding)[0].tolist()}
         return found, np.nonzero(regular)[0].tolist(), unsure
 
-    def _look_up(self, fresh: Int64s, rows: int) -> None:
-        """Find out about some chunks, int64 ``[n]``, ascending, and make so many rows of each column dense."""
+    def _locate_chunks(self, fresh: Int64s, rows: int) -> None:
+        """Locate some chunks of every field, int64 ``[n]``, ascending, and make so many rows of each column dense."""
         table = self.table
         begins = np.stack([one.column.begins(fresh, rows) for one in self.fields], axis=1)
         for number, one in enumerate(self.fields):

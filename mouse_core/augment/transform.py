@@ -270,7 +270,7 @@ def _change_images(
         images = crop_images(images, Crop(_beside(crop.rows, images), _beside(crop.columns, images)), empty)
         if flat:
             images = images.reshape((*images.shape[:2], -1))
-    return images if pixels is None else _look_up(images, _beside(pixels, images), empty)
+    return images if pixels is None else _map_pixels(images, _beside(pixels, images), empty)
 
 
 def _image_shape(images: Array, image_shape: tuple[int, int, int] | None) -> tuple[int, int, int]:
@@ -284,7 +284,7 @@ def _image_shape(images: Array, image_shape: tuple[int, int, int] | None) -> tup
     return image_shape
 
 
-def _look_up(images: Array, table: Array, empty: Empty) -> Array:
+def _map_pixels(images: Array, table: Array, empty: Empty) -> Array:
     """``table[pixel]`` for every pixel; those outside 0..255 count as the nearest inside, NaN stays.
 
     A table, rather than arithmetic, is exact everywhere; also under ``jax.jit``, which may round otherwise.
@@ -293,14 +293,14 @@ def _look_up(images: Array, table: Array, empty: Empty) -> Array:
     floating = xp.isdtype(images.dtype, "real floating")
     table = xp.astype(table, images.dtype)
     if is_numpy_array(images) and not floating:
-        looked_up = empty(images.shape, images.dtype)
+        mapped = empty(images.shape, images.dtype)
         # NumPy widens indices to 64 bits: row by row, that takes little memory.
-        for source, target in zip(images, looked_up, strict=True):
+        for source, target in zip(images, mapped, strict=True):
             np.take(table, source, out=target, mode="clip")
-        return looked_up
+        return mapped
     places = xp.clip(xp.round(images), 0, 255) if floating else xp.clip(images, 0, 255)
     if floating:
         places = xp.where(xp.isnan(images), xp.zeros_like(images), places)
     places = xp.astype(places, _arange(xp, images, 1).dtype)
-    looked_up = xp.reshape(xp.take(table, xp.reshape(places, (-1,))), images.shape)
-    return xp.where(xp.isnan(images), images, looked_up) if floating else looked_up
+    mapped = xp.reshape(xp.take(table, xp.reshape(places, (-1,))), images.shape)
+    return xp.where(xp.isnan(images), images, mapped) if floating else mapped

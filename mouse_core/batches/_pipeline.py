@@ -119,7 +119,7 @@ class Pipeline:
     def plan(self, index: int) -> Plan:
         """The plan of batch ``index``; raises as ``take``."""
         index = operator.index(index)
-        block, number = self._find(index)
+        block, number = self._block_with(index)
         windows, size, (rank, count) = block.part(number), block.sizes[number], self.planner.shard
         return Plan(
             block.windows.rows[windows.begin : windows.end],
@@ -144,7 +144,7 @@ class Pipeline:
         ready = self._ready.pop(index, None)
         if ready is not None and self.form.is_copied[False] and len(ready) == len(self.readers):
             return ready
-        block, number = self._find(index)
+        block, number = self._block_with(index)
         return self._finish(block, number, ready, stored=False, out=None)
 
     def gather(self, plan: Plan, *, stored: bool, out: Mapping[str, npt.NDArray[Any]] | None = None) -> Batch:
@@ -256,12 +256,12 @@ class Pipeline:
         if not block.together:
             with self._lock:
                 if not block.together:
-                    block.byte_views = self._look_up(block)
+                    block.byte_views = self._make_byte_views(block)
                     size = 0 if block.byte_views is None else block.byte_views.batch_bytes
                     block.together = max(1, min(_TOGETHER_BYTES // max(size, 1), _MOST_TOGETHER, len(block.sizes)))
         return block.byte_views
 
-    def _look_up(self, block: Block) -> ByteViews | None:
+    def _make_byte_views(self, block: Block) -> ByteViews | None:
         if not self._fields or not len(block.windows):
             return None
         if self._chunks is None:
@@ -278,20 +278,20 @@ class Pipeline:
 
     # ------------------------------------------------------------------ planning
 
-    def _find(self, index: int) -> tuple[Block, int]:
+    def _block_with(self, index: int) -> tuple[Block, int]:
         """The block that batch ``index`` is in, and its number there."""
-        if (found := self._known(index)) is not None:
+        if (found := self._known_block_with(index)) is not None:
             return found
         if index < self.planner.epoch_start:
             raise IndexError(f"batch index: expected at least {self.planner.epoch_start}, found {index}")
         with self._lock:
-            if (found := self._known(index)) is None:  # another thread may have made it meanwhile
+            if (found := self._known_block_with(index)) is None:  # another thread may have made it meanwhile
                 block = self._make_block(index)
                 self._blocks = self._kept_with(block)
                 found = block, (index - block.first) // block.step
         return found
 
-    def _known(self, index: int) -> tuple[Block, int] | None:
+    def _known_block_with(self, index: int) -> tuple[Block, int] | None:
         """The same, if there is such a block."""
         for block in self._blocks:
             if block.first <= index < block.end and not (index - block.first) % block.step:
@@ -299,7 +299,7 @@ class Pipeline:
         return None
 
     def _make_block(self, index: int) -> Block:
-        first, step, batches, kind = self._choose(index)
+        first, step, batches, kind = self._choose_planned(index)
         self._missed.append(index)
         if batches > 1:
             try:
@@ -310,7 +310,7 @@ class Pipeline:
         self._alone += 1
         return self.planner.block(index, 1, 1, _ALONE)
 
-    def _choose(self, index: int) -> tuple[int, int, int, int]:
+    def _choose_planned(self, index: int) -> tuple[int, int, int, int]:
         """What to plan together with a batch: the first batch, how far they are apart, how many, and their kind."""
         longest = self.planner.longest
         for block in self._blocks:

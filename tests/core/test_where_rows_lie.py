@@ -83,8 +83,10 @@ def check(dataset: Any, *, pad: bool = False) -> None:
 def looked_up(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The chunks that are looked up one by one from now on."""
     found: list[int] = []
-    locate = Column._locate
-    monkeypatch.setattr(Column, "_locate", lambda self, values: found.append(len(values)) or locate(self, values))
+    locate = Column._first_value_of
+    monkeypatch.setattr(
+        Column, "_first_value_of", lambda self, values: found.append(len(values)) or locate(self, values)
+    )
     return found
 
 

@@ -180,22 +180,22 @@ class PrioritizedSliceSampler(SliceSampling):
         # Of slices of 3, where steps 0 to 9 were looked at, step 8 may begin one as soon as step 10 is there.
         step = max(first - rule.length + 1, episodes.begin)
         while step < episodes.end:
-            self._find(episodes, step, min(step + max(1, _SCANNED // num_envs), episodes.end))
+            self._mark_begins(episodes, step, min(step + max(1, _SCANNED // num_envs), episodes.end))
             step += max(1, _SCANNED // num_envs)
         # In an episode that is cut off, the oldest row begins a slice now; with a span, others may have ceased to.
         oldest = rule.length - 1 if rule.right else int(not rule.strict)
         changed = np.arange(max(first - rule.length + 1, episodes.begin), episodes.end)
         if oldest:
             behind = min(episodes.begin + oldest, episodes.end)
-            self._find(episodes, episodes.begin, behind)
+            self._mark_begins(episodes, episodes.begin, behind)
             changed = np.append(changed, np.arange(episodes.begin, behind))
         slots = ((changed % episodes.steps)[:, None] * num_envs + np.arange(num_envs)).reshape(-1)
         self._tree.set(slots, np.where(begins[slots], weights[slots], 0.0))
         self._seen = episodes.end
         return self._tree
 
-    def _find(self, episodes: EpisodeRing, begin: int, end: int) -> None:
-        """Look which of the time steps ``begin .. end - 1`` slices begin at."""
+    def _mark_begins(self, episodes: EpisodeRing, begin: int, end: int) -> None:
+        """Mark which of the time steps ``begin .. end - 1`` slices begin at."""
         num_envs, rule = episodes.num_envs, self._rule
         steps = np.repeat(np.arange(begin, end), num_envs)
         envs = np.tile(np.arange(num_envs), end - begin)

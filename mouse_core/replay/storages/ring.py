@@ -18,7 +18,11 @@ class RingStorage:
     """A ring of rows without the rows: its sizes and counters, and what is checked before rows are written or read.
 
     A class that derives from it keeps the rows in the memory of this process. It has ``append``, ``put``, ``get``,
-    ``read``, ``state`` and ``load``, as ``mouse_core.replay.Storage`` says.
+    ``read``, ``state`` and ``load``, as ``mouse_core.replay.Storage`` says. For these it uses, although their names
+    begin with ``_``: ``_pieces(n)``, in which slots ``n`` more rows go; ``_appended(n)``, which counts them;
+    ``_check_slots(slots)``; ``_capacity``, ``_ndim`` and ``_alignment``, which stay; ``_size``, the rows there are, and
+    ``_written``, those ever appended, both of which ``load`` sets; and ``_changes``, to which ``put`` and ``load`` add
+    one, as whoever keeps something of the rows looks at it.
 
     Args:
         capacity: Rows it holds.
