@@ -21,6 +21,8 @@ class FormatConformance:
     Subclass it in a test file, under a name that begins with ``Test``, and say how data are written and read:
 
         class TestMine(FormatConformance):
+            episodes = ((8, 1), (5, 2))
+
             def write(self, folder):
                 return write_example(folder / "some.log")
 
@@ -28,9 +30,13 @@ class FormatConformance:
                 return read_log(path, **options)
 
     Attributes:
+        episodes: What ``write`` writes, as ``read`` should give it: for each episode how many rows it has, and its last
+            ``done``, 1 for terminal, 2 for truncated, 0 for neither. Take it from what was recorded, not from what is
+            read.
         cut: Whether it can be told that a file lacks its end.
     """
 
+    episodes: tuple[tuple[int, int], ...] = ()
     cut: bool = True
 
     def write(self, folder: Path) -> Path:
@@ -58,7 +64,8 @@ class FormatConformance:
             batch.validate(full=True)
 
     def test_episodes_are_whole(self, tmp_path: Path) -> None:
-        """Steps count from 0, what arrived in row 0 is nothing, and only the last row ends an episode."""
+        """As long as they were and ended as they did; steps count from 0, and what arrived in row 0 is nothing."""
+        assert self.episodes, "episodes: expected (rows, last done) for each of the episodes that write writes"
         stream = self.read(self.write(tmp_path))
         table = stream.to_table()
         assert table.num_rows > 10, f"expected at least ten transitions, found {table.num_rows} rows"
@@ -72,6 +79,8 @@ class FormatConformance:
         assert not np.delete(done, last).any(), "done: expected 0 where an episode goes on"
         if stream.alignment == "arrived":
             assert not reward[starts].any(), "reward: expected 0 in the first row of an episode, to which nothing led"
+        found = tuple(zip(lengths.tolist(), done[last].tolist(), strict=True))
+        assert found == tuple(self.episodes), f"expected (rows, last done) {self.episodes}, found {found}"
         assert stream.rows in (None, table.num_rows), f"rows: expected {table.num_rows}, found {stream.rows}"
         assert stream.episodes in (None, len(starts)), f"episodes: expected {len(starts)}, found {stream.episodes}"
 
@@ -95,18 +104,25 @@ class FormatConformance:
         assert len(stream.to_store()) == stream.to_table().num_rows
 
     def test_what_is_not_there_or_damaged_is_refused(self, tmp_path: Path) -> None:
-        """By an error of this library; a file without which the rows are the same may lack its end."""
+        """By an error of this library; a file without which the rows are the same may lack its end.
+
+        Where it cannot be told that a file lacks its end, rows may be read of it, and nothing else may be raised.
+        """
         assert self._digest(tmp_path / "nothing" / "there") is None, "expected an error where there is nothing"
         path = self.write(tmp_path)
         expected = self._digest(path)
         files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-        for file in files if self.cut else ():
-            content = file.read_bytes()
+        contents = {file: file.read_bytes() for file in files}
+        for file, content in contents.items():
             file.write_bytes(content[: len(content) // 2])
-            assert self._digest(path) in (None, expected), (
+            found = self._digest(path)
+            assert not self.cut or found in (None, expected), (
                 f"{file.name} cut in half: expected an error, found other rows"
             )
             file.write_bytes(content)
+        for file, content in contents.items():
+            file.write_bytes(bytes(255 - byte for byte in content))
+        assert self._digest(path) is None, "every byte of every file changed: expected an error, found rows"
 
     def _digest(self, path: Path) -> str | None:
         """Of the rows that are read; None if they are refused."""
