@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat
@@ -14,6 +13,7 @@ import numpy.typing as npt
 from mouse_core._arrow.chunks import Growth
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memory import BatchMemory, known_layout
+from mouse_core.batches._blocks import Blocks
 from mouse_core.batches._form import BatchForm, MaskReader, Readers
 from mouse_core.batches._planner import Block, Planner
 from mouse_core.dtypes import RowError, convert_to
@@ -29,26 +29,9 @@ if TYPE_CHECKING:
 
 Batch = dict[str, npt.NDArray[Any]]
 
-# The first batch is planned alone, so that it is there soon; a block is so many times as long as the one before.
-_GROWTH = 8
-# Batches further apart than this are not taken for those of a worker among others, each of which has its turn.
-_MOST_WORKERS = 64
-# The batches between those of such a block are drawn as well: so many times the longest block at most.
-_MOST_SKIPPED = 4
-# Of one kind: batches planned alone, and blocks that follow each other.
-_BLOCKS_KEPT = 2
-# Blocks that were asked for in no order are kept together up to this size. From then on a new one must be worth it.
-_KEPT_BYTES, _MOST_KEPT = 32 << 20, 48
-_ALONE_BETWEEN = 16
-# A stretch of batches is planned as a whole where so many of it were planned alone among the latest few.
-_ALONE_FIRST, _MISSES_KNOWN = 2, 32
-# The kind of a block is the index at which those that follow each other began; of a stretch it is a number below these.
-_ALONE = -1
 # Batches that are asked for in turn are copied several at a time up to this size: a call takes 5 us, as long as copying
 # 40 KB, and making the arrays of one batch as long as those of three.
 _TOGETHER_BYTES, _MOST_TOGETHER = 6 << 20, 64
-# Whoever is this much ahead of the next batch is one of several who take turns.
-_AHEAD = 3
 
 
 class Pipeline:
@@ -81,17 +64,11 @@ class Pipeline:
         self._fields, self._chunks = fields, chunks
         self._memory = BatchMemory() if memory is None else memory
         self._lock = ProcessLock() if lock is None else lock
-        # The latest comes first; replaced, never changed, so that it can be read without the lock.
-        self._blocks: tuple[Block, ...] = ()
+        self._blocks = Blocks(planner, self._lock)
         # By index the batches that were copied together with another one, without values that are not allowed.
         self._ready: dict[int, Batch] = {}
-        # How many batches are planned at first.
-        self._begin_with = 1
         # The latest that was copied.
         self._latest = planner.epoch_start
-        # The indices that were in no block, the latest last, and how many since one was made of a stretch.
-        self._missed: deque[int] = deque(maxlen=_MISSES_KNOWN)
-        self._alone = 0
 
     def forward(self, snapshot: Snapshot, growth: Growth, *, seed: int, epoch_start: int) -> Pipeline:
         """The same over a snapshot that has grown, with all that is known about the rows that are the same."""
@@ -106,12 +83,12 @@ class Pipeline:
 
     def begin_with(self, batches: int) -> None:
         """Plan so many batches at once where a block stands alone, instead of one."""
-        self._begin_with = batches
+        self._blocks.begin_with = batches
 
     @property
     def used(self) -> int:
         """About how many batches were asked for, at least 1."""
-        first, step = min(((block.first, block.step) for block in self._blocks), default=(self._latest, 1))
+        first, step = min(((block.first, block.step) for block in self._blocks.kept), default=(self._latest, 1))
         return max(1, (self._latest - first) // step + 1 - len(self._ready))
 
     # ------------------------------------------------------------------ batches
@@ -119,7 +96,7 @@ class Pipeline:
     def plan(self, index: int) -> Plan:
         """The plan of batch ``index``; raises as ``take``."""
         index = operator.index(index)
-        block, number = self._block_with(index)
+        block, number = self._blocks.block_with(index)
         windows, size, (rank, count) = block.part(number), block.sizes[number], self.planner.shard
         return Plan(
             block.windows.rows[windows.begin : windows.end],
@@ -144,7 +121,7 @@ class Pipeline:
         ready = self._ready.pop(index, None)
         if ready is not None and self.form.is_copied[False] and len(ready) == len(self.readers):
             return ready
-        block, number = self._block_with(index)
+        block, number = self._blocks.block_with(index)
         return self._finish(block, number, ready, stored=False, out=None)
 
     def gather(self, plan: Plan, *, stored: bool, out: Mapping[str, npt.NDArray[Any]] | None = None) -> Batch:
@@ -212,7 +189,7 @@ class Pipeline:
                 return ready, True
             if len(self._ready) > 2 * block.together:  # nobody came for them
                 self._ready.clear()
-            first, count = self._choose_copied(block, number)
+            first, count = block.choose_copied(number, 1 if self._memory.is_kept else block.together)
             copied = self._copy_some(byte_views, first, count)
             for other, (batch, allowed) in enumerate(copied, first):
                 if allowed and other != number:
@@ -229,27 +206,6 @@ class Pipeline:
         allowed = byte_views.allowed(copied, count).tolist() if byte_views.unsure else repeat(True)
         batches = zip(*copied.values(), strict=True)
         return [(dict(zip(copied, batch, strict=True)), fine) for batch, fine in zip(batches, allowed, strict=False)]
-
-    def _choose_copied(self, block: Block, number: int) -> tuple[int, int]:
-        """Which batch of a block to copy first, and how many, where batch ``number`` is asked for.
-
-        Those that follow each other are copied together, if they are of one size. After 0..7 it is 8..15 for whoever
-        asks for 8, or for 10 while others are about to ask for 8 and 9; who asks for 40 gets it alone, and who asks for
-        41 then gets what follows, too.
-        """
-        sizes = [] if block.byte_views is None else block.byte_views.sizes
-        most = 1 if self._memory.is_kept else block.together
-        for first in (block.behind, number):
-            in_turn = first != number or number in (block.behind, block.alone + 1)
-            if in_turn and 0 <= number - first < _AHEAD:
-                count = 1
-                while count < min(most, len(sizes) - first) and sizes[first + count] == sizes[first]:
-                    count += 1
-                if number < first + count:
-                    block.behind, block.alone = first + count, number
-                    return first, count
-        block.alone = number
-        return number, 1
 
     def _byte_views(self, block: Block) -> ByteViews | None:
         """How to copy a block; None if nothing in it can be copied."""
@@ -275,76 +231,3 @@ class Pipeline:
         if byte_views is not None and len(byte_views.fields) == len(self._fields):
             block.windows.forget()
         return byte_views
-
-    # ------------------------------------------------------------------ planning
-
-    def _block_with(self, index: int) -> tuple[Block, int]:
-        """The block that batch ``index`` is in, and its number there."""
-        if (found := self._known_block_with(index)) is not None:
-            return found
-        if index < self.planner.epoch_start:
-            raise IndexError(f"batch index: expected at least {self.planner.epoch_start}, found {index}")
-        with self._lock:
-            if (found := self._known_block_with(index)) is None:  # another thread may have made it meanwhile
-                block = self._make_block(index)
-                self._blocks = self._kept_with(block)
-                found = block, (index - block.first) // block.step
-        return found
-
-    def _known_block_with(self, index: int) -> tuple[Block, int] | None:
-        """The same, if there is such a block."""
-        for block in self._blocks:
-            if block.first <= index < block.end and not (index - block.first) % block.step:
-                return block, (index - block.first) // block.step
-        return None
-
-    def _make_block(self, index: int) -> Block:
-        first, step, batches, kind = self._choose_planned(index)
-        self._missed.append(index)
-        if batches > 1:
-            try:
-                return self.planner.block(first, step, batches, kind)
-            except Exception:
-                # Some batch of the block cannot be planned. If it is this one, the error comes again.
-                self._missed.clear()
-        self._alone += 1
-        return self.planner.block(index, 1, 1, _ALONE)
-
-    def _choose_planned(self, index: int) -> tuple[int, int, int, int]:
-        """What to plan together with a batch: the first batch, how far they are apart, how many, and their kind."""
-        longest = self.planner.longest
-        for block in self._blocks:
-            # Whoever asks for what comes after a block, maybe not at once, will go on so.
-            number, rest = divmod(index - block.end, block.step)
-            batches = self._limited(_GROWTH * len(block.sizes), block.step)
-            if not rest and 0 <= number < (min(_GROWTH, batches) if len(block.sizes) > 1 else 1):
-                return block.end, block.step, batches, block.end if block.kind < 0 else block.kind
-        if not self._blocks:
-            return index, 1, min(self._begin_with, longest), index
-        before = [*self._missed][-2:]
-        step = index - before[-1] if len(before) == 2 else 0
-        if 1 < step <= _MOST_WORKERS and step == before[1] - before[0]:
-            return index, step, self._limited(_GROWTH, step), index
-        # Batches in no order, or backwards.
-        stretch = (index - self.planner.epoch_start) // longest
-        alone = sum((missed - self.planner.epoch_start) // longest == stretch for missed in self._missed)
-        kept = sum(block.nbytes for block in self._blocks)
-        if alone >= _ALONE_FIRST and (self._alone >= _ALONE_BETWEEN or kept < _KEPT_BYTES):
-            self._alone = 0
-            return self.planner.epoch_start + stretch * longest, 1, longest, _ALONE - 1 - stretch
-        return index, 1, 1, _ALONE
-
-    def _limited(self, batches: int, step: int) -> int:
-        """So many batches, or as many as a block may have."""
-        return max(1, min(batches, self.planner.longest, _MOST_SKIPPED * self.planner.longest // step))
-
-    def _kept_with(self, block: Block) -> tuple[Block, ...]:
-        """A new block and those to keep beside it."""
-        kept, kinds, room = [block], Counter([block.kind]), _KEPT_BYTES
-        for other in self._blocks:
-            kinds[other.kind] += 1
-            room -= other.nbytes
-            fits = room >= 0 and len(kept) < _MOST_KEPT
-            if kinds[other.kind] <= _BLOCKS_KEPT and (fits or len(kept) < _BLOCKS_KEPT):
-                kept.append(other)
-        return tuple(kept)
