@@ -11,9 +11,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._arrow.alike import Alike
-from mouse_core._arrow.chunks import ChunkPlaces, ColumnParts, Reading
+from mouse_core._arrow.chunks import ChunkPlaces, ColumnParts
 from mouse_core._arrow.column import Column
-from mouse_core._arrow.column_types import column_type
+from mouse_core._arrow.column_types import Reading, column_type
 from mouse_core._arrow.dense_copies import IRREGULAR
 from mouse_core._arrow.windows import Stretches, Windows, cut_at_stretches
 from mouse_core._base.memo import memo

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._arrow.chunks import ColumnParts, Growth, Reading
+from mouse_core._arrow.chunks import ColumnParts, Growth
 from mouse_core._arrow.column import Column
-from mouse_core._arrow.column_types import ColumnType, check_readable, fixed_shape
+from mouse_core._arrow.column_types import ColumnType, Reading, check_readable, fixed_shape
 from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core._arrow.windows import WindowsPart
 from mouse_core.dtypes import RowError, largest_of, number_kind
