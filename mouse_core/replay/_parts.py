@@ -100,8 +100,8 @@ class Parts:
 
     @staticmethod
     def _recorded_slices(storage: Storage, sampler: Sampler) -> RecordedSlices | None:
-        """What draws slices of recorded rows, if all are whole: they depend on nothing but the number of the sample."""
-        if type(sampler) is SliceSampler and isinstance(storage, DatasetStorage):
+        """What draws slices of recorded rows, if these are windows: they depend on the number of the sample alone."""
+        if type(sampler) is SliceSampler and sampler.gives_windows and isinstance(storage, DatasetStorage):
             return RecordedSlices(storage.snapshot, storage, sampler)
         return None
 
@@ -205,7 +205,7 @@ class Parts:
         if not len(self.storage):
             raise ConfigError("sample: expected rows, found an empty buffer")
         rows = None
-        if self._recorded is not None and not items and self._recorded.is_whole():
+        if self._recorded is not None and not items and self._recorded.is_for_rows():
             rows, draw = self._recorded.draw(batch_size, key)
         else:
             draw = self.sampler.draw(self.storage, batch_size, key)

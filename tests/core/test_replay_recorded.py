@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from mouse_core import DatasetStore
+from mouse_core import DatasetStore, Field, SchemaError
 from mouse_core.replay import (
     ArrayStorage,
     NextView,
@@ -53,7 +53,9 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
     "whole": lambda: SliceSampler(sequence_length=6, pad=False),
     "by trajectory": lambda: SliceSampler(sequence_length=6, weighting="trajectory", pad=False),
     "padded of whole": lambda: SliceSampler(sequence_length=1),
-    "padded": lambda: SliceSampler(sequence_length=6, pad=True, span=True),
+    "padded": lambda: SliceSampler(sequence_length=6),
+    "padded by trajectory": lambda: SliceSampler(sequence_length=40, weighting="trajectory"),
+    "padded with a span": lambda: SliceSampler(sequence_length=6, pad=True, span=True),
     "padded with a number": lambda: SliceSampler(sequence_length=6, pad=1),
     "short": lambda: SliceSampler(sequence_length=6, strict_length=False, pad=False),
     "side by side": lambda: SliceSamplerWithoutReplacement(sequence_length=6, pad=True),
@@ -88,6 +90,16 @@ def test_a_buffer_over_a_store_draws_what_one_in_memory_does(kind: str, sampler:
     for number in range(40):
         size = 24 if number % 7 else 48
         check_same(recorded.sample(size), memory.sample(size))
+
+
+@pytest.mark.parametrize("length", [1, 6])
+def test_rows_may_have_a_mask_of_their_own_where_slices_have_none(length: int) -> None:
+    made = DatasetStore(fields=[Field("mask")])
+    made.extend({**rows(), "mask": np.arange(ROWS) % 3})
+    batch = ReplayBuffer(made, SliceSampler(sequence_length=length, pad=False), batch_size=8).sample()
+    np.testing.assert_array_equal(batch["mask"], batch["index"] % 3)
+    with pytest.raises(SchemaError, match=r"expected rows without the fields .*mask"):
+        ReplayBuffer(made, SliceSampler(sequence_length=length), batch_size=8).sample()
 
 
 @pytest.mark.parametrize("transform", [NextView(takes="arrived"), NStep(3, 0.9, takes="arrived")])

@@ -12,6 +12,7 @@ from mouse_core.batches.source import BatchSource
 from mouse_core.randomness import Key, Purpose
 from mouse_core.replay.protocols import Draw, Storage
 from mouse_core.replay.samplers.slices import SliceSampler
+from mouse_core.sampling.plan import MASK
 from mouse_core.store.snapshot import Snapshot
 
 Int64s = npt.NDArray[np.int64]
@@ -33,17 +34,22 @@ class RecordedSlices:
         self._storage = storage
         self._sampler = sampler
         self._sources: dict[tuple[Any, ...], BatchSource] = {}
-        self._is_whole: bool | None = None
+        self._known_whole: bool | None = None
 
-    def is_whole(self) -> bool:
-        """Whether this is for the rows: no slice lacks steps.
+    @property
+    def _is_whole(self) -> bool:
+        """Whether no slice lacks steps."""
+        if self._known_whole is None:
+            self._known_whole = self._sampler.is_whole(self._storage)
+        return self._known_whole
+
+    def is_for_rows(self) -> bool:
+        """Whether it draws what the sampler does; not from rows with a field of their own that is called as the mask.
 
         Raises:
             ConfigError, MissingFieldError, SchemaError: As the sampler's ``draw``.
         """
-        if self._is_whole is None:
-            self._is_whole = self._sampler.is_whole(self._storage)
-        return self._is_whole
+        return self._is_whole or MASK not in self._snapshot.readers
 
     def draw(self, batch_size: int, key: Key) -> tuple[dict[str, npt.NDArray[Any]], Draw]:
         """The rows of the sample that ``key`` names, and what the sampler says of them.
@@ -53,7 +59,10 @@ class RecordedSlices:
         """
         source = self._source(batch_size, key.seed)
         plan = source.plan(key.index)
-        return source.gather(plan), self._sampler.draw_at(self._storage, plan.starts)
+        rows = source.gather(plan)
+        if not self._is_whole:
+            del rows[MASK]  # the draw has it
+        return rows, self._sampler.draw_at(self._storage, plan.starts, whole=self._is_whole)
 
     def _source(self, batch_size: int, seed: int) -> BatchSource:
         name = (batch_size, seed, self._sampler.weighting)
@@ -61,14 +70,15 @@ class RecordedSlices:
         if source is None:
             if len(self._sources) >= _SOURCES_KEPT:
                 self._sources.clear()
-            windows = _DrawnWindows(self._storage, self._sampler, self._sampler.sequence_length, batch_size)
+            kind = _DrawnWindows if self._is_whole else _PaddedWindows
+            windows = kind(self._storage, self._sampler, self._sampler.sequence_length, batch_size)
             source = self._sources[name] = BatchSource(self._snapshot, sampling=windows, seed=seed)
         return source
 
     def forget(self) -> None:
         """Ask the sampler anew."""
         self._sources.clear()
-        self._is_whole = None
+        self._known_whole = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_sources": {}}
@@ -96,3 +106,13 @@ class _DrawnWindows:
         """See ``ManyStarts.starts_of_many``."""
         keys = [Key(seed, Purpose.REPLAY, index) for index in range(first, first + count)]
         return self.sampler.starts(self.storage, self.batch_size, keys)
+
+
+class _PaddedWindows(_DrawnWindows):
+    """The same where some lack steps behind the end of their episode; see ``PaddedSampler``."""
+
+    fill = None  # batches are padded when they are assembled
+
+    def lengths(self, starts: Int64s, snapshot: Snapshot) -> Int64s:
+        """See ``PaddedSampler.lengths``."""
+        return self.sampler.lengths(self.storage, starts)

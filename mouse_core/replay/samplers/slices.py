@@ -102,15 +102,17 @@ class SliceSampler(SliceSampling):
             return view.at(ranks)
         return view.in_episodes(ranks, _joined([key.with_call(1).uniform(batch_size) for key in keys]))
 
+    @property
+    def gives_windows(self) -> bool:
+        """Whether slices are windows of one length that begin in their episode, and may end behind it."""
+        rule = self._rule
+        return not (rule.left or rule.right) and (rule.strict or self._pad is not False)
+
     def is_whole(self, storage: Storage) -> bool:
         """Whether every slice has all its steps; where short ones are padded, looks at all episodes."""
-        rule = self._rule
-        if rule.left or rule.right:
-            return False
-        if self._pad is False:
-            return rule.strict
         episodes = self.episodes.settled(storage)
-        return episodes.view(replace(rule, strict=True)).episode_count == episodes.view(rule).episode_count
+        rule = replace(self._rule, strict=True)
+        return self._rule == rule or episodes.view(rule).episode_count == episodes.view(self._rule).episode_count
 
     def starts(self, storage: Storage, batch_size: int, keys: Sequence[Key]) -> Int64s:
         """Where the slices of several draws begin in a storage of one stream that is never overwritten.
@@ -120,13 +122,21 @@ class SliceSampler(SliceSampling):
         """
         return self._windows(storage, batch_size, keys).start.reshape(len(keys), -1)
 
-    def draw_at(self, storage: Storage, starts: Int64s) -> Draw:
-        """The draw whose whole slices begin in these slots, int64 ``[B]``; see ``starts``."""
-        length = self._rule.length
-        index = starts[:, None] + np.arange(length)
+    def lengths(self, storage: Storage, starts: Int64s) -> Int64s:
+        """How many steps of the slices that begin in these slots lie in their episodes, int64 ``[n]``."""
+        _, ends, _ = self.episodes.settled(storage).episode_of(np.zeros(len(starts), np.int64), starts)
+        lengths: Int64s = np.minimum(ends - starts, self._rule.length)
+        return lengths
+
+    def draw_at(self, storage: Storage, starts: Int64s, *, whole: bool) -> Draw:
+        """The draw whose slices begin in these slots, int64 ``[B]``; see ``starts``. ``whole``: none lacks steps."""
+        episodes, env = self.episodes.settled(storage), np.zeros(len(starts), np.int64)
+        if not whole:
+            return self._draw_of(Windows(env, starts, *episodes.episode_of(env, starts)), episodes, storage)
+        index = starts[:, None] + np.arange(self._rule.length)
         mask = np.ones(index.shape, np.bool_) if self._pad is not False else None
-        traj_id = self.episodes.settled(storage).id_of(np.zeros(len(starts), np.int64), starts)
-        return Draw(index, mask, extra={"traj_id": np.repeat(traj_id, length).reshape(index.shape)})
+        traj_id = np.repeat(episodes.id_of(env, starts), self._rule.length)
+        return Draw(index, mask, extra={"traj_id": traj_id.reshape(index.shape)})
 
     def state_dict(self) -> dict[str, Any]:
         """The episodes there are: a string and arrays as long as their number."""
