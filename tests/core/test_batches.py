@@ -244,7 +244,7 @@ def test_without_the_fastest_way_to_copy(data: st.DataObject, world: World, want
         assume(built.rows)
         configuration = data.draw(configurations(len(built.rows)))
         arrays = expected_arrays(world, built.rows)
-        patch.setattr("mouse_core._arrow.views.cast_copies", lambda: False)
+        patch.setattr("mouse_core._arrow.byte_views.cast_copies", lambda: False)
         source = BatchSource(built.store, **configuration)
         for index in {0, 1, len(source)}:
             starts = source.plan(index).starts
