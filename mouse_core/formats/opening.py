@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,72 +22,33 @@ from mouse_core.spec import Alignment, check_alignment
 
 @dataclass(frozen=True)
 class _Format:
-    """A format that can be recognised.
+    """A format that can be recognised: ``name`` is read by ``read_<name>`` of ``mouse_core.formats.<name>``.
 
     Args:
         name: For ``format=``.
         sign: What is looked for, in words.
         is_there: Whether it is found at a path; of HDF5 files, among the names in it.
-        module: Where its reader is.
-        reader: The reader's name.
-        final: Whether the reader takes ``final``.
-        splits: Whether the reader takes ``splits``.
         hdf5: Whether it is recognised by the names in an HDF5 file.
     """
 
     name: str
     sign: str
     is_there: Callable[[Any], bool]
-    module: str
-    reader: str
-    final: bool = False
-    splits: bool = False
     hdf5: bool = False
 
 
 # In the order in which they are tried: what has a sign of its own comes before what only has a suffix.
 _FORMATS = (
-    _Format(
-        "lerobot", "meta/info.json with a codebase_version", signs.is_lerobot, "lerobot", "read_lerobot", final=True
-    ),
-    _Format(
-        "minari",
-        "main_data.hdf5, or metadata.json of Minari, below data/",
-        signs.is_minari,
-        "minari",
-        "read_minari",
-        final=True,
-    ),
-    _Format(
-        "tfds",
-        "features.json and dataset_info.json of TFDS (RLDS)",
-        signs.is_tfds,
-        "tfds",
-        "read_tfds",
-        final=True,
-        splits=True,
-    ),
-    _Format("ted", "meta.json of a memory-mapped TensorDict", signs.is_memmap, "ted", "read_ted"),
-    _Format("dopamine", "files $store$_action_ckpt.N.gz", signs.is_dopamine, "dopamine", "read_dopamine", final=True),
-    _Format(
-        "rows", "Arrow or Parquet files, or a folder of save_to_disk", signs.is_rows, "rows", "read_rows", splits=True
-    ),
-    _Format(
-        "minari",
-        "an HDF5 file with groups episode_N",
-        signs.is_minari_file,
-        "minari",
-        "read_minari",
-        final=True,
-        hdf5=True,
-    ),
-    _Format("ted", "an HDF5 file with 'next', or with groups traj_N", signs.is_ted_file, "ted", "read_ted", hdf5=True),
-    _Format(
-        "d4rl", "an HDF5 file with observations and actions", signs.is_d4rl, "d4rl", "read_d4rl", final=True, hdf5=True
-    ),
-    _Format(
-        "ogbench", "an npz file with observations and actions", signs.is_ogbench, "ogbench", "read_ogbench", final=True
-    ),
+    _Format("lerobot", "meta/info.json with a codebase_version", signs.is_lerobot),
+    _Format("minari", "main_data.hdf5, or metadata.json of Minari, below data/", signs.is_minari),
+    _Format("tfds", "features.json and dataset_info.json of TFDS (RLDS)", signs.is_tfds),
+    _Format("ted", "meta.json of a memory-mapped TensorDict", signs.is_memmap),
+    _Format("dopamine", "files $store$_action_ckpt.N.gz", signs.is_dopamine),
+    _Format("rows", "Arrow or Parquet files, or a folder of save_to_disk", signs.is_rows),
+    _Format("minari", "an HDF5 file with groups episode_N", signs.is_minari_file, hdf5=True),
+    _Format("ted", "an HDF5 file with 'next', or with groups traj_N", signs.is_ted_file, hdf5=True),
+    _Format("d4rl", "an HDF5 file with observations and actions", signs.is_d4rl, hdf5=True),
+    _Format("ogbench", "an npz file with observations and actions", signs.is_ogbench),
 )
 
 
@@ -129,11 +91,12 @@ def open(
     if alignment is not None:
         check_alignment(alignment)
     found = _format_at(root, format)
-    if splits is not None and not found.splits:
+    reader = getattr(importlib.import_module(f"mouse_core.formats.{found.name}"), f"read_{found.name}")
+    takes = inspect.signature(reader).parameters
+    if splits is not None and "splits" not in takes:
         raise ConfigError(f"{root}: splits: {found.name} data have none, found {list(splits)}")
     options |= {"splits": splits} if splits is not None else {}
-    options |= {"final": final} if final is not None and found.final else {}
-    reader = getattr(importlib.import_module(f"mouse_core.formats.{found.module}"), found.reader)
+    options |= {"final": final} if final is not None and "final" in takes else {}
     try:
         opened: RowStream = reader(root, batch_rows=batch_rows, **options)
     except TypeError as error:
