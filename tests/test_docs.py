@@ -22,9 +22,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from scripts.house import ALL, ROOT, parse
 from tests.programs import run_program
 
-ROOT = Path(__file__).resolve().parent.parent
 TOP = [path for path in (ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")) if path.exists()]
 PAGES = [*TOP, *sorted((ROOT / "docs").rglob("*.md"))]
 SETUP = ROOT / "tests" / "docs_setup"
@@ -193,20 +193,78 @@ def test_setups_belong_to_pages() -> None:
     assert set(SETUP.glob("*.py")) <= expected
 
 
+def shown() -> list[str]:
+    """The modules that the reference shows."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "reference").glob("*.md"))
+    return re.findall(r"^::: ([\w.]+)$", text, flags=re.MULTILINE)
+
+
+PUBLIC = {name: path for name, path in ALL.items() if not any(part.startswith("_") for part in name.split("."))}
+
+
+def named_in_all(module: str) -> set[str] | None:
+    """What a module's ``__all__`` names; None where it has none."""
+    for node in parse(ALL[module]).body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            return set(ast.literal_eval(node.value))
+    return None
+
+
 def test_the_reference_is_complete() -> None:
     """Every public module of the packages has its place in docs/reference/."""
-    text = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "reference").glob("*.md"))
-    directives = re.findall(r"^::: ([\w.]+)$", text, flags=re.MULTILINE)
+    directives = shown()
     assert len(directives) == len(set(directives)), "a module stands in the reference twice"
-    public = set()
-    for root in (ROOT, ROOT / "adapters"):
-        for package in root.glob("mouse_*"):
-            for path in package.rglob("*.py"):
-                parts = path.relative_to(root).with_suffix("").parts
-                if not any(part.startswith("_") for part in parts):
-                    public.add(".".join(parts))
-    missing = {module for module in public if not any(f"{module}.".startswith(f"{shown}.") for shown in directives)}
+    files = [module for module, path in PUBLIC.items() if path.name != "__init__.py"]
+    missing = {module for module in files if not any(f"{module}.".startswith(f"{one}.") for one in directives)}
     assert not missing, f"docs/reference/ lacks {sorted(missing)}"
+
+
+def test_every_format_is_in_the_reference() -> None:
+    """Each module with a reader, or the folder it is in, has a line; that of ``formats`` is not theirs."""
+    directives = set(shown()) - {"mouse_core.formats"}
+    for module, path in PUBLIC.items():
+        gives = {
+            ast.unparse(node.returns)
+            for node in parse(path).body
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("read_") and node.returns is not None
+        }
+        if "RowStream" in gives:
+            assert any(f"{module}.".startswith(f"{one}.") for one in directives), f"docs/reference/ lacks {module}"
+
+
+def test_all_that_a_package_takes_in_is_in_its_all() -> None:
+    for module, path in PUBLIC.items():
+        names = named_in_all(module) if path.name == "__init__.py" else None
+        taken = {
+            alias.asname or alias.name
+            for node in parse(path).body
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("mouse_")
+            for alias in node.names
+        }
+        assert names is None or taken <= names, f"{module}: __all__ lacks {sorted(taken - names)}"
+
+
+def test_docstrings_speak_of_what_is_public() -> None:
+    """A class that the docstring of something public names is in an ``__all__`` too, and so in the reference."""
+    public: set[str] = set()
+    for module in set(shown()) & ALL.keys():
+        public |= named_in_all(module) or {getattr(node, "name", "") for node in parse(ALL[module]).body}
+    classes = {
+        node.name: module
+        for module, path in PUBLIC.items()
+        for node in parse(path).body
+        if isinstance(node, ast.ClassDef)
+    }
+    for module, path in PUBLIC.items():
+        for node in parse(path).body:
+            if not isinstance(node, ast.ClassDef | ast.FunctionDef) or node.name not in public:
+                continue
+            documented = [part for part in ast.walk(node) if isinstance(part, ast.ClassDef | ast.FunctionDef)]
+            text = "\n".join(ast.get_docstring(part) or "" for part in documented if not part.name.startswith("_"))
+            for name in re.findall(r"``([A-Z]\w+)(?:[.(\[][^`]*)?``", text):
+                assert name not in classes or name in public, (
+                    f"{module}: {node.name}: {classes[name]}.{name} is in no __all__"
+                )
 
 
 ENTRY = re.compile(r"^( +)(\*{0,2}\w+(?:, \*{0,2}\w+)*)(?: \(.*?\))?: ")

@@ -157,6 +157,12 @@ def test_the_core_knows_no_framework(module: str) -> None:
     assert not roots(imported(at_import(tree))) & DEFERRED, "import it inside the function that needs it"
 
 
+def test_no_adapter_is_left_out() -> None:
+    """What is checked of adapters is checked of those that are listed."""
+    folders = {path.parent.name for path in (ROOT / "adapters").glob("mouse_*/__init__.py")}
+    assert folders == ADAPTERS.keys(), "list it in scripts/house.py, with what it may import"
+
+
 @pytest.mark.parametrize("package", [name for name in ADAPTERS if modules(ROOT / "adapters" / name)])
 def test_adapters_do_not_know_each_other(package: str) -> None:
     for module, path in modules(ROOT / "adapters" / package).items():

@@ -1,7 +1,7 @@
 """Samplers: pure functions from (seed, index, snapshot) to a plan of which windows a batch consists of."""
 
 from mouse_core.sampling.episodes import Boundary, EpisodeWindows, Weighting
-from mouse_core.sampling.plan import PaddedSampler, Plan, WindowSampler
+from mouse_core.sampling.plan import ManyStarts, PaddedSampler, Plan, WindowSampler
 from mouse_core.sampling.windows import (
     CyclicWindows,
     LastWindows,
@@ -15,6 +15,7 @@ __all__ = [
     "CyclicWindows",
     "EpisodeWindows",
     "LastWindows",
+    "ManyStarts",
     "PaddedSampler",
     "Plan",
     "RandomWindows",
