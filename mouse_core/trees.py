@@ -264,10 +264,9 @@ def as_array(leaf: Any, *, where: str) -> npt.NDArray[Any]:
 
 def _narrow_tensor(leaf: Any) -> npt.NDArray[Any] | None:
     """bfloat16 and 8-bit floats that are no NumPy array, by way of the float32 that they are; None for all others."""
-    name = str(leaf.dtype).removeprefix("torch.")
     if isinstance(leaf.dtype, np.dtype) or widened(leaf) is leaf:
         return None
-    return np.asarray(widened(leaf.detach().cpu())).astype(named_dtype(name))
+    return np.asarray(widened(leaf.detach().cpu())).astype(named_dtype(str(leaf.dtype).removeprefix("torch.")))
 
 
 def concatenate(trees: Sequence[Any], *, join: Callable[[Sequence[Any]], Any], names: Sequence[str]) -> Any:
