@@ -29,6 +29,7 @@ from mouse_core.replay import (
     SliceSampler,
 )
 from mouse_core.replay.source import BufferSource
+from mouse_core.spec import Alignment
 from mouse_core.testing import StorageConformance
 from mouse_core.trees import flatten
 from mouse_torch import (
@@ -403,16 +404,16 @@ def test_rows_of_other_storages_are_moved_to_the_device() -> None:
 class TestTensorStorage(StorageConformance):
     """The suite for storages of one's own."""
 
-    def make(self, capacity: int, ndim: int, folder: Path) -> TensorStorage:
-        return TensorStorage(capacity, ndim)
+    def make(self, capacity: int, ndim: int, folder: Path, alignment: Alignment) -> TensorStorage:
+        return TensorStorage(capacity, ndim, alignment=alignment)
 
 
 @pytest.mark.cuda
 class TestTensorStorageOnTheDevice(TestTensorStorage):
     """The same on CUDA."""
 
-    def make(self, capacity: int, ndim: int, folder: Path) -> TensorStorage:
-        return TensorStorage(capacity, ndim, device="cuda")
+    def make(self, capacity: int, ndim: int, folder: Path, alignment: Alignment) -> TensorStorage:
+        return TensorStorage(capacity, ndim, device="cuda", alignment=alignment)
 
     def to_numpy(self, values: Any) -> np.ndarray:
         return np.asarray(values.cpu() if isinstance(values, torch.Tensor) else values)
