@@ -7,19 +7,20 @@ from collections import Counter, deque
 from mouse_core._base.locks import ProcessLock
 from mouse_core.batches._planner import Block, Planner
 
-# The first batch is planned alone, so that it is there soon; a block is so many times as long as the one before.
+# The first batch is planned alone, so that it is there soon; a block has so many times the batches of the one before.
 _GROWTH = 8
-# Batches further apart than this are not taken for those of a worker among others, each of which has its turn.
+# One of n workers asks for every n-th batch, and gets blocks of these, where n is at most this.
 _MOST_WORKERS = 64
-# The batches between those of such a block are drawn as well: so many times the longest block at most.
+# The batches between those of such a block are drawn, too: so many times those of the longest block at most.
 _MOST_SKIPPED = 4
-# Of one kind: batches planned alone, and blocks that follow each other.
+# Blocks that are kept of one kind: of batches planned alone, and of blocks that follow each other.
 _BLOCKS_KEPT = 2
-# Blocks that were asked for in no order are kept together up to this size. From then on a new one must be worth it.
+# Whoever asks in no order has so many bytes of blocks kept, and so many blocks.
 _KEPT_BYTES, _MOST_KEPT = 32 << 20, 48
-_ALONE_BETWEEN = 16
-# A run of batches is planned as a whole where so many of it were planned alone among the latest few.
+# A run of batches is planned as a whole where so many of it are among the latest that were in no block,
 _ALONE_FIRST, _MISSES_KNOWN = 2, 32
+# and, as a block may have to go for it once the bytes are used up, so many were planned alone since the last one.
+_ALONE_BETWEEN = 16
 # The kind of a block is the index at which those that follow each other began; of a run it is a number below these.
 _ALONE = -1
 
