@@ -230,6 +230,9 @@ class Spec(Mapping[str, FieldSpec]):
     Args:
         fields: Field specs by name, in the order of a batch.
         alignment: "arrived" or "outgoing".
+
+    Raises:
+        ConfigError: Another alignment, or a field that has another name than it is under.
     """
 
     fields: Mapping[str, FieldSpec] = field(default_factory=dict)
@@ -237,6 +240,9 @@ class Spec(Mapping[str, FieldSpec]):
 
     def __post_init__(self) -> None:
         check_alignment(self.alignment)
+        for name, one in self.fields.items():
+            if not isinstance(one, FieldSpec) or one.name != name:
+                raise ConfigError(f"spec: field {name!r}: expected a FieldSpec of that name, found {one!r:.80}")
         object.__setattr__(self, "fields", MappingProxyType(dict(self.fields)))
 
     def __getitem__(self, name: str) -> FieldSpec:

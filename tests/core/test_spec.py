@@ -114,6 +114,12 @@ def test_field_specs_can_be_varied() -> None:
     assert spec.replace(dtype=np.dtype("int8")).column == "c"
 
 
+@pytest.mark.parametrize("given", [FieldSpec("y", np.dtype("float32"), ()), "float32"])
+def test_a_field_is_under_its_name(given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"spec: field 'x': expected a FieldSpec of that name, found .*(y|float32)"):
+        Spec({"x": given})
+
+
 def test_custom_field_dtype_defaults_to_the_stored_one() -> None:
     table = TABLE.append_column("half", pa.array([0.5, 1.5], pa.float16())).append_column(
         "flag", pa.array([True, False])
