@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from mouse_core import DatasetStore, Field, SchemaError
+from mouse_core import DataError, DatasetStore, Field, SchemaError
 from mouse_core.replay import (
     ArrayStorage,
     NextView,
@@ -90,6 +90,28 @@ def test_a_buffer_over_a_store_draws_what_one_in_memory_does(kind: str, sampler:
     for number in range(40):
         size = 24 if number % 7 else 48
         check_same(recorded.sample(size), memory.sample(size))
+
+
+@pytest.mark.parametrize("kind", [SliceSampler, SliceSamplerWithoutReplacement, PrioritizedSliceSampler])
+def test_a_row_that_is_not_drawn_may_be_damaged(kind: Any) -> None:
+    done, code = np.zeros(20, np.int64), np.zeros(20, np.int64)
+    done[[2, 19]] = 1
+    code[3] = 99  # right behind an episode of three rows
+    given = {"action": done, "reward": done.astype(np.float32), "done": done, "code": code}
+    made = DatasetStore(fields=[Field("code", bounds=(0, 9))]).from_dataset(Dataset.from_dict(given))
+    buffer = ReplayBuffer(made, kind(sequence_length=8), batch_size=1)
+    found, refused = 0, []
+    for _ in range(60):
+        try:
+            batch = buffer.sample()
+        except DataError as error:
+            refused.append(str(error))
+            continue
+        assert 3 not in batch["index"]
+        found += 2 in batch["index"]
+    assert found
+    assert refused
+    assert all("found 99 at row 3" in message for message in refused)
 
 
 @pytest.mark.parametrize("length", [1, 6])

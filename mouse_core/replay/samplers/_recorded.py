@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.batches.source import BatchSource
+from mouse_core.errors import DataError
 from mouse_core.randomness import Key, Purpose
 from mouse_core.replay.protocols import Draw, Storage
 from mouse_core.replay.samplers.slices import SliceSampler
@@ -59,10 +60,15 @@ class RecordedSlices:
         """
         source = self._source(batch_size, key.seed)
         plan = source.plan(key.index)
-        rows = source.gather(plan)
-        if not self._is_whole:
-            del rows[MASK]  # the draw has it
-        return rows, self._sampler.draw_at(self._storage, plan.starts, whole=self._is_whole)
+        draw = self._sampler.draw_at(self._storage, plan.starts, whole=self._is_whole)
+        if self._is_whole:
+            return source.gather(plan), draw
+        try:
+            rows = source.gather(plan)
+        except DataError:  # maybe in a row behind the end of an episode
+            return self._storage.get(draw.index), draw
+        del rows[MASK]  # the draw has it
+        return rows, draw
 
     def _source(self, batch_size: int, seed: int) -> BatchSource:
         name = (batch_size, seed, self._sampler.weighting)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from mouse_core.about.dataset import joined, read_about
 from mouse_core.batches.source import BatchSource
-from mouse_core.errors import ConfigError, MissingFieldError, StateError
+from mouse_core.errors import ConfigError, DataError, MissingFieldError, StateError
 from mouse_core.randomness import Key, Purpose
 from mouse_core.replay.protocols import EPISODE, FieldKey, Slots, Storage
 from mouse_core.replay.storages.ring import slot_error
@@ -89,12 +90,13 @@ class DatasetStorage:
             first = np.minimum(slots[:, 0], len(self) - steps)
             taken = slots - first[:, None]
             if int(taken.view(np.uint64).max()) < steps:
-                found = self._read(first, steps)
-                slices, places = np.nonzero(taken != np.arange(steps))
-                if len(slices):
-                    for values in found.values():
-                        values[slices, places] = values[slices, taken[slices, places]]
-                return found
+                with suppress(DataError):  # maybe in a row that is not asked for: then they are read one by one
+                    found = self._read(first, steps)
+                    slices, places = np.nonzero(taken != np.arange(steps))
+                    if len(slices):
+                        for values in found.values():
+                            values[slices, places] = values[slices, taken[slices, places]]
+                    return found
         found = self._read(slots.reshape(-1), 1)
         return {name: values.reshape(*slots.shape, *values.shape[2:]) for name, values in found.items()}
 
