@@ -27,6 +27,8 @@ class PrefetchBatchifier(Batchifier[dict[str, jax.Array]]):
 
     At most ``prefetch + 1`` batches exist in the pipeline at a time, and a batch once delivered never changes.
 
+    The other arguments are those of every loader; see ``mouse_core.prefetch.Batchifier``.
+
     Args:
         num_workers: Threads that make batches and put them on the device (half of ``prefetch`` at most), and processes
             that decode encoded images; with 0 the calling thread does both. The stream is the same.
@@ -36,8 +38,6 @@ class PrefetchBatchifier(Batchifier[dict[str, jax.Array]]):
         sharding: How a whole batch is laid out over the devices of this process or of several, instead of on one
             device; say, ``NamedSharding(mesh, P("data"))``. Each process gathers only the rows that its devices hold,
             and ``source`` is that of the whole batch.
-        store, sequence_length, batch_size, sampling, prefetch, seed, shard, dtypes, required_fields, fields, drop_last,
-            augment, views, boundary, weighting, pad: See ``mouse_core.prefetch.Batchifier``.
 
     Raises:
         ConfigError: A device that is not there; a sharding that does not divide a batch evenly or goes with a device

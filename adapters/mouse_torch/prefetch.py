@@ -25,12 +25,12 @@ class PrefetchBatchifier(Batchifier[TensorDict]):
     On the host tensors share the memory that was gathered into. With ``device="cuda"`` a batch is gathered into one
     pinned slab in its stored dtypes, copied ahead of time on a stream of its own, and widened on the device.
 
+    The other arguments are those of every loader; see ``mouse_core.prefetch.Batchifier``.
+
     Args:
         num_workers: As everywhere; of a replay buffer that keeps tensors the calling thread always makes the batches.
         pin_memory: Whether host memory is pinned; None: where there is an accelerator.
         device: A ``torch.device`` or its name; None: on the host, or where the replay buffer has its batches.
-        store, sequence_length, batch_size, sampling, prefetch, seed, shard, dtypes, required_fields, fields, drop_last,
-            augment, views, boundary, weighting, pad, sharding: See ``mouse_core.prefetch.Batchifier``.
 
     Raises:
         ConfigError: ``pin_memory=True`` or a device that is not there; else see ``mouse_core.prefetch.Batchifier``.
