@@ -116,7 +116,8 @@ loader.close()
     grown, batch = measure(folders, program)
     assert batch > 2
     # Three ready ones, two being made, the one in hand, those that are kept, and four whose memory is used again.
-    assert grown < 16 + (3 + 2 + 1 + held + 4) * batch
+    # Arrow's allocator keeps what is given back for the thread that took it: as much again where both workers copy.
+    assert grown < 16 + 2 * (3 + 2 + 1 + held + 4) * batch
 
 
 def test_opening_and_the_first_batch_read_little(folders: list[str]) -> None:
