@@ -32,6 +32,8 @@ Batch = dict[str, npt.NDArray[Any]]
 # Batches that are asked for in turn are copied several at a time up to this size: a call takes 5 us, as long as copying
 # 40 KB, and making the arrays of one batch as long as those of three.
 _TOGETHER_BYTES, _MOST_TOGETHER = 6 << 20, 64
+# So many of those that were copied alone are remembered: as many threads may be ahead of the others.
+_ALONE_KNOWN = 16
 
 
 class Pipeline:
@@ -67,6 +69,8 @@ class Pipeline:
         self._blocks = Blocks(planner, self._lock)
         # By index the batches that were copied together with another one, without values that are not allowed.
         self._ready: dict[int, Batch] = {}
+        # The latest indices whose batches were copied alone: whoever asked for one has it, and nobody comes for another.
+        self._alone: tuple[int, ...] = ()
         # The latest that was copied.
         self._latest = planner.epoch_start
 
@@ -182,7 +186,10 @@ class Pipeline:
         if byte_views is None:
             return {}, True
         if block.together == 1:
-            return self._copy_some(byte_views, number, 1)[0]
+            self._alone = (*self._alone[1 - _ALONE_KNOWN :], index)
+            alone = self._copy_some(byte_views, number, 1)[0]
+            self._ready.pop(index, None)  # another thread may have put it there before it could know
+            return alone
         with self._lock:
             ready = self._ready.pop(index, None)  # another thread may have put it there meanwhile
             if ready is not None:
@@ -191,9 +198,12 @@ class Pipeline:
                 self._ready.clear()
             first, count = block.choose_copied(number, 1 if self._memory.is_kept else block.together)
             copied = self._copy_some(byte_views, first, count)
+            if count == 1:
+                self._alone = (*self._alone[1 - _ALONE_KNOWN :], index)
             for other, (batch, allowed) in enumerate(copied, first):
-                if allowed and other != number:
-                    self._ready[block.first + other * block.step] = batch
+                waiting = block.first + other * block.step
+                if allowed and other != number and waiting not in self._alone:
+                    self._ready[waiting] = batch
             self._latest = block.first + (first + count - 1) * block.step
         return copied[number - first]
 
