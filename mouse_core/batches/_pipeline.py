@@ -69,7 +69,7 @@ class Pipeline:
         self._blocks = Blocks(planner, self._lock)
         # By index the batches that were copied together with another one, without values that are not allowed.
         self._ready: dict[int, Batch] = {}
-        # The latest indices whose batches were copied alone: whoever asked for one has it, and nobody comes for another.
+        # The latest that were copied alone: whoever asked for one has it, and nobody comes for another.
         self._alone: tuple[int, ...] = ()
         # The latest that was copied.
         self._latest = planner.epoch_start
