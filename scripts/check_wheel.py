@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # Folders of this repository that must never become import names.
 PLACES = ("adapters", "docs", "examples", "scripts", "tests")
 # What an adapter asks for when its framework is not there.
-EXTRAS = {"mouse_torch": "torch", "mouse_jax": "jax", "mouse_ray": "ray"}
+EXTRAS = {"mouse_torch": "torch", "mouse_jax": "jax", "mouse_ray": "ray", "mouse_study": "study"}
 
 IMPORT_CORE = """
 import sys

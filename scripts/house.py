@@ -16,7 +16,10 @@ ADAPTERS = {
     "mouse_torch": {"torch", "tensordict"},
     "mouse_jax": {"jax", "jaxlib", "grain"},
     "mouse_ray": {"ray"},
+    "mouse_study": {"flax", "jax", "torch"},
 }
+# Studies compare what the two are given; no other adapter knows another one.
+KNOWN_TO_STUDIES = {"mouse_jax", "mouse_torch"}
 
 # The rooms of mouse_core, floor by floor from the ground up: a module imports from its own room and from rooms of lower
 # floors, private ones included. A folder stands for all modules in it.

@@ -1,0 +1,11 @@
+"""Studies: one training in several frameworks, variants and seeds, recorded, compared, proven to see one stream.
+
+The frameworks themselves are imported where a run uses them.
+"""
+
+from importlib.util import find_spec as _find_spec
+
+if _missing := [name for name in ("torch", "jax", "flax", "yaml", "rich", "matplotlib") if _find_spec(name) is None]:
+    raise ImportError(f"mouse_study needs {', '.join(_missing)}: pip install 'mouse-data[study]'")
+
+__all__: list[str] = []
