@@ -19,7 +19,7 @@ from mouse_core.formats.columns.named import MISSING
 from mouse_core.formats.columns.values import UInt64s, Values, combined, hash_rows, read_values
 from mouse_core.inspect._columns import ColumnCounter
 from mouse_core.inspect._episodes import EpisodeCounter
-from mouse_core.inspect._show.samples import Sample, Samples
+from mouse_core.inspect._samples import Sample, Samples
 from mouse_core.inspect.report import ActionsReport, ColumnReport, EpisodesReport
 
 _NUMBER_COLUMNS = ("metadata_episode_id", "metadata_episode_index", "episode_id", "episode_index", "episode")

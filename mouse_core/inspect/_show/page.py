@@ -13,9 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._arrow.column_types import column_type
+from mouse_core.inspect._samples import Sample
 from mouse_core.inspect._show.assets import SCRIPT, STYLE
 from mouse_core.inspect._show.pictures import picture_columns, thumbnail
-from mouse_core.inspect._show.samples import Sample
 from mouse_core.inspect._show.svg import bar_chart, histogram, ranges, short
 from mouse_core.inspect._show.text import column_cells, number, said
 from mouse_core.inspect.report import ColumnReport, Distribution, Report
