@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from mouse_core._files import arrow
+from mouse_core._files.noted import check_counts, check_seal
 from mouse_core._files.reading import read_json_object
 from mouse_core.about.dataset import About, joined, read_about
 from mouse_core.errors import ConfigError, SchemaError
@@ -18,7 +19,6 @@ from mouse_core.formats._files.on_disk import STATE, files_by_split, is_there, l
 from mouse_core.formats._files.parquet import open_parquet, parquet_batches
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
 from mouse_core.formats.columns.blocks import bytes_a_row, rows_at_once
-from mouse_core.formats.noted import check_counts, check_seal
 
 _INFO = "dataset_info.json"
 # A batch as it lies in a file may be of any size; it is handed on in pieces of about this many bytes.

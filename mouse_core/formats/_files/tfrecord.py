@@ -9,8 +9,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+from mouse_core._files.reading import damaged, reading
 from mouse_core.formats._files.crc32c import masked_crc32c
-from mouse_core.formats.base import damaged, reading
 
 Records = Iterator[tuple[bytes, str]]
 """Records, and where each lies in its file."""

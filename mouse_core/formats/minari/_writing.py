@@ -18,8 +18,8 @@ from mouse_core._files.writing import making
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.formats._files.h5_writing import append_rows, import_h5py
 from mouse_core.formats.columns.named import MISSING, Columns, is_single, nested
-from mouse_core.formats.columns.sources import episodes_of, pieces_of
 from mouse_core.formats.columns.spaces import SpaceOf, written_space
+from mouse_core.formats.sources import episodes_of, pieces_of
 
 _VERSION = "0.5.3"
 _ID = re.compile(r"(?:[-_\w][-_\w/]*[-_\w]+/)?[-_\w]+?-v\d+")

@@ -28,7 +28,6 @@ from mouse_core.formats.columns.named import (
     to_batch,
     travels_with_action,
 )
-from mouse_core.formats.columns.sources import episodes_of
 from mouse_core.formats.columns.steps import (
     FEATURES,
     FLAGS,
@@ -46,6 +45,7 @@ from mouse_core.formats.rlds._trajectories import (
     create_trajectory_data_spec,
     push_rlds_to_reverb,
 )
+from mouse_core.formats.sources import episodes_of
 
 __all__ = [
     "Trajectory",

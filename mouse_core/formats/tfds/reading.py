@@ -24,10 +24,10 @@ from mouse_core.formats._files.tfrecord import READERS
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
 from mouse_core.formats.columns.blocks import check_batch_rows, rows_at_once
 from mouse_core.formats.columns.named import is_image, nested, to_batch
-from mouse_core.formats.columns.sources import episodes_of
 from mouse_core.formats.columns.steps import Stack, rlds_steps
 from mouse_core.formats.columns.transitions import check_final
 from mouse_core.formats.rlds.reading import first_batch, stack_rows
+from mouse_core.formats.sources import episodes_of
 from mouse_core.formats.tfds._example import parse_example
 from mouse_core.formats.tfds._features import Leaf, Split, decode_leaf, parse_features, parse_info
 from mouse_core.images.pixels import encode_png

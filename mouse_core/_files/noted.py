@@ -25,7 +25,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from mouse_core._base.checks import is_whole
 from mouse_core._files.reading import damaged, read_json_object, reading
 from mouse_core.errors import DataError
 
@@ -101,7 +100,7 @@ def noted(folder: Path) -> Noted | None:
     with reading(folder / _STATE):
         files = {str(name): NotedFile(**about) for name, about in found["files"].items()}
         for file in files.values():
-            if not is_whole(file.bytes) or not (file.rows is None or is_whole(file.rows)):
+            if type(file.bytes) is not int or type(file.rows) not in (int, type(None)):
                 raise DataError(f"expected numbers of bytes and rows, found {file!r:.200}")
         return Noted(int(found["rows"]), str(found["digest"]), files, str(found["sha256"]))
 
