@@ -8,4 +8,6 @@ from importlib.util import find_spec as _find_spec
 if _missing := [name for name in ("torch", "jax", "flax", "yaml", "rich", "matplotlib") if _find_spec(name) is None]:
     raise ImportError(f"mouse_study needs {', '.join(_missing)}: pip install 'mouse-data[study]'")
 
-__all__: list[str] = []
+from mouse_study.results import FILE, SCHEMA, Results, Run, read, table_of
+
+__all__ = ["FILE", "SCHEMA", "Results", "Run", "read", "table_of"]

@@ -1,0 +1,224 @@
+"""What a study recorded: a long table of values, and facts of every run, in one Parquet file."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from mouse_core.errors import ConfigError, DataError, SchemaError, StorageError
+from mouse_study._files import replacing
+
+FILE = "results.parquet"
+"""What the file is called in a study's folder."""
+
+SCHEMA = pa.schema(
+    [
+        ("run", pa.string()),
+        ("variant", pa.string()),
+        ("framework", pa.string()),
+        ("seed", pa.int64()),
+        ("step", pa.int64()),
+        ("name", pa.string()),
+        ("value", pa.float64()),
+    ]
+)
+"""The columns of ``Results.table``: a value of some name that a run had at a step."""
+
+Status = Literal["done", "failed", "partial"]
+
+_KEY = b"mouse_study"
+_VERSION = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """What is known of one run.
+
+    Args:
+        run: Its name, "variant/framework/seed".
+        variant, framework, seed: Which one it is.
+        status: "done"; "failed", where an exception ended it; "partial", where it was stopped before its end.
+        steps: Training steps that it has taken.
+        seconds: How long it took, from the begin of its process to the end, over all processes that it had.
+        compile_seconds: How long its framework compiled; None where that is not known.
+        first_step_seconds: How long its first step took, with all that is done only once.
+        peak_memory: The most bytes of memory that its process had.
+        versions: Of Python and the packages that it used, by name.
+        fingerprint: Of data and configuration of its batches; None where it has none.
+        digest: Of all that it was given; None where nobody made one.
+        machine: What it ran on, in words, by name.
+        error: The exception that ended it, in a line.
+    """
+
+    run: str
+    variant: str
+    framework: str
+    seed: int
+    status: Status
+    steps: int = 0
+    seconds: float = 0.0
+    compile_seconds: float | None = None
+    first_step_seconds: float | None = None
+    peak_memory: int | None = None
+    versions: Mapping[str, str] = field(default_factory=dict)
+    fingerprint: str | None = None
+    digest: str | None = None
+    machine: Mapping[str, Any] = field(default_factory=dict)
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class Results:
+    """All that a study recorded.
+
+    Args:
+        name: The study's.
+        steps: Training steps that a run has when it is done.
+        runs: Facts of every run, by name of the run.
+        table: A row for each value, with the columns of ``SCHEMA``, sorted by run and step. Every step has a ``loss``,
+            the seconds that it waited for its batch (``wait``) and those that it took (``compute``); ``memory`` is the
+            bytes that the process had, now and then; other names are what the training reported.
+
+    Raises:
+        SchemaError: Other columns, or a run in the table of which there are no facts.
+    """
+
+    name: str
+    steps: int
+    runs: tuple[Run, ...]
+    table: pa.Table
+
+    def __post_init__(self) -> None:
+        if self.table.schema.remove_metadata() != SCHEMA:
+            raise SchemaError(f"results: expected the columns {_words(SCHEMA)}, found {_words(self.table.schema)}")
+        unknown = set(pc.unique(self.table["run"]).to_pylist()) - {one.run for one in self.runs}
+        if unknown:
+            raise SchemaError(f"results: expected facts of every run of the table, found none of {sorted(unknown)}")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What was recorded: the names in the table, sorted."""
+        return tuple(sorted(pc.unique(self.table["name"]).to_pylist()))
+
+    def series(self, name: str) -> dict[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]]:
+        """One name's values of each run that has some.
+
+        Args:
+            name: For instance "loss".
+
+        Returns:
+            By run: steps int64 [n], ascending, and values float64 [n].
+        """
+        found = self.table.filter(pc.equal(self.table["name"], name)).combine_chunks()
+        steps, values = found["step"].to_numpy(), found["value"].to_numpy()
+        encoded = pc.run_end_encode(found["run"]).chunks
+        result, begin = {}, 0
+        for chunk in encoded:
+            for run, length in zip(
+                chunk.values.to_pylist(), np.diff(chunk.run_ends.to_numpy(), prepend=0), strict=True
+            ):
+                result[run] = (steps[begin : begin + length], values[begin : begin + length])
+                begin += int(length)
+        return result
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Write all of it to a file, or leave the one that is there.
+
+        Raises:
+            StorageError: It cannot be written.
+        """
+        said = {
+            "version": _VERSION,
+            "name": self.name,
+            "steps": self.steps,
+            "runs": [asdict(one) for one in sorted(self.runs, key=lambda one: one.run)],
+        }
+        order = [(column, "ascending") for column in ("run", "step", "name")]
+        table = self.table.sort_by(order).replace_schema_metadata({_KEY: json.dumps(said)})
+        with replacing(path) as partial:
+            pq.write_table(table, partial, compression="zstd")
+
+
+def read(path: str | os.PathLike[str]) -> Results:
+    """Read what a study recorded.
+
+    Args:
+        path: The study's folder, or the file ``results.parquet`` in it.
+
+    Raises:
+        ConfigError: There is none.
+        DataError: It is no such file, is damaged, or a newer mouse-data wrote it.
+        StorageError: It cannot be read.
+    """
+    file = Path(path) / FILE if Path(path).is_dir() else Path(path)
+    if not file.exists():
+        raise ConfigError(f"results: expected a study's folder with {FILE}, or that file, found none at {str(path)!r}")
+    try:
+        table = pq.read_table(file)
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{file}: expected the Parquet file of a study, found another: {error}") from error
+    except OSError as error:
+        raise StorageError(f"{file}: expected a file that can be read, found: {error}") from error
+    said = _said(file, (table.schema.metadata or {}).get(_KEY))
+    try:
+        runs = tuple(_run(one) for one in said["runs"])
+        return Results(str(said["name"]), int(said["steps"]), runs, table.replace_schema_metadata(None))
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{file}: expected the results of a study, found damage: {error}") from error
+
+
+def _said(file: Path, text: bytes | None) -> dict[str, Any]:
+    """What a file says of its study."""
+    try:
+        said = json.loads(text or b"null")
+    except ValueError:
+        said = None
+    if not isinstance(said, dict) or not isinstance(said.get("version"), int):
+        raise DataError(f"{file}: expected the results of a study, which say so under 'mouse_study', found none")
+    if said["version"] > _VERSION:
+        raise DataError(
+            f"{file}: expected results of version {_VERSION} at most, found version {said['version']}, which a newer "
+            "mouse-data wrote"
+        )
+    return said
+
+
+def _run(said: Mapping[str, Any]) -> Run:
+    known = {one.name for one in fields(Run)}
+    return Run(**{name: value for name, value in said.items() if name in known})
+
+
+def _words(schema: pa.Schema) -> str:
+    return ", ".join(f"{one.name} ({one.type})" for one in schema)
+
+
+def table_of(rows: Sequence[tuple[Run, int, str, float]]) -> pa.Table:
+    """A table of single values, for results that are made by hand.
+
+    Args:
+        rows: Of each value: the run, the step, the name and the value.
+
+    Returns:
+        A table with the columns of ``SCHEMA``, sorted.
+    """
+    columns = {
+        "run": [run.run for run, _, _, _ in rows],
+        "variant": [run.variant for run, _, _, _ in rows],
+        "framework": [run.framework for run, _, _, _ in rows],
+        "seed": [run.seed for run, _, _, _ in rows],
+        "step": [step for _, step, _, _ in rows],
+        "name": [name for _, _, name, _ in rows],
+        "value": [value for _, _, _, value in rows],
+    }
+    order = [(column, "ascending") for column in ("run", "step", "name")]
+    return pa.table(columns, SCHEMA).sort_by(order)
