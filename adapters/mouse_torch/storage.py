@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
-from mouse_core.replay.protocols import FieldKey, Slots
+from mouse_core.replay.ground.protocols import FieldKey, Slots
 from mouse_core.replay.storages import (
     ArrayStorage,
     RingStorage,

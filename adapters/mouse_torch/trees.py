@@ -19,7 +19,7 @@ from tensordict import (
 
 from mouse_core.dtypes import is_number
 from mouse_core.errors import SchemaError
-from mouse_core.replay.protocols import Draw, FieldKey
+from mouse_core.replay import Draw, FieldKey
 from mouse_torch.transfer import from_numpy, to_numpy
 
 

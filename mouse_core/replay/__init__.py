@@ -3,8 +3,17 @@
 from mouse_core.replay.base import BaseBuffer
 from mouse_core.replay.buffer import Drawn, ReplayBuffer
 from mouse_core.replay.ensemble import ReplayBufferEnsemble
+from mouse_core.replay.ground.protocols import (
+    Draw,
+    FieldKey,
+    PrioritySampler,
+    Sampler,
+    Storage,
+    Transform,
+    Write,
+    Writer,
+)
 from mouse_core.replay.prioritized import PrioritizedReplayBuffer
-from mouse_core.replay.protocols import Draw, FieldKey, PrioritySampler, Sampler, Storage, Transform, Write, Writer
 from mouse_core.replay.samplers.priorities import LinearSchedule, PrioritizedSampler
 from mouse_core.replay.samplers.prioritized_slices import PrioritizedSliceSampler
 from mouse_core.replay.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement

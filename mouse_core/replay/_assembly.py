@@ -12,8 +12,8 @@ import numpy.typing as npt
 from mouse_core.dtypes import is_number, namespace, number_kind
 from mouse_core.errors import DataError, MissingFieldError, SchemaError
 from mouse_core.replay.base import Collate
-from mouse_core.replay.protocols import Draw, FieldKey, Slots
-from mouse_core.replay.storages._varying.encoding import padding_of
+from mouse_core.replay.ground.encoding import padding_of
+from mouse_core.replay.ground.protocols import Draw, FieldKey, Slots
 from mouse_core.trees import as_array, find, flatten, is_varying, map_tree, path_of, stack
 
 OWN = "traj_id"

@@ -14,12 +14,12 @@ from mouse_core.errors import ConfigError, ForkError
 from mouse_core.randomness import Key
 from mouse_core.replay._assembly import check_names
 from mouse_core.replay._episodes.index import EpisodeIndex
-from mouse_core.replay.protocols import Draw, FieldKey, Sampler, Slots, Storage, Write, Writer
+from mouse_core.replay.ground.protocols import Draw, FieldKey, Sampler, Slots, Storage, Write, Writer
+from mouse_core.replay.ground.state import part_of
 from mouse_core.replay.samplers._recorded import RecordedSlices
 from mouse_core.replay.samplers.slices import SliceSampler
 from mouse_core.replay.samplers.uniform import RandomSampler
 from mouse_core.replay.storages._dataset import DatasetStorage
-from mouse_core.replay.storages._state import part_of
 from mouse_core.replay.storages.ring import check_part
 from mouse_core.replay.transforms._fields import GATHERED
 from mouse_core.replay.writers import ImmutableWriter, MaxValueWriter, RoundRobinWriter

@@ -11,10 +11,10 @@ from typing import Any
 from mouse_core._base.locks import ProcessLock
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key, Purpose, check_seed
-from mouse_core.replay.checkpoint import read_checkpoint, write_checkpoint
-from mouse_core.replay.protocols import TRANSFORM_CALLS, Draw, Transform
-from mouse_core.replay.storages._state import copied
-from mouse_core.replay.storages._varying.encoding import as_lists
+from mouse_core.replay.ground.checkpoint import read_checkpoint, write_checkpoint
+from mouse_core.replay.ground.encoding import as_lists
+from mouse_core.replay.ground.protocols import TRANSFORM_CALLS, Draw, Transform
+from mouse_core.replay.ground.state import copied
 from mouse_core.replay.transforms.compose import Compose, delivered_alignment
 from mouse_core.spec import Alignment, check_count
 

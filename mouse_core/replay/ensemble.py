@@ -15,9 +15,9 @@ from mouse_core.randomness import Key, Purpose
 from mouse_core.replay._assembly import reserved_error
 from mouse_core.replay.base import BaseBuffer, Collate, Drawn
 from mouse_core.replay.buffer import ReplayBuffer
-from mouse_core.replay.protocols import Draw, FieldKey, Transform
+from mouse_core.replay.ground.protocols import Draw, FieldKey, Transform
+from mouse_core.replay.ground.state import check_numbers, part_of
 from mouse_core.replay.samplers.priorities import priorities_like
-from mouse_core.replay.storages._state import check_numbers, part_of
 from mouse_core.trees import find, flatten, structure_of, unflatten
 
 # The call of keys that seeds of members come from.

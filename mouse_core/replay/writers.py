@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from mouse_core.dtypes import number_kind
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.replay.protocols import FieldKey, Slots, Storage
+from mouse_core.replay.ground.protocols import FieldKey, Slots, Storage
 from mouse_core.trees import as_array, find, flatten, map_tree, stack
 
 _REDUCTIONS: dict[str, Callable[..., Any]] = {

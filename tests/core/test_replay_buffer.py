@@ -36,7 +36,7 @@ from mouse_core.replay import (
     SamplerWithoutReplacement,
     SliceSampler,
 )
-from mouse_core.replay import checkpoint as files
+from mouse_core.replay.ground import checkpoint as files
 
 
 def numbered(n: int, size: int | None = None, **options: Any) -> ReplayBuffer:

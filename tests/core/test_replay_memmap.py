@@ -23,7 +23,7 @@ import pytest
 from mouse_core import ConfigError, StateError
 from mouse_core.errors import StorageError
 from mouse_core.replay import ArrayStorage, MaxValueWriter, MemmapStorage, PrioritizedReplayBuffer, ReplayBuffer
-from mouse_core.replay.checkpoint import write_checkpoint
+from mouse_core.replay.ground.checkpoint import write_checkpoint
 from tests.core.replay_writer import checksums, rows_of
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -13,7 +13,7 @@ import pytest
 from mouse_core import BatchSource, ConfigError, DatasetStore, PrefetchBatchifier
 from mouse_core.randomness import Key, Purpose
 from mouse_core.replay import RandomSampler, SamplerWithoutReplacement
-from mouse_core.replay.protocols import Draw
+from mouse_core.replay.ground.protocols import Draw
 from mouse_core.replay.samplers.priorities import PrioritizedSampler
 from mouse_core.replay.samplers.prioritized_slices import PrioritizedSliceSampler
 from mouse_core.replay.samplers.slices import SliceSampler, SliceSamplerWithoutReplacement

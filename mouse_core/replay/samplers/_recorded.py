@@ -11,7 +11,7 @@ import numpy.typing as npt
 from mouse_core.batches.source import BatchSource
 from mouse_core.errors import DataError
 from mouse_core.randomness import Key, Purpose
-from mouse_core.replay.protocols import Draw, Storage
+from mouse_core.replay.ground.protocols import Draw, Storage
 from mouse_core.replay.samplers.slices import SliceSampler
 from mouse_core.sampling.plan import MASK
 from mouse_core.store.snapshot import Snapshot

@@ -8,7 +8,7 @@ import numpy as np
 
 from mouse_core.errors import ConfigError
 from mouse_core.replay._episodes.index import EpisodeIndex, of_turns
-from mouse_core.replay.protocols import Draw, FieldKey, Storage, Write
+from mouse_core.replay.ground.protocols import Draw, FieldKey, Storage, Write
 from mouse_core.sampling.episode_table import EpisodeTable, WindowRule, Windows
 from mouse_core.spec import check_count
 

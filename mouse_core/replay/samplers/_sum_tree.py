@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key
-from mouse_core.replay.protocols import Slots
+from mouse_core.replay.ground.protocols import Slots
 
 Floats = npt.NDArray[np.float64]
 Int64s = npt.NDArray[np.int64]

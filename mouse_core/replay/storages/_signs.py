@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from mouse_core.dtypes import number_kind
 from mouse_core.errors import DataError, SchemaError
-from mouse_core.replay.protocols import FieldKey, Slots
-from mouse_core.replay.storages._varying.encoding import object_array
+from mouse_core.replay.ground.encoding import object_array
+from mouse_core.replay.ground.protocols import FieldKey, Slots
 from mouse_core.trees import fit, flatten, structure_of, unflatten
 
 _Sign = tuple[Any, ...]

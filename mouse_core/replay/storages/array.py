@@ -9,11 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
-from mouse_core.replay.protocols import FieldKey, Slots
-from mouse_core.replay.storages._memory import Bytes, RowMemory
-from mouse_core.replay.storages._rows import RowSchema, checked
-from mouse_core.replay.storages._state import rows_state, state_rows
-from mouse_core.replay.storages._varying.values import Refs, Values
+from mouse_core.replay.ground.memory import Bytes, RowMemory
+from mouse_core.replay.ground.protocols import FieldKey, Slots
+from mouse_core.replay.ground.schema import RowSchema, checked
+from mouse_core.replay.ground.state import rows_state, state_rows
+from mouse_core.replay.ground.values import Refs, Values
 from mouse_core.replay.storages.ring import (
     RingStorage,
     check_put,

@@ -16,14 +16,14 @@ import numpy.typing as npt
 from mouse_core._files.locking import FileLock
 from mouse_core._files.writing import storing, write_file
 from mouse_core.errors import StorageError
-from mouse_core.replay.protocols import FieldKey, Slots
+from mouse_core.replay.ground.memory import RowMemory, blocks_of
+from mouse_core.replay.ground.protocols import FieldKey, Slots
+from mouse_core.replay.ground.schema import RowSchema, checked
+from mouse_core.replay.ground.state import rows_state, state_rows
+from mouse_core.replay.ground.values import Refs
 from mouse_core.replay.storages._mapped import rows as on_disk
 from mouse_core.replay.storages._mapped.files import Head, Now, map_file
 from mouse_core.replay.storages._mapped.values import MappedValues
-from mouse_core.replay.storages._memory import RowMemory, blocks_of
-from mouse_core.replay.storages._rows import RowSchema, checked
-from mouse_core.replay.storages._state import rows_state, state_rows
-from mouse_core.replay.storages._varying.values import Refs
 from mouse_core.replay.storages.ring import check_ndim, check_put, column_of, slot_error
 from mouse_core.spec import Alignment, check_alignment, check_count, check_list
 from mouse_core.trees import stack, unflatten

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from mouse_core._base.locks import is_spawning
 from mouse_core.errors import ConfigError, DataError, MissingFieldError
-from mouse_core.replay.protocols import FieldKey, Slots
+from mouse_core.replay.ground.protocols import FieldKey, Slots
 from mouse_core.spec import Alignment, check_alignment, check_count
 
 

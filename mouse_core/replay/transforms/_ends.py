@@ -6,7 +6,7 @@ from math import prod
 from typing import Any
 
 from mouse_core.errors import MissingFieldError, SchemaError
-from mouse_core.replay.protocols import TRAJ_KEYS, FieldKey
+from mouse_core.replay.ground.protocols import TRAJ_KEYS, FieldKey
 from mouse_core.replay.transforms._fields import (
     device_of,
     find,

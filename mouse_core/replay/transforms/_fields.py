@@ -11,7 +11,7 @@ from array_api_compat import device
 
 from mouse_core.dtypes import namespace
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
-from mouse_core.replay.protocols import FieldKey
+from mouse_core.replay.ground.protocols import FieldKey
 from mouse_core.spec import check_list
 from mouse_core.trees import flatten, key_of, map_tree, path_of
 

@@ -12,7 +12,7 @@ from array_api_compat import is_numpy_array
 
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.randomness import Key
-from mouse_core.replay.protocols import TRANSFORM_CALLS, FieldKey
+from mouse_core.replay.ground.protocols import TRANSFORM_CALLS, FieldKey
 from mouse_core.replay.transforms._fields import as_array, find, namespace, runs
 from mouse_core.replay.transforms.fields import Cast
 from mouse_core.replay.transforms.next_view import NextView

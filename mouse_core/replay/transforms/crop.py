@@ -9,7 +9,7 @@ import numpy as np
 
 from mouse_core.errors import MissingFieldError, SchemaError
 from mouse_core.randomness import Key
-from mouse_core.replay.protocols import FieldKey
+from mouse_core.replay.ground.protocols import FieldKey
 from mouse_core.replay.transforms._ends import flat_flags
 from mouse_core.replay.transforms._fields import along_time, device_of, find, namespace, on_host
 from mouse_core.spec import check_count

@@ -13,7 +13,7 @@ from array_api_compat import is_numpy_array
 
 from mouse_core.dtypes import convert, named_dtype
 from mouse_core.errors import ConfigError, DataError, SchemaError
-from mouse_core.replay.protocols import FieldKey
+from mouse_core.replay.ground.protocols import FieldKey
 from mouse_core.replay.transforms._fields import (
     BOOKKEEPING,
     as_array,

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from array_api_compat import is_numpy_array
 
 from mouse_core.errors import ConfigError, SchemaError
-from mouse_core.replay.protocols import FieldKey
+from mouse_core.replay.ground.protocols import FieldKey
 from mouse_core.replay.transforms._fields import check_keys, device_of, get, namespace, replaced
 from mouse_core.spec import check_dtype
 

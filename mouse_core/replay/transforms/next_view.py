@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from mouse_core.errors import SchemaError
-from mouse_core.replay.protocols import FieldKey
+from mouse_core.replay.ground.protocols import FieldKey
 from mouse_core.replay.transforms._ends import ALIVE, TERMINAL, beside, end_codes, valid_steps
 from mouse_core.replay.transforms._fields import (
     BOOKKEEPING,

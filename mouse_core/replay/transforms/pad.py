@@ -9,8 +9,8 @@ import numpy as np
 
 from mouse_core.dtypes import convert
 from mouse_core.errors import ConfigError, DataError, SchemaError
-from mouse_core.replay.protocols import FieldKey
-from mouse_core.replay.storages._varying.encoding import object_array
+from mouse_core.replay.ground.encoding import object_array
+from mouse_core.replay.ground.protocols import FieldKey
 from mouse_core.replay.transforms._fields import check_keys, find, get, path_of, replaced
 from mouse_core.trees import flatten, is_varying
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from mouse_core.errors import SchemaError
-from mouse_core.replay.protocols import FieldKey
+from mouse_core.replay.ground.protocols import FieldKey
 from mouse_core.replay.transforms._ends import ALIVE, beside, end_codes, end_fields, valid_steps
 from mouse_core.replay.transforms._fields import (
     NEXT,

@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from mouse_core._base.checks import UNREADABLE
 from mouse_core.errors import ConfigError, StateError, StorageError
-from mouse_core.replay.checkpoint import read_checkpoint, write_checkpoint
-from mouse_core.replay.protocols import Slots
+from mouse_core.replay.ground.checkpoint import read_checkpoint, write_checkpoint
+from mouse_core.replay.ground.memory import RowMemory, blocks_of
+from mouse_core.replay.ground.protocols import Slots
+from mouse_core.replay.ground.schema import RowSchema
 from mouse_core.replay.storages._mapped.files import Now, lengthen
-from mouse_core.replay.storages._memory import RowMemory, blocks_of
-from mouse_core.replay.storages._rows import RowSchema
 
 _GROWTH = 1 << 16
 _SPARE_BYTES = 1 << 20

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.replay.ground.encoding import Bytes
+from mouse_core.replay.ground.schema import RowSchema
+from mouse_core.replay.ground.values import ByteRing, Refs, Values, varying_of
 from mouse_core.replay.storages._mapped.files import Now, lengthen, map_file
-from mouse_core.replay.storages._rows import RowSchema
-from mouse_core.replay.storages._varying.encoding import Bytes
-from mouse_core.replay.storages._varying.values import ByteRing, Refs, Values, varying_of
 
 
 class MappedValues(Values):

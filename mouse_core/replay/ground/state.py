@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from mouse_core._base.checks import UNREADABLE, state_number
 from mouse_core.errors import StateError
-from mouse_core.replay.protocols import FieldKey, Storage
-from mouse_core.replay.storages._rows import FieldType, RowSchema
-from mouse_core.replay.storages._varying.encoding import TEXT, Bytes, decoded, encoded
+from mouse_core.replay.ground.encoding import TEXT, Bytes, decoded, encoded
+from mouse_core.replay.ground.protocols import FieldKey, Storage
+from mouse_core.replay.ground.schema import FieldType, RowSchema
 
 
 def rows_state(storage: Storage, schema: RowSchema | None, columns: Sequence[Any]) -> dict[str, Any]:

@@ -12,8 +12,7 @@ import numpy.typing as npt
 
 from mouse_core.dtypes import dtype_name, is_ml_float, named_dtype
 from mouse_core.errors import ConfigError, DataError, SchemaError
-from mouse_core.replay.protocols import FieldKey
-from mouse_core.replay.storages._varying.encoding import (
+from mouse_core.replay.ground.encoding import (
     BYTES,
     RAGGED,
     TEXT,
@@ -25,6 +24,7 @@ from mouse_core.replay.storages._varying.encoding import (
     kind_of,
     object_array,
 )
+from mouse_core.replay.ground.protocols import FieldKey
 from mouse_core.trees import (
     Structure,
     as_array,

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import DataError
-from mouse_core.replay.protocols import FieldKey
-from mouse_core.replay.storages._rows import RowSchema
-from mouse_core.replay.storages._varying.encoding import Bytes
+from mouse_core.replay.ground.encoding import Bytes
+from mouse_core.replay.ground.protocols import FieldKey
+from mouse_core.replay.ground.schema import RowSchema
 
 Refs = npt.NDArray[np.int64]
 """Where rows' values lie, ``[n, 2]``: the first byte among all that were ever written, and how many they are."""

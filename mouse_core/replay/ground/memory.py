@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.memory import BatchLayout, MemoryPool
-from mouse_core.replay.protocols import FieldKey, Slots
-from mouse_core.replay.storages._rows import FieldType, RowSchema
+from mouse_core.replay.ground.protocols import FieldKey, Slots
+from mouse_core.replay.ground.schema import FieldType, RowSchema
 
 Bytes = npt.NDArray[np.uint8]
 _Scratch = tuple[npt.NDArray[Any], list[tuple[int, npt.NDArray[Any]]]]

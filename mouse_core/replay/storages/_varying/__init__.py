@@ -1,1 +1,0 @@
-"""Values whose rows differ in length: text, bytes and ragged arrays."""
