@@ -39,6 +39,7 @@ class Purpose(IntEnum):
     REPLAY = 4
     ROLLOUTS = 5
     GROUPS = 6
+    BOOTSTRAP = 7
 
 
 def check_seed(seed: object) -> int:

@@ -1,0 +1,225 @@
+"""What runs over several seeds say together: interquartile means, bands, profiles, and how far curves are apart.
+
+The statistics are those of Agarwal et al., "Deep Reinforcement Learning at the Edge of the Statistical Precipice",
+NeurIPS 2021, as rliable computes them. They are written here because what is drawn is a pure function of a seed, groups
+may have unequal numbers of runs, and whole curves are resampled at once; the tests hold each to rliable's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.randomness import Key, Purpose, check_seed
+
+Floats = NDArray[np.float64]
+#: Takes values ``[resamples, runs, ...]`` and reduces their axis 1.
+Statistic = Callable[[Floats], Floats]
+
+REPETITIONS = 2000
+CONFIDENCE = 0.95
+# How often a band of 95% of so many runs holds the value that endless runs would give: simulated with 4,000 samples
+# of a normal and of a lognormal distribution each, whose figures differ by at most 0.02.
+_HOLDS = {2: 0.50, 3: 0.75, 4: 0.88, 5: 0.90, 6: 0.91, 7: 0.92, 8: 0.93, 9: 0.93, 10: 0.93}
+# So many values of a resample are reduced at a time, 32 MiB.
+_MOST_VALUES = 1 << 22
+
+
+@dataclass(frozen=True)
+class Band:
+    """A statistic of several runs, and where it would fall with other seeds.
+
+    Attributes:
+        value: the statistic of all runs, float64 ``[...]``.
+        low: the lower edge of the band, shaped like ``value``; None where there is none.
+        high: the upper edge.
+        runs: how many runs each stratum has.
+    """
+
+    value: Floats
+    low: Floats | None
+    high: Floats | None
+    runs: tuple[int, ...]
+
+
+def iqm(values: ArrayLike, *, axis: int = 0) -> Floats:
+    """The interquartile mean: the mean of what is left without the lowest and the highest quarter.
+
+    Of n values ``n // 4`` are left out at either end: of 8 values 2 and 2, of 3 values none, so that up to 3 values
+    this is their mean.
+
+    Args:
+        values: numbers; at least one along the axis.
+        axis: along which the runs lie.
+
+    Returns:
+        float64, of the shape of ``values`` without the axis. Not a number where one of the values is none: a run that
+        went astray is not left out in silence.
+    """
+    array = np.moveaxis(np.asarray(values, np.float64), axis, 0)
+    count = len(array)
+    if not count:
+        raise DataError("iqm: expected at least one value, found none")
+    kept = np.sort(array, axis=0)[count // 4 : count - count // 4]
+    # NaN is sorted to the end, where a quarter is cut off.
+    return np.where(np.isnan(array).any(axis=0), np.nan, kept.mean(axis=0))
+
+
+def _iqm_of_runs(values: Floats) -> Floats:
+    return iqm(values, axis=1)
+
+
+def band(
+    strata: Sequence[ArrayLike],
+    statistic: Statistic = _iqm_of_runs,
+    *,
+    repetitions: int = REPETITIONS,
+    confidence: float = CONFIDENCE,
+    seed: int = 0,
+) -> Band:
+    """A statistic of runs, with a stratified bootstrap interval (percentiles) around it.
+
+    A stratum is what other seeds would leave as it is: a variant. Each resample takes as many runs of each stratum as
+    it has, with replacement: of runs 0, 1, 2 perhaps 2, 0, 2. A run that is a curve is taken whole.
+
+    Args:
+        strata: for each stratum its runs ``[runs, ...]``; how many they are may differ, what is behind may not.
+        statistic: of all runs together; takes ``[resamples, runs, ...]`` and reduces axis 1. The interquartile mean
+            if not given.
+        repetitions: resamples.
+        confidence: share of the resamples inside of the band.
+        seed: of the resamples. The same arguments give the same band, to the last bit.
+
+    Returns:
+        The band. Where a stratum has a single run there is none: ``low`` and ``high`` are None.
+
+    Raises:
+        ConfigError: no strata; repetitions below 1; a confidence outside of (0, 1).
+        DataError: a stratum without runs.
+    """
+    if not strata or repetitions < 1 or not 0.0 < confidence < 1.0:
+        raise ConfigError(
+            "band: expected a stratum or more, repetitions of at least 1 and a confidence between 0 and 1, found "
+            f"{len(strata)}, {repetitions} and {confidence}"
+        )
+    check_seed(seed)
+    runs = [np.asarray(stratum, np.float64) for stratum in strata]
+    counts = tuple(len(stratum) for stratum in runs)
+    if not all(counts):
+        raise DataError(f"band: expected runs in each stratum, found {list(counts)}")
+    together = np.concatenate(runs)
+    value = statistic(together[None])[0]
+    if min(counts) == 1:
+        return Band(value, None, None, counts)
+    # Runs are numbered over all strata. With strata of 2 and 3 runs a resample may be [1, 0 | 4, 2, 4].
+    firsts = np.cumsum([0, *counts[:-1]])
+    drawn = np.concatenate(
+        [
+            first + Key(seed, Purpose.BOOTSTRAP, place).integers(count, repetitions * count).reshape(repetitions, count)
+            for place, (first, count) in enumerate(zip(firsts, counts, strict=True))
+        ],
+        axis=1,
+    )
+    at_once = max(1, _MOST_VALUES // max(1, together.size))
+    found = [statistic(together[drawn[first : first + at_once]]) for first in range(0, repetitions, at_once)]
+    outside = (1.0 - confidence) / 2.0
+    low, high = np.quantile(np.concatenate(found), [outside, 1.0 - outside], axis=0)
+    return Band(value, low, high, counts)
+
+
+def profile(thresholds: ArrayLike) -> Statistic:
+    """The statistic of a performance profile: the share of runs above each threshold.
+
+    Args:
+        thresholds: ``[k]``.
+
+    Returns:
+        A statistic for ``band``: values ``[resamples, runs]`` to shares ``[resamples, k]``. A value that is not a
+        number lies above no threshold.
+    """
+    edges = np.asarray(thresholds, np.float64)
+    return lambda values: np.stack([(values > edge).mean(axis=1) for edge in edges], axis=-1)
+
+
+def probability_above(left: ArrayLike, right: ArrayLike) -> float:
+    """How often a run of one lies above a run of the other, over all pairs of them; ties count half.
+
+    This is rliable's probability of improvement of one task (the Mann-Whitney statistic by the number of pairs). What
+    is an improvement, a larger value or a smaller one, is the reader's to know.
+
+    Args:
+        left: final values of the one, ``[n]``.
+        right: of the other, ``[m]``.
+
+    Raises:
+        DataError: one is empty, or holds what is not a number.
+    """
+    one, other = np.asarray(left, np.float64), np.asarray(right, np.float64)
+    if not one.size or not other.size or np.isnan(one).any() or np.isnan(other).any():
+        raise DataError("probability_above: expected numbers on both sides, found none, or what is not a number")
+    above = np.sign(one[:, None] - other[None, :])
+    return float((above.mean() + 1.0) / 2.0)
+
+
+def meaning(runs: int) -> str:
+    """What a band of 95% over so many seeds means, in a sentence or two.
+
+    Args:
+        runs: seeds in the smallest group that the band is over.
+    """
+    if runs < 1:
+        return "No finished run: nothing to say."
+    if runs == 1:
+        return "One seed: no band. How another seed would have done is not known."
+    holds = f"{round(100 * _HOLDS.get(runs, 0.94))}%"
+    if runs <= 4:
+        return (
+            f"A band of {runs} seeds reaches from the lowest run to the highest. It holds what endless seeds would "
+            f"give about {holds} of the time, not 95%."
+        )
+    if runs <= 10:
+        return f"A band of {runs} seeds holds what endless seeds would give about {holds} of the time, not 95%."
+    return f"A band of {runs} seeds holds what endless seeds would give about {holds} of the time."
+
+
+# ---------------------------------------------------------------------- two curves
+
+
+def relative_difference(left: ArrayLike, right: ArrayLike) -> Floats:
+    """How far two curves are apart at each step, as a share of the larger of the two values.
+
+    With 2.0 and 1.5 it is 0.25, with two zeros 0. Infinite where one of the two is not finite: such a value agrees with
+    nothing, nor with another such.
+
+    Args:
+        left: values of one run, ``[n]``.
+        right: those of the other at the same steps, ``[n]``.
+
+    Returns:
+        float64 ``[n]``, from 0 (equal) to 2 (opposite signs), or infinite.
+    """
+    one, other = np.asarray(left, np.float64), np.asarray(right, np.float64)
+    if one.shape != other.shape:
+        raise DataError(f"relative_difference: expected curves of one length, found {one.shape} and {other.shape}")
+    finite = np.isfinite(one) & np.isfinite(other)
+    found = np.full(one.shape, np.inf)
+    # Divided one by one: a difference of two large numbers may be beyond what float64 holds.
+    larger = np.maximum(np.abs(one[finite]), np.abs(other[finite]))
+    larger[larger == 0.0] = 1.0
+    found[finite] = np.abs(one[finite] / larger - other[finite] / larger)
+    return found
+
+
+def parting(difference: ArrayLike, tolerance: float) -> int | None:
+    """The first place at which two curves differ by more than the tolerance; None if they nowhere do.
+
+    Args:
+        difference: what ``relative_difference`` gave, ``[n]``.
+        tolerance: 0 finds the first place where they are not equal to the last bit.
+    """
+    beyond = np.flatnonzero(np.asarray(difference, np.float64) > tolerance)
+    return int(beyond[0]) if len(beyond) else None

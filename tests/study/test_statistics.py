@@ -1,0 +1,238 @@
+"""The statistics of studies, against plain Python and against rliable."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
+
+from mouse_core.errors import ConfigError, DataError
+from mouse_study.statistics import (
+    Band,
+    band,
+    iqm,
+    meaning,
+    parting,
+    probability_above,
+    profile,
+    relative_difference,
+)
+
+NUMBERS = st.floats(-1e6, 1e6)
+
+
+@pytest.fixture
+def library(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """rliable, whose resampling pandas 3.1 breaks: a decorator of pandas takes another argument than arch gives it."""
+    monkeypatch.setattr("pandas.util._decorators.deprecate_kwarg", lambda *_, **__: lambda function: function)
+    return pytest.importorskip("rliable.library")
+
+
+@pytest.fixture
+def metrics() -> ModuleType:
+    return pytest.importorskip("rliable.metrics")
+
+
+# ---------------------------------------------------------------------- interquartile means
+
+
+@given(st.lists(NUMBERS, min_size=1, max_size=30))
+def test_the_mean_of_what_lies_between_the_quarters(values: list[float]) -> None:
+    cut = len(values) // 4
+    kept = sorted(values)[cut : len(values) - cut]
+    assert iqm(values) == pytest.approx(math.fsum(kept) / len(kept), rel=1e-9, abs=1e-9)
+
+
+@given(npst.arrays(np.float64, st.tuples(st.integers(1, 12), st.integers(1, 5)), elements=NUMBERS))
+def test_it_is_that_of_rliable(values: np.ndarray) -> None:
+    metrics = pytest.importorskip("rliable.metrics")
+    assert iqm(values.ravel()) == pytest.approx(metrics.aggregate_iqm(values), rel=1e-9, abs=1e-9)
+    np.testing.assert_array_equal(iqm(values, axis=0), [iqm(column) for column in values.T])
+
+
+def test_what_is_not_a_number_is_not_left_out_in_silence() -> None:
+    assert math.isnan(iqm([1.0] * 8 + [math.nan]))
+    np.testing.assert_array_equal(iqm([[1.0, math.nan], [3.0, 2.0]]), [2.0, math.nan])
+    with pytest.raises(DataError, match="expected at least one value"):
+        iqm([])
+
+
+# ---------------------------------------------------------------------- bands
+
+
+def resamples(strata: list[list[float]]) -> list[float]:
+    """The interquartile mean of every resample that there is, each as likely as any other."""
+    ways = [list(itertools.product(stratum, repeat=len(stratum))) for stratum in strata]
+    return sorted(float(iqm([value for part in parts for value in part])) for parts in itertools.product(*ways))
+
+
+@pytest.mark.parametrize("strata", [[[1.0, 5.0, 2.0, 9.0, 4.0]], [[1.0, 3.0, 8.0], [10.0, 30.0]]])
+def test_a_band_is_that_of_all_resamples(strata: list[list[float]]) -> None:
+    """Strata of unequal size, too, which rliable does not take."""
+    every = resamples(strata)
+    found = band(strata, repetitions=20_000)
+    assert found.value == pytest.approx(iqm(list(itertools.chain(*strata))))
+    assert found.runs == tuple(map(len, strata))
+    span = every[-1] - every[0]
+    assert found.low == pytest.approx(np.quantile(every, 0.025), abs=0.05 * span)
+    assert found.high == pytest.approx(np.quantile(every, 0.975), abs=0.05 * span)
+
+
+def test_a_band_is_that_of_rliable(library: ModuleType, metrics: ModuleType) -> None:
+    """Two draws of the same interval: far nearer to each other than the interval is wide."""
+    scores = np.random.default_rng(0).normal(loc=[0.0, 5.0, 10.0], size=(10, 3))
+    # Bits of its own that the test sets: rliable draws from NumPy's global generator.
+    np.random.seed(1)  # noqa: NPY002
+    points, intervals = library.get_interval_estimates(
+        {"one": scores}, lambda values: np.array([metrics.aggregate_iqm(values)]), reps=4000
+    )
+    found = band(list(scores.T), repetitions=4000)
+    assert found.value == pytest.approx(points["one"][0])
+    low, high = intervals["one"][:, 0]
+    assert found.low == pytest.approx(low, abs=0.06 * (high - low))
+    assert found.high == pytest.approx(high, abs=0.06 * (high - low))
+
+
+def test_a_profile_is_that_of_rliable(library: ModuleType) -> None:
+    scores = np.random.default_rng(0).normal(size=(6, 2))
+    edges = np.linspace(-2, 2, 9)
+    np.random.seed(1)  # noqa: NPY002
+    points, intervals = library.create_performance_profile({"one": scores}, edges, reps=2000)
+    found = band(list(scores.T), profile(edges))
+    np.testing.assert_allclose(found.value, points["one"])
+    np.testing.assert_allclose(found.low, intervals["one"][0], atol=0.09)  # of 12 runs one is 0.083
+    np.testing.assert_allclose(found.high, intervals["one"][1], atol=0.09)
+
+
+def test_a_profile_counts_what_lies_above() -> None:
+    found = band([[1.0, 2.0, 2.0, math.nan]], profile([0.5, 1.0, 2.0]))
+    np.testing.assert_array_equal(found.value, [0.75, 0.5, 0.0])
+
+
+def test_curves_are_taken_whole_and_each_step_has_its_band() -> None:
+    curves = np.random.default_rng(2).normal(size=(5, 40)).cumsum(axis=1)
+    found = band([curves])
+    assert found.low is not None
+    assert found.high is not None
+    for step in (0, 17, 39):
+        alone = band([curves[:, step]])
+        assert (found.value[step], found.low[step], found.high[step]) == (alone.value, alone.low, alone.high)
+    # A curve and the same a hundred lower: of whichever runs a resample is, all steps are of the same ones.
+    both = np.concatenate([curves, curves - 100.0], axis=1)
+    twice = band([both])
+    np.testing.assert_allclose(twice.low[:40] - 100.0, twice.low[40:])
+
+
+def test_the_same_arguments_give_the_same_band() -> None:
+    values = np.random.default_rng(4).normal(size=20)
+    first, again, other = band([values]), band([values]), band([values], seed=1)
+    assert (first.low, first.high) == (again.low, again.high)
+    assert (first.low, first.high) != (other.low, other.high)
+    before = np.random.get_state()[1].copy()  # noqa: NPY002
+    band([values])
+    np.testing.assert_array_equal(np.random.get_state()[1], before)  # noqa: NPY002
+
+
+def test_large_curves_are_reduced_in_parts_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    curves = np.random.default_rng(3).normal(size=(4, 30))
+    whole = band([curves])
+    monkeypatch.setattr("mouse_study.statistics._MOST_VALUES", 7 * curves.size)
+    parts = band([curves])
+    np.testing.assert_array_equal(whole.low, parts.low)
+    np.testing.assert_array_equal(whole.high, parts.high)
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_few_seeds_span_the_band_as_the_page_says(count: int) -> None:
+    values = [5.0, 1.0, 8.0, 2.0][:count]
+    found = band([values])
+    assert (found.low, found.high) == (min(values), max(values))
+    assert "from the lowest run to the highest" in meaning(count)
+
+
+def test_one_run_has_no_band_and_it_is_said() -> None:
+    assert band([[3.0]]) == Band(np.float64(3.0), None, None, (1,))
+    alone = band([[1.0, 2.0, 3.0], [9.0]])
+    assert (alone.low, alone.high) == (None, None)
+    assert "no band" in meaning(1)
+    assert "nothing" in meaning(0)
+
+
+@pytest.mark.parametrize("runs", [2, 3, 5, 10])
+def test_the_band_holds_the_truth_as_often_as_is_said(runs: int) -> None:
+    samples = np.random.default_rng(runs).normal(size=(400, runs))
+    held = 0
+    for sample in samples:
+        found = band([sample], repetitions=400)
+        assert found.low is not None
+        assert found.high is not None
+        held += bool(found.low <= 0.0 <= found.high)
+    said = int(meaning(runs).split("%")[0].split()[-1]) if runs > 4 else {2: 50, 3: 75}[runs]
+    assert f"{said}%" in meaning(runs)
+    assert 100 * held / len(samples) == pytest.approx(said, abs=6)
+
+
+@pytest.mark.parametrize(
+    ("strata", "options", "error"),
+    [
+        ([], {}, ConfigError),
+        ([[1.0], []], {}, DataError),
+        ([[1.0, 2.0]], {"repetitions": 0}, ConfigError),
+        ([[1.0, 2.0]], {"confidence": 1.0}, ConfigError),
+        ([[1.0, 2.0]], {"seed": -1}, ConfigError),
+    ],
+)
+def test_what_cannot_have_a_band_is_refused(strata: Any, options: dict[str, Any], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        band(strata, **options)
+
+
+# ---------------------------------------------------------------------- pairs
+
+
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.lists(st.integers(0, 9), min_size=1, max_size=8))
+def test_how_often_one_lies_above_the_other(left: list[int], right: list[int]) -> None:
+    wins = sum((one > other) + 0.5 * (one == other) for one in left for other in right)
+    assert probability_above(left, right) == pytest.approx(wins / len(left) / len(right))
+    assert probability_above(left, right) + probability_above(right, left) == pytest.approx(1.0)
+
+
+def test_it_is_rliables_probability_of_improvement(metrics: ModuleType) -> None:
+    random = np.random.default_rng(5)
+    left, right = random.normal(size=7), random.normal(size=9) - 0.5
+    wanted = metrics.probability_of_improvement(left[:, None], right[:, None])
+    assert probability_above(left, right) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize("right", [[], [math.nan]])
+def test_a_probability_needs_numbers(right: list[float]) -> None:
+    with pytest.raises(DataError):
+        probability_above([1.0], right)
+
+
+def test_where_curves_part() -> None:
+    difference = relative_difference([1.0, 2.0, -4.0, 1.0], [1.0, 2.0, -3.0, 0.0])
+    np.testing.assert_allclose(difference, [0.0, 0.0, 0.25, 1.0])
+    assert [parting(difference, tolerance) for tolerance in (0.0, 0.1, 0.3, 1.0)] == [2, 2, 3, None]
+
+
+def test_what_is_not_finite_agrees_with_nothing() -> None:
+    both = relative_difference([0.0, math.nan, math.inf, 1.0, 1e308], [0.0, math.nan, math.inf, math.inf, -1e308])
+    np.testing.assert_array_equal(both, [0.0, math.inf, math.inf, math.inf, 2.0])
+    assert parting(both, 1e300) == 1
+    with pytest.raises(DataError, match="one length"):
+        relative_difference([1.0], [1.0, 2.0])
+
+
+@given(NUMBERS)
+def test_neighbours_among_floats_are_not_equal(value: float) -> None:
+    assert parting(relative_difference([value], [value]), 0.0) is None
+    if abs(value) > 1e-300:
+        assert parting(relative_difference([value], [np.nextafter(value, np.inf)]), 0.0) == 0
