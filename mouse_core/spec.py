@@ -167,13 +167,17 @@ STANDARD_FIELDS: tuple[Field, ...] = (
 """The fields every store knows; ``DatasetStore(fields=...)`` replaces or extends them."""
 
 
-def merge_fields(
-    fields: Iterable[Field], *, max_action_dim: int | None = None, max_obs_continuous_dim: int | None = None
-) -> dict[str, Field]:
+# The dimension that a store is given for each of these, unless a field has one of its own.
+_DIM_OF = {"action": "max_action_dim", "q_star": "max_action_dim", "obs_continuous": "max_obs_continuous_dim"}
+DIMS = tuple(dict.fromkeys(_DIM_OF.values()))
+"""Names of the dimensions that stores and datasets may be given."""
+
+
+def merge_fields(fields: Iterable[Field], dims: Mapping[str, int | None]) -> dict[str, Field]:
     """The standard fields, with ``fields`` replacing those of the same name and following the others.
 
     Everything that follows from a name is in them then: a field that replaces a standard one has its ``min_ndim``, its
-    labels where the bounds are the same, and, unless it has one of its own, the dimension that the store was given.
+    labels where the bounds are the same, and, unless it has one of its own, the dimension of ``dims``, by ``DIMS``.
     """
     merged = {standard.name: standard for standard in STANDARD_FIELDS}
     for given in fields:
@@ -182,14 +186,10 @@ def merge_fields(
         known = merged.get(given.name, given)
         labels = given.labels or (known.labels if known.bounds == given.bounds else ())
         merged[given.name] = replace(given, min_ndim=max(given.min_ndim, known.min_ndim), labels=labels)
-    dims = {"action": max_action_dim, "q_star": max_action_dim, "obs_continuous": max_obs_continuous_dim}
-    for name, dim in dims.items():
+    for name, dim in _DIM_OF.items():
         if merged[name].dim is None:
-            merged[name] = replace(merged[name], dim=dim)
+            merged[name] = replace(merged[name], dim=dims[dim])
     return merged
-
-
-_AS_DELIVERED: Any = None
 
 
 @dataclass(frozen=True)
@@ -209,17 +209,18 @@ class FieldSpec:
     dtype: np.dtype[np.generic]
     shape: tuple[int, ...]
     column: str = ""
-    stored_dtype: np.dtype[np.generic] = _AS_DELIVERED
+    stored_dtype: np.dtype[np.generic] = None  # type: ignore[assignment]  # __post_init__ makes it dtype
     image_shape: tuple[int, int, int] | None = None
 
     def __post_init__(self) -> None:
-        if self.stored_dtype is _AS_DELIVERED:
+        stored: Any = self.stored_dtype
+        if stored is None:
             object.__setattr__(self, "stored_dtype", self.dtype)
 
     def replace(self, **changes: Any) -> FieldSpec:
         """The same field with other dtypes or another shape; a new ``dtype`` alone is that it is stored in, too."""
         if "dtype" in changes:
-            changes.setdefault("stored_dtype", _AS_DELIVERED)
+            changes.setdefault("stored_dtype", None)
         return replace(self, **changes)
 
 

@@ -114,14 +114,6 @@ def structure_from_json(value: Any) -> Structure:
     return tuple(structure_from_json(child) for child in value["tuple"])
 
 
-def structure_leaves(structure: Structure) -> list[FieldKey]:
-    """The names of the fields of a structure."""
-    if isinstance(structure, dict | tuple):
-        children = structure.values() if isinstance(structure, dict) else structure
-        return [key for child in children for key in structure_leaves(child)]
-    return [key_of(tuple(structure))]
-
-
 def map_tree(change: Callable[[Any], Any], tree: Any) -> Any:
     """The tree with every leaf changed; the containers are new."""
     if type(tree) is np.ndarray:
@@ -267,24 +259,6 @@ def _narrow_tensor(leaf: Any) -> npt.NDArray[Any] | None:
     if isinstance(leaf.dtype, np.dtype) or widened(leaf) is leaf:
         return None
     return np.asarray(widened(leaf.detach().cpu())).astype(named_dtype(str(leaf.dtype).removeprefix("torch.")))
-
-
-def concatenate(trees: Sequence[Any], *, join: Callable[[Sequence[Any]], Any], names: Sequence[str]) -> Any:
-    """One tree from several of one structure, leaf by leaf.
-
-    Args:
-        trees: At least one.
-        join: Makes one leaf of several.
-        names: What the trees are called in messages.
-
-    Raises:
-        SchemaError: They are nested differently.
-    """
-    leaves = [flatten(tree) for tree in trees]
-    for name, found in zip(names, leaves, strict=True):
-        if found.keys() != leaves[0].keys():
-            raise SchemaError(f"{name}: expected the fields {list(leaves[0])} of {names[0]}, found {list(found)}")
-    return unflatten(structure_of(trees[0]), {key: join([found[key] for found in leaves]) for key in leaves[0]})
 
 
 def _like(original: tuple[Any, ...], children: Iterable[Any]) -> Any:

@@ -24,7 +24,7 @@ from mouse_core._base.checks import is_whole
 from mouse_core.about._fields import check_width, field_from_json, field_to_json
 from mouse_core.about.features import HUGGINGFACE, feature_of, features_in
 from mouse_core.errors import ConfigError, DataError, MouseError, SchemaError
-from mouse_core.spec import Alignment, Field, check_alignment
+from mouse_core.spec import DIMS, Alignment, Field, check_alignment
 
 __all__ = ["KEY", "About", "joined", "read_about", "with_about"]
 
@@ -39,7 +39,6 @@ _OLD_MARK = f"{_OLD_KEY}: "
 _KEYS = (KEY.encode(), _OLD_KEY.encode())
 # The columns whose features carry the text: the first all of it, the second the alignment, should the first be recast.
 _CARRIERS = ("done", "reward")
-_DIMS = ("max_action_dim", "max_obs_continuous_dim")
 _MOST_TEXT = 64 << 20
 _TASKS = "; give them other numbers, or let one say no tasks, with mouse_core.about.with_about"
 
@@ -69,7 +68,7 @@ class About:
 
     def __post_init__(self) -> None:
         self._check()
-        for name in _DIMS:
+        for name in DIMS:
             dim = getattr(self, name)
             object.__setattr__(self, name, None if dim is None else int(dim))
         object.__setattr__(self, "environments", tuple(dict.fromkeys(self.environments)))
@@ -87,7 +86,7 @@ class About:
         for item in self.fields:
             if not isinstance(item, Field):
                 raise ConfigError(f"fields: expected mouse_core.Field objects, found {item!r:.200}")
-        for name in _DIMS:
+        for name in DIMS:
             dim = getattr(self, name)
             if dim is not None and (not is_whole(dim) or dim < 1):
                 raise ConfigError(f"{name}: expected a positive integer, found {dim!r:.200}")
@@ -121,7 +120,7 @@ class About:
             said["tasks"] = {str(number): text for number, text in self.tasks.items()}
         if self.fields:
             said["fields"] = [field_to_json(item) for item in self.fields]
-        said |= {name: getattr(self, name) for name in _DIMS if getattr(self, name) is not None}
+        said |= {name: getattr(self, name) for name in DIMS if getattr(self, name) is not None}
         return json.dumps(said, allow_nan=False)
 
     @classmethod
@@ -156,7 +155,7 @@ class About:
                 said["tasks"] = {int(number): text for number, text in said["tasks"].items()}
             if "fields" in said:
                 said["fields"] = [field_from_json(item) for item in said["fields"]]
-            for name in _DIMS:
+            for name in DIMS:
                 check_width(name, said.get(name))
             return cls(**said)
         except (MouseError, ValueError, TypeError, AttributeError) as error:
@@ -188,7 +187,7 @@ def joined(parts: Iterable[tuple[str, About]]) -> About:
         for item in about.fields:
             # As JSON, which has one sign for all NaN.
             agree(("fields", item.name), f"fields: expected one field {item.name!r}", field_to_json(item), where)
-        for name in _DIMS:
+        for name in DIMS:
             if getattr(about, name) is not None:
                 agree(name, f"{name}: expected one", getattr(about, name), where)
         environments += about.environments
@@ -198,8 +197,7 @@ def joined(parts: Iterable[tuple[str, About]]) -> About:
         environments=environments,
         tasks={key[1]: value for key, value in values.items() if key[0] == "tasks"},
         fields=[field_from_json(value) for key, value in values.items() if key[0] == "fields"],
-        max_action_dim=values.get("max_action_dim"),
-        max_obs_continuous_dim=values.get("max_obs_continuous_dim"),
+        **{name: values.get(name) for name in DIMS},
     )
 
 

@@ -102,7 +102,7 @@ class BatchSource:
             padded=padded,
         )
         planner.check()
-        form = form_of(readers, chosen, padded, max_num_actions=snapshot.config.max_action_dim or 0)
+        form = form_of(readers, chosen, padded, max_num_actions=snapshot.config.dims["max_action_dim"] or 0)
         copied = copied_fields(readers, form.shapes)
         self._set(Pipeline(planner, readers, form, fields=copied), chosen)
 

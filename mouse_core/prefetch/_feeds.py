@@ -25,7 +25,7 @@ class Feed:
     """A source that stays as it is: somebody's own."""
 
     def __init__(self, source: Source) -> None:
-        self.source: Any = source
+        self.source = source
 
     @property
     def first_index(self) -> int:
@@ -35,8 +35,7 @@ class Feed:
     @property
     def spec(self) -> Spec:
         """The fields of a batch."""
-        spec: Spec = self.source.spec
-        return spec
+        return self.source.spec
 
     @property
     def may_have_images(self) -> bool:
@@ -101,6 +100,8 @@ class StoreFeed(Feed):
         store: The store to refresh from; None where there is none.
     """
 
+    source: BatchSource
+
     def __init__(self, source: BatchSource, store: DatasetStore | None) -> None:
         super().__init__(source)
         self._store = store
@@ -108,8 +109,7 @@ class StoreFeed(Feed):
     @property
     def first_index(self) -> int:
         """The number of the first batch over this snapshot."""
-        begin: int = self.source.epoch_start
-        return begin
+        return self.source.epoch_start
 
     @property
     def may_have_images(self) -> bool:
@@ -145,12 +145,14 @@ class StoreFeed(Feed):
     def _snapshot(self, rows: int) -> Snapshot:
         if self._store is not None:
             return self._store.snapshot(rows)
-        whole: Snapshot = self.source.snapshot
+        whole = self.source.snapshot
         return Snapshot(whole.segments, whole.config, rows, budget=whole.budget)
 
 
 class BufferFeed(Feed):
     """The batches of a replay buffer, which draws them in the caller's thread, some batches ahead."""
+
+    source: BufferSource  # type: ignore[assignment]  # not as others: without a spec, as it is not known
 
     def __init__(self, source: BufferSource) -> None:
         self.source = source
@@ -163,8 +165,7 @@ class BufferFeed(Feed):
     @property
     def staleness(self) -> Staleness:
         """How old the last batch was."""
-        stale: Staleness = self.source.staleness
-        return stale
+        return self.source.staleness
 
     def prepare(self, index: int, *, first: bool) -> None:
         """Draw what is to be drawn; an empty buffer is an error that passes."""
@@ -176,13 +177,11 @@ class BufferFeed(Feed):
 
     def ends_at(self, index: int) -> bool:
         """Whether an epoch ended with batch ``index - 1``."""
-        ends: bool = self.source.ends_at(index)
-        return ends
+        return self.source.ends_at(index)
 
     def state(self, next_index: int) -> dict[str, Any]:
         """The number of the next batch, and what was drawn and not delivered."""
-        state: dict[str, Any] = self.source.state(next_index)
-        return state
+        return self.source.state(next_index)
 
     def restored(self, state: Mapping[str, Any]) -> tuple[Feed, int]:
         """A feed with the draws of a state; see ``Feed``."""

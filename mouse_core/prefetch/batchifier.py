@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from operator import getitem
@@ -83,27 +84,8 @@ class Batchifier(Loader[T]):
         pad: bool | float | None = None,
         sharding: Any = None,
     ) -> None:
-        options = LoaderOptions(
-            sequence_length=sequence_length,
-            batch_size=batch_size,
-            sampling=sampling,
-            prefetch=prefetch,
-            num_workers=num_workers,
-            pin_memory=pin_memory,
-            device=device,
-            seed=seed,
-            shard=shard,
-            dtypes=dtypes,
-            required_fields=required_fields,
-            fields=fields,
-            drop_last=drop_last,
-            augment=augment,
-            views=views,
-            boundary=boundary,
-            weighting=weighting,
-            pad=pad,
-            sharding=sharding,
-        )
+        given = locals()
+        options = LoaderOptions(**{option.name: given[option.name] for option in dataclasses.fields(LoaderOptions)})
         source = options.source(store, replace_dtypes=self.replaced_dtypes)
         super().__init__(
             source,

@@ -6,7 +6,7 @@ import copy
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -14,11 +14,9 @@ import pyarrow as pa
 from mouse_core._arrow.column_types import ColumnType, check_readable, column_type, fixed_shape
 from mouse_core._base.checks import values_of
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
-from mouse_core.spec import Alignment, Field, FieldSpec, check_alignment, merge_fields, recipe
+from mouse_core.spec import DIMS, Alignment, Field, FieldSpec, check_alignment, merge_fields, recipe
 from mouse_core.store._segments import Segment
 from mouse_core.store.snapshot import SnapshotConfig
-
-_DIMS = ("max_action_dim", "max_obs_continuous_dim")
 
 if TYPE_CHECKING:
     from mouse_core.about.dataset import About
@@ -32,16 +30,16 @@ class StoreSchema:
     """The fields a store was made with, and the columns it has met so far.
 
     Args:
-        fields, max_action_dim, max_obs_continuous_dim, alignment, image_roots: See ``DatasetStore``.
+        fields, alignment, image_roots: See ``DatasetStore``.
+        dims: Its ``max_action_dim`` and ``max_obs_continuous_dim``.
     """
 
     def __init__(
         self,
         fields: Iterable[Field],
-        max_action_dim: int | None,
-        max_obs_continuous_dim: int | None,
+        dims: Mapping[str, int | None],
         alignment: str | None,
-        image_roots: Iterable[str | os.PathLike[str]] = (),
+        image_roots: Iterable[str | os.PathLike[str]],
     ) -> None:
         from mouse_core.about.dataset import About
         from mouse_core.images.files import check_roots
@@ -49,12 +47,8 @@ class StoreSchema:
         self.image_roots = check_roots(image_roots, where="image_roots")
         self.alignment: Alignment = check_alignment(alignment, "arrived")
         # What the store was told, and what datasets said beside it.
-        self.told = About(
-            None if alignment is None else self.alignment,
-            fields=list(fields),
-            max_action_dim=_check_dim("max_action_dim", max_action_dim),
-            max_obs_continuous_dim=_check_dim("max_obs_continuous_dim", max_obs_continuous_dim),
-        )
+        checked: dict[str, Any] = {name: _check_dim(name, dim) for name, dim in dims.items()}
+        self.told = About(None if alignment is None else self.alignment, fields=list(fields), **checked)
         self.said = About()
         self.all_say_alignment = True
         self._know_fields()
@@ -64,26 +58,16 @@ class StoreSchema:
 
     def config(self) -> SnapshotConfig:
         """What a snapshot needs, as it is now."""
-        return SnapshotConfig(
-            dict(self.fields),
-            dict(self.types),
-            self.max_action_dim,
-            self.max_obs_continuous_dim,
-            self.alignment,
-        )
+        return SnapshotConfig(dict(self.fields), dict(self.types), self.dims, self.alignment)
 
     def about(self) -> About:
         """What is known of the rows that are there."""
         stated = self.told.alignment is not None or (bool(self.arrow_types) and self.all_say_alignment)
-        return self.said.replace(
-            alignment=self.alignment if stated else None,
-            fields=[*self.said.fields, *self.told.fields],
-            max_action_dim=self.max_action_dim,
-            max_obs_continuous_dim=self.max_obs_continuous_dim,
-        )
+        fields = [*self.said.fields, *self.told.fields]
+        return self.said.replace(alignment=self.alignment if stated else None, fields=fields, **self.dims)
 
-    def merge(self, segments: Sequence[Segment], said: Sequence[tuple[str, About]] = ()) -> None:
-        """Take over the columns of new segments, and what their datasets say of themselves.
+    def merged(self, segments: Sequence[Segment], said: Sequence[tuple[str, About]]) -> Self:
+        """The schema with the columns of new segments, and what their datasets say of themselves.
 
         Args:
             segments: The segments.
@@ -93,15 +77,13 @@ class StoreSchema:
             MissingFieldError: A required column is missing.
             SchemaError: Columns that a field cannot be read from, or that do not fit those there are; something said
                 that contradicts what is known.
-
-        Nothing changes after an error.
         """
         merged = copy.copy(self)
         merged._adopt(said)
         merged._merge_columns(segments)
-        for segment, (_, about) in zip(segments, said, strict=False):
+        for segment, (_, about) in zip(segments, said, strict=True):
             merged.all_say_alignment &= about.alignment is not None or not segment.num_rows
-        self.__dict__.update(merged.__dict__)
+        return merged
 
     def _adopt(self, said: Sequence[tuple[str, About]]) -> None:
         """Check what datasets say, and let it fill in what the store was not told."""
@@ -117,7 +99,7 @@ class StoreSchema:
                 )
             for field in about.fields:
                 _check_alike(told.get(field.name, field), field, where)
-            news: dict[str, Any] = {name: self._untold_dim(name, where, about) for name in _DIMS}
+            news: dict[str, Any] = {name: self._untold_dim(name, where, about) for name in DIMS}
             news["fields"] = [field for field in about.fields if field.name not in told]
             unknown.append((where, about.replace(**news)))
         self.said = joined([("the rows before", self.said), *unknown])
@@ -138,13 +120,8 @@ class StoreSchema:
 
     def _know_fields(self) -> None:
         """Put together what the store was told and what datasets said."""
-        self.max_action_dim = self.told.max_action_dim or self.said.max_action_dim
-        self.max_obs_continuous_dim = self.told.max_obs_continuous_dim or self.said.max_obs_continuous_dim
-        self.fields = merge_fields(
-            [*self.said.fields, *self.told.fields],
-            max_action_dim=self.max_action_dim,
-            max_obs_continuous_dim=self.max_obs_continuous_dim,
-        )
+        self.dims: dict[str, Any] = {name: getattr(self.told, name) or getattr(self.said, name) for name in DIMS}
+        self.fields = merge_fields([*self.said.fields, *self.told.fields], self.dims)
         self.by_column = {field.column: self._combined(field.column) for field in self.fields.values()}
 
     def _merge_columns(self, segments: Sequence[Segment]) -> None:
@@ -162,8 +139,7 @@ class StoreSchema:
             for name, data_type in segment.types.items():
                 kind = column_type(data_type)
                 if name in self.by_column:
-                    field = self.by_column[name]
-                    check_readable(kind, field)
+                    check_readable(kind, self.by_column[name])
                 self._check_width(name, data_type, widths)
                 known = types.get(name, kind)
                 if known != kind and "null" not in (known.kind, kind.kind):

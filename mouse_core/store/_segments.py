@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,10 @@ from mouse_core._arrow.dense_copies import IRREGULAR
 from mouse_core._arrow.windows import Stretches, Windows, cut_at_stretches
 from mouse_core._base.memo import memo
 from mouse_core.errors import DataError
+
+if TYPE_CHECKING:  # loaded where rows are appended
+    from mouse_core.store._tail.columns import ColumnExtent
+    from mouse_core.store._tail.rows import Extent
 
 _LOOKED_AT = 1 << 16
 # Runs of rows are kept, in 24 bytes each, where they are so long on average and not more than these.
@@ -58,28 +63,19 @@ class Segment:
         self._first_values: dict[str, tuple[int, Any] | None] = {}
 
     @classmethod
-    def of_extent(
-        cls,
-        rows: int,
-        extent: object,
-        addresses: Mapping[str, tuple[int, int]],
-        make_columns: Mapping[str, Callable[[], pa.ChunkedArray]],
-        make_table: Callable[[], pa.Table],
-        image_roots: tuple[str, ...] = (),
-    ) -> Segment:
-        """Appended rows, in one chunk.
+    def of_extent(cls, extent: Extent, image_roots: tuple[str, ...]) -> Segment:
+        """The appended rows that an extent has now, in one chunk; rows that come later do not show in it.
 
-        Args:
-            rows: How many.
-            extent, addresses, image_roots: As in the class.
-            make_columns: Gives each of the columns that have an address, and keeps its memory alive.
-            make_table: Gives the rows as a table; called when it is asked for, as few that are sampled from are.
+        Columns and table are made when they are asked for, as few that are sampled from are.
         """
         segment = cls.__new__(cls)
         segment.indices = segment.origin = None
         segment._named_roots = image_roots
-        segment.num_rows, segment.extent, segment.addresses = rows, extent, addresses
-        segment._make_columns, segment._make_table = make_columns, make_table
+        rows, dense = extent.count, extent.dense()
+        segment.num_rows, segment.extent = rows, extent.token
+        segment.addresses = {name: (column.address, column.width) for name, column in dense.items()}
+        segment._make_columns = {name: partial(_to_column, column, rows) for name, column in dense.items()}
+        segment._make_table = partial(extent.to_table, rows)
         segment._parts, segment._first_values = {}, {}
         segment.__dict__.update(chunk_starts=np.array([0, rows]), _same_chunks=True, _is_mapped=False)
         return segment
@@ -337,6 +333,10 @@ class SegmentColumn:
             return None
         distance, alike = self._alike.distances(chunks)
         return self._alike.template, distance, self._alike.same_lists(self._column, distance, alike)
+
+
+def _to_column(extent: ColumnExtent, rows: int) -> pa.ChunkedArray:
+    return pa.chunked_array([extent.to_arrow(rows)])
 
 
 def _chunk_starts(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:

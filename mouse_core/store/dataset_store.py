@@ -57,11 +57,12 @@ class DatasetStore:
         image_roots: Iterable[str | os.PathLike[str]] = (),
     ) -> None:
         # These, and what else only some stores need, are loaded with the first of them.
+        from mouse_core.store._appender import Appender
         from mouse_core.store._schema import StoreSchema
-        from mouse_core.store._tail.appender import Appender
 
         self._budget = DenseBudget(dense_bytes)
-        self._schema = StoreSchema(fields, max_action_dim, max_obs_continuous_dim, alignment, image_roots)
+        dims = {"max_action_dim": max_action_dim, "max_obs_continuous_dim": max_obs_continuous_dim}
+        self._schema = StoreSchema(fields, dims, alignment, image_roots)
         self._segments: list[Segment] = []
         self._num_rows = 0
         self._kept: Snapshot | None = None
@@ -179,6 +180,7 @@ class DatasetStore:
         The store is unchanged after an error.
         """
         from mouse_core.about.dataset import read_about
+        from mouse_core.store._appender import Appender
         from mouse_core.store._splits import segment_of, select_splits
         from mouse_core.store.evidence import warn_of_rewards
 
@@ -186,9 +188,10 @@ class DatasetStore:
         segments = [segment_of(part, self._schema.image_roots) for _, part in parts]
         said = [(where, read_about(part, where=where)) for where, part in parts]
         with self._lock:
-            self._schema.merge(segments, said)
+            schema = self._schema.merged(segments, said)
             self._appender.close()
             self._segments.extend(segments)
+            self._schema, self._appender = schema, Appender(schema, self._segments)
             self._kept = None  # also where no row comes, columns may
             self._num_rows += sum(segment.num_rows for segment in segments)
         if self.alignment == "arrived":
@@ -281,8 +284,7 @@ class DatasetStore:
         shapes = {name: spec.shape for name, spec in self.snapshot().spec.items() if spec.image_shape is None}
         fields = self._schema.fields.items()
         encoder = DatasetStore(
-            self._schema.max_action_dim,
-            self._schema.max_obs_continuous_dim,
+            **self._schema.dims,
             fields=[replace(field, shape=shapes.get(name, field.shape)) for name, field in fields],
             alignment=self.alignment,
             image_roots=self._schema.image_roots,

@@ -33,15 +33,13 @@ class SnapshotConfig:
     Args:
         fields: The fields by name.
         types: The columns' types by name.
-        max_action_dim: Number of actions, or None.
-        max_obs_continuous_dim: Width of observations, or None.
+        dims: The dimensions that it was given, by ``spec.DIMS``.
         alignment: "arrived" or "outgoing".
     """
 
     fields: Mapping[str, Field]
     types: Mapping[str, ColumnType]
-    max_action_dim: int | None
-    max_obs_continuous_dim: int | None
+    dims: Mapping[str, int | None]
     alignment: Alignment
 
 

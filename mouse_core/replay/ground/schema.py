@@ -30,9 +30,9 @@ from mouse_core.trees import (
     as_array,
     fit,
     flatten,
+    key_of,
     stack,
     structure_from_json,
-    structure_leaves,
     structure_of,
     structure_to_json,
 )
@@ -209,7 +209,7 @@ class RowSchema:
             (name if isinstance(name, str) else tuple(name)): _field_type(*kind) for name, *kind in value["fields"]
         }
         structure, num_envs = structure_from_json(value["structure"]), index(value["num_envs"])
-        if not fields or set(structure_leaves(structure)) != fields.keys():
+        if not fields or {key_of(tuple(steps)) for steps in flatten(structure).values()} != fields.keys():
             raise ValueError(f"fields {list(fields)} that are not those of the structure {structure!r:.80}")
         if num_envs < 1:
             raise ValueError(f"{num_envs} environments")

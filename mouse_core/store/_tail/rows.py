@@ -7,7 +7,6 @@ the extent is still being filled; that is what lets a snapshot share memory with
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from operator import itemgetter
 from typing import Any, TypeVar
 
@@ -17,7 +16,6 @@ import pyarrow as pa
 from numpy import ndarray
 
 from mouse_core.dtypes import convert
-from mouse_core.store._segments import Segment
 from mouse_core.store._tail.columns import ColumnExtent, ObjectExtent, ScalarExtent, VectorExtent, column_extents
 from mouse_core.store._tail.values import (
     TailColumn,
@@ -51,7 +49,8 @@ class Extent:
         most = max(16, min(_MOST_ROWS, _MOST_BYTES // max(widest, 1)))
         self.rows = min(most, max(_FIRST_ROWS, 2 * before, coming))
         self.count = 0
-        self._token = object()
+        # Stands for its memory, which it does not keep alive.
+        self.token = object()
         self.extents = column_extents(columns, self.rows)
         self._sort()
 
@@ -158,34 +157,19 @@ class Extent:
         first = len(cells) + len(runs)
         self._others = [(number, extent.put) for number, extent in enumerate(self._ordered[first:], first)]
 
-    def to_segment(self, image_roots: tuple[str, ...] = ()) -> Segment:
-        """The rows written so far; later rows never change it."""
-        dense = {
-            name: extent
-            for name, extent in self.extents.items()
-            if not isinstance(extent, ObjectExtent) and extent.is_dense
-        }
-        return Segment.of_extent(
-            self.count,
-            self._token,
-            addresses={name: (extent.address, extent.width) for name, extent in dense.items()},
-            make_columns={name: partial(_to_column, extent, self.count) for name, extent in dense.items()},
-            make_table=partial(_to_table, self.extents, self.count),
-            image_roots=image_roots,
-        )
+    def dense(self) -> dict[str, ScalarExtent | VectorExtent]:
+        """The columns whose values so far lie in memory as Arrow has them."""
+        extents = self.extents.items()
+        return {name: one for name, one in extents if not isinstance(one, ObjectExtent) and one.is_dense}
+
+    def to_table(self, rows: int) -> pa.Table:
+        """The first ``rows`` rows that were written; later ones never change it."""
+        return pa.table({name: extent.to_arrow(rows) for name, extent in self.extents.items()})
 
 
 def _some(extents: Mapping[str, ColumnExtent], kind: type[_B], chosen: Callable[[_B], bool]) -> dict[str, _B]:
     """The extents of a kind that are chosen."""
     return {name: extent for name, extent in extents.items() if isinstance(extent, kind) and chosen(extent)}
-
-
-def _to_column(extent: ColumnExtent, rows: int) -> pa.ChunkedArray:
-    return pa.chunked_array([extent.to_arrow(rows)])
-
-
-def _to_table(extents: Mapping[str, ColumnExtent], rows: int) -> pa.Table:
-    return pa.Table.from_arrays([extent.to_arrow(rows) for extent in extents.values()], names=list(extents))
 
 
 class Refused(Exception):

@@ -1,4 +1,4 @@
-"""Taking appended rows into extents: all of a row or nothing."""
+"""Taking appended rows into extents, of which segments are made: all of a row or nothing."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Appender:
         """The rows of the open extent; rows that come later do not show in it."""
         if self._extent is None or not self._extent.count:
             return None
-        return self._extent.to_segment(self._schema.image_roots)
+        return Segment.of_extent(self._extent, self._schema.image_roots)
 
     def close(self) -> None:
         """Seal the open extent; the next row opens another, of columns that may have been learnt since."""
