@@ -62,6 +62,21 @@ def is_at(path: str | os.PathLike[str], file: int) -> bool:
         return False
 
 
+class Descriptor:
+    """What has a file open: ``_file`` is its descriptor, -1 where it has been closed or was never opened."""
+
+    _file = -1
+
+    def close(self) -> None:
+        """Close the file; may be called twice."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def __del__(self) -> None:
+        self.close()
+
+
 def this_process() -> str:
     """What others are told of who holds a lock."""
     return f"process {os.getpid()} on {os.uname().nodename if hasattr(os, 'uname') else 'this machine'}"

@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
+from mouse_core._files.locking import Descriptor
 from mouse_core._files.writing import beside, publish, remove, storing, sync_folders, write_all, write_partial
 from mouse_core.errors import DataError
 
@@ -28,7 +29,7 @@ def _frame(record: bytes) -> bytes:
     return length_and_sum + zlib.crc32(length_and_sum).to_bytes(4, "little") + record
 
 
-class Log:
+class Log(Descriptor):
     """Records in the order they were appended. The folder has one writer at a time.
 
     Args:
@@ -41,7 +42,6 @@ class Log:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = -1
         self._named = False  # a process that made it may have died before its name was on the disk
         with storing(f"log {path}"):
             remove(beside(path))
@@ -118,15 +118,6 @@ class Log:
         if not self._named:
             sync_folders([self.path.parent])
             self._named = True
-
-    def close(self) -> None:
-        """Close the file; may be called twice."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
-    def __del__(self) -> None:
-        self.close()
 
 
 def read_log(path: Path) -> list[bytes]:

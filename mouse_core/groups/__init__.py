@@ -6,7 +6,7 @@ from mouse_core.groups.buffer import RolloutBuffer
 from mouse_core.groups.grpo import GrpoBatchMaker
 from mouse_core.groups.protocol import BatchMaker, ResumableBatchMaker
 from mouse_core.groups.reading import StoredGroup, StoredRollouts, open_rollouts
-from mouse_core.groups.types import GroupKey, RLExample, RolloutGroup, RolloutRecord, Turn
+from mouse_core.groups.types.records import GroupKey, RLExample, RolloutGroup, RolloutRecord, Turn
 
 __all__ = [
     "BatchMaker",

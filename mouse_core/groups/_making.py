@@ -17,7 +17,7 @@ from mouse_core.groups._files.parts import Part
 from mouse_core.groups.grpo import GrpoBatchMaker
 from mouse_core.groups.protocol import BatchMaker, ResumableBatchMaker
 from mouse_core.groups.reading import StoredGroup, read_ahead
-from mouse_core.groups.types import RLExample, RolloutRecord
+from mouse_core.groups.types.records import RLExample, RolloutRecord
 
 UIDS = "rollout_uids"
 """What a batch maker's metadata may say: which rollouts a batch has used."""

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.groups.advantages import advantages
-from mouse_core.groups.types import RolloutRecord
+from mouse_core.groups.types.records import RolloutRecord
 
 _FIRST_ROWS = 1024
 _COLUMNS: dict[str, Any] = {

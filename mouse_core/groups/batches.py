@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import DataError
-from mouse_core.groups.types import RLExample, RolloutRecord, unchecked
+from mouse_core.groups.types.records import RLExample, RolloutRecord, unchecked
 from mouse_core.spec import check_count
 
 Arrays = dict[str, npt.NDArray[Any]]

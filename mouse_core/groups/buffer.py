@@ -25,7 +25,7 @@ from mouse_core.groups._files.writing import write_groups
 from mouse_core.groups._making import Making
 from mouse_core.groups.protocol import BatchMaker
 from mouse_core.groups.reading import StoredRollouts, select_rollouts
-from mouse_core.groups.types import RLExample, RolloutRecord
+from mouse_core.groups.types.records import RLExample, RolloutRecord
 from mouse_core.spec import check_count
 
 # How long to wait before sealing is tried again, after the disk was full.
@@ -158,9 +158,7 @@ class RolloutBuffer:
         """The rollouts sealed so far; see ``open_rollouts``."""
         with self._lock:
             parts = list(self._parts)
-        return select_rollouts(
-            self._root, parts, environment=environment, policy_version=policy_version, since=since, until=until
-        )
+        return select_rollouts(self._root, parts, environment, policy_version, since, until)
 
     # ------------------------------------------------------------------ adding
 

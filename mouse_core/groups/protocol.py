@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 from mouse_core.groups.reading import StoredGroup
-from mouse_core.groups.types import RLExample, RolloutRecord
+from mouse_core.groups.types.records import RLExample, RolloutRecord
 
 
 class BatchMaker(Protocol):

@@ -16,7 +16,7 @@ from mouse_core._base.threads import THREADS, in_order
 from mouse_core.errors import ConfigError, MissingFieldError
 from mouse_core.groups._files.index import read_index
 from mouse_core.groups._files.parts import Part, read_groups
-from mouse_core.groups.types import RolloutGroup, RolloutRecord
+from mouse_core.groups.types.records import RolloutGroup, RolloutRecord
 from mouse_core.groups.versions import version_order
 
 # Files that are read in one go.
@@ -177,7 +177,6 @@ def _rows(part: Part, since: float | None, until: float | None) -> Sequence[int]
 def select_rollouts(
     root: Path,
     parts: Sequence[Part],
-    *,
     environment: str | None,
     policy_version: str | int | Collection[str | int] | None,
     since: float | None,
@@ -223,11 +222,4 @@ def open_rollouts(
     root = Path(root_path)
     if not root.is_dir():
         raise ConfigError(f"root_path: expected the folder of a RolloutBuffer, found none at {str(root)!r}")
-    return select_rollouts(
-        root,
-        read_index(root).parts,
-        environment=environment,
-        policy_version=policy_version,
-        since=since,
-        until=until,
-    )
+    return select_rollouts(root, read_index(root).parts, environment, policy_version, since, until)

@@ -18,7 +18,7 @@ from mouse_core.groups._files.columns import EXAMPLES, examples_to_table, table_
 from mouse_core.groups._files.index import USED, StoredBatch, encode_batches
 from mouse_core.groups._files.names import BATCHES
 from mouse_core.groups._files.parts import digest_of, encode_table, read_metadata, read_table, writing_options
-from mouse_core.groups.types import RLExample
+from mouse_core.groups.types.records import RLExample
 
 _METADATA = b"mouse_batch_metadata"
 # Two batches may be of the same rollouts and are two batches all the same.

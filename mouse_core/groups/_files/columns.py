@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from itertools import accumulate, chain, pairwise
 from typing import Any
@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mouse_core.errors import DataError
-from mouse_core.groups._files.metadata import NODE, Node, decode, encode
-from mouse_core.groups.types import RLExample, RolloutRecord, Turn, unchecked
+from mouse_core.groups.types.metadata import NODE, Node, decode, encode
+from mouse_core.groups.types.records import RLExample, RolloutRecord, Turn, unchecked
 
 
 def _field(name: str, kind: pa.DataType, nullable: bool = False) -> pa.Field:
@@ -93,34 +93,25 @@ def rollouts_to_table(rollouts: Sequence[RolloutRecord]) -> pa.RecordBatch:
     Raises:
         DataError: Text that is not Unicode.
     """
-    turns = list(chain.from_iterable(rollout.turns for rollout in rollouts))
     try:
-        columns = [
-            pa.array([rollout.environment for rollout in rollouts], pa.string()),
-            pa.array([rollout.example_id for rollout in rollouts], pa.string()),
-            pa.array([rollout.policy_version for rollout in rollouts], pa.string()),
-            pa.array([rollout.rollout_uid for rollout in rollouts], pa.string()),
-            _nested(ROLLOUTS.field("turns").type, [len(rollout.turns) for rollout in rollouts], _rows_of(turns)),
-            pa.array([rollout.reward for rollout in rollouts], pa.float64()),
-            pa.array([rollout.created for rollout in rollouts], pa.float64()),
-            pa.array([rollout.replica_id for rollout in rollouts], pa.string()),
-            _metadata([rollout.metadata for rollout in rollouts]),
-        ]
+        return pa.RecordBatch.from_arrays(_columns(rollouts, ROLLOUTS), schema=ROLLOUTS)
     except UnicodeEncodeError as error:
         raise DataError(f"rollouts: expected text in Unicode, found {error.object!r:.100}") from error
-    return pa.RecordBatch.from_arrays(columns, schema=ROLLOUTS)
 
 
-def _rows_of(turns: Sequence[Turn]) -> pa.StructArray:
-    columns = [
-        pa.array([turn.message for turn in turns], pa.string()),
-        pa.array([turn.role for turn in turns], pa.string()),
-        _lists(_TOKENS, [turn.tokens for turn in turns], np.int32),
-        _lists(_FLOATS, [turn.logprobs for turn in turns], np.float32),
-        pa.array([turn.reward for turn in turns], pa.float64()),
-        _metadata([turn.metadata for turn in turns]),
-    ]
-    return pa.StructArray.from_arrays(columns, fields=list(_TURN))
+def _columns(objects: Sequence[Any], fields: Iterable[pa.Field]) -> list[pa.Array]:
+    """Some fields of rollouts, turns or examples, a row for each."""
+    return [_column(field, [getattr(item, field.name) for item in objects]) for field in fields]
+
+
+def _column(field: pa.Field, values: Sequence[Any]) -> pa.Array:
+    if field.name == "turns":
+        turns = _columns(list(chain.from_iterable(values)), _TURN)
+        rows = pa.StructArray.from_arrays(turns, fields=list(_TURN))
+        return _nested(field.type, list(map(len, values)), rows)
+    if field.name == "metadata":
+        return _metadata(values)
+    return _lists(field.type, values) if pa.types.is_list(field.type) else pa.array(values, field.type)
 
 
 def _offsets(lengths: Sequence[int]) -> npt.NDArray[np.int32]:
@@ -136,9 +127,9 @@ def _nested(kind: pa.DataType, lengths: Sequence[int], values: pa.Array, missing
     return pa.ListArray.from_arrays(offsets, values, type=kind, mask=missing)
 
 
-def _lists(kind: pa.DataType, arrays: Sequence[npt.NDArray[Any] | None], dtype: Any) -> pa.Array:
+def _lists(kind: pa.DataType, arrays: Sequence[npt.NDArray[Any] | None]) -> pa.Array:
     there = [array for array in arrays if array is not None]
-    values = pa.array(np.concatenate(there) if there else np.zeros(0, dtype), kind.value_type)
+    values = pa.array(np.concatenate(there) if there else [], kind.value_type)
     lengths = [0 if array is None else len(array) for array in arrays]
     missing = None
     if len(there) < len(arrays):
@@ -293,20 +284,7 @@ def _dicts(lists: pa.Array) -> list[dict[str, Any]]:
 
 def examples_to_table(examples: Sequence[RLExample]) -> pa.RecordBatch:
     """Examples as columns."""
-    columns: list[pa.Array] = []
-    dtypes: dict[str, Callable[..., Any]] = {
-        "tokens": np.int32,
-        "loss_mask": np.bool_,
-        "advantage": np.float32,
-        "generator_log_probs": np.float32,
-    }
-    for column in EXAMPLES:
-        values = [getattr(example, column.name) for example in examples]
-        if column.name in dtypes:
-            columns.append(_lists(column.type, values, dtypes[column.name]))
-        else:
-            columns.append(pa.array(values, pa.string()))
-    return pa.RecordBatch.from_arrays(columns, schema=EXAMPLES)
+    return pa.RecordBatch.from_arrays(_columns(examples, EXAMPLES), schema=EXAMPLES)
 
 
 def table_to_examples(table: pa.Table) -> list[RLExample]:

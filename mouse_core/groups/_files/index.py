@@ -25,7 +25,7 @@ from mouse_core.errors import DataError
 from mouse_core.groups._files.columns import EXAMPLES
 from mouse_core.groups._files.names import BATCHES, STATE, folder_name
 from mouse_core.groups._files.parts import Part, find_part, read_metadata, read_part, read_table
-from mouse_core.groups.types import GroupKey
+from mouse_core.groups.types.records import GroupKey
 
 USED = b"mouse_batch_rollouts"
 """In a batch's file the uids of the rollouts it has used, where its examples do not say."""

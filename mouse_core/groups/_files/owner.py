@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mouse_core._files.locking import lock, this_process, unlock
+from mouse_core._files.locking import Descriptor, lock, this_process, unlock
 from mouse_core._files.writing import storing
 from mouse_core.errors import ClosedError, ForkError
 
@@ -16,7 +16,7 @@ from mouse_core.errors import ClosedError, ForkError
 _LONGEST = 1024
 
 
-class Owner:
+class Owner(Descriptor):
     """The right to write to a folder.
 
     It passes to whoever takes it last: a writer that was believed dead, and is not, finds out at its next step and
@@ -28,7 +28,6 @@ class Owner:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = -1
         self._process = os.getpid()
         self._token = uuid.uuid4().hex.encode()
         with storing(f"file {path}"):
@@ -74,15 +73,6 @@ class Owner:
             yield
         finally:
             self._unlock()
-
-    def close(self) -> None:
-        """Give up; may be called twice."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
-    def __del__(self) -> None:
-        self.close()
 
     def _unlock(self) -> None:
         if self._file >= 0:

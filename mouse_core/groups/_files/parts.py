@@ -16,7 +16,7 @@ from mouse_core._files.writing import storing
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.groups._files.columns import ROLLOUTS, rollout_schema, table_to_rollouts
 from mouse_core.groups._files.names import folder_name
-from mouse_core.groups.types import GroupKey, RolloutRecord
+from mouse_core.groups.types.records import GroupKey, RolloutRecord
 
 _NUMBER = b"mouse_group_number"
 _NUMBERS = frozenset({"tokens", "logprobs", "advantage", "generator_log_probs"})

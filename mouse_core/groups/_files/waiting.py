@@ -13,7 +13,7 @@ import pyarrow as pa
 from mouse_core._files.log import Log
 from mouse_core.groups._files.columns import ROLLOUTS, rollouts_to_table, table_to_rollouts
 from mouse_core.groups._files.names import STATE
-from mouse_core.groups.types import GroupKey, RolloutRecord
+from mouse_core.groups.types.records import GroupKey, RolloutRecord
 
 # A log larger than this is written anew once most of it is about rollouts that have left.
 _REWRITE_BYTES = 64 * 2**20

@@ -26,7 +26,7 @@ from mouse_core._files.writing import (
 from mouse_core.groups._files.columns import ROLLOUTS, rollouts_to_table, split_rows
 from mouse_core.groups._files.names import folder_name
 from mouse_core.groups._files.parts import Part, digest_of, encode_group, writing_options
-from mouse_core.groups.types import RolloutRecord
+from mouse_core.groups.types.records import RolloutRecord
 
 # Groups whose columns are made together, and whose files are synced together: enough to spread what that costs, few
 # enough for the disk to be at work while the next ones are encoded.

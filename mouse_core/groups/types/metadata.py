@@ -47,9 +47,7 @@ def _key(key: Any, where: str) -> str:
 
 def _copy(value: Any, where: str, depth: int) -> Any:
     kind = type(value)
-    if value is None or kind in (bool, int, float, bytes):
-        return value
-    if kind is str:
+    if value is None or kind in (bool, int, float, str, bytes):
         return value
     if depth > _DEEPEST:
         raise DataError(f"{where}: expected at most {_DEEPEST} levels of metadata, found more")

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import DataError
-from mouse_core.groups._files.metadata import checked_metadata
+from mouse_core.groups.types.metadata import checked_metadata
 
 _MAX_TOKEN = 2**31 - 1
 
@@ -31,8 +31,21 @@ class GroupKey(NamedTuple):
     policy_version: str
 
 
+class _ByValue:
+    """What is equal if all of its attributes are, arrays and metadata included."""
+
+    __slots__ = ()
+    __hash__ = None  # type: ignore[assignment]
+
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not type(self):
+            return NotImplemented
+        names: Iterable[str] = self.__dataclass_fields__  # type: ignore[attr-defined]
+        return all(same_values(getattr(self, name), getattr(other, name)) for name in names)
+
+
 @dataclass(frozen=True, eq=False, slots=True)
-class Turn:
+class Turn(_ByValue):
     """One message of a rollout.
 
     Args:
@@ -62,23 +75,11 @@ class Turn:
                 raise DataError(f"turn: expected {name} as a str, found {getattr(self, name)!r:.100}")
         object.__setattr__(self, "tokens", _tokens(self.tokens))
         if self.logprobs is not None:
-            object.__setattr__(self, "logprobs", _logprobs(self.logprobs, len(self.tokens)))
+            logprobs = _floats(self.logprobs, len(self.tokens), "turn: expected logprobs")
+            object.__setattr__(self, "logprobs", logprobs)
         if self.reward is not None:
             object.__setattr__(self, "reward", _finite(self.reward, "turn: expected reward"))
         object.__setattr__(self, "metadata", checked_metadata(self.metadata, "turn"))
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Turn):
-            return NotImplemented
-        return (
-            (self.message, self.role, self.reward) == (other.message, other.role, other.reward)
-            and np.array_equal(self.tokens, other.tokens)
-            and (self.logprobs is None) == (other.logprobs is None)
-            and (self.logprobs is None or np.array_equal(self.logprobs, other.logprobs))  # type: ignore[arg-type]
-            and same_values(self.metadata, other.metadata)
-        )
-
-    __hash__ = None  # type: ignore[assignment]
 
     @property
     def is_trained(self) -> bool:
@@ -87,7 +88,7 @@ class Turn:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class RolloutRecord:
+class RolloutRecord(_ByValue):
     """One rollout: a conversation, what it was for, which policy had it, and what it earned.
 
     Args:
@@ -138,17 +139,6 @@ class RolloutRecord:
             if not isinstance(value, str) or not (value or name == "replica_id"):
                 raise DataError(f"rollout {self.rollout_uid!r}: expected {name} as a str, not empty, found {value!r}")
 
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, RolloutRecord):
-            return NotImplemented
-        return (
-            (self.key, self.rollout_uid, self.turns) == (other.key, other.rollout_uid, other.turns)
-            and (self.reward, self.created, self.replica_id) == (other.reward, other.created, other.replica_id)
-            and same_values(self.metadata, other.metadata)
-        )
-
-    __hash__ = None  # type: ignore[assignment]
-
     @property
     def key(self) -> GroupKey:
         """Which group it belongs to."""
@@ -161,7 +151,7 @@ class RolloutRecord:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class RolloutGroup:
+class RolloutGroup(_ByValue):
     """Rollouts of one policy version on one problem, which are scored against each other.
 
     Args:
@@ -187,11 +177,6 @@ class RolloutGroup:
         if len({rollout.rollout_uid for rollout in self.rollouts}) < len(self.rollouts):
             raise DataError(f"group {tuple(self.key)}: expected every rollout once, found one twice")
 
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, RolloutGroup) and (self.key, self.rollouts) == (other.key, other.rollouts)
-
-    __hash__ = None  # type: ignore[assignment]
-
     def __len__(self) -> int:
         return len(self.rollouts)
 
@@ -202,7 +187,7 @@ class RolloutGroup:
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class RLExample:
+class RLExample(_ByValue):
     """One sequence to train on, L tokens long.
 
     Args:
@@ -238,13 +223,6 @@ class RLExample:
         for name in ("advantage", "generator_log_probs"):
             values = _floats(getattr(self, name), len(tokens), f"example {self.rollout_uid!r}: expected {name}")
             object.__setattr__(self, name, values)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, RLExample) and all(
-            np.array_equal(getattr(self, name), getattr(other, name)) for name in self.__dataclass_fields__
-        )
-
-    __hash__ = None  # type: ignore[assignment]
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -285,10 +263,6 @@ def _tokens(values: Any) -> npt.NDArray[np.int32]:
         wrong = int(np.flatnonzero((tokens < 0) | (tokens > _MAX_TOKEN))[0])
         raise DataError(f"tokens: expected 0..{_MAX_TOKEN}, found {tokens[wrong]} at {wrong}")
     return _own(tokens, np.int32, values)
-
-
-def _logprobs(values: Any, length: int) -> npt.NDArray[np.float32]:
-    return _floats(values, length, "turn: expected logprobs")
 
 
 def _floats(values: Any, length: int, where: str) -> npt.NDArray[np.float32]:
