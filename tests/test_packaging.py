@@ -150,10 +150,6 @@ def test_modules_do_not_import_each_other_in_a_circle() -> None:
     assert not left
 
 
-# Rooms whose folders still import each other both ways. What is here and no longer so fails, too.
-STILL_BOTH_WAYS = {"groups", "store"}
-
-
 def arrows_between_folders(name: str) -> set[tuple[str, str]]:
     """Which folders of a room import from which, each with the modules directly in it; `__init__.py` is not one."""
 
@@ -174,10 +170,7 @@ def test_folders_within_a_room_do_not_import_each_other_both_ways(name: str) -> 
     """A folder stands below the modules beside it, or above them."""
     found = arrows_between_folders(name)
     both = sorted(f"{one} and {other}" for one, other in found if (other, one) in found and one < other)
-    if name in STILL_BOTH_WAYS:
-        assert both, f"{name} loses its place in STILL_BOTH_WAYS"
-    else:
-        assert not both
+    assert not both
 
 
 def test_rooms_are_small() -> None:
