@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from functools import cache
 
 # How many forks lie between the process that imported this module and the one that reads it.
 _forks = 0
@@ -15,7 +14,6 @@ class ProcessLock:
     """A lock that is new in a forked child, where the thread that held the parent's does not exist."""
 
     def __init__(self) -> None:
-        _count_forks()
         self._locks = {_forks: threading.RLock()}
 
     def mine(self) -> threading.RLock:
@@ -33,16 +31,8 @@ class ProcessLock:
         return ProcessLock, ()
 
 
-@cache
-def _count_forks() -> None:
-    """From now on forked children know that they are; asking for the process's number takes longer than a lock."""
-    if hasattr(os, "register_at_fork"):
-        os.register_at_fork(after_in_child=_forked)
-
-
 def forks() -> int:
-    """How many forks lie between the process that imported this module and this one, counted from the first call on."""
-    _count_forks()
+    """How many forks lie between the process that imported this module and this one."""
     return _forks
 
 
@@ -55,3 +45,7 @@ def is_spawning() -> bool:
 def _forked() -> None:
     global _forks
     _forks += 1
+
+
+if hasattr(os, "register_at_fork"):  # asking for the process's number takes longer than a lock
+    os.register_at_fork(after_in_child=_forked)

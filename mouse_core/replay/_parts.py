@@ -14,6 +14,7 @@ from mouse_core.errors import ConfigError, ForkError
 from mouse_core.randomness import Key
 from mouse_core.replay._assembly import check_names
 from mouse_core.replay._episodes.index import EpisodeIndex
+from mouse_core.replay.ground.memory import ring_slots
 from mouse_core.replay.ground.protocols import Draw, FieldKey, Sampler, Slots, Storage, Write, Writer
 from mouse_core.replay.ground.state import part_of
 from mouse_core.replay.samplers._recorded import RecordedSlices
@@ -60,7 +61,8 @@ class Parts:
         self._recorded = self._recorded_slices(storage, self.sampler)
         # A ring of single rows that nobody else writes is the commonest by far, and written to without detours.
         self.plain_ring = type(writer) is RoundRobinWriter and storage.ndim == 1 and storage.lock() is None
-        self._most_untold = min(_MOST_UNTOLD, storage.capacity)
+        self._capacity = storage.capacity
+        self._most_untold = min(_MOST_UNTOLD, self._capacity)
         self._forks = forks()
         # How many rows were written, and changes made, when the sampler was told last; it begins by looking at all.
         self._told = 0
@@ -128,7 +130,7 @@ class Parts:
         if self._changes != self.storage.changes:
             self.sync()
         slots, written, first = self.writer.write(self.storage, rows, one=one)
-        if not self.writer.ordered:
+        if not self.writer.ordered or (first == self._told and not one):
             self._tell(Write(written, first, self._reader(written)))
         elif not one or priority is not None or self.storage.written - self._told >= self._most_untold:
             self.sync()
@@ -142,14 +144,14 @@ class Parts:
         if forks() != self._forks:
             self._check_process()
         storage = self.storage
-        if not self._reserved.isdisjoint(row if type(row) is dict else ()):
+        if type(row) is not dict or not self._reserved.isdisjoint(row):
             check_names(row, self._reserved, one=True)
         if self._changes != storage.changes:
             self.sync()
         first = storage.append(row, one=True)[0]
         if first - self._told >= self._most_untold:
             self.sync()
-        return first % storage.capacity
+        return first % self._capacity
 
     def check_writable(self) -> None:
         """Raise ConfigError where rows must not be written."""
@@ -183,7 +185,7 @@ class Parts:
             self.writer.reset(self.storage)
         elif written != self._told:
             n = min(written - self._told, len(self.storage))
-            slots = np.arange(written - n, written, dtype=np.int64) % self.storage.capacity
+            slots = ring_slots(written - n, n, self.storage.capacity)
             self._tell(Write(slots, written - n, self._reader(slots)))
 
     def _tell(self, write: Write) -> None:

@@ -75,7 +75,7 @@ class BaseBuffer:
         if collate_fn is not None and not callable(collate_fn):
             raise ConfigError(f"collate_fn: expected a function, found {collate_fn!r}")
         self._collate = collate_fn
-        self._lock: AbstractContextManager[Any] = ProcessLock()
+        self._lock = ProcessLock()
         self._samples = 0
 
     @property

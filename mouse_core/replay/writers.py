@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from mouse_core.dtypes import number_kind
 from mouse_core.errors import ConfigError, DataError
+from mouse_core.replay.ground.memory import ring_slots
 from mouse_core.replay.ground.protocols import FieldKey, Slots, Storage
 from mouse_core.trees import as_array, find, flatten, map_tree, stack
 
@@ -37,14 +38,9 @@ class RoundRobinWriter:
         """Write rows; see ``Writer.write``."""
         first, n = storage.append(rows, one=one)
         capacity = storage.capacity
-        if n == 1:
-            slots = np.array([first % capacity], np.int64)
-            return slots, slots, first
-        slots = np.arange(first, first + n, dtype=np.int64) % capacity
-        if n <= capacity:
-            return slots, slots, first
-        # Of more rows than there is room for only the last are there.
-        return slots, slots[n - capacity :], first + n - capacity
+        slots = ring_slots(first, n, capacity)
+        lost = max(0, n - capacity)  # of more rows than there is room for only the last are there
+        return slots, slots[lost:], first + lost
 
     def reset(self, storage: Storage) -> None:
         """Nothing is kept."""

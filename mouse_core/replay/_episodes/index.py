@@ -10,6 +10,7 @@ import numpy as np
 from mouse_core.errors import ConfigError, SchemaError, StateError
 from mouse_core.replay._episodes.marks import Keys, Marks, Read, as_ids, begins, contradiction, find_keys, marks_of
 from mouse_core.replay._episodes.ring import EpisodeRing
+from mouse_core.replay.ground.memory import ring_slots
 from mouse_core.replay.ground.protocols import FieldKey, Storage, Write
 from mouse_core.sampling.episode_table import Int64s
 
@@ -186,7 +187,7 @@ class EpisodeIndex:
         num_envs = storage.num_envs
         if first < num_envs or storage.written - (first - num_envs) > storage.capacity:
             return None
-        slots = np.arange(first - num_envs, first, dtype=np.int64) % storage.capacity
+        slots = ring_slots(first - num_envs, num_envs, storage.capacity)
         return marks_of(keys, lambda key: storage.read(key, slots), num_envs)
 
     def _change(self, storage: Storage, write: Write) -> None:

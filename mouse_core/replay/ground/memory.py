@@ -26,6 +26,13 @@ _POOL_FROM = 1 << 20
 _PLANS_KEPT = 8
 
 
+def ring_slots(first: int, n: int, capacity: int) -> Slots:
+    """The slots of ``n`` rows from row ``first`` on: rows 6, 7 and 8 of a ring of 8 lie in the slots 6, 7 and 0."""
+    begin = first % capacity
+    slots = np.arange(begin, begin + n, dtype=np.int64)
+    return slots if begin + n <= capacity else slots % capacity
+
+
 class FieldBlock:
     """Fields whose values lie side by side.
 

@@ -113,9 +113,9 @@ class ArrayStorage(RingStorage):
 
     def append(self, rows: Any, *, one: bool = False) -> tuple[int, int]:
         """Write rows behind the last, over the oldest where there is no room; see ``Storage.append``."""
-        self._check_writable()
-        if one and self._append_single(rows):
+        if one and self._writable and self._append_single(rows):
             return self._appended(1), 1
+        self._check_writable()
         schema, arrays, n = checked(rows, self._schema, one=one, ndim=self._ndim, ragged=self._ragged)
         if self._memory is None:
             if self._capacity % schema.num_envs:
@@ -134,8 +134,8 @@ class ArrayStorage(RingStorage):
         """Write one row of the commonest kinds of values; False if it has others, and in the first write."""
         if not self._single or type(rows) is not dict or len(rows) != len(self._single):
             return False
-        slot, values = self._written % self._capacity, []
-        for key, _, dtype, shape, scalars in self._single:
+        values = []
+        for key, dtype, shape, scalars in self._single:
             value: Any = rows.get(key)
             kind = type(value)
             if kind is np.ndarray:
@@ -144,7 +144,8 @@ class ArrayStorage(RingStorage):
             elif kind not in scalars or (kind is float and dtype.itemsize < 8 and not (-3e38 < value < 3e38)):
                 return False
             values.append(value)
-        for (_, column, _, _, _), value in zip(self._single, values, strict=True):
+        slot = self._written % self._capacity
+        for column, value in zip(self._memory.columns, values, strict=True):  # type: ignore[union-attr]
             column[slot] = value
         return True
 
@@ -241,8 +242,8 @@ class ArrayStorage(RingStorage):
         self._memory = memory
         self._single = []
         if self._ndim == 1 and memory.schema.plain and not memory.schema.varying:
-            for (key, kind), column in zip(memory.schema.fields.items(), memory.columns, strict=True):
-                self._single.append((key, column, kind.dtype, kind.shape, _scalars(kind.dtype, kind.shape)))
+            for key, kind in memory.schema.fields.items():
+                self._single.append((key, kind.dtype, kind.shape, _scalars(kind.dtype, kind.shape)))
 
     def _check_writable(self) -> None:
         if not self._writable:
