@@ -45,6 +45,8 @@ class PrefetchBatchifier(Batchifier[dict[str, jax.Array]]):
         MissingFieldError: See ``mouse_core.prefetch.Batchifier``.
     """
 
+    framework = "jax"
+
     @property
     def replaced_dtypes(self) -> Mapping[np.dtype[Any], np.dtype[Any]]:
         """Dtypes that JAX does not hold here and now, and what is delivered instead."""

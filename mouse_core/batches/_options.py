@@ -7,7 +7,7 @@ import operator
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mouse_core.batches._form import MaskReader, Readers
 from mouse_core.errors import ConfigError, MissingFieldError
@@ -17,6 +17,9 @@ from mouse_core.spec import check_count, recipe
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.fields import FieldReader
 from mouse_core.store.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from mouse_core.ranks import Ranks
 
 # What gives every process its part of what it finds in a dataset or a loader, by module.
 _SHARDING = {
@@ -151,12 +154,23 @@ def _check_parts(snapshot: Snapshot, reader: FieldReader, option: str) -> None:
         begin += segment.num_rows
 
 
+def ranks_of(shard: Any) -> Ranks | None:
+    """Who a shard is of: found, where it is "auto"; None where it is a pair of numbers."""
+    if isinstance(shard, tuple | list):
+        return None
+    from mouse_core.ranks import Ranks, find_ranks  # loaded where processes are to be found
+
+    if isinstance(shard, str) and shard == "auto":
+        return find_ranks()
+    return shard if isinstance(shard, Ranks) else None
+
+
 def check_shard(shard: Any, batch_size: int) -> tuple[int, int]:
     """``shard`` if it is a pair that divides a batch, else ConfigError."""
     try:
         rank, count = (operator.index(part) for part in shard)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"shard: expected (rank, count), found {shard!r}") from error
+        raise ConfigError(f"shard: expected (rank, count), found {shard!r}; 'auto' finds it") from error
     if not 0 <= rank < count:
         raise ConfigError(f"shard: expected 0 <= rank < count, found {(rank, count)}")
     if batch_size % count:

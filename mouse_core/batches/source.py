@@ -25,6 +25,7 @@ from mouse_core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from mouse_core.augment.config import AugmentTokensConfig
+    from mouse_core.ranks import Ranks, Shard
 
 
 class BatchSource:
@@ -40,6 +41,7 @@ class BatchSource:
         sampling: "random", "last", "sequential", "batch", or a ``WindowSampler``.
         seed: In ``[0, 2**64)``.
         shard: ``(rank, count)``: rows ``[rank * B / count, (rank + 1) * B / count)`` of each batch, short ones too.
+            "auto": those of this process, as ``mouse_core.ranks.find_ranks`` finds it, or of a ``Ranks``.
         dtypes: Delivered dtypes by field, instead of those of the spec.
         replace_dtypes: Dtypes that a framework cannot hold, and what is delivered instead, after ``dtypes``; a value
             that does not fit is a DataError.
@@ -70,7 +72,7 @@ class BatchSource:
         batch_size: int = 32,
         sampling: str | WindowSampler = "random",
         seed: int = 0,
-        shard: tuple[int, int] = (0, 1),
+        shard: Shard = (0, 1),
         *,
         dtypes: Mapping[str, npt.DTypeLike] | None = None,
         replace_dtypes: Mapping[Any, npt.DTypeLike] | None = None,
@@ -92,11 +94,12 @@ class BatchSource:
             names, asked.as_names(required_fields), dict(dtypes or {}), dict(replace_dtypes or {}), augment, views
         )
         readers = asked.choose_readers(snapshot, names, chosen.required_fields, masked=padded is not None)
+        ranks = asked.ranks_of(shard)
         planner = Planner(
             sampler,
             snapshot,
             seed=check_seed(seed),
-            shard=asked.check_shard(shard, sampler.batch_size),
+            shard=asked.check_shard(shard if ranks is None else ranks.shard, sampler.batch_size),
             epoch_start=check_count("epoch_start", epoch_start, lowest=0),
             windows=asked.planned_windows(readers, sampler.sequence_length),
             padded=padded,
@@ -104,13 +107,13 @@ class BatchSource:
         planner.check()
         form = form_of(readers, chosen, padded, max_num_actions=snapshot.config.dims["max_action_dim"] or 0)
         copied = copied_fields(readers, form.shapes)
-        self._set(Pipeline(planner, readers, form, fields=copied), chosen)
+        self._set(Pipeline(planner, readers, form, fields=copied), chosen, ranks)
 
-    def _set(self, pipeline: Pipeline, chosen: Chosen) -> None:
+    def _set(self, pipeline: Pipeline, chosen: Chosen, ranks: Ranks | None) -> None:
         planner = pipeline.planner
         self.snapshot, self.sampler = planner.snapshot, planner.sampler
         self.seed, self.shard, self.epoch_start = planner.seed, planner.shard, planner.epoch_start
-        self.views = chosen.views
+        self.views, self.ranks = chosen.views, ranks
         self._pipeline, self._chosen = pipeline, chosen
         self._augment = pipeline.form.augment
 
@@ -215,7 +218,7 @@ class BatchSource:
         else:
             source = type(self).__new__(type(self))
             pipeline = self._pipeline.forward(snapshot, growth, seed=seed, epoch_start=epoch_start)
-            source._set(pipeline, self._chosen)
+            source._set(pipeline, self._chosen, self.ranks)
         # Whoever takes a new snapshot every so many batches will do so again.
         source._pipeline.begin_with(self._pipeline.used)
         return source
@@ -225,7 +228,8 @@ class BatchSource:
         return _restore(self.snapshot, self.sampler, self._options() | options)
 
     def _options(self) -> dict[str, Any]:
-        return {"seed": self.seed, "shard": self.shard, "epoch_start": self.epoch_start, **self._chosen._asdict()}
+        shard = self.ranks or self.shard
+        return {"seed": self.seed, "shard": shard, "epoch_start": self.epoch_start, **self._chosen._asdict()}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (self.snapshot, self.sampler, self._options())

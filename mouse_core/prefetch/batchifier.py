@@ -22,6 +22,7 @@ from mouse_core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from mouse_core.augment.config import AugmentTokensConfig
+    from mouse_core.ranks import Shard
     from mouse_core.replay.buffer import ReplayBuffer
     from mouse_core.replay.ensemble import ReplayBufferEnsemble
 
@@ -71,7 +72,7 @@ class Batchifier(Loader[T]):
         pin_memory: bool | None = None,
         device: Any = None,
         seed: int = 0,
-        shard: tuple[int, int] = (0, 1),
+        shard: Shard = (0, 1),
         *,
         dtypes: Mapping[str, npt.DTypeLike] | None = None,
         required_fields: Sequence[str] = (),
@@ -84,6 +85,10 @@ class Batchifier(Loader[T]):
         pad: bool | float | None = None,
         sharding: Any = None,
     ) -> None:
+        if isinstance(shard, str) and shard == "auto":
+            from mouse_core.ranks import find_ranks
+
+            shard = find_ranks(self.framework)
         given = locals()
         options = LoaderOptions(**{option.name: given[option.name] for option in dataclasses.fields(LoaderOptions)})
         source = options.source(store, replace_dtypes=self.replaced_dtypes)
@@ -94,6 +99,9 @@ class Batchifier(Loader[T]):
             prefetch=prefetch,
             num_workers=num_workers,
         )
+
+    #: Who is asked first which of several processes this is, for ``shard="auto"``; see ``mouse_core.ranks.find_ranks``.
+    framework = "torch"
 
     @property
     def replaced_dtypes(self) -> Mapping[Any, npt.DTypeLike]:

@@ -19,6 +19,7 @@ from mouse_core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from mouse_core.augment.config import AugmentTokensConfig
+    from mouse_core.ranks import Shard
 
 # What decides about delivering batches; all other options decide about the batches.
 _DELIVERING = ("prefetch", "num_workers", "pin_memory", "device", "sharding")
@@ -36,7 +37,7 @@ class LoaderOptions:
     pin_memory: bool | None = None
     device: Any = None
     seed: int = 0
-    shard: tuple[int, int] = (0, 1)
+    shard: Shard = (0, 1)
     dtypes: Mapping[str, npt.DTypeLike] | None = None
     required_fields: Sequence[str] = ()
     fields: Sequence[str] | None = None

@@ -1,0 +1,113 @@
+"""Which of several processes this one is: what ``shard="auto"`` stands for.
+
+No framework is imported here. One that the program has imported, and told of the other processes, is asked.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mouse_core.errors import ConfigError
+
+__all__ = ["Ranks", "Shard", "find_ranks"]
+
+# What a variable of each kind is called by torchrun, and by whoever starts processes as it does.
+_RANK, _COUNT = "RANK", "WORLD_SIZE"
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among those that train together.
+
+    Args:
+        rank: Its number, from 0.
+        count: How many they are.
+        found_in: Who said so, for messages.
+
+    Raises:
+        ConfigError: Numbers out of range.
+    """
+
+    rank: int
+    count: int
+    found_in: str = "the caller"
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.count:
+            raise ConfigError(f"shard: expected 0 <= rank < count, found {self.shard} in {self.found_in}")
+
+    @property
+    def shard(self) -> tuple[int, int]:
+        """``(rank, count)``."""
+        return self.rank, self.count
+
+
+Shard = tuple[int, int] | Ranks | Literal["auto"]
+
+
+def find_ranks(first: str = "torch") -> Ranks:
+    """This process among those that train together, as whoever started them says.
+
+    In this order, of which ``first`` comes first of all: "torch", ``torch.distributed`` where it is initialised, and
+    "accelerate", the state that Accelerate keeps; "jax", ``jax.distributed`` where it is initialised; "environment", the
+    variables RANK and WORLD_SIZE, as torchrun sets them. Where nobody says anything there is one process.
+
+    Args:
+        first: Who is asked before all others: a framework's loader asks its own.
+
+    Raises:
+        ConfigError: RANK without WORLD_SIZE, the other way round, or what are no such numbers.
+    """
+    for name in sorted(_ASKED, key=lambda name: name != first):
+        found = _ASKED[name]()
+        if found is not None:
+            return found
+    return Ranks(0, 1, "a single process")
+
+
+def _torch() -> Ranks | None:
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return Ranks(distributed.get_rank(), distributed.get_world_size(), "torch.distributed")
+
+
+def _accelerate() -> Ranks | None:
+    state: Any = getattr(sys.modules.get("accelerate.state"), "PartialState", None)
+    # All instances have one dict in common; making one would start what nobody asked for.
+    said = getattr(state, "_shared_state", {})
+    if "num_processes" not in said or "process_index" not in said:
+        return None
+    return Ranks(said["process_index"], said["num_processes"], "Accelerate's state")
+
+
+def _jax() -> Ranks | None:
+    jax: Any = sys.modules.get("jax")
+    # Asking for the processes starts JAX's backends, after which it is too late to initialise the others.
+    if jax is None or not hasattr(jax, "distributed") or not jax.distributed.is_initialized():
+        return None
+    return Ranks(jax.process_index(), jax.process_count(), "jax.distributed")
+
+
+def _environment() -> Ranks | None:
+    said = {name: os.environ[name] for name in (_RANK, _COUNT) if os.environ.get(name)}
+    if not said:
+        return None
+    try:
+        return Ranks(int(said[_RANK]), int(said[_COUNT]), "the environment")
+    except (KeyError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"shard: expected {_RANK} and {_COUNT} as numbers in the environment, found {said}") from None
+
+
+_ASKED: dict[str, Callable[[], Ranks | None]] = {
+    "torch": _torch,
+    "accelerate": _accelerate,
+    "jax": _jax,
+    "environment": _environment,
+}
