@@ -52,9 +52,10 @@ Shard = tuple[int, int] | Ranks | Literal["auto"]
 def find_ranks(first: str = "torch") -> Ranks:
     """This process among those that train together, as whoever started them says.
 
-    In this order, of which ``first`` comes first of all: "torch", ``torch.distributed`` where it is initialised, and
-    "accelerate", the state that Accelerate keeps; "jax", ``jax.distributed`` where it is initialised; "environment", the
-    variables RANK and WORLD_SIZE, as torchrun sets them. Where nobody says anything there is one process.
+    In this order, of which ``first`` comes first of all: "torch" (``torch.distributed`` where it is initialised),
+    "accelerate" (the state that Accelerate keeps), "jax" (``jax.distributed`` where it is initialised) and
+    "environment" (the variables RANK and WORLD_SIZE, as torchrun sets them). Where nobody says anything there is one
+    process.
 
     Args:
         first: Who is asked before all others: a framework's loader asks its own.

@@ -89,9 +89,7 @@ def test_who_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"RANK": "2", "WORLD_SIZE": "2"}, r"expected 0 <= rank < count, found \(2, 2\) in the environment"),
     ],
 )
-def test_an_environment_that_says_nonsense(
-    monkeypatch: pytest.MonkeyPatch, said: dict[str, str], message: str
-) -> None:
+def test_an_environment_that_says_nonsense(monkeypatch: pytest.MonkeyPatch, said: dict[str, str], message: str) -> None:
     for name, value in said.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match=message):
