@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from mouse_core.errors import ConfigError
 
-__all__ = ["Ranks", "Shard", "find_ranks"]
+__all__ = ["Ranks", "Shard", "Uneven", "find_ranks"]
 
 # What a variable of each kind is called by torchrun, and by whoever starts processes as it does.
 _RANK, _COUNT = "RANK", "WORLD_SIZE"
@@ -46,7 +46,9 @@ class Ranks:
         return self.rank, self.count
 
 
+# What a source or a loader takes as its shard, and what becomes of batches that shards do not divide evenly.
 Shard = tuple[int, int] | Ranks | Literal["auto"]
+Uneven = Literal["refuse", "pad"]
 
 
 def find_ranks(first: str = "torch") -> Ranks:

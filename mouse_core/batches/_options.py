@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from mouse_core.batches._form import MaskReader, Readers
 from mouse_core.errors import ConfigError, MissingFieldError
 from mouse_core.sampling.episodes import Boundary, Weighting, sampler_of
-from mouse_core.sampling.plan import MASK, WindowSampler
+from mouse_core.sampling.plan import MASK, PaddedSampler, WindowSampler
 from mouse_core.spec import check_count, recipe
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.fields import FieldReader
 from mouse_core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from mouse_core.ranks import Ranks
+    from mouse_core.ranks import Ranks, Uneven
 
 # What gives every process its part of what it finds in a dataset or a loader, by module.
 _SHARDING = {
@@ -90,7 +90,7 @@ def as_names(names: Sequence[str]) -> tuple[str, ...]:
 def choose_readers(
     snapshot: Snapshot, fields: tuple[str, ...] | None, required: tuple[str, ...], *, masked: bool
 ) -> dict[str, FieldReader | MaskReader]:
-    """Readers of the fields that were asked for, and of ``mask``, where windows may have fewer steps.
+    """Readers of the fields that were asked for, and of ``mask``, where steps or windows may be missing.
 
     Raises:
         MissingFieldError: A field that is named and not there, or that one of the store's datasets lacks, where nothing
@@ -100,7 +100,9 @@ def choose_readers(
     readers: dict[str, FieldReader | MaskReader] = {**snapshot.readers}
     if masked:
         if MASK in readers:
-            raise ConfigError(f"boundary: expected a store without a field {MASK!r}, which batches get, found one")
+            raise ConfigError(
+                f"boundary, uneven: expected a store without a field {MASK!r}, which batches get, found one"
+            )
         readers[MASK] = MaskReader()
     for option, names in (("required_fields", required), ("fields", fields or ())):
         for name in names:
@@ -165,16 +167,20 @@ def ranks_of(shard: Any) -> Ranks | None:
     return shard if isinstance(shard, Ranks) else None
 
 
-def check_shard(shard: Any, batch_size: int) -> tuple[int, int]:
-    """``shard`` if it is a pair that divides a batch, else ConfigError."""
+def check_shard(shard: Any, batch_size: int, uneven: Uneven) -> tuple[int, int]:
+    """``shard`` if it is a pair that divides a batch, or need not, else ConfigError."""
+    if uneven not in ("refuse", "pad"):
+        raise ConfigError(f"uneven: expected 'refuse' or 'pad', found {uneven!r}")
     try:
         rank, count = (operator.index(part) for part in shard)
     except (TypeError, ValueError) as error:
         raise ConfigError(f"shard: expected (rank, count), found {shard!r}; 'auto' finds it") from error
     if not 0 <= rank < count:
         raise ConfigError(f"shard: expected 0 <= rank < count, found {(rank, count)}")
-    if batch_size % count:
-        raise ConfigError(f"shard: expected a count that divides batch_size {batch_size}, found {count}")
+    if batch_size % count and uneven == "refuse":
+        raise ConfigError(
+            f"shard: expected a count that divides batch_size {batch_size}, found {count}; uneven='pad' takes any"
+        )
     return rank, count
 
 
@@ -213,8 +219,9 @@ def warn_of_collation(indices: Sequence[int]) -> None:
 
 
 def identity_of(snapshot: Snapshot, sampler: object, readers: Readers, augment: Any) -> list[Any]:
-    """What decides about batches, but for the seed and the delivered dtypes."""
+    """What decides about batches, but for the seed, the delivered dtypes, and what shards deliver of a batch."""
     from mouse_core.sampling.identity import sampler_identity
 
-    fields = [reader.identity for reader in readers.values()]
+    masked = isinstance(sampler, PaddedSampler)
+    fields = [reader.identity for reader in readers.values() if masked or not isinstance(reader, MaskReader)]
     return [snapshot.fingerprint, sampler_identity(sampler), fields, *([] if augment is None else [augment.identity])]

@@ -19,7 +19,7 @@ from mouse_core.batches._planner import Block, Planner
 from mouse_core.dtypes import RowError, convert_to
 from mouse_core.errors import DataError
 from mouse_core.randomness import Key, Purpose
-from mouse_core.sampling.plan import Plan
+from mouse_core.sampling.plan import MASK, Plan
 from mouse_core.store.fields import FieldReader
 from mouse_core.store.snapshot import Snapshot
 
@@ -101,13 +101,13 @@ class Pipeline:
         """The plan of batch ``index``; raises as ``take``."""
         index = operator.index(index)
         block, number = self._blocks.block_with(index)
-        windows, size, (rank, count) = block.part(number), block.sizes[number], self.planner.shard
+        windows, size = block.part(number), block.sizes[number]
         return Plan(
             block.windows.rows[windows.begin : windows.end],
             self.planner.sampler.sequence_length,
             Key(self.planner.seed, Purpose.AUGMENT, index),
             size,
-            size * rank // count,
+            self.planner.own(size)[0],
             block,
             number,
         )
@@ -132,7 +132,7 @@ class Pipeline:
         """The windows of a plan, whoever made it, in the delivered or the stored dtypes."""
         block, number = plan.block, plan.number
         if not isinstance(block, Block) or block.planner is not self.planner:
-            block, number = self.planner.of_starts(plan.starts), 0
+            block, number = self.planner.of_starts(plan.starts, plan.global_size), 0
         return self._finish(block, number, None, stored=stored, out=out)
 
     def _finish(
@@ -162,6 +162,9 @@ class Pipeline:
             batch[name] = values
         if form.is_padded:
             block.absent.fill(batch, number, form.fill)
+        if self.planner.uneven == "pad" and MASK in batch:
+            first, end = self.planner.own(block.sizes[number])
+            batch[MASK][end - first :] = 0
         return batch
 
     def _memory_for(self, block: Block, number: int, copied: Batch, stored: bool) -> Batch:

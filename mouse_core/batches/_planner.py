@@ -18,6 +18,7 @@ from mouse_core.store.snapshot import Snapshot
 if TYPE_CHECKING:
     from mouse_core._arrow.byte_views import ByteViews
     from mouse_core.batches._mask import Absent
+    from mouse_core.ranks import Uneven
 
 # Whoever is this much ahead of the next batch is one of several who take turns.
 _AHEAD = 3
@@ -103,6 +104,7 @@ class Planner:
         epoch_start: The index of the first batch drawn from the snapshot.
         windows: Windows of several batches are located together, about so many.
         padded: The sampler, if its windows may have fewer steps than they are long.
+        uneven: What becomes of batches that the shards do not divide evenly; see ``BatchSource``.
     """
 
     sampler: WindowSampler
@@ -112,6 +114,7 @@ class Planner:
     epoch_start: int
     windows: int
     padded: PaddedSampler | None
+    uneven: Uneven = "refuse"
 
     @memo
     def batches_per_epoch(self) -> int:
@@ -135,30 +138,48 @@ class Planner:
                 mean over shards would weigh windows differently.
         """
         last = self.epoch_start + self.batches_per_epoch - 1
-        if self.shard[1] > 1:
+        if self.shard[1] > 1 and self.uneven == "refuse":
             self._check_even(last, len(self._starts(last)))
 
     def _check_even(self, index: int, size: int) -> None:
         count = self.shard[1]
-        if size % count:
+        if size % count and self.uneven == "refuse":
             raise ConfigError(
                 f"shard: expected batches that {count} shards divide evenly, found batch {index} with {size} windows; "
-                "leave the rest of an epoch out with drop_last=True, or choose a batch_size and a count that divide it"
+                "leave the rest of an epoch out with drop_last=True, choose a batch_size and a count that divide it, or "
+                "have what is missing padded and masked with uneven='pad'"
             )
 
-    def of_starts(self, starts: npt.NDArray[np.int64]) -> Block:
-        """A block of one batch, of the windows that begin at ``starts``, wherever these are from."""
-        return Block(0, 1, 1, 0, self._locate(starts), [len(starts)], self)
+    def own(self, size: int) -> tuple[int, int]:
+        """Which windows of a whole batch of ``size`` this shard has: the first, and the one behind its last.
+
+        Of 8 windows three shards have 0..1, 2..4 and 5..7.
+        """
+        rank, count = self.shard
+        return size * rank // count, size * (rank + 1) // count
+
+    def _delivered(self, size: int) -> tuple[int, int]:
+        """Those that are delivered: of "pad" as many in every shard, of which the last may be the next one's first.
+
+        Of 8 windows three shards deliver 0..2, 2..4 and 5..7, and window 2 is masked in the first. No shard goes beyond
+        the whole batch: the last one always has as many as any.
+        """
+        first, end = self.own(size)
+        return first, first - -size // self.shard[1] if self.uneven == "pad" else end
+
+    def of_starts(self, starts: npt.NDArray[np.int64], size: int) -> Block:
+        """A block of one batch of ``size`` windows in all, of those that begin at ``starts``, wherever these are from."""
+        return Block(0, 1, 1, 0, self._locate(starts), [size], self)
 
     def block(self, first: int, step: int, batches: int, kind: int) -> Block:
         """So many batches from ``first`` on, ``step`` apart, located together."""
-        rank, count = self.shard
         end = first + step * batches
         whole = self._starts_together(first, end - step + 1 - first)
         if whole is not None:
             whole = whole[::step]
             size = whole.shape[1]
-            rows = np.ascontiguousarray(whole[:, size * rank // count : size * (rank + 1) // count])
+            self._check_even(first, size)
+            rows = np.ascontiguousarray(whole[:, slice(*self._delivered(size))])
             sizes, bounds = [size] * batches, list(range(0, rows.size + 1, rows.shape[1]))
             rows = rows.reshape(-1)
         else:
@@ -167,7 +188,7 @@ class Planner:
             sizes = [len(part) for part in starts]
             for number, size in enumerate(sizes):
                 self._check_even(first + number * step, size)
-            parts = [part[len(part) * rank // count : len(part) * (rank + 1) // count] for part in starts]
+            parts = [part[slice(*self._delivered(len(part)))] for part in starts]
             bounds = [0, *np.cumsum([len(part) for part in parts]).tolist()]
             rows = np.concatenate(parts)
         rows.flags.writeable = False

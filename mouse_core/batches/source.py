@@ -25,7 +25,7 @@ from mouse_core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from mouse_core.augment.config import AugmentTokensConfig
-    from mouse_core.ranks import Ranks, Shard
+    from mouse_core.ranks import Ranks, Shard, Uneven
 
 
 class BatchSource:
@@ -59,6 +59,10 @@ class BatchSource:
         pad: With "episode": whether windows may have fewer steps than S, as those of shorter episodes and the last ones
             of windows that lie side by side; otherwise these are left out. True repeats the last step that is there, a
             number is what all fields become in the others. None: True.
+        uneven: Of batches that the shards do not divide evenly: "refuse" them, or "pad" them, so that every shard gets
+            ``ceil(b / count)`` of ``b`` windows: its own and, where those are fewer, the next one's first. Batches then
+            have a field ``mask``, bool ``[b, S]``, in which that one is False; ``global_mean`` of the frameworks'
+            packages takes it. No part of the fingerprint.
 
     Raises:
         ConfigError: An argument out of range, too few rows, an unknown sampling, a batch that shards do not divide.
@@ -85,6 +89,7 @@ class BatchSource:
         boundary: Boundary = "stream",
         weighting: Weighting = "step",
         pad: bool | float | None = None,
+        uneven: Uneven = "refuse",
     ) -> None:
         snapshot = asked.snapshot_of(store)
         sampler = asked.choose_sampler(sampling, sequence_length, batch_size, drop_last, boundary, weighting, pad)
@@ -93,16 +98,18 @@ class BatchSource:
         chosen = Chosen(
             names, asked.as_names(required_fields), dict(dtypes or {}), dict(replace_dtypes or {}), augment, views
         )
-        readers = asked.choose_readers(snapshot, names, chosen.required_fields, masked=padded is not None)
+        masked = padded is not None or uneven == "pad"
+        readers = asked.choose_readers(snapshot, names, chosen.required_fields, masked=masked)
         ranks = asked.ranks_of(shard)
         planner = Planner(
             sampler,
             snapshot,
             seed=check_seed(seed),
-            shard=asked.check_shard(shard if ranks is None else ranks.shard, sampler.batch_size),
+            shard=asked.check_shard(shard if ranks is None else ranks.shard, sampler.batch_size, uneven),
             epoch_start=check_count("epoch_start", epoch_start, lowest=0),
             windows=asked.planned_windows(readers, sampler.sequence_length),
             padded=padded,
+            uneven=uneven,
         )
         planner.check()
         form = form_of(readers, chosen, padded, max_num_actions=snapshot.config.dims["max_action_dim"] or 0)
@@ -113,7 +120,7 @@ class BatchSource:
         planner = pipeline.planner
         self.snapshot, self.sampler = planner.snapshot, planner.sampler
         self.seed, self.shard, self.epoch_start = planner.seed, planner.shard, planner.epoch_start
-        self.views, self.ranks = chosen.views, ranks
+        self.views, self.ranks, self.uneven = chosen.views, ranks, planner.uneven
         self._pipeline, self._chosen = pipeline, chosen
         self._augment = pipeline.form.augment
 
@@ -228,8 +235,8 @@ class BatchSource:
         return _restore(self.snapshot, self.sampler, self._options() | options)
 
     def _options(self) -> dict[str, Any]:
-        shard = self.ranks or self.shard
-        return {"seed": self.seed, "shard": shard, "epoch_start": self.epoch_start, **self._chosen._asdict()}
+        planned = {"seed": self.seed, "shard": self.ranks or self.shard, "epoch_start": self.epoch_start}
+        return {**planned, "uneven": self.uneven, **self._chosen._asdict()}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (self.snapshot, self.sampler, self._options())

@@ -22,7 +22,7 @@ from mouse_core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from mouse_core.augment.config import AugmentTokensConfig
-    from mouse_core.ranks import Shard
+    from mouse_core.ranks import Shard, Uneven
     from mouse_core.replay.buffer import ReplayBuffer
     from mouse_core.replay.ensemble import ReplayBufferEnsemble
 
@@ -53,6 +53,7 @@ class Batchifier(Loader[T]):
         boundary: "episode" for windows that lie in one episode each, with a field ``mask``; see
             ``mouse_core.BatchSource``.
         weighting, pad: Of windows within episodes; see ``mouse_core.BatchSource``.
+        uneven: "pad" for batches that shards need not divide, with a field ``mask``; see ``mouse_core.BatchSource``.
         sharding: How a whole batch is laid out over devices, in JAX; None elsewhere.
 
     Raises:
@@ -83,6 +84,7 @@ class Batchifier(Loader[T]):
         boundary: Boundary = "stream",
         weighting: Weighting = "step",
         pad: bool | float | None = None,
+        uneven: Uneven = "refuse",
         sharding: Any = None,
     ) -> None:
         if isinstance(shard, str) and shard == "auto":

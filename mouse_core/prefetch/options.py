@@ -19,7 +19,7 @@ from mouse_core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
     from mouse_core.augment.config import AugmentTokensConfig
-    from mouse_core.ranks import Shard
+    from mouse_core.ranks import Shard, Uneven
 
 # What decides about delivering batches; all other options decide about the batches.
 _DELIVERING = ("prefetch", "num_workers", "pin_memory", "device", "sharding")
@@ -47,6 +47,7 @@ class LoaderOptions:
     boundary: Boundary = "stream"
     weighting: Weighting = "step"
     pad: bool | float | None = None
+    uneven: Uneven = "refuse"
     sharding: Any = None
 
     def source(self, store: Any, *, replace_dtypes: Mapping[Any, npt.DTypeLike]) -> Any:

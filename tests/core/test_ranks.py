@@ -13,6 +13,7 @@ import pytest
 from mouse_core import BatchSource, ConfigError, PrefetchBatchifier
 from mouse_core.ranks import Ranks, find_ranks
 from mouse_core.testing import example_store
+from tests.core.augment_cases import full_config, make_store
 
 
 @pytest.fixture(autouse=True)
@@ -122,3 +123,76 @@ def test_other_words_are_no_shard() -> None:
     for shard in ("Auto", "", None, 3):
         with pytest.raises(ConfigError, match=r"shard: expected \(rank, count\), found .*; .auto. finds it"):
             BatchSource(example_store(), 8, 4, shard=shard)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------- batches that shards do not divide
+
+
+@pytest.mark.parametrize("options", [{}, {"boundary": "episode", "pad": True}, {"boundary": "episode", "pad": 0.0}])
+@pytest.mark.parametrize(("count", "size"), [(3, 32), (3, 8), (4, 6), (5, 3), (7, 1), (2, 4), (1, 4)])
+def test_any_count_of_shards_has_every_window_once(count: int, size: int, options: dict[str, Any]) -> None:
+    """The windows whose mask is True in some step, in the order of the shards, are the whole batch; short ones too."""
+    store = example_store(200)
+    options = {"sequence_length": 7, "batch_size": size, "sampling": "sequential", "drop_last": False, **options}
+    whole = BatchSource(store, **options)
+    shards = [BatchSource(store, **options, shard=(rank, count), uneven="pad") for rank in range(count)]
+    for index in range(len(whole)):
+        batch, parts = whole[index], [shard[index] for shard in shards]
+        rows = len(batch["reward"])
+        assert {len(part["reward"]) for part in parts} == {-(-rows // count)}
+        kept = [part["mask"].any(axis=1) for part in parts]
+        assert [len(part) for part in kept] == [len(part["reward"]) for part in parts]
+        for rank, part in enumerate(kept):
+            own = (rank + 1) * rows // count - rank * rows // count
+            assert part.tolist() == [True] * own + [False] * (len(part) - own)
+        for name, values in batch.items():
+            together = np.concatenate([part[name][keep] for part, keep in zip(parts, kept, strict=True)])
+            np.testing.assert_array_equal(together, values, name)
+        if "mask" not in batch:
+            assert all(part["mask"][keep].all() for part, keep in zip(parts, kept, strict=True))
+        for part in parts:
+            assert np.isfinite(part["reward"]).all()
+
+
+def test_a_padded_stream_is_the_same_stream() -> None:
+    """Fingerprint, state and plans know nothing of it, so a run of two goes on in three."""
+    store = example_store()
+    even = PrefetchBatchifier(store, 8, 4, shard=(0, 2), seed=3)
+    padded = PrefetchBatchifier(store, 8, 4, shard=(1, 3), uneven="pad")
+    assert list(padded.spec) == [*even.spec, "mask"]
+    assert padded.source.fingerprint == even.source.fingerprint
+    even.next_batch()
+    padded.load_state_dict(even.state_dict())
+    assert padded.state_dict() == even.state_dict()
+    whole = BatchSource(store, 8, 4, seed=3)
+    np.testing.assert_array_equal(padded.next_batch()["reward"], whole[1]["reward"][1:3])
+    source = padded.source
+    with_options = source.with_options(seed=5)
+    assert (with_options.uneven, with_options.shard) == ("pad", (1, 3))
+    plan = pickle.loads(pickle.dumps(source.plan(2)))
+    for name, values in source.gather(plan).items():
+        np.testing.assert_array_equal(values, source[2][name], name)
+    assert source[2]["mask"][:, 0].tolist() == [True, False]
+    even.close()
+    padded.close()
+
+
+def test_padded_shards_are_augmented_as_the_whole_batch_is() -> None:
+    store, config = make_store(), full_config()
+    for views in (1, 2):
+        whole = BatchSource(store, 8, 7, augment=config, views=views)
+        for rank in range(3):
+            shard = BatchSource(store, 8, 7, augment=config, views=views, shard=(rank, 3), uneven="pad")
+            for index in range(2):
+                many, one = (batch if views > 1 else (batch,) for batch in (whole[index], shard[index]))
+                for expected, found in zip(many, one, strict=True):
+                    for name, values in expected.items():
+                        np.testing.assert_array_equal(found[name], values[rank * 7 // 3 :][:3], name)
+
+
+def test_uneven_shards_are_refused_unless_somebody_says_how() -> None:
+    store = example_store()
+    with pytest.raises(ConfigError, match="divides batch_size 32, found 3; uneven='pad' takes any"):
+        BatchSource(store, 8, 32, shard=(0, 3))
+    with pytest.raises(ConfigError, match="uneven: expected 'refuse' or 'pad', found 'split'"):
+        BatchSource(store, 8, 32, uneven="split")  # type: ignore[arg-type]
