@@ -146,8 +146,8 @@ class Planner:
         if size % count and self.uneven == "refuse":
             raise ConfigError(
                 f"shard: expected batches that {count} shards divide evenly, found batch {index} with {size} windows; "
-                "leave the rest of an epoch out with drop_last=True, choose a batch_size and a count that divide it, or "
-                "have what is missing padded and masked with uneven='pad'"
+                "leave the rest of an epoch out with drop_last=True, choose a batch_size and a count that divide it, "
+                "or mask what is missing with uneven='pad'"
             )
 
     def own(self, size: int) -> tuple[int, int]:
@@ -168,7 +168,7 @@ class Planner:
         return first, first - -size // self.shard[1] if self.uneven == "pad" else end
 
     def of_starts(self, starts: npt.NDArray[np.int64], size: int) -> Block:
-        """A block of one batch of ``size`` windows in all, of those that begin at ``starts``, wherever these are from."""
+        """A block of one batch of ``size`` windows in all: of those that begin at ``starts``, from wherever."""
         return Block(0, 1, 1, 0, self._locate(starts), [size], self)
 
     def block(self, first: int, step: int, batches: int, kind: int) -> Block:
