@@ -33,8 +33,8 @@ def assemble(rows: Any, draw: Draw, collate: Collate | None) -> dict[str, Any]:
         rows = collate(items_of(rows, draw.index.shape[0]))
     elif isinstance(rows, list):
         rows = _stacked(rows)
-    else:  # dicts of its own for every batch: transforms may change them
-        rows = dict(rows) if type(rows) is dict and not any(map(_is_branch, rows.values())) else map_tree(_same, rows)
+    else:
+        rows = map_tree(_same, rows)  # dicts of its own for every batch: transforms may change them
     if draw.pad is not None and draw.mask is not None and collate is None and not isinstance(rows, list):
         _pad(rows, ~draw.mask, draw.pad)
     batch = dict(rows) if isinstance(rows, Mapping) else {"data": rows}
@@ -46,10 +46,10 @@ def assemble(rows: Any, draw: Draw, collate: Collate | None) -> dict[str, Any]:
     added |= draw.extra
     if OWN in batch:  # the rows' own numbers of trajectories pass through
         added.pop(OWN, None)
-    taken = batch.keys() & added.keys()
-    if taken:
-        raise reserved_error("sample", taken)
-    return batch | added
+    if not batch.keys().isdisjoint(added):
+        raise reserved_error("sample", batch.keys() & added.keys())
+    batch |= added
+    return batch
 
 
 def check_names(rows: Any, reserved: frozenset[str], *, one: bool) -> None:
@@ -103,10 +103,6 @@ def row_of(rows: Any, number: int) -> Any:
 
 def _same(leaf: Any) -> Any:
     return leaf
-
-
-def _is_branch(value: Any) -> bool:
-    return type(value) is dict or isinstance(value, tuple)
 
 
 def priorities_in(rows: Any, key: FieldKey, *, one: bool, ndim: int = 1) -> npt.NDArray[np.float64] | None:

@@ -124,8 +124,12 @@ def as_text(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def as_lists(batch: Any) -> Any:
     """A batch with its object arrays as lists."""
     # Of most batches every field is a plain array; asking whether one is a Mapping takes longer than all the rest.
-    if type(batch) is dict and all(type(leaf) is np.ndarray and leaf.dtype.kind != "O" for leaf in batch.values()):
-        return batch
+    if type(batch) is dict:
+        for leaf in batch.values():
+            if type(leaf) is not np.ndarray or leaf.dtype.hasobject:
+                break
+        else:
+            return batch
     return map_tree(lambda leaf: leaf.tolist() if is_varying(leaf) else leaf, batch)
 
 

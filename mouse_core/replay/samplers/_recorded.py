@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -13,12 +13,15 @@ from mouse_core.errors import DataError
 from mouse_core.randomness import Key, Purpose
 from mouse_core.replay.ground.protocols import Draw, Storage
 from mouse_core.replay.samplers.slices import SliceSampler
+from mouse_core.sampling.episode_table import Windows
 from mouse_core.sampling.plan import MASK
 from mouse_core.store.snapshot import Snapshot
 
 Int64s = npt.NDArray[np.int64]
 
 _SOURCES_KEPT = 4
+# So many blocks of windows that were planned together are kept, and so many steps are numbered at once.
+_BLOCKS_KEPT, _STEPS_TOGETHER = 4, 1 << 14
 
 
 class RecordedSlices:
@@ -59,16 +62,17 @@ class RecordedSlices:
             ConfigError, MissingFieldError, SchemaError: As the sampler's ``draw``.
         """
         source = self._source(batch_size, key.seed)
-        plan = source.plan(key.index)
-        draw = self._sampler.draw_at(self._storage, plan.starts, whole=self._is_whole)
-        if self._is_whole:
-            return source.gather(plan), draw
+        slices: Any = source.sampler
         try:
-            rows = source.gather(plan)
-        except DataError:  # maybe in a row behind the end of an episode
+            rows = source[key.index]
+        except DataError:
+            if self._is_whole:
+                raise
+            draw = slices.draw(key)  # it may be in a row behind the end of an episode
             return self._storage.get(draw.index), draw
-        del rows[MASK]  # the draw has it
-        return rows, draw
+        if not self._is_whole:
+            del rows[MASK]  # the draw has it
+        return rows, slices.draw(key)
 
     def _source(self, batch_size: int, seed: int) -> BatchSource:
         name = (batch_size, seed, self._sampler.weighting)
@@ -76,8 +80,7 @@ class RecordedSlices:
         if source is None:
             if len(self._sources) >= _SOURCES_KEPT:
                 self._sources.clear()
-            kind = _DrawnWindows if self._is_whole else _PaddedWindows
-            windows = kind(self._storage, self._sampler, self._sampler.sequence_length, batch_size)
+            windows = (_Slices if self._is_whole else _PaddedSlices)(self._storage, self._sampler, batch_size)
             source = self._sources[name] = BatchSource(self._snapshot, sampling=windows, seed=seed)
         return source
 
@@ -90,14 +93,14 @@ class RecordedSlices:
         return {**self.__dict__, "_sources": {}}
 
 
-@dataclass(frozen=True, eq=False)
-class _DrawnWindows:
+class _Slices:
     """The slices of a buffer's samples as the windows of batches; see ``WindowSampler``."""
 
-    storage: Storage
-    sampler: SliceSampler
-    sequence_length: int
-    batch_size: int
+    def __init__(self, storage: Storage, sampler: SliceSampler, batch_size: int) -> None:
+        self.sequence_length, self.batch_size = sampler.sequence_length, batch_size
+        self._storage, self._sampler = storage, sampler
+        self._planned: deque[tuple[range, Windows]] = deque(maxlen=_BLOCKS_KEPT)
+        self._draws: dict[int, Draw] = {}
 
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
         """Nothing ends."""
@@ -110,15 +113,46 @@ class _DrawnWindows:
 
     def starts_of_many(self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
         """See ``ManyStarts.starts_of_many``."""
-        keys = [Key(seed, Purpose.REPLAY, index) for index in range(first, first + count)]
-        return self.sampler.starts(self.storage, self.batch_size, keys)
+        return self._plan(seed, first, count)[1].start.reshape(count, -1)
+
+    def _plan(self, seed: int, first: int, count: int) -> tuple[range, Windows]:
+        """Draw the windows of ``count`` samples together."""
+        samples = range(first, first + count)
+        keys = [Key(seed, Purpose.REPLAY, sample) for sample in samples]
+        planned = samples, self._sampler.windows(self._storage, self.batch_size, keys)
+        self._planned.append(planned)
+        return planned
+
+    def draw(self, key: Key) -> Draw:
+        """What the sampler says of the sample that ``key`` names."""
+        if key.index not in self._draws:
+            planned = next((block for block in self._planned if key.index in block[0]), None)
+            self._draws = self._draws_from(key.index, *(planned or self._plan(key.seed, key.index, 1)))
+        return self._draws.pop(key.index)
+
+    def _draws_from(self, first: int, samples: range, windows: Windows) -> dict[int, Draw]:
+        """The draws of ``samples`` from number ``first`` on, as many as are small together."""
+        size = self.batch_size
+        count = min(samples.stop - first, max(1, _STEPS_TOGETHER // (size * self.sequence_length)))
+        begin = (first - samples.start) * size
+        some = Windows(*[column[begin : begin + count * size] for column in windows])
+        draw = self._sampler.draw_of(some, self._sampler.episodes.settled(self._storage), self._storage)
+        return {first + number: _part(draw, slice(number * size, (number + 1) * size)) for number in range(count)}
 
 
-class _PaddedWindows(_DrawnWindows):
+def _part(draw: Draw, windows: slice) -> Draw:
+    mask = None if draw.mask is None else draw.mask[windows]
+    return Draw(draw.index[windows], mask, pad=draw.pad, extra={"traj_id": draw.extra["traj_id"][windows]})
+
+
+class _PaddedSlices(_Slices):
     """The same where some lack steps behind the end of their episode; see ``PaddedSampler``."""
 
     fill = None  # batches are padded when they are assembled
 
     def lengths(self, starts: Int64s, snapshot: Snapshot) -> Int64s:
         """See ``PaddedSampler.lengths``."""
-        return self.sampler.lengths(self.storage, starts)
+        episodes = self._sampler.episodes.settled(self._storage)
+        _, ends, _ = episodes.episode_of(np.zeros(len(starts), np.int64), starts)
+        lengths: Int64s = np.minimum(ends - starts, self.sequence_length)
+        return lengths

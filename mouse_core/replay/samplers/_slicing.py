@@ -78,7 +78,7 @@ class SliceSampling:
         size = f"sequence_length={self.sequence_length}, strict_length={self._strict}, pad={self._pad}{span}"
         return f"{size}, {self.episodes.shown()}"
 
-    def _draw_of(self, windows: Windows, episodes: EpisodeTable, storage: Storage) -> Draw:
+    def draw_of(self, windows: Windows, episodes: EpisodeTable, storage: Storage) -> Draw:
         """The rows of some windows, with a warning where there is none that has all its steps for a bad reason.
 
         In a ring of 100 time steps an episode of the steps 295 to 304 lies in the slots 95 to 99 and 0 to 4. A window
@@ -88,29 +88,29 @@ class SliceSampling:
         rule, (env, start, begin, end, traj_id) = self._rule, windows
         if self._pad is not False and (end - begin < rule.length).all():
             self.episodes.warn_of_turns(storage)
-        step, mask = start[:, None] + np.arange(rule.length), None
-        may_lack_steps = not rule.strict or rule.left or rule.right
-        if may_lack_steps and ((start < begin) | (start + rule.length > end)).any():
-            end = np.minimum(end, start + np.minimum(end - begin, rule.length))
-            mask = (step >= begin[:, None]) & (step < end[:, None])
-            step = np.clip(step, begin[:, None], end[:, None] - 1)
-        elif may_lack_steps:
-            mask = np.ones(step.shape, np.bool_)  # and nothing to clip: these slices have all their steps
-        # A division for each window, and none for each step.
         origin = begin - begin % episodes.steps
-        slots = step - origin[:, None]
-        if (end - origin).max() > episodes.steps:
+        slots, mask = (start - origin)[:, None] + np.arange(rule.length), None
+        if not rule.strict or rule.left or rule.right:
+            mask = np.ones(slots.shape, np.bool_)
+            (lacking,) = np.nonzero((start < begin) | (start + rule.length > end))
+            if lacking.size:
+                end = np.minimum(end, start + np.minimum(end - begin, rule.length))
+                first, behind = ((step - origin)[lacking, None] for step in (begin, end))
+                named = slots[lacking]
+                slots[lacking] = there = np.minimum(np.maximum(named, first), behind - 1)
+                mask[lacking] = there == named
+        if slots[:, -1].max() >= episodes.steps:
             slots -= episodes.steps * (slots >= episodes.steps)
         if episodes.num_envs > 1:
             slots *= episodes.num_envs
             slots += env[:, None]
-        traj_ids = np.repeat(traj_id, rule.length).reshape(step.shape)
+        traj_ids = np.repeat(traj_id, rule.length).reshape(slots.shape)
         if mask is None:
             return Draw(slots, extra={"traj_id": traj_ids})
         if self._pad is not False:
             fill = None if isinstance(self._pad, bool) else self._pad
             return Draw(slots, mask, pad=fill, extra={"traj_id": traj_ids})
-        slice_id = np.repeat(np.arange(len(start)), rule.length).reshape(step.shape)
+        slice_id = np.repeat(np.arange(len(start)), rule.length).reshape(slots.shape)
         return Draw(slots[mask], extra={"traj_id": traj_ids[mask], "slice_id": slice_id[mask]})
 
 

@@ -135,7 +135,7 @@ class PrioritizedSliceSampler(SliceSampling):
         step = episodes.begin + (step - episodes.begin) % episodes.steps
         begin, end, traj_id = episodes.episode_of(env, step)
         windows = Windows(env, step, np.maximum(begin, episodes.begin), end, traj_id)
-        draw = self._draw_of(windows, episodes, storage)
+        draw = self.draw_of(windows, episodes, storage)
         weights = importance_weights(tree, slots, beta)
         if draw.index.ndim == 2:
             draw.priority_weight = np.repeat(weights, rule.length).reshape(draw.index.shape)

@@ -86,10 +86,10 @@ class SliceSampler(SliceSampling):
             ConfigError: No episode is long enough.
             MissingFieldError, SchemaError: No field says where episodes end, or it has no usable values.
         """
-        windows = self._windows(storage, batch_size, [key])
-        return self._draw_of(windows, self.episodes.settled(storage), storage)
+        windows = self.windows(storage, batch_size, [key])
+        return self.draw_of(windows, self.episodes.settled(storage), storage)
 
-    def _windows(self, storage: Storage, batch_size: int, keys: Sequence[Key]) -> Windows:
+    def windows(self, storage: Storage, batch_size: int, keys: Sequence[Key]) -> Windows:
         """The slices of one draw or several, one behind the other."""
         rule = self._rule
         episodes = self.episodes.settled(storage)
@@ -113,30 +113,6 @@ class SliceSampler(SliceSampling):
         episodes = self.episodes.settled(storage)
         rule = replace(self._rule, strict=True)
         return self._rule == rule or episodes.view(rule).episode_count == episodes.view(self._rule).episode_count
-
-    def starts(self, storage: Storage, batch_size: int, keys: Sequence[Key]) -> Int64s:
-        """Where the slices of several draws begin in a storage of one stream that is never overwritten.
-
-        Returns:
-            Slots, int64 ``[draws, B]``.
-        """
-        return self._windows(storage, batch_size, keys).start.reshape(len(keys), -1)
-
-    def lengths(self, storage: Storage, starts: Int64s) -> Int64s:
-        """How many steps of the slices that begin in these slots lie in their episodes, int64 ``[n]``."""
-        _, ends, _ = self.episodes.settled(storage).episode_of(np.zeros(len(starts), np.int64), starts)
-        lengths: Int64s = np.minimum(ends - starts, self._rule.length)
-        return lengths
-
-    def draw_at(self, storage: Storage, starts: Int64s, *, whole: bool) -> Draw:
-        """The draw whose slices begin in these slots, int64 ``[B]``; see ``starts``. ``whole``: none lacks steps."""
-        episodes, env = self.episodes.settled(storage), np.zeros(len(starts), np.int64)
-        if not whole:
-            return self._draw_of(Windows(env, starts, *episodes.episode_of(env, starts)), episodes, storage)
-        index = starts[:, None] + np.arange(self._rule.length)
-        mask = np.ones(index.shape, np.bool_) if self._pad is not False else None
-        traj_id = np.repeat(episodes.id_of(env, starts), self._rule.length)
-        return Draw(index, mask, extra={"traj_id": traj_id.reshape(index.shape)})
 
     def state_dict(self) -> dict[str, Any]:
         """The episodes there are: a string and arrays as long as their number."""
@@ -227,7 +203,7 @@ class SliceSamplerWithoutReplacement(SliceSampling, Epochs):
         if self._length != rule.length or self._is_over(total, batch_size):
             self._begin(key.index)
             self._length = rule.length
-        return self._draw_of(view.at(self._take(key, total, batch_size)), episodes, storage)
+        return self.draw_of(view.at(self._take(key, total, batch_size)), episodes, storage)
 
     def state_dict(self) -> dict[str, Any]:
         """The episodes there are, and where in which epoch the sampler is: plain values and arrays."""
