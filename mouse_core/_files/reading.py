@@ -66,8 +66,8 @@ def _may_wait(name: str) -> bool:
     return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
 
 
-def read_json_object(file: Path) -> Mapping[str, Any]:
-    """A JSON object.
+def read_json_object(file: Path, *, most_bytes: int = MOST_JSON) -> Mapping[str, Any]:
+    """A JSON object, of a file of at most so many bytes.
 
     Raises:
         DataError: The file is damaged, holds something else, or is no regular file.
@@ -75,8 +75,8 @@ def read_json_object(file: Path) -> Mapping[str, Any]:
     with reading(file):
         if not file.is_file():
             raise damaged(file, "expected a file" if file.exists() else "expected a file, found none")
-        if file.stat().st_size > MOST_JSON:
-            raise damaged(file, f"expected at most {MOST_JSON} bytes, found {file.stat().st_size}")
+        if file.stat().st_size > most_bytes:
+            raise damaged(file, f"expected at most {most_bytes} bytes, found {file.stat().st_size}")
         found = json.loads(file.read_text(encoding="utf-8"))
     if not isinstance(found, Mapping):
         raise damaged(file, f"expected a JSON object, found {type(found).__name__}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,19 +49,16 @@ def pieces(entries: Entries, *, batch_rows: int) -> Iterator[Piece]:
         SchemaError: No steps of TED.
         DataError: Arrays of lengths that do not go together.
     """
-    if any(key[0] == "next" for key in entries.keys()):  # noqa: SIM118
-        yield from _steps(entries, batch_rows)
-    else:
-        yield from _flat(entries, batch_rows)
+    return _steps(entries, batch_rows) if has_next(entries) else _flat(entries, batch_rows)
 
 
-def layout_of(entries: Entries) -> str:
-    """The layout in words."""
-    return "steps with next" if any(key[0] == "next" for key in entries.keys()) else "flat"  # noqa: SIM118
+def has_next(entries: Entries) -> bool:
+    """Whether steps lie as they are, with what they lead to in ``next``; else every observation is there once."""
+    return any(key[0] == "next" for key in entries.shapes)
 
 
 def _steps(entries: Entries, batch_rows: int) -> Iterator[Piece]:
-    keys = list(entries.keys())
+    keys = list(entries.shapes)
     root = {key for key in keys if key[0] != "next"}
     inside = {key[1:] for key in keys if key[0] == "next"}
     shape = _shape_of_steps(entries, keys, inside)
@@ -92,10 +89,10 @@ def _shape_of_steps(entries: Entries, keys: Sequence[Key], inside: set[Key]) -> 
     flag = next((key for key in (("done",), ("terminated",), ("truncated",)) if key in inside), None)
     if flag is None:
         raise SchemaError(f"{entries.name}: expected next.done, found {_shown(keys)}")
-    shape = entries.shape(("next", *flag))
+    shape = entries.shapes["next", *flag]
     shape = shape[:-1] if len(shape) > 1 and shape[-1] == 1 else shape
     for key in keys:
-        found = entries.shape(key)
+        found = entries.shapes[key]
         if found[: len(shape)] != shape:
             raise damaged(entries.name, f"{'.'.join(key)}: expected {list(shape)} steps, found {list(found)}")
     return shape
@@ -106,7 +103,7 @@ def _in_order(entries: Entries, n: int, lanes: int, size: int) -> list[tuple[int
 
     Of 10 places, all used, with the cursor at 4, in stretches of 3: 4..7, 7..10, 0..3, 3..4.
     """
-    about = entries.about()
+    about = entries.about
     # TorchRL counts the places of all environments.
     length = _number(about.get("_len"), n * lanes, entries.name, "len")
     used = n if length is None else length // max(1, lanes)
@@ -116,37 +113,73 @@ def _in_order(entries: Entries, n: int, lanes: int, size: int) -> list[tuple[int
 
 
 def _flat(entries: Entries, batch_rows: int) -> Iterator[Piece]:
-    keys = list(entries.keys())
-    if ("done",) not in keys:
-        raise SchemaError(f"{entries.name}: expected 'next', or 'done' of the flat layout, found {_shown(keys)}")
-    steps = entries.shape(("done",))[0]
+    steps = _count_steps(entries, "'next', or 'done' of the flat layout")
     n, lanes, used, full = _ring(entries, steps)
     if not used:
         return
     ends = _flat_ends(entries, n, lanes)
     ends[:, (n if full else used) - 1] = True
-    both, other = _by_length(entries, keys, steps, steps + int(ends.sum()))
-    size = _piece(entries, [*both, *other], batch_rows)
+    both, other = _by_length(entries, steps, steps + int(ends.sum()))
     before = 0  # observations of the environments before
     for lane, lane_ends in enumerate(ends):
-        rows = observation_rows(lane_ends)
-        for begin in range(0, used, size):
-            end = min(begin + size, used)
-            here = rows[begin:end] - rows[begin]
-            seen = entries.read(both, before + int(rows[begin]), before + int(rows[end - 1]) + 2)
-            rest = entries.read(other, lane * n + begin, lane * n + end)
-            yield Piece(
-                {key: values[here] for key, values in zip(both, seen, strict=True)},
-                {key: values[here + 1] for key, values in zip(both, seen, strict=True)},
-                dict(zip(other, rest, strict=True)),
-                np.concatenate([[begin == 0 or lane_ends[begin - 1]], lane_ends[begin : end - 1]]).astype(bool),
-            )
+        rows = before + observation_rows(lane_ends)
+        yield from _lane(entries, both, other, lane_ends[:used], rows, lane * n, batch_rows)
         before += n + int(lane_ends.sum())
+
+
+def trajectory(entries: Entries, *, batch_rows: int) -> Iterator[Piece]:
+    """The steps of one trajectory of the nested layout, of which every observation is there once."""
+    steps = _count_steps(entries, "'done' in every trajectory")
+    both, other = _by_length(entries, steps, steps + 1)
+    if steps and not both:
+        raise damaged(entries.name, f"expected {steps + 1} observations in a trajectory, found none")
+    ends = np.arange(steps) == steps - 1
+    yield from _lane(entries, both, other, ends, np.arange(steps), 0, batch_rows)
+
+
+def _count_steps(entries: Entries, expected: str) -> int:
+    if ("done",) not in entries.shapes:
+        raise SchemaError(f"{entries.name}: expected {expected}, found {_shown(entries.shapes)}")
+    return entries.shapes[("done",)][0]
+
+
+def _lane(
+    entries: Entries,
+    both: Sequence[Key],
+    other: Sequence[Key],
+    ends: npt.NDArray[np.bool_],
+    rows: npt.NDArray[np.int64],
+    first_step: int,
+    batch_rows: int,
+) -> Iterator[Piece]:
+    """The steps of one environment.
+
+    Args:
+        entries: Where they are.
+        both, other: The entries that have one value an observation, and those that have one a step.
+        ends: Whether a trajectory ends with a step.
+        rows: Which observation each step leaves; it leads to the one behind.
+        first_step: Where the environment's steps begin.
+        batch_rows: How many steps a piece has, at most.
+    """
+    begins = np.concatenate([[True], ends[:-1]])
+    size = _piece(entries, [*both, *other], batch_rows)
+    for begin in range(0, len(ends), size):
+        end = min(begin + size, len(ends))
+        here = rows[begin:end] - rows[begin]
+        seen = entries.read(both, int(rows[begin]), int(rows[end - 1]) + 2)
+        rest = entries.read(other, first_step + begin, first_step + end)
+        yield Piece(
+            {key: values[here] for key, values in zip(both, seen, strict=True)},
+            {key: values[here + 1] for key, values in zip(both, seen, strict=True)},
+            dict(zip(other, rest, strict=True)),
+            begins[begin:end],
+        )
 
 
 def _ring(entries: Entries, steps: int) -> tuple[int, int, int, bool]:
     """Places of an environment, environments, how many places of each are used, and whether the ring is full."""
-    about = entries.about()
+    about = entries.about
     shape = about.get("_storage_shape") or [steps]
     shape = [shape] if isinstance(shape, int) else list(shape)
     if not all(isinstance(size, int) and size > 0 for size in shape) or math.prod(shape) != steps:
@@ -167,50 +200,22 @@ def _flat_ends(entries: Entries, n: int, lanes: int) -> npt.NDArray[np.bool_]:
     return done[:, 0].astype(bool).reshape(lanes, n).copy()
 
 
-def _by_length(entries: Entries, keys: Sequence[Key], steps: int, observations: int) -> tuple[list[Key], list[Key]]:
+def _by_length(entries: Entries, steps: int, observations: int) -> tuple[list[Key], list[Key]]:
     """The entries that have one value an observation, and those that have one a step."""
-    for key in keys:
-        found = entries.shape(key)[0]
+    for key, (found, *_) in entries.shapes.items():
         if found not in (steps, observations):
             raise damaged(
                 entries.name,
                 f"{'.'.join(key)}: expected {steps} entries, one a step, or {observations}, one an observation, "
                 f"found {found}",
             )
-    both = [key for key in keys if entries.shape(key)[0] == observations]
-    return both, [key for key in keys if key not in both]
-
-
-def trajectory(entries: Entries, *, batch_rows: int) -> Iterator[Piece]:
-    """The steps of one trajectory of the nested layout, of which every observation is there once."""
-    keys = list(entries.keys())
-    if ("done",) not in keys:
-        raise SchemaError(f"{entries.name}: expected 'done' in every trajectory, found {_shown(keys)}")
-    steps = entries.shape(("done",))[0]
-    both = [key for key in keys if entries.shape(key)[0] == steps + 1]
-    other = [key for key in keys if entries.shape(key)[0] == steps]
-    if len(both) + len(other) < len(keys) or (not both and steps):
-        shapes = {".".join(key): list(entries.shape(key)) for key in keys}
-        raise damaged(
-            entries.name, f"expected {steps} steps and {steps + 1} observations in a trajectory, found {shapes}"
-        )
-    size = _piece(entries, keys, batch_rows)
-    for begin in range(0, steps, size):
-        end = min(begin + size, steps)
-        seen = entries.read(both, begin, end + 1)
-        begins = np.zeros(end - begin, bool)
-        begins[0] = begin == 0
-        yield Piece(
-            {key: values[:-1] for key, values in zip(both, seen, strict=True)},
-            {key: values[1:] for key, values in zip(both, seen, strict=True)},
-            dict(zip(other, entries.read(other, begin, end), strict=True)),
-            begins,
-        )
+    both = [key for key, shape in entries.shapes.items() if shape[0] == observations]
+    return both, [key for key in entries.shapes if key not in both]
 
 
 def _piece(entries: Entries, keys: Sequence[Key], batch_rows: int) -> int:
     """How many steps are read at a time: no more than asked for, and no more than some megabytes."""
-    each = sum(8 * math.prod(entries.shape(key)[1:]) for key in keys)
+    each = sum(8 * math.prod(entries.shapes[key][1:]) for key in keys)
     return rows_at_once(each, most=batch_rows, budget=_PIECE_BYTES)
 
 
@@ -222,5 +227,5 @@ def _number(value: Any, most: int, name: str, what: str) -> int | None:
     return value
 
 
-def _shown(keys: Sequence[Key]) -> list[str]:
+def _shown(keys: Iterable[Key]) -> list[str]:
     return [".".join(key) for key in keys]

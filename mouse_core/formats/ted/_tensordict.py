@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,27 +18,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._files.reading import damaged, read_json_object, reading
 from mouse_core.errors import ConfigError
-from mouse_core.formats.base import damaged, reading
 
 _MOST_JSON = 64 << 20
 _DEEPEST = 16
 _DTYPES = {
-    "torch.bool": "bool",
-    "torch.uint8": "uint8",
-    "torch.int8": "int8",
-    "torch.int16": "int16",
-    "torch.int32": "int32",
-    "torch.int64": "int64",
-    "torch.uint16": "uint16",
-    "torch.uint32": "uint32",
-    "torch.uint64": "uint64",
-    "torch.float16": "float16",
-    "torch.float32": "float32",
-    "torch.float64": "float64",
-    "torch.bfloat16": "bfloat16",
+    *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+    *("float16", "float32", "float64", "bfloat16"),
 }
 _KINDS = ("tensordict._td.TensorDict", "tensordict.tensordict.TensorDict", "tensordict._tensordict.TensorDict")
+
+Key = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -95,59 +86,33 @@ class MemmapArray:
         return values
 
 
-@dataclass(frozen=True)
-class MemmapFolder:
-    """What a folder holds.
-
-    Args:
-        arrays: Entries by path; a nested tensor as its rows one after the other.
-        row_lengths: Of nested tensors, the number of entries in each of their rows.
-        others: Values that are no tensors, where they are stored as JSON.
-        batch: The batch size.
-    """
-
-    arrays: Mapping[tuple[str, ...], MemmapArray]
-    row_lengths: Mapping[tuple[str, ...], npt.NDArray[np.int64]]
-    others: Mapping[tuple[str, ...], Any]
-    batch: tuple[int, ...]
-
-
-def read_folder(folder: Path) -> MemmapFolder:
-    """Find out what a folder holds, and that its files are as long as they should be.
+def read_folder(folder: Path) -> tuple[dict[Key, MemmapArray], dict[str, Any]]:
+    """The arrays of a folder by path, of a nested tensor its rows one after the other; and its values that are none.
 
     Raises:
-        DataError: A description or file that is damaged or missing.
+        DataError: A description or file that is damaged or missing, or a file that is not as long as it should be.
         ConfigError: A TensorDict of a kind that is not read.
     """
-    arrays: dict[tuple[str, ...], MemmapArray] = {}
-    lengths: dict[tuple[str, ...], npt.NDArray[np.int64]] = {}
-    others: dict[tuple[str, ...], Any] = {}
-    batch: tuple[int, ...] = ()
-    for path, place, entry in _entries(folder, ()):
-        if entry is None:
-            others[path] = _other(place)
-        elif isinstance(entry, tuple):
-            batch = entry if not path else batch
-        elif entry.get("is_nested"):
-            arrays[path], lengths[path] = _nested(place, path[-1], entry)
-        else:
-            arrays[path] = _plain(place, path[-1], entry)
-    return MemmapFolder(arrays, lengths, others, batch)
+    arrays: dict[Key, MemmapArray] = {}
+    others: dict[str, Any] = {}
+    _collect(folder, (), arrays, others)
+    return arrays, others
 
 
-def _entries(folder: Path, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Path, Any]]:
-    """Every entry with its path, the folder it is in, and what is said of it; None for what is no tensor."""
-    described = read_json(folder / "meta.json")
+def _collect(folder: Path, path: Key, arrays: dict[Key, MemmapArray], others: dict[str, Any]) -> None:
+    """Put what a folder and those in it hold into ``arrays`` and ``others``."""
     file = folder / "meta.json"
+    described = read_json_object(file, most_bytes=_MOST_JSON)
     kind = str(described.get("_type", ""))
     if "NonTensor" in kind:
-        yield path, folder, None
+        if len(path) == 1:
+            # What is not JSON is a pickle, which is not opened: it can run code.
+            others[path[0]] = described.get("data")
         return
     if not any(name in kind for name in _KINDS):
         raise ConfigError(f"{file}: expected a TensorDict, found {kind or 'no _type'}, which is not read")
     if len(path) > _DEEPEST:
         raise damaged(file, f"expected TensorDicts at most {_DEEPEST} deep")
-    yield path, folder, _shape(described.get("shape", []), file)
     for values in folder.glob("*.memmap"):
         if not isinstance(described.get(values.name.removesuffix(".memmap").removesuffix(".shape")), Mapping):
             raise damaged(file, f"expected what {values.name!r} holds, which lies beside, found nothing of it")
@@ -157,42 +122,30 @@ def _entries(folder: Path, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, .
         if os.path.basename(name) != name or name in ("", ".", ".."):
             raise damaged(file, f"expected the name of an entry, found {name!r}")
         if "type" in entry:
-            yield from _entries(folder / name, (*path, name))
+            _collect(folder / name, (*path, name), arrays, others)
         else:
-            yield (*path, name), folder, entry
+            arrays[*path, name] = _array(folder, name, entry)
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object.
-
-    Raises:
-        DataError: The file is missing, damaged, or holds something else.
-    """
-    if not file.is_file():
-        raise damaged(file, "expected a file, found none")
-    with reading(file):
-        if file.stat().st_size > _MOST_JSON:
-            raise damaged(file, f"expected at most {_MOST_JSON} bytes")
-        found = json.loads(file.read_text(encoding="utf-8"))
-    if not isinstance(found, dict):
-        raise damaged(file, f"expected a JSON object, found {type(found).__name__}")
-    return found
-
-
-def _plain(folder: Path, name: str, entry: Mapping[str, Any]) -> MemmapArray:
-    dtype, shape = _dtype(entry, folder), _shape(entry.get("shape"), folder / "meta.json")
+def _array(folder: Path, name: str, entry: Mapping[str, Any]) -> MemmapArray:
+    file = folder / "meta.json"
+    shape, dtype = _shape(entry.get("shape"), file), str(entry.get("dtype")).removeprefix("torch.")
+    if dtype not in _DTYPES:
+        raise damaged(file, f"expected one of {sorted(_DTYPES)}, found {entry.get('dtype')!r}")
+    if entry.get("is_nested"):
+        shape = _joined_shape(folder, name, shape)
     return _sized(folder / f"{name}.memmap", dtype, shape)
 
 
-def _nested(folder: Path, name: str, entry: Mapping[str, Any]) -> tuple[MemmapArray, npt.NDArray[np.int64]]:
-    rows, dimensions = (*_shape(entry.get("shape"), folder / "meta.json"), 0)[:2]
+def _joined_shape(folder: Path, name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of a nested tensor's rows one after the other: of rows ``[2, 3]`` and ``[5, 3]`` it is ``[7, 3]``."""
+    rows, dimensions = (*shape, 0)[:2]
     if not rows or not dimensions:
-        raise damaged(folder / "meta.json", f"{name}: expected the shape of its shapes, found {entry.get('shape')!r}")
+        raise damaged(folder / "meta.json", f"{name}: expected the shape of its shapes, found {list(shape)}")
     shapes = _sized(folder / f"{name}.shape.memmap", "int64", (rows, dimensions)).read(0, rows)
     if (shapes < 0).any() or (shapes[:, 1:] != shapes[0, 1:]).any() or shapes[:, 0].astype(float).sum() > 2**48:
         raise damaged(folder / f"{name}.shape.memmap", "expected rows that differ in their first dimension only")
-    total = (int(shapes[:, 0].sum()), *(int(size) for size in shapes[0, 1:]))
-    return _sized(folder / f"{name}.memmap", _dtype(entry, folder), total), shapes[:, 0]
+    return (int(shapes[:, 0].sum()), *shapes[0, 1:].tolist())
 
 
 def _sized(file: Path, dtype: str, shape: tuple[int, ...]) -> MemmapArray:
@@ -207,13 +160,6 @@ def _sized(file: Path, dtype: str, shape: tuple[int, ...]) -> MemmapArray:
     return MemmapArray(file, dtype, shape)
 
 
-def _dtype(entry: Mapping[str, Any], folder: Path) -> str:
-    dtype = _DTYPES.get(str(entry.get("dtype")))
-    if dtype is None:
-        raise damaged(folder / "meta.json", f"expected one of {sorted(_DTYPES)}, found {entry.get('dtype')!r}")
-    return dtype
-
-
 def _shape(value: Any, file: Path) -> tuple[int, ...]:
     good = isinstance(value, list) and len(value) <= 16
     if not good or not all(
@@ -221,11 +167,6 @@ def _shape(value: Any, file: Path) -> tuple[int, ...]:
     ):
         raise damaged(file, f"expected a shape, found {value!r:.100}")
     return tuple(value)
-
-
-def _other(folder: Path) -> Any:
-    # What is not JSON is a pickle, which is not opened: it can run code.
-    return read_json(folder / "meta.json").get("data")
 
 
 # ---------------------------------------------------------------------- writing
@@ -240,12 +181,12 @@ class FolderWriter:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._entries: dict[tuple[str, ...], tuple[np.dtype[Any], tuple[int, ...]]] = {}
-        self._rows: dict[tuple[str, ...], int] = {}
-        self._lengths: dict[tuple[str, ...], list[int]] = {}
-        self._streams: dict[tuple[str, ...], Any] = {}
+        self._entries: dict[Key, tuple[np.dtype[Any], tuple[int, ...]]] = {}
+        self._rows: dict[Key, int] = {}
+        self._lengths: dict[Key, list[int]] = {}
+        self._streams: dict[Key, Any] = {}
 
-    def append(self, path: tuple[str, ...], values: npt.NDArray[Any], *, row_ends: bool = False) -> None:
+    def append(self, path: Key, values: npt.NDArray[Any], *, row_ends: bool = False) -> None:
         """Add rows to an entry; with ``row_ends`` they complete a row of a nested tensor."""
         if path not in self._streams:
             place = self._folder.joinpath(*path[:-1])
@@ -262,7 +203,7 @@ class FolderWriter:
         """Write the descriptions."""
         for stream in self._streams.values():
             stream.close()
-        folders: dict[tuple[str, ...], dict[str, Any]] = {(): {}}
+        folders: dict[Key, dict[str, Any]] = {(): {}}
         for path, (dtype, shape) in self._entries.items():
             for depth in range(1, len(path)):
                 folders.setdefault(path[: depth - 1], {})[path[depth - 1]] = {"type": "TensorDict"}
@@ -291,7 +232,7 @@ class FolderWriter:
         for stream in self._streams.values():
             stream.close()
 
-    def _describe(self, path: tuple[str, ...], entries: Mapping[str, Any]) -> None:
+    def _describe(self, path: Key, entries: Mapping[str, Any]) -> None:
         place = self._folder.joinpath(*path)
         place.mkdir(parents=True, exist_ok=True)
         (place / "meta.json").write_text(json.dumps(entries), encoding="utf-8")

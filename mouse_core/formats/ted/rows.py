@@ -25,7 +25,7 @@ from mouse_core.formats.columns.named import Columns, is_image, named_action, na
 from mouse_core.formats.columns.transitions import TransitionRows
 from mouse_core.formats.ted._entries import Entries, FileEntries, FolderEntries, Key
 from mouse_core.formats.ted._layouts import Flat2TED, Nested2TED, TED2Flat, TED2Nested
-from mouse_core.formats.ted._reading import Piece, layout_of, pieces, trajectory
+from mouse_core.formats.ted._reading import Piece, has_next, pieces, trajectory
 from mouse_core.formats.ted._writing import write_ted
 
 __all__ = ["Flat2TED", "Nested2TED", "TED2Flat", "TED2Nested", "read_ted", "write_ted"]
@@ -62,7 +62,8 @@ def read_ted(path: str | os.PathLike[str], *, one_hot: bool | None = None, batch
     if not root.exists():
         raise ConfigError(f"{root}: expected a file or folder, found none")
     with _opened(root) as found:
-        layout = "nested" if isinstance(found, _Trajectories) else layout_of(found)
+        nested = isinstance(found, _Trajectories)
+        layout = "nested" if nested else "steps with next" if has_next(found) else "flat"
         first = next(_pieces(found, _LOOKED_AT), None)
     if first is None:
         raise SchemaError(f"{root}: expected steps, found none")
