@@ -103,7 +103,7 @@ def packages() -> dict[str, Path]:
 
 
 def check_contents(wheel: Path) -> None:
-    """The wheel holds every module and `py.typed` of the packages, the licence, and nothing else."""
+    """The wheel holds all files of the packages, `py.typed` among them, and the licence, and nothing else."""
     names = set(zipfile.ZipFile(wheel).namelist())
     info = next(name.split("/")[0] for name in names if ".dist-info/" in name)
     stray = sorted(name for name in names if name.split("/")[0] not in {*packages(), info})
@@ -112,7 +112,8 @@ def check_contents(wheel: Path) -> None:
     expected = {f"{info}/licenses/LICENSE"}
     for package, folder in packages().items():
         expected.add(f"{package}/py.typed")
-        expected |= {f"{package}/{path.relative_to(folder).as_posix()}" for path in folder.rglob("*.py")}
+        files = (path for kind in ("*.py", "*.css", "*.js") for path in folder.rglob(kind))
+        expected |= {f"{package}/{path.relative_to(folder).as_posix()}" for path in files}
     if missing := sorted(expected - names):
         raise SystemExit(f"{wheel.name}: lacks {missing}")
 

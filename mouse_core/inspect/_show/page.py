@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from html import escape
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,6 @@ import pyarrow as pa
 
 from mouse_core._arrow.column_types import column_type
 from mouse_core.inspect._samples import Sample
-from mouse_core.inspect._show.assets import SCRIPT, STYLE
 from mouse_core.inspect._show.pictures import picture_columns, thumbnail
 from mouse_core.inspect._show.svg import bar_chart, histogram, ranges, short
 from mouse_core.inspect._show.text import column_cells, number, said
@@ -54,8 +54,13 @@ def to_html(report: Report) -> str:
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(report.source)}</title>'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
-        f"<style>{STYLE}</style></head>\n<body>{''.join(body)}</body></html>\n"
+        f"<style>\n{_beside('page.css')}</style></head>\n<body>{''.join(body)}</body></html>\n"
     )
+
+
+def _beside(name: str) -> str:
+    """The page's style or script, which hold no reference to anything outside of it."""
+    return Path(__file__).with_name(name).read_text(encoding="utf-8")
 
 
 # ---------------------------------------------------------------------- sections
@@ -345,4 +350,4 @@ def _script_parts(shown: Sequence[_Shown]) -> Iterator[str]:
     # Nothing in the data can end the element it stands in.
     data = data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
     yield f'<script type="application/json" id="steps">{data}</script>'
-    yield f"<script>{SCRIPT}</script>"
+    yield f"<script>\n{_beside('page.js')}</script>"
