@@ -12,39 +12,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mouse_core.formats.base import RowStream
 
-INSPECT_EXAMPLES = """examples:
-  mouse inspect recordings                          a folder of save_to_disk, Minari, RLDS, LeRobot, TED, ...
-  mouse inspect halfcheetah.hdf5 --final mark       D4RL lacks the last observation of every episode
-  mouse inspect recordings --html report.html       a page with plots, to open in a browser or on a phone
-  mouse inspect recordings --strict                 status 1 where there are warnings, for scripts
-  mouse inspect recordings --strict --ignore no-truncation
-
-status: 0 fine, 1 warnings with --strict, 2 data that cannot be used"""
-
-CONVERT_EXAMPLES = """examples:
-  mouse convert ~/.minari/datasets/D4RL/door/human-v2 door      a folder for datasets.load_from_disk
-  mouse convert halfcheetah.hdf5 halfcheetah.parquet --final drop
-  mouse convert recordings parts --to parquet --max-shard-size 200MB
-  mouse convert transitions.parquet rows --alignment outgoing   rows that hold what leaves their observation
-
-After an interruption the same command goes on where it was. The result is read back and compared with the source.
-
-status: 0 converted and verified, 2 data or a target that cannot be used"""
-
-VERIFY_EXAMPLES = """examples:
-  mouse verify recordings                           written by mouse convert: every file has its SHA-256 noted
-  mouse verify halfcheetah.hdf5 --final drop --digest 5f0c...
-  mouse verify recordings --strict                  status 1 where there is nothing to compare with, for scripts
-
-status: 0 whole, 1 nothing to compare with (or not for all) and --strict, 2 damaged, or data that cannot be used"""
-
-PUSH_EXAMPLES = """examples:
-  mouse push recordings your-org/your-dataset
-  mouse push recordings your-org/your-dataset --dry-run         check everything and send nothing
-  mouse push halfcheetah.hdf5 your-org/halfcheetah --final mark --private
-
-status: 0 pushed, 2 data that cannot be used, or the Hub refused"""
-
 
 def add_source(parser: argparse.ArgumentParser, *, hub: bool = False) -> None:
     """The arguments that say which data a command works on, and how they are read."""
@@ -82,17 +49,20 @@ def add_alignment(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def how_to_read(chosen: argparse.Namespace) -> dict[str, Any]:
+    """What ``add_source`` declares beside the source, as ``formats.open`` takes it."""
+    return {
+        "format": chosen.format,
+        "final": chosen.final,
+        "splits": chosen.split,
+        "image_roots": chosen.image_root,
+    }
+
+
 def _open(chosen: argparse.Namespace) -> RowStream:
     from mouse_core import formats
 
-    return formats.open(
-        chosen.source,
-        format=chosen.format,
-        final=chosen.final,
-        splits=chosen.split,
-        alignment=chosen.alignment,
-        image_roots=chosen.image_root,
-    )
+    return formats.open(chosen.source, alignment=chosen.alignment, **how_to_read(chosen))
 
 
 def wants_bar() -> bool:
@@ -122,7 +92,17 @@ def declare_inspect(parser: argparse.ArgumentParser) -> None:
 
 
 def run_inspect(chosen: argparse.Namespace) -> int:
-    """Run ``mouse inspect``."""
+    """Show what is in recorded data of any format, and warn of what usually goes wrong.
+
+    examples:
+      mouse inspect recordings                          a folder of save_to_disk, Minari, RLDS, LeRobot, TED, ...
+      mouse inspect halfcheetah.hdf5 --final mark       D4RL lacks the last observation of every episode
+      mouse inspect recordings --html report.html       a page with plots, to open in a browser or on a phone
+      mouse inspect recordings --strict                 status 1 where there are warnings, for scripts
+      mouse inspect recordings --strict --ignore no-truncation
+
+    status: 0 fine, 1 warnings with --strict, 2 data that cannot be used
+    """
     from mouse_core.formats.columns.embedding import embedded
     from mouse_core.inspect import inspect, show, to_html
 
@@ -172,14 +152,24 @@ def declare_convert(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--max-shard-size",
         metavar="SIZE",
-        type=_size,
         default="500MB",
         help="how large the files of a folder are (500MB)",
     )
 
 
 def run_convert(chosen: argparse.Namespace) -> int:
-    """Run ``mouse convert``."""
+    """Convert recorded data of any format into a dataset on disk, verified against the source.
+
+    examples:
+      mouse convert ~/.minari/datasets/D4RL/door/human-v2 door      a folder for datasets.load_from_disk
+      mouse convert halfcheetah.hdf5 halfcheetah.parquet --final drop
+      mouse convert recordings parts --to parquet --max-shard-size 200MB
+      mouse convert transitions.parquet rows --alignment outgoing   rows that hold what leaves their observation
+
+    After an interruption the same command goes on where it was. The result is read back and compared with the source.
+
+    status: 0 converted and verified, 2 data or a target that cannot be used
+    """
     from mouse_core.formats.converting import convert
 
     stream = _open(chosen)
@@ -212,47 +202,34 @@ def declare_verify(parser: argparse.ArgumentParser) -> None:
 
 
 def run_verify(chosen: argparse.Namespace) -> int:
-    """Run ``mouse verify``."""
+    """Say whether recorded data of any format are what was written, and which file is damaged.
+
+    examples:
+      mouse verify recordings                           written by mouse convert: every file has its SHA-256 noted
+      mouse verify halfcheetah.hdf5 --final drop --digest 5f0c...
+      mouse verify recordings --strict                  status 1 where there is nothing to compare with, for scripts
+
+    status: 0 whole, 1 nothing to compare with (or not for all) and --strict, 2 damaged, or data that cannot be used
+    """
     from mouse_core.formats.verifying import verify
 
-    found = verify(
-        chosen.source,
-        digest=chosen.digest,
-        progress=wants_bar(),
-        format=chosen.format,
-        final=chosen.final,
-        splits=chosen.split,
-        image_roots=chosen.image_root,
-    )
+    found = verify(chosen.source, digest=chosen.digest, progress=wants_bar(), **how_to_read(chosen))
     digest = f", digest {found.digest}" if found.digest else ""
     print(f"{found.path}: {found.rows:,} rows{digest}")  # noqa: T201
     if found.compared and not found.left:
-        print(f"verified: {found.compared}")  # noqa: T201
-        return 0
-    if found.compared:
-        print(  # noqa: T201
+        said = f"verified: {found.compared}"
+    elif found.compared:
+        said = (
             f"verified in part: {found.compared}; {found.left} not, as nothing was noted of them; --digest compares "
             "names, types and values with a digest from before"
         )
-        return 1 if chosen.strict else 0
-    print(  # noqa: T201
-        "not verified: read to the end, but nothing was noted of these data and their format keeps no checksums, so "
-        "that a changed value is not seen; --digest compares them with a digest from before"
-    )
-    return 1 if chosen.strict else 0
-
-
-def _size(text: str) -> int:
-    units = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30, "b": 1}
-    number = text.rstrip("bBiIkKmMgG ")
-    unit = text[len(number) :].strip().lower()
-    try:
-        value = int(float(number) * units[unit])
-    except (ValueError, KeyError, OverflowError):
-        value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a size such as 500MB or 1GiB, found {text!r}")
-    return value
+    else:
+        said = (
+            "not verified: read to the end, but nothing was noted of these data and their format keeps no checksums, "
+            "so that a changed value is not seen; --digest compares them with a digest from before"
+        )
+    print(said)  # noqa: T201
+    return 1 if chosen.strict and (found.left or not found.compared) else 0
 
 
 # ---------------------------------------------------------------------- mouse push
@@ -267,15 +244,21 @@ def declare_push(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--private", action="store_true", default=None, help="make a new repository private")
     parser.add_argument("--revision", metavar="BRANCH", help="push to this branch (main)")
     parser.add_argument("--commit-message", metavar="TEXT", help="the commit's message")
-    parser.add_argument(
-        "--max-shard-size", metavar="SIZE", type=_size, default="500MB", help="how large files are (500MB)"
-    )
+    parser.add_argument("--max-shard-size", metavar="SIZE", default="500MB", help="how large files are (500MB)")
     parser.add_argument("--keep-other-splits", action="store_true", help="leave the dataset's other splits as they are")
     parser.add_argument("--dry-run", action="store_true", help="write and check everything, and send nothing")
 
 
 def run_push(chosen: argparse.Namespace) -> int:
-    """Run ``mouse push``."""
+    """Publish recorded data of any format on the Hugging Face Hub.
+
+    examples:
+      mouse push recordings your-org/your-dataset
+      mouse push recordings your-org/your-dataset --dry-run         check everything and send nothing
+      mouse push halfcheetah.hdf5 your-org/halfcheetah --final mark --private
+
+    status: 0 pushed, 2 data that cannot be used, or the Hub refused
+    """
     import tempfile
 
     from mouse_core.bench.opening import refusals_as_errors

@@ -5,17 +5,17 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from inspect import getdoc
 from typing import Any
 
 from mouse_core.cli import _data as data
 from mouse_core.errors import AlignmentWarning, MouseError
 
-# A subcommand: its name, what it does in a sentence, and the functions that declare its arguments and run it. What runs
-# it returns the exit status. Modules are imported when a subcommand is asked for, so that `mouse --help` costs nothing.
-_Declare = Callable[[argparse.ArgumentParser], None]
-_Run = Callable[[argparse.Namespace], int]
+# Of a subcommand two functions: one declares its arguments, the other runs it and returns the exit status. What the
+# second one's docstring says is the subcommand's help. Modules are imported when a subcommand is asked for, so that
+# `mouse --help` costs nothing.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,11 +38,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action=_Version, help="print the version and end")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for name, purpose, examples, declare, run in _commands():
+    for name, (declare, run) in _COMMANDS.items():
+        purpose, _, examples = (getdoc(run) or "").partition("\n\n")
         command = commands.add_parser(
             name,
-            help=purpose,
-            description=purpose[0].upper() + purpose[1:] + ".",
+            help=purpose[:1].lower() + purpose[1:].removesuffix("."),
+            description=purpose,
             epilog=examples,
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
@@ -83,11 +84,6 @@ def _warnings_in_a_line(command: str) -> Iterator[None]:
         yield
 
 
-_BENCH_EXAMPLES = """examples:
-  mouse bench recordings --sequence-length 64 --batch-size 32
-  mouse bench your-org/your-dataset --split train --frameworks numpy,torch
-  mouse bench recordings --dtype obs_continuous=float32 --json figures.json"""
-
 _EXAMPLES = """examples:
   mouse inspect recordings --html report.html
   mouse convert halfcheetah.hdf5 halfcheetah --final mark
@@ -113,46 +109,6 @@ class _Version(argparse.Action):
             found = "of a source folder"
         print(f"mouse-data {found}")  # noqa: T201
         parser.exit()
-
-
-def _commands() -> list[tuple[str, str, str, _Declare, _Run]]:
-    return [
-        (
-            "inspect",
-            "show what is in recorded data of any format, and warn of what usually goes wrong",
-            data.INSPECT_EXAMPLES,
-            data.declare_inspect,
-            data.run_inspect,
-        ),
-        (
-            "convert",
-            "convert recorded data of any format into a dataset on disk, verified against the source",
-            data.CONVERT_EXAMPLES,
-            data.declare_convert,
-            data.run_convert,
-        ),
-        (
-            "verify",
-            "say whether recorded data of any format are what was written, and which file is damaged",
-            data.VERIFY_EXAMPLES,
-            data.declare_verify,
-            data.run_verify,
-        ),
-        (
-            "push",
-            "publish recorded data of any format on the Hugging Face Hub",
-            data.PUSH_EXAMPLES,
-            data.declare_push,
-            data.run_push,
-        ),
-        (
-            "bench",
-            "measure how fast batches of a dataset are, and say what to change",
-            _BENCH_EXAMPLES,
-            _declare_bench,
-            _run_bench,
-        ),
-    ]
 
 
 # ---------------------------------------------------------------------- mouse bench
@@ -182,17 +138,18 @@ def _declare_bench(parser: argparse.ArgumentParser) -> None:
 
 
 def _run_bench(chosen: argparse.Namespace) -> int:
+    """Measure how fast batches of a dataset are, and say what to change.
+
+    examples:
+      mouse bench recordings --sequence-length 64 --batch-size 32
+      mouse bench your-org/your-dataset --split train --frameworks numpy,torch
+      mouse bench recordings --dtype obs_continuous=float32 --json figures.json
+    """
     from mouse_core.bench.opening import opened
     from mouse_core.bench.running import bench
     from mouse_core.bench.show import show
 
-    options = {
-        "format": chosen.format,
-        "final": chosen.final,
-        "image_roots": chosen.image_root,
-        "progress": data.wants_bar(),
-    }
-    with opened(chosen.source, chosen.split, **options) as found:
+    with opened(chosen.source, progress=data.wants_bar(), **data.how_to_read(chosen)) as found:
         report = bench(
             found,
             sequence_length=chosen.sequence_length,
@@ -218,6 +175,14 @@ def _pair(text: str) -> tuple[str, str]:
         raise argparse.ArgumentTypeError(f"expected FIELD=DTYPE, found {text!r}")
     return name, value
 
+
+_COMMANDS = {
+    "inspect": (data.declare_inspect, data.run_inspect),
+    "convert": (data.declare_convert, data.run_convert),
+    "verify": (data.declare_verify, data.run_verify),
+    "push": (data.declare_push, data.run_push),
+    "bench": (_declare_bench, _run_bench),
+}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -19,14 +19,13 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.formats._files.on_disk import check_folder_name
 from mouse_core.formats._files.shards import Shard, ShardWriter, dataset_schema, describe, finish_names, merged
 from mouse_core.formats.base import RowDigest, RowStream, rows_digest
-from mouse_core.formats.columns.blocks import blocks
+from mouse_core.formats.columns.blocks import blocks, check_size
 from mouse_core.formats.columns.embedding import embedded
 from mouse_core.formats.rows import read_rows
 from mouse_core.store.evidence import FirstRows
 
 _KINDS = ("arrow", "parquet")
 _JOB, _LOCK = "job.json", "lock"
-_SHARD_BYTES = 500_000_000
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ def convert(
     target: str | os.PathLike[str],
     *,
     to: str | None = None,
-    shard_bytes: int = _SHARD_BYTES,
+    shard_bytes: int | str = "500MB",
     progress: bool = False,
 ) -> Conversion:
     """Write all rows to ``target``, in memory that does not grow with them.
@@ -70,7 +69,7 @@ def convert(
         target: A folder, or a file whose name ends in ``.parquet``. There must be nothing yet.
         to: "arrow" (a folder for ``datasets.load_from_disk``) or "parquet"; by default Arrow, and Parquet for a
             target of that name.
-        shard_bytes: About how large the files of a folder are.
+        shard_bytes: About how large the files of a folder are, in bytes or like ``"500MB"`` or ``"1GiB"``.
         progress: Whether bars show how far it is.
 
     Raises:
@@ -89,8 +88,7 @@ def convert(
         raise ConfigError(f"to: expected one of {list(_KINDS)} that goes with {path.name!r}, found {kind!r}")
     if not single:
         check_folder_name(path, wanted="the name of a folder, or of a file that ends in .parquet")
-    if isinstance(shard_bytes, bool) or not isinstance(shard_bytes, int) or shard_bytes < 1:
-        raise ConfigError(f"shard_bytes: expected a positive number of bytes, found {shard_bytes!r}")
+    shard_bytes = check_size("shard_bytes (--max-shard-size)", shard_bytes)
     work = path.with_name(f".{path.name}.converting")
     check_nothing_at(path, "convert")
     with storing(f"convert: {str(path)!r}"):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from mouse_core.about.dataset import About, joined
 from mouse_core.errors import ConfigError, SchemaError
+from mouse_core.formats.columns.blocks import check_size
 from mouse_core.hub._shards import Part, ShardOptions
 from mouse_core.store.export import to_dataset
 from mouse_core.store.snapshot import Snapshot
@@ -19,15 +20,12 @@ if TYPE_CHECKING:
 _COMPRESSIONS = ("zstd", "snappy")
 _SPLIT = re.compile(r"\w+(\.\w+)*")
 _OID = re.compile(r"[0-9a-f]{40}")
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b\s*", re.IGNORECASE)
 
 
 def check_options(
     max_shard_size: int | str, max_rows: int | None, compression: str, temp_dir: str | os.PathLike[str] | None
 ) -> ShardOptions:
-    max_bytes = _parse_size(max_shard_size)
-    if max_bytes is None:
-        raise ConfigError(f"max_shard_size: expected bytes or a text such as '500MB', found {max_shard_size!r}")
+    max_bytes = check_size("max_shard_size", max_shard_size)
     if max_rows is not None and (isinstance(max_rows, bool) or not isinstance(max_rows, int) or max_rows < 1):
         raise ConfigError(f"max_rows_per_shard: expected a positive integer or None, found {max_rows!r}")
     if compression not in _COMPRESSIONS:
@@ -107,16 +105,3 @@ def _parts_of(store: DatasetStore, where: str) -> Iterator[Part]:
                 raise SchemaError(f"{where}: expected columns that datasets has types for: {error}") from error
         yield Part(where, dataset, first_row, segment.image_roots)
         first_row += segment.num_rows
-
-
-def _parse_size(size: int | str) -> int | None:
-    """Bytes from a number or a text such as "500MB" (10**6) or "2GiB" (2**30); None if it is neither."""
-    if isinstance(size, str):
-        match = _SIZE.fullmatch(size)
-        if match is None:
-            return None
-        number, prefix, binary = match.groups()
-        size = int(float(number) * (1024 if binary else 1000) ** " kmgt".index(prefix.lower() or " "))
-    elif isinstance(size, bool) or not isinstance(size, int):
-        return None
-    return size if size >= 1 else None

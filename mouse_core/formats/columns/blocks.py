@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 
 import numpy as np
@@ -12,12 +13,28 @@ from mouse_core.errors import ConfigError
 # Batches are joined up to this many bytes: small ones cost more than what is in them.
 _BLOCK_BYTES = 8 << 20
 _BLOCK_ROWS = 1 << 16
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)(i?)b?\s*", re.IGNORECASE)
 
 
 def check_batch_rows(batch_rows: int) -> None:
     """Raise ConfigError unless batches have rows."""
     if batch_rows < 1:
         raise ConfigError(f"batch_rows: expected a positive number, found {batch_rows!r}")
+
+
+def check_size(name: str, size: int | str) -> int:
+    """Bytes from a number or a text such as "500MB" (10**6) or "2GiB" (2**30).
+
+    Raises:
+        ConfigError: It is neither, or less than a byte.
+    """
+    found = size
+    if isinstance(size, str) and (match := _SIZE.fullmatch(size)):
+        number, prefix, binary = match.groups()
+        found = int(float(number) * (1024 if binary else 1000) ** " kmgt".index(prefix.lower() or " "))
+    if isinstance(found, bool) or not isinstance(found, int) or found < 1:
+        raise ConfigError(f"{name}: expected bytes or a text such as '500MB', found {size!r}")
+    return found
 
 
 def rows_at_once(row_bytes: int, *, most: int, budget: int) -> int:
