@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from mouse_core._arrow.column_types import column_type
 from mouse_core.inspect._samples import Sample
 from mouse_core.inspect._show.pictures import picture_columns, thumbnail
 from mouse_core.inspect._show.svg import bar_chart, histogram, ranges, short
-from mouse_core.inspect._show.text import column_cells, number, said
+from mouse_core.inspect._show.text import COLUMN_HEAD, column_cells, number, said
 from mouse_core.inspect.report import ColumnReport, Distribution, Report
 
 # What the browser may load: nothing but what stands in the page.
@@ -89,7 +89,7 @@ def _findings(report: Report) -> str:
     ]
     if not report.warnings:
         items.insert(0, '<div class="finding good">No warnings.</div>')
-    return f"<section id=findings><h2>Findings</h2>{''.join(items)}</section>"
+    return _section("findings", "Findings", "".join(items))
 
 
 def _episodes(report: Report) -> str:
@@ -97,26 +97,23 @@ def _episodes(report: Report) -> str:
     if episodes is None or not episodes.count:
         return ""
     cards = [
-        _card("Episode lengths", _of(episodes.lengths, "steps"), _histogram(episodes.lengths, "Episode lengths")),
-        _card("Returns", _of(episodes.returns, "reward"), _histogram(episodes.returns, "Returns")),
+        _distribution("Episode lengths", episodes.lengths, "steps"),
+        _distribution("Returns", episodes.returns, "reward"),
     ]
     reward = report.column("reward")
     if reward is not None and reward.histogram is not None:
-        about = f"{number(reward.low)} to {number(reward.high)}, mean {number(reward.mean)}; a step"
-        cards.append(_card("Rewards", about, histogram(**reward.histogram, label="Rewards")))
+        cards.append(_card("Rewards", f"{_range(reward)}; a step", histogram(**reward.histogram, label="Rewards")))
     names = {"0": "0 alive", "1": "1 terminal", "2": "2 truncated"}
     codes = {names.get(code, f"{code} unknown"): count for code, count in episodes.done_codes.items()}
     ends = f"{episodes.terminated:,} terminated, {episodes.truncated:,} truncated, {episodes.open:,} without an end"
     cards.append(_card("Done codes", f"{ends}; found by {episodes.found_by}", bar_chart(codes, label="Done codes")))
-    return f'<section id=episodes><h2>Episodes</h2><div class="cards">{"".join(cards)}</div></section>'
+    return _section("episodes", "Episodes", _cards(cards))
 
 
 def _steps(report: Report) -> str:
     """How actions are used, and the ranges of observations."""
     cards = [*_actions(report), *_observations(report)]
-    if not cards:
-        return ""
-    return f'<section id=ranges><h2>Actions and observations</h2><div class="cards">{"".join(cards)}</div></section>'
+    return _section("ranges", "Actions and observations", _cards(cards)) if cards else ""
 
 
 def _actions(report: Report) -> Iterator[str]:
@@ -134,8 +131,7 @@ def _actions(report: Report) -> Iterator[str]:
             title = f"action[{place}]" if "low" in places else "action"
             yield _card(title, "", histogram(**bars, label=f"Use of {title}", height=120))
     if "low" in places and len(places["low"]) > _MOST_SMALL:
-        names = [str(place) for place in range(len(places["low"]))]
-        yield _card("Action ranges", _KEY, ranges(places, names=names, label="Ranges of actions"))
+        yield _card("Action ranges", _KEY, ranges(places, label="Ranges of actions"))
 
 
 _KEY = "From the lowest to the highest value; the thick part is the mean, give or take a standard deviation."
@@ -147,26 +143,28 @@ def _observations(report: Report) -> Iterator[str]:
             continue
         if column.places:
             width = len(column.places["low"])
-            names = [str(place) for place in range(width)]
-            chart = ranges(column.places, names=names, label=f"Ranges of {column.name}")
+            chart = ranges(column.places, label=f"Ranges of {column.name}")
             about = _KEY + (f" The first {_MOST_VALUES} of {width}." if width > _MOST_VALUES else "")
             yield _card(f"{column.name}: ranges", about, chart)
         elif column.histogram is not None:
-            about = f"{number(column.low)} to {number(column.high)}, mean {number(column.mean)}"
-            yield _card(column.name, about, histogram(**column.histogram, label=f"Values of {column.name}"))
+            chart = histogram(**column.histogram, label=f"Values of {column.name}")
+            yield _card(column.name, _range(column), chart)
 
 
 def _columns(report: Report) -> str:
-    head = "".join(f"<th>{name}</th>" for name in ("column", "type", "shape", "nulls", "NaN", "min", "max", "mean"))
-    rows = "".join(_column_row(column) for column in report.columns)
-    return (
-        f'<section id=columns><h2>Columns</h2><div class="scroll" tabindex="0"><table><thead><tr>{head}</tr></thead>'
-        f"<tbody>{rows}</tbody></table></div></section>"
-    )
+    head = "".join(f"<th>{name}</th>" for name in COLUMN_HEAD)
+    cells = ("".join(f"<td>{escape(cell)}</td>" for cell in column_cells(column)) for column in report.columns)
+    rows = "".join(f"<tr>{row}</tr>" for row in cells)
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>"
+    return _section("columns", "Columns", f'<div class="scroll" tabindex="0">{table}</div>')
 
 
-def _column_row(column: ColumnReport) -> str:
-    return f"<tr>{''.join(f'<td>{escape(cell)}</td>' for cell in column_cells(column))}</tr>"
+def _section(name: str, title: str, content: str) -> str:
+    return f"<section id={name}><h2>{title}</h2>{content}</section>"
+
+
+def _cards(cards: Iterable[str]) -> str:
+    return f'<div class="cards">{"".join(cards)}</div>'
 
 
 def _card(title: str, about: str, content: str) -> str:
@@ -174,15 +172,16 @@ def _card(title: str, about: str, content: str) -> str:
     return f'<div class="card"><h3>{escape(title)}</h3>{described}{content}</div>'
 
 
-def _of(numbers: Distribution, unit: str) -> str:
-    if numbers.low is None:
-        return ""
-    middle = short(numbers.quantiles[2])
-    return f"{short(numbers.low)} to {short(_rounded(numbers.high))}, median {middle} ({unit} an episode)"
+def _distribution(title: str, numbers: Distribution, unit: str) -> str:
+    about = ""
+    if numbers.low is not None:
+        highest, middle = short(_rounded(numbers.high)), short(numbers.quantiles[2])
+        about = f"{short(numbers.low)} to {highest}, median {middle} ({unit} an episode)"
+    return _card(title, about, histogram(numbers.edges, numbers.counts, label=title))
 
 
-def _histogram(numbers: Distribution, label: str) -> str:
-    return histogram(numbers.edges, numbers.counts, label=label)
+def _range(column: ColumnReport) -> str:
+    return f"{number(column.low)} to {number(column.high)}, mean {number(column.mean)}"
 
 
 def _rounded(value: float | None) -> float | None:
@@ -214,7 +213,8 @@ class _Shown:
             chosen = _frames(rows, pictures)
             if len(chosen) < rows.num_rows:
                 self.said.append(f"Pictures of {len(chosen):,} of {rows.num_rows:,} steps are here.")
-            rows, places, self.sums = _rows_at(rows, chosen), places[chosen], [self.sums[place] for place in chosen]
+            rows = pa.concat_tables([rows.slice(place, 1) for place in chosen.tolist()])
+            places, self.sums = places[chosen], [self.sums[place] for place in chosen]
         self.places = [int(place) for place in places]
         self.images = {name: [thumbnail(value.as_py()) for value in rows.column(name)] for name in pictures}
         names = [name for name in rows.schema.names if name not in pictures]
@@ -266,15 +266,16 @@ def _sums(sample: Sample, *, arrived: bool) -> list[float | None]:
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in sums]
 
 
-def _rows_at(rows: pa.Table, chosen: npt.NDArray[np.int64]) -> pa.Table:
-    return pa.concat_tables([rows.slice(place, 1) for place in chosen.tolist()])
-
-
 def _frames(rows: pa.Table, pictures: Sequence[str]) -> npt.NDArray[np.int64]:
     """Which rows are shown, so that their pictures do not make the page large."""
     each = sum(len(thumbnail(rows.column(name)[rows.num_rows // 2].as_py()) or "") for name in pictures)
     most = int(np.clip(_PICTURE_BYTES // max(each, 1), _FEWEST_FRAMES, rows.num_rows))
-    return np.unique(np.linspace(0, rows.num_rows - 1, most).round().astype(np.int64))
+    return _spread(rows.num_rows, most)
+
+
+def _spread(count: int, most: int) -> npt.NDArray[np.int64]:
+    """At most so many of the numbers from 0 to below ``count``, evenly spread; of 5 in 3 they are 0, 2 and 4."""
+    return np.unique(np.linspace(0, count - 1, most).round().astype(np.int64))
 
 
 def _simple(value: Any) -> Any:
@@ -302,13 +303,11 @@ def _strips(shown: Sequence[_Shown]) -> str:
     strips = []
     for episode in shown:
         for name, images in episode.images.items():
-            chosen = np.unique(np.linspace(0, len(images) - 1, _STRIP).round().astype(np.int64)).tolist()
+            chosen = _spread(len(images), _STRIP).tolist()
             figures = "".join(_figure(images[place], name, episode.places[place]) for place in chosen)
             title = f"{name}, {episode.title}" if len(episode.images) > 1 else episode.title
             strips.append(_card(title, " ".join(episode.said), f'<div class="strip" tabindex="0">{figures}</div>'))
-    if not strips:
-        return ""
-    return f'<section id=images><h2>Images</h2><div class="strips">{"".join(strips)}</div></section>'
+    return _section("images", "Images", f'<div class="strips">{"".join(strips)}</div>') if strips else ""
 
 
 def _figure(address: str | None, name: str, place: int) -> str:
@@ -322,11 +321,8 @@ def _figure(address: str | None, name: str, place: int) -> str:
 def _player(shown: Sequence[_Shown]) -> str:
     if not shown:
         return ""
-    options = "".join(
-        f'<option value="{place}">{escape(episode.title)}</option>' for place, episode in enumerate(shown)
-    )
-    return (
-        "<section id=player><h2>Step through an episode</h2>"
+    options = "".join(f'<option value="{at}">{escape(episode.title)}</option>' for at, episode in enumerate(shown))
+    player = (
         f'<div class="controls"><select id="pick" aria-label="Episode">{options}</select></div>'
         '<div class="controls"><button id="back" aria-label="Previous step">‹</button>'
         '<button id="play" aria-pressed="false">Play</button><button id="next" aria-label="Next step">›</button>'
@@ -335,19 +331,15 @@ def _player(shown: Sequence[_Shown]) -> str:
         '<div class="card"><h3>Reward so far</h3><p id="said"></p><svg id="trace" viewBox="0 0 300 152" role="img" '
         'aria-label="Sum of rewards up to this step"></svg></div>'
         '<div class="card" id="vector"><h3 id="vector-name"></h3><svg id="values" viewBox="0 0 300 152" role="img" '
-        'aria-label="The observation at this step"></svg></div></div></section>'
+        'aria-label="The observation at this step"></svg></div></div>'
     )
+    return _section("player", "Step through an episode", player)
 
 
 def _scripts(shown: Sequence[_Shown]) -> str:
     if not shown:
         return ""
-    return "".join(_script_parts(shown))
-
-
-def _script_parts(shown: Sequence[_Shown]) -> Iterator[str]:
     data = json.dumps([episode.data() for episode in shown], allow_nan=False, separators=(",", ":"))
     # Nothing in the data can end the element it stands in.
     data = data.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-    yield f'<script type="application/json" id="steps">{data}</script>'
-    yield f"<script>\n{_beside('page.js')}</script>"
+    return f'<script type="application/json" id="steps">{data}</script><script>\n{_beside("page.js")}</script>'

@@ -76,18 +76,17 @@ def bar_chart(values: Mapping[str, int], *, label: str, most: int = 32) -> str:
     return _svg(12 + _ROW * len(items), label, parts)
 
 
-def ranges(places: Mapping[str, Any], *, names: Sequence[str], label: str) -> str:
+def ranges(places: Mapping[str, Any], *, label: str) -> str:
     """From the lowest to the highest value of every place of vectors, with mean and standard deviation.
 
     Where the places differ much in size, the axis is drawn by ``asinh``, so that the small ones can be seen too.
 
     Args:
         places: ``low``, ``high``, ``mean`` and ``deviation``, a value for every place each.
-        names: What to call each place.
         label: What is shown.
     """
-    found = list(zip(names, places["low"], places["high"], places["mean"], places["deviation"], strict=True))
-    known = [row for row in found if row[1] is not None][:_MOST_ROWS]
+    rows = zip(places["low"], places["high"], places["mean"], places["deviation"], strict=True)
+    known = [(place, *row) for place, row in enumerate(rows) if row[0] is not None][:_MOST_ROWS]
     if not known:
         return '<p class="none">nothing to show</p>'
     low, high = min(row[1] for row in known), max(row[2] for row in known)
@@ -109,11 +108,11 @@ def ranges(places: Mapping[str, Any], *, names: Sequence[str], label: str) -> st
     parts = []
     if low < 0 < high:
         parts.append(f'<line class="zero" x1="{at(0):.1f}" x2="{at(0):.1f}" y1="4" y2="{bottom}"/>')
-    for place, (name, least, most, mean, deviation) in enumerate(known):
-        y = 8 + place * _ROW + 8
-        about = f"{name}: {short(least)} to {short(most)}, mean {short(mean)}, deviation {short(deviation)}"
+    for row, (place, least, most, mean, deviation) in enumerate(known):
+        y = 8 + row * _ROW + 8
+        about = f"{place}: {short(least)} to {short(most)}, mean {short(mean)}, deviation {short(deviation)}"
         x1, x2 = at(least), at(most)
-        parts.append(_text(left - 8, y + 4, _cut(name, 6), "end"))
+        parts.append(_text(left - 8, y + 4, _cut(str(place), 6), "end"))
         parts.append(
             f'<g><title>{escape(about)}</title><line class="span" x1="{x1:.1f}" x2="{max(x2, x1 + 1):.1f}" y1="{y}" '
             f'y2="{y}"/><rect class="bar" x="{at(mean - deviation):.1f}" y="{y - 4}" '

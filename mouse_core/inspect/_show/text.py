@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from mouse_core._base.progress import WIDTH, console
 from mouse_core.inspect.report import ColumnReport, Finding, Report
 
-_COLUMN_HEAD = ("column", "type", "shape", "nulls", "NaN", "min", "max", "mean")
+COLUMN_HEAD = ("column", "type", "shape", "nulls", "NaN", "min", "max", "mean")
 _EPISODE_HEAD = ("", "min", "5%", "median", "95%", "max", "mean")
 _BARS = " ▁▂▃▄▅▆▇█"
 _MOST_ACTIONS = 12
@@ -30,7 +30,7 @@ def show(report: Report) -> None:
     for title, head, rows in tables(report):
         table = Table(*head, title=title or None, title_justify="left")
         for place, column in enumerate(table.columns):
-            column.justify = "right" if place > (2 if head is _COLUMN_HEAD else 0) else "left"
+            column.justify = "right" if place > (2 if head is COLUMN_HEAD else 0) else "left"
             column.overflow = "fold"
         for row in rows:
             table.add_row(*row)
@@ -84,7 +84,7 @@ def heading(report: Report) -> str:
 def tables(report: Report) -> list[tuple[str, Sequence[str], list[tuple[str, ...]]]]:
     """Title, head and rows of every table."""
     found: list[tuple[str, Sequence[str], list[tuple[str, ...]]]] = [
-        ("", _COLUMN_HEAD, [column_cells(column) for column in report.columns])
+        ("", COLUMN_HEAD, [column_cells(column) for column in report.columns])
     ]
     if report.episodes is not None and report.episodes.count:
         rows = []
@@ -97,7 +97,7 @@ def tables(report: Report) -> list[tuple[str, Sequence[str], list[tuple[str, ...
 
 
 def column_cells(column: ColumnReport) -> tuple[str, ...]:
-    """What a row of the table of columns says, under ``_COLUMN_HEAD``."""
+    """What a row of the table of columns says, under ``COLUMN_HEAD``."""
     return (
         column.name,
         column.dtype,
