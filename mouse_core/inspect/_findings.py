@@ -122,63 +122,38 @@ def _about_shape(column: ColumnReport) -> Iterator[Finding]:
 
 
 def _about_ends(episodes: EpisodesReport) -> Iterator[Finding]:
-    odd = episodes.anomalies
+    odd, count = episodes.anomalies, f"{episodes.count:,}"
     if episodes.count and not episodes.truncated:
         at_longest = odd.get("at-longest", 0)
         message = "no step is marked as truncated (done 2)"
         if episodes.count > 1 and at_longest > 1:
             message += (
-                f", and {at_longest:,} of {episodes.count:,} episodes have exactly the longest length, "
+                f", and {at_longest:,} of {count} episodes have exactly the longest length, "
                 f"{episodes.lengths.high:,} steps: was a time limit recorded as a terminal state, or not at all?"
             )
         else:
             message += ": right only if nothing but terminal states ended episodes; a time limit must not look like one"
         yield _warning("no-truncation", message)
-    if odd.get("unknown-done"):
-        yield _warning(
-            "unknown-done",
-            "done: expected 0 (alive), 1 (terminal) or 2 (truncated), found other codes in "
-            f"{_count(odd['unknown-done'], 'row')}",
-        )
-    continues = odd.get("continues-after-terminal", 0)
-    if continues:
-        yield _warning(
-            "continues-after-terminal",
-            f"{_count(continues, 'terminal row')} (done 1) followed by more of the same episode, by "
-            f"{episodes.found_by}",
-        )
-    continues = odd.get("continues-after-truncation", 0)
-    if continues:
-        yield _warning(
-            "continues-after-truncation",
-            f"{_count(continues, 'truncated row')} (done 2) followed by more of the same episode, by "
-            f"{episodes.found_by}",
-        )
-    ends_open = odd.get("ends-open", 0)
-    if episodes.open - ends_open:
-        yield _warning(
+    known = {**odd, "episodes-without-end": episodes.open - odd.get("ends-open", 0)}
+    known["duplicate-episodes"] = episodes.duplicates
+    more = f"followed by more of the same episode, by {episodes.found_by}"
+    for code, noun, message in (
+        ("unknown-done", "row", "done: expected 0 (alive), 1 (terminal) or 2 (truncated), found other codes in {}"),
+        ("continues-after-terminal", "terminal row", f"{{}} (done 1) {more}"),
+        ("continues-after-truncation", "truncated row", f"{{}} (done 2) {more}"),
+        (
             "episodes-without-end",
-            f"{_count(episodes.open - ends_open, 'episode')} of {episodes.count:,} end without a done code, "
-            "though another episode follows",
-        )
-    if ends_open:
+            "episode",
+            f"{{}} of {count} end without a done code, though another episode follows",
+        ),
+        ("duplicate-episodes", "episode", f"{{}} of {count} are, step by step, the same as an earlier one"),
+        ("step-not-from-0", "episode", "episode_step: not 0 where {} begin: rows are missing"),
+        ("step-jumps", "row", "episode_step: {} do not follow the row before: rows are missing"),
+    ):
+        if known.get(code):
+            yield _warning(code, message.format(_count(known[code], noun)))
+    if odd.get("ends-open"):
         yield _note("ends-open", "the last episode has not ended where the data end")
-    if episodes.duplicates:
-        yield _warning(
-            "duplicate-episodes",
-            f"{_count(episodes.duplicates, 'episode')} of {episodes.count:,} are, step by step, the same as an "
-            "earlier one",
-        )
-    if odd.get("step-not-from-0"):
-        yield _warning(
-            "step-not-from-0",
-            f"episode_step: not 0 where {_count(odd['step-not-from-0'], 'episode')} begin: rows are missing",
-        )
-    if odd.get("step-jumps"):
-        yield _warning(
-            "step-jumps",
-            f"episode_step: {_count(odd['step-jumps'], 'row')} do not follow the row before: rows are missing",
-        )
 
 
 def _about_alignment(episodes: EpisodesReport, *, arrived: bool) -> Iterator[Finding]:
@@ -189,8 +164,7 @@ def _about_alignment(episodes: EpisodesReport, *, arrived: bool) -> Iterator[Fin
             f"reward is not 0 in {odd['reward-at-start']:,} of the {episodes.count:,} rows that episodes begin with: "
             "nothing "
             "has been done yet there, so rewards (and actions) may stand one row too early; rows that hold what "
-            "*leaves* "
-            "their observation have the alignment 'outgoing'",
+            "*leaves* their observation have the alignment 'outgoing'",
         )
     if arrived and odd.get("done-at-start"):
         yield _warning(

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 
+import numpy as np
+
 from mouse_core._base.progress import progress_bar
 from mouse_core.formats.base import RowStream
+from mouse_core.formats.columns.blocks import blocks
 from mouse_core.inspect._findings import findings
-from mouse_core.inspect._scan import Scan, scan
+from mouse_core.inspect._scan import Scan
 from mouse_core.inspect.report import Finding, Report
 
 
@@ -28,8 +31,14 @@ def inspect(stream: RowStream, *, ignore: Collection[str] = (), progress: bool =
         SchemaError: Two columns of one name.
     """
     arrived = stream.alignment == "arrived"
-    with progress_bar("inspecting", total=stream.rows, unit="rows", enabled=progress) as advance:
-        found = scan(stream, stream.schema, arrived=arrived, advance=advance)
+    found = Scan(stream.schema, arrived=arrived)
+    with (
+        progress_bar("inspecting", total=stream.rows, unit="rows", enabled=progress) as advance,
+        np.errstate(all="ignore"),  # infinities and huge values are counted, not warned about
+    ):
+        for block in blocks(stream):
+            found.add(block)
+            advance(block.num_rows)
     columns, episodes, actions = found.results()
     said = findings(columns, episodes, actions, arrived=arrived, rows=found.rows)
     notes = [Finding("reader", "note", text) for text in stream.notes]
@@ -58,10 +67,11 @@ def _alignment(stream: RowStream, found: Scan) -> str:
         how = "taken for granted, for the data do not say"
     if found.episodes is None or not found.rows:
         return f"{how}; without reward and done the rows cannot be checked"
-    odd = found.episodes.anomalies
-    if stream.alignment == "arrived":
-        wrong = odd.get("reward-at-start", 0)
-        agree = "rewards where episodes begin speak against it" if wrong else "no reward stands where an episode begins"
-    else:
-        agree = "first rows hold a reward" if odd.get("reward-at-start", 0) else "no first row holds a reward"
-    return f"{how}; {agree}"
+    at_start = bool(found.episodes.anomalies["reward-at-start"])
+    agree = {
+        ("arrived", True): "rewards where episodes begin speak against it",
+        ("arrived", False): "no reward stands where an episode begins",
+        ("outgoing", True): "first rows hold a reward",
+        ("outgoing", False): "no first row holds a reward",
+    }
+    return f"{how}; {agree[stream.alignment, at_start]}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 from mouse_core._arrow.column_types import column_type
 from mouse_core._arrow.dense import plain
 from mouse_core.errors import DataError, SchemaError
-from mouse_core.formats.columns.blocks import blocks
 from mouse_core.formats.columns.named import MISSING
 from mouse_core.formats.columns.values import UInt64s, Values, combined, hash_rows, read_values
 from mouse_core.inspect._columns import ColumnCounter
@@ -55,33 +54,29 @@ class Scan:
             self.episodes = EpisodeCounter(arrived=arrived, found_by=found_by)
         self._samples = Samples()
         self.chosen: list[Sample] = []
-        self._action = ColumnCounter("action", schema.field("action").type, histogram=True) if self._acts else None
-        self._actions: dict[int, int] | None = {}
-
-    @property
-    def _acts(self) -> bool:
-        return "action" in self.schema.names and column_type(self.schema.field("action").type).kind in (
-            "scalar",
-            "list",
-        )
+        self._action: ColumnCounter | None = None
+        if "action" in names and column_type(schema.field("action").type).kind in ("scalar", "list"):
+            self._action = ColumnCounter("action", schema.field("action").type, histogram=True)
+        self._actions: Counter[int] | None = Counter()  # None where they are not discrete, or too many
 
     def add(self, rows: pa.RecordBatch) -> None:
-        """Count some rows, which must be valid."""
+        """Count some rows, which must be valid; in memory that does not grow with them.
+
+        Raises:
+            DataError: Rows that cannot be read.
+        """
         values = {name: read_values(rows.column(name)) for name in self.columns}
         hashes = {name: hash_rows(found) for name, found in values.items()}
         for name, counter in self.columns.items():
             counter.add(values[name], hashes[name])
-        start = None
-        if self.episodes is not None:
-            start = self._add_episodes(rows, values, hashes)
-        self._add_actions(rows, values, start)
+        start = None if self.episodes is None else self._add_episodes(self.episodes, rows, hashes)
+        if self._action is not None:
+            self._add_actions(self._action, rows, values["action"], start)
         self.rows += rows.num_rows
 
     def _add_episodes(
-        self, rows: pa.RecordBatch, values: dict[str, Values], hashes: dict[str, UInt64s]
+        self, counter: EpisodeCounter, rows: pa.RecordBatch, hashes: dict[str, UInt64s]
     ) -> npt.NDArray[np.bool_]:
-        counter = self.episodes
-        assert counter is not None
         seen = [hashes[name] for name in self._observations]
         content = [hashes[name] for name in ("action", "reward", "done") if name in hashes] + seen
         finished = counter.finished
@@ -98,40 +93,33 @@ class Scan:
         return start
 
     def _add_actions(
-        self, rows: pa.RecordBatch, values: dict[str, Values], start: npt.NDArray[np.bool_] | None
+        self, counter: ColumnCounter, rows: pa.RecordBatch, found: Values, start: npt.NDArray[np.bool_] | None
     ) -> None:
         """Actions that were taken: not the placeholder of an episode's first row."""
-        if self._action is None:
-            return
-        found = values["action"]
         if start is not None and self._arrived:
             found = _chosen(found, rows, ~start)
-        self._action.add(found, None)
+        counter.add(found, None)
         if self._actions is None or found.numbers is None or not found.numbers.size:
             return
         if found.kind.kind != "scalar" or found.numbers.dtype.kind not in "iub":
             self._actions = None
             return
         names, counts = np.unique(found.numbers, return_counts=True)
-        for name, count in zip(names.tolist(), counts.tolist(), strict=True):
-            self._actions[int(name)] = self._actions.get(int(name), 0) + count
+        self._actions.update(dict(zip(names.astype(int).tolist(), counts.tolist(), strict=True)))
         if len(self._actions) > _MOST_ACTIONS:
             self._actions = None
 
     def results(self) -> tuple[list[ColumnReport], EpisodesReport | None, ActionsReport | None]:
         """What was counted."""
         columns = [counter.result() for counter in self.columns.values()]
-        if self._action is None:
-            actions = None
-        else:
+        actions = None
+        if self._action is not None:
             taken = self._action.result()
-            discrete = self._actions is not None and not taken.places and taken.shape == []
-            counts = {str(name): count for name, count in sorted((self._actions or {}).items())}
-            actions = ActionsReport(
-                "discrete" if discrete else "continuous",
-                counts if discrete else None,
-                taken.places or (None if discrete else {"histograms": [taken.histogram]}),
-            )
+            if self._actions is not None and not taken.places and taken.shape == []:
+                counts = {str(name): count for name, count in sorted(self._actions.items())}
+                actions = ActionsReport("discrete", counts, None)
+            else:
+                actions = ActionsReport("continuous", None, taken.places or {"histograms": [taken.histogram]})
         if self.episodes is None:
             return columns, None, actions
         finished = self.episodes.finished
@@ -140,29 +128,6 @@ class Scan:
         if len(lengths):
             self.chosen = self._samples.finish(int(lengths[-1]), float(returns[-1]))
         return columns, episodes, actions
-
-
-def scan(
-    batches: Iterable[pa.RecordBatch], schema: pa.Schema, *, arrived: bool, advance: Callable[[int], None]
-) -> Scan:
-    """Feed all rows to a ``Scan``, in memory that does not grow with them.
-
-    Args:
-        batches: The rows, of valid record batches.
-        schema: Their columns.
-        arrived: Whether rows stand as "arrived".
-        advance: Called with the number of rows each time some were counted.
-
-    Raises:
-        DataError: Rows that cannot be read.
-        SchemaError: Two columns of one name.
-    """
-    found = Scan(schema, arrived=arrived)
-    for block in blocks(batches):
-        with np.errstate(all="ignore"):  # infinities and huge values are counted, not warned about
-            found.add(block)
-        advance(block.num_rows)
-    return found
 
 
 def _chosen(values: Values, rows: pa.RecordBatch, kept: npt.NDArray[np.bool_]) -> Values:

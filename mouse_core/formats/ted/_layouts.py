@@ -6,7 +6,7 @@ Nothing is lost: data that a layout cannot hold are refused.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import partial, wraps
 from typing import Any
 
 import numpy as np
@@ -25,9 +25,20 @@ Bools = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
 
 
+def _made_with_options(change: Callable[..., Any]) -> Callable[..., Any]:
+    """The function; called without data it gives itself with these options, as TorchRL's hooks are made."""
+
+    @wraps(change)
+    def made(data: Mapping[str, Any] | None = None, **options: Any) -> Any:
+        return partial(made, **options) if data is None else change(data, **options)
+
+    return made
+
+
 # The names are those that users of TorchRL know.
+@_made_with_options
 def TED2Flat(
-    data: Mapping[str, Any] | None = None,
+    data: Mapping[str, Any],
     *,
     shift: int = 0,
     is_full: bool = True,
@@ -61,17 +72,6 @@ def TED2Flat(
         DataError: What this layout cannot hold: a done flag at the root, or a ``next`` that is not the following root
             although the trajectory goes on.
     """
-    if data is None:
-        return partial(
-            TED2Flat,
-            shift=shift,
-            is_full=is_full,
-            done_key=done_key,
-            shift_key=shift_key,
-            is_full_key=is_full_key,
-            done_keys=done_keys,
-            reward_keys=reward_keys,
-        )
     root, following = _split(data)
     done = _flag(following, done_key, "next")
     shape, n = done.shape, len(done)
@@ -96,8 +96,9 @@ def TED2Flat(
     return {**result, shift_key: shift, is_full_key: is_full, _SHAPE: tuple(shape)}
 
 
+@_made_with_options
 def Flat2TED(
-    data: Mapping[str, Any] | None = None,
+    data: Mapping[str, Any],
     *,
     done_key: str = "done",
     shift_key: str = "shift",
@@ -122,15 +123,6 @@ def Flat2TED(
         SchemaError: No ``done``, or an array that has neither as many entries as there are steps, nor as many as there
             are observations.
     """
-    if data is None:
-        return partial(
-            Flat2TED,
-            done_key=done_key,
-            shift_key=shift_key,
-            is_full_key=is_full_key,
-            done_keys=done_keys,
-            reward_keys=reward_keys,
-        )
     about = {name: data[name] for name in (shift_key, is_full_key, _SHAPE) if name in data}
     arrays = _leaves({name: value for name, value in data.items() if name not in about})
     done = _flag(arrays, done_key, "the data").reshape(-1)
@@ -164,7 +156,8 @@ def Flat2TED(
     return nested({key: values.reshape(*shape, *values.shape[2:]) for key, values in places.items()})
 
 
-def TED2Nested(data: Mapping[str, Any] | None = None, **options: Any) -> Any:
+@_made_with_options
+def TED2Nested(data: Mapping[str, Any], **options: Any) -> Any:
     """Steps as TED holds them, a trajectory at a time: lists with an array for each trajectory.
 
     Args:
@@ -178,8 +171,6 @@ def TED2Nested(data: Mapping[str, Any] | None = None, **options: Any) -> Any:
     Raises:
         SchemaError, DataError: As ``TED2Flat``.
     """
-    if data is None:
-        return partial(TED2Nested, **options)
     flat = TED2Flat(data, **options)
     shift_key, is_full_key = options.get("shift_key", "shift"), options.get("is_full_key", "is_full")
     about = {name: flat.pop(name) for name in (shift_key, is_full_key, _SHAPE)}
@@ -200,7 +191,8 @@ def TED2Nested(data: Mapping[str, Any] | None = None, **options: Any) -> Any:
     return {**nested(cut), **about}
 
 
-def Nested2TED(data: Mapping[str, Any] | None = None, **options: Any) -> Any:
+@_made_with_options
+def Nested2TED(data: Mapping[str, Any], **options: Any) -> Any:
     """The steps that ``TED2Nested`` laid out, each back in its place.
 
     Args:
@@ -213,8 +205,6 @@ def Nested2TED(data: Mapping[str, Any] | None = None, **options: Any) -> Any:
     Raises:
         SchemaError: As ``Flat2TED``.
     """
-    if data is None:
-        return partial(Nested2TED, **options)
     names = (options.get("shift_key", "shift"), options.get("is_full_key", "is_full"), _SHAPE)
     about = {name: data[name] for name in names if name in data}
     rest = {name: value for name, value in data.items() if name not in about}

@@ -14,8 +14,9 @@ import numpy.typing as npt
 from mouse_core.errors import SchemaError
 from mouse_core.formats.base import damaged
 from mouse_core.formats.columns.blocks import rows_at_once
-from mouse_core.formats.ted._entries import Entries, Key
+from mouse_core.formats.ted._entries import Entries
 from mouse_core.formats.ted._layouts import observation_rows
+from mouse_core.formats.ted._tensordict import Key
 
 Arrays = dict[Key, npt.NDArray[Any]]
 _DONE = {("done",), ("terminated",), ("truncated",)}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,21 +17,14 @@ from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.formats._files.h5_writing import append_rows, import_h5py
 from mouse_core.formats.base import RowStream
 from mouse_core.formats.columns.values import read_values
-from mouse_core.formats.ted._tensordict import FolderWriter
+from mouse_core.formats.ted._tensordict import FolderWriter, Key
 from mouse_core.images.pixels import decode_image
 from mouse_core.spec import check_list
 
 _LAYOUTS = ("ted", "flat", "nested")
 _NEEDED = ("reward", "done", "episode_step")
+_SEEN = ("observation", "metadata_", "episode_step")
 _SINGLE = ("reward", "done", "terminated", "truncated", "step_count")
-
-
-class _Writer(Protocol):
-    def append(self, path: tuple[str, ...], values: npt.NDArray[Any], *, row_ends: bool = False) -> None: ...
-
-    def finish(self, *, batch: tuple[int, ...], others: dict[str, Any], nested: bool = False) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def write_ted(
@@ -69,7 +63,7 @@ def write_ted(
         raise SchemaError(f"write_ted: expected rows of alignment 'arrived', found {stream.alignment!r}")
     is_file = target.suffix in (".h5", ".hdf5")
     with making(target, "write_ted", folder=not is_file) as partial:
-        writer: _Writer = _FileWriter(partial) if is_file else FolderWriter(partial)
+        writer: FolderWriter | _FileWriter = _FileWriter(partial) if is_file else FolderWriter(partial)
         try:
             steps = _write(stream, writer, layout, columns)
         finally:
@@ -77,7 +71,7 @@ def write_ted(
     return steps
 
 
-def _write(stream: RowStream, writer: _Writer, layout: str, columns: Sequence[str] | None) -> int:
+def _write(stream: RowStream, writer: FolderWriter | _FileWriter, layout: str, columns: Sequence[str] | None) -> int:
     steps = 0
     for rows, start, final in _with_neighbours(stream, columns):
         # Row 0 was written before, unless it is the first of all; the last row's successor is not known. Of two
@@ -99,7 +93,15 @@ def _write(stream: RowStream, writer: _Writer, layout: str, columns: Sequence[st
             "truncated": rows["done"] == 2,
         }
         steps += len(transition)
-        parts = _Parts(rows, flags, here, transition, start, follows, boundary)
+        parts = _Parts(
+            {_key(name): values for name, values in rows.items() if name.startswith(_SEEN)},
+            {_key(name): values for name, values in rows.items() if name == "action" or name.startswith("action_")},
+            {_key(name): values for name, values in flags.items()},
+            # A row that begins an episode of nothing else belongs to no step.
+            here[~(start & follows)[here]],
+            transition,
+            boundary,
+        )
         {"ted": _add_steps, "flat": _add_flat, "nested": _add_nested}[layout](writer, parts)
     if not steps:
         raise DataError(f"{stream.path}: expected at least one transition, found none")
@@ -108,34 +110,31 @@ def _write(stream: RowStream, writer: _Writer, layout: str, columns: Sequence[st
     return steps
 
 
+@dataclass(frozen=True)
 class _Parts:
-    """Rows on their way into a layout.
+    """Rows on their way into a layout, with their neighbours.
 
     Args:
-        rows: Values by column, of the rows to write and of their neighbours.
-        flags: What stands in ``next`` alone, a value a row.
-        here: The rows to write.
-        transition: Those of them that a step leads to.
-        start, follows, boundary: Whether an episode begins with a row, with the following row, or ends with it.
+        seen, action, flags: Values by column, a row each: what belongs to the observation, to the action, and what
+            stands in ``next`` alone.
+        kept: Numbers of the rows to write.
+        transition: Of those that a step leads to.
+        boundary: Whether an episode ends with a row.
     """
 
-    def __init__(
-        self, rows: Any, flags: Any, here: Any, transition: Any, start: Any, follows: Any, boundary: Any
-    ) -> None:
-        self.seen = {
-            ("step_count" if name == "episode_step" else name,): values
-            for name, values in rows.items()
-            if name.startswith(("observation", "metadata_", "episode_step"))
-        }
-        self.action = {
-            (name,): values for name, values in rows.items() if name == "action" or name.startswith("action_")
-        }
-        self.flags = {(name,): values for name, values in flags.items()}
-        self.here, self.transition = here, transition
-        self.start, self.follows, self.boundary = start, follows, boundary
+    seen: dict[Key, npt.NDArray[Any]]
+    action: dict[Key, npt.NDArray[Any]]
+    flags: dict[Key, npt.NDArray[Any]]
+    kept: npt.NDArray[np.int64]
+    transition: npt.NDArray[np.int64]
+    boundary: npt.NDArray[np.bool_]
 
 
-def _add_steps(writer: _Writer, parts: _Parts) -> None:
+def _key(column: str) -> Key:
+    return ("step_count" if column == "episode_step" else column,)
+
+
+def _add_steps(writer: FolderWriter | _FileWriter, parts: _Parts) -> None:
     for key, values in parts.seen.items():
         writer.append(key, _shaped(key, values[parts.transition - 1]))
         writer.append(("next", *key), _shaped(key, values[parts.transition]))
@@ -147,18 +146,15 @@ def _add_steps(writer: _Writer, parts: _Parts) -> None:
             writer.append(key, _shaped(key, np.zeros(len(parts.transition), bool)))
 
 
-def _add_flat(writer: _Writer, parts: _Parts) -> None:
-    # A row that begins an episode of nothing else belongs to no step.
-    kept = parts.here[~(parts.start & parts.follows)[parts.here]]
+def _add_flat(writer: FolderWriter | _FileWriter, parts: _Parts) -> None:
     for key, values in parts.seen.items():
-        writer.append(key, _shaped(key, values[kept]))
+        writer.append(key, _shaped(key, values[parts.kept]))
     for key, values in (parts.action | parts.flags).items():
         writer.append(key, _shaped(key, values[parts.transition]))
 
 
-def _add_nested(writer: _Writer, parts: _Parts) -> None:
-    kept = parts.here[~(parts.start & parts.follows)[parts.here]]
-    for keys, chosen in ((parts.seen, kept), (parts.action | parts.flags, parts.transition)):
+def _add_nested(writer: FolderWriter | _FileWriter, parts: _Parts) -> None:
+    for keys, chosen in ((parts.seen, parts.kept), (parts.action | parts.flags, parts.transition)):
         stops = np.flatnonzero(parts.boundary[chosen]) + 1
         for key, values in keys.items():
             runs = np.split(_shaped(key, values[chosen]), stops)
@@ -168,7 +164,7 @@ def _add_nested(writer: _Writer, parts: _Parts) -> None:
                     writer.append(key, run, row_ends=ended)
 
 
-def _shaped(key: tuple[str, ...], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _shaped(key: Key, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Values as TorchRL has them: with a trailing 1 where a step has one number."""
     return values.reshape(len(values), 1) if key[-1] in _SINGLE and values.ndim == 1 else values
 
@@ -179,8 +175,7 @@ def _shaped(key: tuple[str, ...], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def _with_neighbours(
     stream: RowStream, columns: Sequence[str] | None
 ) -> Iterator[tuple[dict[str, npt.NDArray[Any]], npt.NDArray[np.bool_], bool]]:
-    """Batches with the row before theirs and the one after, whether an episode begins with a row, and if it is the "
-    "end."""
+    """Batches with the row before theirs and the one after, whether an episode begins with a row, and if it is the last."""
     held: dict[str, npt.NDArray[Any]] | None = None
     for batch in stream:
         if not batch.num_rows:
@@ -190,7 +185,7 @@ def _with_neighbours(
         rows["_start"] = _starts(rows, held)
         if held is None:
             rows["_start"][0] = True
-        if held is not None:
+        else:
             rows = {name: np.concatenate([held[name], values]) for name, values in rows.items()}
         if len(rows["done"]) > 1:
             yield rows, rows["_start"], False
@@ -253,10 +248,10 @@ class _FileWriter:
 
     def __init__(self, path: Path) -> None:
         self._file = import_h5py().File(path, "w")
-        self._run: dict[tuple[str, ...], list[npt.NDArray[Any]]] = {}
-        self._ended: dict[tuple[str, ...], int] = {}
+        self._run: dict[Key, list[npt.NDArray[Any]]] = {}
+        self._ended: dict[Key, int] = {}
 
-    def append(self, path: tuple[str, ...], values: npt.NDArray[Any], *, row_ends: bool = False) -> None:
+    def append(self, path: Key, values: npt.NDArray[Any], *, row_ends: bool = False) -> None:
         """Add rows to an entry, which are kept in memory until they are a chunk, or a trajectory."""
         self._run.setdefault(path, []).append(values)
         if row_ends:
@@ -266,7 +261,7 @@ class _FileWriter:
         elif sum(part.nbytes for part in self._run[path]) > 1 << 20 and not self._ended:
             self._flush(path)
 
-    def _flush(self, path: tuple[str, ...]) -> None:
+    def _flush(self, path: Key) -> None:
         append_rows(self._file, "/".join(path), np.concatenate(self._run.pop(path)))
 
     def finish(self, *, batch: tuple[int, ...], others: dict[str, Any], nested: bool = False) -> None:

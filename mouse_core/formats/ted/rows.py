@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,17 +23,18 @@ from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.formats._files.h5 import H5File
 from mouse_core.formats.base import BATCH_ROWS, RowStream, reading
 from mouse_core.formats.columns.named import Columns, is_image, named_action, named_observation, schema_of, to_batch
-from mouse_core.formats.columns.transitions import TransitionRows
-from mouse_core.formats.ted._entries import Entries, FileEntries, FolderEntries, Key
+from mouse_core.formats.columns.transitions import TransitionRows, done_codes
+from mouse_core.formats.ted._entries import Entries, FileEntries, FolderEntries
 from mouse_core.formats.ted._layouts import Flat2TED, Nested2TED, TED2Flat, TED2Nested
 from mouse_core.formats.ted._reading import Piece, has_next, pieces, trajectory
+from mouse_core.formats.ted._tensordict import Key
 from mouse_core.formats.ted._writing import write_ted
 
 __all__ = ["Flat2TED", "Nested2TED", "TED2Flat", "TED2Nested", "read_ted", "write_ted"]
 
 _LOOKED_AT = 1024
-_HDF5 = b"\x89HDF\r\n\x1a\n"
 _TRAJECTORIES = 256
+_FLAGS = {("done",), ("terminated",), ("truncated",)}
 
 
 def read_ted(path: str | os.PathLike[str], *, one_hot: bool | None = None, batch_rows: int = BATCH_ROWS) -> RowStream:
@@ -62,29 +64,26 @@ def read_ted(path: str | os.PathLike[str], *, one_hot: bool | None = None, batch
     if not root.exists():
         raise ConfigError(f"{root}: expected a file or folder, found none")
     with _opened(root) as found:
-        nested = isinstance(found, _Trajectories)
-        layout = "nested" if nested else "steps with next" if has_next(found) else "flat"
+        layout = "nested" if isinstance(found, _Trajectories) else "steps with next" if has_next(found) else "flat"
         first = next(_pieces(found, _LOOKED_AT), None)
     if first is None:
         raise SchemaError(f"{root}: expected steps, found none")
     naming = _Naming(root, first, one_hot)
+    observations, following, arriving = naming.columns(first)
     rows = TransitionRows(final=None, where=str(root))
-    schema = schema_of(_some_rows(naming, first))
-    notes = []
-    if naming.one_hot:
-        notes.append("one-hot actions were read as the numbers of the actions")
+    schema = schema_of(rows.add(observations, arriving, np.zeros(len(first.begins), bool), following))
     return RowStream(
         path=str(root),
         format="ted",
         schema=schema,
         batches=partial(_batches, root, naming, schema, batch_rows),
-        episodes=rows.episodes or None,
-        notes=tuple(notes),
+        notes=("one-hot actions were read as the numbers of the actions",) if naming.one_hot else (),
         metadata={"layout": layout},
         about=About("arrived"),
     )
 
 
+@dataclass(frozen=True)
 class _Trajectories:
     """A file of the nested layout.
 
@@ -93,9 +92,8 @@ class _Trajectories:
         names: Its trajectories' groups, in order.
     """
 
-    def __init__(self, file: H5File, names: Sequence[str]) -> None:
-        self.file = file
-        self.names = names
+    file: H5File
+    names: Sequence[str]
 
 
 @contextmanager
@@ -113,9 +111,8 @@ def _opened(root: Path) -> Iterator[Entries | _Trajectories]:
             entries = FolderEntries(file)
         yield entries
         return
-    with ExitStack() as stack:
-        opened = stack.enter_context(H5File(file))
-        names = sorted(name for name in opened.names() if re.fullmatch(r"traj_\d+", name))
+    with H5File(file) as opened:
+        names = [name for name in opened.names() if re.fullmatch(r"traj_\d+", name)]
         if names:
             _check_nested(file, opened.names(names[0]))
             yield _Trajectories(opened, sorted(names, key=lambda name: int(name[5:])))
@@ -174,12 +171,6 @@ def _batches(root: Path, naming: _Naming, schema: Any, batch_rows: int) -> Itera
             yield to_batch(made, schema, where=str(root))
 
 
-def _some_rows(naming: _Naming, piece: Piece) -> Columns:
-    observations, following, arriving = naming.columns(piece)
-    begins = np.zeros(len(piece.begins), bool)
-    return TransitionRows(final=None, where=naming.where).add(observations, arriving, begins, following)
-
-
 class _Naming:
     """Which column each key becomes.
 
@@ -196,7 +187,7 @@ class _Naming:
             if name not in names:
                 found = [".".join(key) for key in (*piece.root, *piece.other)]
                 raise SchemaError(f"{root}: expected {name!r} among the steps, found {found}")
-        if not any((name,) in piece.other for name in ("done", "terminated", "truncated")):
+        if not _FLAGS & piece.other.keys():
             raise SchemaError(f"{root}: expected next.done, found {['.'.join(key) for key in piece.other]}")
         pictures = [key for key, values in piece.root.items() if is_image(values)]
         self._picture = pictures[0] if len(pictures) == 1 else None
@@ -206,7 +197,7 @@ class _Naming:
         """Columns of the observation left, of the one arrived at, and of what arrived."""
         arriving: Columns = {}
         for key, values in piece.other.items():
-            if key in (("done",), ("terminated",), ("truncated",)):
+            if key in _FLAGS:
                 continue
             if key == ("action",):
                 arriving |= named_action(self._numbers(values) if self.one_hot else values)
@@ -217,18 +208,24 @@ class _Naming:
             else:
                 name = "_".join(key)
                 arriving[name if name.startswith("metadata_") else f"metadata_{name}"] = values
-        arriving["done"] = self._codes(piece)
+        flags, ended = self._flags(piece), self.ends(piece)
+        truncated = flags.get("truncated", np.zeros_like(ended))
+        arriving["done"] = done_codes(
+            flags.get("terminated", ended & ~truncated), truncated if "truncated" in flags else ended
+        )
         first = [name for name in ("action", "reward", "done") if name in arriving]
         order = {name: arriving[name] for name in (*first, *sorted(arriving.keys() - set(first)))}
         return self._seen(piece.root), self._seen(piece.following), order
 
     def ends(self, piece: Piece) -> npt.NDArray[np.bool_]:
         """Whether a trajectory ends with a step."""
-        ends = np.zeros(len(piece.begins), bool)
-        for name in ("done", "terminated", "truncated"):
-            if (name,) in piece.other:
-                ends |= self._single(piece.other[(name,)], name).astype(bool)
-        return ends
+        ended: npt.NDArray[np.bool_] = np.logical_or.reduce(list(self._flags(piece).values()))
+        return ended
+
+    def _flags(self, piece: Piece) -> dict[str, npt.NDArray[np.bool_]]:
+        return {
+            key[0]: self._single(values, key[0]).astype(bool) for key, values in piece.other.items() if key in _FLAGS
+        }
 
     def _seen(self, arrays: dict[Key, npt.NDArray[Any]]) -> Columns:
         columns: Columns = {}
@@ -244,18 +241,6 @@ class _Naming:
             else:
                 columns["_".join(("observation", *key))] = values
         return columns
-
-    def _codes(self, piece: Piece) -> npt.NDArray[np.int64]:
-        flags = {
-            name: self._single(piece.other[(name,)], name).astype(bool)
-            for name in ("done", "terminated", "truncated")
-            if (name,) in piece.other
-        }
-        if "terminated" not in flags:
-            flags["terminated"] = flags["done"] & ~flags.get("truncated", np.zeros_like(flags["done"]))
-        if "truncated" not in flags:
-            flags["truncated"] = flags.get("done", flags["terminated"]) & ~flags["terminated"]
-        return np.where(flags["terminated"], 1, np.where(flags["truncated"], 2, 0)).astype(np.int64)
 
     def _single(self, values: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
         if values.size != len(values):

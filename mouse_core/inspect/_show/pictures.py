@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import base64
-import struct
-import zlib
 from typing import Any
 
 import numpy as np
@@ -12,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._arrow.column_types import column_type
-from mouse_core.images.pixels import decode_image
+from mouse_core.images.pixels import decode_image, encode_png
 
 _MOST_PIXELS = 128
 # Larger pictures are not decoded to be made small.
@@ -44,16 +42,14 @@ def thumbnail(value: Any, *, most: int = _MOST_PIXELS) -> str | None:
     if value is None:
         return None
     try:
-        pixels = (
-            decode_image(value, max_pixels=_MOST_DECODED)
-            if isinstance(value, bytes)
-            else _as_pixels(np.asarray(value, np.uint8))
-        )
+        is_file = isinstance(value, bytes)
+        pixels = decode_image(value, max_pixels=_MOST_DECODED) if is_file else _as_pixels(np.asarray(value, np.uint8))
+        encoded = encode_png(_smaller(pixels, most)) if pixels is not None and pixels.size else None
     except (ValueError, ImportError, OSError):
         return None
-    if pixels is None or not pixels.size:
+    if encoded is None:
         return None
-    return "data:image/png;base64," + base64.b64encode(png(_smaller(pixels, most))).decode()
+    return "data:image/png;base64," + base64.b64encode(encoded).decode()
 
 
 def _as_pixels(array: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8] | None:
@@ -79,21 +75,3 @@ def _smaller(pixels: npt.NDArray[np.uint8], most: int) -> npt.NDArray[np.uint8]:
     rows, columns = cut.shape[0] // height, cut.shape[1] // width
     blocks = cut.reshape(height, rows, width, columns, pixels.shape[2])
     return np.asarray(blocks.mean(axis=(1, 3)).round().astype(np.uint8))
-
-
-def png(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """Pixels ``[H, W, C]`` with C 1 to 4 as a PNG file; needs no imaging library.
-
-    The format is that of ISO/IEC 15948 (PNG), with filter 0 throughout.
-    """
-    height, width, channels = pixels.shape
-    kinds = {1: 0, 2: 4, 3: 2, 4: 6}
-    lines = np.zeros((height, 1 + width * channels), np.uint8)
-    lines[:, 1:] = pixels.reshape(height, width * channels)
-    header = struct.pack(">IIBBBBB", width, height, 8, kinds[channels], 0, 0, 0)
-    body = zlib.compress(lines.tobytes(), 6)
-    return b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", header) + _chunk(b"IDAT", body) + _chunk(b"IEND", b"")
-
-
-def _chunk(kind: bytes, data: bytes) -> bytes:
-    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
