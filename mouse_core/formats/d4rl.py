@@ -24,10 +24,11 @@ from mouse_core.formats.columns.named import (
     named_action,
     named_observation,
     ordered,
-    to_batch,
+    schema_of,
+    to_batches,
     travels_with_action,
 )
-from mouse_core.formats.columns.transitions import TransitionRows, check_final, done_codes
+from mouse_core.formats.columns.transitions import check_final, done_codes, transition_rows
 from mouse_core.spec import check_list
 
 __all__ = ["read_d4rl"]
@@ -80,34 +81,18 @@ def read_d4rl(
         needed = not any(key == _NEXT or key.startswith(f"{_NEXT}/") for key in arrays)
         check_final(final, where=name, needed=needed)
         count = arrays["rewards"]["shape"][0]
-        schema = _schema(file, arrays, final)
+        schema = schema_of(ordered(next(transition_rows(_parts(file, arrays, 1, 1, None), final=final, where=name))))
     notes = [f"Left out, as they have no value a transition: {', '.join(left)}."] if left else []
     if "timeouts" not in arrays:
-        notes.append(
-            "The file has no timeouts: "
-            + (
-                f"episodes were taken to be cut off after {episode_steps} steps."
-                if episode_steps
-                else "where an episode was cut off cannot be seen, unless episode_steps says it."
-            )
-        )
+        cut = f"episodes were taken to be cut off after {episode_steps} steps."
+        unseen = "where an episode was cut off cannot be seen, unless episode_steps says it."
+        notes.append(f"The file has no timeouts: {cut if episode_steps else unseen}")
 
     def batches() -> Iterator[pa.RecordBatch]:
-        rows = TransitionRows(final=final, where=name)
-        steps = _Steps(episode_steps if "timeouts" not in arrays else None)
-        size = _rows_at_once(arrays, batch_rows)
-        keys = list(arrays)
+        limit = episode_steps if "timeouts" not in arrays else None
         with H5File(path) as file:
-            for start in range(0, count, size):
-                stop = min(start + size, count)
-                values = dict(zip(keys, file.read([(f"/{key}", start, stop) for key in keys]), strict=True))
-                with reading(path, at=f"rows {start}..{stop - 1}"):
-                    made = rows.add(*_parts(values, steps))
-                    if len(made["done"]):
-                        yield to_batch(made, schema, where=name)
-        rest = rows.finish()
-        if rest is not None:
-            yield to_batch(rest, schema, where=name)
+            parts = _parts(file, arrays, count, _rows_at_once(arrays, batch_rows), limit)
+            yield from to_batches(transition_rows(parts, final=final, where=name), schema, where=name)
 
     return RowStream(name, "d4rl", schema, batches, notes=tuple(notes), metadata=about, about=About("arrived"))
 
@@ -168,14 +153,6 @@ def _is_column(path: str, key: str, part: Mapping[str, Any], count: int, leave_o
     )
 
 
-def _schema(file: H5File, arrays: Mapping[str, Any], final: str | None) -> pa.Schema:
-    keys = list(arrays)
-    with reading(file.path):
-        values = dict(zip(keys, file.read([(f"/{key}", 0, 1) for key in keys]), strict=True))
-        rows = TransitionRows(final=final, where=file.path)
-        return to_batch(ordered(rows.add(*_parts(values, _Steps(None)))), None, where=file.path).schema
-
-
 def _rows_at_once(arrays: Mapping[str, Any], batch_rows: int) -> int:
     width: int = sum(int(np.prod(part["shape"][1:])) * np.dtype(part["dtype"]).itemsize for part in arrays.values())
     return rows_at_once(width, most=batch_rows, budget=_BUDGET)
@@ -208,8 +185,23 @@ class _Steps:
         return cut
 
 
-def _parts(values: Columns, steps: _Steps) -> tuple[Columns, Columns, npt.NDArray[np.bool_], Columns | None, Columns]:
-    """What ``TransitionRows.add`` takes."""
+_Part = tuple[Columns, Columns, npt.NDArray[np.bool_], Columns | None, Columns]
+
+
+def _parts(
+    file: H5File, arrays: Mapping[str, Any], count: int, size: int, episode_steps: int | None
+) -> Iterator[_Part]:
+    """What ``TransitionRows.add`` takes, for ``size`` of the first ``count`` transitions at a time."""
+    steps = _Steps(episode_steps)
+    for start in range(0, count, size):
+        stop = min(start + size, count)
+        read = file.read([(f"/{key}", start, stop) for key in arrays])
+        with reading(file.path, at=f"rows {start}..{stop - 1}"):
+            part = _part(dict(zip(arrays, read, strict=True)), steps)
+        yield part
+
+
+def _part(values: Columns, steps: _Steps) -> _Part:
     terminal = _flags(values["terminals"])
     cut = _flags(values["timeouts"]) if "timeouts" in values else steps.cut(terminal)
     arriving = named_action(_nested(values, "actions"))

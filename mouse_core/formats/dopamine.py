@@ -24,8 +24,16 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.formats._files.npy import NpyRows
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
 from mouse_core.formats.columns.blocks import rows_at_once
-from mouse_core.formats.columns.named import Columns, named_action, named_observation, one_each, ordered, to_batch
-from mouse_core.formats.columns.transitions import TransitionRows, check_final, done_codes
+from mouse_core.formats.columns.named import (
+    Columns,
+    named_action,
+    named_observation,
+    one_each,
+    ordered,
+    schema_of,
+    to_batches,
+)
+from mouse_core.formats.columns.transitions import check_final, done_codes, transition_rows
 
 __all__ = ["read_dopamine"]
 
@@ -73,13 +81,13 @@ def read_dopamine(
     parts = [_Checkpoint(number, found[number]) for number in numbers]
     name = os.fspath(path)
 
-    def batches() -> Iterator[pa.RecordBatch]:
-        for rows in _rows(parts, final, batch_rows, stack_size, name):
-            if len(rows["done"]):
-                yield to_batch(ordered(rows), schema, where=name)
+    def rows(some: list[_Checkpoint], size: int, stack: int) -> Iterator[Columns]:
+        return transition_rows(_parts(some, size, stack), final=final, where=name)
 
-    first = next(_rows(parts[:1], final, 1, 1, name))
-    schema = to_batch(ordered(first), None, where=name).schema
+    def batches() -> Iterator[pa.RecordBatch]:
+        return to_batches(rows(parts, batch_rows, stack_size), schema, where=name)
+
+    schema = schema_of(ordered(next(rows(parts[:1], 1, 1))))
     notes = ["Terminal states and time limits are one flag in this format; both are done 1."]
     absent = sorted(set(range(min(numbers), max(numbers))) - set(found))
     if absent and checkpoints is None:
@@ -175,10 +183,10 @@ class _Checkpoint:
                         array.end()
 
 
-def _rows(
-    checkpoints: list[_Checkpoint], final: str | None, batch_rows: int, stack_size: int, name: str
-) -> Iterator[Columns]:
-    rows = TransitionRows(final=final, where=name)
+def _parts(
+    checkpoints: list[_Checkpoint], batch_rows: int, stack_size: int
+) -> Iterator[tuple[Columns, Columns, npt.NDArray[np.bool_]]]:
+    """What ``TransitionRows.add`` takes, for all transitions in their order, without padding."""
     padding = _Padding(stack_size - 1)
     previous: int | None = None
     for checkpoint in checkpoints:
@@ -187,24 +195,17 @@ def _rows(
             # The rings of a log follow each other without a gap if each was full when it was written.
             gap = not count and (previous is None or added is None or added != previous + checkpoint.capacity())
             count += len(values["terminal"])
-            kept, begins = padding.take(values, gap)
-            yield rows.add(*_parts(kept), begins)
+            yield _part(*padding.take(values, gap))
         previous = added
-    kept, begins = padding.take(None, False)
-    yield rows.add(*_parts(kept), begins)
-    rest = rows.finish()
-    if rest is not None:
-        yield rest
+    yield _part(*padding.take(None, False))
 
 
-def _parts(values: Columns) -> tuple[Columns, Columns]:
+def _part(values: Columns, begins: npt.NDArray[np.bool_]) -> tuple[Columns, Columns, npt.NDArray[np.bool_]]:
     arriving = named_action(values["action"])
     arriving["reward"] = one_each(values, "reward")
     arriving["done"] = done_codes(one_each(values, "terminal"))
-    for store, array in values.items():
-        if store not in _STORES:
-            arriving[f"metadata_{store}"] = array
-    return named_observation(values["observation"]), arriving
+    arriving |= {f"metadata_{store}": array for store, array in values.items() if store not in _STORES}
+    return named_observation(values["observation"]), arriving, begins
 
 
 # Marks of rows: an episode ended just before, so padding may begin here; an episode begins here.
@@ -241,12 +242,8 @@ class _Padding:
             fresh[0] = max(self._next, _CHECK if gap else 0)
             self._next = _CHECK if ended[-1] else 0
             marks = np.concatenate([marks, fresh.astype(np.int8)])
-            held = self._held
-            values = (
-                values
-                if held is None
-                else {name: np.concatenate([held[name], array]) for name, array in values.items()}
-            )
+            if self._held is not None:
+                values = {name: np.concatenate([self._held[name], array]) for name, array in values.items()}
         joined = self._held if values is None else values
         if joined is None:
             raise DataError("expected rows, found none")

@@ -28,10 +28,11 @@ from mouse_core.formats.columns.named import (
     named_observation,
     one_each,
     ordered,
-    to_batch,
+    schema_of,
+    to_batches,
     travels_with_action,
 )
-from mouse_core.formats.columns.transitions import TransitionRows, check_final, placeholder, step_numbers
+from mouse_core.formats.columns.transitions import check_final, placeholder, step_numbers, transition_rows
 
 __all__ = ["read_ogbench"]
 
@@ -87,12 +88,10 @@ def read_ogbench(
     make = _regular_rows if layout == "regular" else _observation_rows
 
     def batches() -> Iterator[pa.RecordBatch]:
-        with reading(name):
-            for rows in make(parts(), code, layout, name):
-                yield to_batch(ordered(rows), schema, where=name)
+        return to_batches(make(parts(), code, layout, name), schema, where=name)
 
     with reading(name):
-        schema = to_batch(ordered(next(make(parts(), code, layout, name))), None, where=name).schema
+        schema = schema_of(ordered(next(make(parts(), code, layout, name))))
     return RowStream(name, "ogbench", schema, batches, notes=tuple(notes), metadata=shapes, about=About("arrived"))
 
 
@@ -172,14 +171,14 @@ def _observation_rows(parts: Iterator[Columns], code: int, layout: str, path: st
 
 def _regular_rows(parts: Iterator[Columns], code: int, layout: str, path: str) -> Iterator[Columns]:
     """Rows of files with T transitions a trajectory and the observations that they lead to."""
-    rows = TransitionRows(final=None, where=path)
-    ended = True
-    for values in parts:
-        last = one_each(values, "terminals") != 0
-        starts = np.concatenate([[ended], last[:-1]])
-        ended = bool(last[-1])
-        observations, following = named_observation(values["observations"]), named_observation(values[_NEXT])
-        yield rows.add(observations, _arriving(values, last, code), starts, following, _beside(values))
-    rest = rows.finish()
-    if rest is not None:
-        yield rest
+
+    def transitions() -> Iterator[tuple[Any, ...]]:
+        ended = True
+        for values in parts:
+            last = one_each(values, "terminals") != 0
+            starts = np.concatenate([[ended], last[:-1]])
+            ended = bool(last[-1])
+            observations, following = named_observation(values["observations"]), named_observation(values[_NEXT])
+            yield observations, _arriving(values, last, code), starts, following, _beside(values)
+
+    return transition_rows(transitions(), final=None, where=path)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -11,14 +11,12 @@ import pyarrow as pa
 
 from mouse_core._arrow.column_types import is_list
 from mouse_core._arrow.dense import plain
+from mouse_core._files.reading import reading
 from mouse_core.errors import DataError, SchemaError
 from mouse_core.images.pixels import decode_image
 
 Columns = dict[str, npt.NDArray[Any]]
 """Values by column name, ``[n, ...]`` each; strings and bytes as arrays of objects."""
-
-EPISODE_COLUMNS = ("done", "episode_step")
-"""Columns that every reader makes, always int64."""
 
 MISSING = "observation_missing"
 """The column that marks rows whose observation the source did not hold."""
@@ -118,19 +116,6 @@ def one_each(columns: Columns, name: str) -> npt.NDArray[Any]:
 def as_vectors(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """``[n, ...]`` as ``[n, width]``, in C order; the same array where it is that already."""
     return values if values.ndim == 2 else values.reshape(len(values), int(np.prod(values.shape[1:], dtype=np.int64)))
-
-
-def arrow_type(dtype: np.dtype[Any], shape: Sequence[int]) -> pa.DataType:
-    """The Arrow type of a column whose rows have ``dtype`` and ``shape``: fixed-size lists, one level a dimension."""
-    if dtype.kind == "U":
-        data_type = pa.string()
-    elif dtype.kind == "S":
-        data_type = pa.binary()
-    else:
-        data_type = pa.from_numpy_dtype(dtype.newbyteorder("="))
-    for size in reversed(shape):
-        data_type = pa.list_(data_type, int(size)) if size else pa.list_(data_type)
-    return data_type
 
 
 def to_arrow(values: npt.NDArray[Any], *, where: str) -> pa.Array:
@@ -259,3 +244,11 @@ def to_batch(columns: Mapping[str, npt.NDArray[Any]], schema: pa.Schema | None, 
         else:
             raise DataError(f"{where}: column {field.name!r}: expected {field.type} a step, found {found.type}")
     return pa.RecordBatch.from_arrays([arrays[name] for name in schema.names], schema=schema)
+
+
+def to_batches(rows: Iterable[Columns], schema: pa.Schema, *, where: str) -> Iterator[pa.RecordBatch]:
+    """Rows as record batches, as ``to_batch`` makes them; none of no rows."""
+    with reading(where):
+        for columns in rows:
+            if len(columns["done"]):
+                yield to_batch(columns, schema, where=where)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -270,6 +270,16 @@ class TransitionRows:
             steps[leads_to] = numbers[kept]
             self._step = int(numbers[-1])
         return steps
+
+
+def transition_rows(parts: Iterable[tuple[Any, ...]], *, final: str | None, where: str) -> Iterator[Columns]:
+    """Rows for all transitions, which come in parts: each is what ``TransitionRows.add`` takes."""
+    rows = TransitionRows(final=final, where=where)
+    for part in parts:
+        yield rows.add(*part)
+    rest = rows.finish()
+    if rest is not None:
+        yield rest
 
 
 def _next(columns: Columns, ready: int) -> Columns:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from mouse_core.formats._files.video import Camera
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged
 from mouse_core.formats.columns.blocks import rows_at_once
 from mouse_core.formats.columns.named import Columns, named_action, named_observation, schema_of, to_batch
-from mouse_core.formats.columns.transitions import TransitionRows, check_final
+from mouse_core.formats.columns.transitions import check_final, transition_rows
 from mouse_core.formats.columns.values import read_values
 from mouse_core.formats.lerobot._meta import Description, Feature, numbered, read_description
 from mouse_core.images.pixels import decode_into
@@ -131,37 +132,31 @@ class _Reader:
         features = self.described.features
         pictures = {key: np.zeros((1, *features[key].shape), _pixel(features[key])) for key in self.pictures}
         frames = self._frames(batch, pictures, file)
-        rows = TransitionRows(final=self.final, where=str(self.root))
-        begun = rows.add(self._seen(frames), self._brought(frames, np.ones(1, bool)), np.ones(1, bool))
-        ended = rows.finish()
-        made = ended if ended is not None else begun
+        part = self._seen(frames), self._brought(frames, np.ones(1, bool)), np.ones(1, bool)
+        *_, made = transition_rows([part], final=self.final, where=str(self.root))
         return schema_of(self._numbered(made, np.zeros(len(made["episode_step"]), np.int64)))
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """All rows."""
-        schema = self.schema()
-        rows = TransitionRows(final=self.final, where=str(self.root))
-        described = self.described
-        cameras = {
-            key: Camera(key, feature.shape, described.frames_per_second, wide=feature.wide)  # type: ignore[arg-type]
-            for key in self.pictures
-            for feature in (described.features[key],)
-            if feature.dtype == "video"
-        }
-        ordinal = -1
-        try:
-            for frames, begins, last in self._pieces(cameras):
-                made = rows.add(self._seen(frames), self._brought(frames, last), begins)
+        schema, where = self.schema(), str(self.root)
+        ordinal = -1  # of the episode of the last row so far
+        with ExitStack() as opened:
+            cameras = {key: opened.enter_context(closing(camera)) for key, camera in self._cameras()}
+            parts = (
+                (self._seen(frames), self._brought(frames, last), begins)
+                for frames, begins, last in self._pieces(cameras)
+            )
+            for made in transition_rows(parts, final=self.final, where=where):
                 numbers = ordinal + np.cumsum(made["episode_step"] == 0)
-                ordinal = int(numbers[-1]) if len(numbers) else ordinal
-                yield to_batch(self._numbered(made, numbers), schema, where=str(self.root))
-            rest = rows.finish()
-            if rest is not None and len(rest["episode_step"]):
-                numbers = ordinal + np.cumsum(rest["episode_step"] == 0)
-                yield to_batch(self._numbered(rest, numbers), schema, where=str(self.root))
-        finally:
-            for camera in cameras.values():
-                camera.close()
+                if len(numbers):
+                    ordinal = int(numbers[-1])
+                    yield to_batch(self._numbered(made, numbers), schema, where=where)
+
+    def _cameras(self) -> Iterator[tuple[str, Camera]]:
+        for key in self.pictures:
+            feature = self.described.features[key]
+            if feature.dtype == "video":
+                yield key, Camera(key, feature.shape, self.described.frames_per_second, wide=feature.wide)  # type: ignore[arg-type]
 
     # ------------------------------------------------------------------ frames
 

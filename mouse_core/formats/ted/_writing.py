@@ -175,7 +175,7 @@ def _shaped(key: Key, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 def _with_neighbours(
     stream: RowStream, columns: Sequence[str] | None
 ) -> Iterator[tuple[dict[str, npt.NDArray[Any]], npt.NDArray[np.bool_], bool]]:
-    """Batches with the row before theirs and the one after, whether an episode begins with a row, and if it is the last."""
+    """Batches with the row before theirs and the one after, whether an episode begins with a row, and if they end."""
     held: dict[str, npt.NDArray[Any]] | None = None
     for batch in stream:
         if not batch.num_rows:

@@ -22,8 +22,8 @@ from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.formats._files.h5 import H5File
 from mouse_core.formats.base import BATCH_ROWS, RowStream, reading
-from mouse_core.formats.columns.named import Columns, is_image, named_action, named_observation, schema_of, to_batch
-from mouse_core.formats.columns.transitions import TransitionRows, done_codes
+from mouse_core.formats.columns.named import Columns, is_image, named_action, named_observation, schema_of, to_batches
+from mouse_core.formats.columns.transitions import TransitionRows, done_codes, transition_rows
 from mouse_core.formats.ted._entries import Entries, FileEntries, FolderEntries
 from mouse_core.formats.ted._layouts import Flat2TED, Nested2TED, TED2Flat, TED2Nested
 from mouse_core.formats.ted._reading import Piece, has_next, pieces, trajectory
@@ -157,18 +157,17 @@ def _pieces(found: Entries | _Trajectories, batch_rows: int) -> Iterator[Piece]:
 
 
 def _batches(root: Path, naming: _Naming, schema: Any, batch_rows: int) -> Iterator[Any]:
-    rows = TransitionRows(final=None, where=str(root))
-    ended = True
-    with _opened(root) as found:
+    def parts() -> Iterator[tuple[Any, ...]]:
+        ended = True
         for piece in _pieces(found, batch_rows):
             observations, following, arriving = naming.columns(piece)
-            begins = piece.begins.copy()
             ends = naming.ends(piece)
-            begins[1:] |= ends[:-1]
-            begins[0] |= ended
+            begins = piece.begins | np.concatenate([[ended], ends[:-1]])
             ended = bool(ends[-1])
-            made = rows.add(observations, arriving, begins, following)
-            yield to_batch(made, schema, where=str(root))
+            yield observations, arriving, begins, following
+
+    with _opened(root) as found:
+        yield from to_batches(transition_rows(parts(), final=None, where=str(root)), schema, where=str(root))
 
 
 class _Naming:
