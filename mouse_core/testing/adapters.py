@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import gc
-import inspect
 import json
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from mouse_core.batches.source import BatchSource
 from mouse_core.errors import ClosedError, ConfigError, DataError, MissingFieldError, StateError, WorkerError
 from mouse_core.prefetch.batchifier import PrefetchBatchifier
 from mouse_core.store.dataset_store import DatasetStore
+from mouse_core.testing._comparing import refused, same_arguments
 from mouse_core.testing.digest import as_numpy, stream_digest
 from mouse_core.testing.examples import example_columns, example_store
 
@@ -53,20 +54,7 @@ class AdapterConformance:
 
     def test_it_takes_the_arguments_of_the_core(self) -> None:
         """A study that changes the import must not need to change the call."""
-        expected = inspect.signature(PrefetchBatchifier).parameters.values()
-        found = list(inspect.signature(self.loader_class).parameters.values())
-        names = [parameter.name for parameter in found]
-        for place, parameter in enumerate(expected):
-            assert parameter.name in names, f"the argument {parameter.name} is missing"
-            if parameter.kind is parameter.POSITIONAL_OR_KEYWORD:
-                assert names[place] == parameter.name, (
-                    f"argument {place}: expected {parameter.name}, found {names[place]}"
-                )
-            mine = found[names.index(parameter.name)]
-            assert mine.default == parameter.default, f"{parameter.name}: expected the default {parameter.default!r}"
-        extra = [parameter.name for parameter in found if parameter.kind is not parameter.KEYWORD_ONLY]
-        known = [parameter.name for parameter in expected if parameter.kind is not parameter.KEYWORD_ONLY]
-        assert extra == known, "what the core does not have is given by keyword"
+        same_arguments(self.loader_class, PrefetchBatchifier)
 
     def test_batches_are_those_of_the_core(self) -> None:
         """Every sampling mode, computed by the caller and by threads."""
@@ -94,7 +82,7 @@ class AdapterConformance:
             with self.loader_class(source, num_workers=workers, **self.options) as loader:
                 loader.load_state_dict(state)
                 self._same(loader, [expected[index] for index in range(5, 8)], 3)
-        self._refused(ConfigError, "sequence_length", lambda: self._loader(source))
+        refused(ConfigError, lambda: self._loader(source), "sequence_length")
 
     def test_the_spec_says_what_comes(self) -> None:
         """Names in their order, dtypes and shapes, before the first batch."""
@@ -114,7 +102,7 @@ class AdapterConformance:
         store = _store_of("action", "reward", "done")
         with self._loader(store) as loader:
             assert set(loader.next_batch().keys()) == {"action", "reward", "done"}
-        self._refused(MissingFieldError, "q_star", lambda: self._loader(store, required_fields=("q_star",)))
+        refused(MissingFieldError, lambda: self._loader(store, required_fields=("q_star",)), "q_star")
         with self._loader(example_store(), fields=["reward", "done"]) as loader:
             assert set(loader.next_batch().keys()) == {"reward", "done"}
 
@@ -122,7 +110,7 @@ class AdapterConformance:
         """By the errors of the core, when the loader is made."""
         store = example_store()
         for options in ({"sampling": "all"}, {"sequence_length": 301}, {"shard": (0, 3)}, {"prefetch": 0}):
-            self._refused(ConfigError, "expected", lambda options=options: self._loader(store, **options))
+            refused(ConfigError, partial(self._loader, store, **options), "expected")
 
     def test_shards_put_together_are_the_whole(self) -> None:
         """For every count that divides the batch."""
@@ -218,7 +206,7 @@ class AdapterConformance:
                 PrefetchBatchifier(others, **SMALL),
                 PrefetchBatchifier(store, **{**SMALL, "sequence_length": 9}),
             ):
-                self._refused(StateError, "expected", lambda other=other: loader.load_state_dict(other.state_dict()))
+                refused(StateError, partial(loader.load_state_dict, other.state_dict()), "expected")
             source = self._source(store)
             self._same(loader, (source[index] for index in range(1, 5)), 4)
 
@@ -236,7 +224,7 @@ class AdapterConformance:
             with self._loader(store, sampling="sequential", num_workers=workers) as loader:
                 self._same(loader, source, failing)
                 for _ in range(3):
-                    error = self._refused(WorkerError, "done", loader.next_batch)
+                    error = refused(WorkerError, loader.next_batch, "done")
                     assert isinstance(error.__cause__, DataError), (
                         f"expected a DataError as cause, found {error.__cause__!r}"
                     )
@@ -248,7 +236,7 @@ class AdapterConformance:
             with self._loader(example_store(), num_workers=workers) as loader:
                 loader.next_batch()
             loader.close()
-            self._refused(ClosedError, "closed", loader.next_batch)
+            refused(ClosedError, loader.next_batch, "closed")
 
     def test_threads_end(self) -> None:
         """After ``close()``, after a new start, and when a loader is dropped in the middle."""
@@ -283,16 +271,6 @@ class AdapterConformance:
         views = [batch if isinstance(batch, tuple) else (batch,) for batch in batches]
         found = [tuple(self._arrays(view) for view in batch) for batch in views]
         assert stream_digest(found, n) == stream_digest(expected, n), "these are not the batches of the core"
-
-    def _refused(self, kind: type[Exception], says: str, call: Any) -> Exception:
-        raised: Exception | None = None
-        try:
-            call()
-        except kind as error:
-            raised = error
-        assert raised is not None, f"expected {kind.__name__}, and nothing was raised"
-        assert says in str(raised), f"expected a message with {says!r}, found {raised}"
-        return raised
 
 
 class _Own:

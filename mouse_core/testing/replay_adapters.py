@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,7 @@ import numpy.typing as npt
 from mouse_core import replay
 from mouse_core.errors import DataError, MouseError, StateError
 from mouse_core.replay.storages.array import ArrayStorage
-from mouse_core.testing._framework import InArrays, refused
+from mouse_core.testing._comparing import InArrays, refused, same_arguments
 
 _SIZE = 40
 
@@ -44,19 +43,9 @@ class ReplayAdapterConformance(InArrays):
 
     def test_it_takes_the_arguments_of_the_core(self) -> None:
         """What it has beside them is given by keyword."""
-        for mine, core in (
-            (self.buffer_class, replay.ReplayBuffer),
-            (self.ensemble_class, replay.ReplayBufferEnsemble),
-        ):
-            if mine is None:
-                continue
-            expected = dict(inspect.signature(core).parameters)
-            found = dict(inspect.signature(mine).parameters)
-            for name, parameter in expected.items():
-                assert name in found, f"the argument {name} is missing"
-                assert (found[name].kind, found[name].default) == (parameter.kind, parameter.default), name
-            extra = [found[name] for name in found.keys() - expected.keys()]
-            assert all(parameter.kind is parameter.KEYWORD_ONLY for parameter in extra), extra
+        same_arguments(self.buffer_class, replay.ReplayBuffer)
+        if self.ensemble_class is not None:
+            same_arguments(self.ensemble_class, replay.ReplayBufferEnsemble)
 
     def test_batches_are_those_of_the_core(self) -> None:
         """The same draws for the same seed and writes, with every kind of sampler, also when the ring comes round."""

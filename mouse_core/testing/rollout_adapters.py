@@ -11,7 +11,7 @@ import numpy as np
 from mouse_core import rollouts
 from mouse_core.errors import DataError, RolloutError, RolloutFullError, SchemaError
 from mouse_core.rollouts.fields import RolloutField
-from mouse_core.testing._framework import InArrays, refused
+from mouse_core.testing._comparing import InArrays, refused
 
 _ENVS, _STEPS = 4, 6
 _GAMMA, _LAM = 0.95, 0.9

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy.typing as npt
@@ -11,6 +12,7 @@ from mouse_core.errors import StateError
 from mouse_core.prefetch.batchifier import PrefetchBatchifier
 from mouse_core.prefetch.source import Source
 from mouse_core.spec import Spec
+from mouse_core.testing._comparing import refused
 from mouse_core.testing.digest import stream_digest
 
 _BATCHES = 5
@@ -98,12 +100,7 @@ class SourceConformance:
                 assert _digest(loader.next_batch()) == _digest(source[len(found)]), (
                     "expected the batch behind the last delivered"
                 )
-                refused = False
-                try:
-                    loader.load_state_dict({**state, "fingerprint": "another"})
-                except StateError:
-                    refused = True
-                assert refused, "expected a StateError for a state of another fingerprint"
+                refused(StateError, partial(loader.load_state_dict, {**state, "fingerprint": "another"}))
 
 
 def _views(batch: Any) -> tuple[dict[str, npt.NDArray[Any]], ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,8 @@ import numpy.typing as npt
 from mouse_core.errors import MissingFieldError, MouseError, StateError
 from mouse_core.replay import ReplayBuffer, Storage
 from mouse_core.spec import Alignment
+from mouse_core.testing._comparing import leaves, refused
+from mouse_core.trees import stack
 
 Rows = dict[str, Any]
 
@@ -62,7 +63,7 @@ class StorageConformance:
             assert storage.alignment == alignment, f"expected {alignment!r}, found {storage.alignment!r}"
             storage.append(rows_from(0, 3))
             for other, state in states.items():
-                _refused(StateError, other, partial(storage.load, state))
+                refused(StateError, partial(storage.load, state), other)
             states[alignment] = copy.deepcopy(storage.state())
 
     def test_rows_lie_where_a_ring_puts_them(self, tmp_path: Path) -> None:
@@ -95,7 +96,7 @@ class StorageConformance:
         storage = self._new(12, 2, tmp_path)
         steps = [rows_from(number, 3) for number in (0, 3, 6, 9, 12)]
         assert storage.append(steps[0], one=True) == (0, 3)
-        assert storage.append(_map(lambda leaves: np.stack(leaves), *steps[1:])) == (3, 12)
+        assert storage.append(stack(steps[1:])) == (3, 12)
         assert (storage.num_envs, storage.capacity, len(storage), storage.written) == (3, 12, 12, 15)
         self._holds(storage, {number % 12: number for number in range(3, 15)})
 
@@ -104,7 +105,7 @@ class StorageConformance:
         if 2 not in self.ndims:
             return
         storage = self._new(10, 2, tmp_path)
-        _refused(MouseError, "expected", lambda: storage.append(rows_from(0, 3), one=True))
+        refused(MouseError, lambda: storage.append(rows_from(0, 3), one=True), "expected")
         assert (storage.num_envs, storage.capacity, len(storage), storage.written) == (1, 10, 0, 0)
         assert storage.append(rows_from(0, 5), one=True) == (0, 5)
         assert (storage.num_envs, storage.capacity) == (5, 10)
@@ -130,8 +131,9 @@ class StorageConformance:
         storage.put(slots, rows_from(90, 4))
         storage.empty()
         pairs = zip(before, kept, strict=True) if isinstance(before, list) else [(before, kept)]
-        for given, expected in [leaves for pair in pairs for leaves in zip(*map(_leaves, pair), strict=True)]:
-            np.testing.assert_array_equal(self.to_numpy(given), self.to_numpy(expected))
+        for one, other in pairs:
+            for (path, given), (_, expected) in zip(leaves(one), leaves(other), strict=True):
+                np.testing.assert_array_equal(self.to_numpy(given), self.to_numpy(expected), ".".join(path))
 
     def test_single_fields_are_read(self, tmp_path: Path) -> None:
         """By name, nested ones by a tuple of names; through slots and slices."""
@@ -141,7 +143,7 @@ class StorageConformance:
         np.testing.assert_array_equal(storage.read("reward", slots), slots.astype(np.float32))
         np.testing.assert_array_equal(storage.read("reward", slice(1, 4)), np.arange(1, 4, dtype=np.float32))
         np.testing.assert_array_equal(storage.read(("next", "done"), np.array([1, 3])), [True, True])
-        _refused(MissingFieldError, "nothing", lambda: storage.read("nothing", np.array([0])))
+        refused(MissingFieldError, lambda: storage.read("nothing", np.array([0])), "nothing")
 
     # ------------------------------------------------------------------ what changes it
 
@@ -165,7 +167,7 @@ class StorageConformance:
         storage.empty()
         assert (len(storage), storage.written) == (0, 0)
         assert storage.changes > changes
-        _refused(IndexError, "", lambda: storage.get(np.array([0])))
+        refused(IndexError, lambda: storage.get(np.array([0])))
         assert storage.append(rows_from(20, 2)) == (0, 2)
         self._holds(storage, {0: 20, 1: 21})
 
@@ -195,16 +197,16 @@ class StorageConformance:
         bad = [larger.state(), {}, {**good, "kind": "something"}]
         bad += [{name: value for name, value in good.items() if name != missing} for missing in good]
         for state in bad:
-            _refused(StateError, "expected", partial(storage.load, state))
+            refused(StateError, partial(storage.load, state), "expected")
             self._holds(storage, {number % 5: number for number in range(2, 7)})
             assert storage.written == 7
 
     def test_a_refused_first_write_says_nothing(self, tmp_path: Path) -> None:
         """Of what rows are; nor does one into slots that are not in use."""
         storage = self._new(5, 1, tmp_path)
-        _refused(IndexError, "", lambda: storage.put(np.array([0, 1]), rows_from(0, 2)))
+        refused(IndexError, lambda: storage.put(np.array([0, 1]), rows_from(0, 2)))
         other = {**rows_from(0, 2), "obs": np.zeros((2, 7)), "reward": np.zeros(2, np.int64)}
-        _refused(MouseError, "expected", lambda: storage.append({**other, "action": np.zeros(1, np.int8)}))
+        refused(MouseError, lambda: storage.append({**other, "action": np.zeros(1, np.int8)}), "expected")
         assert (len(storage), storage.written) == (0, 0)
         storage.append(rows_from(0, 2))
         self._holds(storage, {0: 0, 1: 1})
@@ -215,9 +217,9 @@ class StorageConformance:
         storage.append(rows_from(0, 3))
         changes = storage.changes
         for slots in ([3], [-1], [0, 5]):
-            _refused(IndexError, "", partial(storage.get, np.array(slots)))
-            _refused(IndexError, "", partial(storage.put, np.array(slots), rows_from(50, len(slots))))
-        _refused(MouseError, "expected", lambda: storage.put(np.array([0, 1]), rows_from(50, 3)))
+            refused(IndexError, partial(storage.get, np.array(slots)))
+            refused(IndexError, partial(storage.put, np.array(slots), rows_from(50, len(slots))))
+        refused(MouseError, lambda: storage.put(np.array([0, 1]), rows_from(50, 3)), "expected")
         if self.typed:
             good = rows_from(50, 2)
             for bad in (
@@ -228,8 +230,8 @@ class StorageConformance:
                 {**good, "reward": good["reward"][:1]},
                 {**good, "next": good["reward"]},
             ):
-                _refused(MouseError, "expected", partial(storage.append, bad))
-                _refused(MouseError, "expected", partial(storage.put, np.array([0, 1]), bad))
+                refused(MouseError, partial(storage.append, bad), "expected")
+                refused(MouseError, partial(storage.put, np.array([0, 1]), bad), "expected")
         assert (storage.written, storage.changes) == (3, changes)
         self._holds(storage, {0: 0, 1: 1, 2: 2})
 
@@ -265,11 +267,11 @@ class StorageConformance:
             flat = [item for part in found for item in (part if isinstance(part, list) else [part])]
             assert len(flat) == numbers.size
             for item, number in zip(flat, numbers.reshape(-1).tolist(), strict=True):
-                for leaf, expected in zip(_leaves(item), _leaves(row_of(number)), strict=True):
+                for (_, leaf), (_, expected) in zip(leaves(item), leaves(row_of(number)), strict=True):
                     np.testing.assert_array_equal(leaf, expected)
             return
         expected = rows_at(numbers)
-        for leaf, wanted in zip(_leaves(found), _leaves(expected), strict=True):
+        for (_, leaf), (_, wanted) in zip(leaves(found), leaves(expected), strict=True):
             array = self.to_numpy(leaf)
             assert array.dtype == wanted.dtype
             np.testing.assert_array_equal(array, wanted)
@@ -296,26 +298,6 @@ def rows_from(first: int, n: int) -> Rows:
 def row_of(number: int) -> Rows:
     """A single row."""
     return rows_at(np.array(number))
-
-
-def _refused(error: type[Exception], text: str, call: Callable[[], Any]) -> None:
-    try:
-        found = call()
-    except error as raised:
-        message = str(raised)
-    else:
-        raise AssertionError(f"expected {error.__name__}, found {found!r}")
-    assert text in message, f"expected {text!r} in the message, found {message!r}"
-
-
-def _leaves(tree: Any) -> list[Any]:
-    return [leaf for child in tree.values() for leaf in _leaves(child)] if isinstance(tree, dict) else [tree]
-
-
-def _map(join: Any, *trees: Any) -> Any:
-    if isinstance(trees[0], dict):
-        return {name: _map(join, *(tree[name] for tree in trees)) for name in trees[0]}
-    return join(trees)
 
 
 def _folder(parent: Path, name: str) -> Path:

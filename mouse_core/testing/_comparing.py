@@ -1,8 +1,9 @@
-"""The arrays of a framework beside those of NumPy, for the tests of adapters."""
+"""What is held beside each other in the suites: arrays of a framework and of NumPy, arguments, errors."""
 
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -68,9 +69,24 @@ def leaves(tree: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
         yield path, tree
 
 
-def refused(kind: type[Exception], call: Callable[[], Any]) -> None:
+def same_arguments(mine: Callable[..., Any], core: Callable[..., Any]) -> None:
+    """What the core takes in its order and with its defaults; what it does not have is given by keyword."""
+    found, expected = inspect.signature(mine).parameters, inspect.signature(core).parameters
+    for name, parameter in expected.items():
+        assert name in found, f"the argument {name} is missing"
+        assert found[name].default == parameter.default, f"{name}: expected the default {parameter.default!r}"
+    places = [[one.name for one in both.values() if one.kind is not one.KEYWORD_ONLY] for both in (found, expected)]
+    assert places[0] == places[1], f"expected the arguments {places[1]} by place, found {places[0]}"
+
+
+def refused(kind: type[Exception], call: Callable[[], Any], says: str = "") -> Exception:
+    """The error of a kind, and with a text, that a call raises."""
+    raised: Exception | None = None
+    found = None
     try:
         found = call()
-    except kind:
-        return
-    raise AssertionError(f"expected {kind.__name__}, found {found!r:.80}")
+    except kind as error:
+        raised = error
+    assert raised is not None, f"expected {kind.__name__}, found {found!r:.80}"
+    assert says in str(raised), f"expected a message with {says!r}, found {raised}"
+    return raised
