@@ -1,34 +1,169 @@
-"""Reading windows of steps out of Arrow columns, in place.
+"""Columns: rows of chunks (record batches, one after another, over all segments of a store), and where these lie.
 
-A column is a row of chunks (record batches, one after another, over all segments of a store). Where a chunk's
-values begin is looked up the first time a window touches it. From then on ``ByteViews`` copies what lies there side by
-side, or in a dense copy of the chunk; everything else is gathered here.
+Where a chunk's values begin is looked up the first time that a window touches it, and kept. From then on ``ByteViews``
+copies what lies there side by side, or in a dense copy of the chunk; everything else is gathered by ``gathering``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from math import prod
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core._arrow.addresses import copy_bits, copy_runs, element_of_all
-from mouse_core._arrow.chunks import ChunkPlaces, ColumnChunks
-from mouse_core._arrow.dense import dense_rows, plain
+from mouse_core._arrow.addresses import copy_runs, element_of, element_of_all, locate_values
+from mouse_core._arrow.alike import Alike
+from mouse_core._arrow.column_types import Reading
+from mouse_core._arrow.dense import dense_rows
 from mouse_core._arrow.dense_copies import IRREGULAR, UNKNOWN, DenseCopies
-from mouse_core._arrow.windows import Int64s, WindowsPart
-from mouse_core._base.checks import values_of
-from mouse_core.dtypes import RowError, convert
+from mouse_core._arrow.windows import Int64s, distinct
+from mouse_core._base.locks import ProcessLock
+from mouse_core._base.memo import memo
+from mouse_core.errors import DataError
 
+# So many chunks are looked up one by one.
+_FEW = 8
 # Chunks of more bytes are not looked through for the few rows of a window; others together, up to so many bytes.
 _MOST_BYTES, _LOOKED_THROUGH = 1 << 14, 1 << 18
 
 
-class Column(ColumnChunks):
-    """A column over all segments of a snapshot, for gathering windows."""
+class ColumnPart:
+    """One column of one segment, and where its chunks lie; filled in as chunks are touched, and shared by snapshots.
+
+    Args:
+        column: Gives the values; None where the segment has no such column, which reads as nulls.
+        starts: The first row of every chunk of the segment, and the end, int64 ``[chunks + 1]``.
+        same_chunks: Whether the column's own chunks begin there; otherwise each of them lies in one of the column's.
+        alike: Which chunks are laid out alike.
+        image_roots: The folders in which images that it names by path may lie.
+    """
+
+    def __init__(
+        self,
+        column: Callable[[], pa.ChunkedArray | None],
+        starts: Int64s,
+        *,
+        same_chunks: bool,
+        alike: Alike | None = None,
+        image_roots: Sequence[str] = (),
+    ) -> None:
+        self._make_column, self._starts, self._same_chunks, self._alike = column, starts, same_chunks, alike
+        self.image_roots = image_roots
+        self.rows = np.diff(starts)
+        # Of each chunk the address of its values, how many a row has, and the largest integer.
+        self.begin = np.full(len(self.rows), UNKNOWN, np.int64)
+        self.width = np.zeros(len(self.rows), np.int64)
+        self.largest = np.full(len(self.rows), UNKNOWN, np.int64)
+        self.lock = ProcessLock()
+        self._copies: dict[str, DenseCopies] = {}
+
+    @memo
+    def _column(self) -> pa.ChunkedArray | None:
+        return self._make_column()
+
+    def chunk(self, number: int) -> pa.Array:
+        """The values of one chunk, without a copy."""
+        first, n = int(self._starts[number]), int(self.rows[number])
+        if self._column is None:
+            return pa.nulls(n)
+        return self._column.chunk(number) if self._same_chunks else self._column.slice(first, n).chunk(0)
+
+    def alike(self, chunks: Int64s) -> tuple[int, Int64s, npt.NDArray[np.bool_]] | None:
+        """A chunk, how many bytes behind it the values of ``chunks`` lie, and for which of these that is so."""
+        if self._alike is None or self._column is None:
+            return None
+        distance, alike = self._alike.distances(chunks)
+        return self._alike.template, distance, self._alike.same_lists(self._column, distance, alike)
+
+    def has_copies(self, reading: Reading) -> bool:
+        """Whether somebody has asked for such ``copies``."""
+        return reading.copies_key in self._copies
+
+    def copies(self, reading: Reading) -> DenseCopies:
+        """The dense copies of its chunks for those who read them in the same way."""
+        with self.lock:
+            if reading.copies_key not in self._copies:
+                self._copies[reading.copies_key] = DenseCopies(self.rows, reading.width * reading.dtype.itemsize)
+            return self._copies[reading.copies_key]
+
+    def known(self) -> tuple[Int64s, Int64s]:
+        """Where every chunk's values begin, and how many a row has, as far as that is known now."""
+        with self.lock:
+            return self.begin.copy(), self.width.copy()
+
+
+class HasParts(Protocol):
+    """A segment, as ``Column`` needs it; ``Segment`` says what these are."""
+
+    extent: object
+    addresses: Mapping[str, tuple[int, int]]
+
+    def part(self, name: str) -> ColumnPart:
+        """One of its columns."""
+        ...
+
+
+class Growth(NamedTuple):
+    """How segments differ from earlier ones that rows were appended to.
+
+    Args:
+        kept: How many are the same.
+        appended: The others, each of one chunk. The first may be the last of the earlier ones, grown.
+        replaced: That one as it was; None if all of the earlier ones are kept.
+    """
+
+    kept: int
+    appended: Sequence[HasParts]
+    replaced: HasParts | None
+
+
+class Column:
+    """A column over all segments of a snapshot, and where the values of its chunks lie.
+
+    Args:
+        reading: How it is read.
+        parts: The column in segments.
+        later: The segments behind them, whose parts are made when they are asked for.
+    """
+
+    def __init__(self, reading: Reading, parts: Sequence[ColumnPart], later: Sequence[HasParts] = ()) -> None:
+        self.reading = reading
+        self.name, self.kind, self.shape, self.width = reading.name, reading.kind, reading.shape, reading.width
+        self._stored = reading.dtype
+        self._known_parts, self._later = parts, later
+        self._lock = ProcessLock()
+
+    def forward(self, growth: Growth) -> Column:
+        """The same column with rows appended. What it knows of each segment is found when it is asked for."""
+        if "_parts" in self.__dict__:
+            return Column(self.reading, self._parts[: growth.kept], growth.appended)
+        more = self._later[: max(0, growth.kept - len(self._known_parts))]
+        return Column(self.reading, self._known_parts[: growth.kept], [*more, *growth.appended])
+
+    @memo
+    def _parts(self) -> Sequence[ColumnPart]:
+        """The column in every segment."""
+        return [*self._known_parts, *(segment.part(self.name) for segment in self._later)]
+
+    @memo
+    def _first_chunk(self) -> Int64s:
+        return np.cumsum([0, *(len(part.rows) for part in self._parts)])
+
+    @memo
+    def _tables(self) -> tuple[Int64s, Int64s]:
+        """Where the values of every chunk begin, and how many a row has, as far as that is known."""
+        begins, widths = zip(*(part.known() for part in self._parts), strict=True)
+        return np.concatenate(begins), np.concatenate(widths)
+
+    def begins_so_far(self) -> Int64s:
+        """``begins`` of all chunks, ``UNKNOWN`` for those that nobody has looked at."""
+        begin, width = self._tables
+        with self._lock:
+            return np.where((begin != UNKNOWN) & (width != self.width), IRREGULAR, begin)
 
     def begins(self, chunks: Int64s, rows: int = 0) -> Int64s:
         """The address of the first value of each of some chunks, or of their dense copies.
@@ -39,21 +174,20 @@ class Column(ColumnChunks):
             chunks: Their numbers, ascending, int64 ``[n]``.
             rows: How many rows may be made dense.
         """
-        found, budget = super().begins(chunks), self.reading.dense_budget
+        first, width = self.addresses(chunks)
+        found, budget = np.where(self._is_in_place(width), first, IRREGULAR), self.reading.dense_budget
         (irregular,) = np.nonzero(found == IRREGULAR)
         if budget is not None and len(irregular):
-            for number, begin, end in self._by_part(chunks[irregular]):
-                local = chunks[irregular[begin:end]] - self._first_chunk[number]
-                allowed = -(-rows * (end - begin) // len(irregular))
-                part, copies = self._parts[number], self._copies(number)
-                found[irregular[begin:end]] = copies.begins(local, allowed, budget, part.chunk, self._dense)
+            for part, among, local in self._by_part(chunks[irregular]):
+                allowed = -(-rows * len(local) // len(irregular))
+                copied = part.copies(self.reading).begins(local, allowed, budget, part.chunk, self.dense)
+                found[irregular[among]] = copied
         return found
 
-    def _dense(self, values: pa.Array) -> npt.NDArray[Any]:
-        return dense_rows(values, self.shape, self._stored, fill=self.reading.fill, pad=self.reading.pad)
-
-    def _copies(self, part_number: int) -> DenseCopies:
-        return self._parts[part_number].places.copies(self.reading.copies_key, self.width * self._stored.itemsize)
+    def dense(self, values: pa.Array, dtype: np.dtype[Any] | None = None) -> npt.NDArray[Any]:
+        """Rows made dense, ``[n, width]`` of a dtype, by default the stored one; see ``dense_rows``."""
+        reading = self.reading
+        return dense_rows(values, self.shape, dtype or self._stored, fill=reading.fill, pad=reading.pad)
 
     def largest(self, chunks: Int64s) -> Int64s:
         """The largest integer in each of some regular chunks, where negative ones count as the largest int64.
@@ -64,22 +198,21 @@ class Column(ColumnChunks):
             chunks: Their numbers, ascending, int64 ``[n]``.
         """
         found = np.empty(len(chunks), np.int64)
-        for number, begin, end in self._by_part(chunks):
-            found[begin:end] = self._largest_in_part(number, chunks[begin:end] - self._first_chunk[number])
+        for part, among, local in self._by_part(chunks):
+            found[among] = self._largest_in_part(part, local)
         return found
 
-    def _largest_in_part(self, part_number: int, chunks: Int64s) -> Int64s:
-        places = self._parts[part_number].places
-        if not places.has_copies(self.reading.copies_key):
-            return self._largest_in_chunks(places, chunks)
-        copies = self._copies(part_number)
+    def _largest_in_part(self, part: ColumnPart, chunks: Int64s) -> Int64s:
+        if not part.has_copies(self.reading):
+            return self._largest_in_chunks(part, chunks)
+        copies = part.copies(self.reading)
         copied = copies.begin[chunks] >= 0
         found = np.empty(len(chunks), np.int64)
         found[copied] = self._largest_in_chunks(copies, chunks[copied])
-        found[~copied] = self._largest_in_chunks(places, chunks[~copied])
+        found[~copied] = self._largest_in_chunks(part, chunks[~copied])
         return found
 
-    def _largest_in_chunks(self, table: ChunkPlaces | DenseCopies, chunks: Int64s) -> Int64s:
+    def _largest_in_chunks(self, table: ColumnPart | DenseCopies, chunks: Int64s) -> Int64s:
         with table.lock:
             unknown = chunks[table.largest[chunks] == UNKNOWN]
             for rows in np.unique(table.rows[unknown]).tolist():
@@ -99,93 +232,94 @@ class Column(ColumnChunks):
             largest[number : number + together] = np.minimum(found, np.uint64(limit))
         return largest
 
-    def gather(self, windows: WindowsPart, out: npt.NDArray[Any]) -> None:
-        """Write the windows' values, whatever the chunks look like. Where they are regular, ``ByteViews`` is faster.
+    def _is_in_place(self, width: Int64s) -> npt.NDArray[np.bool_]:
+        """Whether chunks that begin somewhere, with so many values a row, can be copied from there."""
+        in_place: npt.NDArray[np.bool_] = (width == self.width) & (self.kind.value_type != "bool")
+        return in_place
 
-        Args:
-            windows: Where they lie.
-            out: Where to write, ``[n, S, width]`` of any dtype, C-contiguous.
+    def lies_in(self, segment: HasParts) -> bool:
+        """Whether the values of a segment of appended rows are copied from where they lie."""
+        return self.name in segment.addresses and bool(self._is_in_place(np.array(segment.addresses[self.name][1])))
 
-        Raises:
-            RowError: A value is not allowed or does not fit; its ``row`` is ``window * S + step``.
-            DataError: The Arrow data is damaged.
+    def _by_part(self, chunks: Int64s) -> Iterator[tuple[ColumnPart, slice, Int64s]]:
+        """The parts that some chunks (ascending) belong to, where these are among them, and their numbers there."""
+        ends = np.searchsorted(chunks, self._first_chunk[1:]).tolist()
+        for number, (begin, end) in enumerate(pairwise([0, *ends])):
+            if begin < end:
+                yield self._parts[number], slice(begin, end), chunks[begin:end] - self._first_chunk[number]
+
+    def addresses(self, chunk: Int64s) -> tuple[Int64s, Int64s]:
+        """Where each chunk's values begin (an address; for booleans 8 times that and the bit's number), or
+        ``IRREGULAR``, and the values in a row.
         """
-        every, whole, length = windows.every, windows.whole, windows.every.length
-        steps, chosen = out.reshape(-1, self.width), whole + windows.begin
-        self._gather_rows(every.chunk[chosen], every.row[chosen], whole * length, length, steps)
-        if len(whole) < len(windows):
-            broken = windows.broken_steps
-            self._gather_rows(broken.chunk, broken.row, broken.target, 1, steps)
+        if len(chunk) <= _FEW and self._later and "_tables" not in self.__dict__:
+            # The tables are as long as the snapshot, of which there may be another soon.
+            found = np.array([self._locate_chunk(number) for number in chunk.tolist()], np.int64).reshape(-1, 2)
+            return found[:, 0], found[:, 1]
+        begins, widths = self._tables
+        unknown = begins[chunk] == UNKNOWN
+        new = distinct(chunk[unknown], len(begins)) if unknown.any() else chunk[:0]
+        if len(new) > _FEW:
+            for part, among, local in self._by_part(new):
+                if len(local) > _FEW:
+                    self._locate_alike(part, new[among], local)
+            new = new[begins[new] == UNKNOWN]
+        for number in new.tolist():
+            self._locate_chunk(number)
+        with self._lock:
+            return begins[chunk], widths[chunk]
 
-    # ------------------------------------------------------------------ runs of rows
-    def _gather_rows(self, chunk: Int64s, row: Int64s, target: Int64s, length: int, steps: npt.NDArray[Any]) -> None:
-        """Write runs of ``length`` rows to ``steps[target : target + length]``, whatever their chunks look like."""
-        if not len(chunk):
+    def _locate_alike(self, part: ColumnPart, numbers: Int64s, local: Int64s) -> None:
+        """Locate those of some chunks of one part, in which their numbers are ``local``, that are like a known one."""
+        found = part.alike(local)
+        if found is None:
             return
-        first, width = self._addresses(chunk)
-        regular = first >= 0
-        for found in _different(width[regular]):
-            (same,) = np.nonzero(regular & (width == found))
-            if found > self.width or (found < self.width and self.reading.pad is None):
-                wanted = "at most " * (self.reading.pad is not None) + values_of(self.width)
-                raise RowError(int(target[same[0]]), f"expected {wanted}, found {found}")
-            values = self._regular(first[same], row[same], length, found)
-            try:
-                values = convert(values.reshape(len(same) * length, found), steps.dtype).reshape(values.shape)
-            except RowError as error:
-                run, step = divmod(error.row, length)
-                raise RowError(int(target[same[run]]) + step, str(error)) from error
-            if found < self.width:
-                padded = np.full((len(same), length, self.width), self.reading.pad, steps.dtype)
-                padded[:, :, :found] = values
-                values = padded
-            # Targets of runs are multiples of their length.
-            steps.reshape(-1, length, self.width)[target[same] // length] = values
-        irregular = first == IRREGULAR
-        if irregular.any():
-            self._gather_irregular(chunk[irregular], row[irregular], target[irregular], length, steps)
+        template, distance, alike = found
+        self._locate_chunk(int(numbers[0] - local[0]) + template)
+        scale = 8 if self.kind.value_type == "bool" else 1
+        with part.lock:
+            begin, width = int(part.begin[template]), int(part.width[template])
+            alike = alike & (distance % self._stored.itemsize == 0)
+            if begin < 0 or not alike.any():
+                return
+            numbers, local, begins = numbers[alike], local[alike], begin + scale * distance[alike]
+            # Whoever sees where they begin must find how wide they are, also in a child forked in between.
+            part.width[local], part.begin[local] = width, begins
+        with self._lock:
+            self._tables[1][numbers], self._tables[0][numbers] = width, begins
 
-    def _regular(self, begin: Int64s, row: Int64s, length: int, width: int) -> npt.NDArray[Any]:
-        shape = (len(begin), length, width)
-        if self.kind.value_type == "bool":
-            return copy_bits((begin + row * width)[:, None] + np.arange(length * width)).reshape(shape)
-        first = element_of_all(begin, self._stored.itemsize) + row * width
-        return copy_runs(self._stored, first, length * width).reshape(shape)
+    def _locate_chunk(self, number: int) -> tuple[int, int]:
+        """Where the values of one chunk begin, and how many a row has."""
+        part, local = self.part_of(number)
+        with part.lock:
+            if part.begin[local] == UNKNOWN:
+                part.width[local], part.begin[local] = self._first_value_of(part.chunk(local))
+            begin, width = int(part.begin[local]), int(part.width[local])
+        tables = self.__dict__.get("_tables")
+        if tables is not None:
+            with self._lock:
+                tables[1][number], tables[0][number] = width, begin
+        return begin, width
 
-    def _gather_irregular(
-        self, chunk: Int64s, row: Int64s, target: Int64s, length: int, steps: npt.NDArray[Any]
-    ) -> None:
-        # Rows that follow each other in source and target are one slice, and slices of one type are converted together.
-        joined = (np.diff(chunk) == 0) & (np.diff(row) == length) & (np.diff(target) == length)
-        begins = [0, *(np.nonzero(~joined)[0] + 1).tolist(), len(chunk)]
-        slices: dict[pa.DataType, list[pa.Array]] = {}
-        targets: dict[pa.DataType, list[Int64s]] = {}
-        images: list[tuple[pa.Array, int, Sequence[str]]] = []
-        for begin, end in pairwise(begins):
-            n = (end - begin) * length
-            values = plain(self._chunk_values(int(chunk[begin])).slice(int(row[begin]), n))
-            if self.kind.kind == "image":
-                images.append((values, int(target[begin]), self._image_roots(int(chunk[begin]))))
-                continue
-            slices.setdefault(values.type, []).append(values)
-            targets.setdefault(values.type, []).append(np.arange(int(target[begin]), int(target[begin]) + n))
-        if images:
-            from mouse_core.images.rows import fill_images  # 0.5 us; the first image alone takes a hundred times that
+    def _first_value_of(self, values: pa.Array) -> tuple[int, int]:
+        """The values in a row of a chunk and where they begin, ``IRREGULAR`` if rows do not lie in order."""
+        try:
+            located = locate_values(values)
+            if located is None:
+                values.validate(full=True)  # whoever reads it must be able to trust its offsets
+        except ValueError as error:
+            raise DataError(f"column {self.name!r}: {error}") from error
+        if located is None:
+            return 0, IRREGULAR
+        address, shape = located
+        # Rows of nested lists must have the declared shape, not only as many values.
+        if len(shape) > 1 and shape != self.shape and (*shape, 1) != self.shape:
+            return 0, IRREGULAR
+        if self.kind.value_type != "bool" and element_of(address, self._stored.itemsize) is None:
+            return 0, IRREGULAR
+        return prod(shape), address
 
-            fill_images(images, self.shape, steps, fill=self.reading.fill, pixel=self._stored)  # type: ignore[arg-type]
-        for data_type, arrays in slices.items():
-            positions = np.concatenate(targets[data_type])
-            try:
-                steps[positions] = dense_rows(
-                    pa.concat_arrays(arrays), self.shape, steps.dtype, fill=self.reading.fill, pad=self.reading.pad
-                )
-            except RowError as error:
-                raise RowError(int(positions[error.row]), str(error)) from error
-
-
-def _different(numbers: Int64s) -> list[int]:
-    """The numbers there are, most often one."""
-    if len(numbers) and (numbers == numbers[0]).all():
-        return [int(numbers[0])]
-    different: list[int] = np.unique(numbers).tolist()
-    return different
+    def part_of(self, number: int) -> tuple[ColumnPart, int]:
+        """The part that a chunk is in, and its number there."""
+        part = int(np.searchsorted(self._first_chunk, number, side="right")) - 1
+        return self._parts[part], number - int(self._first_chunk[part])

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from mouse_core._arrow.addresses import element_of_all, octets_at
 from mouse_core._arrow.byte_views import INLINE_BYTES, SPAN_BITS, ByteViews, CopiedField
-from mouse_core._arrow.chunks import Growth
+from mouse_core._arrow.column import Growth
 from mouse_core._arrow.dense_copies import IRREGULAR, UNKNOWN
 from mouse_core._arrow.windows import Int64s, Pieces, Windows, distinct
 from mouse_core._base.memory import ALIGNMENT, ArrayMemory

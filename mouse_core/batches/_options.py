@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from mouse_core.batches._form import MaskReader, Readers
 from mouse_core.errors import ConfigError, MissingFieldError
-from mouse_core.sampling.episodes import Boundary, Weighting, sampler_of
 from mouse_core.sampling.plan import MASK, PaddedSampler, WindowSampler
-from mouse_core.spec import check_count, recipe
+from mouse_core.spec import recipe
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.fields import FieldReader
 from mouse_core.store.snapshot import Snapshot
@@ -40,37 +39,6 @@ def snapshot_of(store: DatasetStore | Snapshot) -> Snapshot:
     if not snapshot.num_rows:
         raise ConfigError("store: expected rows, found an empty store")
     return snapshot
-
-
-def choose_sampler(
-    sampling: str | WindowSampler,
-    sequence_length: int,
-    batch_size: int,
-    drop_last: bool,
-    boundary: Boundary,
-    weighting: Weighting,
-    pad: bool | float | None,
-) -> WindowSampler:
-    """The sampler of a name, or the one that is given; see ``BatchSource``.
-
-    Raises:
-        ConfigError: An unknown name, or options that belong to names.
-    """
-    if isinstance(sampling, str):
-        return sampler_of(
-            sampling,
-            sequence_length=check_count("sequence_length", sequence_length, lowest=1),
-            batch_size=check_count("batch_size", batch_size, lowest=1),
-            drop_last=drop_last,
-            boundary=boundary,
-            weighting=weighting,
-            pad=pad,
-        )
-    if not isinstance(sampling, WindowSampler):
-        raise ConfigError(f"sampling: expected a name or a WindowSampler, found {sampling!r}")
-    if (boundary, weighting, pad) != ("stream", "step", None):
-        raise ConfigError(f"boundary, weighting, pad: expected them with the name of a sampling, found {sampling!r}")
-    return sampling
 
 
 def planned_windows(readers: Readers, length: int) -> int:

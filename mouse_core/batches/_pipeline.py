@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from mouse_core._arrow.chunks import Growth
+from mouse_core._arrow.column import Growth
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memory import BatchMemory, known_layout
-from mouse_core.batches._blocks import Blocks
 from mouse_core.batches._form import BatchForm, MaskReader, Readers
-from mouse_core.batches._planner import Block, Planner
+from mouse_core.batches._planner import Block, Blocks, Planner
 from mouse_core.dtypes import RowError, convert_to
 from mouse_core.errors import DataError
 from mouse_core.randomness import Key, Purpose

@@ -17,7 +17,7 @@ from mouse_core.batches._pipeline import Batch, Pipeline
 from mouse_core.batches._planner import Planner
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import check_seed
-from mouse_core.sampling.episodes import Boundary, Weighting
+from mouse_core.sampling.episodes import Boundary, Weighting, sampler_of
 from mouse_core.sampling.plan import PaddedSampler, Plan, WindowSampler
 from mouse_core.spec import Spec, check_count
 from mouse_core.store.dataset_store import DatasetStore
@@ -92,7 +92,7 @@ class BatchSource:
         uneven: Uneven = "refuse",
     ) -> None:
         snapshot = asked.snapshot_of(store)
-        sampler = asked.choose_sampler(sampling, sequence_length, batch_size, drop_last, boundary, weighting, pad)
+        sampler = sampler_of(sampling, sequence_length, batch_size, drop_last, boundary, weighting, pad)
         padded = sampler if isinstance(sampler, PaddedSampler) else None
         names = None if fields is None else asked.as_names(fields)
         chosen = Chosen(

@@ -16,6 +16,7 @@ from mouse_core.randomness import Key, Purpose
 from mouse_core.sampling.episode_table import EpisodeTable, WindowRule, WindowView
 from mouse_core.sampling.plan import WindowSampler
 from mouse_core.sampling.windows import window_sampler
+from mouse_core.spec import check_count
 from mouse_core.store.snapshot import Snapshot
 
 Int64s = npt.NDArray[np.int64]
@@ -130,28 +131,35 @@ class EpisodeWindows:
 
 
 def sampler_of(
-    sampling: str,
-    *,
+    sampling: str | WindowSampler,
     sequence_length: int,
     batch_size: int,
-    drop_last: bool = True,
-    boundary: Boundary = "stream",
-    weighting: Weighting = "step",
-    pad: bool | float | None = None,
+    drop_last: bool,
+    boundary: Boundary,
+    weighting: Weighting,
+    pad: bool | float | None,
 ) -> WindowSampler:
-    """The sampler of a name, over the stream of steps or within episodes; see ``BatchSource``.
+    """The sampler of a name, for the stream of steps or within episodes, or the one given; see ``BatchSource``.
 
     Raises:
-        ConfigError: An unknown name, or options of windows within episodes for windows that are not.
+        ConfigError: An unknown name, or options that do not go with the sampling.
     """
+    if not isinstance(sampling, str):
+        if not isinstance(sampling, WindowSampler):
+            raise ConfigError(f"sampling: expected a name or a WindowSampler, found {sampling!r}")
+        if (boundary, weighting, pad) != ("stream", "step", None):
+            raise ConfigError(
+                f"boundary, weighting, pad: expected them with the name of a sampling, found {sampling!r}"
+            )
+        return sampling
+    length, size = check_count("sequence_length", sequence_length), check_count("batch_size", batch_size)
     if boundary not in get_args(Boundary):
         raise ConfigError(f"boundary: expected one of {list(get_args(Boundary))}, found {boundary!r}")
     if boundary == "episode":
-        pad = True if pad is None else pad
-        return EpisodeWindows(sequence_length, batch_size, sampling, weighting, pad, drop_last)
+        return EpisodeWindows(length, size, sampling, weighting, True if pad is None else pad, drop_last)
     if weighting != "step" or pad is not None:
         raise ConfigError(f"boundary: expected 'episode' with weighting={weighting!r}, pad={pad!r}, found {boundary!r}")
-    return window_sampler(sampling, sequence_length=sequence_length, batch_size=batch_size, drop_last=drop_last)
+    return window_sampler(sampling, sequence_length=length, batch_size=size, drop_last=drop_last)
 
 
 # What follows from a snapshot, for as long as that exists.

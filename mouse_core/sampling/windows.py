@@ -46,18 +46,14 @@ class RandomWindows:
 
     def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
         """See ``WindowSampler.starts``."""
-        last_start = snapshot.num_rows - self.sequence_length
-        first = index * self.batch_size
-        drawn = _slice_sections(partial(_random_section, seed), first, first + self.batch_size)
-        return as_integers(drawn, last_start + 1)
+        starts: Int64s = self.starts_of_many(seed, index, 1, snapshot, epoch_start)[0]
+        return starts
 
     def starts_of_many(self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
         """See ``ManyStarts.starts_of_many``."""
-        last_start = snapshot.num_rows - self.sequence_length
-        drawn = _slice_sections(
-            partial(_random_section, seed), first * self.batch_size, (first + count) * self.batch_size
-        )
-        return as_integers(drawn, last_start + 1).reshape(count, self.batch_size)
+        begin, end = first * self.batch_size, (first + count) * self.batch_size
+        drawn = _slice_sections(partial(_random_section, seed), begin, end).reshape(count, -1)
+        return as_integers(drawn, snapshot.num_rows - self.sequence_length + 1)
 
 
 @dataclass(frozen=True)

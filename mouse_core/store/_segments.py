@@ -12,10 +12,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._arrow.alike import Alike
-from mouse_core._arrow.chunks import ChunkPlaces, ColumnParts
-from mouse_core._arrow.column import Column
+from mouse_core._arrow.column import Column, ColumnPart
 from mouse_core._arrow.column_types import Reading, column_type
 from mouse_core._arrow.dense_copies import IRREGULAR
+from mouse_core._arrow.gathering import gather
 from mouse_core._arrow.windows import Stretches, Windows, cut_at_stretches
 from mouse_core._base.memo import memo
 from mouse_core.errors import DataError
@@ -59,7 +59,7 @@ class Segment:
         self.indices = indices
         self.origin = origin
         self.num_rows: int = table.num_rows if indices is None else indices.num_rows
-        self._parts: dict[str, SegmentColumn] = {}
+        self._parts: dict[str, ColumnPart] = {}
         self._first_values: dict[str, tuple[int, Any] | None] = {}
 
     @classmethod
@@ -130,20 +130,25 @@ class Segment:
         first, *others = (_chunk_starts(column) for column in self.table.columns)
         return all(np.array_equal(first, starts) for starts in others)
 
-    def part(self, name: str) -> SegmentColumn:
+    def part(self, name: str) -> ColumnPart:
         """One column; all null if the segment has no such column."""
         if name not in self._parts:
             if name in self.addresses:
-                part = SegmentColumn(self._make_columns[name], self.chunk_starts, same_chunks=True)
-                part.places.begin[0], part.places.width[0] = self.addresses[name]
+                part = ColumnPart(self._make_columns[name], self.chunk_starts, same_chunks=True)
+                part.begin[0], part.width[0] = self.addresses[name]
             else:
                 column = self.table.column(name) if name in self.table.schema.names else None
                 alike = self._alike if self._is_mapped else None
-                part = SegmentColumn(lambda: column, self.chunk_starts, same_chunks=self._same_chunks, alike=alike)
+                is_image = column is not None and column_type(column.type).kind == "image"
+                part = ColumnPart(
+                    lambda: column,
+                    self.chunk_starts,
+                    same_chunks=self._same_chunks,
+                    alike=alike,
+                    image_roots=self.image_roots if is_image else (),
+                )
                 if column is None:
-                    part.places.begin[:] = IRREGULAR
-                elif column_type(column.type).kind == "image":
-                    part.image_roots = self.image_roots
+                    part.begin[:] = IRREGULAR
             # One part for all, as addresses in it outlive the snapshot that asked for it.
             self._parts.setdefault(name, part)
         return self._parts[name]
@@ -168,8 +173,8 @@ class Segment:
         if self.indices is None:
             return None
         numbers = self.indices.column(0)
-        part = SegmentColumn(lambda: numbers, self._indices_starts, same_chunks=True)
-        return Column(Reading("indices", column_type(numbers.type), ()), ColumnParts("indices", [part]))
+        part = ColumnPart(lambda: numbers, self._indices_starts, same_chunks=True)
+        return Column(Reading("indices", column_type(numbers.type), ()), [part])
 
     @memo
     def runs(self) -> Stretches | None:
@@ -207,7 +212,7 @@ class Segment:
             return rows
         windows = Windows(Stretches(self._indices_starts), rows, 1).part(0)
         numbers = np.empty(len(rows), np.int64)
-        self._indices_column.gather(windows, numbers.reshape(-1, 1, 1))
+        gather(self._indices_column, windows, numbers.reshape(-1, 1, 1))
         if len(numbers) and not 0 <= numbers.min() <= numbers.max() < self.table.num_rows:
             raise DataError(
                 f"dataset: expected row numbers 0..{self.table.num_rows - 1} among its indices, "
@@ -288,51 +293,6 @@ class Segment:
         else:
             restored = Segment(**state)
         self.__dict__.update(restored.__dict__)
-
-
-class SegmentColumn:
-    """One column of one segment, cut at the segment's chunk starts.
-
-    Args:
-        column: Gives the values; None where the segment has no such column, which reads as nulls.
-        chunk_starts: See ``Segment.chunk_starts``.
-        same_chunks: Whether the column's own chunks begin there; otherwise each of them lies in one of the column's.
-        alike: Which chunks are laid out alike.
-    """
-
-    image_roots: tuple[str, ...] = ()
-
-    def __init__(
-        self,
-        column: Callable[[], pa.ChunkedArray | None],
-        chunk_starts: npt.NDArray[np.int64],
-        *,
-        same_chunks: bool,
-        alike: Alike | None = None,
-    ) -> None:
-        self._make_column = column
-        self._starts = chunk_starts
-        self._same_chunks = same_chunks
-        self._alike = alike
-        self.places = ChunkPlaces(np.diff(chunk_starts))
-
-    @memo
-    def _column(self) -> pa.ChunkedArray | None:
-        return self._make_column()
-
-    def chunk(self, number: int) -> pa.Array:
-        """The values of one chunk, without a copy."""
-        first, n = int(self._starts[number]), int(self._starts[number + 1] - self._starts[number])
-        if self._column is None:
-            return pa.nulls(n)
-        return self._column.chunk(number) if self._same_chunks else self._column.slice(first, n).chunk(0)
-
-    def alike(self, chunks: npt.NDArray[np.int64]) -> tuple[int, npt.NDArray[np.int64], npt.NDArray[np.bool_]] | None:
-        """A chunk, how many bytes behind it the values of ``chunks`` lie, and for which of these that is so."""
-        if self._alike is None or self._column is None:
-            return None
-        distance, alike = self._alike.distances(chunks)
-        return self._alike.template, distance, self._alike.same_lists(self._column, distance, alike)
 
 
 def _to_column(extent: ColumnExtent, rows: int) -> pa.ChunkedArray:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._arrow.chunks import ColumnParts, Growth
-from mouse_core._arrow.column import Column
+from mouse_core._arrow.column import Column, Growth
 from mouse_core._arrow.column_types import ColumnType, Reading, check_readable, fixed_shape
 from mouse_core._arrow.dense_copies import DenseBudget
+from mouse_core._arrow.gathering import gather
 from mouse_core._arrow.windows import WindowsPart
 from mouse_core.dtypes import RowError, largest_of, number_kind
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
@@ -84,7 +84,7 @@ class FieldReader:
         n, length = len(windows), windows.every.length
         values = np.empty((n, length, *self.spec.shape), dtype) if out is None else out
         try:
-            self.column.gather(windows, values.reshape(n, length, self.column.width))
+            gather(self.column, windows, values.reshape(n, length, self.column.width))
         except ValueError as error:
             raise self.error(error, windows) from error
         self.check(values, windows)
@@ -172,7 +172,7 @@ def _bind(
     if kind.kind == "image":
         kind = replace(kind, value_type=field.pixel_dtype.name)
     reading = Reading(field.column, kind, shape, field.fill, field.pad, budget)
-    column = Column(reading, ColumnParts(field.column, [segment.part(field.column) for segment in segments]))
+    column = Column(reading, [segment.part(field.column) for segment in segments])
     return _reader(field, column)
 
 

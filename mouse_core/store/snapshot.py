@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._arrow.chunks import Growth
+from mouse_core._arrow.column import Growth
 from mouse_core._arrow.column_types import ColumnType
 from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core._arrow.windows import Stretches, Windows
@@ -97,7 +97,10 @@ class Snapshot:
             grown = _growth(before.segments, self.segments)
         if grown is not None and "readers" not in self.__dict__:
             fields = self.config.fields
-            late = self._bound({name: field for name, field in fields.items() if name not in before.readers})
+            # Only a column that was null throughout may have become a field.
+            types = self.config.types
+            absent = {name: one for name, one in fields.items() if name not in before.readers and one.column in types}
+            late = self._bound(absent) if absent else {}
             readers = {
                 name: late[name] if name in late else before.readers[name].forward(grown)
                 for name in fields
@@ -107,13 +110,7 @@ class Snapshot:
         return grown
 
     def _bound(self, fields: Mapping[str, Field]) -> dict[str, FieldReader]:
-        return bind_fields(
-            self.segments,
-            fields,
-            self.config.types,
-            rows=self.num_rows,
-            budget=self.budget,
-        )
+        return bind_fields(self.segments, fields, self.config.types, rows=self.num_rows, budget=self.budget)
 
     @memo
     def spec(self) -> Spec:

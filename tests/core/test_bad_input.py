@@ -1120,12 +1120,13 @@ def test_indices_that_end_before_they_say(tmp_path: Path) -> None:
     program = f"""
 import numpy as np, pyarrow as pa
 from mouse_core import BatchSource, DatasetStore
+from mouse_core.about import About
 from mouse_core.store._segments import Segment
 indices = pa.ipc.open_stream(pa.memory_map({str(path)!r})).read_all()
 table = pa.table({{"action": np.zeros(1000, int), "reward": np.zeros(1000), "done": np.zeros(1000, int)}})
 store = DatasetStore()
 segment = Segment(table, indices)
-store._schema.merge([segment])
+store._schema = store._schema.merged([segment], [("indices", About())])
 store._segments.append(segment)
 store._num_rows += segment.num_rows
 BatchSource(store, 4, 8)[0]

@@ -14,8 +14,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from mouse_core import BatchSource, DatasetStore
-from mouse_core.batches import _blocks
 from mouse_core.batches import _options as _source_options
+from mouse_core.batches import _planner
 from mouse_core.batches._planner import Planner
 from mouse_core.sampling import WindowSampler
 from mouse_core.store import _segments
@@ -72,7 +72,7 @@ def test_any_order_gives_what_the_oracle_says(
         short = len(built.rows) // options["sequence_length"] % options["batch_size"]  # the last batch of an epoch
         assume(options["sampling"] != "sequential" or options["drop_last"] or short % shard[1] == 0)
         with (
-            patch.object(_blocks, "_KEPT_BYTES", kept),
+            patch.object(_planner, "_KEPT_BYTES", kept),
             patch.object(_source_options, "planned_windows", lambda *_: most),
             patch.multiple(_segments, _MOST_RUNS=runs, _LOOKED_AT=16),
         ):
@@ -160,7 +160,7 @@ def test_batches_in_other_orders_are_planned_together(order: str) -> None:
         with patch.object(Planner, "block", autospec=True, side_effect=Planner.block) as made:
             for index in indices:
                 source[index]
-        assert made.call_count <= 4 * (_blocks._ALONE_FIRST + 1)
+        assert made.call_count <= 4 * (_planner._ALONE_FIRST + 1)
         assert len(sampler.asked) <= 520  # type: ignore[attr-defined]
 
 

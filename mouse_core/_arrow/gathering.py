@@ -1,0 +1,115 @@
+"""Gathering windows of steps out of a column, whatever its chunks look like."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mouse_core._arrow.addresses import copy_bits, copy_runs, element_of_all
+from mouse_core._arrow.column import Column
+from mouse_core._arrow.dense import plain
+from mouse_core._arrow.dense_copies import IRREGULAR
+from mouse_core._arrow.windows import Int64s, WindowsPart
+from mouse_core._base.checks import values_of
+from mouse_core.dtypes import RowError, convert
+
+
+def gather(column: Column, windows: WindowsPart, out: npt.NDArray[Any]) -> None:
+    """Write the windows' values, whatever the chunks look like. Where they are regular, ``ByteViews`` is faster.
+
+    Args:
+        column: Where to read.
+        windows: Where they lie.
+        out: Where to write, ``[n, S, width]`` of any dtype, C-contiguous.
+
+    Raises:
+        RowError: A value is not allowed or does not fit; its ``row`` is ``window * S + step``.
+        DataError: The Arrow data is damaged.
+    """
+    every, whole, length = windows.every, windows.whole, windows.every.length
+    steps, chosen = out.reshape(-1, column.width), whole + windows.begin
+    _gather_rows(column, every.chunk[chosen], every.row[chosen], whole * length, length, steps)
+    if len(whole) < len(windows):
+        broken = windows.broken_steps
+        _gather_rows(column, broken.chunk, broken.row, broken.target, 1, steps)
+
+
+def _gather_rows(
+    column: Column, chunk: Int64s, row: Int64s, target: Int64s, length: int, steps: npt.NDArray[Any]
+) -> None:
+    """Write runs of ``length`` rows to ``steps[target : target + length]``, whatever their chunks look like."""
+    if not len(chunk):
+        return
+    first, width = column.addresses(chunk)
+    regular = first >= 0
+    for found in _different(width[regular]):
+        (same,) = np.nonzero(regular & (width == found))
+        if found > column.width or (found < column.width and column.reading.pad is None):
+            wanted = "at most " * (column.reading.pad is not None) + values_of(column.width)
+            raise RowError(int(target[same[0]]), f"expected {wanted}, found {found}")
+        values = _regular(column, first[same], row[same], length, found)
+        try:
+            values = convert(values.reshape(len(same) * length, found), steps.dtype).reshape(values.shape)
+        except RowError as error:
+            run, step = divmod(error.row, length)
+            raise RowError(int(target[same[run]]) + step, str(error)) from error
+        if found < column.width:
+            padded = np.full((len(same), length, column.width), column.reading.pad, steps.dtype)
+            padded[:, :, :found] = values
+            values = padded
+        # Targets of runs are multiples of their length.
+        steps.reshape(-1, length, column.width)[target[same] // length] = values
+    irregular = first == IRREGULAR
+    if irregular.any():
+        _gather_irregular(column, chunk[irregular], row[irregular], target[irregular], length, steps)
+
+
+def _regular(column: Column, begin: Int64s, row: Int64s, length: int, width: int) -> npt.NDArray[Any]:
+    shape = (len(begin), length, width)
+    if column.kind.value_type == "bool":
+        return copy_bits((begin + row * width)[:, None] + np.arange(length * width)).reshape(shape)
+    first = element_of_all(begin, column.reading.dtype.itemsize) + row * width
+    return copy_runs(column.reading.dtype, first, length * width).reshape(shape)
+
+
+def _gather_irregular(
+    column: Column, chunk: Int64s, row: Int64s, target: Int64s, length: int, steps: npt.NDArray[Any]
+) -> None:
+    # Rows that follow each other in source and target are one slice, and slices of one type are converted together.
+    joined = (np.diff(chunk) == 0) & (np.diff(row) == length) & (np.diff(target) == length)
+    begins = [0, *(np.nonzero(~joined)[0] + 1).tolist(), len(chunk)]
+    slices: dict[pa.DataType, list[pa.Array]] = {}
+    targets: dict[pa.DataType, list[Int64s]] = {}
+    images: list[tuple[pa.Array, int, Sequence[str]]] = []
+    for begin, end in pairwise(begins):
+        n = (end - begin) * length
+        part, number = column.part_of(int(chunk[begin]))
+        values = plain(part.chunk(number).slice(int(row[begin]), n))
+        if column.kind.kind == "image":
+            images.append((values, int(target[begin]), part.image_roots))
+            continue
+        slices.setdefault(values.type, []).append(values)
+        targets.setdefault(values.type, []).append(np.arange(int(target[begin]), int(target[begin]) + n))
+    if images:
+        from mouse_core.images.rows import fill_images  # 0.5 us; the first image alone takes a hundred times that
+
+        fill_images(images, column.shape, steps, fill=column.reading.fill, pixel=column.reading.dtype)  # type: ignore[arg-type]
+    for data_type, arrays in slices.items():
+        positions = np.concatenate(targets[data_type])
+        try:
+            steps[positions] = column.dense(pa.concat_arrays(arrays), steps.dtype)
+        except RowError as error:
+            raise RowError(int(positions[error.row]), str(error)) from error
+
+
+def _different(numbers: Int64s) -> list[int]:
+    """The numbers there are, most often one."""
+    if len(numbers) and (numbers == numbers[0]).all():
+        return [int(numbers[0])]
+    different: list[int] = np.unique(numbers).tolist()
+    return different
