@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from mouse_core.batches._form import MaskReader, Readers
 from mouse_core.errors import ConfigError, MissingFieldError
-from mouse_core.sampling.plan import MASK, PaddedSampler, WindowSampler
+from mouse_core.sampling.plan import MASK, PaddedSampler
 from mouse_core.spec import recipe
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.fields import FieldReader
