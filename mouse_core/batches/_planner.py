@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from mouse_core.batches._mask import Absent
     from mouse_core.ranks import Uneven
 
-# Whoever is this much ahead of the next batch is one of several who take turns.
-_AHEAD = 3
 # Where rows have numbers of their own each step is located, and may be a piece by itself.
 _MOST_NUMBERED_STEPS = 1 << 15
 
@@ -91,27 +89,6 @@ class Block:
     def part(self, number: int) -> WindowsPart:
         """The windows of one of its batches."""
         return self.windows.part(number)
-
-    def choose_copied(self, number: int, most: int) -> tuple[int, int]:
-        """Which batch to copy first, and how many, ``most`` at most, where batch ``number`` is asked for.
-
-        Those that follow each other are copied together, if they are of one size. Of 8 at a time, 0..7 are copied for
-        whoever asks for 0; then ``next_in_turn`` is 8 and ``latest_miss`` 0. It is 8..15 for whoever asks for 8, or for
-        10 while others are about to ask for 8 and 9. Who asks for 40 gets it alone, whereby only ``latest_miss``
-        becomes 40; who asks for 41 then gets what follows, too, and ``next_in_turn`` becomes 49.
-        """
-        sizes = [] if self.byte_views is None else self.byte_views.sizes
-        for first in (self.next_in_turn, number):
-            in_turn = first != number or number in (self.next_in_turn, self.latest_miss + 1)
-            if in_turn and 0 <= number - first < _AHEAD:
-                count = 1
-                while count < min(most, len(sizes) - first) and sizes[first + count] == sizes[first]:
-                    count += 1
-                if number < first + count:
-                    self.next_in_turn, self.latest_miss = first + count, number
-                    return first, count
-        self.latest_miss = number
-        return number, 1
 
 
 @dataclass(frozen=True, eq=False)
