@@ -8,12 +8,14 @@ except ImportError as error:
 
 from mouse_torch import groups
 from mouse_torch.augment import TokenAugmenter
+from mouse_torch.data_loader import DataLoader
 from mouse_torch.prefetch import PrefetchBatchifier
 from mouse_torch.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayBufferEnsemble
 from mouse_torch.rollouts import RolloutStorage
 from mouse_torch.storage import TensorStorage
 
 __all__ = [
+    "DataLoader",
     "PrefetchBatchifier",
     "PrioritizedReplayBuffer",
     "ReplayBuffer",

@@ -1,0 +1,221 @@
+"""DataLoader: a loader of ours that is a torch DataLoader, as other people's trainers expect one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils.data import BatchSampler, Dataset, DistributedSampler
+
+from mouse_core import BatchSource, ConfigError, DatasetStore, Snapshot
+from mouse_core.prefetch import Source
+from mouse_core.sampling import WindowSampler
+from mouse_torch.drawn import whole_maker
+from mouse_torch.prefetch import PrefetchBatchifier
+from mouse_torch.tracing import untraced
+from mouse_torch.transfer import hand_over
+
+_HOST = torch.device("cpu")
+# Trainers that take a TensorDict for a dict, and find nothing in it.
+_TAKE_DICTS = {"transformers.trainer"}
+
+
+@untraced("next_batch", "__iter__", "set_epoch", "load_state_dict", "refresh")
+class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
+    """A ``PrefetchBatchifier`` that is a ``torch.utils.data.DataLoader``, for other people's trainers.
+
+    Every process gets its rows of each batch and no trainer shards them again: Accelerate's ``prepare``, Fabric's
+    ``setup_dataloaders``, Lightning's and Ray's trainers take the loader as one that is distributed already. So
+    ``batch_size`` is that of the whole batch, however many processes there are. Accelerate and Lightning keep the
+    loader's state in their checkpoints; Transformers skips numbers of batches, which costs nothing.
+
+    Another DataLoader, with processes as workers, makes the epoch that ``set_epoch`` names of ``loader.dataset`` and
+    ``loader.sampler``: ``StatefulDataLoader(loader.dataset, batch_size=None, sampler=loader.sampler, num_workers=4)``.
+
+    Args:
+        store, sequence_length, batch_size, sampling: As in ``mouse_core.prefetch.Batchifier``.
+        shard: ``(rank, count)``, or "auto": which process this is is found. A ``BatchSource`` that is whole is cut
+            like a store with "auto"; a replay buffer or a source of one's own gives every process what it gives.
+        as_dict: Whether a batch is a dict of tensors instead of a TensorDict, as Transformers needs it.
+        options: The other arguments of ``PrefetchBatchifier``.
+
+    Raises:
+        ConfigError, MissingFieldError: See ``PrefetchBatchifier``.
+
+    Example:
+        >>> loader = DataLoader(store, sequence_length=64, batch_size=32)  # doctest: +SKIP
+        >>> model, optimizer, loader = accelerator.prepare(model, optimizer, loader)  # doctest: +SKIP
+    """
+
+    dataset: EpochDataset
+    sampler: EpochSampler
+
+    # Accelerate takes a loader that says so for one of its own: `prepare` leaves it as it is, and `save_state` and
+    # `load_state` keep its state.
+    _is_accelerate_prepared = True
+    use_stateful_dataloader = True
+
+    def __init__(
+        self,
+        store: Any,
+        sequence_length: int = 64,
+        batch_size: int | None = None,
+        sampling: str | WindowSampler = "random",
+        *,
+        shard: Any = "auto",
+        as_dict: bool = False,
+        **options: Any,
+    ) -> None:
+        if isinstance(store, BatchSource) and shard == "auto" and store.shard == (0, 1):
+            store = store.with_options(shard=shard)
+        if shard == "auto" and not isinstance(store, DatasetStore | Snapshot):
+            shard = (0, 1)
+        PrefetchBatchifier.__init__(self, store, sequence_length, batch_size, sampling, shard=shard, **options)
+        self.as_dict = as_dict
+        dataset = EpochDataset(self.source, as_dict=as_dict)
+        torch.utils.data.DataLoader.__init__(
+            self, dataset, batch_size=None, sampler=EpochSampler(dataset), collate_fn=_as_it_is
+        )
+
+    def next_batch(self) -> Any:
+        """The next batch, in index order; see ``PrefetchBatchifier``."""
+        batch = super().next_batch()
+        return _plain(batch) if self.as_dict else batch
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        """The batches up to the end of the current epoch; the next ``for`` loop runs over the next epoch.
+
+        Raises:
+            ConfigError: A trainer asks that finds nothing in a TensorDict.
+        """
+        if not self.as_dict:
+            _check_asking()
+        return super().__iter__()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Go to the first batch of an epoch, counted from 0, unless the loader is within that epoch already.
+
+        After ``refresh()`` epochs are counted on from the one that begins there. The batches of a replay buffer have no
+        epochs: there it does nothing.
+        """
+        if isinstance(self.source, Source):
+            self.sampler.set_epoch(epoch)
+            state = self.state_dict()
+            begin = self.sampler.begin
+            if not begin <= state["next_index"] < begin + len(self):
+                super().load_state_dict({**state, "next_index": begin})
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on exactly where ``state`` was taken; see ``PrefetchBatchifier``."""
+        super().load_state_dict(state)
+        self._follow()
+
+    def refresh(self) -> None:
+        """Take a new snapshot of the store; see ``PrefetchBatchifier``."""
+        super().refresh()
+        self._follow()
+
+    def _follow(self) -> None:
+        """Have the dataset and the sampler go along with what has become of the loader."""
+        if isinstance(self.source, Source):
+            self.dataset.source = self.source
+            self.sampler.move_to(self.state_dict()["next_index"])
+
+
+class EpochDataset(Dataset[Any]):
+    """Batches by number, made in the process that asks: what a ``DataLoader`` of ours has as its ``dataset``.
+
+    Args:
+        source: Where they come from.
+        as_dict: Whether a batch is a dict of tensors instead of a TensorDict.
+    """
+
+    def __init__(self, source: Any, *, as_dict: bool) -> None:
+        self.source, self.as_dict = source, as_dict
+
+    def __getitem__(self, index: int | Sequence[int]) -> Any:
+        """Batch ``index``, or the only one of a list; ConfigError of several, or of a replay buffer."""
+        if not isinstance(self.source, Source):
+            raise ConfigError("dataset: expected a loader over a store or a source, found one over a replay buffer")
+        if not isinstance(index, int):
+            if len(index) != 1:
+                raise ConfigError(f"dataset: expected one batch to be asked for at a time, found {len(index)}")
+            (index,) = index
+        batch = hand_over(whole_maker(self.source, device=_HOST, pin=False)(index))
+        return _plain(batch) if self.as_dict else batch
+
+    def __getitems__(self, indices: Sequence[int]) -> Any:
+        """The only batch of a list, for whoever asks for lists."""
+        return self[indices]
+
+    def __len__(self) -> int:
+        """Batches in an epoch."""
+        return len(self.source)
+
+
+class EpochSampler(DistributedSampler[Any], BatchSampler):
+    """The numbers of an epoch's batches, each in a list of its own; what has shards already is not shared out again.
+
+    It is a ``DistributedSampler`` because that is how trainers know it, and a ``BatchSampler`` because that is where
+    they can skip.
+
+    Args:
+        dataset: Whose batches they are.
+    """
+
+    dataset: EpochDataset
+
+    def __init__(self, dataset: EpochDataset) -> None:
+        self.dataset, self.sampler = dataset, range(0)
+        self.num_replicas, self.rank, self.shuffle, self.drop_last, self.batch_size = 1, 0, False, False, 1
+        self.epoch = 0
+        # What number the first epoch of the snapshot has; None: that which the current one is given next.
+        self._first_epoch: int | None = 0
+        self._current = 0
+
+    @property
+    def begin(self) -> int:
+        """The number of the first batch of the epoch."""
+        first: int = getattr(self.dataset.source, "epoch_start", 0)
+        return first + self._current * len(self.dataset)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Take another epoch, counted from 0."""
+        if self._first_epoch is None:
+            self._first_epoch = epoch - self._current
+        self.epoch, self._current = epoch, max(0, epoch - self._first_epoch)
+
+    def move_to(self, index: int) -> None:
+        """Take the epoch of batch ``index``, of a snapshot that may be another one."""
+        first = getattr(self.dataset.source, "epoch_start", 0)
+        self._current = (index - first) // len(self.dataset)
+        self._first_epoch = None if first else 0
+        self.epoch = self._current
+
+    def __iter__(self) -> Iterator[Any]:
+        begin = self.begin
+        return ([index] for index in range(begin, begin + len(self)))
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+
+def _as_it_is(batch: Any) -> Any:
+    return batch
+
+
+def _plain(batch: Any) -> Any:
+    """A TensorDict, or several views, as plain dicts of the same tensors."""
+    return tuple(map(_plain, batch)) if isinstance(batch, tuple) else batch.to_dict()
+
+
+def _check_asking() -> None:
+    """Raise ConfigError where the caller is a trainer that takes dicts alone."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(("torch.", __package__ or "")):
+        frame = frame.f_back
+    name = "" if frame is None else frame.f_globals.get("__name__", "")
+    if name in _TAKE_DICTS:
+        raise ConfigError(f"as_dict: expected True for {name}, which finds no fields in a TensorDict, found False")

@@ -1,0 +1,252 @@
+"""What ranks of a job run: a linear model trained in float64 by each trainer, as its page shows it.
+
+Every job takes a checkpoint of some folder if there is one, trains up to step ``stop``, leaves a checkpoint there, and
+returns the rows that its rank saw, step by step, and the weights in the end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import mouse_torch
+from mouse_core import DatasetStore
+
+warnings.simplefilter("ignore")
+ROWS, OPTIONS = 200, {"sequence_length": 4, "batch_size": 12, "seed": 3, "fields": ["reward", "action"]}
+
+
+def store() -> DatasetStore:
+    """Rows whose reward is their number."""
+    made = DatasetStore()
+    numbers = np.arange(ROWS)
+    made.extend({"action": numbers % 3, "done": np.zeros(ROWS, np.int64), "reward": numbers.astype(np.float64)})
+    return made
+
+
+def data_loader(**options: Any) -> mouse_torch.DataLoader:
+    return mouse_torch.DataLoader(store(), **OPTIONS, dtypes={"reward": "float64"}, **options)
+
+
+def rows_of(batch: Any) -> list[list[int]]:
+    """The numbers of a batch's rows, window by window."""
+    rows: list[list[int]] = batch["reward"].long().tolist()
+    return rows
+
+
+class Net(torch.nn.Module):
+    """Predicts the action from the row's number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4, dtype=torch.float64)
+        self.seen: list[Any] = []
+        for value in self.parameters():
+            torch.nn.init.constant_(value, 0.1)
+
+    def forward(self, reward: torch.Tensor, action: torch.Tensor, **_: Any) -> dict[str, torch.Tensor]:
+        self.seen.append(reward.long().tolist())
+        return {"loss": (self.layer(reward / ROWS) - action).square().mean()}
+
+    def weights(self) -> list[float]:
+        found: list[float] = torch.cat([value.detach().reshape(-1) for value in self.parameters()]).tolist()
+        return found
+
+
+def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+
+
+def die(rank: int, kill: list[int] | None, step: int) -> None:
+    """Kill this process where a job is told that its rank is killed before a step."""
+    if kill == [rank, step]:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+# ------------------------------------------------------------------------------------------------------- plain PyTorch
+
+
+def ddp(rank: int, folder: str, stop: int, kill: list[int] | None = None, every: int = 2) -> Any:
+    """DistributedDataParallel, with a checkpoint of rank 0 every so many steps."""
+    torch.distributed.init_process_group("gloo")
+    net, loader = Net(), data_loader()
+    model = torch.nn.parallel.DistributedDataParallel(net)
+    optimizer, step = sgd(model), 0
+    path = Path(folder) / "checkpoint.pt"
+    if path.exists():
+        checkpoint = torch.load(path)
+        net.load_state_dict(checkpoint["model"])
+        optimizer.load_state_dict(checkpoint["optimizer"])
+        loader.load_state_dict(checkpoint["loader"])
+        step = checkpoint["step"]
+    begin = step
+    while step < stop:
+        for batch in loader:
+            die(rank, kill, step)
+            optimizer.zero_grad()
+            model(batch["reward"], batch["action"])["loss"].backward()
+            optimizer.step()
+            step += 1
+            if rank == 0 and (step % every == 0 or step == stop):
+                kept = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+                torch.save({**kept, "loader": loader.state_dict()}, path.with_suffix(".new"))
+                path.with_suffix(".new").replace(path)
+            torch.distributed.barrier()
+            if step == stop:
+                break
+    return {"begin": begin, "rows": net.seen, "weights": net.weights()}
+
+
+def fsdp(rank: int, folder: str, stop: int) -> Any:
+    """``fully_shard``, with model, optimizer and loader in one distributed checkpoint."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+    from torch.distributed.fsdp import fully_shard
+
+    torch.distributed.init_process_group("gloo")
+    mesh = torch.distributed.init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    net, loader = Net(), data_loader()
+    fully_shard(net, mesh=mesh)
+    optimizer, step = sgd(net), 0
+    # An optimizer has its state after the first step; a checkpoint is read into what is there.
+    path = Path(folder) / "distributed"
+    if path.exists():
+        for value in net.parameters():
+            value.grad = torch.zeros_like(value)
+        optimizer.param_groups[0]["lr"] = 0.0
+        optimizer.step()
+        model_state, optimizer_state = get_state_dict(net, optimizer)
+        state = {"model": model_state, "optimizer": optimizer_state, "loader": loader}
+        dcp.load(state, checkpoint_id=path)
+        set_state_dict(net, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        step = loader.state_dict()["next_index"]
+    begin = step
+    while step < stop:
+        for batch in loader:
+            optimizer.zero_grad()
+            net(batch["reward"], batch["action"])["loss"].backward()
+            optimizer.step()
+            step += 1
+            if step == stop:
+                break
+    model_state, optimizer_state = get_state_dict(net, optimizer)
+    dcp.save({"model": model_state, "optimizer": optimizer_state, "loader": loader}, checkpoint_id=path)
+    weights = torch.cat([value.full_tensor().reshape(-1) for value in net.parameters()]).tolist()
+    return {"begin": begin, "rows": net.seen, "weights": weights}
+
+
+# ---------------------------------------------------------------------------------------------------------- Accelerate
+
+
+def accelerate(rank: int, folder: str, stop: int, config: dict[str, bool] | None = None) -> Any:
+    from accelerate import Accelerator, DataLoaderConfiguration
+
+    accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**(config or {})))
+    net = Net()
+    model, optimizer, loader = accelerator.prepare(net, sgd(net), data_loader(device=accelerator.device))
+    if any(Path(folder).iterdir()):
+        accelerator.load_state(folder)
+    step = begin = loader.state_dict()["next_index"]
+    while step < stop:
+        for batch in loader:
+            optimizer.zero_grad()
+            accelerator.backward(model(batch["reward"], batch["action"])["loss"])
+            optimizer.step()
+            step += 1
+            if step == stop:
+                break
+    accelerator.save_state(folder)
+    return {"begin": begin, "rows": net.seen, "weights": net.weights()}
+
+
+# ----------------------------------------------------------------------------------------------------------- Lightning
+
+
+def fabric(rank: int, folder: str, stop: int) -> Any:
+    from lightning.fabric import Fabric
+
+    ranks = int(os.environ["WORLD_SIZE"])
+    fabric = Fabric(accelerator="cpu", devices=ranks, strategy="ddp" if ranks > 1 else "auto")
+    fabric.launch()
+    net = Net()
+    model, optimizer = fabric.setup(net, sgd(net))
+    loader = fabric.setup_dataloaders(data_loader(device=fabric.device))
+    state = {"model": model, "optimizer": optimizer, "loader": loader, "step": 0}
+    path = Path(folder) / "fabric.ckpt"
+    if path.exists():
+        fabric.load(path, state)
+    begin = state["step"]
+    while state["step"] < stop:
+        for batch in loader:
+            optimizer.zero_grad()
+            fabric.backward(model(batch["reward"], batch["action"])["loss"])
+            optimizer.step()
+            state["step"] += 1
+            if state["step"] == stop:
+                break
+    fabric.save(path, state)
+    return {"begin": begin, "rows": net.seen, "weights": net.weights()}
+
+
+def lightning(rank: int, folder: str, stop: int) -> Any:
+    import lightning.pytorch as pl
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+
+        def training_step(self, batch: Any, number: int) -> torch.Tensor:
+            return self.net(batch["reward"], batch["action"])["loss"]
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return sgd(self)
+
+    ranks = int(os.environ["WORLD_SIZE"])
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=ranks,
+        strategy="ddp" if ranks > 1 else "auto",
+        max_steps=stop,
+        max_epochs=-1,
+        default_root_dir=folder,
+        **quiet,
+    )
+    path = Path(folder) / "lightning.ckpt"
+    module, loader = Module(), data_loader()
+    trainer.fit(module, loader, ckpt_path=path if path.exists() else None)
+    trainer.save_checkpoint(path)
+    return {"begin": stop - len(module.net.seen), "rows": module.net.seen, "weights": module.net.weights()}
+
+
+# -------------------------------------------------------------------------------------------------------- Transformers
+
+
+def transformers(rank: int, folder: str, stop: int, as_dict: bool = True) -> Any:
+    from transformers import Trainer, TrainingArguments
+
+    class OurTrainer(Trainer):
+        def get_train_dataloader(self) -> Any:
+            return data_loader(as_dict=as_dict)
+
+    net = Net()
+    arguments = TrainingArguments(
+        output_dir=folder,
+        max_steps=stop,
+        save_steps=stop,
+        use_cpu=True,
+        ddp_backend="gloo" if int(os.environ["WORLD_SIZE"]) > 1 else None,
+        report_to=[],
+        disable_tqdm=True,
+        max_grad_norm=0.0,
+    )
+    trainer = OurTrainer(model=net, args=arguments, optimizers=(sgd(net), None))
+    trainer.train(resume_from_checkpoint=any(Path(folder).glob("checkpoint-*")))
+    return {"begin": stop - len(net.seen), "rows": net.seen, "weights": net.weights()}
