@@ -19,7 +19,7 @@ PACKAGES := $(patsubst %/__init__.py,%,$(wildcard mouse_core/__init__.py adapter
 
 .NOTPARALLEL:
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-slow test-reverb bench bench-scale lint format types docs docs-serve wheel-check clean distclean
+.PHONY: help demo test test-slow test-trainers test-reverb bench bench-scale lint format types docs docs-serve wheel-check clean distclean
 
 help:  ## list the commands
 	@grep -E '^[a-z-]+:.*## ' $(firstword $(MAKEFILE_LIST)) | sed -E 's/^([a-z-]+):.*## (.*)/  make \1|\2/' | \
@@ -34,6 +34,9 @@ test: $(VENV)/.installed-test  ## run the tests
 
 test-slow: $(VENV)/.installed-test  ## run the tests that take minutes
 	$(PY) -m pytest -m slow -n $(JOBS) --dist worksteal $(ARGS)
+
+test-trainers: $(VENV)/.installed-trainers  ## run the tests with other people's trainers, on several processes
+	$(PY) -m pytest -m trainers $(ARGS)
 
 test-reverb: $(REVERB_VENV)/.installed  ## run the tests that need TF-Agents and a Reverb server, in an environment of theirs
 	TF_CPP_MIN_LOG_LEVEL=3 $(REVERB_VENV)/bin/python -m pytest tests/reverb $(ARGS)

@@ -7,17 +7,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from tensordict import TensorDict
 from torch.utils.data import BatchSampler, Dataset, DistributedSampler
 
 from mouse_core import BatchSource, ConfigError, DatasetStore, Snapshot
 from mouse_core.prefetch import Source
+from mouse_core.ranks import Shard, find_ranks
 from mouse_core.sampling import WindowSampler
-from mouse_torch.drawn import whole_maker
 from mouse_torch.prefetch import PrefetchBatchifier
 from mouse_torch.tracing import untraced
-from mouse_torch.transfer import hand_over
+from mouse_torch.transfer import from_numpy
 
-_HOST = torch.device("cpu")
 # Trainers that take a TensorDict for a dict, and find nothing in it.
 _TAKE_DICTS = {"transformers.trainer"}
 
@@ -32,11 +32,13 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
     loader's state in their checkpoints; Transformers skips numbers of batches, which costs nothing.
 
     Another DataLoader, with processes as workers, makes the epoch that ``set_epoch`` names of ``loader.dataset`` and
-    ``loader.sampler``: ``StatefulDataLoader(loader.dataset, batch_size=None, sampler=loader.sampler, num_workers=4)``.
+    ``loader.sampler``, in dicts of tensors: ``StatefulDataLoader(loader.dataset, batch_size=None,
+    sampler=loader.sampler, num_workers=4)``.
 
     Args:
         store, sequence_length, batch_size, sampling: As in ``mouse_core.prefetch.Batchifier``.
-        shard: ``(rank, count)``, or "auto": which process this is is found. A ``BatchSource`` that is whole is cut
+        shard: ``(rank, count)``, or "auto": which process this is is found, at the latest when the first batch is asked
+            for; a trainer may start the processes after the loader was made. A ``BatchSource`` that is whole is cut
             like a store with "auto"; a replay buffer or a source of one's own gives every process what it gives.
         as_dict: Whether a batch is a dict of tensors instead of a TensorDict, as Transformers needs it.
         options: The other arguments of ``PrefetchBatchifier``.
@@ -64,23 +66,39 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
         batch_size: int | None = None,
         sampling: str | WindowSampler = "random",
         *,
-        shard: Any = "auto",
+        shard: Shard = "auto",
         as_dict: bool = False,
         **options: Any,
     ) -> None:
-        if isinstance(store, BatchSource) and shard == "auto" and store.shard == (0, 1):
-            store = store.with_options(shard=shard)
-        if shard == "auto" and not isinstance(store, DatasetStore | Snapshot):
-            shard = (0, 1)
-        PrefetchBatchifier.__init__(self, store, sequence_length, batch_size, sampling, shard=shard, **options)
-        self.as_dict = as_dict
-        dataset = EpochDataset(self.source, as_dict=as_dict)
+        whole = isinstance(store, BatchSource) and store.shard == (0, 1)
+        unsettled = shard == "auto" and (whole or isinstance(store, DatasetStore | Snapshot))
+        first = {"sequence_length": sequence_length, "batch_size": batch_size, "sampling": sampling}
+        self._asked, self.as_dict = (store, {**first, **options}), as_dict
+        if shard == "auto":
+            shard = _ranks_so_far() if unsettled else (0, 1)
+        self._begin(shard, cut=whole and unsettled)
+        dataset = EpochDataset(self.source, unsettled=unsettled)
+        made = _as_it_is if as_dict else _as_tensor_dict
         torch.utils.data.DataLoader.__init__(
-            self, dataset, batch_size=None, sampler=EpochSampler(dataset), collate_fn=_as_it_is
+            self, dataset, batch_size=None, sampler=EpochSampler(dataset), collate_fn=made
         )
+
+    def _begin(self, shard: Shard, *, cut: bool) -> None:
+        """Be a loader of a shard, of a source that is cut or of what else was asked for."""
+        store, options = self._asked
+        if cut:
+            store, shard = store.with_options(shard=shard), (0, 1)
+        PrefetchBatchifier.__init__(self, store, shard=shard, **options)
 
     def next_batch(self) -> Any:
         """The next batch, in index order; see ``PrefetchBatchifier``."""
+        if self.dataset.unsettled:
+            self.dataset.settle()
+            shard = self.dataset.source.shard
+            if shard != self.source.shard:
+                state = self.state_dict()
+                self._begin(shard, cut=isinstance(self._asked[0], BatchSource))
+                self.load_state_dict(state)
         batch = super().next_batch()
         return _plain(batch) if self.as_dict else batch
 
@@ -129,22 +147,38 @@ class EpochDataset(Dataset[Any]):
 
     Args:
         source: Where they come from.
-        as_dict: Whether a batch is a dict of tensors instead of a TensorDict.
+        unsettled: Whether it may turn out only later which of several processes this is.
     """
 
-    def __init__(self, source: Any, *, as_dict: bool) -> None:
-        self.source, self.as_dict = source, as_dict
+    def __init__(self, source: Any, *, unsettled: bool) -> None:
+        self.source, self.unsettled = source, unsettled
+
+    def settle(self) -> None:
+        """Take the rows of this process, when batches are asked for: a trainer may tell it of the others only then.
+
+        Raises:
+            ConfigError: It is told half of it, or the processes do not divide a batch.
+        """
+        if self.unsettled:
+            ranks = find_ranks()
+            if ranks.shard != self.source.shard:
+                self.source = self.source.with_options(shard=ranks)
+            self.unsettled = False
 
     def __getitem__(self, index: int | Sequence[int]) -> Any:
-        """Batch ``index``, or the only one of a list; ConfigError of several, or of a replay buffer."""
+        """Batch ``index``, or the only one of a list, as a dict of tensors on the host, or a tuple of such views.
+
+        Raises:
+            ConfigError: Several are asked for at a time, or batches of a replay buffer, which have no numbers.
+        """
         if not isinstance(self.source, Source):
             raise ConfigError("dataset: expected a loader over a store or a source, found one over a replay buffer")
         if not isinstance(index, int):
             if len(index) != 1:
                 raise ConfigError(f"dataset: expected one batch to be asked for at a time, found {len(index)}")
             (index,) = index
-        batch = hand_over(whole_maker(self.source, device=_HOST, pin=False)(index))
-        return _plain(batch) if self.as_dict else batch
+        batch = self.source[index]
+        return tuple(map(_in_tensors, batch)) if isinstance(batch, tuple) else _in_tensors(batch)
 
     def __getitems__(self, indices: Sequence[int]) -> Any:
         """The only batch of a list, for whoever asks for lists."""
@@ -195,6 +229,7 @@ class EpochSampler(DistributedSampler[Any], BatchSampler):
         self.epoch = self._current
 
     def __iter__(self) -> Iterator[Any]:
+        self.dataset.settle()
         begin = self.begin
         return ([index] for index in range(begin, begin + len(self)))
 
@@ -202,8 +237,27 @@ class EpochSampler(DistributedSampler[Any], BatchSampler):
         return len(self.dataset)
 
 
+def _ranks_so_far() -> Shard:
+    """This process among others, as far as it is known."""
+    try:
+        return find_ranks()
+    except ConfigError:
+        return (0, 1)
+
+
+def _in_tensors(batch: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    return {name: from_numpy(values) for name, values in batch.items()}
+
+
 def _as_it_is(batch: Any) -> Any:
     return batch
+
+
+def _as_tensor_dict(batch: Any) -> Any:
+    """A batch ``{field: [B, S, ...]}``, or several views, as TensorDicts ``[B, S]``."""
+    if isinstance(batch, tuple):
+        return tuple(map(_as_tensor_dict, batch))
+    return TensorDict(batch, batch_size=next(iter(batch.values())).shape[:2])
 
 
 def _plain(batch: Any) -> Any:

@@ -1,22 +1,21 @@
-"""What shards once more what is a shard already is refused; and a DataLoader that would stack batches is warned."""
+"""What shards once more what is a shard already is refused; and a DataLoader that would stack batches is warned.
+
+The libraries themselves are tried in `tests/trainers`.
+"""
 
 from __future__ import annotations
 
-import os
-import queue
 import re
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from torch.utils.data import DataLoader, IterableDataset, RandomSampler
 from torch.utils.data.distributed import DistributedSampler
 
 from mouse_core import BatchSource, ConfigError, DatasetStore, PrefetchBatchifier
 from mouse_core.testing import as_arrays, example_store
-from tests.ports import free_port
 
 ROWS = 256
 AGAIN = r"shard: expected a source that is sharded once, found shard \(0, 2\) below a {}"
@@ -107,78 +106,3 @@ def test_a_data_loader_that_stacks_batches_is_warned() -> None:
         assert f"[{loader.batch_size}, B, S, ...]" in str(warned[0].message)
     (batch,) = [next(iter(DataLoader(BatchSource(store, 8, 4), batch_size=None)))]  # warnings are errors in the tests
     assert as_arrays(batch)["reward"].shape == (4, 8)
-
-
-# ---------------------------------------------------------------------- the libraries themselves
-
-
-def _work(rank: int, port: int, way: str, found: Any) -> None:
-    """One of two processes: how many batches and which steps it sees, or what it is told."""
-    variables = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": str(rank), "LOCAL_RANK": str(rank)}
-    os.environ.update(variables, WORLD_SIZE="2", NODE_RANK="0", ACCELERATE_USE_CPU="1")
-    library, what, sharded = way.split()
-    shard = (rank, 2) if sharded == "sharded" else (0, 1)
-    loader: Any = DataLoader(BatchSource(numbered(), 4, 8, "sequential", shard=shard), batch_size=None)
-    if what in ("loader", "wrapped"):
-        loader = PrefetchBatchifier(numbered(), 4, 8, "sequential", shard=shard)
-    if what == "wrapped":
-        loader = DataLoader(OfALoader(loader), batch_size=None)
-    try:
-        if library == "fabric":
-            from lightning_fabric import Fabric
-
-            fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
-            fabric.launch()
-            loader = fabric.setup_dataloaders(loader, use_distributed_sampler=what != "unsampled")
-        else:
-            from accelerate import Accelerator, DataLoaderConfiguration
-
-            dispatch = {"dispatched": True, "undispatched": False}.get(what)
-            accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(dispatch_batches=dispatch))
-            loader = accelerator.prepare(loader)
-        batches = [np.asarray(batch["reward"]).reshape(-1) for batch in loader]
-        found.put((rank, len(batches), np.concatenate(batches).tolist()))
-    except Exception as error:
-        found.put((rank, f"{type(error).__name__}: {error}", []))
-    finally:
-        if torch.distributed.is_initialized():
-            found.close()
-            found.join_thread()
-            os._exit(0)  # the other may wait for this one in a collective call
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("way", "sees"),
-    [
-        ("fabric source sharded", "refused"),
-        ("fabric source whole", 4),
-        ("fabric unsampled sharded", 8),
-        ("accelerate dispatched sharded", "refused"),
-        ("accelerate dispatched whole", 4),
-        ("accelerate loader sharded", 8),
-        ("accelerate wrapped sharded", "refused"),
-    ],
-)
-def test_two_processes_see_all_or_are_told(way: str, sees: Any) -> None:
-    pytest.importorskip("lightning_fabric" if way.startswith("fabric") else "accelerate")
-    port = free_port()
-    context = torch.multiprocessing.get_context("spawn")
-    results = context.Queue()
-    processes = [context.Process(target=_work, args=(rank, port, way, results), daemon=True) for rank in range(2)]
-    for process in processes:
-        process.start()
-    found = []
-    for _ in processes:
-        try:
-            found.append(results.get(timeout=600))
-        except queue.Empty:
-            break
-    for process in processes:
-        process.terminate()
-        process.join()
-    if sees == "refused":
-        assert any("sharded once" in str(told) for _, told, _ in found), found
-        return
-    assert [batches for _, batches, _ in found] == [sees, sees], found
-    assert len({step for _, _, steps in found for step in steps}) == ROWS

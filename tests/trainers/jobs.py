@@ -209,7 +209,12 @@ def lightning(rank: int, folder: str, stop: int) -> Any:
             return sgd(self)
 
     ranks = int(os.environ["WORLD_SIZE"])
-    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=ranks,
@@ -243,6 +248,7 @@ def transformers(rank: int, folder: str, stop: int, as_dict: bool = True) -> Any
         save_steps=stop,
         use_cpu=True,
         ddp_backend="gloo" if int(os.environ["WORLD_SIZE"]) > 1 else None,
+        lr_scheduler_type="constant",
         report_to=[],
         disable_tqdm=True,
         max_grad_norm=0.0,
@@ -250,3 +256,104 @@ def transformers(rank: int, folder: str, stop: int, as_dict: bool = True) -> Any
     trainer = OurTrainer(model=net, args=arguments, optimizers=(sgd(net), None))
     trainer.train(resume_from_checkpoint=any(Path(folder).glob("checkpoint-*")))
     return {"begin": stop - len(net.seen), "rows": net.seen, "weights": net.weights()}
+
+
+# --------------------------------------------------------------------------------------- what others do with a loader
+
+
+def prepared(rank: int, steps: int) -> Any:
+    """What Accelerate makes of a loader under each way of its own to share batches out: the rows of some steps."""
+    from accelerate import Accelerator, DataLoaderConfiguration
+    from accelerate.state import AcceleratorState
+
+    found = {}
+    for way in ("", "dispatch_batches", "split_batches", "even_batches", "use_stateful_dataloader"):
+        AcceleratorState._reset_state()
+        accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**{way: True} if way else {}))
+        loader = accelerator.prepare(data_loader())
+        found[way] = [rows_of(loader.next_batch()) for _ in range(steps)]
+    return found
+
+
+def skipped(rank: int, epoch: int, batches: int) -> Any:
+    """The rest of an epoch when Accelerate skips its first batches."""
+    from accelerate import Accelerator, skip_first_batches
+
+    loader = Accelerator(cpu=True).prepare(data_loader())
+    loader.set_epoch(epoch)
+    return [rows_of(batch) for batch in skip_first_batches(loader, batches)]
+
+
+def made_before(rank: int, forked: int, folder: str, stop: int) -> Any:
+    """A loader that is made before Lightning forks the processes: each writes what it saw."""
+    import lightning.pytorch as pl
+
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK", "MASTER_PORT", "MASTER_ADDR", "LOCAL_WORLD_SIZE"):
+        os.environ.pop(name)
+
+    class Module(pl.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = Net()
+
+        def training_step(self, batch: Any, number: int) -> torch.Tensor:
+            return self.net(batch["reward"], batch["action"])["loss"]
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return sgd(self)
+
+        def on_train_end(self) -> None:
+            torch.save(self.net.seen, Path(folder) / f"seen-{self.global_rank}.pt")
+
+    quiet = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    module, loader = Module(), data_loader()
+    trainer = pl.Trainer(
+        accelerator="cpu",
+        devices=forked,
+        strategy="ddp_fork",
+        max_steps=stop,
+        max_epochs=-1,
+        use_distributed_sampler=True,
+        **quiet,
+    )
+    trainer.fit(module, loader)
+    return [{"begin": 0, "rows": torch.load(Path(folder) / f"seen-{rank}.pt")} for rank in range(forked)]
+
+
+def shared_out(rank: int, ways: list[list[Any]]) -> Any:
+    """What becomes of the batches of a source when others share them out: the rows that this rank sees."""
+    from accelerate import Accelerator, DataLoaderConfiguration
+    from accelerate.state import AcceleratorState
+    from lightning.fabric import Fabric
+
+    from mouse_core import BatchSource, PrefetchBatchifier
+
+    ranks = int(os.environ["WORLD_SIZE"])
+    fabric = Fabric(accelerator="cpu", devices=ranks, strategy="ddp")
+    fabric.launch()
+
+    class OfALoader(torch.utils.data.IterableDataset[Any]):
+        def __iter__(self) -> Any:
+            yield from PrefetchBatchifier(store(), **options)
+
+    found = []
+    for library, what, sharded in ways:
+        options: dict[str, Any] = {**OPTIONS, "sampling": "sequential", "shard": (rank, ranks) if sharded else (0, 1)}
+        loader: Any = torch.utils.data.DataLoader(BatchSource(store(), **options), batch_size=None)
+        if what == "loader":
+            loader = PrefetchBatchifier(store(), **options)
+        if what == "wrapped":
+            loader = torch.utils.data.DataLoader(OfALoader(), batch_size=None)
+        if library == "fabric":
+            loader = fabric.setup_dataloaders(loader, use_distributed_sampler=what != "unsampled")
+        else:
+            AcceleratorState._reset_state()
+            config = DataLoaderConfiguration(dispatch_batches={"dispatched": True}.get(what))
+            loader = Accelerator(cpu=True, dataloader_config=config).prepare(loader)
+        found.append([np.asarray(batch["reward"]).astype(int).ravel().tolist() for batch in loader])
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import signal
 import sys
 import traceback
 from pathlib import Path
@@ -13,12 +14,14 @@ from typing import Any
 from tests.ports import free_port
 from tests.programs import interpreter
 
-TRAINERS = "import torch, tensordict, accelerate, lightning, torchdata.stateful_dataloader, transformers, transformers.trainer"
-KILLED = -9
+TRAINERS = (
+    "import torch, tensordict, accelerate, lightning, torchdata.stateful_dataloader, transformers, transformers.trainer"
+)
+KILLED, SECONDS = -9, 120
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def run(module: str, name: str, ranks: int, folder: Path, **options: Any) -> list[Any]:
+def run(module: str, name: str, ranks: int, place: Path, **options: Any) -> list[Any]:
     """What the function ``name(rank, **options)`` of a module beside this one returns on each of some ranks.
 
     Rank 0 comes first. A rank that kills itself gives None; the others are killed soon after, as a launcher does it.
@@ -27,19 +30,19 @@ def run(module: str, name: str, ranks: int, folder: Path, **options: Any) -> lis
         module: A file beside this one, without its ending.
         name: Of a function in it; what it returns is JSON.
         ranks: How many processes.
-        folder: Where they work.
+        place: Where they work.
         options: JSON, handed on.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "adapters")])}
     environment |= {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "1", "ACCELERATE_DISABLE_RICH": "1"}
     environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
-    found = folder / "found"
+    found = place / "found"
     found.mkdir(exist_ok=True)
     for old in found.iterdir():
         old.unlink()
     arguments = [str(ROOT / "tests" / "trainers" / f"{module}.py"), name, str(ranks), str(found), json.dumps(options)]
     done = interpreter(TRAINERS).run(
-        Path(__file__), *arguments, folder=folder, environment=environment, seconds=240
+        Path(__file__), *arguments, folder=place, environment=environment, seconds=SECONDS + 10
     )
     assert done.returncode == 0, f"{name} on {ranks} ranks:\n{done.stdout[-3000:]}\n{done.stderr[-6000:]}"
     files = [found / str(rank) for rank in range(ranks)]
@@ -69,6 +72,7 @@ def _main(script: str, name: str, ranks: str, found: str, options: str) -> int:
         child = os.fork()
         if not child:
             status = 1
+            signal.alarm(SECONDS)  # nobody waits for ever for one that is gone
             try:
                 _rank(rank, int(ranks), port, script, name, Path(found), json.loads(options))
                 status = 0

@@ -1,14 +1,113 @@
-"""Each trainer sees the one global stream, each rank its rows; killed and resumed on other ranks, it goes on with it."""
+"""Each trainer sees the one global stream, every rank its rows; killed and resumed by other ranks, it goes on there."""
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from mouse_core import BatchSource
 from tests.trainers import jobs
 from tests.trainers.ranks import run
 
 pytestmark = pytest.mark.trainers
+
+
+@cache
+def stream() -> BatchSource:
+    """The whole batches, by the function that they are."""
+    return BatchSource(jobs.store(), **jobs.OPTIONS, dtypes={"reward": "float64"})
+
+
+@cache
+def weights(steps: int) -> list[float]:
+    """What one process has learned after some steps of the whole batches."""
+    net = jobs.Net()
+    optimizer = jobs.sgd(net)
+    for index in range(steps):
+        batch = {name: torch.from_numpy(values) for name, values in stream()[index].items()}
+        optimizer.zero_grad()
+        net(**batch)["loss"].backward()
+        optimizer.step()
+    return net.weights()
+
+
+def check(found: list[Any], begin: int, end: int) -> None:
+    """The ranks saw exactly the batches ``begin .. end - 1``, in their order, and learned what one process learns."""
+    assert [one["begin"] for one in found] == [begin] * len(found)
+    assert [len(one["rows"]) for one in found] == [end - begin] * len(found)
+    for step in range(begin, end):
+        together = np.concatenate([one["rows"][step - begin] for one in found])
+        np.testing.assert_array_equal(together, stream()[step]["reward"], err_msg=f"step {step}")
+    for one in found:
+        if "weights" in one:
+            np.testing.assert_allclose(one["weights"], weights(end), rtol=1e-9)
+
+
+def test_the_stops_lie_within_epochs_and_apart() -> None:
+    """The tests below stop within several epochs, not at their ends: 6 and 11 of epochs of this length."""
+    length = len(stream())
+    assert length == 5
+    assert all(stop % length for stop in (6, 11, 13))
+
+
+@pytest.mark.parametrize("job", ["ddp", "fsdp", "accelerate", "fabric", "lightning", "transformers"])
+def test_other_ranks_go_on_with_the_same_stream(job: str, tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    begin = 0
+    for ranks, stop in ((2, 6), (4, 11), (1, 13)):
+        check(run("jobs", job, ranks, tmp_path, folder=str(tmp_path / "kept"), stop=stop), begin, stop)
+        begin = stop
+
+
+def test_a_rank_is_killed_and_others_go_on(tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    options = {"folder": str(tmp_path / "kept")}
+    assert run("jobs", "ddp", 4, tmp_path, **options, stop=20, kill=[2, 7]) == [None] * 4
+    check(run("jobs", "ddp", 3, tmp_path, **options, stop=9), 6, 9)
+
+
+def test_accelerate_leaves_batches_alone_however_it_shares_out(tmp_path: Path) -> None:
+    found = run("jobs", "prepared", 2, tmp_path, steps=5)
+    for way in found[0]:
+        check([{"begin": 0, "rows": one[way]} for one in found], 0, 5)
+
+
+def test_accelerate_skips_numbers(tmp_path: Path) -> None:
+    found = run("jobs", "skipped", 2, tmp_path, epoch=2, batches=3)
+    check([{"begin": 13, "rows": rows} for rows in found], 13, 15)
+
+
+def test_a_loader_may_be_made_before_there_are_processes(tmp_path: Path) -> None:
+    (found,) = run("jobs", "made_before", 1, tmp_path, forked=2, folder=str(tmp_path), stop=6)
+    check(found, 0, 6)
+
+
+def test_transformers_is_told_that_it_needs_dicts(tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match=r"as_dict: expected True for transformers\.trainer"):
+        run("jobs", "transformers", 1, tmp_path, folder=str(tmp_path / "kept"), stop=2, as_dict=False)
+
+
+# A torch DataLoader over a source, which trainers share out among the ranks by whole batches, unless that is a shard's.
+@pytest.mark.parametrize("way", [("fabric", "source"), ("accelerate", "dispatched"), ("accelerate", "wrapped")])
+def test_parts_of_shards_are_refused(way: tuple[str, str], tmp_path: Path) -> None:
+    with pytest.raises(AssertionError, match="expected a source that is sharded once"):
+        run("jobs", "shared_out", 2, tmp_path, ways=[[*way, True]])
+
+
+def test_what_is_not_refused_is_seen_in_whole(tmp_path: Path) -> None:
+    # How many batches each rank sees of the 4 of an epoch, which have 192 rows.
+    ways = {
+        ("fabric", "source", False): 2,
+        ("fabric", "unsampled", True): 4,
+        ("accelerate", "dispatched", False): 2,
+        ("accelerate", "loader", True): 4,
+    }
+    found = run("jobs", "shared_out", 2, tmp_path, ways=list(ways))
+    for (way, each), ranks in zip(ways.items(), zip(*found, strict=True), strict=True):
+        assert [len(batches) for batches in ranks] == [each, each], way
+        assert len({row for batches in ranks for rows in batches for row in rows}) == 192, way

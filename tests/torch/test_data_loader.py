@@ -1,0 +1,191 @@
+"""A DataLoader of ours gives what a PrefetchBatchifier gives, and is to others what they expect of a DataLoader."""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import pickle
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tensordict import TensorDict
+from torch.utils.data.distributed import DistributedSampler
+
+from mouse_core import BatchSource, ConfigError, DatasetStore
+from mouse_core.replay import ArrayStorage
+from mouse_core.testing import AdapterConformance, example_store, stream_digest
+from mouse_torch import DataLoader, PrefetchBatchifier, ReplayBuffer
+
+OPTIONS: dict[str, Any] = {"sequence_length": 4, "batch_size": 8, "seed": 5}
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def ranks(monkeypatch: pytest.MonkeyPatch, rank: int, count: int) -> None:
+    monkeypatch.setenv("RANK", str(rank))
+    monkeypatch.setenv("WORLD_SIZE", str(count))
+
+
+class TestDataLoader(AdapterConformance):
+    loader_class = DataLoader
+
+    def test_it_takes_the_arguments_of_the_core(self) -> None:
+        """By keyword, but for the first; and each process has its shard unless something else is asked for."""
+        taken = inspect.signature(PrefetchBatchifier).parameters.keys() - {"store", "shard"}
+        defaults = {name: inspect.signature(PrefetchBatchifier).parameters[name].default for name in taken}
+        DataLoader(example_store(), **{**defaults, "sequence_length": 4})
+
+
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_it_is_a_data_loader_with_the_same_batches(as_dict: bool) -> None:
+    store = example_store()
+    with DataLoader(store, **OPTIONS, as_dict=as_dict) as loader, PrefetchBatchifier(store, **OPTIONS) as other:
+        assert isinstance(loader, torch.utils.data.DataLoader)
+        assert type(loader.next_batch()) is (dict if as_dict else TensorDict)
+        other.next_batch()
+        assert stream_digest(loader, 2 * len(loader)) == stream_digest(other, 2 * len(other))
+        assert loader.state_dict() == other.state_dict()
+
+
+def test_views_are_dicts_each() -> None:
+    with DataLoader(example_store(), **OPTIONS, views=2, as_dict=True) as loader:
+        batch = loader.next_batch()
+    assert [type(view) for view in batch] == [dict, dict]
+
+
+def test_an_epoch_is_gone_to_unless_it_is_the_current_one() -> None:
+    with DataLoader(example_store(), **OPTIONS) as loader:
+        length = len(loader)
+        numbers = []
+        for epoch in (0, 0, 3, 3, 1):
+            loader.set_epoch(epoch)
+            numbers.append(loader.state_dict()["next_index"])
+            loader.next_batch()
+        assert numbers == [0, 1, 3 * length, 3 * length + 1, length]
+        # As a trainer asks: from its first batch to its last, epoch by epoch.
+        loader.set_epoch(2)
+        assert len([*loader]) == length
+        loader.set_epoch(3)
+        assert loader.state_dict()["next_index"] == 3 * length
+
+
+def test_epochs_are_counted_on_after_a_refresh() -> None:
+    store = DatasetStore()
+    rows = {"action": np.zeros(40, np.int64), "reward": np.zeros(40), "done": np.zeros(40, np.int64)}
+    store.extend(rows)
+    with DataLoader(store, **OPTIONS) as loader:
+        loader.set_epoch(0)
+        first = len([*loader])
+        store.extend(rows)
+        loader.refresh()
+        loader.set_epoch(1)  # the one that began with the refresh
+        assert loader.state_dict()["next_index"] == first
+        loader.set_epoch(2)
+        assert loader.state_dict()["next_index"] == first + len(loader)
+        state = loader.state_dict()
+        assert [*loader.sampler] == [[index] for index in range(state["next_index"], state["next_index"] + len(loader))]
+    with DataLoader(store, **OPTIONS) as loader:
+        loader.load_state_dict(state)
+        loader.set_epoch(2)
+        assert loader.state_dict() == state
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("as_dict", [False, True])
+def test_another_data_loader_makes_the_same_epoch(workers: int, as_dict: bool) -> None:
+    with DataLoader(example_store(), **OPTIONS, as_dict=as_dict) as loader:
+        loader.set_epoch(2)
+        asked = {"batch_size": None, "sampler": loader.sampler, "num_workers": workers}
+        other: Any = torch.utils.data.DataLoader(loader.dataset, **asked)
+        assert {type(batch) for batch in other} == {dict}
+        other = torch.utils.data.DataLoader(loader.dataset, **asked, collate_fn=loader.collate_fn)
+        assert {type(batch) for batch in other} == {dict if as_dict else TensorDict}
+        assert stream_digest(other, len(loader)) == stream_digest(loader, len(loader))
+
+
+def test_a_dataset_travels_and_gives_one_batch_at_a_time() -> None:
+    loader = DataLoader(example_store(), **OPTIONS)
+    dataset = pickle.loads(pickle.dumps(loader.dataset))
+    assert stream_digest([dataset[index] for index in range(3)], 3) == stream_digest(loader, 3)
+    assert torch.equal(dataset[[1]]["reward"], dataset[1]["reward"])
+    with pytest.raises(ConfigError, match="expected one batch to be asked for at a time, found 2"):
+        dataset[[1, 2]]
+
+
+def test_every_process_has_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = example_store()
+    whole = BatchSource(store, **OPTIONS)
+    for given in (store, store.snapshot(), whole):
+        parts = []
+        options = {} if given is whole else OPTIONS
+        for rank in range(2):
+            ranks(monkeypatch, rank, 2)
+            with DataLoader(given, **options) as loader:
+                parts.append(loader.next_batch()["reward"])
+        np.testing.assert_array_equal(torch.cat(parts), whole[0]["reward"])
+    with DataLoader(BatchSource(store, **OPTIONS, shard=(3, 4))) as loader:
+        np.testing.assert_array_equal(loader.next_batch()["reward"], whole[0]["reward"][6:])
+    with DataLoader(store, **OPTIONS, shard=(0, 1)) as loader:
+        np.testing.assert_array_equal(loader.next_batch()["reward"], whole[0]["reward"])
+
+
+def test_who_it_is_may_be_known_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = example_store()
+    whole = BatchSource(store, **OPTIONS)
+    monkeypatch.setenv("WORLD_SIZE", "2")  # half of what a launcher says
+    loader = DataLoader(store, **OPTIONS)
+    elsewhere = DataLoader(store, **OPTIONS)
+    loader.load_state_dict({**loader.state_dict(), "next_index": 3})
+    ranks(monkeypatch, 1, 2)
+    np.testing.assert_array_equal(loader.next_batch()["reward"], whole[3]["reward"][4:])
+    assert loader.state_dict()["next_index"] == 4
+    made: Any = torch.utils.data.DataLoader(elsewhere.dataset, batch_size=None, sampler=elsewhere.sampler)
+    np.testing.assert_array_equal(next(iter(made))["reward"], whole[0]["reward"][4:])
+    loader.refresh()
+    assert len(loader.next_batch()) == 4
+
+
+def test_processes_that_do_not_divide_a_batch_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks(monkeypatch, 0, 3)
+    with pytest.raises(ConfigError, match="shard: expected a count that divides batch_size 8, found 3"):
+        DataLoader(example_store(), **OPTIONS)
+
+
+def test_a_replay_buffer_gives_every_process_its_own() -> None:
+    buffer = ReplayBuffer(ArrayStorage(100), batch_size=4)
+    buffer.extend({"x": torch.arange(40.0), "n": {"i": torch.arange(40)}})
+    with DataLoader(buffer, as_dict=True) as loader:
+        loader.set_epoch(3)  # there are none
+        batch = loader.next_batch()
+        assert type(batch["n"]) is dict
+        assert batch["x"].shape == (4,)
+        loader.load_state_dict(loader.state_dict())
+        with pytest.raises(ConfigError, match="found one over a replay buffer"):
+            loader.dataset[0]
+
+
+def test_others_take_it_for_one_that_is_distributed_already() -> None:
+    loader = DataLoader(example_store(), **OPTIONS)
+    assert isinstance(loader.sampler, DistributedSampler)
+    assert loader.batch_size is None
+    assert loader.batch_sampler is None
+    assert len(loader.sampler) == len(loader.dataset) == len(loader)
+
+
+def test_one_that_is_forgotten_is_freed_at_once() -> None:
+    loader = DataLoader(example_store(), **OPTIONS)
+    next(iter(loader))
+    gone = weakref.ref(loader)
+    gc.disable()
+    try:
+        del loader
+        assert gone() is None
+    finally:
+        gc.enable()
