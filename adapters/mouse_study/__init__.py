@@ -8,6 +8,21 @@ from importlib.util import find_spec as _find_spec
 if _missing := [name for name in ("torch", "jax", "flax", "yaml", "rich", "matplotlib") if _find_spec(name) is None]:
     raise ImportError(f"mouse_study needs {', '.join(_missing)}: pip install 'mouse-data[study]'")
 
+from mouse_study._page.page import page
+from mouse_study.comparing import Evidence, Pair, pairs, same_data, verdict
 from mouse_study.results import FILE, SCHEMA, Results, Run, read, table_of
 
-__all__ = ["FILE", "SCHEMA", "Results", "Run", "read", "table_of"]
+__all__ = [
+    "FILE",
+    "SCHEMA",
+    "Evidence",
+    "Pair",
+    "Results",
+    "Run",
+    "page",
+    "pairs",
+    "read",
+    "same_data",
+    "table_of",
+    "verdict",
+]

@@ -131,6 +131,12 @@ class Results:
                 begin += int(length)
         return result
 
+    def page(self, path: str | os.PathLike[str]) -> Path:
+        """Write the study's page; see ``mouse_study.page``."""
+        from mouse_study._page.page import page
+
+        return page(self, path)
+
     def write(self, path: str | os.PathLike[str]) -> None:
         """Write all of it to a file, or leave the one that is there.
 

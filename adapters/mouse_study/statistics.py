@@ -66,7 +66,8 @@ def iqm(values: ArrayLike, *, axis: int = 0) -> Floats:
         raise DataError("iqm: expected at least one value, found none")
     kept = np.sort(array, axis=0)[count // 4 : count - count // 4]
     # NaN is sorted to the end, where a quarter is cut off.
-    return np.where(np.isnan(array).any(axis=0), np.nan, kept.mean(axis=0))
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.where(np.isnan(array).any(axis=0), np.nan, kept.mean(axis=0))
 
 
 def _iqm_of_runs(values: Floats) -> Floats:
@@ -127,7 +128,8 @@ def band(
     at_once = max(1, _MOST_VALUES // max(1, together.size))
     found = [statistic(together[drawn[first : first + at_once]]) for first in range(0, repetitions, at_once)]
     outside = (1.0 - confidence) / 2.0
-    low, high = np.quantile(np.concatenate(found), [outside, 1.0 - outside], axis=0)
+    with np.errstate(over="ignore", invalid="ignore"):
+        low, high = np.quantile(np.concatenate(found), [outside, 1.0 - outside], axis=0)
     return Band(value, low, high, counts)
 
 

@@ -1,0 +1,158 @@
+"""Runs of one variant and seed in two frameworks: were they given the same data, and where do their curves part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mouse_study.results import Results, Run
+from mouse_study.statistics import parting, relative_difference
+
+#: Relative differences whose first step is looked for.
+TOLERANCES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Whether a record shows that two runs were given the same data.
+
+    Attributes:
+        proven: the digests of both are equal, and over the same number of steps.
+        said: what exactly is proven, or why it is not.
+    """
+
+    proven: bool
+    said: str
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two runs of one variant and seed in two frameworks.
+
+    Attributes:
+        left: the one run.
+        right: the other.
+        same_data: whether both were given the same.
+        steps: steps of which both recorded a value, int64 ``[n]``, ascending.
+        difference: how far the two values are apart at each, by the larger one, float64 ``[n]``.
+    """
+
+    left: Run
+    right: Run
+    same_data: Evidence
+    steps: NDArray[np.int64]
+    difference: NDArray[np.float64]
+
+    def parts(self, tolerance: float) -> int | None:
+        """The first step at which the two differ by more than the tolerance; None if they nowhere do."""
+        place = parting(self.difference, tolerance)
+        return None if place is None else int(self.steps[place])
+
+
+def pairs(results: Results, name: str = "loss") -> tuple[Pair, ...]:
+    """All pairs of runs that only their framework tells apart.
+
+    Args:
+        results: what a study recorded.
+        name: of the values that are compared.
+
+    Returns:
+        Pairs in the order of variants, seeds and frameworks; none of a variant and seed that ran in one framework only.
+    """
+    series = results.series(name)
+    empty = (np.empty(0, np.int64), np.empty(0, np.float64))
+    found = []
+    for runs in _alike(results.runs):
+        for left, right in combinations(runs, 2):
+            (left_steps, left_values), (right_steps, right_values) = (
+                series.get(run.run, empty) for run in (left, right)
+            )
+            steps, left_places, right_places = np.intersect1d(left_steps, right_steps, return_indices=True)
+            difference = relative_difference(left_values[left_places], right_values[right_places])
+            found.append(Pair(left, right, same_data(left, right), steps, difference))
+    return tuple(found)
+
+
+def _alike(runs: Iterable[Run]) -> list[list[Run]]:
+    """Runs of one variant and seed together."""
+    found: dict[tuple[str, int], list[Run]] = {}
+    for run in sorted(runs, key=lambda run: (run.variant, run.seed, run.framework)):
+        found.setdefault((run.variant, run.seed), []).append(run)
+    return list(found.values())
+
+
+def same_data(left: Run, right: Run) -> Evidence:
+    """Whether the record shows that two runs were given the same batches.
+
+    It does where both have a digest of all that they were given, the digests are equal, and both took the same number
+    of steps. A digest is over names, shapes and values of batches, every value to its last bit, and over the number of
+    each batch in its stream. Nothing is concluded from fingerprints, names or seeds.
+
+    Args:
+        left: the one run.
+        right: the other.
+
+    Returns:
+        What is proven, or why nothing is.
+    """
+    for run in (left, right):
+        if not run.steps:
+            return Evidence(False, f"{run.framework} took no step")
+    missing = [run.framework for run in (left, right) if not run.digest]
+    if missing:
+        return Evidence(False, f"no digest of what {' and '.join(missing)} was given")
+    if left.steps != right.steps:
+        return Evidence(
+            False,
+            f"{left.framework} took {left.steps:,} steps and {right.framework} {right.steps:,}: digests over unequal "
+            "numbers of steps cannot be compared",
+        )
+    if left.digest != right.digest:
+        return Evidence(
+            False,
+            f"the digests differ ({left.framework} {left.digest}, {right.framework} {right.digest}): the two were not "
+            f"given the same in their {left.steps:,} steps",
+        )
+    said = f"all that either was given in steps 0 to {left.steps - 1:,} is equal to the last bit (digest {left.digest})"
+    said += f"; {_origin(left, right)}"
+    unfinished = [run.framework for run in (left, right) if run.status != "done"]
+    if unfinished:
+        said += f"; of later steps nothing is known, for {' and '.join(unfinished)} did not finish"
+    return Evidence(True, said)
+
+
+def _origin(left: Run, right: Run) -> str:
+    """What the fingerprints say of where the batches come from."""
+    if left.fingerprint and left.fingerprint == right.fingerprint:
+        return f"data and configuration have the fingerprint {left.fingerprint}"
+    if left.fingerprint and right.fingerprint:
+        return f"fingerprints of data and configuration differ ({left.fingerprint}, {right.fingerprint})"
+    return "where it comes from is not recorded, for a fingerprint is missing"
+
+
+def verdict(found: Iterable[Pair]) -> Evidence:
+    """One line over all pairs: *same data: proven*, or of how many it is not.
+
+    Args:
+        found: pairs, as ``pairs`` gives them.
+
+    Returns:
+        Proven if it is of each pair, and there is one.
+    """
+    all_pairs = list(found)
+    proven = sum(pair.same_data.proven for pair in all_pairs)
+    if not all_pairs:
+        return Evidence(False, "same data: nothing to prove, for no variant and seed ran in two frameworks")
+    if proven == len(all_pairs):
+        complete = all(run.status == "done" for pair in all_pairs for run in (pair.left, pair.right))
+        so_far = "" if complete else ", as far as these have come"
+        return Evidence(True, f"same data: proven, for {_count(proven, 'pair')} of runs{so_far}")
+    return Evidence(False, f"same data: not proven for {len(all_pairs) - proven} of {_count(len(all_pairs), 'pair')}")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
