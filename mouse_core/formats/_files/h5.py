@@ -1,4 +1,4 @@
-"""HDF5 files, read by a process of their own.
+"""HDF5 files, read by a process of their own, and written piece by piece.
 
 The HDF5 library trusts what it reads: a damaged file can make it loop for ever, take all memory or end the process.
 So another process reads, within bounds of time and memory, and what happens to it is an error here.
@@ -13,8 +13,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,7 @@ from mouse_core.errors import ConfigError
 PATIENCE = 15.0
 """Seconds within which the library must answer a request; they are of at most some 64 MB."""
 
+_CHUNK_BYTES = 256 << 10
 _CHILD = Path(__file__).with_name("h5_child.py")
 
 
@@ -49,7 +50,7 @@ class H5File:
             found = "a folder" if os.path.isdir(self.path) else "none"
             raise ConfigError(f"{self.path}: expected an HDF5 file, found {found}")
         self._lock = threading.Lock()
-        self._process = subprocess.Popen(
+        self._process: Any = subprocess.Popen(
             [sys.executable, "-P", str(_CHILD), self.path],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -66,19 +67,14 @@ class H5File:
     def __enter__(self) -> H5File:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def close(self) -> None:
         """End the process that reads."""
         for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                try:
-                    stream.close()
-                except OSError:
-                    pass
+            with suppress(OSError):
+                stream.close()
         self._process.kill()
         self._process.wait()
 
@@ -120,7 +116,7 @@ class H5File:
 
     def _ask(self, request: dict[str, Any] | None, expected: str = "") -> tuple[dict[str, Any], list[list[bytearray]]]:
         process = self._process
-        if process.stdin is None or process.stdout is None or process.stdin.closed:
+        if process.stdin.closed:
             raise ConfigError(f"{self.path}: the file is closed")
         with self._lock:
             overdue = threading.Event()
@@ -132,22 +128,21 @@ class H5File:
             timer = threading.Timer(PATIENCE, give_up)
             timer.daemon = True
             timer.start()
+            header: dict[str, Any] | None = None
             payload: list[list[bytearray]] = []
             try:
                 if request is not None:
                     process.stdin.write(json.dumps(request).encode() + b"\n")
                     process.stdin.flush()
-                line = process.stdout.readline()
-                header: dict[str, Any] = json.loads(line) if line.endswith(b"\n") else {}
-                if line:
-                    for value in header.get("values", ()):
-                        payload.append([_exactly(process.stdout, size) for size in value["sizes"]])
-            except (BrokenPipeError, EOFError):
-                line = b""
-                header = {}
+                answer = json.loads(process.stdout.readline() or "null")
+                for value in (answer or {}).get("values", ()):
+                    payload.append([_exactly(process.stdout, size) for size in value["sizes"]])
+                header = answer
+            except (BrokenPipeError, EOFError, json.JSONDecodeError):
+                pass  # it has ended, maybe in the middle of a line
             finally:
                 timer.cancel()
-        if not line:
+        if header is None:
             process.wait()
             if overdue.is_set():
                 raise damaged(self.path, f"the HDF5 library did not answer within {PATIENCE:.0f} s")
@@ -173,10 +168,33 @@ def _array(header: dict[str, Any], parts: list[bytearray]) -> npt.NDArray[Any]:
         return np.frombuffer(parts[0], np.dtype(header["dtype"])).reshape(header["shape"])
     lengths, joined = np.frombuffer(parts[0], np.int64), bytes(parts[1])
     values = np.empty(len(lengths), dtype=object)
-    stop = 0
-    for index, length in enumerate(lengths.tolist()):
-        start, stop = stop, stop + length
-        values[index] = (
-            joined[start:stop] if header["kind"] == "text" else np.frombuffer(joined[start:stop], header["dtype"])
-        )
+    for index, stop in enumerate(np.cumsum(lengths).tolist()):
+        value = joined[stop - int(lengths[index]) : stop]
+        values[index] = value if header["kind"] == "text" else np.frombuffer(value, header["dtype"])
     return values
+
+
+# ---------------------------------------------------------------------- writing
+
+
+def import_h5py() -> Any:
+    """The package h5py; an ImportError that says what to install where it is missing."""
+    try:
+        import h5py
+    except ImportError as error:
+        raise ImportError("HDF5 files need h5py: pip install 'mouse-data[formats]'") from error
+    return h5py
+
+
+def append_rows(group: Any, path: str, values: npt.NDArray[Any]) -> None:
+    """Add rows to an array of a file or group, in chunks of about 256 KiB; the first rows make it."""
+    if path in group:
+        dataset = group[path]
+        dataset.resize(dataset.shape[0] + len(values), axis=0)
+        dataset[dataset.shape[0] - len(values) :] = values
+        return
+    dtype = import_h5py().string_dtype() if values.dtype.kind in "OSU" else values.dtype
+    shape = values.shape[1:]
+    row_bytes = int(np.prod(shape, dtype=np.int64)) * values.dtype.itemsize
+    rows = max(1, min(len(values), _CHUNK_BYTES // max(1, row_bytes)))
+    group.create_dataset(path, data=values, dtype=dtype, chunks=(rows, *shape), maxshape=(None, *shape))

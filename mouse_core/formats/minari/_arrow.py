@@ -11,24 +11,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from mouse_core._files.reading import damaged, read_json_object, reading
 from mouse_core.errors import DataError
-from mouse_core.formats.base import damaged, reading
 from mouse_core.formats.columns.named import from_arrow
-from mouse_core.formats.columns.spaces import is_picture
 from mouse_core.formats.columns.steps import at
-from mouse_core.formats.minari._pieces import BUDGET, KNOWN, Piece, picture_bytes, shaped, subspace
+from mouse_core.formats.minari._pieces import BUDGET, KNOWN, Piece, picture_bytes, sampled, shaped, subspace
+from mouse_core.formats.minari._spaces import is_picture
 
 
 def arrow_pieces(
     path: Path, metadata: Mapping[str, Any], spaces: Mapping[str, Any], *, rows: int, infos: bool, sample: int = 0
 ) -> Iterator[Piece]:
     """Pieces of all episodes of a folder of Arrow or Parquet files; arguments as in ``h5_pieces``."""
-    numbers = range(int(metadata.get("total_episodes", 0)))
-    some: Any = numbers
-    if sample and len(numbers) > sample:
-        some = sorted({index * (len(numbers) - 1) // (sample - 1) for index in range(sample)})
     suffix = metadata["data_format"]
-    for number in some:
+    for number in sampled(int(metadata.get("total_episodes", 0)), sample):
         folder = path / str(number)
         files = sorted(
             folder.glob(f"*.{suffix}"), key=lambda file: [int(part) for part in re.findall(r"\d+", file.name)]
@@ -56,8 +52,8 @@ def arrow_pieces(
 def _about(path: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
+    found = read_json_object(path)
     with reading(path):
-        found = json.loads(path.read_text(encoding="utf-8"))
         about = {key: found[key] for key in ("seed", "total_steps") if found.get(key) is not None}
         if found.get("options"):
             about["options"] = json.dumps(found["options"], sort_keys=True)
@@ -110,24 +106,19 @@ def _arrow_piece(
 
 def _arrow_values(array: Any, space: Any, where: str) -> Any:
     if pa.types.is_struct(array.type):
-        names = [array.type.field(index).name for index in range(array.type.num_fields)]
-        parts = {
-            name: _arrow_values(part, subspace(space, name, f"{where}/{name}"), f"{where}/{name}")
-            for name, part in zip(names, array.flatten(), strict=True)
-        }
+        parts = {}
+        for child, part in zip(array.type, array.flatten(), strict=True):
+            here = f"{where}/{child.name}"
+            parts[child.name] = _arrow_values(part, subspace(space, child.name, here), here)
         if space is not None and space["type"] == "Tuple":
             return tuple(parts[str(index)] for index in range(len(parts)))
         return parts
-    if array.null_count:
+    if array.null_count and _texts(array.type):
         # The last row of what leaves an observation is a filler, and null for text.
-        array = array.fill_null(b"" if pa.types.is_binary(array.type) else "") if _texts(array.type) else array
+        array = array.fill_null(b"" if pa.types.is_binary(array.type) else "")
     values = from_arrow(array, where=where)
-    if (
-        where.startswith("actions")
-        and space is not None
-        and is_picture(space, where=where)
-        and values.dtype.kind == "O"
-    ):
+    picture = space is not None and is_picture(space, where=where)
+    if picture and where.startswith("actions") and values.dtype.kind == "O":
         values = values.copy()
         values[values == b""] = values[0]
     return shaped(values, space, where=where)

@@ -15,7 +15,7 @@ from mouse_core.errors import DataError
 from mouse_core.formats._files.h5 import H5File
 from mouse_core.formats.base import damaged, reading
 from mouse_core.formats.columns.blocks import rows_at_once
-from mouse_core.formats.minari._pieces import BUDGET, KNOWN, Piece, picture_bytes, plain_text, shaped, subspace
+from mouse_core.formats.minari._pieces import BUDGET, KNOWN, Piece, picture_bytes, plain_text, sampled, shaped, subspace
 
 EPISODES_AT_ONCE = 32
 
@@ -40,8 +40,7 @@ def h5_pieces(
             raise damaged(
                 path, f"expected episodes 0..{total - 1}, found {len(numbers)} up to {max(numbers, default=-1)}"
             )
-        if sample and len(numbers) > sample:
-            numbers = sorted({numbers[index * (len(numbers) - 1) // (sample - 1)] for index in range(sample)})
+        numbers = sampled(len(numbers), sample)
         for start in range(0, len(numbers), EPISODES_AT_ONCE):
             some = numbers[start : start + EPISODES_AT_ONCE]
             trees = file.trees([f"/episode_{number}" for number in some])
@@ -119,9 +118,7 @@ class _H5Episode:
             if first not in (*KNOWN, "infos") and (part["kind"] == "empty" or not part["shape"]):
                 continue  # a single value says nothing of steps
             length = part["shape"][0] if part["shape"] else None
-            wanted = {self.length + 1} if first == "observations" else {self.length}
-            if first not in KNOWN:
-                wanted = {self.length, self.length + 1}
+            wanted = {self.length, self.length + 1} if first not in KNOWN else {self.length + (first == "observations")}
             if length not in wanted or part["kind"] == "other":
                 raise damaged(
                     self._path,

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import DataError
-from mouse_core.formats.columns.spaces import is_picture, leaf_shape, space_leaves
+from mouse_core.formats.minari._spaces import is_picture, leaf_shape, space_leaves
 from mouse_core.images.pixels import decode_into
 
 BUDGET = 32 << 20
@@ -42,6 +42,13 @@ class Piece:
     beside: dict[str, Any] = field(default_factory=dict)
     arriving_beside: dict[str, Any] = field(default_factory=dict)
     about: dict[str, Any] = field(default_factory=dict)
+
+
+def sampled(count: int, sample: int) -> list[int]:
+    """Numbers of the episodes to look at: ``sample`` of them, evenly spaced, and all for 0."""
+    if not sample or count <= sample:
+        return list(range(count))
+    return sorted({index * (count - 1) // (sample - 1) for index in range(sample)})
 
 
 def subspace(space: Any, name: str, where: str) -> Any:

@@ -16,9 +16,9 @@ import pyarrow as pa
 
 from mouse_core._files.writing import making
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.formats._files.h5_writing import append_rows, import_h5py
+from mouse_core.formats._files.h5 import append_rows, import_h5py
 from mouse_core.formats.columns.named import MISSING, Columns, is_single, nested
-from mouse_core.formats.columns.spaces import SpaceOf, written_space
+from mouse_core.formats.minari._spaces import SpaceOf, written_space
 from mouse_core.formats.sources import episodes_of, pieces_of
 
 _VERSION = "0.5.3"
@@ -74,6 +74,8 @@ def write_minari(
         data.mkdir()
         write = _write_hdf5 if storage == "hdf5" else _write_arrow
         counts, seen = write(rows, data)
+        if not counts[0]:
+            raise DataError("write_minari: expected rows, found none")
         size = sum(file.stat().st_size for file in data.rglob("*") if file.is_file())
         about: dict[str, Any] = {
             **(metadata or {}),
@@ -183,8 +185,6 @@ def _write_hdf5(rows: Any, data: Path) -> tuple[tuple[int, int], dict[str, Space
                 append_rows(group, path, array)
             steps += len(values["rewards"])
             group.attrs["total_steps"] += len(values["rewards"])
-    if not episodes:
-        raise DataError("write_minari: expected rows, found none")
     return (episodes, steps), seen
 
 
@@ -211,17 +211,13 @@ def _write_arrow(rows: Any, data: Path) -> tuple[tuple[int, int], dict[str, Spac
             about["seed"] = int(columns["metadata_episode_seed"][0])
         (folder / "metadata.json").write_text(json.dumps(about), encoding="utf-8")
         steps += count
-    if not number:
-        raise DataError("write_minari: expected rows, found none")
     return (number, steps), seen
 
 
 def _padded(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """A value more, as one observation is more than actions; no reader takes it. The last again, or 0 where none is."""
-    last = (
-        array[-1:] if len(array) else np.zeros((1, *array.shape[1:]), "U1" if array.dtype.kind == "O" else array.dtype)
-    )
-    return np.concatenate([array, last])
+    nothing = np.zeros((1, *array.shape[1:]), "U1" if array.dtype.kind == "O" else array.dtype)
+    return np.concatenate([array, array[-1:] if len(array) else nothing])
 
 
 def _struct(part: Any) -> pa.Array:

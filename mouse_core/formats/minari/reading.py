@@ -15,23 +15,22 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from mouse_core._files.reading import read_json_object
 from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
 from mouse_core.formats.columns.blocks import check_batch_rows
 from mouse_core.formats.columns.named import Columns, named_action, named_observation, to_batch
-from mouse_core.formats.columns.spaces import is_picture, parse_space, space_leaves
 from mouse_core.formats.columns.transitions import done_codes, episode_rows
 from mouse_core.formats.minari._arrow import arrow_pieces
 from mouse_core.formats.minari._h5 import h5_pieces
 from mouse_core.formats.minari._pieces import Piece
-from mouse_core.formats.minari._writing import write_minari
-
-__all__ = ["read_minari", "write_minari"]
+from mouse_core.formats.minari._spaces import is_picture, parse_space, space_leaves
 
 _PIECES = {"hdf5": h5_pieces, "arrow": arrow_pieces, "parquet": arrow_pieces}
 _SAMPLED = 32
 _MAIN = "main_data.hdf5"
+_MOST_JSON = 64 << 20
 
 
 def read_minari(
@@ -77,12 +76,12 @@ def read_minari(
             with reading(source, at=f"episode {piece.episode}"):
                 batch = to_batch(_columns(piece), schema, where=where)
             if count and count + batch.num_rows > batch_rows:
-                yield _joined(held)
+                yield pa.concat_batches(held)
                 held, count = [], 0
             held.append(batch)
             count += batch.num_rows
         if held:
-            yield _joined(held)
+            yield pa.concat_batches(held)
 
     steps, episodes = metadata.get("total_steps"), metadata.get("total_episodes")
     return RowStream(
@@ -121,16 +120,13 @@ def _data_folder(path: Path) -> Path:
 def _metadata(folder: Path) -> dict[str, Any]:
     """What ``metadata.json`` says, checked as far as it is relied upon."""
     file = folder / "metadata.json"
+    metadata = {"data_format": "hdf5", **read_json_object(file, most_bytes=_MOST_JSON)}
     with reading(file):
-        metadata = json.loads(file.read_text(encoding="utf-8"))
-        if not isinstance(metadata, dict):
-            raise damaged(file, f"expected a mapping, found {type(metadata).__name__}")
-        metadata.setdefault("data_format", "hdf5")
         if metadata["data_format"] not in _PIECES:
             raise damaged(file, f"data_format: expected one of {list(_PIECES)}, found {metadata['data_format']!r}")
         for name in ("total_episodes", "total_steps"):
             value = metadata.get(name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**48):
+            if value is not None and not (type(value) is int and 0 <= value < 2**48):
                 raise damaged(file, f"{name}: expected a count, found {value!r}")
         for name in ("observation_space", "action_space"):
             metadata[name] = parse_space(metadata.get(name), where=f"{file}, {name}")
@@ -147,28 +143,24 @@ def _notes(metadata: dict[str, Any], spaces: dict[str, Any]) -> tuple[str, ...]:
 def _schema(samples: Iterator[Piece], where: str) -> pa.Schema:
     """The columns of all rows, from the beginnings of some episodes: metadata that only some have are among them."""
     found: dict[str, pa.DataType] = {}
-    order: list[str] = []
     for piece in samples:
         batch = to_batch(_columns(piece), None, where=f"{where}, episode {piece.episode}")
         for column in batch.schema:
-            if column.name not in found:
-                found[column.name] = column.type
-                order.append(column.name)
+            found.setdefault(column.name, column.type)
     if not found:
         raise DataError(f"{where}: expected episodes, found none")
-    order.sort(key=lambda name: name.startswith("metadata_"))
+    order = sorted(found, key=lambda name: name.startswith("metadata_"))
     return pa.schema([(name, found[name]) for name in order])
 
 
 def _columns(piece: Piece) -> Columns:
     """The rows of a piece."""
     arriving: Columns = named_action(piece.arriving["actions"])
-    for name, column in (("rewards", "reward"), ("terminations", None), ("truncations", None)):
+    for name in ("rewards", "terminations", "truncations"):
         values = piece.arriving[name]
         if values.ndim != 1 or values.dtype.kind not in "biuf":
             raise DataError(f"{name}: expected one number a step, found {values.dtype} {list(values.shape[1:])}")
-        if column is not None:
-            arriving[column] = values
+    arriving["reward"] = piece.arriving["rewards"]
     arriving["done"] = done_codes(piece.arriving["terminations"], piece.arriving["truncations"])
     arriving |= {_metadata_name(path): values for path, values in piece.arriving_beside.items()}
     staying = named_observation(piece.observations)
@@ -183,7 +175,3 @@ def _columns(piece: Piece) -> Columns:
 
 def _metadata_name(path: str) -> str:
     return "metadata_" + path.replace("/", "_")
-
-
-def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
-    return batches[0] if len(batches) == 1 else pa.concat_batches(batches)

@@ -39,23 +39,7 @@ from mouse_core.formats.columns.steps import (
     stacks,
 )
 from mouse_core.formats.columns.transitions import check_final, done_codes, placeholder
-from mouse_core.formats.rlds._specs import Trajectory, to_tensor_specs
-from mouse_core.formats.rlds._trajectories import (
-    convert_rlds_to_trajectories,
-    create_trajectory_data_spec,
-    push_rlds_to_reverb,
-)
 from mouse_core.formats.sources import episodes_of
-
-__all__ = [
-    "Trajectory",
-    "convert_rlds_to_trajectories",
-    "create_trajectory_data_spec",
-    "push_rlds_to_reverb",
-    "read_rlds",
-    "to_tensor_specs",
-    "write_rlds",
-]
 
 
 def read_rlds(
@@ -185,7 +169,6 @@ def stack_rows(pieces: Iterator[Stack], *, final: str | None, path: str) -> Iter
             flags = _flags(piece, where)
             staying, leaving = _split(piece)
             begins = piece.first == 0
-            complete = not piece.last or bool(flags["is_last"][-1])
             arriving: Columns = {}
             for name, values in leaving.items():
                 head = placeholder(values) if begins else _fitting(before[name], values, name)
@@ -198,7 +181,7 @@ def stack_rows(pieces: Iterator[Stack], *, final: str | None, path: str) -> Iter
             columns["episode_step"] = np.arange(piece.first, piece.first + piece.count, dtype=np.int64)
             if final == "mark":
                 columns[MISSING] = np.zeros(piece.count, np.int64)
-            if not complete:
+            if piece.last and not flags["is_last"][-1]:
                 check_final(final, where=where)
                 columns = _ended(columns, before, staying, final)
         yield ordered(columns), where

@@ -25,12 +25,8 @@ from mouse_core.formats.base import BATCH_ROWS, RowStream, reading
 from mouse_core.formats.columns.named import Columns, is_image, named_action, named_observation, schema_of, to_batches
 from mouse_core.formats.columns.transitions import TransitionRows, done_codes, transition_rows
 from mouse_core.formats.ted._entries import Entries, FileEntries, FolderEntries
-from mouse_core.formats.ted._layouts import Flat2TED, Nested2TED, TED2Flat, TED2Nested
 from mouse_core.formats.ted._reading import Piece, has_next, pieces, trajectory
 from mouse_core.formats.ted._tensordict import Key
-from mouse_core.formats.ted._writing import write_ted
-
-__all__ = ["Flat2TED", "Nested2TED", "TED2Flat", "TED2Nested", "read_ted", "write_ted"]
 
 _LOOKED_AT = 1024
 _TRAJECTORIES = 256

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,16 +29,20 @@ def parse_space(written: Any, *, where: str) -> dict[str, Any] | None:
 
 def _check(space: Any, where: str) -> None:
     kind = space.get("type") if isinstance(space, dict) else None
-    if kind == "Dict" and isinstance(space.get("subspaces"), dict):
-        for name, part in space["subspaces"].items():
+    parts = space.get("subspaces") if isinstance(space, dict) else None
+    if isinstance(parts, {"Dict": dict, "Tuple": list}.get(str(kind), ())):
+        for name, part in _parts(parts):
             _check(part, f"{where}/{name}")
-    elif kind == "Tuple" and isinstance(space.get("subspaces"), list):
-        for index, part in enumerate(space["subspaces"]):
-            _check(part, f"{where}/{index}")
     elif kind not in LEAVES:
         raise DataError(f"{where}: expected a space of type {['Dict', 'Tuple', *LEAVES]}, found {kind!r}")
     else:
         leaf_shape(space, where=where)
+
+
+def _parts(subspaces: Any) -> Iterable[tuple[str, Any]]:
+    """The parts of a Dict by name, of a Tuple by position."""
+    items = subspaces.items() if isinstance(subspaces, Mapping) else enumerate(subspaces)
+    return ((str(name), part) for name, part in items)
 
 
 def leaf_shape(space: Mapping[str, Any], *, where: str) -> tuple[int, ...]:
@@ -49,11 +53,9 @@ def leaf_shape(space: Mapping[str, Any], *, where: str) -> tuple[int, ...]:
             return tuple(int(size) for size in space["shape"])
         if kind == "MultiBinary":
             return tuple(int(size) for size in np.atleast_1d(space["n"]))
-        if kind == "MultiDiscrete":
-            return np.shape(space["nvec"])
+        return np.shape(space["nvec"]) if kind == "MultiDiscrete" else ()
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{where}: expected a {kind} space with its shape, found {str(space)[:80]}") from error
-    return ()
 
 
 def is_picture(space: Mapping[str, Any], *, where: str) -> bool:
@@ -142,11 +144,8 @@ class SpaceOf:
 
 def space_leaves(space: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
     """The leaves of a space, with the keys that lead to them."""
-    if space["type"] == "Dict":
-        for name, part in space["subspaces"].items():
-            yield from space_leaves(part, (*path, str(name)))
-    elif space["type"] == "Tuple":
-        for index, part in enumerate(space["subspaces"]):
-            yield from space_leaves(part, (*path, str(index)))
-    else:
+    if "subspaces" not in space:
         yield path, space
+        return
+    for name, part in _parts(space["subspaces"]):
+        yield from space_leaves(part, (*path, name))
