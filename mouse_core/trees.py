@@ -83,7 +83,7 @@ def structure_of(tree: Any, path: _Path = ()) -> Structure:
     if isinstance(tree, Mapping):
         return {name: structure_of(child, (*path, name)) for name, child in tree.items()}
     if isinstance(tree, tuple):
-        return _like(tree, [structure_of(child, (*path, number)) for number, child in enumerate(tree)])
+        return tuple_like(tree, [structure_of(child, (*path, number)) for number, child in enumerate(tree)])
     return list(path)
 
 
@@ -92,7 +92,7 @@ def unflatten(structure: Structure, fields: Mapping[FieldKey, Any]) -> Any:
     if isinstance(structure, dict):
         return {name: unflatten(child, fields) for name, child in structure.items()}
     if isinstance(structure, tuple):
-        return _like(structure, [unflatten(child, fields) for child in structure])
+        return tuple_like(structure, [unflatten(child, fields) for child in structure])
     return fields[key_of(tuple(structure))]
 
 
@@ -121,7 +121,7 @@ def map_tree(change: Callable[[Any], Any], tree: Any) -> Any:
     if isinstance(tree, Mapping):
         return {name: map_tree(change, child) for name, child in tree.items()}
     if isinstance(tree, tuple):
-        return _like(tree, [map_tree(change, child) for child in tree])
+        return tuple_like(tree, [map_tree(change, child) for child in tree])
     return change(tree)
 
 
@@ -261,8 +261,8 @@ def _narrow_tensor(leaf: Any) -> npt.NDArray[Any] | None:
     return np.asarray(widened(leaf.detach().cpu())).astype(named_dtype(str(leaf.dtype).removeprefix("torch.")))
 
 
-def _like(original: tuple[Any, ...], children: Iterable[Any]) -> Any:
-    """A tuple of the same kind."""
+def tuple_like(original: tuple[Any, ...], children: Iterable[Any]) -> Any:
+    """A tuple of the same kind, which may be a named one."""
     return type(original)(*children) if hasattr(original, "_fields") else tuple(children)
 
 

@@ -36,9 +36,9 @@ class _FieldAttribute:
         self._names = names
 
     def __get__(self, batch: MiniBatch | None, owner: type) -> Any:
-        return (
-            self if batch is None else next((batch.fields[name] for name in self._names if name in batch.fields), None)
-        )
+        if batch is None:
+            return self
+        return next((batch.fields[name] for name in self._names if name in batch.fields), None)
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +61,12 @@ class MiniBatch(Mapping[str, Array]):
         histories: For every field whose history was asked for, frames ``[B, H, ...]``, the oldest first and the row's
             own last, and bool ``[B, H]``, whether there is such a frame.
         rows: Flat numbers ``step * N + env`` of the rows, ``[B]``; ``[T, n]`` in recurrent mini-batches.
+
+    Fields as attributes, None where there is no such field: ``actions``, ``advantages``, ``returns``, ``rnd_state`` and
+    ``dagger_actions`` by their names, ``obs`` (observations), ``ref_obs`` and ``ref_mask`` (reference observations),
+    ``target_values`` (values: what the critic said when the rollout was made), ``old_actions_log_prob``, ``old_mu`` and
+    ``old_sigma``; and what the critic sees, ``critic_obs``, ``critic_ref_obs`` and ``critic_ref_mask``: the privileged
+    ones, or without any those of the policy.
     """
 
     fields: Mapping[str, Array]
@@ -99,35 +105,20 @@ class MiniBatch(Mapping[str, Array]):
     __hash__ = object.__hash__
 
     obs = _FieldAttribute("observations")
-    """``observations``."""
     ref_obs = _FieldAttribute("reference_observations")
-    """``reference_observations``."""
     ref_mask = _FieldAttribute("reference_observations_mask")
-    """``reference_observations_mask``."""
     critic_obs = _FieldAttribute("privileged_observations", "observations")
-    """``privileged_observations``; where there are none, the critic sees the observations."""
     critic_ref_obs = _FieldAttribute("privileged_reference_observations", "reference_observations")
-    """``privileged_reference_observations``; where there are none, the critic sees the references."""
     critic_ref_mask = _FieldAttribute("privileged_reference_observations_mask", "reference_observations_mask")
-    """The mask of ``critic_ref_obs``."""
     actions = _FieldAttribute("actions")
-    """``actions``."""
     target_values = _FieldAttribute("values")
-    """``values``: what the critic said when the rollout was made."""
     advantages = _FieldAttribute("advantages")
-    """``advantages``."""
     returns = _FieldAttribute("returns")
-    """``returns``."""
     old_actions_log_prob = _FieldAttribute("actions_log_prob")
-    """``actions_log_prob``."""
     old_mu = _FieldAttribute("mu")
-    """``mu``."""
     old_sigma = _FieldAttribute("sigma")
-    """``sigma``."""
     dagger_actions = _FieldAttribute("dagger_actions")
-    """``dagger_actions``."""
     rnd_state = _FieldAttribute("rnd_state")
-    """``rnd_state``."""
 
     def astuple(self) -> tuple[Any, ...]:
         """The 18 parts in the order that training code unpacks.

@@ -409,7 +409,7 @@ def test_slices_begin_where_whole_ones_fit(
             continue
         batch = buffer.sample()
         assert batch["index"].shape == batch["priority_weight"].shape == batch["traj_id"].shape == (4, length)
-        tree: Any = sampler._tree
+        tree: Any = sampler._starting
         expected = np.array([priorities[slot] if slot in starts else 0.0 for slot in range(len(buffer))])
         np.testing.assert_array_equal(tree.weights[: len(buffer)], expected)
         chosen = batch["index"][:, 0]
@@ -434,7 +434,7 @@ def test_what_is_left_of_an_episode_is_one_that_is_shorter() -> None:
         buffer.append({"row": row, "done": ends[-1]})
         buffer.sample()
         begin = max(0, row + 1 - 10)
-        tree: Any = sampler._tree
+        tree: Any = sampler._starting
         found = {row for row in range(begin, row + 1) if tree.weights[row % 10]}
         assert found == starts_by_looking(ends, begin, 4, strict=False)
 
@@ -456,10 +456,10 @@ def test_a_slice_takes_one_priority_or_one_for_each_row() -> None:
     buffer.extend(rows_of(0, 28))
     index = np.array([[0, 1, 2], [7, 8, 9]])
     buffer.update_priority(index, np.array([2.0, 3.0]))
-    weights = sampler._rows.weights_at(buffer.storage, index)
+    weights = sampler.weights_at(buffer.storage, index)
     assert weights.tolist() == [[2.0] * 3, [3.0] * 3]
     buffer.update_priority(index, np.arange(6.0).reshape(2, 3))
-    assert sampler._rows.weights_at(buffer.storage, index).tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
+    assert sampler.weights_at(buffer.storage, index).tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
 
 
 def test_a_span_over_the_begin_is_refused() -> None:

@@ -50,20 +50,73 @@ class LinearSchedule:
         return self.start + (self.end - self.start) * min(sample / self.samples, 1.0)
 
 
-class Priorities:
-    """What prioritised samplers keep: a weight ``(priority + eps) ** alpha`` for every slot, and the largest priority.
+class PrioritizedSampler:
+    """Rows drawn in proportion to ``p_i = (priority_i + eps) ** alpha``, each draw independent of the others.
+
+    New rows, and rows that are changed in place, have the largest priority that was ever set, at least 1. A batch has
+    importance weights ``(p_i / p_min) ** -beta`` beside it, with the smallest ``p`` of all rows: they are at most 1.
+    A row whose ``p`` is 0 (priority and ``eps`` both 0) is never drawn and does not count for ``p_min``.
 
     Args:
-        alpha, eps: See ``PrioritizedSampler``.
+        alpha: How much priorities count, at least 0; with 0 all rows are drawn alike.
+        beta: How much of the bias the weights take back, at least 0: a number, or a function from the number of the
+            sample (0, 1, 2, ...; the buffer counts) to one, such as ``LinearSchedule(0.4, 1.0, samples=100_000)``. It
+            may be set anew at any time.
+        eps: What is added to every priority, at least 0.
+
+    Raises:
+        ConfigError: A number that is negative or not finite.
     """
 
-    def __init__(self, alpha: float, eps: float) -> None:
-        self.alpha = _check_number("alpha", alpha)
-        self.eps = _check_number("eps", eps)
-        self.largest = 1.0
-        self.weight_of_new = self.weights_of(np.array([self.largest]))[0].item()
+    needs_order = False
 
-    def weights_of(self, priority: Floats) -> Floats:
+    def __init__(self, alpha: float = 0.6, beta: Beta = 0.4, eps: float = 1e-8) -> None:
+        self._alpha, self._eps = _check_number("alpha", alpha), _check_number("eps", eps)
+        self.beta = beta
+        self._set_largest(1.0)
+        self._tree: SumTree | None = None
+        self._loaded: Floats | None = None  # the weights of a state, until the storage's capacity is known
+        # New rows whose weights are not yet in the tree: those with these numbers.
+        self._begin = self._end = 0
+        self._size = 0  # rows there were when the tree was last complete
+
+    def __repr__(self) -> str:
+        return f"PrioritizedSampler(alpha={self.alpha}, beta={self.beta!r}, eps={self.eps})"
+
+    @property
+    def alpha(self) -> float:
+        """The exponent of priorities."""
+        return self._alpha
+
+    @property
+    def eps(self) -> float:
+        """What is added to every priority."""
+        return self._eps
+
+    @property
+    def adds(self) -> tuple[str, ...]:
+        """The fields of a draw that rows cannot have."""
+        return ("priority_weight",)
+
+    @property
+    def beta(self) -> Beta:
+        """The exponent of the weights, or its schedule."""
+        return self._beta
+
+    @beta.setter
+    def beta(self, beta: Beta) -> None:
+        self._beta = beta if callable(beta) else _check_number("beta", beta)
+
+    @property
+    def max_priority(self) -> float:
+        """The largest priority so far, at least 1: that of new rows."""
+        return self._max_priority
+
+    def _set_largest(self, largest: float) -> None:
+        self._weight_of_new = self._weights_of(np.array([largest]))[0].item()
+        self._max_priority = largest
+
+    def _weights_of(self, priority: Floats) -> Floats:
         """``(priority + eps) ** alpha``, same shape.
 
         Raises:
@@ -85,98 +138,13 @@ class Priorities:
             f"(alpha={self.alpha}, eps={self.eps})"
         )
 
-    def check(
-        self, storage: Storage, index: Slots, priority: npt.NDArray[Any]
-    ) -> tuple[npt.NDArray[np.int64], Floats, float]:
-        """Slots ``[n]``, their weights ``[n]`` and the largest priority so far, of the arguments of an update.
-
-        Raises:
-            DataError, IndexError, ConfigError: See ``PrioritizedSampler.update_priority``.
-        """
-        slots = np.asarray(index)
-        if slots.dtype.kind not in "iu":
-            raise ConfigError(f"update_priority: expected integers as index, found {slots.dtype}")
-        values = priorities_like(slots, priority)
-        slots = slots.reshape(-1).astype(np.int64, copy=False)
-        rows = len(storage)
-        if slots.size and not (slots.min() >= 0 and slots.max() < rows):
-            outside = slots[(slots < 0) | (slots >= rows)][0]
-            raise IndexError(f"update_priority: expected slots in 0..{rows - 1}, found {outside}")
-        values = values.astype(np.float64, copy=False)
-        weights = self.weights_of(values).reshape(-1)
-        return slots, weights, max(self.largest, float(values.max())) if values.size else self.largest
-
-    def raise_largest(self, largest: float) -> None:
-        """From now on this is the largest priority so far."""
-        if largest != self.largest:
-            self.largest = largest
-            self.weight_of_new = self.weights_of(np.array([largest]))[0].item()
-
-
-class PrioritizedSampler:
-    """Rows drawn in proportion to ``p_i = (priority_i + eps) ** alpha``, each draw independent of the others.
-
-    New rows, and rows that are changed in place, have the largest priority that was ever set, at least 1. A batch has
-    importance weights ``(p_i / p_min) ** -beta`` beside it, with the smallest ``p`` of all rows: they are at most 1.
-    A row whose ``p`` is 0 (priority and ``eps`` both 0) is never drawn and does not count for ``p_min``.
-
-    Args:
-        alpha: How much priorities count, at least 0; with 0 all rows are drawn alike.
-        beta: How much of the bias the weights take back, at least 0: a number, or a function from the number of the
-            sample (0, 1, 2, ...; the buffer counts) to one, such as ``LinearSchedule(0.4, 1.0, samples=100_000)``. It
-            may be set anew at any time.
-        eps: What is added to every priority, at least 0.
-
-    Raises:
-        ConfigError: A number that is negative or not finite.
-    """
-
-    needs_order = False
-    adds = ("priority_weight",)
-
-    def __init__(self, alpha: float = 0.6, beta: Beta = 0.4, eps: float = 1e-8) -> None:
-        self._priorities = Priorities(alpha, eps)
-        self.beta = beta
-        self._tree: SumTree | None = None
-        self._loaded: Floats | None = None  # the weights of a state, until the storage's capacity is known
-        # New rows whose weights are not yet in the tree: those with these numbers.
-        self._begin = self._end = 0
-        self._size = 0  # rows there were when the tree was last complete
-
-    def __repr__(self) -> str:
-        return f"PrioritizedSampler(alpha={self.alpha}, beta={self.beta!r}, eps={self.eps})"
-
-    @property
-    def alpha(self) -> float:
-        """The exponent of priorities."""
-        return self._priorities.alpha
-
-    @property
-    def eps(self) -> float:
-        """What is added to every priority."""
-        return self._priorities.eps
-
-    @property
-    def beta(self) -> Beta:
-        """The exponent of the weights, or its schedule."""
-        return self._beta
-
-    @beta.setter
-    def beta(self, beta: Beta) -> None:
-        self._beta = beta if callable(beta) else _check_number("beta", beta)
-
-    @property
-    def max_priority(self) -> float:
-        """The largest priority so far, at least 1: that of new rows."""
-        return self._priorities.largest
-
     def wrote(self, storage: Storage, write: Write) -> None:
         """The rows have the largest priority from now on."""
         slots, first, capacity = write.slots, write.first, storage.capacity
         if not len(slots):
             return
         if first is None or slots[0] != first % capacity or slots[-1] != (first + len(slots) - 1) % capacity:
-            self._settle(storage).set(slots, self._priorities.weight_of_new)
+            self._settle(storage).set(slots, self._weight_of_new)
         elif first == self._end:
             self._end += len(slots)
         else:
@@ -185,7 +153,7 @@ class PrioritizedSampler:
 
     def reset(self, storage: Storage) -> None:
         """All rows are new, and no priority was ever set."""
-        self._priorities = Priorities(self.alpha, self.eps)
+        self._set_largest(1.0)
         self._tree = self._loaded = None
         self._end = storage.written
         self._size = len(storage)
@@ -210,7 +178,7 @@ class PrioritizedSampler:
         """Give the rows written since the last time their weights."""
         if self._begin == self._end:
             return
-        weight = self._priorities.weight_of_new
+        weight = self._weight_of_new
         for first, last in ring_ranges(self._begin, self._end, tree.size):
             if last - first == 1:
                 tree.set(np.array([first]), weight)
@@ -246,17 +214,29 @@ class PrioritizedSampler:
 
         Nothing has changed after an error.
         """
-        slots, weights, largest = self._priorities.check(storage, index, priority)
-        tree = self._settle(storage)
-        tree.set(slots, weights)
-        self._priorities.raise_largest(largest)
+        slots, weights, largest = self._checked(storage, index, priority)
+        self._settle(storage).set(slots, weights)
+        if largest > self._max_priority:
+            self._set_largest(largest)
 
     def check_update(self, storage: Storage, index: Slots | None, priority: npt.NDArray[Any]) -> None:
         """Raise what ``update_priority`` would; ``index`` None: of rows that are not written yet."""
         if index is None:
-            self._priorities.weights_of(np.asarray(priority, np.float64))
+            self._weights_of(np.asarray(priority, np.float64))
         else:
-            self._priorities.check(storage, index, priority)
+            self._checked(storage, index, priority)
+
+    def _checked(self, storage: Storage, index: Slots, priority: npt.NDArray[Any]) -> tuple[Slots, Floats, float]:
+        """Slots ``[n]``, their weights ``[n]`` and the largest priority of an update; raises as ``update_priority``."""
+        slots = np.asarray(index)
+        if slots.dtype.kind not in "iu":
+            raise ConfigError(f"update_priority: expected integers as index, found {slots.dtype}")
+        values = priorities_like(slots, priority).astype(np.float64, copy=False)
+        slots, rows = slots.reshape(-1).astype(np.int64, copy=False), len(storage)
+        if slots.size and not (slots.min() >= 0 and slots.max() < rows):
+            outside = slots[(slots < 0) | (slots >= rows)][0]
+            raise IndexError(f"update_priority: expected slots in 0..{rows - 1}, found {outside}")
+        return slots, self._weights_of(values).reshape(-1), float(values.max(initial=0.0))
 
     def weights_at(self, storage: Storage, slots: Slots | slice) -> Floats:
         """``(priority + eps) ** alpha`` of the rows in ``slots``, float64 of the same shape; for a slice a view."""
@@ -292,9 +272,8 @@ class PrioritizedSampler:
             raise StateError("sampler: expected weights that are finite and not negative")
         if not (values["begin"] <= values["end"] and values["max_priority"] >= 1):
             raise StateError("sampler: expected begin <= end, and max_priority from 1")
-        priorities = Priorities(self.alpha, self.eps)
-        priorities.raise_largest(values["max_priority"])
-        self._priorities, self._tree, self._loaded = priorities, None, weights
+        self._set_largest(values["max_priority"])
+        self._tree, self._loaded = None, weights
         self._begin, self._end = values["begin"], values["end"]
         self._size = len(weights)
         self._beta = values.get("beta", self._beta)

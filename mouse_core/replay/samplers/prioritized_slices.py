@@ -25,7 +25,7 @@ Int64s = npt.NDArray[np.int64]
 _SCANNED = 1 << 18
 
 
-class PrioritizedSliceSampler(SliceSampling):
+class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
     """Slices whose first rows are drawn in proportion to their priorities, as ``PrioritizedSampler`` draws rows.
 
     Only rows at which a whole slice begins are drawn, as ``SliceSampler`` says; with ``strict_length=False`` or ``pad``
@@ -57,16 +57,16 @@ class PrioritizedSliceSampler(SliceSampling):
         pad: bool | float = True,
         span: Span = False,
     ) -> None:
-        self._rows = PrioritizedSampler(alpha, beta, eps)
+        PrioritizedSampler.__init__(self, alpha, beta, eps)
         keys = (traj_key, end_key, truncated_key)
-        super().__init__(sequence_length, keys, strict_length=strict_length, pad=pad, span=span)
+        SliceSampling.__init__(self, sequence_length, keys, strict_length=strict_length, pad=pad, span=span)
         if self._span[0]:
             raise ConfigError(f"span: expected False over the begin of an episode, as in (False, True), found {span!r}")
         self._forget()
 
     def _forget(self) -> None:
         """Where slices begin is to be found anew, with a look at all rows."""
-        self._tree: SumTree | None = None
+        self._starting: SumTree | None = None
         self._begins = np.zeros(0, np.bool_)  # whether a slice begins in a slot
         self._seen = 0  # the first time step not looked at
         self._changes = 0  # of the episodes, when they were looked at
@@ -76,45 +76,21 @@ class PrioritizedSliceSampler(SliceSampling):
         return f"PrioritizedSliceSampler({numbers}, {self._shown()})"
 
     @property
-    def alpha(self) -> float:
-        """The exponent of priorities."""
-        return self._rows.alpha
-
-    @property
-    def eps(self) -> float:
-        """What is added to every priority."""
-        return self._rows.eps
-
-    @property
-    def beta(self) -> Beta:
-        """The exponent of the weights, or its schedule."""
-        return self._rows.beta
-
-    @beta.setter
-    def beta(self, beta: Beta) -> None:
-        self._rows.beta = beta
-
-    @property
-    def max_priority(self) -> float:
-        """The largest priority so far, at least 1: that of new rows."""
-        return self._rows.max_priority
-
-    @property
     def adds(self) -> tuple[str, ...]:
         """The fields of a draw that rows cannot have."""
-        return (*self._rows.adds, *super().adds)
+        return ("priority_weight", *super().adds)
 
     def wrote(self, storage: Storage, write: Write) -> None:
         """The rows have the largest priority from now on; take note of the ends of episodes among them."""
-        self._rows.wrote(storage, write)
-        super().wrote(storage, write)
+        PrioritizedSampler.wrote(self, storage, write)
+        SliceSampling.wrote(self, storage, write)
         if write.first is None:
             self._weigh(storage, write.slots)
 
     def reset(self, storage: Storage) -> None:
         """All rows are new, and no priority was ever set."""
-        self._rows.reset(storage)
-        super().reset(storage)
+        PrioritizedSampler.reset(self, storage)
+        SliceSampling.reset(self, storage)
         self._forget()
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
@@ -127,7 +103,7 @@ class PrioritizedSliceSampler(SliceSampling):
         rule = self._rule
         beta = beta_at(self.beta, key.index)
         episodes = self.episodes.settled(storage)
-        tree = self._settle(storage, episodes)
+        tree = self._settle_starting(storage, episodes)
         if not tree.total > 0.0 and not episodes.view(rule).count:
             raise no_window(episodes, rule, self.episodes.coming_back(storage))
         slots = draw_slots(tree, batch_size, key)
@@ -148,34 +124,30 @@ class PrioritizedSliceSampler(SliceSampling):
 
         Of slices ``[B, S]`` each row gets its own, or with priorities ``[B]`` all rows of a slice get one.
         """
-        self._rows.update_priority(storage, index, priority)
+        super().update_priority(storage, index, priority)
         self._weigh(storage, np.asarray(index).reshape(-1))
-
-    def check_update(self, storage: Storage, index: Slots | None, priority: npt.NDArray[Any]) -> None:
-        """Raise what ``update_priority`` would; ``index`` None: of rows that are not written yet."""
-        self._rows.check_update(storage, index, priority)
 
     def _weigh(self, storage: Storage, slots: Slots) -> None:
         """Put the weights of these rows into the tree, where slices begin at them."""
-        if self._tree is not None:
+        if self._starting is not None:
             slots = slots[self._begins[slots]]
-            self._tree.set(slots, self._rows.weights_at(storage, slots))
+            self._starting.set(slots, self.weights_at(storage, slots))
 
     # ------------------------------------------------------------------ where slices begin
 
-    def _settle(self, storage: Storage, episodes: EpisodeRing) -> SumTree:
+    def _settle_starting(self, storage: Storage, episodes: EpisodeRing) -> SumTree:
         """The tree of the weights of all rows at which slices begin."""
         num_envs, rule = episodes.num_envs, self._rule
         first = self._seen
         if self._changes != episodes.changes or not episodes.begin <= first <= episodes.end:
-            self._tree = None
-        if self._tree is None:
-            self._tree, self._changes = SumTree(storage.capacity), episodes.changes
+            self._starting = None
+        if self._starting is None:
+            self._starting, self._changes = SumTree(storage.capacity), episodes.changes
             self._begins = np.zeros(storage.capacity, np.bool_)
             first = episodes.begin
         if first == episodes.end:
-            return self._tree
-        begins, weights = self._begins, self._rows.weights_at(storage, slice(None))
+            return self._starting
+        begins, weights = self._begins, self.weights_at(storage, slice(None))
         # With so many rows behind them the ones before may be begins now; and so may the oldest one, if it is cut off.
         # Of slices of 3, where steps 0 to 9 were looked at, step 8 may begin one as soon as step 10 is there.
         step = max(first - rule.length + 1, episodes.begin)
@@ -190,9 +162,9 @@ class PrioritizedSliceSampler(SliceSampling):
             self._mark_begins(episodes, episodes.begin, behind)
             changed = np.append(changed, np.arange(episodes.begin, behind))
         slots = ((changed % episodes.steps)[:, None] * num_envs + np.arange(num_envs)).reshape(-1)
-        self._tree.set(slots, np.where(begins[slots], weights[slots], 0.0))
+        self._starting.set(slots, np.where(begins[slots], weights[slots], 0.0))
         self._seen = episodes.end
-        return self._tree
+        return self._starting
 
     def _mark_begins(self, episodes: EpisodeRing, begin: int, end: int) -> None:
         """Mark which of the time steps ``begin .. end - 1`` slices begin at."""
@@ -211,7 +183,7 @@ class PrioritizedSliceSampler(SliceSampling):
 
     def state_dict(self) -> dict[str, Any]:
         """Priorities and episodes: plain values and arrays."""
-        rows = {f"rows.{name}": value for name, value in self._rows.state_dict().items()}
+        rows = {f"rows.{name}": value for name, value in PrioritizedSampler.state_dict(self).items()}
         return {"config": self._shown(), **rows, **self.episodes.state()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -226,6 +198,6 @@ class PrioritizedSliceSampler(SliceSampling):
         values = check_state(own, {"config": self._shown()}, dict.fromkeys(STATE, "iu"), self)
         index = EpisodeIndex(*self.episodes.keys)
         index.load(values)
-        self._rows.load_state_dict({name[5:]: value for name, value in state.items() if name not in own})
+        PrioritizedSampler.load_state_dict(self, {name[5:]: value for name, value in state.items() if name not in own})
         self.episodes = index
         self._forget()

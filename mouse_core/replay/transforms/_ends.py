@@ -5,19 +5,11 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from mouse_core.dtypes import namespace
 from mouse_core.errors import MissingFieldError, SchemaError
 from mouse_core.replay.ground.protocols import TRAJ_KEYS, FieldKey
-from mouse_core.replay.transforms._fields import (
-    device_of,
-    find,
-    get,
-    key_of,
-    leaves,
-    namespace,
-    path_of,
-    place_of,
-    steps_of,
-)
+from mouse_core.replay.transforms._fields import device_of, find_any, leaves, place_of, steps_of
+from mouse_core.trees import find, key_of, path_of
 
 Array = Any
 
@@ -40,7 +32,7 @@ def end_fields(batch: Any, done: FieldKey) -> dict[str, FieldKey]:
         ("truncated", (*path_of(done)[:-1], "truncated")),
     ):
         place = place_of(batch, key_of(path))
-        if find(batch, place) is not None and place not in found.values():
+        if find_any(batch, place) is not None and place not in found.values():
             found[name] = place
     return found
 
@@ -66,9 +58,9 @@ def end_codes(batch: Any, done: FieldKey, *, where: str) -> Array:
             f"{where}: expected a field {done!r}, or 'terminated' and 'truncated', or the number of a trajectory, "
             f"found {there}"
         )
-    shape = steps_of(get(batch, next(iter(fields.values())), where=where), where=where, key=done)
+    shape = steps_of(find(batch, next(iter(fields.values())), where=where), where=where, key=done)
     flags = {
-        name: flat_flags(get(batch, key, where=where), shape, where=where, key=key) for name, key in fields.items()
+        name: flat_flags(find(batch, key, where=where), shape, where=where, key=key) for name, key in fields.items()
     }
     first = next(iter(flags.values()))
     xp = namespace(first)
@@ -91,7 +83,7 @@ def end_codes(batch: Any, done: FieldKey, *, where: str) -> Array:
 def _cut_short(batch: Any, codes: Array | None) -> Array | None:
     """The codes with an end where the number of the trajectory changes; None: without codes, and no number is there."""
     for key in TRAJ_KEYS:
-        ids = find(batch, key)
+        ids = find_any(batch, key)
         if ids is None or len(getattr(ids, "shape", ())) < 2 or prod(ids.shape[2:]) != 1:
             continue
         steps = tuple(ids.shape[:2])
@@ -109,7 +101,7 @@ def _cut_short(batch: Any, codes: Array | None) -> Array | None:
 def valid_steps(batch: Any, codes: Array, mask: FieldKey, *, where: str) -> Array:
     """Which steps are there, bool ``[N, T]``: those of the mask, or all."""
     xp = namespace(codes)
-    found = find(batch, mask)
+    found = find_any(batch, mask)
     if found is None:
         return xp.ones(codes.shape, dtype=xp.bool, device=device_of(codes))
     return flat_flags(found, tuple(codes.shape), where=where, key=mask) != 0

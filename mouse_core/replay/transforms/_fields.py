@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from array_api_compat import device
 
-from mouse_core.dtypes import namespace
-from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
+from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.replay.ground.protocols import FieldKey
 from mouse_core.spec import check_list
-from mouse_core.trees import flatten, key_of, map_tree, path_of
+from mouse_core.trees import find, flatten, key_of, path_of, tuple_like
 
 Array = Any
 Path = tuple[str | int, ...]
@@ -41,23 +40,15 @@ def leaves(batch: Any) -> list[tuple[Path, Array]]:
     return [(path_of(key), values) for key, values in flatten(batch).items()]
 
 
-def find(batch: Any, key: FieldKey) -> Array | None:
+def find_any(batch: Any, key: FieldKey) -> Array | None:
     """A field, or a node above fields; None where there is none."""
     node = batch
-    for name in path_of(key):
+    for name in path_of(key):  # misses are common, and an error that says what is there takes long
         try:
             node = node[name]
         except (KeyError, IndexError, TypeError):
             return None
     return node
-
-
-def get(batch: Any, key: FieldKey, *, where: str) -> Array:
-    """A field that must be there."""
-    found = find(batch, key)
-    if found is None:
-        raise MissingFieldError(f"{where}: expected a field {key!r}, found {list(flatten(batch))}")
-    return found
 
 
 def replaced(batch: Any, changes: Mapping[FieldKey, Array]) -> Any:
@@ -74,8 +65,9 @@ def _with(node: Any, path: Path, values: Array) -> Any:
     if isinstance(node, tuple):
         if not isinstance(name, int) or not 0 <= name < len(node):
             raise SchemaError(f"fields: expected a place in a tuple of {len(node)}, found {name!r}")
-        items = [_with(item, rest, values) if place == name else item for place, item in enumerate(node)]
-        return type(node)(*items) if hasattr(node, "_fields") else tuple(items)
+        return tuple_like(
+            node, [_with(item, rest, values) if place == name else item for place, item in enumerate(node)]
+        )
     if not isinstance(node, Mapping):
         raise SchemaError(f"fields: expected a dict to put {name!r} in, found {type(node).__name__}")
     return {**node, name: _with(node.get(name, {}), rest, values)}
@@ -84,7 +76,7 @@ def _with(node: Any, path: Path, values: Array) -> Any:
 def removed(batch: Any, key: FieldKey) -> Any:
     """The batch without a field or node; a dict that becomes empty goes, too."""
     path = path_of(key)
-    parent = find(batch, path[:-1]) if path[:-1] else batch
+    parent = find(batch, path[:-1])
     if not isinstance(parent, Mapping):
         raise SchemaError(f"fields: expected {key!r} in a dict, found it in a {type(parent).__name__}")
     kept = {name: value for name, value in parent.items() if name != path[-1]}
@@ -93,39 +85,28 @@ def removed(batch: Any, key: FieldKey) -> Any:
     return replaced(batch, {path[:-1]: kept}) if kept else removed(batch, path[:-1])
 
 
-_NOTHING: Any = object()
-
-
-def only(tree: Any, fields: Mapping[Path, Array]) -> Any:
-    """A tree nested like ``tree`` that has these fields alone.
+def only(tree: Any, fields: Mapping[Path, Array], path: Path = ()) -> Any:
+    """What a tree that lies at ``path`` has of these fields, nested as it is; None where it has none.
 
     Raises:
         SchemaError: Some of a tuple's fields, and not all.
     """
-    found = _only(tree, fields, ())
-    return {} if found is _NOTHING else found
-
-
-def _only(node: Any, fields: Mapping[Path, Array], path: Path) -> Any:
-    if isinstance(node, Mapping):
-        children = {name: _only(child, fields, (*path, name)) for name, child in node.items()}
-        kept = {name: child for name, child in children.items() if child is not _NOTHING}
-        return kept or _NOTHING
-    if isinstance(node, tuple):
-        items = [_only(child, fields, (*path, place)) for place, child in enumerate(node)]
-        left_out = sum(item is _NOTHING for item in items)
-        if left_out == len(items):
-            return _NOTHING
-        if left_out:
+    if isinstance(tree, Mapping):
+        children = {name: only(child, fields, (*path, name)) for name, child in tree.items()}
+        return {name: child for name, child in children.items() if child is not None} or None
+    if isinstance(tree, tuple):
+        items = [only(child, fields, (*path, place)) for place, child in enumerate(tree)]
+        left_out = sum(item is None for item in items)
+        if 0 < left_out < len(items):
             raise SchemaError(f"fields: expected all or none of the tuple {key_of(path)!r}, found {left_out} left out")
-        return type(node)(*items) if hasattr(node, "_fields") else tuple(items)
-    return fields.get(path, _NOTHING)
+        return None if left_out else tuple_like(tree, items)
+    return fields.get(path)
 
 
 def place_of(batch: Any, key: FieldKey) -> FieldKey:
     """Where a field that belongs to a transition stands: in ``next`` if it is there, or else as it is named."""
     inside = (NEXT, *path_of(key))
-    return key if find(batch, inside) is None else inside
+    return key if find_any(batch, inside) is None else inside
 
 
 def steps_of(values: Array, *, where: str, key: FieldKey) -> tuple[int, int]:
@@ -141,11 +122,6 @@ def steps_of(values: Array, *, where: str, key: FieldKey) -> tuple[int, int]:
             f"slices, or {otherwise}"
         )
     return int(values.shape[0]), int(values.shape[1])
-
-
-def along_time(batch: Any, steps: tuple[int, int], change: Callable[[Array], Array]) -> Any:
-    """The batch with ``change`` applied to every field whose first axes are those of the steps."""
-    return map_tree(lambda values: change(values) if runs(values, steps) else values, batch)
 
 
 def device_of(values: Array) -> Any:
@@ -166,29 +142,3 @@ def on_host(values: Array) -> npt.NDArray[Any]:
 def runs(values: Array, steps: tuple[int, ...]) -> bool:
     """Whether a field has a value for every step."""
     return tuple(getattr(values, "shape", ())[:2]) == tuple(steps)
-
-
-__all__ = [
-    "BOOKKEEPING",
-    "GATHERED",
-    "NEXT",
-    "Array",
-    "Path",
-    "along_time",
-    "as_array",
-    "check_keys",
-    "device_of",
-    "find",
-    "get",
-    "key_of",
-    "leaves",
-    "namespace",
-    "on_host",
-    "only",
-    "path_of",
-    "place_of",
-    "removed",
-    "replaced",
-    "runs",
-    "steps_of",
-]

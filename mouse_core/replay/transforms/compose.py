@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import numpy as np
 from array_api_compat import is_numpy_array
 
+from mouse_core.dtypes import namespace
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.randomness import Key
 from mouse_core.replay.ground.protocols import TRANSFORM_CALLS, FieldKey
-from mouse_core.replay.transforms._fields import as_array, find, namespace, runs
+from mouse_core.replay.transforms._fields import as_array, find_any, runs
 from mouse_core.replay.transforms.fields import Cast
 from mouse_core.replay.transforms.next_view import NextView
 from mouse_core.spec import Alignment
-from mouse_core.trees import flatten, map_tree
+from mouse_core.trees import flatten, map_tree, structure_of, unflatten
 
 Array = Any
 
@@ -44,65 +44,68 @@ class Compose:
             if not callable(transform):
                 raise ConfigError(f"Compose: expected transforms that can be called, found {transform!r}")
             flat += transform.transforms if isinstance(transform, Compose) else [transform]
-        object.__setattr__(self, "transforms", tuple(flat))
+        vars(self).update(transforms=tuple(flat))
         self._check_chain()
 
     def _check_chain(self) -> None:
         known: Alignment | None = None
         for transform in self.transforms:
-            takes = getattr(transform, "takes", None)
             if known is not None:
                 known = delivered_alignment(transform, known)
             else:
-                known = getattr(transform, "alignment", None) or takes
+                known = getattr(transform, "alignment", None) or getattr(transform, "takes", None)
+
+    def _said(self, name: str) -> list[Any]:
+        """What those transforms that have an attribute say of it, in order."""
+        return [said for transform in self.transforms if (said := getattr(transform, name, None))]
 
     @property
     def random(self) -> bool:
         """Whether one of them draws random numbers."""
-        return any(getattr(transform, "random", False) for transform in self.transforms)
+        return bool(self._said("random"))
 
     @property
     def takes(self) -> Alignment | None:
         """The alignment that the first of them that asks for one takes."""
-        return next((takes for step in self.transforms if (takes := getattr(step, "takes", None))), None)
+        return next(iter(self._said("takes")), None)
 
     @property
     def alignment(self) -> Alignment | None:
         """The alignment of what they give; None: that of what they take."""
-        given = [gives for step in self.transforms if (gives := getattr(step, "alignment", None))]
-        return given[-1] if given else None
+        return next(reversed(self._said("alignment")), None)
 
     @property
     def reach(self) -> int:
         """How many rows behind a drawn one they need together."""
-        return sum(getattr(transform, "reach", 0) for transform in self.transforms)
+        return sum(self._said("reach"))
+
+    @property
+    def _gathering(self) -> int | None:
+        """Which of them has a ``gather``."""
+        return next((at for at, step in enumerate(self.transforms) if getattr(step, "gather", None)), None)
 
     @property
     def gather(self) -> Callable[..., dict[str, Any]] | None:
         """The ``gather`` of the one of them that has one, called with the key that it gets later; see ``Transform``."""
-        for number, transform in enumerate(self.transforms):
-            gather = getattr(transform, "gather", None)
-            if gather is not None:
-                return partial(_gathered, gather, number)
-        return None
+        number = self._gathering
+        if number is None:
+            return None
+        gather: Any = self.transforms[number]
+        return lambda *args: gather.gather(*args[:-1], args[-1].with_call(TRANSFORM_CALLS + number))
 
     @property
     def done(self) -> FieldKey:
         """What says where episodes end to the one that gathers."""
-        gathering = (step for step in self.transforms if getattr(step, "gather", None) is not None)
-        return getattr(next(gathering, None), "done", "done")
+        return "done" if self._gathering is None else getattr(self.transforms[self._gathering], "done", "done")
 
     def check_gather(self) -> None:
         """Raise ConfigError where values would be gathered that other transforms change in the batch."""
-        for number, transform in enumerate(self.transforms):
-            if getattr(transform, "gather", None) is None:
-                continue
-            for other in self.transforms[:number]:
-                if not isinstance(other, OnWrite | NextView):
-                    raise ConfigError(
-                        f"transform: expected {transform!r:.60} before what may change the rows that it reads, and "
-                        f"behind nothing but NextView, found {other!r:.60} before it"
-                    )
+        for other in self.transforms[: self._gathering or 0]:
+            if not isinstance(other, OnWrite | NextView):
+                raise ConfigError(
+                    f"transform: expected {self.transforms[self._gathering or 0]!r:.60} before what may change the "
+                    f"rows that it reads, and behind nothing but NextView, found {other!r:.60} before it"
+                )
 
     def __call__(self, batch: Any, key: Key | None = None) -> Any:
         """Apply them all; ``key`` names the random numbers, of which each has its own.
@@ -122,7 +125,7 @@ class Compose:
             if batch is None:
                 raise ConfigError(f"transform: expected {transform!r} to return a batch, found None")
             if read is not None and not any(behind[number + 1 :]):
-                batch, read = _first_steps(batch, read), None
+                batch, read = _first_steps(batch, *read), None
         return batch
 
     def inverse(self, rows: Any) -> Any:
@@ -132,11 +135,6 @@ class Compose:
             if undo is not None:
                 rows = undo(rows)
         return rows
-
-
-def _gathered(gather: Callable[..., dict[str, Any]], number: int, *args: Any) -> dict[str, Any]:
-    *given, key = args
-    return gather(*given, key.with_call(TRANSFORM_CALLS + number))
 
 
 def delivered_alignment(transform: Callable[..., Any] | None, alignment: Alignment) -> Alignment:
@@ -155,33 +153,28 @@ def delivered_alignment(transform: Callable[..., Any] | None, alignment: Alignme
     return gives or alignment
 
 
-@dataclass(frozen=True)
-class _Read:
-    """A batch of single transitions with the steps behind each: how many they are, and what has no such steps."""
+def _read_ahead(batch: Any) -> tuple[int, frozenset[FieldKey]] | None:
+    """How many single transitions there are behind which a buffer has read steps, and which fields have none.
 
-    count: int
-    single: frozenset[Any]
-
-
-def _read_ahead(batch: Any) -> _Read | None:
-    """Whether a buffer has read the steps behind single transitions: then fields have an axis more than ``index``."""
-    index, mask = find(batch, "index"), find(batch, "mask")
+    There fields have an axis more than ``index``; otherwise None.
+    """
+    index, mask = find_any(batch, "index"), find_any(batch, "mask")
     if index is None or mask is None or index.ndim != 1 or mask.ndim != 2:
         return None
-    single = {key for key, values in flatten(batch).items() if not runs(values, mask.shape)}
-    return _Read(len(index), frozenset(single))
+    return len(index), frozenset(key for key, values in flatten(batch).items() if not runs(values, mask.shape))
 
 
-def _first_steps(batch: Any, read: _Read) -> Any:
-    def first(key: Any, values: Array) -> Array:
-        if key in read.single or values.ndim < 2 or values.shape[0] != read.count:
+def _first_steps(batch: Any, count: int, single: frozenset[FieldKey]) -> Any:
+    """The batch without the steps that were read behind ``count`` transitions; ``single`` fields had none."""
+
+    def first(key: FieldKey, values: Array) -> Array:
+        if key in single or values.ndim < 2 or values.shape[0] != count:
             return values
         taken = values[:, 0]
         # Contiguous, and without holding on to the steps behind.
         return np.ascontiguousarray(taken) if is_numpy_array(taken) else namespace(taken).asarray(taken, copy=True)
 
-    fields = iter([first(key, values) for key, values in flatten(batch).items()])
-    return map_tree(lambda _: next(fields), batch)
+    return unflatten(structure_of(batch), {key: first(key, values) for key, values in flatten(batch).items()})
 
 
 @dataclass(frozen=True)

@@ -7,13 +7,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from mouse_core.dtypes import namespace
 from mouse_core.errors import MissingFieldError, SchemaError
 from mouse_core.randomness import Key
 from mouse_core.replay.ground.protocols import FieldKey
 from mouse_core.replay.transforms._ends import flat_flags
-from mouse_core.replay.transforms._fields import along_time, device_of, find, namespace, on_host
+from mouse_core.replay.transforms._fields import device_of, find_any, on_host, runs
 from mouse_core.spec import check_count
-from mouse_core.trees import flatten
+from mouse_core.trees import flatten, map_tree
 
 Array = Any
 
@@ -61,11 +62,11 @@ class RandomTimeCrop:
             where = device_of(values)
             return values[xp.arange(count, device=where)[:, None], xp.asarray(places, device=where)]
 
-        return along_time(batch, steps, crop)
+        return map_tree(lambda values: crop(values) if runs(values, steps) else values, batch)
 
     def _stretches(self, batch: Any, steps: tuple[int, int]) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
         """Where the steps that are there begin in each slice, and how many they are, int64 ``[N]``."""
-        found = find(batch, self.mask)
+        found = find_any(batch, self.mask)
         if found is None:
             return np.zeros(steps[0], np.int64), np.full(steps[0], steps[1])
         flags = flat_flags(found, steps, where="RandomTimeCrop", key=self.mask) != 0
@@ -82,7 +83,7 @@ class RandomTimeCrop:
 
 def _steps(batch: Any) -> tuple[int, int]:
     """How many slices there are and how long they are: the first axes of the index, or else of all fields."""
-    index = find(batch, "index")
+    index = find_any(batch, "index")
     if index is not None and index.ndim == 2:
         return int(index.shape[0]), int(index.shape[1])
     shapes = {tuple(values.shape[:2]) for values in flatten(batch).values() if values.ndim >= 2}

@@ -11,25 +11,21 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import is_numpy_array
 
-from mouse_core.dtypes import convert, named_dtype
+from mouse_core.dtypes import convert, named_dtype, namespace
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.replay.ground.protocols import FieldKey
 from mouse_core.replay.transforms._fields import (
     BOOKKEEPING,
     as_array,
     check_keys,
-    find,
-    get,
-    key_of,
+    find_any,
     leaves,
-    namespace,
     only,
-    path_of,
     removed,
     replaced,
 )
 from mouse_core.spec import check_dtype
-from mouse_core.trees import flatten
+from mouse_core.trees import find, flatten, key_of, path_of
 
 
 @dataclass(frozen=True)
@@ -52,15 +48,15 @@ class Rename:
         check_keys([*names, *names.values()], where="Rename")
         if len({path_of(new) for new in names.values()}) != len(names):
             raise ConfigError(f"Rename: expected a name of its own for each field, found {names}")
-        object.__setattr__(self, "names", MappingProxyType(names))
+        vars(self).update(names=MappingProxyType(names))
 
     def __call__(self, batch: Any) -> Any:
         """The batch with the new names."""
-        return _renamed(batch, {old: (new, get(batch, old, where="Rename")) for old, new in self.names.items()})
+        return _renamed(batch, {old: (new, find(batch, old, where="Rename")) for old, new in self.names.items()})
 
     def inverse(self, rows: Any) -> Any:
         """Rows with the names that are stored; those that have them already stay."""
-        found = {new: (old, find(rows, new)) for old, new in self.names.items()}
+        found = {new: (old, find_any(rows, new)) for old, new in self.names.items()}
         return _renamed(rows, {new: pair for new, pair in found.items() if pair[1] is not None})
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -71,14 +67,23 @@ def _renamed(batch: Any, moves: Mapping[FieldKey, tuple[FieldKey, Any]]) -> Any:
     for old in moves:
         batch = removed(batch, old)
     for old, (new, values) in moves.items():
-        if find(batch, new) is not None:
+        if find_any(batch, new) is not None:
             raise SchemaError(f"Rename: expected no field {new!r} to rename {old!r} to, found one")
         batch = replaced(batch, {new: values})
     return batch
 
 
 @dataclass(frozen=True, init=False)
-class Select:
+class _OfFields:
+    """A transform of some fields, which are named one by one."""
+
+    keys: tuple[FieldKey, ...]
+
+    def __init__(self, *keys: FieldKey) -> None:
+        vars(self).update(keys=check_keys(keys, where=type(self).__name__))
+
+
+class Select(_OfFields):
     """Keeps some fields, and what the sampler added (index, mask, priority_weight, traj_id, slice_id, buffer_ids).
 
     Args:
@@ -89,22 +94,16 @@ class Select:
         MissingFieldError: Called with a batch that lacks a field.
     """
 
-    keys: tuple[FieldKey, ...]
-
-    def __init__(self, *keys: FieldKey) -> None:
-        object.__setattr__(self, "keys", check_keys(keys, where="Select"))
-
     def __call__(self, batch: Any) -> Any:
         """The batch with these fields, in the order of the batch."""
         for key in self.keys:
-            get(batch, key, where="Select")
+            find(batch, key, where="Select")
         wanted = [path_of(key) for key in self.keys] + [(name,) for name in BOOKKEEPING]
         kept = {path: values for path, values in leaves(batch) if any(path[: len(start)] == start for start in wanted)}
-        return only(batch, kept)
+        return only(batch, kept) or {}
 
 
-@dataclass(frozen=True, init=False)
-class Exclude:
+class Exclude(_OfFields):
     """Leaves fields out.
 
     Args:
@@ -115,15 +114,10 @@ class Exclude:
         MissingFieldError: Called with a batch that lacks a field.
     """
 
-    keys: tuple[FieldKey, ...]
-
-    def __init__(self, *keys: FieldKey) -> None:
-        object.__setattr__(self, "keys", check_keys(keys, where="Exclude"))
-
     def __call__(self, batch: Any) -> Any:
         """The batch without these fields."""
         for key in self.keys:
-            get(batch, key, where="Exclude")
+            find(batch, key, where="Exclude")
             batch = removed(batch, key)
         return batch
 
@@ -149,21 +143,20 @@ class Cast:
     every: Mapping[Any, npt.DTypeLike] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name in ("dtypes", "stored"):
-            given = dict(getattr(self, name))
-            check_keys(list(given), where=f"Cast: {name}")
-            checked = {key: check_dtype(dtype, where=f"Cast: {name}[{key!r}]") for key, dtype in given.items()}
-            object.__setattr__(self, name, MappingProxyType(checked))
-        every = {
-            check_dtype(old, where="Cast: every"): check_dtype(new, where="Cast: every")
-            for old, new in dict(self.every).items()
-        }
-        object.__setattr__(self, "every", MappingProxyType(every))
+        made: dict[str, dict[Any, np.dtype[Any]]] = {}
+        for name in ("dtypes", "stored", "every"):
+            given, where = dict(getattr(self, name)), f"Cast: {name}"
+            if name == "every":
+                given = {check_dtype(old, where=where): new for old, new in given.items()}
+            else:
+                check_keys(list(given), where=where)
+            made[name] = {key: check_dtype(dtype, where=f"{where}[{key!r}]") for key, dtype in given.items()}
+        vars(self).update({name: MappingProxyType(dtypes) for name, dtypes in made.items()})
 
     def __call__(self, batch: Any) -> Any:
         """The batch in the dtypes to deliver."""
         changes: dict[FieldKey, Any] = {
-            key: _converted(get(batch, key, where="Cast"), np.dtype(dtype), key) for key, dtype in self.dtypes.items()
+            key: _converted(find(batch, key, where="Cast"), np.dtype(dtype), key) for key, dtype in self.dtypes.items()
         }
         if self.every:
             for key, values in flatten(batch).items():
@@ -174,13 +167,11 @@ class Cast:
 
     def inverse(self, rows: Any) -> Any:
         """Rows in the dtypes to store."""
-        return replaced(
-            rows,
-            {
-                key: _converted(as_array(get(rows, key, where="Cast")), np.dtype(dtype), key)
-                for key, dtype in self.stored.items()
-            },
-        )
+        changes = {
+            key: _converted(as_array(find(rows, key, where="Cast")), np.dtype(dtype), key)
+            for key, dtype in self.stored.items()
+        }
+        return replaced(rows, changes)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Cast, (dict(self.dtypes), dict(self.stored), dict(self.every))

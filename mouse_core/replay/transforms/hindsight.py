@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.dtypes import namespace
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
 from mouse_core.randomness import Key
 from mouse_core.replay.ground.protocols import FieldKey, Slots, Storage
@@ -21,12 +22,8 @@ from mouse_core.replay.transforms._fields import (
     Path,
     check_keys,
     device_of,
-    find,
-    get,
-    key_of,
-    namespace,
+    find_any,
     on_host,
-    path_of,
     place_of,
     removed,
     replaced,
@@ -34,6 +31,7 @@ from mouse_core.replay.transforms._fields import (
 from mouse_core.replay.transforms.next_view import NextView
 from mouse_core.sampling.episode_table import EpisodeTable
 from mouse_core.spec import Alignment, check_alignment, check_unit
+from mouse_core.trees import find, key_of, path_of
 
 Array = Any
 Strategy = Literal["future", "final", "episode", "random"]
@@ -159,16 +157,16 @@ class HindsightRelabel:
     def __call__(self, batch: Any, key: Key) -> Any:
         """The batch ``{field: [N, T, ...]}`` with new goals and rewards."""
         where = "HindsightRelabel"
-        complete = find(batch, NEXT) is not None
+        complete = find_any(batch, NEXT) is not None
         if not complete or self.takes == "arrived":
             batch = NextView(takes=self.takes, done=self.done, mask=self.mask)(batch)
         codes = end_codes(batch, self.done, where=where)
         valid = valid_steps(batch, codes, self.mask, where=where)
         if not complete and self.takes == "outgoing":
             valid = valid & (codes == ALIVE)
-        achieved = get(batch, (NEXT, *path_of(self.achieved)), where=where)
-        goal = get(batch, self.goal, where=where)
-        taken, drawn = (find(batch, name) for name in GATHERED)
+        achieved = find(batch, (NEXT, *path_of(self.achieved)), where=where)
+        goal = find(batch, self.goal, where=where)
+        taken, drawn = (find_any(batch, name) for name in GATHERED)
         if taken is None or drawn is None:
             taken, drawn = self._drawn_here(batch, achieved, codes, valid, key)
         else:
@@ -180,16 +178,16 @@ class HindsightRelabel:
         goals = xp.where(beside(new, goal), xp.astype(taken, goal.dtype), goal)
         changes: dict[FieldKey, Array] = {self.goal: goals, "relabelled": new}
         after = (NEXT, *path_of(self.goal))
-        if find(batch, after) is not None:
-            changes[after] = xp.where(beside(new, goal), goals, get(batch, after, where=where))
+        if find_any(batch, after) is not None:
+            changes[after] = xp.where(beside(new, goal), goals, find(batch, after, where=where))
         made = replaced(batch, changes)
         reward_place = place_of(batch, self.reward)
-        reward = get(batch, reward_place, where=where)
+        reward = find(batch, reward_place, where=where)
         computed = self._shaped(self.compute_reward(achieved, goals, made), reward, "compute_reward")
         changes = {reward_place: xp.where(beside(new, reward), xp.astype(computed, reward.dtype), reward)}
         if self.compute_done is not None:
             done_place = place_of(batch, self.done)
-            done = get(batch, done_place, where=where)
+            done = find(batch, done_place, where=where)
             terminal = self._shaped(self.compute_done(achieved, goals, made), done, "compute_done") != 0
             # A step that was terminal for its old goal only goes on; one that was cut short stays so.
             kept = xp.where(beside(codes == TERMINAL, done), xp.zeros_like(done), done)
@@ -200,7 +198,7 @@ class HindsightRelabel:
 
     def _drawn_here(self, batch: Any, achieved: Array, codes: Array, valid: Array, key: Key) -> tuple[Array, Array]:
         """Goals out of the batch itself, and which transitions get theirs."""
-        index = find(batch, "index")
+        index = find_any(batch, "index")
         single = index is not None and index.ndim == 1
         if single and self.strategy != "random":
             raise SchemaError(

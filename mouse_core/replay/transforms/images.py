@@ -11,10 +11,13 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import is_numpy_array
 
+from mouse_core._base.checks import is_whole
+from mouse_core.dtypes import namespace
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.replay.ground.protocols import FieldKey
-from mouse_core.replay.transforms._fields import check_keys, device_of, get, namespace, replaced
+from mouse_core.replay.transforms._fields import check_keys, device_of, replaced
 from mouse_core.spec import check_dtype
+from mouse_core.trees import find
 
 Array = Any
 
@@ -25,7 +28,52 @@ _MOST_CHANNELS = 4
 
 
 @dataclass(frozen=True, init=False)
-class Resize:
+class _OfImages:
+    """A transform of some fields of images."""
+
+    keys: tuple[FieldKey, ...]
+    image_shape: tuple[int, int, int] | None
+    layout: Literal["HWC", "CHW"] | None
+
+    def _set(self, keys: tuple[FieldKey, ...], image_shape: Any, layout: Any, **own: Any) -> None:
+        where = type(self).__name__
+        if not keys:
+            raise ConfigError(f"{where}: expected at least one field of images, found none")
+        if layout not in (None, "HWC", "CHW") or (layout == "CHW" and image_shape is not None):
+            raise ConfigError(
+                f"{where}: layout: expected 'HWC', or 'CHW' without image_shape, found {layout!r} with {image_shape!r}"
+            )
+        shape = None if image_shape is None else _sizes(image_shape, 3, f"{where}: image_shape")
+        vars(self).update(own, keys=check_keys(keys, where=where), image_shape=shape, layout=layout)
+
+    def __call__(self, batch: Any) -> Any:
+        """The batch with changed images."""
+        where = type(self).__name__
+        return replaced(batch, {key: self._changed(find(batch, key, where=where), key) for key in self.keys})
+
+    def _changed(self, values: Array, key: FieldKey) -> Array:
+        raise NotImplementedError
+
+    def _images(self, values: Array, key: FieldKey) -> Array:
+        """Images ``[..., H, W, C]``."""
+        expected = f"{type(self).__name__}: {key!r}: expected"
+        if self.image_shape is not None:
+            if values.ndim < 1 or values.shape[-1] != math.prod(self.image_shape):
+                found = f"found {list(values.shape)}"
+                raise SchemaError(f"{expected} flattened images of shape {list(self.image_shape)}, {found}")
+            return values.reshape((*values.shape[:-1], *self.image_shape))
+        if values.ndim < 3:
+            raise SchemaError(f"{expected} images [..., H, W, C], found shape {list(values.shape)}")
+        if self.layout is None and values.shape[-1] > _MOST_CHANNELS:
+            raise SchemaError(
+                f"{expected} images [..., H, W, C] of 1 to {_MOST_CHANNELS} channels, found shape "
+                f"{list(values.shape)}; layout='CHW' says that channels come first, 'HWC' that there are so many"
+            )
+        return _moved(values, to="last") if self.layout == "CHW" else values
+
+
+@dataclass(frozen=True, init=False)
+class Resize(_OfImages):
     """Resizes images ``[..., H, W, C]`` or ``[..., C, H, W]`` to ``size``, keeping their dtype and layout.
 
     "bilinear" weighs the pixels that a new one covers with a triangle, which is as wide as the new pixel where images
@@ -45,11 +93,8 @@ class Resize:
         SchemaError: Called with fields that are no images, or without ``layout`` with what may be of another one.
     """
 
-    keys: tuple[FieldKey, ...]
     size: tuple[int, int]
     method: Literal["bilinear", "nearest"]
-    image_shape: tuple[int, int, int] | None
-    layout: Literal["HWC", "CHW"] | None
 
     def __init__(
         self,
@@ -59,20 +104,12 @@ class Resize:
         image_shape: tuple[int, int, int] | None = None,
         layout: Literal["HWC", "CHW"] | None = None,
     ) -> None:
-        object.__setattr__(self, "keys", _image_keys(keys, "Resize"))
-        object.__setattr__(self, "size", _sizes(size, 2, "Resize: size"))
         if method not in ("bilinear", "nearest"):
             raise ConfigError(f"Resize: method: expected 'bilinear' or 'nearest', found {method!r}")
-        object.__setattr__(self, "method", method)
-        object.__setattr__(self, "image_shape", _shape(image_shape, "Resize"))
-        object.__setattr__(self, "layout", _layout(layout, image_shape, "Resize"))
+        self._set(keys, image_shape, layout, size=_sizes(size, 2, "Resize: size"), method=method)
 
-    def __call__(self, batch: Any) -> Any:
-        """The batch with resized images."""
-        return replaced(batch, {key: self._resized(get(batch, key, where="Resize"), key) for key in self.keys})
-
-    def _resized(self, values: Array, key: FieldKey) -> Array:
-        images = _images(values, self.image_shape, self.layout, key, "Resize")
+    def _changed(self, values: Array, key: FieldKey) -> Array:
+        images = self._images(values, key)
         height, width = self.size
         if tuple(images.shape[-3:-1]) == self.size:
             return values
@@ -90,7 +127,7 @@ class Resize:
 
 
 @dataclass(frozen=True, init=False)
-class ToFloatImage:
+class ToFloatImage(_OfImages):
     """Turns images of whole numbers 0..255 into floating numbers 0..1.
 
     Args:
@@ -108,11 +145,8 @@ class ToFloatImage:
             another one.
     """
 
-    keys: tuple[FieldKey, ...]
     channels: Literal["first", "last"]
     dtype: np.dtype[Any]
-    image_shape: tuple[int, int, int] | None
-    layout: Literal["HWC", "CHW"] | None
 
     def __init__(
         self,
@@ -122,23 +156,15 @@ class ToFloatImage:
         image_shape: tuple[int, int, int] | None = None,
         layout: Literal["HWC", "CHW"] | None = None,
     ) -> None:
-        object.__setattr__(self, "keys", _image_keys(keys, "ToFloatImage"))
         if channels not in ("first", "last"):
             raise ConfigError(f"ToFloatImage: channels: expected 'first' or 'last', found {channels!r}")
-        object.__setattr__(self, "channels", channels)
         checked = check_dtype(dtype, where="ToFloatImage: dtype")
         if checked.kind != "f":
             raise ConfigError(f"ToFloatImage: dtype: expected a floating dtype, found {checked}")
-        object.__setattr__(self, "dtype", checked)
-        object.__setattr__(self, "image_shape", _shape(image_shape, "ToFloatImage"))
-        object.__setattr__(self, "layout", _layout(layout, image_shape, "ToFloatImage"))
+        self._set(keys, image_shape, layout, channels=channels, dtype=checked)
 
-    def __call__(self, batch: Any) -> Any:
-        """The batch with images of floating numbers."""
-        return replaced(batch, {key: self._floating(get(batch, key, where="ToFloatImage"), key) for key in self.keys})
-
-    def _floating(self, values: Array, key: FieldKey) -> Array:
-        images = _images(values, self.image_shape, self.layout, key, "ToFloatImage")
+    def _changed(self, values: Array, key: FieldKey) -> Array:
+        images = self._images(values, key)
         xp = namespace(images)
         if not xp.isdtype(images.dtype, "integral"):
             raise SchemaError(f"ToFloatImage: {key!r}: expected whole numbers 0..255, found {images.dtype}")
@@ -194,29 +220,11 @@ def _nearest(old: int, new: int) -> npt.NDArray[np.int64]:
 # ---------------------------------------------------------------------- checks
 
 
-def _image_keys(keys: tuple[FieldKey, ...], where: str) -> tuple[FieldKey, ...]:
-    if not keys:
-        raise ConfigError(f"{where}: expected at least one field of images, found none")
-    return check_keys(keys, where=where)
-
-
 def _sizes(sizes: object, count: int, where: str) -> tuple[int, ...]:
-    ok = isinstance(sizes, tuple | list) and len(sizes) == count
-    if not ok or any(isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1 for size in sizes):  # type: ignore[attr-defined]
+    given = sizes if isinstance(sizes, tuple | list) else ()
+    if len(given) != count or not all(is_whole(size) and size > 0 for size in given):
         raise ConfigError(f"{where}: expected {count} positive integers, found {sizes!r}")
-    return tuple(int(size) for size in sizes)  # type: ignore[attr-defined]
-
-
-def _shape(image_shape: tuple[int, int, int] | None, where: str) -> tuple[int, ...] | None:
-    return None if image_shape is None else _sizes(image_shape, 3, f"{where}: image_shape")
-
-
-def _layout(layout: object, image_shape: object, where: str) -> str | None:
-    if layout not in (None, "HWC", "CHW") or (layout == "CHW" and image_shape is not None):
-        raise ConfigError(
-            f"{where}: layout: expected 'HWC', or 'CHW' without image_shape, found {layout!r} with {image_shape!r}"
-        )
-    return layout
+    return tuple(map(int, given))
 
 
 def _moved(images: Array, *, to: Literal["first", "last"]) -> Array:
@@ -225,23 +233,3 @@ def _moved(images: Array, *, to: Literal["first", "last"]) -> Array:
     *lead, one, two, three = axes
     order = (three, one, two) if to == "first" else (two, three, one)
     return namespace(images).permute_dims(images, (*lead, *order))
-
-
-def _images(
-    values: Array, image_shape: tuple[int, int, int] | None, layout: str | None, key: FieldKey, where: str
-) -> Array:
-    """Images ``[..., H, W, C]``."""
-    if image_shape is not None:
-        if values.ndim < 1 or values.shape[-1] != math.prod(image_shape):
-            raise SchemaError(
-                f"{where}: {key!r}: expected flattened images of shape {list(image_shape)}, found {list(values.shape)}"
-            )
-        return values.reshape((*values.shape[:-1], *image_shape))
-    if values.ndim < 3:
-        raise SchemaError(f"{where}: {key!r}: expected images [..., H, W, C], found shape {list(values.shape)}")
-    if layout is None and values.shape[-1] > _MOST_CHANNELS:
-        raise SchemaError(
-            f"{where}: {key!r}: expected images [..., H, W, C] of 1 to {_MOST_CHANNELS} channels, found shape "
-            f"{list(values.shape)}; layout='CHW' says that channels come first, 'HWC' that there are so many"
-        )
-    return _moved(values, to="last") if layout == "CHW" else values

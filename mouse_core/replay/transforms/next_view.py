@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from mouse_core.dtypes import namespace
 from mouse_core.errors import SchemaError
 from mouse_core.replay.ground.protocols import FieldKey
 from mouse_core.replay.transforms._ends import ALIVE, TERMINAL, beside, end_codes, valid_steps
@@ -13,16 +14,15 @@ from mouse_core.replay.transforms._fields import (
     NEXT,
     Path,
     check_keys,
-    find,
-    key_of,
+    find_any,
     leaves,
-    namespace,
     on_host,
     only,
     replaced,
     runs,
 )
 from mouse_core.spec import Alignment, check_alignment
+from mouse_core.trees import key_of
 
 Array = Any
 
@@ -87,8 +87,8 @@ class NextView:
 
     def __call__(self, batch: Any) -> Any:
         """Transitions ``[N, T]`` or ``[N, T - 1]`` out of slices ``[N, T]``."""
-        if find(batch, NEXT) is not None:
-            made = find(batch, "relabelled") is not None
+        if find_any(batch, NEXT) is not None:
+            made = find_any(batch, "relabelled") is not None
             hint = "; HindsightRelabel makes it: put NextView before it, or leave it out" if made else ""
             raise SchemaError(
                 f"NextView: expected rows without {NEXT!r}, found {[key_of(p) for p, _ in leaves(batch)]}{hint}"
@@ -137,4 +137,4 @@ class NextView:
         return path[0] in BOOKKEEPING or key_of(path) in (*self.action, *self.keep, self.mask)
 
     def _batch(self, batch: Any, rows: dict[Path, Array], after: dict[Path, Array], whole: Array) -> Any:
-        return replaced(only(batch, rows), {NEXT: only(batch, after), self.mask: whole})
+        return replaced(only(batch, rows) or {}, {NEXT: only(batch, after) or {}, self.mask: whole})

@@ -11,8 +11,8 @@ from mouse_core.dtypes import convert
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.replay.ground.encoding import object_array
 from mouse_core.replay.ground.protocols import FieldKey
-from mouse_core.replay.transforms._fields import check_keys, find, get, path_of, replaced
-from mouse_core.trees import flatten, is_varying
+from mouse_core.replay.transforms._fields import check_keys, find_any, replaced
+from mouse_core.trees import find, flatten, is_varying, path_of
 
 
 @dataclass(frozen=True, init=False)
@@ -61,13 +61,13 @@ class Pad:
     def __call__(self, batch: Any) -> Any:
         """The batch with arrays of one shape, and their masks."""
         keys = self.keys or tuple(key for key, values in flatten(batch).items() if _is_ragged(values))
-        index = find(batch, "index")
+        index = find_any(batch, "index")
         lead = 1 if index is None else index.ndim
         for key in keys:
             path = path_of(key)
             if not isinstance(path[-1], str):
                 raise ConfigError(f"Pad: expected a field with a name beside which its mask can stand, found {key!r}")
-            values, mask = self._padded(get(batch, key, where="Pad"), key, lead)
+            values, mask = self._padded(find(batch, key, where="Pad"), key, lead)
             batch = replaced(batch, {path: values, (*path[:-1], f"{path[-1]}_mask"): mask})
         return batch
 

@@ -7,23 +7,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from mouse_core.dtypes import namespace
 from mouse_core.errors import SchemaError
 from mouse_core.replay.ground.protocols import FieldKey
 from mouse_core.replay.transforms._ends import ALIVE, beside, end_codes, end_fields, valid_steps
-from mouse_core.replay.transforms._fields import (
-    NEXT,
-    check_keys,
-    device_of,
-    find,
-    get,
-    key_of,
-    leaves,
-    namespace,
-    place_of,
-    replaced,
-)
+from mouse_core.replay.transforms._fields import NEXT, check_keys, device_of, find_any, leaves, place_of, replaced
 from mouse_core.replay.transforms.next_view import NextView
 from mouse_core.spec import Alignment, check_alignment, check_count, check_unit
+from mouse_core.trees import find, key_of
 
 Array = Any
 
@@ -96,18 +87,18 @@ class NStep:
         if self.takes == "arrived":
             batch = (self.view or NextView(takes="arrived", done=self.done, mask=self.mask))(batch)
         for name in ("discount", "steps"):
-            if find(batch, name) is not None:
+            if find_any(batch, name) is not None:
                 raise SchemaError(f"NStep: expected rows without a field {name!r}, which it makes, found one")
         codes = end_codes(batch, self.done, where="NStep")
         valid = valid_steps(batch, codes, self.mask, where="NStep")
         place = place_of(batch, self.reward)
-        reward = get(batch, place, where="NStep")
+        reward = find(batch, place, where="NStep")
         total, steps = n_step_sums(reward, codes != ALIVE, valid, n=int(self.n), discount=float(self.discount))
         xp = namespace(codes)
         rows = xp.arange(codes.shape[0], device=device_of(codes))[:, None]
         last = xp.arange(codes.shape[1], device=device_of(codes))[None, :] + xp.clip(steps - 1, 0)
         moved = {*end_fields(batch, self.done).values(), *self._shifted(batch)} - {place}
-        changes: dict[FieldKey, Array] = {key: get(batch, key, where="NStep")[rows, last] for key in moved}
+        changes: dict[FieldKey, Array] = {key: find(batch, key, where="NStep")[rows, last] for key in moved}
         powers = xp.asarray(float(self.discount) ** np.arange(self.n + 1.0), device=device_of(codes))
         changes |= {
             place: total,
@@ -204,7 +195,7 @@ class ReturnsToGo:
         """The batch ``{field: [N, T, ...]}`` with the new field."""
         codes = end_codes(batch, self.done, where="ReturnsToGo")
         valid = valid_steps(batch, codes, self.mask, where="ReturnsToGo")
-        reward = get(batch, place_of(batch, self.reward), where="ReturnsToGo")
+        reward = find(batch, place_of(batch, self.reward), where="ReturnsToGo")
         xp = namespace(reward)
         wide = xp.astype(reward, xp.float64)
         returns = xp.zeros(reward.shape, dtype=xp.float64, device=device_of(reward))
