@@ -1,0 +1,56 @@
+"""The mean over what is there of a batch, over all of its parts, wherever they lie."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from mouse_core import ConfigError
+
+
+def global_mean(values: Any, mask: Any = None, *, axis_name: Any = None) -> jax.Array:
+    """The mean of ``values`` where ``mask`` is True, over all parts of the batch: ``sum(mask * values) / sum(mask)``.
+
+    It is exact where parts have differently many windows or steps, and none of some. The mean of the parts' own means
+    is
+    not: it weighs a step of a part with few of them more, by 1 to 3% of the gradient with usual episodes, and up to
+    12%.
+
+    In ``jax.jit`` of arrays that are laid out over devices or processes (those of a loader with ``sharding=``, or of
+    ``jax.make_array_from_process_local_data``) the batch is one array: leave ``axis_name`` out, and loss and gradient
+    are those of a single device. In ``jax.pmap`` and ``jax.shard_map`` give the axis over which the batch is cut: the
+    loss is the same everywhere, and ``jax.lax.pmean(gradient, axis_name)`` is the gradient of the whole batch. (Of
+    parameters that ``jax.lax.pcast`` has made varying ``psum`` is, as JAX then adds up nothing by itself.)
+
+    Args:
+        values: Floats ``[b, ...]``, say a loss of each step ``[b, S]``.
+        mask: Which of them count, bool, or how much, in a shape that that of ``values`` begins with: ``[b]``, ``[b,
+        S]``.
+            What does not count may be anything, NaN too. None: all.
+        axis_name: The mapped axis, or several, over which the batch is cut; None: ``values`` are the whole batch.
+
+    Returns:
+        A scalar; float32 of narrower floats. 0, with a gradient of 0, where nothing counts.
+
+    Raises:
+        ConfigError: A mask of another shape.
+
+    Example:
+        >>> global_mean(jnp.array([1.0, 2.0, jnp.nan]), jnp.array([True, True, False]))
+        Array(1.5, dtype=float32)
+    """
+    values = jnp.asarray(values)
+    values = values.astype(jnp.promote_types(values.dtype, jnp.float32))
+    weights = jnp.ones((), values.dtype) if mask is None else jnp.asarray(mask).astype(values.dtype)
+    if weights.shape != values.shape[: weights.ndim]:
+        raise ConfigError(
+            f"mask: expected a shape that {list(values.shape)} begins with, found {list(jnp.shape(mask))}"
+        )
+    weights = jnp.broadcast_to(weights.reshape(weights.shape + (1,) * (values.ndim - weights.ndim)), values.shape)
+    total = jnp.sum(jnp.where(weights != 0, values * weights, 0))
+    count = jnp.sum(weights)
+    if axis_name is not None:
+        total, count = jax.lax.psum((total, count), axis_name)
+    return total / jnp.where(count != 0, count, 1)

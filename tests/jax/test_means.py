@@ -1,0 +1,115 @@
+"""``global_mean`` over devices: loss and gradient are those of one device that has the whole batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from mouse_core import ConfigError
+from mouse_jax import global_mean
+
+WEIGHTS = np.array([0.3, -1.2, 0.7])
+
+
+def ragged(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs ``[8, 6, 3]``, and which steps are there ``[8, 6]``: none of windows 2 and 3."""
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(1, 7, 8)
+    lengths[2:4] = 0
+    return generator.normal(size=(8, 6, 3)), np.arange(6) < lengths[:, None]
+
+
+def loss(weights: Any, inputs: Any, there: Any, axis_name: Any = None) -> jax.Array:
+    return global_mean(jnp.tanh(inputs @ weights) ** 2, there, axis_name=axis_name)
+
+
+def by_hand(inputs: np.ndarray, there: np.ndarray) -> tuple[float, np.ndarray]:
+    """The loss, and its gradient: d tanh(u)^2 = 2 tanh(u) (1 - tanh(u)^2) du, of the steps that are there."""
+    value = np.tanh(inputs @ WEIGHTS)
+    slope = (2 * value * (1 - value**2))[..., None] * inputs
+    return (value[there] ** 2).sum() / there.sum(), slope[there].sum(axis=0) / there.sum()
+
+
+def pmean_of(weights: Any, inputs: Any, there: Any) -> Any:
+    value, slope = jax.value_and_grad(partial(loss, axis_name="data"))(weights, inputs, there)
+    return value, jax.lax.pmean(slope, "data")
+
+
+def in_jit(mesh: Mesh) -> Callable[..., Any]:
+    def run(inputs: Any, there: Any) -> Any:
+        placed = jax.device_put((inputs, there), NamedSharding(mesh, P("data")))
+        return jax.jit(jax.value_and_grad(loss))(WEIGHTS, *placed)
+
+    return run
+
+
+def in_pmap(mesh: Mesh) -> Callable[..., Any]:
+    def run(inputs: Any, there: Any) -> Any:
+        parts = inputs.reshape(4, 2, 6, 3), there.reshape(4, 2, 6)
+        return jax.tree.map(lambda each: each[3], jax.pmap(pmean_of, "data", in_axes=(None, 0, 0))(WEIGHTS, *parts))
+
+    return run
+
+
+def in_shard_map(mesh: Mesh, *, check_vma: bool) -> Callable[..., Any]:
+    specs = {"in_specs": (P(), P("data"), P("data")), "out_specs": (P(), P())}
+    mapped = jax.jit(jax.shard_map(pmean_of, mesh=mesh, check_vma=check_vma, **specs))
+    return lambda inputs, there: mapped(WEIGHTS, inputs, there)
+
+
+WAYS = {
+    "jit": in_jit,
+    "pmap": in_pmap,
+    "shard_map": partial(in_shard_map, check_vma=True),
+    "shard_map, unchecked": partial(in_shard_map, check_vma=False),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_several_devices_have_the_loss_and_the_gradient_of_one(way: str) -> None:
+    """With windows of differing lengths, and a device that has no step at all."""
+    with jax.enable_x64(True):
+        run = WAYS[way](Mesh(np.array(jax.devices()[:4]), ("data",)))
+        for seed in range(3):
+            inputs, there = ragged(seed)
+            value, slope = run(inputs, there)
+            expected, wanted = by_hand(inputs, there)
+            assert math.isclose(value, expected, rel_tol=1e-12)
+            np.testing.assert_allclose(slope, wanted, rtol=1e-10, atol=1e-13)
+            nothing = run(inputs, np.zeros_like(there))
+            assert [nothing[0].item(), *nothing[1].tolist()] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("values", "mask", "expected"),
+    [
+        ([1.0, 2.0, 6.0], None, 3.0),
+        ([1.0, math.nan, 3.0], [True, False, True], 2.0),
+        ([[1.0, 2.0], [math.inf, 4.0]], [True, False], 1.5),
+        ([[1.0, 2.0], [3.0, 4.0]], [[3, 0], [0, 1]], 1.75),
+        ([1.0, 2.0], [0, 0], 0.0),
+        (7.0, None, 7.0),
+    ],
+)
+def test_means_by_hand(values: Any, mask: Any, expected: float) -> None:
+    for dtype in (jnp.float32, jnp.bfloat16):
+        given, which = jnp.array(values, dtype), None if mask is None else jnp.array(mask)
+        mean, slope = jax.value_and_grad(global_mean)(given, which)
+        assert (mean.dtype, mean.shape) == (jnp.float32, ())
+        assert mean.item() == expected
+        assert jnp.isfinite(slope).all()
+
+
+def test_a_mask_of_another_shape_is_refused() -> None:
+    for mask in (jnp.ones(3), jnp.ones((2, 4)), jnp.ones((2, 3, 1))):
+        with pytest.raises(ConfigError, match=r"mask: expected a shape that \[2, 3\] begins with, found"):
+            global_mean(jnp.ones((2, 3)), mask)

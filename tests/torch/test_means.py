@@ -1,0 +1,122 @@
+"""``global_mean`` over processes: loss and gradient are those of one process that has the whole batch."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed
+from torch.nn.parallel import DistributedDataParallel
+
+from mouse_core import ConfigError
+from mouse_torch import global_mean
+from tests.several import run_ranks
+
+SEEDS = range(4)
+
+
+def ragged(seed: int, windows: int = 11, steps: int = 7) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Inputs ``[windows, steps, 3]``, targets, and which steps are there: none of the first windows."""
+    generator = np.random.default_rng(seed)
+    lengths = generator.integers(1, steps + 1, windows)
+    lengths[: windows // 2] = 0
+    there = torch.from_numpy(np.arange(steps) < lengths[:, None])
+    inputs, targets = generator.normal(size=(windows, steps, 3)), generator.normal(size=(windows, steps))
+    targets[~there.numpy()] = np.nan
+    return torch.from_numpy(inputs), torch.from_numpy(targets), there
+
+
+def model() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Tanh(), torch.nn.Linear(5, 1)).double()
+
+
+def errors(net: torch.nn.Module, inputs: torch.Tensor, targets: torch.Tensor, there: torch.Tensor) -> torch.Tensor:
+    return (net(inputs)[..., 0] - torch.where(there, targets, 0)) ** 2
+
+
+def gradient(net: torch.nn.Module) -> list[float]:
+    return torch.cat([values.grad.reshape(-1) for values in net.parameters()]).tolist()  # type: ignore[union-attr]
+
+
+def of_one_process(seed: int) -> tuple[float, list[float]]:
+    """The loss and its gradient, in plain words: the sum over steps that are there, divided by their number."""
+    net, (inputs, targets, there) = model(), ragged(seed)
+    loss = errors(net, inputs, targets, there)[there].sum() / int(there.sum())
+    loss.backward()
+    return loss.item(), gradient(net)
+
+
+def _work(rank: int, count: int) -> Any:
+    results = []
+    for seed in SEEDS:
+        net = DistributedDataParallel(model())
+        parts = [part[11 * rank // count : 11 * (rank + 1) // count] for part in ragged(seed)]
+        loss = global_mean(errors(net, *parts), parts[2])
+        loss.backward()
+        summed = model()
+        global_mean(errors(summed, *parts), parts[2], averaged=False).backward()
+        for values in summed.parameters():
+            torch.distributed.all_reduce(values.grad)
+        nothing = global_mean(errors(summed, *parts), torch.zeros_like(parts[2]))
+        nothing.backward()
+        results.append((loss.item(), gradient(net), gradient(summed), nothing.item()))
+    return results
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
+def test_several_processes_have_the_loss_and_the_gradient_of_one(count: int) -> None:
+    """With windows of differing lengths, and a process that has no step at all; under DDP, and summed by hand."""
+    found = run_ranks(_work, count, count)
+    assert not any(bool(there[: 11 // count].any()) for _, _, there in map(ragged, SEEDS))  # the first process
+    for number, seed in enumerate(SEEDS):
+        loss, expected = of_one_process(seed)
+        for rank in range(count):
+            theirs, averaged, summed, nothing = found[rank][number]
+            assert math.isclose(theirs, loss, rel_tol=1e-12)
+            np.testing.assert_allclose(averaged, expected, rtol=1e-9, atol=1e-12)
+            np.testing.assert_allclose(summed, expected, rtol=1e-9, atol=1e-12)
+            assert nothing == 0.0
+
+
+def test_one_process_needs_no_group() -> None:
+    for seed in SEEDS:
+        net, (inputs, targets, there) = model(), ragged(seed)
+        loss = global_mean(errors(net, inputs, targets, there), there)
+        loss.backward()
+        expected, wanted = of_one_process(seed)
+        assert math.isclose(loss.item(), expected, rel_tol=1e-12)
+        np.testing.assert_allclose(gradient(net), wanted, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("values", "mask", "expected"),
+    [
+        ([1.0, 2.0, 6.0], None, 3.0),
+        ([1.0, math.nan, 3.0], [True, False, True], 2.0),
+        ([[1.0, 2.0], [math.inf, 4.0]], [True, False], 1.5),
+        ([[1.0, 2.0], [3.0, 4.0]], [[3, 0], [0, 1]], 1.75),
+        ([1.0, 2.0], [0, 0], 0.0),
+        ([], None, 0.0),
+        (7.0, None, 7.0),
+    ],
+)
+def test_means_by_hand(values: Any, mask: Any, expected: float) -> None:
+    for dtype in (torch.float64, torch.float32, torch.bfloat16):
+        given = torch.tensor(values, dtype=dtype, requires_grad=True)
+        mean = global_mean(given, None if mask is None else torch.tensor(mask))
+        assert mean.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+        assert mean.shape == ()
+        assert mean.item() == expected
+        mean.backward()
+        assert given.grad is not None
+        assert bool(torch.isfinite(given.grad).all())
+
+
+def test_a_mask_of_another_shape_is_refused() -> None:
+    for mask in (torch.ones(3), torch.ones(2, 4), torch.ones(2, 3, 1)):
+        with pytest.raises(ConfigError, match=r"mask: expected a shape that \[2, 3\] begins with, found"):
+            global_mean(torch.ones(2, 3), mask)
