@@ -54,9 +54,7 @@ def main(module: str, function: str, count: int, port: str, arguments: list[Any]
     print(json.dumps([found[rank] for rank in range(count)]))
 
 
-def one_rank(
-    work: Callable[..., Any], rank: int, count: int, port: str, arguments: list[Any], results: Any
-) -> None:
+def one_rank(work: Callable[..., Any], rank: int, count: int, port: str, arguments: list[Any], results: Any) -> None:
     import torch.distributed
 
     address = f"tcp://127.0.0.1:{port}"

@@ -14,9 +14,8 @@ def global_mean(values: Any, mask: Any = None, *, axis_name: Any = None) -> jax.
     """The mean of ``values`` where ``mask`` is True, over all parts of the batch: ``sum(mask * values) / sum(mask)``.
 
     It is exact where parts have differently many windows or steps, and none of some. The mean of the parts' own means
-    is
-    not: it weighs a step of a part with few of them more, by 1 to 3% of the gradient with usual episodes, and up to
-    12%.
+    is not: it weighs a step of a part with few of them more, which changes the gradient by 1 to 3% with usual episodes,
+    and by up to 12%.
 
     In ``jax.jit`` of arrays that are laid out over devices or processes (those of a loader with ``sharding=``, or of
     ``jax.make_array_from_process_local_data``) the batch is one array: leave ``axis_name`` out, and loss and gradient
@@ -26,9 +25,8 @@ def global_mean(values: Any, mask: Any = None, *, axis_name: Any = None) -> jax.
 
     Args:
         values: Floats ``[b, ...]``, say a loss of each step ``[b, S]``.
-        mask: Which of them count, bool, or how much, in a shape that that of ``values`` begins with: ``[b]``, ``[b,
-        S]``.
-            What does not count may be anything, NaN too. None: all.
+        mask: Which of them count, bool, or how much, in a shape that theirs begins with: ``[b]``, ``[b, S]``. What does
+            not count may be anything, NaN too. None: all.
         axis_name: The mapped axis, or several, over which the batch is cut; None: ``values`` are the whole batch.
 
     Returns:

@@ -16,8 +16,8 @@ def global_mean(
     """The mean of ``values`` where ``mask`` is True, over the processes of a group: ``sum(mask * values) / sum(mask)``.
 
     It is exact where processes have differently many windows or steps, and none of some. The mean of the processes' own
-    means is not: it weighs a step of a process with few of them more, by 1 to 3% of the gradient with usual episodes, and
-    up to 12%.
+    means is not: it weighs a step of a process with few of them more, which changes the gradient by 1 to 3% with usual
+    episodes, and by up to 12%.
 
     The loss is the same in all processes. Its gradient is such that averaging over the processes, as
     ``DistributedDataParallel`` and FSDP do, makes it that of the whole batch: of 2 processes with 10 and 30 steps, the
@@ -26,8 +26,8 @@ def global_mean(
 
     Args:
         values: Floats ``[b, ...]``, say a loss of each step ``[b, S]``.
-        mask: Which of them count, bool, or how much, in a shape that that of ``values`` begins with: ``[b]``, ``[b, S]``.
-            What does not count may be anything, NaN too. None: all.
+        mask: Which of them count, bool, or how much, in a shape that theirs begins with: ``[b]``, ``[b, S]``. What does
+            not count may be anything, NaN too. None: all.
         group: The processes that have the batch together; None: all. Without ``torch.distributed`` it is this one.
         averaged: Whether gradients are averaged over the group afterwards; False: they are summed.
 
