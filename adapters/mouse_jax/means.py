@@ -50,5 +50,6 @@ def global_mean(values: Any, mask: Any = None, *, axis_name: Any = None) -> jax.
     total = jnp.sum(jnp.where(weights != 0, values * weights, 0))
     count = jnp.sum(weights)
     if axis_name is not None:
-        total, count = jax.lax.psum((total, count), axis_name)
+        lax: Any = jax.lax  # of which some functions have no types
+        total, count = lax.psum((total, count), axis_name)
     return total / jnp.where(count != 0, count, 1)
