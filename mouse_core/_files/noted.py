@@ -236,13 +236,9 @@ def _digest_of(stream: IO[bytes], end: int, tail: bytes, advance: Callable[[int]
 
 
 def _measured(file: Path, advance: Callable[[int], None] = lambda count: None) -> dict[str, Any]:
-    whole, size = hashlib.sha256(), 0
     with file.open("rb") as stream:
-        while piece := stream.read(_PIECE):
-            whole.update(piece)
-            size += len(piece)
-            advance(len(piece))
-    return {"bytes": size, "sha256": whole.hexdigest()}
+        size = os.fstat(stream.fileno()).st_size
+        return {"bytes": size, "sha256": _digest_of(stream, size, b"", advance).decode()}
 
 
 def _own_digest(state: Mapping[str, Any]) -> str:

@@ -6,31 +6,17 @@ import json
 import re
 import zipfile
 from collections.abc import Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from mouse_core.errors import MouseError
 from mouse_core.formats._files.h5 import H5File
-from mouse_core.formats.rows import is_rows
-
-__all__ = [
-    "contents",
-    "hdf5_names",
-    "is_d4rl",
-    "is_dopamine",
-    "is_lerobot",
-    "is_memmap",
-    "is_minari",
-    "is_minari_file",
-    "is_ogbench",
-    "is_rows",
-    "is_ted_file",
-    "is_tfds",
-]
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _MOST_JSON = 64 << 20
 _MOST_NAMES = 8
+_MOST_FOLDERS = 1000
 
 
 def contents(path: Path) -> str:
@@ -69,16 +55,9 @@ def is_tfds(path: Path) -> bool:
     """A folder of TFDS, or one above it that holds versions."""
     if not path.is_dir():
         return False
-    folders = (
-        [path, *path.glob("*"), *path.glob("*/*"), *path.glob("*/*/*")]
-        if not (path / "features.json").exists()
-        else [path]
-    )
-    return any(
-        (folder / "features.json").is_file() and (folder / "dataset_info.json").is_file()
-        for folder in folders[:1000]
-        if folder.is_dir()
-    )
+    depths = ("", "*/", "*/*/", "*/*/*/")
+    described = (file for depth in depths for file in path.glob(f"{depth}features.json"))
+    return any((file.parent / "dataset_info.json").is_file() for file in islice(described, _MOST_FOLDERS))
 
 
 def is_memmap(path: Path) -> bool:

@@ -18,7 +18,7 @@ from mouse_core.errors import ConfigError
 from mouse_core.formats._files.on_disk import check_folder_name
 from mouse_core.formats._files.shards import dataset_schema, describe
 from mouse_core.formats.columns.digest import RowDigest
-from mouse_core.formats.columns.embedding import embedded, folders_of
+from mouse_core.formats.columns.embedding import embedded
 from mouse_core.formats.columns.named import (
     MISSING,
     Columns,
@@ -123,7 +123,23 @@ class RowStream:
 
     def image_folders(self) -> tuple[str, ...]:
         """Folders in which images may lie that rows name by path: those that the data lie in, and ``image_roots``."""
-        return folders_of(self)
+        folders = list(self.image_roots)
+        if os.path.exists(self.path):
+            folder = self.path if os.path.isdir(self.path) else os.path.dirname(os.path.abspath(self.path))
+            splits = self.metadata.get("splits", {}) if self.format in ("datasets", "parquet") else {}
+            files = [os.path.dirname(os.path.realpath(file)) for files in splits.values() for file in files]
+            folders = [os.path.realpath(folder), *files, *folders]
+        return tuple(dict.fromkeys(folders))
+
+    def watched(self, watch: Callable[[pa.RecordBatch], object]) -> RowStream:
+        """The same stream, each of whose batches is shown to ``watch`` before it is given."""
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for batch in self:
+                watch(batch)
+                yield batch
+
+        return self.replace(batches=batches, mapped=self.mapped)
 
     def to_table(self) -> pa.Table:
         """All rows, in memory, with what they say of themselves."""
@@ -174,9 +190,7 @@ class RowStream:
         with making(target, "write") as partial:
             name = "data-00000-of-00001.arrow"
             with pa.OSFile(str(partial / name), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
-                for batch in embedded(self):
-                    digest.update(batch)
-                    first.add(batch)
+                for batch in embedded(self).watched(digest.update).watched(first.add):
                     writer.write_batch(batch.cast(schema) if batch.schema != schema else batch)
             describe(partial, schema, self.about, {name: digest.rows}, digest.hexdigest())
         if self.alignment == "arrived":
@@ -196,13 +210,7 @@ def rows_digest(batches: Any) -> str:
     Returns:
         64 hexadecimal digits.
     """
-    if isinstance(batches, pa.Table):
-        digest = RowDigest(batches.schema)
-        batches = batches.to_batches()
-    elif isinstance(batches, RowStream):
-        digest = RowDigest(batches.schema)
-    else:
-        digest = RowDigest()
-    for batch in batches:
+    digest = RowDigest(getattr(batches, "schema", None))
+    for batch in batches.to_batches() if isinstance(batches, pa.Table) else batches:
         digest.update(batch)
     return digest.hexdigest()

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -183,20 +184,13 @@ class _Job:
         self._save()
 
     def _verify(self, result: Path, advance: Callable[[int], None]) -> None:
-        def counted() -> Iterator[pa.RecordBatch]:
-            for batch in found:
-                advance(batch.num_rows)
-                self.first.add(batch)
-                yield batch
-
-        found = read_rows(result)
-        digest = rows_digest(found.replace(batches=counted))
+        found = read_rows(result).watched(lambda batch: advance(batch.num_rows)).watched(self.first.add)
+        digest = rows_digest(found)
         if digest != self.digest:
             shutil.rmtree(self.work, ignore_errors=True)
             raise DataError(
                 f"{result}: expected rows with the digest of the source, {self.digest}, found {digest}: what was "
-                "written "
-                "is not what was read; nothing was kept"
+                "written is not what was read; nothing was kept"
             )
 
     def _load(self) -> dict[str, Any]:
@@ -219,15 +213,14 @@ class _Job:
             if file.name not in kept and file.is_file():
                 file.unlink()
         # What a crash of the machine took along is written again, and all after it.
-        whole = 0
-        for shard in found["shards"]:
-            file = self.work / shard["name"]
-            if not file.is_file() or file.stat().st_size != shard["bytes"]:
-                break
-            whole += 1
-        if whole < len(found["shards"]):
-            found["shards"], found["digest"] = found["shards"][:whole], None
+        whole = list(takewhile(self._is_there, found["shards"]))
+        if len(whole) < len(found["shards"]):
+            found["shards"], found["digest"] = whole, None
         return dict(found)
+
+    def _is_there(self, shard: dict[str, Any]) -> bool:
+        file = self.work / shard["name"]
+        return file.is_file() and file.stat().st_size == shard["bytes"]
 
     def _save(self) -> None:
         state = {"about": self.about, "shards": [vars(shard) for shard in self.shards], "digest": self.digest}

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.formats import _recognising as signs
+from mouse_core.formats._files.on_disk import is_there
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged
 from mouse_core.images.files import check_roots
 from mouse_core.spec import Alignment, check_alignment
@@ -44,7 +45,7 @@ _FORMATS = (
     _Format("tfds", "features.json and dataset_info.json of TFDS (RLDS)", signs.is_tfds),
     _Format("ted", "meta.json of a memory-mapped TensorDict", signs.is_memmap),
     _Format("dopamine", "files $store$_action_ckpt.N.gz", signs.is_dopamine),
-    _Format("rows", "Arrow or Parquet files, or a folder of save_to_disk", signs.is_rows),
+    _Format("rows", "Arrow or Parquet files, or a folder of save_to_disk", is_there),
     _Format("minari", "an HDF5 file with groups episode_N", signs.is_minari_file, hdf5=True),
     _Format("ted", "an HDF5 file with 'next', or with groups traj_N", signs.is_ted_file, hdf5=True),
     _Format("d4rl", "an HDF5 file with observations and actions", signs.is_d4rl, hdf5=True),
@@ -116,7 +117,10 @@ def _format_at(root: Path, name: str | None) -> _Format:
         raise ConfigError(f"{root}: expected a file or folder, found none")
     if not root.is_file() and not root.is_dir():  # a pipe would be waited for
         raise ConfigError(f"{root}: expected a regular file or a folder, found neither")
-    found = _named(name) if name is not None else _recognised(root)
+    names = {one.name: one for one in reversed(_FORMATS)}
+    if name is not None and name not in names:
+        raise ConfigError(f"format: expected one of {sorted(names)}, found {name!r}")
+    found = names[name] if name is not None else _recognised(root)
     if found is None:
         raise ConfigError(
             f"{root}: no format recognised in {signs.contents(root)}; looked for "
@@ -145,11 +149,8 @@ def _all_rows(stream: RowStream) -> Iterator[pa.RecordBatch]:
 
 def _recognised(root: Path) -> _Format | None:
     names = signs.hdf5_names(root)
-    found = [
-        one
-        for one in _FORMATS
-        if (one.is_there(names) if one.hdf5 and names is not None else (not one.hdf5 and one.is_there(root)))
-    ]
+    found = [one for one in _FORMATS if not one.hdf5 and one.is_there(root)]
+    found += [one for one in _FORMATS if one.hdf5 and names is not None and one.is_there(names)]
     if root.is_dir() and len({one.name for one in found}) > 1:
         # Taking the first would leave out what the others would have read.
         raise ConfigError(
@@ -158,11 +159,3 @@ def _recognised(root: Path) -> _Format | None:
             + "; say which one is meant with format (--format), or move the others elsewhere"
         )
     return found[0] if found else None
-
-
-def _named(name: str) -> _Format:
-    names = sorted({one.name for one in _FORMATS})
-    found = next((one for one in _FORMATS if one.name == name), None)
-    if found is None:
-        raise ConfigError(f"format: expected one of {names}, found {name!r}")
-    return found

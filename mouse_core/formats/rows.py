@@ -14,8 +14,8 @@ from mouse_core._files import arrow
 from mouse_core._files.noted import check_counts, check_seal
 from mouse_core._files.reading import read_json_object
 from mouse_core.about.dataset import About, joined, read_about
-from mouse_core.errors import ConfigError, SchemaError
-from mouse_core.formats._files.on_disk import STATE, files_by_split, is_there, left_out
+from mouse_core.errors import ConfigError, DataError, SchemaError
+from mouse_core.formats._files.on_disk import STATE, files_by_split, left_out
 from mouse_core.formats._files.parquet import open_parquet, parquet_batches
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
 from mouse_core.formats.columns.blocks import bytes_a_row, rows_at_once
@@ -77,11 +77,6 @@ def _files_of(found: Mapping[str, Sequence[Path]], splits: Sequence[str] | None,
     if not files:
         raise damaged(root, f"expected files of rows, found none in the splits {list(splits or found)}")
     return files
-
-
-def is_rows(path: Path) -> bool:
-    """Whether ``read_rows`` is meant for what lies there."""
-    return is_there(path)
 
 
 def _notes(root: Path) -> tuple[str, ...]:
@@ -179,15 +174,11 @@ def _arrow_batches(file: Path, batch_rows: int) -> Iterator[pa.RecordBatch]:
             return
         with reading(file, at=f"record batch {number}"):
             batch.validate(full=True)
-            _check_size(batch, file, number)
+            # Columns of type null take no room whatever length they claim.
+            if batch.num_rows > 1 << 32 and all(map(pa.types.is_null, batch.schema.types)):
+                raise DataError(f"expected rows, found {batch.num_rows} without a value")
         yield batch
         release(batch.nbytes)
-
-
-def _check_size(batch: pa.RecordBatch, file: Path, number: int) -> None:
-    # Columns of type null take no room whatever length they claim.
-    if all(pa.types.is_null(data_type) for data_type in batch.schema.types) and batch.num_rows > 1 << 32:
-        raise damaged(file, f"expected rows, found {batch.num_rows} without a value", at=f"record batch {number}")
 
 
 def _pieces(batch: pa.RecordBatch, batch_rows: int) -> Iterator[pa.RecordBatch]:

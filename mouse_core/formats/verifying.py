@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -105,15 +104,13 @@ def _read_through(stream: RowStream, progress: bool) -> tuple[int, str]:
     """How many rows there are, and their digest."""
     rows = 0
 
-    def counted() -> Iterator[pa.RecordBatch]:
+    def count(batch: pa.RecordBatch) -> None:
         nonlocal rows
-        for batch in stream:
-            rows += batch.num_rows
-            advance(batch.num_rows)
-            yield batch
+        rows += batch.num_rows
+        advance(batch.num_rows)
 
     with progress_bar("reading", total=stream.rows, unit="rows", enabled=progress) as advance:
-        digest = rows_digest(embedded(stream.replace(batches=counted), others=False))
+        digest = rows_digest(embedded(stream.watched(count), others=False))
     return rows, digest
 
 

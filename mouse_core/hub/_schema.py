@@ -6,14 +6,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mouse_core.errors import DataError, SchemaError
-from mouse_core.formats.columns.embedding import embed, names_files
-from mouse_core.images.files import open_inside
-from mouse_core.images.pixels import decode_image
+from mouse_core.errors import SchemaError
+from mouse_core.formats.columns.embedding import embed, names_files, read_image
 
 if TYPE_CHECKING:
     from datasets import Features
@@ -115,7 +112,7 @@ def fit_table(
         if names_files(column.type):
             image = isinstance(features[column.name], Image | dict)
             label = f"column {column.name!r} of {where}"
-            read = partial(_read_image, image=image, image_roots=image_roots)
+            read = partial(read_image, image=image, roots=image_roots, whole=True)
             values = _embed_files(values, read, where=label, first_row=first_row)
         columns.append(values)
     return pa.Table.from_arrays(columns, schema=features.arrow_schema)
@@ -137,19 +134,6 @@ def _embed_files(column: pa.ChunkedArray, read: Callable[..., bytes], *, where: 
     files = pa.concat_arrays(column.chunks) if column.num_chunks != 1 else column.chunk(0)
     files = embed(files, read, where=where, first_row=first_row)
     encoded, path = pc.struct_field(files, "bytes"), pc.struct_field(files, "path")
-    name = pc.replace_substring_regex(path, pattern=r"^.*[/\\]", replacement="")
-    parts = {"bytes": encoded, "path": name}
+    parts = {"bytes": encoded, "path": pc.replace_substring_regex(path, pattern=r"^.*[/\\]", replacement="")}
     kinds = list(files.type)
     return pa.StructArray.from_arrays([parts[kind.name] for kind in kinds], fields=kinds, mask=pc.is_null(files))
-
-
-def _read_image(path: str, *, image: bool, image_roots: Sequence[str], where: str) -> bytes:
-    if not image:
-        raise DataError(f"{where}: expected bytes, found only a path, {path!r}; only images are embedded")
-    try:
-        with open_inside(path, image_roots) as file:
-            encoded = file.read()
-        decode_image(encoded, dtype=np.uint16)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{where}: expected an image file, found {path!r}: {error}") from error
-    return encoded

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -95,10 +95,7 @@ def _pieces(
     while first < batch.num_rows:
         piece = batch.slice(first, step)
         for name, image in images.items():
-
-            def read(path: str, *, where: str, image: bool = image) -> bytes:
-                return _read(path, image, roots, where)
-
+            read = partial(read_image, image=image, roots=roots)
             column = embed(piece.column(name), read, where=f"column {name!r}", first_row=first_row + first)
             piece = piece.set_column(piece.schema.get_field_index(name), piece.schema.field(name), column)
         yield piece
@@ -106,8 +103,17 @@ def _pieces(
         step = int(np.clip(_PIECE_BYTES * piece.num_rows // max(1, piece.nbytes), 1, _MOST_ROWS))
 
 
-def _read(path: str, image: bool, roots: Sequence[str], where: str) -> bytes:
-    from mouse_core.images.pixels import image_shape
+def read_image(path: str, *, image: bool, roots: Sequence[str], where: str, whole: bool = False) -> bytes:
+    """The bytes of the image file that a row names.
+
+    Args:
+        path: As the row has it.
+        image: Whether the column holds images; other files are refused.
+        roots: Folders (absolute, without links) that it may lie in.
+        where: What to call the row.
+        whole: Whether all of it must be an image, and not its header alone.
+    """
+    from mouse_core.images.pixels import decode_image, image_shape
 
     if not image:
         raise DataError(f"{where}: expected bytes, found only a path, {path!r}; only images are embedded")
@@ -115,20 +121,9 @@ def _read(path: str, image: bool, roots: Sequence[str], where: str) -> bytes:
         with open_inside(path, roots) as file:
             encoded = file.read()
         try:
-            image_shape(encoded, dtype=np.uint16)
+            (decode_image if whole else image_shape)(encoded, dtype=np.uint16)
         except MouseError as error:
             raise DataError(f"path {path!r}: {error}") from error
     except (OSError, ValueError) as error:
         raise DataError(f"{where}: {error}") from error
     return encoded
-
-
-def folders_of(stream: Any) -> tuple[str, ...]:
-    """Folders, absolute and without links, in which images may lie that rows name by path."""
-    folders = list(stream.image_roots)
-    if os.path.exists(stream.path):
-        folder = stream.path if os.path.isdir(stream.path) else os.path.dirname(os.path.abspath(stream.path))
-        splits = stream.metadata.get("splits", {}) if stream.format in ("datasets", "parquet") else {}
-        files = [file for files in splits.values() for file in files]
-        folders = [os.path.realpath(folder), *(os.path.dirname(os.path.realpath(file)) for file in files), *folders]
-    return tuple(dict.fromkeys(folders))
