@@ -5,11 +5,11 @@ in turns with ``interleave``; ``plain_copies`` is the floor to hold them against
 """
 
 from mouse_core._base.progress import progress_bar
-from mouse_core.bench.advice import Measured, advise
+from mouse_core.bench.advice import Line, advise
 from mouse_core.bench.floor import ColumnAddresses, Pieces, plain_copies
 from mouse_core.bench.measuring import Contender, Timing, interleave, machine, private_memory, steady
 from mouse_core.bench.opening import Opened, opened
-from mouse_core.bench.running import FLOOR, PACKAGES, SOURCE, BenchReport, FirstBatches, Line, bench
+from mouse_core.bench.running import FLOOR, PACKAGES, SOURCE, BenchReport, FirstBatches, bench
 
 __all__ = [
     "FLOOR",
@@ -20,7 +20,6 @@ __all__ = [
     "Contender",
     "FirstBatches",
     "Line",
-    "Measured",
     "Opened",
     "Pieces",
     "Timing",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -13,27 +13,31 @@ from mouse_core.batches.source import BatchSource
 _NOTICEABLE = 1.1
 
 
-class Measured(Protocol):
-    """One way to get batches; see ``bench.Line``."""
+@dataclass(frozen=True)
+class Line:
+    """One way to get batches.
 
-    @property
-    def framework(self) -> str:
-        """Which framework's loader; empty where there is no loader."""
-        ...
+    Args:
+        name: Which.
+        framework: "numpy", "torch" or "jax"; empty for the floor and for ``source[i]``.
+        workers: Threads of the loader; None where there is no loader.
+        batches_per_second: Median.
+        gigabytes_per_second: Delivered; for the floor, copied.
+        floor_share: The floor's time over this one's, median; None without a floor.
+        milliseconds: Lower quartile, median and upper quartile a batch.
+    """
 
-    @property
-    def workers(self) -> int | None:
-        """Its threads."""
-        ...
-
-    @property
-    def milliseconds(self) -> tuple[float, float, float]:
-        """Quartiles of the time a batch takes."""
-        ...
+    name: str
+    framework: str
+    workers: int | None
+    batches_per_second: float
+    gigabytes_per_second: float
+    floor_share: float | None
+    milliseconds: tuple[float, float, float]
 
 
 def advise(
-    lines: Sequence[Measured], source: BatchSource, *, decoding: float | None, faults: int, indexed: bool
+    lines: Sequence[Line], source: BatchSource, *, decoding: float | None, faults: int, indexed: bool
 ) -> list[str]:
     """Sentences, the most important first.
 
@@ -75,17 +79,13 @@ def advise(
     return advice
 
 
-def _workers(lines: Sequence[Measured]) -> str:
+def _workers(lines: Sequence[Line]) -> str:
     loaders = [line for line in lines if line.framework]
     best = min(line.milliseconds[1] for line in loaders)
     # The fewest workers that are about as fast as the best; one, that works while the caller trains, is the least.
-    chosen = min(
-        (line for line in loaders if line.workers and line.milliseconds[1] < best * _NOTICEABLE),
-        key=lambda line: line.workers or 0,
-        default=min(
-            (line for line in loaders if line.workers), key=lambda line: line.milliseconds[1], default=loaders[0]
-        ),
-    )
+    threaded = sorted((line for line in loaders if line.workers), key=lambda line: line.milliseconds[1]) or loaders[:1]
+    good = [line for line in threaded if line.milliseconds[1] < best * _NOTICEABLE]
+    chosen = min(good or threaded[:1], key=lambda line: line.workers or 0)
     workers = chosen.workers or 0
     _, middle, high = chosen.milliseconds
     prefetch = workers + (2 if high < 2 * middle else 4)

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.batches.source import BatchSource
-from mouse_core.bench.advice import advise
+from mouse_core.bench.advice import Line, advise
 from mouse_core.bench.floor import ColumnAddresses, Pieces, plain_copies
 from mouse_core.bench.measuring import Contender, Timing, interleave, machine, private_memory, steady
 from mouse_core.bench.opening import Opened
@@ -34,29 +34,6 @@ _PREFETCH = 4
 _SLOW_SECONDS = 0.03
 _PLANNED_WINDOWS = 32_768
 _FLOOR_WINDOWS = 8192
-
-
-@dataclass(frozen=True)
-class Line:
-    """One way to get batches.
-
-    Args:
-        name: Which.
-        framework: "numpy", "torch" or "jax"; empty for the floor and for ``source[i]``.
-        workers: Threads of the loader; None where there is no loader.
-        batches_per_second: Median.
-        gigabytes_per_second: Delivered; for the floor, copied.
-        floor_share: The floor's time over this one's, median; None without a floor.
-        milliseconds: Lower quartile, median and upper quartile a batch.
-    """
-
-    name: str
-    framework: str
-    workers: int | None
-    batches_per_second: float
-    gigabytes_per_second: float
-    floor_share: float | None
-    milliseconds: tuple[float, float, float]
 
 
 @dataclass(frozen=True)
@@ -142,9 +119,9 @@ def bench(
     for loader in open_loaders:
         loader.close()
     delivered, stored = sum(values.nbytes for values in batch.values()), _stored_bytes(source)
-    moved = {FLOOR: stored}
-    lines = [_line(timing, timings, kinds, moved.get(timing.contender.name, delivered)) for timing in timings]
+    lines = [_line(one, timings, kinds, stored if one.contender.name == FLOOR else delivered) for one in timings]
     decoding = _decoding_share(store, source, options)
+    indexed = any(part._indices is not None for part in opened.parts.values())
     return BenchReport(
         {"name": opened.name, "rows": opened.rows, "seconds to open": opened.seconds},
         {
@@ -158,7 +135,7 @@ def bench(
         first,
         decoding,
         faults,
-        advise(lines, source, decoding=decoding, faults=faults, indexed=_indexed(opened)),
+        advise(lines, source, decoding=decoding, faults=faults, indexed=indexed),
     )
 
 
@@ -195,14 +172,14 @@ def _first_batches(
     began = time.perf_counter()
     loader = make(_store(opened), prefetch=_PREFETCH, **options)
     try:
-        _ready(loader.next_batch())
+        _next_ready(loader)
         first = time.perf_counter() - began
         for _ in range(2 * _PREFETCH):
-            _ready(loader.next_batch())
+            _next_ready(loader)
         added = private_memory()
         end = time.perf_counter() + seconds
         while time.perf_counter() < end:
-            _ready(loader.next_batch())
+            _next_ready(loader)
         after = private_memory()
     finally:
         loader.close()
@@ -211,16 +188,11 @@ def _first_batches(
     return FirstBatches(first, (added - before) / 1e6, (after - added) / 1e6)
 
 
-def _next_ready(loader: Any, number: int) -> Any:
-    return _ready(loader.next_batch())
-
-
-def _ready(batch: Any) -> Any:
-    """The batch, once arrays that are still being made are there."""
-    for values in batch.values():
+def _next_ready(loader: Any, number: int = 0) -> None:
+    """Take a batch, and wait until arrays that are still being made are there."""
+    for values in loader.next_batch().values():
         if hasattr(values, "block_until_ready"):
             values.block_until_ready()
-    return batch
 
 
 def _contenders(
@@ -268,12 +240,9 @@ def _floor(opened: Opened, source: BatchSource) -> Callable[[int], None] | None:
     batches = []
     for _ in range(max(4, _FLOOR_WINDOWS // source.batch_size)):
         starts = rng.integers(0, rows - source.sequence_length + 1, source.batch_size)
-        parts = []
-        for column in columns:
-            pieces = column.pieces(starts, source.sequence_length)
-            if pieces is None:
-                return None
-            parts.append(pieces)
+        parts = [pieces for column in columns if (pieces := column.pieces(starts, source.sequence_length)) is not None]
+        if len(parts) < len(columns):
+            return None
         batches.append(Pieces.of_columns(parts))
     return plain_copies(batches)
 
@@ -308,24 +277,17 @@ def _decoding_share(store: DatasetStore, source: BatchSource, options: Mapping[s
     plain = [name for name, spec in source.spec.items() if types[spec.column].kind != "image"]
     if len(plain) == len(source.spec) or not plain:
         return None if plain else 1.0
-    without = BatchSource(store, **{**options, "fields": plain, "dtypes": _only(options["dtypes"], plain)})
+    dtypes = {name: dtype for name, dtype in (options["dtypes"] or {}).items() if name in plain}
+    without = BatchSource(store, **{**options, "fields": plain, "dtypes": dtypes})
     whole, rest = interleave(
         [Contender("all", source.__getitem__), Contender("without", without.__getitem__)], rounds=5, budget_seconds=1.0
     )
     return max(0.0, 1 - rest.ratio(whole)[1])
 
 
-def _only(dtypes: Mapping[str, Any] | None, names: Sequence[str]) -> dict[str, Any]:
-    return {name: dtype for name, dtype in (dtypes or {}).items() if name in names}
-
-
 def _store(opened: Opened) -> DatasetStore:
     store = DatasetStore(alignment=opened.alignment, image_roots=opened.image_roots)
     return store.from_dataset(dict(opened.parts))
-
-
-def _indexed(opened: Opened) -> bool:
-    return any(part._indices is not None for part in opened.parts.values())
 
 
 def _disk_reads() -> int:

@@ -40,10 +40,8 @@ def plain(report: BenchReport) -> list[str]:
     table = [_HEAD, *rows(report)]
     widths = [max(len(row[column]) for row in table) for column in range(len(_HEAD))]
     shown = [
-        "  ".join(
-            [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        )
-        for row in table
+        "  ".join(cell.rjust(width) if place else cell.ljust(width) for place, (cell, width) in enumerate(cells))
+        for cells in (list(zip(row, widths, strict=True)) for row in table)
     ]
     columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
     advice = [textwrap.fill(f"- {sentence}", columns, subsequent_indent="  ") for sentence in report.advice]

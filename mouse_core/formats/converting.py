@@ -220,7 +220,7 @@ class _Job:
 
     def _is_there(self, shard: dict[str, Any]) -> bool:
         file = self.work / shard["name"]
-        return file.is_file() and file.stat().st_size == shard["bytes"]
+        return bool(file.is_file() and file.stat().st_size == shard["bytes"])
 
     def _save(self) -> None:
         state = {"about": self.about, "shards": [vars(shard) for shard in self.shards], "digest": self.digest}

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import datasets
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 
 from mouse_core import BatchSource, ConfigError, DatasetStore, formats
-from mouse_core.bench import advise, opened
+from mouse_core.bench import Line, advise, opened
 from mouse_core.cli import main
 from tests.bench import generate
 from tests.core.formats.test_flat_files import logged, write_ogbench
@@ -225,13 +224,6 @@ def test_help_loads_nothing_heavy() -> None:
 # ---------------------------------------------------------------------- advice
 
 
-@dataclass
-class Measured:
-    framework: str
-    workers: int | None
-    milliseconds: tuple[float, float, float]
-
-
 def source(dtype: str = "float32") -> BatchSource:
     store = DatasetStore()
     store.extend(
@@ -253,7 +245,7 @@ def advice(
     faults: int = 0,
     indexed: bool = False,
 ) -> str:
-    measured = [Measured(name, workers, (0.9 * ms, ms, 1.1 * ms)) for name, workers, ms in lines]
+    measured = [Line(name, name, workers, 1e3 / ms, 0.0, None, (0.9 * ms, ms, 1.1 * ms)) for name, workers, ms in lines]
     return "\n".join(advise(measured, source(dtype), decoding=decoding, faults=faults, indexed=indexed))
 
 
