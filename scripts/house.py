@@ -27,6 +27,7 @@ FLOORS = [
     {"errors"},
     {"_base", "_files", "dtypes", "randomness", "ranks"},
     {"spec", "trees"},
+    {"digest"},
     {"about", "images"},
     {"_arrow"},
     {"store"},

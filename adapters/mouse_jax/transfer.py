@@ -13,6 +13,7 @@ import numpy.typing as npt
 from jax.sharding import Sharding
 
 from mouse_core import BatchSource, Spec
+from mouse_core.prefetch import Staged
 from mouse_core.replay.source import BufferSource
 from mouse_jax.dtypes import x64_enabled
 from mouse_jax.placement import Placement
@@ -23,7 +24,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class ArrayMaker:
-    """Makes a batch by its index.
+    """Makes a batch by its index, in two stages.
 
     Settings of JAX that hold for one thread only are those of the thread that made this.
 
@@ -63,9 +64,17 @@ class ArrayMaker:
             made = tuple(self._delivered({name: next(placed) for name in view}) for view in views)
         return made if isinstance(gathered, tuple) else made[0]
 
-    def __call__(self, index: int) -> Any:
-        """Batch ``index``, or a tuple of its views."""
-        return self.transfer(self.gather(index))
+    def delivered(self, gathered: Any) -> Any:
+        """What was gathered, in the kinds of number to deliver, on the host."""
+        if isinstance(gathered, tuple):
+            return tuple(map(self.delivered, gathered))
+        kinds = {name: np.dtype(self.spec[name].dtype) for name in gathered}
+        return {k: v if v.dtype.kind == kinds[k].kind else v.astype(kinds[k]) for k, v in gathered.items()}
+
+    def rows_of(self, index: int) -> npt.NDArray[np.int64]:
+        """Which rows of the whole batch those gathered are."""
+        plans = [source.plan(index) for source in self.sources]
+        return np.concatenate([np.arange(plan.first, plan.first + len(plan.starts)) for plan in plans])
 
     def _delivered(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         return {
@@ -74,15 +83,16 @@ class ArrayMaker:
         }
 
 
-def array_maker(source: BatchSource, *, placement: Placement, x64: bool, default_device: Any) -> ArrayMaker:
-    """The function from an index to a batch of a source.
+def array_maker(source: BatchSource, *, placement: Placement, x64: bool, default_device: Any) -> Staged:
+    """The function from an index to a batch of a source, in its two stages.
 
     Raises:
         ConfigError: A batch that the placement's sharding does not divide.
     """
     sources = placement.sources(source)
     rows = sum(own.batch_size // own.shard[1] for own in sources)
-    return ArrayMaker(sources, placement, source.spec, x64, default_device, rows)
+    make = ArrayMaker(sources, placement, source.spec, x64, default_device, rows)
+    return Staged(make.gather, make.transfer, make.delivered, None if placement.parts is None else make.rows_of)
 
 
 def whole_maker(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,13 +12,14 @@ from tensordict import TensorDict
 
 from mouse_core.batches import BatchLayout
 from mouse_core.dtypes import is_number
+from mouse_core.prefetch import Staged
 from mouse_core.replay.source import BufferSource
 from mouse_core.trees import flatten, map_tree
 from mouse_torch.transfer import InFlight, slab_tensors, stream_of, under_way
 from mouse_torch.trees import tensor_dict
 
 
-def whole_maker(source: Any, *, device: torch.device, pin: bool) -> Callable[[int], InFlight]:
+def whole_maker(source: Any, *, device: torch.device, pin: bool) -> Staged:
     """The function from an index to a batch, on the host or under way to ``device``.
 
     Args:
@@ -26,14 +27,16 @@ def whole_maker(source: Any, *, device: torch.device, pin: bool) -> Callable[[in
         device: Where batches arrive.
         pin: Whether they pass through pinned memory.
     """
-    return partial(_make, source, device, pin, stream_of(device))
+    return Staged(partial(_gathered, source), partial(_placed, source, device, pin, stream_of(device)))
 
 
-def _make(source: Any, device: torch.device, pin: bool, stream: torch.cuda.Stream | None, index: int) -> InFlight:
+def _gathered(source: Any, index: int) -> Any:
+    return source.buffer.batch_of(source.drawn(index)) if isinstance(source, BufferSource) else source[index]
+
+
+def _placed(source: Any, device: torch.device, pin: bool, stream: torch.cuda.Stream | None, batch: Any) -> InFlight:
     if isinstance(source, BufferSource):
-        batch: Any = source.buffer.batch_of(source.drawn(index))
         return _moved(batch, device, pin, stream, size=None)
-    batch = source[index]
     views = batch if isinstance(batch, tuple) else (batch,)
     moved = [_moved(view, device, pin, stream, size=next(iter(view.values())).shape[:2]) for view in views]
     return InFlight(tuple(made.views[0] for made in moved), moved[-1].event)

@@ -16,16 +16,16 @@ from tensordict import TensorDict
 from mouse_core import BatchSource, SchemaError
 from mouse_core.batches import BatchLayout
 from mouse_core.dtypes import is_ml_float, named_dtype
+from mouse_core.prefetch import Staged
 from mouse_core.sampling import Plan
 
 
 def host_maker(source: BatchSource, *, pin: bool) -> Callable[[int], TensorDict]:
     """The function from an index to a TensorDict ``[B, S]`` on the host, in pinned memory if asked."""
-    return partial(_make_pinned if pin else _make_host, source)
+    return partial(_make_pinned, source) if pin else Staged(source.__getitem__, _tensors)
 
 
-def _make_host(source: BatchSource, index: int) -> TensorDict:
-    gathered: Any = source[index]
+def _tensors(gathered: Any) -> TensorDict:
     views = []
     for view in gathered if isinstance(gathered, tuple) else (gathered,):
         tensors = {name: from_numpy(values) for name, values in view.items()}
@@ -110,6 +110,15 @@ def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
 
 
 @dataclass(frozen=True)
+class _Slabs:
+    """A batch gathered into memory of the host: a slab for each view."""
+
+    layout: BatchLayout
+    slabs: list[torch.Tensor]
+    size: list[int]
+
+
+@dataclass(frozen=True)
 class InFlight:
     """A batch on its way to a device.
 
@@ -138,22 +147,39 @@ def under_way(make: Callable[[], Iterable[TensorDict]], stream: torch.cuda.Strea
     return InFlight(views, event)
 
 
-def device_maker(source: BatchSource, *, device: torch.device, pin: bool) -> Callable[[int], InFlight]:
+def device_maker(source: BatchSource, *, device: torch.device, pin: bool) -> Staged:
     """The function from an index to a batch under way to ``device``.
 
     Bytes travel in their stored dtypes and are widened on the device. On CUDA copies run on a stream of their own;
     ``hand_over`` makes the consumer's stream wait for them.
     """
-    return partial(_make_on_device, source, device, pin, stream_of(device))
+    return Staged(
+        partial(_gather_stored, source, pin),
+        partial(_move, source, device, pin, stream_of(device)),
+        partial(_arrays, source),
+    )
 
 
-def _make_on_device(
-    source: BatchSource, device: torch.device, pin: bool, stream: torch.cuda.Stream | None, index: int
-) -> InFlight:
+def _gather_stored(source: BatchSource, pin: bool, index: int) -> _Slabs:
     plan = source.plan(index)
     layout = source.layout(len(plan.starts), stored=True)
-    slabs = _gather_slabs(source, plan, layout, pin=pin, stored=True)
-    size = [len(plan.starts), plan.length]
+    return _Slabs(layout, _gather_slabs(source, plan, layout, pin=pin, stored=True), [len(plan.starts), plan.length])
+
+
+def _arrays(source: BatchSource, gathered: _Slabs) -> Any:
+    """A batch in its slabs as it is delivered: widths say nothing, but kinds do."""
+    views = []
+    for slab in gathered.slabs:
+        arrays = gathered.layout.arrays(slab.numpy())
+        kinds = {name: np.dtype(source.spec[name].dtype) for name in arrays}
+        views.append({k: v if v.dtype.kind == kinds[k].kind else v.astype(kinds[k]) for k, v in arrays.items()})
+    return tuple(views) if len(views) > 1 else views[0]
+
+
+def _move(
+    source: BatchSource, device: torch.device, pin: bool, stream: torch.cuda.Stream | None, gathered: _Slabs
+) -> InFlight:
+    layout, slabs, size = gathered.layout, gathered.slabs, gathered.size
 
     def views() -> Iterator[TensorDict]:
         for slab in slabs:

@@ -3,7 +3,7 @@
 from mouse_core.prefetch.batchifier import Batchifier, PrefetchBatchifier
 from mouse_core.prefetch.loader import Delivery, Loader
 from mouse_core.prefetch.options import LoaderOptions
-from mouse_core.prefetch.prefetcher import OrderedPrefetcher, Prefetcher
+from mouse_core.prefetch.prefetcher import OrderedPrefetcher, Prefetcher, Staged
 from mouse_core.prefetch.source import Source
 
 __all__ = [
@@ -15,4 +15,5 @@ __all__ = [
     "PrefetchBatchifier",
     "Prefetcher",
     "Source",
+    "Staged",
 ]

@@ -14,6 +14,7 @@ from mouse_core.batches import Batch
 from mouse_core.errors import ConfigError
 from mouse_core.prefetch.loader import Delivery, Loader
 from mouse_core.prefetch.options import LoaderOptions
+from mouse_core.prefetch.prefetcher import Staged
 from mouse_core.prefetch.source import Source
 from mouse_core.sampling.episodes import Boundary, Weighting
 from mouse_core.sampling.plan import WindowSampler
@@ -55,6 +56,7 @@ class Batchifier(Loader[T]):
         weighting, pad: Of windows within episodes; see ``mouse_core.BatchSource``.
         uneven: "pad" for batches that shards need not divide, with a field ``mask``; see ``mouse_core.BatchSource``.
         sharding: How a whole batch is laid out over devices, in JAX; None elsewhere.
+        digest: Whether a digest of what is delivered runs along; see ``Loader.digest``.
 
     Raises:
         ConfigError: An option that the framework lacks, or that a replay buffer or a source has of its own; else see
@@ -86,6 +88,7 @@ class Batchifier(Loader[T]):
         pad: bool | float | None = None,
         uneven: Uneven = "refuse",
         sharding: Any = None,
+        digest: bool = False,
     ) -> None:
         if isinstance(shard, str) and shard == "auto":
             from mouse_core.ranks import find_ranks
@@ -100,6 +103,7 @@ class Batchifier(Loader[T]):
             delivery=self.delivery(source, options),
             prefetch=prefetch,
             num_workers=num_workers,
+            digest=digest,
         )
 
     #: Who is asked first which of several processes this is, for ``shard="auto"``; see ``mouse_core.ranks.find_ranks``.
@@ -156,9 +160,9 @@ class PrefetchBatchifier(Batchifier[Batch]):
 
 def _maker(deliver: Callable[[Batch], Any], source: Any) -> Callable[[int], Any]:
     """The function from an index to a batch of a source, as a framework has it."""
-    return partial(getitem, source) if deliver is Batchifier.deliver else partial(_made, deliver, source)
+    gather = partial(getitem, source)
+    return gather if deliver is Batchifier.deliver else Staged(gather, partial(_delivered, deliver))
 
 
-def _made(deliver: Callable[[Batch], Any], source: Any, index: int) -> Any:
-    batch = source[index]
+def _delivered(deliver: Callable[[Batch], Any], batch: Any) -> Any:
     return tuple(map(deliver, batch)) if isinstance(batch, tuple) else deliver(batch)

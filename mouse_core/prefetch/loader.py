@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from mouse_core._base.tracing import refuse_traced
-from mouse_core.errors import ClosedError, ForkError, WorkerError
+from mouse_core.errors import ClosedError, ConfigError, ForkError, WorkerError
 from mouse_core.prefetch._feeds import Feed, feed_of
 from mouse_core.prefetch.prefetcher import OrderedPrefetcher, Prefetcher
 from mouse_core.spec import Spec, check_count
 from mouse_core.store.dataset_store import DatasetStore
 
 if TYPE_CHECKING:  # loaded where there are some: `import mouse_core` is without them
+    from mouse_core.digest import StreamDigest
     from mouse_core.images.decoding import DecodePool
     from mouse_core.replay.source import Staleness
 
@@ -49,6 +50,7 @@ class Loader(Generic[T]):
         delivery: How batches are made.
         prefetch: Batches to make ahead.
         num_workers: Threads that make them; 0: the caller's.
+        digest: Whether a digest of what is delivered runs along; see ``digest``.
 
     Raises:
         ConfigError: A number out of range.
@@ -62,6 +64,7 @@ class Loader(Generic[T]):
         delivery: Delivery[T],
         prefetch: int = 4,
         num_workers: int = 2,
+        digest: bool = False,
     ) -> None:
         self._feed: Feed = feed_of(source, store)
         self._delivery = delivery
@@ -72,6 +75,11 @@ class Loader(Generic[T]):
         self._ahead: Prefetcher[Any] | None = None
         self._decoders: DecodePool | None = None
         self._failure: WorkerError | None = None
+        self._digest: StreamDigest | None = None
+        if digest:
+            from mouse_core.digest import StreamDigest
+
+            self._digest = StreamDigest()
         self._closed = False
         self._process: int | None = None
 
@@ -92,7 +100,7 @@ class Loader(Generic[T]):
             raise self._failure
         self._feed.prepare(self._next_index, first=self._make is None)
         try:
-            made = self._compute_or_wait()
+            made, digest = self._compute_or_wait()
             batch: T = made if self._delivery.hand_over is None else self._delivery.hand_over(made)
         except ClosedError:
             raise
@@ -102,7 +110,23 @@ class Loader(Generic[T]):
             raise self._failure from error
         self._feed.delivered(self._next_index)
         self._next_index += 1
+        if digest is not None and self._digest is not None:
+            self._digest += digest
         return batch
+
+    @property
+    def digest(self) -> StreamDigest:
+        """The batches that were delivered so far, in 128 bits; those of all ranks add up to that of the whole stream.
+
+        It is equal in every framework, for every number of workers, and for a run that was continued by its state,
+        which holds it for its rank. The thread that makes a batch digests it, before it goes to a device.
+
+        Raises:
+            ConfigError: The loader was made without ``digest=True``.
+        """
+        if self._digest is None:
+            raise ConfigError("digest: expected a loader made with digest=True, found one without")
+        return self._digest
 
     @property
     def staleness(self) -> Staleness:
@@ -112,11 +136,19 @@ class Loader(Generic[T]):
         """
         return self._feed.staleness
 
-    def _compute_or_wait(self) -> Any:
+    def _compute_or_wait(self) -> tuple[Any, StreamDigest | None]:
+        made = self._made()
+        return made if self._digest is not None else (made, None)
+
+    def _made(self) -> Any:
         if self._process is None:
             self._process = os.getpid()
         if self._make is None:
             self._make = self._delivery.maker(self._feed.source)
+            if self._digest is not None:
+                from mouse_core.prefetch._digesting import digesting
+
+                self._make = digesting(self._make, self._feed.source)
             if self._num_workers and self._feed.may_have_images:
                 from mouse_core.images.decoding import DecodePool, decoding_by
 
@@ -180,18 +212,37 @@ class Loader(Generic[T]):
 
         Over a source of one's own it is ``next_index`` and ``fingerprint``. Over a replay buffer it is ``next_index``
         and the batches that were drawn and not yet delivered, as arrays; the buffer has a state of its own.
+
+        With ``digest=True`` there is ``digest``, too: of this rank, the only thing in it that ranks differ in.
         """
-        return self._feed.state(self._next_index)
+        state = self._feed.state(self._next_index)
+        if self._digest is not None:
+            from mouse_core.prefetch._digesting import KEY, state_of
+
+            state[KEY] = state_of(self._digest, self._feed.source)
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on exactly where ``state`` was taken, with its seed; the store may have grown since.
+
+        A digest goes on, too, where the state has one of this rank of as many. Otherwise a new one begins: add up those
+        of before and of after.
 
         Raises:
             StateError: The state is of another dataset or configuration, or damaged; nothing has changed then.
             ClosedError, ForkError: As ``next_batch``.
         """
         self._check_usable()
-        self._restart(*self._feed.restored(state))
+        digest = None
+        if isinstance(state, Mapping):
+            state = dict(state)
+            digest = state.pop("digest", None)
+        feed, next_index = self._feed.restored(state)
+        if self._digest is not None:
+            from mouse_core.prefetch._digesting import restored
+
+            self._digest = restored(digest, feed.source)
+        self._restart(feed, next_index)
 
     def refresh(self) -> None:
         """Take a new snapshot of the store; a new epoch over it starts at the next batch.

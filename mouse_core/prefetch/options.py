@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from mouse_core.ranks import Shard, Uneven
 
 # What decides about delivering batches; all other options decide about the batches.
-_DELIVERING = ("prefetch", "num_workers", "pin_memory", "device", "sharding")
+_DELIVERING = ("prefetch", "num_workers", "pin_memory", "device", "sharding", "digest")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +49,7 @@ class LoaderOptions:
     pad: bool | float | None = None
     uneven: Uneven = "refuse"
     sharding: Any = None
+    digest: bool = False
 
     def source(self, store: Any, *, replace_dtypes: Mapping[Any, npt.DTypeLike]) -> Any:
         """Where batches of ``store`` come from.

@@ -6,9 +6,12 @@ import os
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from mouse_core.errors import ClosedError
 
@@ -40,6 +43,34 @@ def outcome_of(make: Callable[[int], T], index: int) -> Outcome[T]:
         return Made(make(index))
     except BaseException as error:
         return Failed(error)
+
+
+def _as_it_is(gathered: Any) -> Any:
+    return gathered
+
+
+@dataclass(frozen=True)
+class Staged:
+    """A function from an index to a batch, in two stages: one on the host, one to where the batch belongs.
+
+    A maker that a ``Delivery`` gives may be one, and should be where batches leave the host: a digest that runs along
+    is of what the first stage made, and nothing comes back from a device for it.
+
+    Args:
+        gather: The first stage.
+        transfer: The second one.
+        arrays: Of what was gathered, the batch as it will be delivered, in arrays on the host.
+        rows: Which rows of the whole batch those gathered are, or the first of them; None: those of the source.
+    """
+
+    gather: Callable[[int], Any]
+    transfer: Callable[[Any], Any]
+    arrays: Callable[[Any], Any] = _as_it_is
+    rows: Callable[[int], int | Sequence[int] | npt.NDArray[np.int64]] | None = None
+
+    def __call__(self, index: int) -> Any:
+        """What is made of batch ``index``."""
+        return self.transfer(self.gather(index))
 
 
 class Prefetcher(ABC, Generic[T]):

@@ -16,11 +16,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core.batches.source import BatchSource
+from mouse_core.digest.values import as_numpy
 from mouse_core.errors import ClosedError, ConfigError, DataError, MissingFieldError, StateError, WorkerError
 from mouse_core.prefetch.batchifier import PrefetchBatchifier
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.testing._comparing import refused, same_arguments
-from mouse_core.testing.digest import as_numpy, stream_digest
+from mouse_core.testing.digest import stream_digest
 from mouse_core.testing.examples import example_columns, example_store
 
 SMALL: Mapping[str, Any] = {"sequence_length": 8, "batch_size": 4, "seed": 11}

@@ -7,9 +7,7 @@ from collections.abc import Iterable, Iterator
 from itertools import count, islice
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
+from mouse_core.digest.values import as_arrays, canonical
 from mouse_core.errors import ConfigError
 
 
@@ -42,36 +40,15 @@ def stream_digest(loader: Any, n: int) -> str:
     for batch in islice(_batches(loader), n):
         for view in batch if isinstance(batch, tuple) else (batch,):
             for name, values in sorted(as_arrays(view).items()):
-                canonical = _canonical(values)
-                digest.update(f"{name!r} {canonical.dtype.str} {canonical.shape};".encode())
-                digest.update(canonical.tobytes())
+                same = canonical(values)
+                digest.update(f"{name!r} {same.dtype.str} {same.shape};".encode())
+                digest.update(same.tobytes())
             digest.update(b"end of view;")
         digest.update(b"end of batch;")
         taken += 1
     if taken < n:
         raise ConfigError(f"stream_digest: expected {n} batches, found {taken}")
     return digest.hexdigest()[:32]
-
-
-def as_arrays(batch: Any) -> dict[str, npt.NDArray[Any]]:
-    """A batch of any framework (a dict, a TensorDict, or another mapping) as NumPy arrays by name."""
-    return {name: as_numpy(batch[name]) for name in batch.keys()}  # noqa: SIM118  a TensorDict iterates over its rows
-
-
-def as_numpy(values: Any) -> npt.NDArray[Any]:
-    """An array or tensor of any framework as a NumPy array, copied from its device if need be.
-
-    Raises:
-        TypeError: It knows none of ``__array__``, ``__dlpack__`` and torch's ``detach().cpu()``.
-    """
-    if hasattr(values, "detach"):
-        values = values.detach().cpu()
-    if not hasattr(values, "__array__") and hasattr(values, "__dlpack__"):
-        return np.from_dlpack(values)
-    array = np.asarray(values)
-    if array.dtype.kind not in "biuf":
-        raise TypeError(f"expected an array of numbers, found {type(values).__name__} ({array.dtype})")
-    return array
 
 
 def _batches(loader: Any) -> Iterator[Any]:
@@ -82,20 +59,3 @@ def _batches(loader: Any) -> Iterator[Any]:
     if isinstance(loader, Iterable):
         return iter(loader)
     raise ConfigError(f"stream_digest: expected a loader or batches, found {type(loader).__name__}")
-
-
-def _canonical(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The same values in the narrowest of the dtypes that count, little-endian."""
-    if values.dtype.kind == "b":
-        return values.astype("|b1")
-    if values.dtype.kind in "iu":
-        for dtype in ("<i4", "<i8"):
-            limits = np.iinfo(dtype)
-            if not values.size or (values.min() >= limits.min and values.max() <= limits.max):
-                return values.astype(dtype)
-        return values.astype("<u8")
-    with np.errstate(over="ignore", invalid="ignore"):
-        narrow = values.astype("<f4")
-    known = ~np.isnan(values)
-    canonical = narrow if np.array_equal(narrow[known].astype(values.dtype), values[known]) else values.astype("<f8")
-    return np.where(known, canonical, np.array(np.nan, canonical.dtype))

@@ -51,24 +51,32 @@ def _overhead(settings: Settings, framework: str) -> tuple[Table, list[Figure]]:
     store = DatasetStore().from_dataset(datasets.load_from_disk(str(folder)))
     package = importlib.import_module(PACKAGES[framework][0])
 
-    def make(workers: int) -> Any:
-        return package.PrefetchBatchifier(store, num_workers=workers, dtypes={"obs_continuous": "float32"})
+    def make(workers: int, digest: bool = False) -> Any:
+        dtypes = {"obs_continuous": "float32"}
+        return package.PrefetchBatchifier(store, num_workers=workers, dtypes=dtypes, digest=digest)
 
-    loaders = {workers: make(workers) for workers in (0, 1)}
+    loaders = {(workers, digest): make(workers, digest) for digest in (False, True) for workers in (0, 1)}
     source = make(0).source
     contenders = [Contender("source[i]", source.__getitem__, "floor", multiple=128)]
-    for workers, loader in loaders.items():
-        name = f"{framework} loader, {workers} worker{'s' * (workers != 1)}"
+    for (workers, digest), loader in loaders.items():
+        name = f"{framework} loader, {workers} worker{'s' * (workers != 1)}{', digest' * digest}"
         contender = Contender(name, lambda number, it=loader: ready(it.next_batch()), "ours", multiple=128)
         contenders.append(steady(contender, 4) if workers else contender)
     timings = interleave(contenders, rounds=settings.rounds, budget_seconds=settings.budget)
     for loader in loaders.values():
         loader.close()
     key = framework.lower()
+    of = dict(zip(loaders, timings[1:], strict=True))
     figures = [
-        _added(f"{key}-loader-{workers}", f"{framework} loader, num_workers={workers}, adds", timing, timings[0])
-        for workers, timing in zip(loaders, timings[1:], strict=True)
+        _added(
+            f"{key}-loader-{workers}",
+            f"{framework} loader, num_workers={workers}, adds",
+            of[workers, False],
+            timings[0],
+        )
+        for workers in (0, 1)
     ]
+    figures.append(_added(f"{key}-digest", f"{framework} loader, digest=True adds", of[0, True], of[0, False]))
     return table_of(f"loader-{key}", f"The {framework} loader beside source[i], B=32, S=64", timings), figures
 
 

@@ -23,6 +23,7 @@ import mouse_jax
 import mouse_torch
 from mouse_core import BatchSource, DatasetStore
 from mouse_core.augment import AugmentMaskProbConfig, AugmentScalarSpec, AugmentTokensConfig
+from mouse_core.digest import StreamDigest
 from mouse_core.testing import as_arrays, example_columns, example_store, stream_digest
 
 PACKAGES = {"numpy": mouse_core, "torch": mouse_torch, "jax": mouse_jax}
@@ -220,3 +221,35 @@ def test_the_matrix_fails_for_a_perturbed_adapter(
             test_one_digest_for_all_packages(sampling, mixed, False)
     with pytest.raises(AssertionError):
         test_shards_put_together(package, 1, mixed)
+
+
+def running(package: str, store: DatasetStore, n: int = N, **options: Any) -> StreamDigest:
+    with loader(package, store, digest=True, **options) as opened:
+        for _ in range(n):
+            opened.next_batch()
+        digest: StreamDigest = opened.digest
+        return digest
+
+
+@pytest.mark.parametrize("options", [{}, {"augment": AUGMENT, "views": 2}, {"boundary": "episode"}], ids=str)
+def test_the_digest_that_runs_along_is_equal_in_all_frameworks(mixed: DatasetStore, options: dict[str, Any]) -> None:
+    expected = running("numpy", mixed, **SINGLE, **options)
+    for package in PACKAGES:
+        for workers in (0, 2):
+            assert running(package, mixed, **SINGLE, **options, num_workers=workers) == expected
+        for count in (2, 4):
+            parts = [running(package, mixed, shard=(rank, count), **SINGLE, **options) for rank in range(count)]
+            assert sum(parts, StreamDigest()) == expected
+
+
+def test_a_digest_goes_on_in_another_framework(mixed: DatasetStore) -> None:
+    expected = running("numpy", mixed, 9, **SINGLE)
+    state: dict[str, Any] = {}
+    for package in ("torch", "jax", "numpy"):
+        with loader(package, mixed, digest=True, **SINGLE) as opened:
+            if state:
+                opened.load_state_dict(state)
+            for _ in range(3):
+                opened.next_batch()
+            state = opened.state_dict()
+    assert state["digest"]["total"] == expected.hexdigest()

@@ -1,0 +1,231 @@
+"""The digest that runs along: what it sees, and that it adds up."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, PrefetchBatchifier, StateError
+from mouse_core.digest import StreamDigest
+from mouse_core.replay import ArrayStorage, ReplayBuffer
+from mouse_core.testing import example_columns, example_store
+
+ROWS = hnp.array_shapes(min_dims=1, max_dims=3, min_side=2, max_side=4)
+ARRAYS = st.sampled_from(["i1", "i4", "i8", "u1", "u8", "f2", "f4", "f8", "?"]).flatmap(
+    lambda dtype: hnp.arrays(np.dtype(dtype), ROWS)
+)
+
+
+def one(values: Any, index: int = 3) -> StreamDigest:
+    return StreamDigest.of(index, {"x": values})
+
+
+def meaning(values: np.ndarray) -> tuple[Any, ...]:
+    """What a field says, in Python's own values."""
+    kind = {"u": "i"}.get(values.dtype.kind, values.dtype.kind)
+    return kind, values.shape, tuple(repr(value) for value in values.reshape(-1).tolist())
+
+
+def run(loader: Any, n: int) -> StreamDigest:
+    with loader:
+        for _ in range(n):
+            loader.next_batch()
+        return loader.digest
+
+
+@given(ARRAYS, ARRAYS)
+def test_the_same_digest_means_the_same_values(left: np.ndarray, right: np.ndarray) -> None:
+    assert (one(left) == one(right)) == (meaning(left) == meaning(right))
+
+
+@given(ARRAYS, st.data())
+def test_what_is_cut_anywhere_adds_up_and_widths_do_not_count(values: np.ndarray, data: st.DataObject) -> None:
+    cut = data.draw(st.integers(0, len(values)))
+    wide = values.astype({"i": "i8", "u": "u8", "f": "f8", "b": "?"}[values.dtype.kind])
+    halves = StreamDigest.of(3, {"x": wide[:cut]}), StreamDigest.of(3, {"x": values[cut:]}, first_row=cut)
+    assert halves[0] + halves[1] == halves[1] + halves[0] == one(values) == one(wide)
+    order = data.draw(st.permutations(range(len(values))))
+    assert StreamDigest.of(3, {"x": values[order]}, first_row=order) == one(values)
+
+
+@given(ARRAYS, st.data())
+def test_one_bit_is_enough(values: np.ndarray, data: st.DataObject) -> None:
+    changed = values.copy()
+    raw = changed.reshape(-1).view(np.uint8)
+    raw[data.draw(st.integers(0, raw.size - 1))] ^= 1 if values.dtype.kind == "b" else 1 << data.draw(st.integers(0, 7))
+    assert (one(changed) == one(values)) == (meaning(changed) == meaning(values))
+
+
+def test_places_names_shapes_kinds_and_views_count() -> None:
+    x, y = np.arange(12.0).reshape(4, 3), np.arange(4)
+    batch = {"x": x, "y": y}
+    others = [
+        {"x": x[[1, 0, 2, 3]], "y": y[[1, 0, 2, 3]]},
+        {"x": -x, "y": y},
+        {"x": x, "z": y},
+        {"x": x},
+        {"x": x.reshape(4, 3, 1), "y": y},
+        {"x": x, "y": y.astype(float)},
+        {"x": x, "y": y.astype(bool)},
+        {"x": x, "y": (y,)},
+        (batch, batch),
+    ]
+    found = [StreamDigest.of(0, one) for one in (batch, *others)]
+    found += [StreamDigest.of(1, batch), StreamDigest.of(0, batch, first_row=1), StreamDigest()]
+    assert len(set(found)) == len(found)
+    assert StreamDigest.of(0, dict(reversed(batch.items()))) == found[0]
+    swapped = StreamDigest.of(0, others[1]) + StreamDigest.of(1, batch)
+    assert swapped != found[0] + StreamDigest.of(1, others[1])
+
+
+def test_rows_of_differing_length_texts_and_nested_fields_can_be_digested() -> None:
+    def batch(last: Any = (3.0, 4.0), text: str = "b", deep: float = 2.0) -> Any:
+        ragged = [np.arange(2), np.array(last)]
+        return {"ragged": ragged, "text": np.array(["a", text]), "next": {"deep": (np.array([1, deep]), None)}}
+
+    other = [batch((3.0,)), batch((3.0, 5.0)), batch(text="c"), batch(text="b "), batch(deep=7.0)]
+    assert len({StreamDigest.of(0, one) for one in (batch(), *other)}) == 6
+    assert StreamDigest.of(0, batch()) == StreamDigest.of(0, batch())
+    objects = np.empty(2, object)
+    objects[:] = batch()["ragged"]
+    assert StreamDigest.of(0, batch() | {"ragged": objects}) == StreamDigest.of(0, batch())
+    # Shapes of rows, and texts that are longer elsewhere in the batch.
+    assert one(np.array(["a", "bcd"])) == one(np.array(["a"])) + StreamDigest.of(3, {"x": np.array(["bcd"])}, 1)
+
+
+def test_what_cannot_be_digested_is_refused() -> None:
+    with pytest.raises(DataError, match="as many rows each"):
+        StreamDigest.of(0, {"x": np.zeros(3), "y": np.zeros(4)})
+    with pytest.raises(TypeError, match="array of numbers or texts"):
+        StreamDigest.of(0, {"x": np.zeros(3, "M8[s]")})
+
+
+def test_a_digest_is_saved_as_plain_values() -> None:
+    digest = one(np.arange(5.0))
+    assert StreamDigest.from_state(json.loads(json.dumps(digest.state_dict()))) == digest
+    assert str(digest).startswith(digest.hexdigest())
+    assert len(digest.hexdigest()) == 32
+    good = digest.state_dict()
+    for bad in (5, {}, good | {"total": 7}, good | {"total": "-1"}, good | {"total": "f" * 33}, good | {"windows": -1}):
+        with pytest.raises(StateError):
+            StreamDigest.from_state(bad)
+
+
+@pytest.mark.parametrize("options", [{}, {"views": 2}, {"boundary": "episode", "weighting": "trajectory"}], ids=str)
+def test_a_loader_digests_what_it_delivers(options: dict[str, Any]) -> None:
+    store = example_store()
+    from mouse_core.augment import AugmentMaskProbConfig, AugmentTokensConfig
+
+    if "views" in options:
+        options = options | {"augment": AugmentTokensConfig(mask_prob=AugmentMaskProbConfig(reward=0.5))}
+    source = BatchSource(store, 8, 12, **options)
+    expected = sum((StreamDigest.of(index, source[index]) for index in range(9)), StreamDigest())
+    for workers in (0, 1, 2, 3):
+        made = PrefetchBatchifier(store, 8, 12, num_workers=workers, digest=True, **options)
+        assert run(made, 9) == expected
+    for count in (2, 3, 4):
+        shards = [PrefetchBatchifier(store, 8, 12, shard=(r, count), digest=True, **options) for r in range(count)]
+        assert sum((run(shard, 9) for shard in shards), StreamDigest()) == expected
+
+
+def test_a_short_last_batch_adds_up() -> None:
+    store = DatasetStore()
+    store.extend(example_columns(8 * (12 + 6)))
+    options: dict[str, Any] = {"sampling": "sequential", "drop_last": False, "digest": True}
+    whole = run(PrefetchBatchifier(store, 8, 12, **options), 5)
+    assert whole.windows == 12 + 6 + 12 + 6 + 12
+    for count in (2, 3):
+        shards = [PrefetchBatchifier(store, 8, 12, shard=(rank, count), **options) for rank in range(count)]
+        assert sum((run(shard, 5) for shard in shards), StreamDigest()) == whole
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 7])
+def test_windows_that_fill_up_uneven_shards_do_not_count(count: int) -> None:
+    store = DatasetStore()
+    store.extend(example_columns(8 * (12 + 6)))
+    options: dict[str, Any] = {"sampling": "sequential", "drop_last": False, "uneven": "pad", "digest": True}
+    whole = run(PrefetchBatchifier(store, 8, 12, **options), 5)
+    shards = [PrefetchBatchifier(store, 8, 12, shard=(rank, count), **options) for rank in range(count)]
+    assert sum((run(shard, 5) for shard in shards), StreamDigest()) == whole
+
+
+def test_only_what_was_handed_out_counts_and_a_state_goes_on() -> None:
+    store = example_store()
+
+    def loader(**options: Any) -> Any:
+        return PrefetchBatchifier(store, 8, 4, prefetch=6, digest=True, **options)
+
+    whole = run(loader(), 10)
+    with loader() as first:
+        assert first.digest == StreamDigest()
+        for _ in range(4):
+            first.next_batch()
+        state = json.loads(json.dumps(first.state_dict()))
+        part = first.digest
+    with loader(num_workers=0) as second:
+        second.load_state_dict(state)
+        assert second.digest == part
+        assert run(second, 6) == whole
+    # Without a digest in the state, and of another rank, a new one begins, which is that of the rest.
+    rest = loader()
+    rest.load_state_dict({name: value for name, value in state.items() if name != "digest"})
+    assert part + run(rest, 6) == whole
+    shards = [loader(shard=(rank, 2)) for rank in range(2)]
+    for shard in shards:
+        shard.load_state_dict(state)
+    assert sum((run(shard, 6) for shard in shards), part) == whole
+    with PrefetchBatchifier(store, 8, 4) as plain:
+        plain.load_state_dict(state)
+        assert "digest" not in plain.state_dict()
+        with pytest.raises(ConfigError, match="digest=True"):
+            _ = plain.digest
+
+
+def test_a_damaged_digest_leaves_the_loader_as_it_was() -> None:
+    with PrefetchBatchifier(example_store(), 8, 4, digest=True) as loader:
+        loader.next_batch()
+        before = loader.state_dict()
+        with pytest.raises(StateError, match="digest"):
+            loader.load_state_dict(before | {"next_index": 7, "digest": {"total": "?", "windows": 1}})
+        assert loader.state_dict() == before
+
+
+def test_a_digest_goes_on_over_a_refresh() -> None:
+    store = DatasetStore()
+    store.extend(example_columns(60))
+    with PrefetchBatchifier(store, 8, 4, digest=True) as loader:
+        for _ in range(3):
+            loader.next_batch()
+        before, small = loader.digest, BatchSource(store.snapshot(), 8, 4)
+        store.extend(example_columns(60))
+        loader.refresh()
+        loader.next_batch()
+        large = BatchSource(store.snapshot(), 8, 4, epoch_start=3)
+        assert before == sum((StreamDigest.of(index, small[index]) for index in range(3)), StreamDigest())
+        assert loader.digest == before + StreamDigest.of(3, large[3])
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_of_a_replay_buffer_drawn_ahead(workers: int) -> None:
+    def make() -> Any:
+        buffer = ReplayBuffer(ArrayStorage(50), batch_size=6, seed=3)
+        buffer.extend({"reward": np.arange(40.0), "next": {"reward": np.arange(40.0) + 1}})
+        return buffer, PrefetchBatchifier(buffer, num_workers=workers, digest=True)
+
+    buffer, _ = make()
+    expected = sum((StreamDigest.of(index, buffer.sample()) for index in range(7)), StreamDigest())
+    buffer, loader = make()
+    with loader:
+        for _ in range(3):
+            loader.next_batch()
+        state, rows = loader.state_dict(), buffer.state_dict()
+    buffer, loader = make()
+    buffer.load_state_dict(rows)
+    loader.load_state_dict(state)
+    assert run(loader, 4) == expected
