@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
@@ -13,6 +14,11 @@ from mouse_core.spec import check_count
 
 PermuteAction = Literal[False, "input", "target", "both"]
 """What is renamed when actions are permuted: nothing, `action`, the columns of `q_star`, or both jointly."""
+
+# Whose options scale and shift each field of numbers: "reward" stands for scale_reward and shift_reward.
+_SCALED_BY = {"reward": "reward", "xformed_reward": "reward", "obs_continuous": "obs"}
+IMAGE_SCALARS = frozenset({"scale_obs_image", "shift_obs_image"})
+"""The options of scalars that change pixels."""
 
 PerImage = Literal["sequence", "step"]
 """Whether one random number holds for all images of a sequence row, or each step has its own."""
@@ -222,6 +228,13 @@ class AugmentTokensConfig:
                 if spec is not None and not spec.is_always(nothing):
                     found[option] = spec
         return found
+
+    def scaled(self, scalars: Collection[str]) -> dict[str, tuple[str, str]]:
+        """The fields that are scaled or shifted by some of ``scalars``, and the two options that say so; no images."""
+        options = {field: (f"scale_{name}", f"shift_{name}") for field, name in _SCALED_BY.items()}
+        if not self.scale_xformed_reward:
+            del options["xformed_reward"]
+        return {field: both for field, both in options.items() if not set(both).isdisjoint(scalars)}
 
     @property
     def active(self) -> bool:

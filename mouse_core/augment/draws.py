@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import dataclasses
+from collections.abc import Callable, Collection
 from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.augment.config import AugmentTokensConfig, RandomCrop, RandomShift
+from mouse_core.augment.config import (
+    IMAGE_SCALARS,
+    AugmentMaskProbConfig,
+    AugmentTokensConfig,
+    RandomCrop,
+    RandomShift,
+)
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key
+from mouse_core.trees import map_tree
 
 
 class Affine(NamedTuple):
@@ -61,21 +69,8 @@ class Draws(NamedTuple):
 
     def map(self, function: Callable[[Any], Any]) -> Draws:
         """The same with ``function`` applied to every array."""
-
-        def over(values: dict[str, Any]) -> dict[str, Any]:
-            return {name: function(value) for name, value in values.items()}
-
-        return Draws(
-            affine={
-                name: Affine(*(None if part is None else function(part) for part in affine))
-                for name, affine in self.affine.items()
-            },
-            permutations=over(self.permutations),
-            pixels=None if self.pixels is None else function(self.pixels),
-            crop=None if self.crop is None else Crop(*map(function, self.crop)),
-            masks=over(self.masks),
-            delivered_masks=over(self.delivered_masks),
-        )
+        mapped: Draws = map_tree(lambda part: None if part is None else function(part), self)
+        return mapped
 
 
 NO_DRAWS = Draws({}, {}, None, None, {}, {})
@@ -103,20 +98,7 @@ class _Stream(IntEnum):
 
 _STREAMS = 256
 _MASK_STREAMS = {
-    name: _Stream.MASKS + number
-    for number, name in enumerate(
-        (
-            "action",
-            "reward",
-            "xformed_reward",
-            "done",
-            "time",
-            "q_star",
-            "obs_continuous",
-            "obs_discrete",
-            "obs_image",
-        )
-    )
+    option.name: _Stream.MASKS + number for number, option in enumerate(dataclasses.fields(AugmentMaskProbConfig))
 }
 
 
@@ -166,33 +148,19 @@ def draw_shared(
 
     scalars = {option: spec.draw(_stream(key, _Stream[option.upper()])) for option, spec in config.scalars().items()}
     pixels = None
-    if there("obs_image") and ("scale_obs_image" in scalars or "shift_obs_image" in scalars):
+    if there("obs_image") and IMAGE_SCALARS & scalars.keys():
         values = np.arange(256) * scalars.get("scale_obs_image", 1.0) + scalars.get("shift_obs_image", 0.0)
         pixels = np.clip(np.round(values), 0, 255).astype(np.uint8)
     crop = None
     if there("obs_image") and config.crop_obs_image is not None:
         crop = _draw_crop(config.crop_obs_image, key, shape, image_shape)
-    rewards = ("reward", "xformed_reward") if config.scale_xformed_reward else ("reward",)
-    affine = _affine(dict.fromkeys(rewards, "reward") | {"obs_continuous": "obs"}, scalars, there)
-    return NO_DRAWS._replace(
-        affine=affine, permutations=_draw_permutations(config, key, shape[0], there), pixels=pixels, crop=crop
-    )
-
-
-def _affine(options: Mapping[str, str], scalars: Mapping[str, Any], there: Callable[[str], bool]) -> dict[str, Affine]:
-    """How numbers are scaled and shifted, by field, of those that are there.
-
-    Args:
-        options: Whose options each field goes by: "reward" for ``scale_reward`` and ``shift_reward``.
-        scalars: What was drawn, by option.
-        there: Whether a field is.
-    """
-    affine = {}
-    for field, name in options.items():
-        parts = [scalars.get(f"{part}_{name}") for part in ("scale", "shift")]
-        if there(field) and parts != [None, None]:
-            affine[field] = Affine(*(None if part is None else np.float64(part) for part in parts))
-    return affine
+    affine = {
+        field: Affine(*(np.float64(scalars[option]) if option in scalars else None for option in options))
+        for field, options in config.scaled(scalars).items()
+        if there(field)
+    }
+    renamed = _draw_permutations(config, key, shape[0], there)
+    return NO_DRAWS._replace(affine=affine, permutations=renamed, pixels=pixels, crop=crop)
 
 
 def with_masks(
@@ -216,17 +184,8 @@ def with_masks(
 
 def cut(draws: Draws, first: int, count: int) -> Draws:
     """The draws for rows ``[first, first + count)`` of the batch."""
-    rows = slice(first, first + count)
-
-    def per_row(values: dict[str, Any]) -> dict[str, Any]:
-        return {name: value[rows] for name, value in values.items()}
-
-    return draws._replace(
-        permutations=per_row(draws.permutations),
-        crop=None if draws.crop is None else Crop(draws.crop.rows[rows], draws.crop.columns[rows]),
-        masks=per_row(draws.masks),
-        delivered_masks=per_row(draws.delivered_masks),
-    )
+    taken = draws._replace(affine={}, pixels=None).map(lambda values: values[first : first + count])
+    return taken._replace(affine=draws.affine, pixels=draws.pixels)
 
 
 def crop_size(config: RandomShift | RandomCrop, image_shape: tuple[int, int, int] | None) -> tuple[int, int]:

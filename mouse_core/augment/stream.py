@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.memory import ArrayMemory
-from mouse_core.augment.config import AugmentTokensConfig
+from mouse_core.augment.config import IMAGE_SCALARS, AugmentTokensConfig
 from mouse_core.augment.draws import Draws, crop_size, cut, draw_shared, with_masks
 from mouse_core.augment.images import Empty
 from mouse_core.augment.transform import mask, transform
@@ -60,31 +60,25 @@ class StreamAugment:
 
     @property
     def _scaled(self) -> set[str]:
-        scalars = self.config.scalars()
-        rewards = {"reward", "xformed_reward"} if self.config.scale_xformed_reward else {"reward"}
-        return {
-            field
-            for group, name in ((rewards, "reward"), ({"obs_continuous"}, "obs"))
-            for field in group
-            if f"scale_{name}" in scalars or f"shift_{name}" in scalars
-        }
+        return set(self.config.scaled(self.config.scalars()))
+
+    @property
+    def _image_shape(self) -> tuple[int, int, int] | None:
+        image = self.arriving.get("obs_image")
+        return None if image is None else image.image_shape
 
     @property
     def _recoded(self) -> set[str]:
         """Fields whose new values a narrower dtype, which holds the stored ones, may not hold."""
-        options = {
-            "action": self.config.permute_action in ("input", "both"),
-            "obs_discrete": self.config.permute_obs_discrete,
-            "time": self.config.mask_prob.time > 0,
-        }
-        return {name for name, recoded in options.items() if recoded}
+        config = self.config
+        recoded = {"action": config.permute_action in ("input", "both"), "obs_discrete": config.permute_obs_discrete}
+        return {name for name, is_so in {**recoded, "time": config.mask_prob.time > 0}.items() if is_so}
 
     @property
     def _redraws(self) -> bool:
         """Whether images are changed otherwise than by masks; that is done in the stored dtype."""
-        scalars = self.config.scalars()
-        pixels = "scale_obs_image" in scalars or "shift_obs_image" in scalars
-        return pixels or (self.config.enabled and self.config.crop_obs_image is not None)
+        cropped = self.config.enabled and self.config.crop_obs_image is not None
+        return cropped or not IMAGE_SCALARS.isdisjoint(self.config.scalars())
 
     @property
     def spec(self) -> dict[str, FieldSpec]:
@@ -145,10 +139,7 @@ class StreamAugment:
         rows = next(iter(batch.values())).shape[0]
         there = set(batch)
         empty = self.memory.empty
-        image = self.arriving.get("obs_image")
-        shared = draw_shared(
-            self.config, key, shape, fields=there, image_shape=None if image is None else image.image_shape
-        )
+        shared = draw_shared(self.config, key, shape, fields=there, image_shape=self._image_shape)
 
         def here(draws: Draws) -> Draws:
             return draws if (first, rows) == (0, shape[0]) else cut(draws, first, rows)
@@ -162,7 +153,8 @@ class StreamAugment:
             changed = mask(batch, draws, own=batch if last else (), empty=empty)
             if not last and out is None:
                 # Arrays of its own: whoever writes to one view, or donates it in JAX, has not done so to the others.
-                changed |= _copied({name: batch[name] for name in batch.keys() - changed.keys()}, empty)
+                kept = batch.keys() - changed.keys()
+                changed |= {name: _copied(batch[name], batch[name].dtype, empty) for name in kept}
             views.append({**batch, **changed})
         if out is None:
             return tuple(views)
@@ -174,17 +166,18 @@ class StreamAugment:
 
     def _transformed(self, batch: Batch, draws: Draws, *, stored: bool) -> Batch:
         """What all views of a batch share, in the dtypes that they are delivered in."""
-        image, empty = self.arriving.get("obs_image"), self.memory.empty
-        image_shape = None if image is None else image.image_shape
-        changed = transform(batch, draws, image_shape=image_shape, validate=True, own=batch, empty=empty)
+        empty = self.memory.empty
+        changed = transform(batch, draws, image_shape=self._image_shape, validate=True, own=batch, empty=empty)
         batch = {**batch, **changed}
         for name in self._scaled & batch.keys():
             try:
                 batch[name] = convert(batch[name], self.arriving[name].dtype)
             except ValueError as error:
                 raise DataError(f"augment: {name}: {error}") from error
-        if image is not None and not stored and self._redraws:
-            batch["obs_image"] = _in_dtype(batch["obs_image"], image.dtype, empty)
+        if "obs_image" in batch and not stored and self._redraws:
+            dtype = self.arriving["obs_image"].dtype
+            if batch["obs_image"].dtype != dtype:
+                batch["obs_image"] = _copied(batch["obs_image"], dtype, empty)
         return batch
 
 
@@ -230,16 +223,7 @@ def stream_augment(
     return augment
 
 
-def _copied(batch: Batch, empty: Empty) -> Batch:
-    copies = {name: empty(values.shape, values.dtype) for name, values in batch.items()}
-    for name, values in batch.items():
-        np.copyto(copies[name], values)
-    return copies
-
-
-def _in_dtype(values: npt.NDArray[Any], dtype: np.dtype[Any], empty: Empty) -> npt.NDArray[Any]:
-    if values.dtype == dtype:
-        return values
-    converted = empty(values.shape, dtype)
-    np.copyto(converted, values)
-    return converted
+def _copied(values: npt.NDArray[Any], dtype: np.dtype[Any], empty: Empty) -> npt.NDArray[Any]:
+    copied = empty(values.shape, dtype)
+    np.copyto(copied, values)
+    return copied
