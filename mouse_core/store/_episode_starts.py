@@ -64,7 +64,7 @@ def episode_starts(
     for segment in segments:
         end = min(begin + segment.num_rows, rows)
         found = _look(segment, begin, end, readers, locate)
-        if before is not None and (before.ended or _follows_not(before.last, found.first)):
+        if before is not None and (before.ended or _begins(np.array([before.last]), np.array([found.first]))[0]):
             parts.append(np.array([begin]))
         parts.append(found.starts + begin)
         begin, before = end, found
@@ -116,7 +116,3 @@ def _begins(before: npt.NDArray[Any], time: npt.NDArray[Any]) -> npt.NDArray[np.
     """Whether steps of these times begin an episode, behind steps of those."""
     found: npt.NDArray[np.bool_] = (time == 0) | ((time >= 0) & (before >= 0) & (time <= before))
     return found
-
-
-def _follows_not(last: int, first: int) -> bool:
-    return bool(_begins(np.array([last]), np.array([first]))[0])

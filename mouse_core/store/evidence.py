@@ -11,11 +11,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core.errors import AlignmentWarning
-from mouse_core.spec import Field
+from mouse_core.spec import STANDARD_FIELDS, Field
 from mouse_core.store._segments import Segment
 
 # What is looked at, by field, and where rows have it that no store was asked about.
-_COLUMNS = {"reward": "reward", "done": "done", "time": "episode_step"}
+_COLUMNS = {field.name: field.column for field in STANDARD_FIELDS if field.name in ("reward", "done", "time")}
 # Looking at more would make a large dataset take longer than a small one. Rows in another order lie all over the file.
 _ROWS, _SCATTERED_ROWS = 4096, 64
 
@@ -31,9 +31,13 @@ def warn_of_rewards(segment: Segment, fields: Mapping[str, Field], where: str, *
     """
     columns = {name: fields[name].column for name in _COLUMNS if fields[name].column in segment.table.schema.names}
     rows = _first_rows(segment, list(dict.fromkeys(columns.values())))
-    begins, rewarded = rewards_at_starts(
-        {name: rows.column(column) for name, column in columns.items()}, in_order=segment.indices is None
-    )
+    _warn(rows, columns, where, in_order=segment.indices is None, stacklevel=stacklevel + 1)
+
+
+def _warn(rows: pa.Table, columns: Mapping[str, str], where: str, *, in_order: bool, stacklevel: int) -> None:
+    """Warn if these rows have rewards where episodes begin; ``columns`` are the names of theirs, by field."""
+    found = {name: rows.column(column) for name, column in columns.items()}
+    begins, rewarded = rewards_at_starts(found, in_order=in_order)
     if rewarded:
         warnings.warn(against_arrived(begins, rewarded, rows.num_rows, where), AlignmentWarning, stacklevel + 1)
 
@@ -53,13 +57,10 @@ class FirstRows:
 
     def warn_of_rewards(self, where: str, *, stacklevel: int) -> None:
         """Warn as the function of this name does."""
-        if not self._batches:
-            return
-        rows = pa.Table.from_batches(self._batches).slice(0, _ROWS)
-        columns = {name: rows.column(column) for name, column in _COLUMNS.items() if column in rows.schema.names}
-        begins, rewarded = rewards_at_starts(columns)
-        if rewarded:
-            warnings.warn(against_arrived(begins, rewarded, rows.num_rows, where), AlignmentWarning, stacklevel + 1)
+        if self._batches:
+            rows = pa.Table.from_batches(self._batches).slice(0, _ROWS)
+            columns = {name: column for name, column in _COLUMNS.items() if column in rows.schema.names}
+            _warn(rows, columns, where, in_order=True, stacklevel=stacklevel + 1)
 
 
 def against_arrived(begins: int, rewarded: int, rows: int, where: str) -> str:
@@ -100,13 +101,10 @@ def _first_rows(segment: Segment, columns: list[str]) -> pa.Table:
         numbers.validate()
     except pa.ArrowException:
         return table.slice(0, 0)  # whoever reads the rows is told
-    return _taken(table, numbers.slice(0, _SCATTERED_ROWS).to_numpy())
-
-
-def _taken(table: pa.Table, numbers: npt.NDArray[Any]) -> pa.Table:
-    if not len(numbers) or numbers.min() < 0 or numbers.max() >= table.num_rows:
+    first = numbers.slice(0, _SCATTERED_ROWS).to_pylist()
+    if not first or min(first) < 0 or max(first) >= table.num_rows:
         return table.slice(0, 0)
-    return pa.concat_tables([table.slice(int(number), 1) for number in numbers])
+    return pa.concat_tables([table.slice(number, 1) for number in first])
 
 
 def _numbers(column: pa.ChunkedArray) -> npt.NDArray[np.float64] | None:

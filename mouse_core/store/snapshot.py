@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -155,33 +155,22 @@ class Snapshot:
     @memo
     def fingerprint(self) -> str:
         """A digest of schema, length and a few rows: equal for equal data on every host, in constant time."""
-        columns = sorted({reader.spec.column for reader in self.readers.values()})
+        columns = {reader.spec.column for reader in self.readers.values()}
         digest = hashlib.sha256()
         kinds = {name: str(self.config.types[name]) for name in columns}
         digest.update(json.dumps([self.num_rows, self.alignment, kinds], sort_keys=True).encode())
-        for row in np.unique(np.linspace(0, max(self.num_rows - 1, 0), _SAMPLED_ROWS).astype(np.int64)).tolist():
-            if row < self.num_rows:
-                values = self.row(row, columns)
-                digest.update(b"".join(_canonical(values.get(name)) for name in columns))
+        sampled = np.unique(np.linspace(0, max(self.num_rows - 1, 0), _SAMPLED_ROWS).astype(np.int64)).tolist()
+        for row in sampled if self.num_rows else ():
+            values = self.rows([row], columns)
+            digest.update(b"".join(_canonical(*values.get(name, [None])) for name in sorted(columns)))
         return digest.hexdigest()[:32]
 
-    def row(self, number: int, columns: Sequence[str] | None = None) -> dict[str, Any]:
-        """One stored row as Python values by column; columns that its segment lacks are missing.
-
-        Args:
-            number: In ``0..num_rows - 1``.
-            columns: Names of those to read; by default all.
-        """
-        segment_number = int(np.searchsorted(self._starts, number, side="right")) - 1
-        table = self.segments[segment_number].take(number - int(self._starts[segment_number]))
-        names = [name for name in table.schema.names if columns is None or name in columns]
-        return {name: table.column(name)[0].as_py() for name in names}
-
-    def rows(self, numbers: Sequence[int]) -> dict[str, list[Any]]:
+    def rows(self, numbers: Sequence[int], columns: Set[str] | None = None) -> dict[str, list[Any]]:
         """Stored rows as lists of Python values by column, None where a row's segment lacks the column.
 
         Args:
             numbers: In ``0..num_rows - 1``, in any order. Rows that follow each other are read together.
+            columns: Names of those to read; by default all that some of the rows have.
         """
         found: dict[str, list[Any]] = {}
         (breaks,) = np.nonzero(np.diff(numbers) != 1)
@@ -194,7 +183,7 @@ class Snapshot:
                 count = min(last, int(self._starts[segment + 1])) - at
                 table = self.segments[segment].take(at - first, count)
                 done = begin + at - numbers[begin]
-                for name in table.schema.names:
+                for name in table.schema.names if columns is None else columns & {*table.schema.names}:
                     found.setdefault(name, []).extend([None] * (done - len(found[name])))
                     found[name] += table.column(name).to_pylist()
                 at += count

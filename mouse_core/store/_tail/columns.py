@@ -23,57 +23,48 @@ from mouse_core.store._tail.values import (
 )
 
 
-class Nulls:
-    """Which rows of a column are null; most often none.
-
-    Args:
-        rows: Of the extent.
-    """
-
-    def __init__(self, rows: int) -> None:
-        self._rows = rows
-        self._are: npt.NDArray[np.bool_] | None = None
-
-    @property
-    def are_none(self) -> bool:
-        """Whether no row was ever null."""
-        return self._are is None
-
-    def put(self, row: int) -> None:
-        """Make a row null."""
-        if self._are is None:
-            self._are = np.zeros(self._rows, np.bool_)
-        self._are[row] = True
-
-    def forget(self, row: int) -> None:
-        """Make a row not null."""
-        if self._are is not None:
-            self._are[row] = False
-
-    def validity(self, rows: int) -> pa.Buffer | None:
-        """Arrow's bits of the first ``rows`` rows; None where none of them is null."""
-        if self._are is None or not self._are[:rows].any():
-            return None
-        return pa.py_buffer(np.packbits(~self._are[:rows], bitorder="little"))
-
-
-class ScalarExtent:
-    """Numbers, one a row.
+class NumbersExtent:
+    """The memory of numbers, or arrays of numbers, and which rows are null; most often none.
 
     Args:
         column: How they are kept.
-        values: The memory, ``[rows]``.
+        values: The memory, ``[rows * width]``.
     """
 
     def __init__(self, column: TailColumn, values: npt.NDArray[Any]) -> None:
-        self._column = column
-        self._values = values
-        self.address, self.width = values.ctypes.data, 1
-        self._nulls = Nulls(len(values)) if column.nullable else None
+        self._column, self._values = column, values
+        self.address, self.width = values.ctypes.data, column.width
+        self._nulls: npt.NDArray[np.bool_] | None = None
         # Writing through a memoryview, which knows no float16, is three times as fast as through NumPy.
-        self.cells: Any = self._values
-        if column.kind.dtype != np.float16:
-            self.cells = memoryview(cast("Any", self._values))
+        self.cells: Any = values if values.dtype == np.float16 else memoryview(cast("Any", values))
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether Arrow has the values as they lie here, and all are there."""
+        return self._values.dtype != np.bool_ and self._nulls is None
+
+    def _put_null(self, row: int) -> None:
+        if self._nulls is None:
+            self._nulls = np.zeros(len(self._values) // self.width, np.bool_)
+        self._nulls[row] = True
+
+    def forget(self, row: int) -> None:
+        """Whatever was put into a row that does not count, put it as if it had not been."""
+        if self._nulls is not None:
+            self._nulls[row] = False
+
+    def _validity(self, rows: int) -> pa.Buffer | None:
+        """Arrow's bits of the first ``rows`` rows; None where none of them is null."""
+        if self._nulls is None or not self._nulls[:rows].any():
+            return None
+        return pa.py_buffer(np.packbits(~self._nulls[:rows], bitorder="little"))
+
+
+class ScalarExtent(NumbersExtent):
+    """Numbers, one a row."""
+
+    def __init__(self, column: TailColumn, values: npt.NDArray[Any]) -> None:
+        super().__init__(column, values)
         # The type that most values have, and all those which need no conversion.
         self.kind = {"b": bool, "f": float}.get(column.kind.dtype.kind, int)
         self.plain = plain_types(column.kind.dtype)
@@ -85,19 +76,14 @@ class ScalarExtent:
             self._largest = float(np.finfo(self._values.dtype.type(0)).max)
 
     @property
-    def is_dense(self) -> bool:
-        """Whether Arrow has the values as they lie here, and all are there."""
-        return self._values.dtype != np.bool_ and (self._nulls is None or self._nulls.are_none)
-
-    @property
     def usual(self) -> tuple[float, float] | None:
         """Between which numbers of a plain type nothing is left to check; None: there are no such limits."""
         return self.bounds if self._largest is inf else (-self._largest, self._largest)
 
     def put(self, row: int, value: Any) -> None:
         """Write one value; raises ValueError, TypeError or OverflowError where it does not fit."""
-        if value is None and self._nulls is not None:
-            self._nulls.put(row)
+        if value is None and self._column.nullable:
+            self._put_null(row)
             return
         if type(value) not in self.plain:
             value = check_scalar(value, self._column)
@@ -116,47 +102,30 @@ class ScalarExtent:
         """Write values that ``prepare`` has checked."""
         self._values[row : row + len(values)] = values
 
-    def forget(self, row: int) -> None:
-        """Whatever was put into a row that does not count, put it as if it had not been."""
-        if self._nulls is not None:
-            self._nulls.forget(row)
-
     def to_arrow(self, rows: int) -> pa.Array:
         """The first ``rows`` values, sharing their memory (booleans are packed, hence copied)."""
         values = self._values[:rows]
-        validity = None if self._nulls is None else self._nulls.validity(rows)
         memory = pa.array(values).buffers()[1] if values.dtype == np.bool_ else pa.py_buffer(values)
-        return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), rows, [validity, memory])
+        return pa.Array.from_buffers(pa.from_numpy_dtype(values.dtype), rows, [self._validity(rows), memory])
 
 
-class VectorExtent:
-    """Arrays of numbers, one a row; rows of one dimension may differ in length.
-
-    Args:
-        column: How they are kept.
-        values: The memory, ``[rows * width]``.
-    """
+class VectorExtent(NumbersExtent):
+    """Arrays of numbers, one a row; rows of one dimension may differ in length."""
 
     def __init__(self, column: TailColumn, values: npt.NDArray[Any]) -> None:
-        self._column = column
-        self.width = column.width
-        rows = len(values) // self.width
+        super().__init__(column, values)
         # Row n ends where row n + 1 begins. Most often all rows are of one length, and no extent needs its own.
-        self._ends = _equal_ends(rows, self.width)
+        self._ends = _equal_ends(len(values) // self.width, self.width)
         self.is_regular = True
         # Arrays of this shape need no check; images of other dtypes do.
         self._plain_shape = None if column.image and column.kind.dtype != np.uint8 else column.shape
         self.dtype: np.dtype[Any] = column.kind.dtype
-        self._values = values
-        self.address = values.ctypes.data
-        self.cells: Any = memoryview(cast("Any", self._values))
-        self._nulls = Nulls(rows) if column.nullable else None
         self._is_checked = column.whole or (column.bounds is not None and not column.image)
 
     @property
     def is_dense(self) -> bool:
         """Whether Arrow has the values as they lie here, and all are there."""
-        return self._is_flat and self._values.dtype != np.bool_ and (self._nulls is None or self._nulls.are_none)
+        return self._is_flat and super().is_dense
 
     @property
     def takes_memory(self) -> bool:
@@ -169,8 +138,8 @@ class VectorExtent:
 
     def put(self, row: int, value: Any) -> None:
         """Write one array; raises ValueError or TypeError where it does not fit."""
-        if value is None and self._nulls is not None:
-            self._nulls.put(row)
+        if value is None and self._column.nullable:
+            self._put_null(row)
             self._end(row, 0)
             return
         values = self._values
@@ -202,11 +171,6 @@ class VectorExtent:
             self._make_irregular()
             self._ends[row + 1 : row + len(values) + 1] = begin + width * np.arange(1, len(values) + 1)
 
-    def forget(self, row: int) -> None:
-        """Whatever was put into a row that does not count, put it as if it had not been."""
-        if self._nulls is not None:
-            self._nulls.forget(row)
-
     def to_arrow(self, rows: int) -> pa.Array:
         """The first ``rows`` arrays as (nested) lists, sharing their memory."""
         used = int(self._ends[rows])
@@ -219,7 +183,7 @@ class VectorExtent:
             leaves = pa.FixedSizeListArray.from_arrays(leaves, size)
         per_item = prod(self._column.shape[1:])
         ends = self._ends[: rows + 1] if per_item == 1 else self._ends[: rows + 1] // per_item
-        buffers = [None if self._nulls is None else self._nulls.validity(rows), pa.py_buffer(ends)]
+        buffers = [self._validity(rows), pa.py_buffer(ends)]
         return pa.Array.from_buffers(pa.list_(leaves.type), rows, buffers, children=[leaves])
 
 

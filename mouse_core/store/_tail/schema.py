@@ -41,80 +41,56 @@ def tail_column(
         ValueError: No Arrow type can hold the value.
     """
     nullable = field is None or field.fill is not None
+    unknown = TailColumn(ColumnType("null"), arrow_type=pa.null(), nullable=nullable)
     kind = None if known is None else column_type(known)
     if kind is None or kind.kind == "null":
         if value is None:
-            return _of_nulls(nullable=nullable)
+            return unknown  # the first value will say what it is
         known, kind = None, _infer(value, field)
     if hasattr(value, "__array__") and not isinstance(value, np.generic) and not is_encoded(value):
         value = as_array(value)  # of whatever framework
+    pixel = np.dtype(np.uint8) if field is None else field.pixel_dtype
+    column = TailColumn(kind, nullable=nullable, pixel=pixel, image_roots=image_roots)
     if kind.kind == "scalar":
-        return _of_numbers(kind, field, shape, nullable=nullable)
+        return _of_numbers(column, field, shape)
     if kind.kind == "list" and (field is not None or isinstance(value, np.ndarray)):
-        return _of_arrays(value, kind, field, shape, nullable=nullable, image_roots=image_roots)
+        return _of_arrays(column, value, field, shape) or unknown  # nothing says how wide it is
     if kind.kind == "image":
-        return _of_images(value, kind, field, known, shape, nullable=nullable, image_roots=image_roots)
-    return _of_objects(value, kind, known, nullable=nullable)
+        return _of_images(replace(column, shape=shape or (), arrow_type=known or _IMAGE_STRUCT), value)
+    return replace(column, arrow_type=known or _object_type(value), object_bytes=_size_of(value))
 
 
-def _of_objects(value: Any, kind: ColumnType, known: pa.DataType | None, *, nullable: bool) -> TailColumn:
-    nbytes = max(len(value), _OBJECT_BYTES) if isinstance(value, str | bytes) else _OBJECT_BYTES
-    return TailColumn(kind, arrow_type=known or _object_type(value), nullable=nullable, object_bytes=nbytes)
+def _size_of(value: Any) -> int:
+    """About how many bytes a Python object takes."""
+    return max(len(value) if isinstance(value, str | bytes) else 0, _OBJECT_BYTES)
 
 
-def _of_nulls(*, nullable: bool) -> TailColumn:
-    """A column of which nothing is known yet; the first value will say it."""
-    return TailColumn(ColumnType("null"), arrow_type=pa.null(), nullable=nullable)
-
-
-def _of_numbers(kind: ColumnType, field: Field | None, shape: tuple[int, ...] | None, *, nullable: bool) -> TailColumn:
-    if field is None:
-        return TailColumn(kind, nullable=nullable)
-    bounds = field.bounds_of(0)
-    return TailColumn(
-        kind,
-        nullable=nullable,
-        bounds=bounds,
-        whole=_is_coded(field, vectors=False) and kind.dtype.kind == "f",
-        single=_is_single(field, shape) or (shape is None and field.min_ndim > 0),
-        allowed="" if bounds is None else field.shown(bounds),
-    )
-
-
-def _of_arrays(
-    value: Any,
-    kind: ColumnType,
-    field: Field | None,
-    shape: tuple[int, ...] | None,
-    *,
-    nullable: bool,
-    image_roots: tuple[str, ...],
-) -> TailColumn:
-    single = _is_single(field, shape)
-    row = _shape_of(value, kind, (1,) if single and kind.depth == 1 else shape)
-    if row is None:
-        return _of_nulls(nullable=nullable)  # nothing says how wide it is
-    width = row[0] if len(row) == 1 else None
-    column = TailColumn(
-        kind,
-        shape=row,
-        nullable=nullable,
-        widths=None if width is None else (width, width),
-        pixel=_pixel(field),
-        image_roots=image_roots,
-        whole=_is_coded(field, vectors=True) and kind.dtype.kind == "f",
-        single=single and row == (1,),
-    )
+def _of_numbers(column: TailColumn, field: Field | None, shape: tuple[int, ...] | None) -> TailColumn:
     if field is None:
         return column
-    bounds = None if field.image else field.bounds
-    return replace(
-        column,
-        widths=(0, width) if width is not None and field.pad is not None else column.widths,
-        bounds=bounds,
-        image=field.image,
-        allowed="" if bounds is None else field.shown(bounds),
-    )
+    single = _is_single(field, shape) or (shape is None and field.min_ndim > 0)
+    return _bounded(replace(column, single=single), field, field.bounds_of(0), vectors=False)
+
+
+def _bounded(column: TailColumn, field: Field, bounds: tuple[int, int] | None, *, vectors: bool) -> TailColumn:
+    """The column with what its field allows: values within bounds, and whole ones where it delivers integers."""
+    wanted = _wanted_dtype(field, vectors=vectors)
+    whole = column.kind.dtype.kind == "f" and wanted is not None and wanted.kind in "iu"
+    return replace(column, whole=whole, bounds=bounds, allowed="" if bounds is None else field.shown(bounds))
+
+
+def _of_arrays(column: TailColumn, value: Any, field: Field | None, shape: tuple[int, ...] | None) -> TailColumn | None:
+    """The column of arrays; None where nothing says how wide a row is."""
+    single = _is_single(field, shape)
+    row = _shape_of(value, column.kind, (1,) if single and column.kind.depth == 1 else shape)
+    if row is None:
+        return None
+    is_padded = field is not None and field.pad is not None
+    widths = (0 if is_padded else row[0], row[0]) if len(row) == 1 else None
+    column = replace(column, shape=row, widths=widths, single=single and row == (1,))
+    if field is None:
+        return column
+    return _bounded(replace(column, image=field.image), field, None if field.image else field.bounds, vectors=True)
 
 
 def _shape_of(value: Any, kind: ColumnType, shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
@@ -127,41 +103,18 @@ def _shape_of(value: Any, kind: ColumnType, shape: tuple[int, ...] | None) -> tu
     return row
 
 
-def _of_images(
-    value: Any,
-    kind: ColumnType,
-    field: Field | None,
-    known: pa.DataType | None,
-    shape: tuple[int, ...] | None,
-    *,
-    nullable: bool,
-    image_roots: tuple[str, ...],
-) -> TailColumn:
-    column = TailColumn(
-        kind,
-        shape=shape or (),
-        arrow_type=known or _IMAGE_STRUCT,
-        nullable=nullable,
-        pixel=_pixel(field),
-        image_roots=image_roots,
-    )
-    nbytes = len(value) if isinstance(value, str | bytes) else _OBJECT_BYTES
+def _of_images(column: TailColumn, value: Any) -> TailColumn:
+    """The column of encoded images, of the shape that is known or that of the first."""
     item = check_object(value, replace(column, arrow_type=_IMAGE_STRUCT, nullable=True))
-    if item is not None:
-        nbytes = len(item.get("bytes") or b"")
-        shape = shape or image_shape(item, dtype=column.pixel, image_roots=image_roots)
-    return replace(column, shape=shape or (), object_bytes=max(nbytes, _OBJECT_BYTES))
+    if item is None:
+        return replace(column, object_bytes=_size_of(value))
+    shape = column.shape or image_shape(item, dtype=column.pixel, image_roots=column.image_roots)
+    return replace(column, shape=shape, object_bytes=_size_of(item.get("bytes")))
 
 
 def _is_single(field: Field | None, shape: tuple[int, ...] | None) -> bool:
     """Whether a number may be written as a vector of one, and the other way round."""
     return field is not None and not field.image and shape in ((), (1,))
-
-
-def _is_coded(field: Field | None, *, vectors: bool) -> bool:
-    """Whether a field delivers integers."""
-    wanted = _wanted_dtype(field, vectors=vectors)
-    return wanted is not None and wanted.kind in "iu"
 
 
 def _wanted_dtype(field: Field | None, *, vectors: bool) -> np.dtype[Any] | None:
@@ -202,10 +155,6 @@ def _kept_dtype(array: Any, value: Any, field: Field | None) -> np.dtype[Any]:
     if wanted.kind in "iu" and dtype.kind == "b":
         return wanted
     return dtype
-
-
-def _pixel(field: Field | None) -> np.dtype[Any]:
-    return np.dtype(np.uint8) if field is None else field.pixel_dtype
 
 
 def _object_type(value: Any) -> pa.DataType:
