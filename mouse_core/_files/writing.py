@@ -184,13 +184,9 @@ def beside(path: StrPath) -> str:
 
 def write_partial(path: StrPath, content: bytes | memoryview) -> str:
     """Write a new file beside where it belongs; its name there. Nothing is left after an error."""
-    partial = beside(path)
-    try:
+    with _alone_beside(path) as partial:
         _write_to(partial, content)
-    except BaseException:
-        remove(partial)
-        raise
-    return partial
+    return str(partial)
 
 
 def publish(paths: Iterable[StrPath]) -> None:

@@ -72,8 +72,6 @@ class Pipeline:
         self._ready: dict[int, Batch] = {}
         # The latest that were copied alone: whoever asked for one has it, and nobody comes for another.
         self._alone: tuple[int, ...] = ()
-        # The latest that was copied.
-        self._latest = planner.epoch_start
 
     def forward(self, snapshot: Snapshot, growth: Growth, *, seed: int, epoch_start: int) -> Pipeline:
         """The same over a snapshot that has grown, with all that is known about the rows that are the same."""
@@ -89,12 +87,6 @@ class Pipeline:
     def begin_with(self, batches: int) -> None:
         """Plan so many batches at once where a block stands alone, instead of one."""
         self._blocks.begin_with = batches
-
-    @property
-    def used(self) -> int:
-        """About how many batches were asked for, at least 1."""
-        first, step = min(((block.first, block.step) for block in self._blocks.kept), default=(self._latest, 1))
-        return max(1, (self._latest - first) // step + 1 - len(self._ready))
 
     # ------------------------------------------------------------------ batches
 
@@ -185,7 +177,7 @@ class Pipeline:
         Batches that are asked for in turn are copied several at a time where they are small; the others wait until they
         are asked for, unless much of the memory that they share is alive.
         """
-        index = self._latest = block.first + number * block.step
+        index = block.first + number * block.step
         byte_views = self._byte_views(block)
         if byte_views is None:
             return {}, True
@@ -208,7 +200,6 @@ class Pipeline:
                 waiting = block.first + other * block.step
                 if allowed and other != number and waiting not in self._alone:
                     self._ready[waiting] = batch
-            self._latest = block.first + (first + count - 1) * block.step
         return copied[number - first]
 
     def _copy_some(self, byte_views: ByteViews, first: int, count: int) -> list[tuple[Batch, bool]]:

@@ -227,7 +227,7 @@ class BatchSource:
             pipeline = self._pipeline.forward(snapshot, growth, seed=seed, epoch_start=epoch_start)
             source._set(pipeline, self._chosen, self.ranks)
         # Whoever takes a new snapshot every so many batches will do so again.
-        source._pipeline.begin_with(self._pipeline.used)
+        source._pipeline.begin_with(max(1, epoch_start - self.epoch_start))
         return source
 
     def with_options(self, **options: Any) -> BatchSource:

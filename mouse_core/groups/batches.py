@@ -99,9 +99,8 @@ def pad(
     sizes = _sizes(examples)
     longest = _length(sizes, length, truncate)
     taken = np.minimum(sizes, longest)
-    rows = np.repeat(np.arange(len(examples)), taken)
-    columns = _count_up(taken)
-    arrays = _place(examples, sizes, taken, rows, columns, (len(examples), longest), pad_token)
+    where = np.repeat(np.arange(len(examples)), taken), _count_up(taken)
+    arrays = _place(examples, sizes, taken, where, (len(examples), longest), pad_token)
     arrays["mask"] = np.arange(longest) < taken[:, None]
     return arrays
 
@@ -143,7 +142,7 @@ def pack(
         raise DataError(f"num_rows: expected at least {needed} rows of {length} for these examples, found {rows}")
     positions = _count_up(taken)
     where = np.repeat(np.asarray(row_of), taken), np.repeat(np.asarray(begin_of), taken) + positions
-    arrays = _place(examples, sizes, taken, *where, (rows, length), pad_token)
+    arrays = _place(examples, sizes, taken, where, (rows, length), pad_token)
     for name, values in (("segment_ids", np.repeat(np.asarray(segment_of), taken)), ("positions", positions)):
         arrays[name] = np.zeros((rows, length), np.int32)
         arrays[name][where] = values
@@ -182,13 +181,12 @@ def _place(
     examples: Sequence[RLExample],
     sizes: npt.NDArray[np.int64],
     taken: npt.NDArray[np.int64],
-    rows: npt.NDArray[np.int64],
-    columns: npt.NDArray[np.int64],
+    where: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]],
     shape: tuple[int, int],
     pad_token: int,
 ) -> Arrays:
     """The examples' arrays with every token in its row and column."""
-    flat = rows * shape[1] + columns
+    flat = where[0] * shape[1] + where[1]
     whole = None if np.array_equal(sizes, taken) else _count_up(sizes) < np.repeat(taken, sizes)
     arrays: Arrays = {}
     for name, dtype in _FIELDS.items():

@@ -146,13 +146,9 @@ class GrpoBatchMaker:
             if is_read:
                 for rollout in next(records):
                     self._take(rollout, number)
-            else:
-                self._count(group, number)
-
-    def _count(self, group: StoredGroup, number: int) -> None:
-        """Let the rewards of a group that is used up count, as far as others are compared with them."""
-        for uid, reward in zip(group.uids, group.rewards, strict=True):
-            self._add(uid, None, reward, number, group.environment)
+            else:  # its rewards count all the same, as far as others are compared with them
+                for uid, reward in zip(group.uids, group.rewards, strict=True):
+                    self._add(uid, None, reward, number, group.environment)
 
     def _group(self, environment: str, example_id: str, version: str, count: int = 1) -> int | None:
         """The number of the group that so many rollouts join, a new one if need be; None if it is not wanted."""

@@ -68,17 +68,17 @@ def encode_parts(parts: Sequence[Part]) -> bytes:
     """A record of the log that says that groups were sealed."""
     columns: list[Sequence[Any]] = [*zip(*(part.key for part in parts), strict=True)]
     columns += [[getattr(part, name) for part in parts] for name in _PARTS.names[3:]]
-    arrays = [pa.array(values, kind) for values, kind in zip(columns, _PARTS.types, strict=True)]
-    return b"P" + bytes(pa.RecordBatch.from_arrays(arrays, schema=_PARTS).serialize())
+    return b"P" + _encoded(columns, _PARTS)
 
 
 def encode_batches(batches: Sequence[StoredBatch]) -> bytes:
     """A record of the log that says that batches were stored."""
-    arrays = [
-        pa.array([batch.name for batch in batches], pa.string()),
-        pa.array([batch.uids for batch in batches], _UIDS),
-    ]
-    return b"B" + bytes(pa.RecordBatch.from_arrays(arrays, schema=_STORED).serialize())
+    return b"B" + _encoded([[batch.name for batch in batches], [batch.uids for batch in batches]], _STORED)
+
+
+def _encoded(columns: Sequence[Sequence[Any]], schema: pa.Schema) -> bytes:
+    arrays = [pa.array(values, kind) for values, kind in zip(columns, schema.types, strict=True)]
+    return bytes(pa.RecordBatch.from_arrays(arrays, schema=schema).serialize())
 
 
 def _columns(record: bytes, schema: pa.Schema) -> list[list[Any]]:

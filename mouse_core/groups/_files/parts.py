@@ -18,7 +18,9 @@ from mouse_core.groups._files.columns import ROLLOUTS, rollout_schema, table_to_
 from mouse_core.groups._files.names import folder_name
 from mouse_core.groups.types.records import GroupKey, RolloutRecord
 
-_NUMBER = b"mouse_group_number"
+NUMBER = b"mouse_group_number"
+"""In a group's file how many groups were sealed before it."""
+
 _NUMBERS = frozenset({"tokens", "logprobs", "advantage", "generator_log_probs"})
 _LARGE = _NUMBERS | {"message", "loss_mask", "text", "data"}
 CODECS = ("zstd", "snappy", "gzip", "brotli", "lz4", "none")
@@ -112,11 +114,6 @@ def _columns(schema: pa.Schema) -> dict[str, str]:
     for field in schema:
         visit(field, field.name, field.name)
     return found
-
-
-def encode_group(rows: pa.Table, options: Mapping[str, Any], number: int) -> memoryview:
-    """The content of a group's file."""
-    return encode_table(rows, options, {_NUMBER: str(number).encode()})
 
 
 def digest_of(content: bytes | memoryview) -> uuid.UUID:
@@ -243,7 +240,7 @@ def find_part(path: Path) -> Part:
     keys = set(zip(*(columns[name] for name in GroupKey._fields), strict=True))
     if len(keys) != 1:
         raise DataError(f"part file {path}: expected the rollouts of one group, found {len(keys)} groups")
-    number = read_metadata(path, content).get(_NUMBER, b"0")
+    number = read_metadata(path, content).get(NUMBER, b"0")
     return Part(
         key=GroupKey(*keys.pop()),
         name=path.name,

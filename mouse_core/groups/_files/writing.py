@@ -25,7 +25,7 @@ from mouse_core._files.writing import (
 )
 from mouse_core.groups._files.columns import ROLLOUTS, rollouts_to_table, split_rows
 from mouse_core.groups._files.names import folder_name
-from mouse_core.groups._files.parts import Part, digest_of, encode_group, writing_options
+from mouse_core.groups._files.parts import NUMBER, Part, digest_of, encode_table, writing_options
 from mouse_core.groups.types.records import RolloutRecord
 
 # Groups whose columns are made together, and whose files are synced together: enough to spread what that costs, few
@@ -127,7 +127,7 @@ def _write(groups: list[_Group], *, folders: Mapping[str, str], options: Mapping
     """Write some groups beside where they belong."""
     written = []
     for number, group, rows in groups:
-        content = encode_group(rows, options, number)
+        content = encode_table(rows, options, {NUMBER: str(number).encode()})
         key = group[0].key
         part = Part(
             key=key,
