@@ -9,16 +9,24 @@ if _missing := [name for name in ("torch", "jax", "flax", "yaml", "rich", "matpl
     raise ImportError(f"mouse_study needs {', '.join(_missing)}: pip install 'mouse-data[study]'")
 
 from mouse_study._page.page import page
+from mouse_study._running.folder import collect
 from mouse_study.comparing import Evidence, Pair, pairs, same_data, verdict
 from mouse_study.results import FILE, SCHEMA, Results, Run, read, table_of
+from mouse_study.study import Study, load_study
+from mouse_study.training import Context, Training
 
 __all__ = [
     "FILE",
     "SCHEMA",
+    "Context",
     "Evidence",
     "Pair",
     "Results",
     "Run",
+    "Study",
+    "Training",
+    "collect",
+    "load_study",
     "page",
     "pairs",
     "read",

@@ -11,11 +11,8 @@ from inspect import getdoc
 from typing import Any
 
 from mouse_core.cli import _data as data
+from mouse_core.cli.command import Command, others
 from mouse_core.errors import AlignmentWarning, MouseError
-
-# Of a subcommand two functions: one declares its arguments, the other runs it and returns the exit status. What the
-# second one's docstring says is the subcommand's help. Modules are imported when a subcommand is asked for, so that
-# `mouse --help` costs nothing.
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,7 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--version", action=_Version, help="print the version and end")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    for name, (declare, run) in _COMMANDS.items():
+    asked = list(sys.argv[1:] if arguments is None else arguments)
+    more = {} if asked[:1] and asked[0] in _COMMANDS else others()
+    for name, (declare, run) in {**more, **_COMMANDS}.items():
         purpose, _, examples = (getdoc(run) or "").partition("\n\n")
         command = commands.add_parser(
             name,
@@ -176,7 +175,7 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-_COMMANDS = {
+_COMMANDS: dict[str, Command] = {
     "inspect": (data.declare_inspect, data.run_inspect),
     "convert": (data.declare_convert, data.run_convert),
     "verify": (data.declare_verify, data.run_verify),

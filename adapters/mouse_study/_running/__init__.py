@@ -1,0 +1,1 @@
+"""How a study runs: a process for each run, its records and checkpoints, and what is shown meanwhile."""

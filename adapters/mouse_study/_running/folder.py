@@ -1,0 +1,122 @@
+"""A study's folder: what was declared there, and what its runs have recorded so far."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from mouse_core.errors import ConfigError, DataError
+from mouse_study._files import read_json, write_json
+from mouse_study._running.records import FILE, read_records
+from mouse_study.results import SCHEMA, Results, Run
+
+if TYPE_CHECKING:
+    from mouse_study.study import Study
+
+_DECLARED = "study.json"
+_VERSION = 1
+# What may be more than it was: what is there already stays as it is.
+_MAY_GROW = ("frameworks", "variants", "seeds")
+# What does not change what a run records.
+_MAY_CHANGE = ("checkpoint_every",)
+
+
+def settle(study: Study, folder: Path) -> dict[str, Any]:
+    """Write down what is declared, in a folder where nothing else is declared; return it.
+
+    Raises:
+        ConfigError: Another declaration is there; the message names what differs.
+    """
+    said = study.declaration()
+    file = folder / _DECLARED
+    before = read_json(file)
+    if before is not None:
+        if before.get("version") != _VERSION:
+            found = before.get("version")
+            raise DataError(f"{file}: expected version {_VERSION}, found {found}, of another mouse-data")
+        _check_same(before["study"], said, folder)
+    if before is None or before["study"] != said:
+        write_json(file, {"version": _VERSION, "study": said})
+    return said
+
+
+def _check_same(before: dict[str, Any], said: dict[str, Any], folder: Path) -> None:
+    for name, now in said.items():
+        there = before.get(name)
+        if name in _MAY_CHANGE or _comparable(there) == _comparable(now):
+            continue
+        if name in _MAY_GROW and isinstance(there, list) and set(there) <= set(now):
+            continue
+        if name in _MAY_GROW and isinstance(there, dict):
+            changed = [key for key in there if key not in now or _comparable(there[key]) != _comparable(now[key])]
+            if not changed:
+                continue
+            name, there, now = f"{name}: {changed[0]}", there[changed[0]], now.get(changed[0], "none")
+        raise ConfigError(
+            f"study: expected in {str(folder)!r} the study that was begun there, with {name} {_shown(there)}, found "
+            f"{_shown(now)}; take another folder, or put it back"
+        )
+
+
+def _comparable(value: Any) -> Any:
+    """A value without what may differ from machine to machine: the folder of a file with a function."""
+    if isinstance(value, dict):
+        return {key: _comparable(child) for key, child in value.items() if key != "file"}
+    return value
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict) and set(value) == {"module", "file", "name"}:
+        return f"{value['module']}:{value['name']}"
+    return f"{value!r:.200}"
+
+
+def collect(path: str | Path) -> Results:
+    """What the runs of a study have recorded so far, also while they are at work.
+
+    Args:
+        path: The study's folder.
+
+    Raises:
+        ConfigError: No study was begun there.
+    """
+    folder = Path(path)
+    declared = read_json(folder / _DECLARED)
+    if declared is None:
+        raise ConfigError(f"study: expected a folder in which a study was begun, found none at {str(folder)!r}")
+    said = declared["study"]
+    runs, tables = [], []
+    for variant in sorted(said["variants"]):
+        for framework in sorted(said["frameworks"]):
+            for seed in said["seeds"]:
+                name = f"{variant}/{framework}/{seed}"
+                own = folder / "runs" / name
+                if own.exists():
+                    which = {"run": name, "variant": variant, "framework": framework, "seed": seed}
+                    run, table = _run(own, which)
+                    runs.append(run)
+                    tables.append(table)
+    order = [(column, "ascending") for column in ("run", "step", "name")]
+    table = pa.concat_tables(tables).sort_by(order) if tables else SCHEMA.empty_table()
+    return Results(said["name"], said["steps"], tuple(sorted(runs, key=lambda one: one.run)), table)
+
+
+def _run(folder: Path, which: dict[str, Any]) -> tuple[Run, pa.Table]:
+    """The facts of a run, and its values."""
+    known = {one.name for one in fields(Run)}
+    noted = {name: value for name, value in (read_json(folder / "run.json") or {}).items() if name in known}
+    records = read_records(folder / FILE)
+    values = [(one["step"], name, value) for one in records for name, value in one.items() if name != "step"]
+    steps, names, numbers = zip(*values, strict=True) if values else ((), (), ())
+    count = len(values)
+    columns = {
+        **{name: pa.repeat(value, count) for name, value in which.items()},
+        "step": np.array(steps, np.int64),
+        "name": pa.array(names, pa.string()),
+        "value": np.array(numbers, np.float64),
+    }
+    return Run(**which, **{"status": "partial", **noted, "steps": len(records)}), pa.table(columns, SCHEMA)

@@ -1,0 +1,240 @@
+"""Runs side by side: a process for each, started again where it was killed, and ended with this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mouse_core.errors import ConfigError, MouseError
+from mouse_core.spec import check_count
+from mouse_study._files import held, read_json
+from mouse_study._running.folder import collect, settle
+from mouse_study._running.records import FILE, last_record
+from mouse_study._running.view import Shown, view
+from mouse_study.results import FILE as RESULTS
+from mouse_study.results import Results
+
+if TYPE_CHECKING:
+    from mouse_study.study import Study
+
+_LOOKED_AT_EVERY = 0.1  # seconds
+_TIME_TO_SAVE = 30.0  # seconds that runs have to save their state when they are asked to end
+_LOG_TAIL = 2000  # bytes
+
+
+def run_study(study: Study, folder: Path, *, jobs: int, only: Sequence[str], progress: bool | None) -> Results:
+    """Take runs to their end; see ``Study.run``."""
+    check_count("jobs", jobs, lowest=1)
+    names = selected(study.runs, only)
+    folder.mkdir(parents=True, exist_ok=True)
+    with held(folder / "lock", wait=False) as alone:
+        if not alone:
+            raise ConfigError(f"study: expected to be alone at work in {str(folder)!r}, found another process there")
+        declared = settle(study, folder)
+        if "function" in (declared["store"] or {}):
+            _make_store(declared, folder)
+        pool = _Pool(declared, folder, names, jobs)
+        try:
+            with view(names, study.steps, progress) as shown:
+                pool.work(shown.show)
+        except KeyboardInterrupt:
+            print("study: interrupted; runs save their state, and the same command goes on", file=sys.stderr)  # noqa: T201
+            raise
+        finally:
+            pool.stop()
+            results = collect(folder)
+            results.write(folder / RESULTS)
+        return results
+
+
+def selected(runs: Sequence[str], only: Sequence[str]) -> list[str]:
+    """The runs that patterns name.
+
+    Raises:
+        ConfigError: A pattern that names none.
+    """
+    if not only:
+        return list(runs)
+    chosen: set[str] = set()
+    for pattern in only:
+        parts = pattern.split("/")
+        fits = [run for run in runs if all(map(fnmatchcase, run.split("/"), parts)) and len(parts) <= 3]
+        if not fits:
+            raise ConfigError(f"only: expected VARIANT/FRAMEWORK/SEED of some run, as {runs[0]} is, found {pattern!r}")
+        chosen |= set(fits)
+    return [run for run in runs if run in chosen]
+
+
+class _Pool:
+    """The processes of the runs.
+
+    Args:
+        declared: The study's declaration.
+        folder: The study's.
+        names: Runs to take, in order.
+        jobs: How many at a time.
+    """
+
+    def __init__(self, declared: dict[str, Any], folder: Path, names: Sequence[str], jobs: int) -> None:
+        self._declared, self._folder, self._jobs = declared, folder, jobs
+        self._processes: dict[str, subprocess.Popen[bytes]] = {}
+        self._begun_at: dict[str, int] = {}  # the step at which a run's process began
+        self._shown = {name: self._at_rest(name) for name in names}
+        self._waiting = [name for name, now in self._shown.items() if now.state != "done"]
+
+    def work(self, show: Callable[[dict[str, Shown]], None]) -> None:
+        """Go on until all have ended."""
+        while self._waiting or self._processes:
+            while self._waiting and len(self._processes) < self._jobs:
+                self._start(self._waiting.pop(0))
+            show(self._shown)
+            time.sleep(_LOOKED_AT_EVERY)
+            for name, process in list(self._processes.items()):
+                if process.poll() is None:
+                    self._shown[name] = self._at_work(name)
+                else:
+                    self._ended(name, process.returncode)
+        show(self._shown)
+
+    def stop(self) -> None:
+        """End what is at work: it saves its state, if it can in time."""
+        for process in self._processes.values():
+            process.terminate()
+        try:
+            until = time.monotonic() + _TIME_TO_SAVE
+            for process in self._processes.values():
+                process.wait(max(0.0, until - time.monotonic()))
+        except (KeyboardInterrupt, subprocess.TimeoutExpired):
+            pass  # somebody has no more patience; from the last checkpoint they go on as well
+        finally:
+            for process in self._processes.values():
+                process.kill()
+                process.wait()
+                _close(process)
+            self._processes.clear()
+
+    def _start(self, name: str) -> None:
+        own = self._own(name)
+        own.mkdir(parents=True, exist_ok=True)
+        self._begun_at[name] = self._saved_step(name)
+        self._processes[name] = start(self._declared, self._folder, name, own / "log.txt")
+        self._shown[name] = Shown("running", self._begun_at[name])
+
+    def _ended(self, name: str, status: int) -> None:
+        _close(self._processes.pop(name))
+        now, log = self._at_rest(name), self._own(name) / "log.txt"
+        if now.state == "waiting":  # ended by a signal, which left no word
+            if self._saved_step(name) > self._begun_at[name]:
+                self._waiting.insert(0, name)
+            else:
+                now = replace(now, state="stopped", said=f"ended by {_words(status)}; see {log}")
+        elif now.state == "failed":
+            now = replace(now, said=f"{now.said}; see {log}")
+        self._shown[name] = now
+
+    def _at_work(self, name: str) -> Shown:
+        last = last_record(self._own(name) / FILE)
+        if last is None:
+            return self._shown[name]
+        return Shown("running", last["step"] + 1, last["loss"])
+
+    def _at_rest(self, name: str) -> Shown:
+        noted = read_json(self._own(name) / "run.json") or {}
+        last = last_record(self._own(name) / FILE) or {}
+        state = noted.get("status", "partial")
+        said = noted.get("error") or ""
+        return Shown("waiting" if state == "partial" else state, noted.get("steps", 0), last.get("loss"), said)
+
+    def _saved_step(self, name: str) -> int:
+        """The step of a run's checkpoint."""
+        return int((read_json(self._own(name) / "run.json") or {}).get("steps", 0))
+
+    def _own(self, name: str) -> Path:
+        return self._folder / "runs" / name
+
+
+def start(declared: dict[str, Any], folder: Path, run: str | None, log: Path) -> subprocess.Popen[bytes]:
+    """Begin the process of a run, or, for None, of what makes the store; it ends when this one does."""
+    variant, framework, seed = run.split("/") if run else ("", "", "0")
+    request = {
+        "study": declared,
+        "folder": str(folder.resolve()),
+        "run": run,
+        "variant": variant,
+        "framework": framework,
+        "seed": int(seed),
+    }
+    with open(log, "ab") as output:
+        output.write(f"--- {time.strftime('%Y-%m-%d %H:%M:%S')} begins\n".encode())
+        output.flush()
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "mouse_study._running.worker"],
+            stdin=subprocess.PIPE,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=_environment(declared),
+            start_new_session=True,  # so that Ctrl-C reaches this process alone, which asks them to save their state
+        )
+    assert process.stdin is not None
+    try:
+        process.stdin.write(json.dumps(request).encode() + b"\n")
+        process.stdin.flush()
+    except BrokenPipeError:
+        pass  # it has ended, which is seen later
+    return process
+
+
+def _environment(declared: dict[str, Any]) -> dict[str, str]:
+    threads = str(declared["threads"])
+    eigen = "--xla_cpu_multi_thread_eigen=false" if threads == "1" else ""
+    pinned = {
+        **dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PJRT_NPROC"), threads),
+        "VECLIB_MAXIMUM_THREADS": threads,
+        "XLA_FLAGS": " ".join(filter(None, [os.environ.get("XLA_FLAGS"), eigen])),
+        # Modules that can be imported here can be there.
+        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+        "PYTHONUNBUFFERED": "1",
+    }
+    return {**os.environ, **pinned, **declared["environment"]}
+
+
+def _make_store(declared: dict[str, Any], folder: Path) -> None:
+    if (folder / "store").exists():
+        return
+    log = folder / "store.log.txt"
+    process = start(declared, folder, None, log)
+    try:
+        status = process.wait()
+    finally:
+        process.kill()
+        process.wait()
+        _close(process)
+    if status:
+        lines = log.read_bytes()[-_LOG_TAIL:].decode(errors="replace").splitlines()
+        raise MouseError(f"store: expected its function to make one, found {lines[-1]} (status {status}); see {log}")
+
+
+def _close(process: subprocess.Popen[bytes]) -> None:
+    if process.stdin is not None:
+        try:
+            process.stdin.close()
+        except BrokenPipeError:
+            pass
+
+
+def _words(status: int) -> str:
+    if status >= 0:
+        return f"exit status {status}"
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return f"signal {-status}"

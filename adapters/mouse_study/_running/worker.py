@@ -1,0 +1,303 @@
+"""The process of one run: ``python -m mouse_study._running.worker``, told on its input which one it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from mouse_core.digest import StreamDigest
+from mouse_core.errors import ConfigError, StateError
+from mouse_core.replay.checkpoint import read_checkpoint, write_checkpoint
+from mouse_study._files import held, write_json
+from mouse_study._names import found
+from mouse_study._running import facts, states
+from mouse_study._running.records import FILE, Records
+from mouse_study.training import Context, Training
+
+_BEGAN = time.perf_counter()
+_MEMORY_EVERY = 50  # steps
+_OURS = ("step", "wait", "compute", "memory", "setup")
+_VERSION = 1
+
+
+class Worker:
+    """One run, from its checkpoint on.
+
+    Args:
+        request: The study's declaration and which run it is, as ``jobs`` writes them.
+        folder: The run's.
+    """
+
+    def __init__(self, request: Mapping[str, Any], folder: Path) -> None:
+        self.request, self.folder = request, folder
+        self.declared: Mapping[str, Any] = request["study"]
+        self.steps = int(self.declared["steps"])
+        self.step = 0
+        self.stopping = False
+        self.digest = StreamDigest()
+        self.fingerprint: str | None = None
+        self.first_step: float | None = None
+        # Of the processes before this one, until their last checkpoint.
+        self.before: Mapping[str, Any] = {"seconds": 0.0, "compile_seconds": 0.0, "peak_memory": 0}
+        self.compiling = facts.Compiling(request["framework"].split("-")[0])
+
+    def run(self) -> None:
+        """Take all steps that are left, or as many as there are before somebody says stop."""
+        states.seed_global_generators(self.request["seed"])
+        context = self._context()
+        train = found(self.declared["frameworks"][context.framework], f"frameworks: {context.framework}")
+        if "torch" in sys.modules:
+            sys.modules["torch"].set_num_threads(self.declared["threads"])
+            states.seed_global_generators(self.request["seed"])
+        training = train(context)
+        if not isinstance(training, Training):
+            raise ConfigError(f"{train.__qualname__}: expected it to give a Training, found {type(training).__name__}")
+        with _batches(training, context) as batches:
+            self.parts = {"state": training.state}
+            if hasattr(batches, "state_dict") and hasattr(batches, "load_state_dict"):
+                self.parts["batches"] = batches
+            self.fingerprint = _fingerprint(batches)
+            size = self._restore() if training.state is not None else 0
+            self.note("partial")
+            self.records = Records(self.folder / FILE, size)
+            try:
+                self._take_steps(training, _next_batch(batches))
+            finally:
+                self.records.close()
+        if self.step == self.steps:
+            digest = training.digest() if training.digest else self._digest()
+            self.note("done", digest=digest)
+
+    def _context(self) -> Context:
+        name = self.request["variant"]
+        options = dict(self.declared["variants"][name])
+        own = options.pop("batches", {})
+        batches = self.declared["batches"]
+        if set(batches) == {"function"}:
+            batches = found(batches["function"], "batches")(options)
+        store = self.declared["store"]
+        return Context(
+            variant=name,
+            options=options,
+            framework=self.request["framework"],
+            seed=self.request["seed"],
+            steps=self.steps,
+            folder=self.folder,
+            batches={**batches, **own},
+            opened=None if store is None else lambda: open_store(store, Path(self.request["folder"])),
+        )
+
+    def _take_steps(self, training: Training, next_batch: Callable[[], tuple[Any, ...]]) -> None:
+        every, setup = self.declared["evaluate_every"], time.perf_counter() - _BEGAN
+        for step in range(self.step, self.steps):
+            if self.stopping:
+                return
+            asked = time.perf_counter()
+            batch = next_batch()
+            given = time.perf_counter()
+            if self.declared["digest"]:
+                for one in batch:
+                    self.digest += StreamDigest.of(step, one)
+            began = time.perf_counter()
+            row = _numbers(training.step(*batch), "loss")
+            row |= {"wait": given - asked, "compute": time.perf_counter() - began}
+            if self.first_step is None:
+                self.first_step = row["compute"]
+            if setup:
+                row["setup"], setup = setup, 0.0
+            last = step + 1 == self.steps
+            if training.evaluate is not None and (last or (every and (step + 1) % every == 0)):
+                row |= _numbers(training.evaluate(), "evaluation")
+            if (step % _MEMORY_EVERY == 0 or last) and (memory := facts.memory_now()) is not None:
+                row["memory"] = float(memory)
+            self.records.add(step, row)
+            self.step = step + 1
+            if last or self.stopping or self.step % self.declared["checkpoint_every"] == 0:
+                self._checkpoint()
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def _checkpoint(self) -> None:
+        """Save all that is needed to go on; without a state only the records reach the disk."""
+        size = self.records.settle()
+        if self.parts["state"] is None:
+            return
+        saved = {
+            "version": _VERSION,
+            "step": self.step,
+            "records": size,
+            "facts": self.facts(),
+            "digest": self.digest.state_dict(),
+            "parts": {name: states.taken(part, name) for name, part in self.parts.items()},
+            "generators": states.global_generators(),
+        }
+        write_checkpoint(self.folder / "checkpoint", saved)
+        self.note("partial")
+
+    def _restore(self) -> int:
+        """Go on from the checkpoint, if there is one; how many bytes of the records hold."""
+        file = self.folder / "checkpoint"
+        if not file.exists():
+            return 0
+        saved = read_checkpoint(file)
+        if saved["version"] != _VERSION:
+            raise StateError(f"{file}: expected version {_VERSION}, found {saved['version']}, of another mouse-data")
+        for name, part in self.parts.items():
+            states.give(part, saved["parts"][name], name)
+        states.set_global_generators(saved["generators"])
+        self.step, self.before = saved["step"], saved["facts"]
+        self.first_step = self.before["first_step_seconds"]
+        self.digest = StreamDigest.from_state(saved["digest"])
+        print(f"goes on at step {self.step}", flush=True)  # noqa: T201  into the run's log
+        return int(saved["records"])
+
+    # ------------------------------------------------------------------ facts
+
+    def facts(self) -> dict[str, Any]:
+        """What is known by now of all processes that this run had."""
+        compiled = self.compiling.seconds
+        known = compiled is not None and self.before["compile_seconds"] is not None
+        return {
+            "seconds": self.before["seconds"] + time.perf_counter() - _BEGAN,
+            "compile_seconds": self.before["compile_seconds"] + compiled if known else None,
+            "first_step_seconds": self.first_step,
+            "peak_memory": max(self.before["peak_memory"] or 0, facts.peak_memory() or 0) or None,
+        }
+
+    def note(self, status: str, **more: Any) -> None:
+        """Write down how far the run is."""
+        noted = {
+            "status": status,
+            "steps": self.step,
+            **self.facts(),
+            "versions": facts.versions(),
+            "fingerprint": self.fingerprint,
+            "machine": facts.machine(self.declared["threads"]),
+            **more,
+        }
+        write_json(self.folder / "run.json", noted)
+
+    def _digest(self) -> str | None:
+        return self.digest.hexdigest() if self.digest.windows else None
+
+
+def open_store(declared: Mapping[str, Any], folder: Path) -> Any:
+    """The store that a study declares; one that a function made lies in the study's folder."""
+    from mouse_core import formats
+
+    options = dict(declared)
+    if "function" in options:
+        return formats.open(folder / "store").to_store()
+    return formats.open(options.pop("path"), **options).to_store()
+
+
+def make_store(declared: Mapping[str, Any], folder: Path) -> None:
+    """Call the function that makes the study's store, and keep what it gives, if that was not done before."""
+    from mouse_core import DatasetStore
+
+    target = folder / "store"
+    if target.exists():
+        return
+    made = found(declared["function"], "store")()
+    if not isinstance(made, DatasetStore):
+        raise ConfigError(
+            f"store: expected a function that makes a DatasetStore, found {type(made).__name__}; a training that has a "
+            "source of its own gives Training(batches=...)"
+        )
+    partial = folder / ".store.partial"
+    made.to_dataset().save_to_disk(partial)
+    os.replace(partial, target)
+
+
+@contextmanager
+def _batches(training: Training, context: Context) -> Iterator[Any]:
+    """Where batches come from; None where the training has none. What is made here is closed."""
+    if training.batches is not None or context.opened is None:
+        yield training.batches
+        return
+    with context.loader() as loader:
+        yield loader
+
+
+def _next_batch(batches: Any) -> Callable[[], tuple[Any, ...]]:
+    """The function that gives the arguments of the next step."""
+    if batches is None:
+        return lambda: ()
+    following = batches.next_batch if hasattr(batches, "next_batch") else batches
+    if not callable(following):
+        raise ConfigError(f"batches: expected a loader or a function without arguments, found {type(batches).__name__}")
+    return lambda: (following(),)
+
+
+def _fingerprint(batches: Any) -> str | None:
+    found = getattr(getattr(batches, "source", None), "fingerprint", None)
+    return found if isinstance(found, str) else None
+
+
+def _numbers(values: Any, name: str) -> dict[str, float]:
+    """What a step or an evaluation gave, by name."""
+    given = values if isinstance(values, Mapping) else {name: values}
+    if name == "loss" and name not in given:
+        raise ConfigError(f"step: expected a loss, found only {sorted(given)}")
+    if ours := sorted(set(given) & set(_OURS)):
+        raise ConfigError(f"step: expected others than {', '.join(_OURS)}, which are recorded anyway, found {ours}")
+    return {key: _number(value, key) for key, value in given.items()}
+
+
+def _number(value: Any, name: str) -> float:
+    try:
+        return float(value.item() if hasattr(value, "item") else value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"{name}: expected a number, or an array of one, found {type(value).__name__}") from error
+
+
+# ---------------------------------------------------------------------- the process
+
+
+def _end_with(parent: int) -> None:
+    """End this process, and those that it started, as soon as the one that started it has ended."""
+
+    def wait() -> None:
+        while os.read(parent, 4096):
+            pass
+        if os.name == "posix":
+            os.killpg(0, signal.SIGKILL)
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def main() -> int:
+    """Do what the first line of the input asks for."""
+    request = json.loads(sys.stdin.buffer.readline())
+    _end_with(sys.stdin.fileno())
+    folder = Path(request["folder"])
+    if request["run"] is None:
+        make_store(request["study"]["store"], folder)
+        return 0
+    own = folder / "runs" / request["run"]
+    # A process of a study that was killed may not have seen it yet.
+    with held(own / "lock", wait=True):
+        worker = Worker(request, own)
+        signal.signal(signal.SIGTERM, lambda *_: setattr(worker, "stopping", True))
+        try:
+            worker.run()
+        except BaseException as error:
+            traceback.print_exc()
+            said = " ".join(str(error).split())
+            worker.note("failed", error=f"{type(error).__name__}: {said}" if said else type(error).__name__)
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,225 @@
+"""Study: variants x frameworks x seeds of a training, declared in Python or YAML."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mouse_core.errors import ConfigError
+from mouse_core.spec import check_count
+from mouse_study._names import check_names, found, load_file, reference
+from mouse_study.training import KINDS, Context, Training
+
+if TYPE_CHECKING:
+    from mouse_study.results import Results
+
+Train = Callable[[Context], Training]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A training in several frameworks, variants and seeds, of which each combination is a run.
+
+    Every run is a process of its own, which imports the functions that are named here: they stand at the top of a
+    module or script, or are given as "module:function". All else is plain: numbers, texts, lists and dicts of these.
+
+    Args:
+        name: What it is called.
+        frameworks: The training function of each, which takes a ``Context`` and gives a ``Training``. A name is
+            "torch", "jax" or "numpy", or one of them with more after a hyphen ("torch-compiled"); it says whose batches
+            there are.
+        steps: Steps of every run.
+        seeds: The seeds; each run's data, and what is drawn from global generators, come from its own.
+        variants: Options that the training function finds in ``Context.options``, by name of the variant. Loader
+            options under ``batches`` go before the study's.
+        store: What runs are trained on: the path of recorded data of any format; a dict of ``path`` and other arguments
+            of ``mouse_core.formats.open``; or a function without arguments that makes a ``DatasetStore``, which is
+            called once, and whose store is kept in the study's folder. None where a training has its own batches.
+        batches: Arguments of the loader, the same for all frameworks; or a function that makes them of a variant's
+            options, where they are more than plain values.
+        evaluate_every: Steps between two evaluations; None: only after the last step.
+        checkpoint_every: Steps after which the state is saved, from where a run that was killed goes on.
+        threads: Threads that the arithmetic of a run has. With another number sums are rounded otherwise.
+        environment: Variables of the environment that runs have.
+        digest: Whether what runs are given is digested, which takes a few percent of loading and none of ``wait`` or
+            ``compute``.
+
+    Raises:
+        ConfigError: A name that cannot be a folder's, an option that is not plain, a function that no other process
+            would find, a number out of range.
+    """
+
+    name: str
+    frameworks: Mapping[str, Train | str]
+    steps: int
+    seeds: Sequence[int] = (0,)
+    variants: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"default": {}})
+    store: str | os.PathLike[str] | Mapping[str, Any] | Callable[[], Any] | None = None
+    batches: Mapping[str, Any] | Callable[[Mapping[str, Any]], Mapping[str, Any]] = field(default_factory=dict)
+    evaluate_every: int | None = None
+    checkpoint_every: int = 100
+    threads: int = 1
+    environment: Mapping[str, str] = field(default_factory=dict)
+    digest: bool = True
+
+    def __post_init__(self) -> None:
+        check_names("name", [self.name])
+        for where in ("frameworks", "variants", "environment"):
+            if not isinstance(getattr(self, where), Mapping):
+                raise ConfigError(f"{where}: expected names and what they mean, found {getattr(self, where)!r:.80}")
+        check_names("variants", self.variants)
+        check_names("frameworks", self.frameworks)
+        for framework in self.frameworks:
+            if framework.split("-")[0] not in KINDS:
+                raise ConfigError(
+                    f"frameworks: expected torch, jax or numpy, alone or with more after a hyphen, found {framework!r}"
+                )
+        for where in ("steps", "checkpoint_every", "threads"):
+            check_count(where, getattr(self, where), lowest=1)
+        if self.evaluate_every is not None:
+            check_count("evaluate_every", self.evaluate_every, lowest=1)
+        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
+            raise ConfigError(f"seeds: expected one or more, each once, found {list(self.seeds)}")
+        for seed in self.seeds:
+            check_count("seeds", seed, lowest=0)
+        self.declaration()
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """The runs, "variant/framework/seed", in the order in which they are begun: all of a seed, then the next."""
+        return tuple(
+            f"{variant}/{framework}/{seed}"
+            for seed in self.seeds
+            for variant in self.variants
+            for framework in self.frameworks
+        )
+
+    def declaration(self) -> dict[str, Any]:
+        """All that is declared, in plain values; functions by where they stand.
+
+        Raises:
+            ConfigError: As the class says.
+        """
+        said: dict[str, Any] = {one.name: getattr(self, one.name) for one in fields(self)}
+        said["frameworks"] = {name: reference(train, f"frameworks: {name}") for name, train in self.frameworks.items()}
+        said["seeds"] = [int(seed) for seed in self.seeds]
+        if isinstance(self.store, str | os.PathLike):
+            said["store"] = {"path": os.fspath(self.store)}
+        elif callable(self.store):
+            said["store"] = {"function": reference(self.store, "store")}
+        if callable(self.batches):
+            said["batches"] = {"function": reference(self.batches, "batches")}
+        return {name: _plain(value, name) for name, value in said.items()}
+
+    def run(
+        self, folder: str | os.PathLike[str], *, jobs: int = 1, only: Sequence[str] = (), progress: bool | None = None
+    ) -> Results:
+        """Take all runs to their end, in processes of their own, and go on with those that had begun.
+
+        A script that calls it does so under ``if __name__ == "__main__":``, since the runs import the script.
+
+        Args:
+            folder: Where everything is kept: logs, records, checkpoints, results. Made if it is not there; what was
+                begun there goes on.
+            jobs: How many runs are at work at a time.
+            only: Runs to take, "variant/framework/seed", in which ``*`` stands for anything, and the end may be left
+                out; by default all.
+            progress: Whether a view of the runs is drawn; None: where somebody looks on.
+
+        Returns:
+            What was recorded, of all runs so far, which is also written to ``results.parquet`` in the folder.
+
+        Raises:
+            ConfigError: Another study is in the folder, or this one with other options, or somebody else at work.
+            KeyboardInterrupt: After runs that were at work have saved their state.
+        """
+        from mouse_study._running.jobs import run_study
+
+        return run_study(self, Path(folder), jobs=jobs, only=only, progress=progress)
+
+
+def load_study(path: str | os.PathLike[str]) -> Study:
+    """The study that a file declares.
+
+    Args:
+        path: A Python file with one ``Study`` at its top, or with several and ``:name`` behind the path; or a YAML file
+            that has the arguments of ``Study`` by name. Functions in it are "module:function", in modules that lie
+            beside it or can be imported.
+
+    Raises:
+        ConfigError: There is none, or what it declares cannot be used.
+    """
+    file, name = _split(os.fspath(path))
+    if file.suffix in (".yaml", ".yml"):
+        return _from_yaml(file)
+    module = load_file(file)
+    if name is not None:
+        study = getattr(module, name, None)
+        if not isinstance(study, Study):
+            raise ConfigError(f"{file}: expected a Study named {name!r}, found {type(study).__name__}")
+        return study
+    studies = {name: value for name, value in vars(module).items() if isinstance(value, Study)}
+    if len(studies) != 1:
+        raise ConfigError(
+            f"{file}: expected one Study at its top, found {sorted(studies) or 'none'}"
+            + ("; say which with FILE.py:NAME" if studies else "")
+        )
+    return next(iter(studies.values()))
+
+
+def _split(path: str) -> tuple[Path, str | None]:
+    before, colon, name = path.rpartition(":")
+    return (Path(before), name) if colon and name.isidentifier() else (Path(path), None)
+
+
+def _from_yaml(file: Path) -> Study:
+    import sys
+
+    import yaml  # type: ignore[import-untyped]
+
+    try:
+        said = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        said = f"study: expected a file that can be read, found {error.strerror} at {str(file)!r}"
+        raise ConfigError(said) from error
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{file}: expected YAML, found {error}") from error
+    if not isinstance(said, dict):
+        raise ConfigError(f"{file}: expected the arguments of Study by name, found {type(said).__name__}")
+    known = [one.name for one in fields(Study)]
+    for name in said:
+        if name not in known:
+            near = get_close_matches(str(name), known, 1)
+            raise ConfigError(
+                f"{file}: expected some of {', '.join(known)}, found {name!r}"
+                + (f"; did you mean {near[0]!r}?" if near else "")
+            )
+    for name in ("name", "frameworks", "steps"):
+        if name not in said:
+            raise ConfigError(f"{file}: expected {name}, found none")
+    if str(file.resolve().parent) not in sys.path:
+        sys.path.insert(0, str(file.resolve().parent))
+    for name in ("store", "batches"):
+        if isinstance(said.get(name), str) and _is_function(said[name]):
+            said[name] = found(reference(said[name], name), name)
+    return Study(**said)
+
+
+def _is_function(text: str) -> bool:
+    module, colon, name = text.partition(":")
+    return bool(colon) and all(part.isidentifier() for part in [*module.split("."), *name.split(".")])
+
+
+def _plain(value: Any, where: str) -> Any:
+    """A value as JSON has it: tuples are lists there."""
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list | tuple):
+        return [_plain(child, f"{where}[{number}]") for number, child in enumerate(value)]
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: _plain(child, f"{where}[{key!r}]") for key, child in value.items()}
+    raise ConfigError(f"{where}: expected numbers, texts, and lists and dicts of these by name, found {value!r:.80}")

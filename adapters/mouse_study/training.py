@@ -1,0 +1,96 @@
+"""What a training function is given, and what it gives: the part of a study that its user writes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from mouse_core.errors import ConfigError
+
+KINDS = ("torch", "jax", "numpy")
+"""Whose batches there are; the name of a framework is one of these, or begins with it and a hyphen."""
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a training function is given: which run of the study it is.
+
+    Args:
+        variant: The name of the variant.
+        options: The variant's options.
+        framework: The name of the framework.
+        seed: The run's seed. Python's, NumPy's and torch's global generators have been seeded with it.
+        steps: How many steps will be taken.
+        folder: A folder of this run's own.
+        batches: The arguments of the loader, but for ``seed``.
+        opened: How the store is opened, for ``store``.
+    """
+
+    variant: str
+    options: Mapping[str, Any]
+    framework: str
+    seed: int
+    steps: int
+    folder: Path
+    batches: Mapping[str, Any] = field(default_factory=dict)
+    opened: Callable[[], Any] | None = field(default=None, repr=False)
+
+    @cached_property
+    def store(self) -> Any:
+        """The study's store, or another source that its ``store`` names.
+
+        Raises:
+            ConfigError: The study has none.
+        """
+        if self.opened is None:
+            raise ConfigError("store: expected a study with a store, found one without")
+        return self.opened()
+
+    def loader(self, **options: Any) -> Any:
+        """A loader of the study's store for the framework of this run, with the study's options.
+
+        Without ``batches``, a ``Training`` gets this one.
+
+        Args:
+            options: Other values than the study's, for instance ``seed``, which otherwise is the run's.
+
+        Raises:
+            ConfigError: The study has no store.
+        """
+        kind = self.framework.split("-")[0]
+        if kind == "torch":
+            from mouse_torch import PrefetchBatchifier
+        elif kind == "jax":
+            from mouse_jax import PrefetchBatchifier  # type: ignore[assignment]
+        else:
+            from mouse_core import PrefetchBatchifier  # type: ignore[assignment]
+        return PrefetchBatchifier(self.store, **{"seed": self.seed, **self.batches, **options})
+
+
+@dataclass(frozen=True)
+class Training:
+    """What a training function gives: how a step is taken, and all that must be remembered to go on.
+
+    Args:
+        step: Takes one step on a batch and returns its loss: a number or an array of one; or a mapping of names to
+            such, "loss" among them. Without a store and without ``batches`` it is called without arguments. It is timed
+            until the loss is a number, so nothing that was begun counts as done.
+        state: All that a step changes, but for the batches: what has ``state_dict`` and ``load_state_dict`` (modules
+            and optimizers of torch, buffers), objects of ``flax.nnx``, generators of random numbers, and dicts, whose
+            values are replaced (parameters of JAX, counters); or a list, tuple or dict of these. Global generators are
+            remembered anyway. Without a state, a run that was killed begins again.
+        batches: Where batches come from, instead of ``Context.loader()``: a loader, whose state is remembered, or a
+            function without arguments, for instance ``buffer.sample``.
+        evaluate: Called without arguments every ``Study.evaluate_every`` steps and after the last; a number, which is
+            recorded as "evaluation", or a mapping of names to numbers.
+        digest: Called without arguments at the end, where there are no batches: a digest of what the run was given.
+    """
+
+    step: Callable[..., Any]
+    state: Any = None
+    batches: Any = None
+    evaluate: Callable[[], Any] | None = None
+    digest: Callable[[], str] | None = None

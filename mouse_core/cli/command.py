@@ -1,0 +1,58 @@
+"""What a command of ``mouse`` is, and the commands of other packages.
+
+A package adds commands by entry points of the group ``mouse_core.commands``, by the command's name. What one leads to is a
+pair of functions, a ``Command``::
+
+    [project.entry-points."mouse_core.commands"]
+    study = "mouse_study.command:STUDY"
+
+They are looked up where ``mouse`` is asked for a command that it has not itself, or for its help.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+from mouse_core.errors import ConfigError
+
+GROUP = "mouse_core.commands"
+"""The group of entry points."""
+
+Command = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
+"""Two functions: the first declares the command's arguments, the second runs it and returns the exit status.
+
+What the second one's docstring says is the command's help. It imports what it needs, so that ``mouse --help`` costs
+nothing.
+"""
+
+
+def others() -> dict[str, Command]:
+    """The commands of other packages by name; one that cannot be loaded says why where it is run."""
+    from importlib.metadata import entry_points
+
+    return {entry.name: _loaded(entry) for entry in entry_points(group=GROUP)}
+
+
+def _loaded(entry: Any) -> Command:
+    try:
+        declare, run = found = entry.load()
+        if not (callable(declare) and callable(run)):
+            raise ConfigError(f"{entry.value}: expected two functions, found {found!r:.80}")
+    except Exception as error:  # of a package that is not ours, or not all there
+        return _missing(error)
+    return declare, run
+
+
+def _missing(why: Exception) -> Command:
+    said = " ".join(str(why).split()) or type(why).__name__
+
+    def declare(parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+    def run(chosen: argparse.Namespace) -> int:
+        raise ImportError(said) from why
+
+    run.__doc__ = f"(cannot be used: {said})".replace("%", "%%")
+    return declare, run

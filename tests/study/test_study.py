@@ -1,0 +1,278 @@
+"""Studies that are declared, run, killed, and go on."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mouse_study
+from mouse_core import ConfigError, PrefetchBatchifier
+from mouse_core.digest import StreamDigest
+from mouse_study import Results, Study
+from tests.study import trained
+from tests.study.trained import study
+
+#: What a run had that does not depend on how long anything took.
+VALUES = ("loss", "size", "taken")
+
+
+def values_of(results: Results, run: str) -> dict[str, tuple[list[int], list[float]]]:
+    found = {name: results.series(name).get(run, (np.empty(0), np.empty(0))) for name in VALUES}
+    return {name: (steps.tolist(), values.tolist()) for name, (steps, values) in found.items()}
+
+
+OF_STORE = {"frameworks": {"numpy": trained.train}, "store": trained.made_store, "batches": trained.BATCHES}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("whole")
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Results:
+    """Runs that nobody killed."""
+    return study(seeds=[0, 1], **OF_STORE).run(folder, jobs=2)
+
+
+# ---------------------------------------------------------------------- what is recorded
+
+
+def test_a_run_records_every_step(whole: Results) -> None:
+    assert [(run.run, run.status, run.steps, run.error) for run in whole.runs] == [
+        ("default/numpy/0", "done", 20, None),
+        ("default/numpy/1", "done", 20, None),
+    ]
+    for name in ("loss", "wait", "compute", "size"):
+        for steps, _ in whole.series(name).values():
+            assert steps.tolist() == list(range(20)), name
+    steps, taken = whole.series("taken")["default/numpy/0"]
+    assert (steps.tolist(), taken.tolist()) == ([7, 15, 19], [8.0, 16.0, 20.0])
+    assert whole.series("memory")["default/numpy/0"][0].tolist() == [0, 19]
+    assert whole.series("setup")["default/numpy/0"][0].tolist() == [0]
+
+
+def test_a_run_trains_on_what_a_loader_gives(whole: Results) -> None:
+    """The same loop, in this process."""
+    digest, losses = StreamDigest(), []
+    with PrefetchBatchifier(trained.made_store(), seed=1, **trained.BATCHES) as loader:
+        np.random.seed(1)  # noqa: NPY002
+        random = np.random.default_rng(1)
+        weights = random.normal(size=3)
+        for step in range(20):
+            batch = loader.next_batch()
+            digest += StreamDigest.of(step, batch)
+            x = batch["obs_continuous"][..., :3].reshape(-1, 3)
+            noise = random.normal() + np.random.normal()  # noqa: NPY002
+            error = x @ weights - batch["reward"].reshape(-1) + noise
+            weights = weights - 1e-3 * (x.T @ error) / len(error)
+            losses.append(np.mean(error**2))
+        assert whole.series("loss")["default/numpy/1"][1].tolist() == losses
+        run = whole.runs[1]
+        assert (run.seed, run.digest, run.fingerprint) == (1, digest.hexdigest(), loader.source.fingerprint)
+    assert whole.runs[0].digest != run.digest
+    assert {"python", "numpy", "pyarrow", "mouse-data"} == run.versions.keys()
+    assert run.machine["threads"] == 1
+    assert run.seconds > run.first_step_seconds > 0
+    assert run.peak_memory > 10e6
+
+
+# ---------------------------------------------------------------------- going on
+
+ENDS: dict[str, dict[str, Any]] = {
+    "early": {"killed_at": 3},
+    "saved": {"killed_at": 6},
+    "late": {"killed_at": 16},
+    "fails": {"fails_at": 9},
+    "whole": {},
+}
+
+
+def test_runs_that_are_killed_or_fail_go_on_with_equal_results(whole: Results, tmp_path: Path) -> None:
+    """Also with batches of their own; the others are not stopped."""
+    killed = study(variants=ENDS)
+    first = killed.run(tmp_path, jobs=2)
+    assert {run.variant: (run.status, run.error) for run in first.runs} == {
+        "early": ("partial", None),  # before any checkpoint: nothing shows that it would get further
+        "saved": ("done", None),
+        "late": ("done", None),
+        "fails": ("failed", "ValueError: a training that fails"),
+        "whole": ("done", None),
+    }
+    assert "Traceback" in (tmp_path / "runs" / "fails" / "numpy" / "0" / "log.txt").read_text()
+    again = killed.run(tmp_path, jobs=2)
+    for run in again.runs:
+        assert (run.status, run.error, run.steps) == ("done", None, 20)
+        assert values_of(again, run.run) == values_of(whole, "default/numpy/0"), run.run
+        assert run.digest == whole.runs[0].digest
+        log = (tmp_path / "runs" / run.run / "log.txt").read_text()
+        begins = {"early": [], "saved": ["6"], "late": ["12"], "fails": ["6"], "whole": []}
+        assert re.findall(r"goes on at step (\d+)", log) == begins[run.variant]
+    assert mouse_study.read(tmp_path).table.equals(again.table)
+
+
+def test_a_training_without_state_begins_again(whole: Results, tmp_path: Path) -> None:
+    frameworks = {"numpy": trained.train_without_state, "numpy-none": trained.train_without_batches}
+    killed = study(frameworks=frameworks, variants={"default": {"killed_at": 16}})
+    first = killed.run(tmp_path, jobs=2)
+    assert {run.framework: run.status for run in first.runs} == {"numpy": "partial", "numpy-none": "done"}
+    done = killed.run(tmp_path)
+    assert values_of(done, "default/numpy/0") == values_of(whole, "default/numpy/0")
+    assert {run.framework: (run.status, run.digest) for run in done.runs} == {
+        "numpy": ("done", whole.runs[0].digest),
+        "numpy-none": ("done", "of its own"),
+    }
+
+
+SCRIPT = "import sys; from pathlib import Path; from tests.study import trained; trained.main(Path(sys.argv[1]), **{})"
+
+
+def begun(folder: Path, **options: Any) -> subprocess.Popen[str]:
+    """A process that runs the study."""
+    told = SCRIPT.replace("{}", repr(options))
+    return subprocess.Popen([sys.executable, "-c", told, str(folder)], stderr=subprocess.PIPE, text=True)
+
+
+def test_ctrl_c_ends_runs_which_save_their_state(whole: Results, tmp_path: Path) -> None:
+    options = {"variants": {"default": {"interrupts_at": 9}}, "checkpoint_every": 1000, "steps": 20}
+    process = begun(tmp_path / "out", **options)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode != 0
+    assert "KeyboardInterrupt" in said
+    assert "the same command goes on" in said
+    stopped = mouse_study.read(tmp_path / "out").runs[0]
+    assert (stopped.status, stopped.steps) == ("partial", 10)
+    done = study(**options).run(tmp_path / "out")
+    assert values_of(done, "default/numpy/0") == values_of(whole, "default/numpy/0")
+
+
+def is_alive(process: int) -> bool:
+    stat = Path(f"/proc/{process}/stat")
+    return stat.exists() and stat.read_text().split()[2] != "Z"
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are looked up in /proc")
+def test_runs_end_with_a_study_that_is_killed(tmp_path: Path) -> None:
+    process = begun(tmp_path / "out", steps=10**9)
+    records = tmp_path / "out" / "runs" / "default" / "numpy" / "0" / "records.jsonl"
+    while not records.exists() or not records.stat().st_size:
+        time.sleep(0.05)
+    with pytest.raises(ConfigError, match="expected to be alone at work"):
+        study(steps=10**9).run(tmp_path / "out")
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) == 1
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    until = time.monotonic() + 30
+    while is_alive(int(children[0])) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not is_alive(int(children[0]))
+
+
+# ---------------------------------------------------------------------- declaring
+
+
+def test_another_study_in_the_folder_is_refused_by_name(whole: Results, folder: Path) -> None:
+    for changed, message in (
+        ({"steps": 21}, r"with steps 20, found 21"),
+        ({"batches": {**trained.BATCHES, "batch_size": 3}}, r"with batches \{.*'batch_size': 2.*\}, found .*3"),
+        ({"variants": {"default": {"rate": 1.0}}}, r"with variants: default \{\}, found \{'rate': 1\.0\}"),
+        ({"seeds": [1]}, r"with seeds \[0, 1\], found \[1\]"),
+        (
+            {"frameworks": {"numpy": trained.train_without_state}},
+            r"with frameworks: numpy .*:train, found .*:train_without_state",
+        ),
+        ({"name": "large"}, "with name 'small', found 'large'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            study(**{**OF_STORE, "seeds": [0, 1], **changed}).run(folder)
+    more = study(**{**OF_STORE, "seeds": [1, 0, 11], "checkpoint_every": 5}).run(folder, only=["default/*/1"])
+    assert more.table.equals(whole.table)
+
+
+def test_only_some_runs_are_taken(tmp_path: Path) -> None:
+    told = {"seeds": [0, 1, 11], "variants": {"a": {}, "b": {}}, "steps": 1}
+    told["frameworks"] = {"numpy": trained.train_without_batches}
+    results = study(**told).run(tmp_path, only=["b/numpy/11", "a/*/1"], jobs=2)
+    assert [run.run for run in results.runs] == ["a/numpy/1", "b/numpy/11"]
+    with pytest.raises(ConfigError, match=r"expected VARIANT/FRAMEWORK/SEED of some run, as a/numpy/0 is, found 'c'"):
+        study(**told).run(tmp_path, only=["c"])
+
+
+def test_what_cannot_be_declared_is_refused() -> None:
+    for changed, message in (
+        ({"frameworks": {"tensorflow": trained.train}}, "frameworks: expected torch, jax or numpy"),
+        ({"frameworks": {}}, "frameworks: expected one or more"),
+        ({"frameworks": {"numpy": lambda context: None}}, "expected a function at the top of a module"),
+        ({"frameworks": {"numpy": "train"}}, "expected a function, or a text 'module:function', found 'train'"),
+        ({"variants": {"a/b": {}}}, "variants: expected names of letters"),
+        ({"variants": {"a": {"rate": np.float32(1)}}}, r"variants\['a'\]\['rate'\]: expected numbers, texts"),
+        ({"variants": {"a": {"sizes": {1: 2}}}}, r"variants\['a'\]\['sizes'\]: expected numbers, texts"),
+        ({"seeds": []}, "seeds: expected one or more"),
+        ({"seeds": [1, 1]}, "seeds: expected one or more, each once"),
+        ({"steps": 0}, "steps"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            study(**changed)
+
+
+YAML = """
+name: small
+frameworks: {numpy: "tests.study.trained:train"}
+steps: 20
+seeds: [0, 1]
+store: "tests.study.trained:made_store"
+batches: {sequence_length: 4, batch_size: 2, num_workers: 1}
+evaluate_every: 8
+checkpoint_every: 6
+"""
+
+
+def test_a_study_is_declared_in_yaml_or_python(tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(YAML)
+    loaded = mouse_study.load_study(tmp_path / "small.yaml")
+    assert loaded.declaration() == study(seeds=[0, 1], **OF_STORE).declaration()
+    (tmp_path / "bad.yaml").write_text(YAML.replace("seeds", "seedss"))
+    with pytest.raises(ConfigError, match=r"found 'seedss'; did you mean 'seeds'\?"):
+        mouse_study.load_study(tmp_path / "bad.yaml")
+    (tmp_path / "short.yaml").write_text("name: small")
+    with pytest.raises(ConfigError, match=r"short\.yaml: expected frameworks, found none"):
+        mouse_study.load_study(tmp_path / "short.yaml")
+
+    declared = "from tests.study.trained import study\none = study()\ntwo = study(seeds=[3])\n"
+    (tmp_path / "declared_here.py").write_text(declared)
+    with pytest.raises(ConfigError, match=r"expected one Study at its top, found \['one', 'two'\]"):
+        mouse_study.load_study(tmp_path / "declared_here.py")
+    assert mouse_study.load_study(f"{tmp_path / 'declared_here.py'}:two").seeds == [3]
+    with pytest.raises(ConfigError, match="expected a Python file, found none"):
+        mouse_study.load_study(tmp_path / "missing.py")
+
+
+def test_what_a_training_gives_wrong_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "gives_wrong.py"
+    file.write_text(
+        "from mouse_study import Training, Study\n"
+        "def nothing(context): return None\n"
+        "def texts(context): return Training(lambda: 'high')\n"
+        "def ours(context): return Training(lambda: {'loss': 1, 'wait': 2})\n"
+        "def stored(context): return Training(lambda: 1.0, state={'f': object()})\n"
+        "study = Study('wrong', {f'numpy-{f.__name__}': f for f in (nothing, texts, ours, stored)}, steps=1)\n"
+    )
+    errors = {run.framework: str(run.error) for run in mouse_study.load_study(file).run(tmp_path / "out", jobs=2).runs}
+    assert errors == {
+        "numpy-nothing": "ConfigError: nothing: expected it to give a Training, found NoneType",
+        "numpy-texts": "ConfigError: loss: expected a number, or an array of one, found str",
+        "numpy-ours": "ConfigError: step: expected others than step, wait, compute, memory, setup, which are "
+        "recorded anyway, found ['wait']",
+        "numpy-stored": "ConfigError: state['f']: expected numbers, texts and arrays, found object, which is not "
+        "stored",
+    }
+    assert Study is mouse_study.Study
