@@ -35,6 +35,7 @@ def _run(chosen: argparse.Namespace) -> int:
 
     status: 0 all of these runs are done, 1 some failed or were killed, 2 a study that cannot be run
     """
+    from mouse_study._page.page import page
     from mouse_study._running.jobs import selected
     from mouse_study.results import FILE
     from mouse_study.study import load_study
@@ -45,6 +46,8 @@ def _run(chosen: argparse.Namespace) -> int:
     runs = {run.run: run.status for run in results.runs}
     done = sum(runs.get(name) == "done" for name in names)
     print(f"{study.name}: {done} of {len(names)} runs done, recorded in {chosen.out}/{FILE}")  # noqa: T201
+    if results.table.num_rows:
+        print(f"page: {page(results, chosen.out)}")  # noqa: T201
     return 0 if done == len(names) else 1
 
 

@@ -49,7 +49,8 @@ def _missing(why: Exception) -> Command:
     said = " ".join(str(why).split()) or type(why).__name__
 
     def declare(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+        parser.prefix_chars = "\0"  # whatever stands behind it, options and --help too, is no error of its own
+        parser.add_argument("arguments", nargs="*", help=argparse.SUPPRESS)
 
     def run(chosen: argparse.Namespace) -> int:
         raise ImportError(said) from why

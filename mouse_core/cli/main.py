@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     asked = list(sys.argv[1:] if arguments is None else arguments)
     more = {} if asked[:1] and asked[0] in _COMMANDS else others()
-    for name, (declare, run) in {**more, **_COMMANDS}.items():
+    for name, (declare, run) in (_COMMANDS | more | _COMMANDS).items():  # nobody takes the place of ours
         purpose, _, examples = (getdoc(run) or "").partition("\n\n")
         command = commands.add_parser(
             name,

@@ -63,7 +63,7 @@ def test_help_lists_commands_of_other_packages(installed: Path, capsys: pytest.C
         main(["--help"])
     shown = " ".join(capsys.readouterr().out.split())
     assert "study train in several frameworks" in shown
-    assert "missing cannot be used: No module named 'not_installed_at_all'" in shown
+    assert "missing (cannot be used: No module named 'not_installed_at_all')" in shown
     with pytest.raises(SystemExit):
         main(["study", "--help"])
     assert "--only VARIANT/FRAMEWORK/SEED" in capsys.readouterr().out
@@ -72,7 +72,7 @@ def test_help_lists_commands_of_other_packages(installed: Path, capsys: pytest.C
 def test_a_command_that_cannot_be_loaded_says_why_in_a_line(
     installed: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["missing", "--some", "thing"]) == 2
+    assert main(["missing", "--some", "thing", "--help"]) == 2
     assert capsys.readouterr().err == "mouse missing: No module named 'not_installed_at_all'\n"
     assert main(["wrong"]) == 2
     assert capsys.readouterr().err == "mouse wrong: of_no_use:TEXT: expected two functions, found 'no'\n"

@@ -16,7 +16,7 @@ from typing import Any
 
 from mouse_core.digest import StreamDigest
 from mouse_core.errors import ConfigError, StateError
-from mouse_core.replay.checkpoint import read_checkpoint, write_checkpoint
+from mouse_core.replay.ground.checkpoint import read_checkpoint, write_checkpoint
 from mouse_study._files import held, write_json
 from mouse_study._names import found
 from mouse_study._running import facts, states

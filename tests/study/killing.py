@@ -1,0 +1,92 @@
+"""A study in two frameworks that is killed again and again, beside one that nobody killed.
+
+python -m tests.study.killing OUT [STEPS]
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import mouse_study
+from mouse_study import Results
+from scripts.house import ROOT
+from tests.study import networks
+
+SEEDS = 3
+
+
+def values_of(results: Results) -> dict[tuple[str, int, str], float]:
+    """What a study had that does not depend on how long anything took."""
+    rows = results.table.to_pylist()
+    return {
+        (row["run"], row["step"], row["name"]): row["value"] for row in rows if row["name"] in ("loss", "evaluation")
+    }
+
+
+def children_of(process: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+def killed(folder: Path, steps: int, draw: random.Random) -> tuple[int, int]:
+    """Run the study, and kill the study or one of its runs whenever; how often each."""
+    studies, runs = 0, 0
+    while True:
+        process = subprocess.Popen([sys.executable, "-m", "tests.study.networks", folder, str(steps)], cwd=ROOT)
+        until = time.monotonic() + draw.uniform(1, 25)
+        while process.poll() is None:
+            if time.monotonic() > until:
+                children = children_of(process.pid)
+                if children and draw.random() < 0.5:
+                    os.kill(draw.choice(children), signal.SIGKILL)
+                    runs += 1
+                    until = time.monotonic() + draw.uniform(1, 25)
+                else:
+                    process.kill()
+                    process.wait()
+                    studies += 1
+            time.sleep(0.01)
+        if (folder / "study.json").exists():
+            done = [run.status for run in mouse_study.collect(folder).runs]
+            if done == ["done"] * (2 * SEEDS):
+                return studies, runs
+
+
+@dataclass
+class Compared:
+    """How often was killed, how many values are equal, and which are not."""
+
+    studies: int
+    runs: int
+    equal: int
+    different: list[tuple[str, int, str]]
+    same_data: bool
+
+
+def compare(folder: Path, steps: int, seed: int) -> Compared:
+    whole = networks.study(steps=steps, seeds=SEEDS).run(folder / "whole", jobs=2)
+    studies, runs = killed(folder / "killed", steps, random.Random(seed))
+    again = mouse_study.collect(folder / "killed")
+    expected, found = values_of(whole), values_of(again)
+    digests = {run.run: run.digest for run in whole.runs}
+    of_seeds = {(run.seed, run.digest) for run in whole.runs}
+    return Compared(
+        studies,
+        runs,
+        sum(found.get(place) == value for place, value in expected.items()),
+        sorted(place for place in expected.keys() | found.keys() if expected.get(place) != found.get(place)),
+        digests == {run.run: run.digest for run in again.runs} and len(of_seeds) == SEEDS,
+    )
+
+
+if __name__ == "__main__":
+    print(compare(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 600, seed=0))
