@@ -6,6 +6,7 @@ import argparse
 
 from mouse_core.cli import Command
 
+
 def _declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file",

@@ -1,7 +1,7 @@
 """What a command of ``mouse`` is, and the commands of other packages.
 
-A package adds commands by entry points of the group ``mouse_core.commands``, by the command's name. What one leads to is a
-pair of functions, a ``Command``::
+A package adds commands by entry points of the group ``mouse_core.commands``, by the command's name. What one leads to
+is a pair of functions, a ``Command``::
 
     [project.entry-points."mouse_core.commands"]
     study = "mouse_study.command:STUDY"
