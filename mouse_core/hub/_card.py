@@ -125,8 +125,7 @@ def kept_splits(
     if info is None or info.features is None or not patterns.keys() <= sizes.keys():
         raise ConfigError(
             f"README.md of {repo_id}: expected 'dataset_info' with features and sizes of the splits"
-            f" {sorted(patterns)};"
-            " without that they cannot be kept (keep_other_splits=False replaces them)"
+            f" {sorted(patterns)}; without that they cannot be kept (keep_other_splits=False replaces them)"
         )
     kept = [
         SplitEntry(split, int(sizes[split].num_examples), int(sizes[split].num_bytes), tuple(found))
@@ -141,16 +140,15 @@ def _patterns_by_split(card: Card, files: Iterable[str], repo_id: str) -> dict[s
     if not entries:
         shards = filter(None, map(_SHARD.fullmatch, files))
         entries = [(shard["split"], split_pattern(shard["split"])) for shard in shards]
-    patterns: dict[str, list[str]] = {}
+    patterns: dict[str, dict[str, None]] = {}
     for split, pattern in entries:
         if split is None:
             raise ConfigError(
                 f"README.md of {repo_id}: expected 'data_files' by split, found {pattern!r};"
                 " without that other splits cannot be kept (keep_other_splits=False replaces them)"
             )
-        if pattern not in patterns.setdefault(split, []):
-            patterns[split].append(pattern)
-    return patterns
+        patterns.setdefault(split, {})[pattern] = None
+    return {split: list(found) for split, found in patterns.items()}
 
 
 def render_card(

@@ -6,7 +6,7 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from mouse_core.errors import StateError
@@ -205,25 +205,18 @@ def _send(job: Job, repository: Repository, folder: str, *, private: bool | None
         readme = job.readme(plan, shards, repository.repo_id)
         added = {operation.path_in_repo for operation in operations}
         deleted = [path for path in plan.stale if path not in added]
-        if not deleted and readme == remote.readme and _holds(remote, operations):
-            oid = str(remote.oid)
-            url = repository.commit_url(oid)
-            return _result(job, repository.repo_id, repository.revision, shards, readme, oid=oid, commit_url=url)
-        try:
-            commit = repository.commit(operations, readme=readme, delete=deleted, parent=remote.oid, message=message)
-        except HfHubHTTPError as error:
-            _wait_for_others(error, repository, attempt)
-            continue
-        return _result(
-            job,
-            repository.repo_id,
-            repository.revision,
-            shards,
-            readme,
-            oid=commit.oid,
-            commit_url=commit.commit_url,
-            deleted=deleted,
-        )
+        oid, url = str(remote.oid), repository.commit_url(str(remote.oid))
+        if deleted or readme != remote.readme or not _holds(remote, operations):
+            try:
+                commit = repository.commit(
+                    operations, readme=readme, delete=deleted, parent=remote.oid, message=message
+                )
+            except HfHubHTTPError as error:
+                _wait_for_others(error, repository, attempt)
+                continue
+            oid, url = commit.oid, commit.commit_url
+        result = _result(job, repository.repo_id, repository.revision, shards, readme)
+        return replace(result, oid=oid, commit_url=url, deleted=tuple(deleted))
     raise StateError(
         f"{repository.repo_id}: the splits to keep changed during each of {_ATTEMPTS} attempts; nothing was changed"
     )
@@ -249,26 +242,17 @@ def _holds(remote: Remote, operations: Sequence[CommitOperationAdd]) -> bool:
     return all(remote.files[path][1] == info.sha256.hex() for path, info in infos.items())
 
 
-def _result(
-    job: Job,
-    repo_id: str,
-    revision: str,
-    shards: Shards,
-    readme: str,
-    *,
-    oid: str | None = None,
-    commit_url: str | None = None,
-    deleted: Sequence[str] = (),
-) -> PushResult:
+def _result(job: Job, repo_id: str, revision: str, shards: Shards, readme: str) -> PushResult:
+    """What a push does, as far as a dry run knows."""
     written = [shard for found in shards.values() for shard in found]
     return PushResult(
         repo_id=repo_id,
         revision=revision,
-        oid=oid,
-        commit_url=commit_url,
+        oid=None,
+        commit_url=None,
         splits=dict(job.rows),
         shards=tuple(shard.path_in_repo for shard in written),
-        deleted=tuple(deleted),
+        deleted=(),
         num_bytes=sum(shard.file_bytes for shard in written),
         alignment=job.alignment,
         readme=readme,

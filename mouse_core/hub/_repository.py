@@ -49,28 +49,20 @@ class Repository:
 
     def read(self) -> Remote:
         """What it holds now. Everything is read at one commit, so the parts belong together."""
-        from huggingface_hub.errors import (
-            GatedRepoError,
-            HfHubHTTPError,
-            RepositoryNotFoundError,
-            RevisionNotFoundError,
-        )
+        from huggingface_hub import errors
         from huggingface_hub.hf_api import RepoFile
 
         has_branch = True
         try:
             info = self.api.dataset_info(self.repo_id, revision=self.revision)
-        except RevisionNotFoundError:
+        except errors.RevisionNotFoundError:
             if self.revision == "main":
                 raise
             has_branch = False
             info = self.api.dataset_info(self.repo_id, revision="main")
-        except GatedRepoError:
-            raise
-        except RepositoryNotFoundError:
-            return Remote()
-        except HfHubHTTPError as error:
-            if error.response.status_code != 404:
+        except errors.HfHubHTTPError as error:
+            gone = isinstance(error, errors.RepositoryNotFoundError) or error.response.status_code == 404
+            if isinstance(error, errors.GatedRepoError) or not gone:
                 raise
             return Remote()
         tree = self.api.list_repo_tree(self.repo_id, recursive=True, revision=info.sha, repo_type="dataset")

@@ -17,6 +17,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import IO, Any, TypeVar
 
@@ -115,11 +116,9 @@ class DecodePool:
                 while process is None and given:
                     self._collect(given, wanted, out, errors)
                     process = self._take()
-                if process is None:  # all are busy with other batches, or there are none
-                    errors += _caught(task, wanted, out)
-                elif process.give(task, wanted):
+                if process is not None and process.give(task, wanted):
                     given.append((process, task))
-                else:
+                else:  # all are busy with other batches, or dead
                     errors += _caught(task, wanted, out)
                 if errors:
                     break
@@ -285,10 +284,8 @@ class _Process:
         """End it at once: it holds nothing that could be lost."""
         self.is_dead = True
         self._process.kill()
-        try:
+        with suppress(subprocess.TimeoutExpired):
             self._process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
-            pass
         for file in (self._tasks, self._answers, self._file):
             file.close()
 

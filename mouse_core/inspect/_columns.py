@@ -45,7 +45,7 @@ class ColumnCounter:
         self.histogram = Histogram() if histogram else None
         self.place_histograms: list[Histogram] = []
         self.places: _Places | None = None
-        self._total = _Moments(())
+        self._total = _Moments(1)
         self._first_hash: int | None = None
         self._kind = "other"
         self._value_type = ""
@@ -63,9 +63,7 @@ class ColumnCounter:
             self.constant = bool((hashes == np.uint64(self._first_hash)).all())
         if values.numbers is not None:
             self._add_numbers(values)
-        elif values.kind.kind == "image":
-            self._kind = "image"
-        else:
+        elif values.kind.kind != "image":
             self._add_texts(values.array)
 
     def _add_numbers(self, values: Values) -> None:
@@ -99,8 +97,7 @@ class ColumnCounter:
         if not numbers.size:
             return
         low, high = numbers.min().item(), numbers.max().item()
-        self.low = low if self.low is None else min(self.low, low)
-        self.high = high if self.high is None else max(self.high, high)
+        self.low, self.high = _lower(self.low, low), _higher(self.high, high)
         flat = numbers.reshape(-1)
         for first in range(0, flat.size, _PIECE):  # in pieces: they are widened to float64
             self._total.add(flat[first : first + _PIECE, None])
@@ -121,30 +118,18 @@ class ColumnCounter:
             histogram.add(column[np.isfinite(column)] if column.dtype.kind == "f" else column)
 
     def _add_length(self, least: int, most: int) -> None:
-        self.least_length = least if self.least_length is None else min(self.least_length, least)
-        self.most_length = most if self.most_length is None else max(self.most_length, most)
+        self.least_length, self.most_length = _lower(self.least_length, least), _higher(self.most_length, most)
 
     def _add_texts(self, array: pa.Array) -> None:
         # Values of no type that can be measured are counted by what they look like, as long as there are few.
         if not self.texts_complete:
             return
-        counts = array.value_counts() if not pa.types.is_nested(array.type) else None
-        found = (
-            [(entry["values"], entry["counts"]) for entry in counts.to_pylist()]
-            if counts is not None and len(counts) <= _MOST_TEXTS
-            else None
-        )
-        if found is None:
-            self.texts_complete = False
-            return
-        for value, count in found:
-            if value is not None:
-                self.texts[str(value)[:200]] += count
-        if len(self.texts) > _MOST_TEXTS:
-            self.texts_complete = False
-
-    def _kind_name(self) -> str:
-        return self._kind if self._kind in ("image", "null") else str(self.data_type)
+        counts = None if pa.types.is_nested(array.type) else array.value_counts()
+        if counts is not None and len(counts) <= _MOST_TEXTS:
+            for entry in counts.to_pylist():
+                if entry["values"] is not None:
+                    self.texts[str(entry["values"])[:200]] += entry["counts"]
+        self.texts_complete = counts is not None and max(len(counts), len(self.texts)) <= _MOST_TEXTS
 
     def result(self) -> ColumnReport:
         """What was counted so far."""
@@ -154,12 +139,13 @@ class ColumnCounter:
             shape = f"{self.least_length} to {self.most_length} values"
         else:
             shape = [] if self._kind == "scalar" else None
-        places = self.places.result() if self.places is not None else None
-        if places is not None:
-            places["histograms"] = [_bars(histogram) for histogram in self.place_histograms]
+        named = self._kind if self._kind in ("image", "null") else str(self.data_type)
+        places = None
+        if self.places is not None:
+            places = self.places.result() | {"histograms": [_bars(histogram) for histogram in self.place_histograms]}
         return ColumnReport(
             name=self.name,
-            dtype=_NAMES.get(self._value_type, self._value_type) or self._kind_name(),
+            dtype=_NAMES.get(self._value_type, self._value_type) or named,
             shape=shape,
             rows=self.rows,
             nulls=self.nulls,
@@ -176,6 +162,14 @@ class ColumnCounter:
         )
 
 
+def _lower(one: Any, other: Any) -> Any:
+    return other if one is None else min(one, other)
+
+
+def _higher(one: Any, other: Any) -> Any:
+    return other if one is None else max(one, other)
+
+
 def _bars(histogram: Histogram) -> dict[str, list[Any]]:
     edges, counts = histogram.bars()
     return {"edges": edges, "counts": counts}
@@ -185,11 +179,10 @@ class _Moments:
     """Mean and variance of numbers that come in batches (Chan, Golub and LeVeque, 1979).
 
     Args:
-        shape: Shape of what is averaged apart.
+        width: How many there are in a row, each of which is averaged apart.
     """
 
-    def __init__(self, shape: tuple[int, ...]) -> None:
-        width = shape[0] if shape else 1
+    def __init__(self, width: int) -> None:
         self.count = np.zeros(width, np.int64)
         self.mean = np.zeros(width)
         self.squares = np.zeros(width)
@@ -237,24 +230,24 @@ class _Places:
         self.width = width
         self.low = np.full(width, np.inf)
         self.high = np.full(width, -np.inf)
-        self.moments = _Moments((width,))
+        self.moments = _Moments(width)
 
     def add(self, numbers: npt.NDArray[Any]) -> None:
         """Take in ``[n, width]``."""
         there = np.isfinite(numbers) if numbers.dtype.kind == "f" else None
-        if there is not None and there.all():
-            there = None
-        low = numbers if there is None else np.where(there, numbers, np.inf)
-        high = numbers if there is None else np.where(there, numbers, -np.inf)
+        if there is None or there.all():
+            there, low, high = None, numbers, numbers
+        else:
+            low, high = (np.where(there, numbers, unknown) for unknown in (np.inf, -np.inf))
         self.low = np.minimum(self.low, low.min(axis=0))
         self.high = np.maximum(self.high, high.max(axis=0))
         self.moments.add(numbers, there)
 
     def result(self) -> dict[str, list[Any]]:
         known = self.moments.count > 0
+        extremes = {"low": self.low, "high": self.high}
         return {
-            "low": [float(value) if there else None for value, there in zip(self.low, known, strict=True)],
-            "high": [float(value) if there else None for value, there in zip(self.high, known, strict=True)],
+            **{name: np.where(known, values, np.array(None)).tolist() for name, values in extremes.items()},
             "mean": [self.moments.mean_of(place) for place in range(self.width)],
             "deviation": [self.moments.deviation_of(place) for place in range(self.width)],
         }

@@ -111,9 +111,8 @@ class EpisodeCounter:
             start = number != shifted["number"]
         else:
             start = shifted["done"] != 0
-        start = np.asarray(start, bool)
-        if first:
-            start[0] = True
+        start = np.array(start, bool)
+        start[0] |= first
         return start
 
     def _count_anomalies(
@@ -141,10 +140,7 @@ class EpisodeCounter:
         if known["observation"] is not None:
             same = known["observation"] == shifted["observation"]
             self.repeated += int((same & follows).sum())
-            boundary = start.copy()
-            if first:
-                boundary[0] = False
-            count["final-is-next-first"] += int((same & boundary).sum())
+            count["final-is-next-first"] += int((same & start)[first:].sum())
 
     def _finish(
         self,
@@ -162,21 +158,18 @@ class EpisodeCounter:
         spread = mixed(row_hash ^ (step_number.astype(np.uint64) + np.uint64(1)) * _GOLDEN_RATIO)
         # The first piece goes on with the open episode; it is empty where the batch begins with a new one.
         edges = np.concatenate([[0], begins]) if not len(begins) or begins[0] != 0 else begins
-        head = 0 if not len(begins) else int(begins[0])
         returns = np.add.reduceat(counted, edges)
         hashes = np.add.reduceat(spread, edges)
         sizes = np.diff(np.append(edges, len(done)))
-        if not len(begins) or head:
+        if not len(begins) or begins[0] or not self._rows:
             returns[0] += self._return
             hashes[0] += self._hash
             sizes[0] += self._rows
-        elif self._rows:
-            returns = np.concatenate([[self._return], returns])
-            hashes = np.concatenate([np.array([self._hash], np.uint64), hashes])
-            sizes = np.concatenate([[self._rows], sizes])
-        last_codes = shifted["done"][begins] if len(begins) else np.zeros(0, np.int64)
-        if len(begins) and self._last is None:
-            last_codes = last_codes[1:]  # no row comes before the very first
+        else:
+            returns = np.append(self._return, returns)
+            hashes = np.append(self._hash, hashes)
+            sizes = np.append(self._rows, sizes)
+        last_codes = shifted["done"][begins][self._last is None :]  # no row comes before the very first
         self._keep(sizes[:-1], returns[:-1], last_codes, hashes[:-1])
         if observation_hash is not None and len(begins):
             self._count_finals(begins, start, observation_hash, shifted["observation"])
@@ -220,10 +213,8 @@ class EpisodeCounter:
             self.anomalies["ends-open"] = int(last[0] == 0)
             self._keep(np.array([self._rows]), np.array([self._return]), last, np.array([self._hash], np.uint64))
             self._rows = 0
-        lengths, returns, codes, hashes = (
-            np.concatenate(parts) if parts else np.zeros(0)
-            for parts in (self._lengths, self._returns, self._codes, self._hashes)
-        )
+        kept = (self._lengths, self._returns, self._codes, self._hashes)
+        lengths, returns, codes, hashes = (np.concatenate(parts) if parts else np.zeros(0) for parts in kept)
         return EpisodesReport(
             count=len(lengths),
             found_by=self.found_by,
@@ -238,7 +229,7 @@ class EpisodeCounter:
             repeated_observations=self.repeated,
             anomalies={
                 **{name: count for name, count in self.anomalies.items() if count},
-                "at-longest": int((lengths == lengths.max()).sum()) if len(lengths) else 0,
+                "at-longest": int((lengths == lengths.max(initial=0)).sum()),
             },
         )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -89,38 +90,32 @@ def stacks(episodes: Iterable[Any], size: int, path: str) -> Iterator[Stack]:
                 stop = min(first + size, count)
                 yield Stack(at(stacked, slice(first, stop)), stop - first, number, first, stop == count, about)
             continue
-        first = 0
-        held: list[Any] = []
-        for step in iterate_steps(steps, where):
-            if len(held) == size:
-                yield Stack(stack(held, where, first), size, number, first, False, about)
-                first, held = first + size, []
-            held.append(step)
-        if held:
-            yield Stack(stack(held, where, first), len(held), number, first, True, about)
+        first, one_by_one = 0, iterate_steps(steps, where)
+        held = list(islice(one_by_one, size))
+        while held:
+            following = list(islice(one_by_one, 1))  # whether the episode goes on
+            yield Stack(stack(held, where, first), len(held), number, first, not following, about)
+            first, held = first + size, following and [*following, *islice(one_by_one, size - 1)]
 
 
 def stack(steps: list[Any], where: str, first: int) -> Any:
     """Steps (or values of steps) stacked leaf by leaf."""
     if isinstance(steps[0], Mapping):
-        for index, step in enumerate(steps):
+        names = list(steps[0])
+        for index, step in enumerate(steps, first):
             if not isinstance(step, Mapping) or step.keys() != steps[0].keys():
                 found = list(step) if isinstance(step, Mapping) else type(step).__name__
-                raise MissingFieldError(
-                    f"{where}, step {first + index}: expected features {list(steps[0])}, found {found}"
-                )
+                raise MissingFieldError(f"{where}, step {index}: expected features {names}, found {found}")
         return {name: stack([step[name] for step in steps], where, first) for name in steps[0]}
     if isinstance(steps[0], tuple):
         return tuple(stack(list(items), where, first) for items in zip(*steps, strict=True))
     arrays = [leaf(value) for value in steps]
-    shapes = {array.shape for array in arrays}
-    if len(shapes) > 1:
-        wanted = arrays[0].shape
-        index = next(index for index, array in enumerate(arrays) if array.shape != wanted)
-        raise DataError(
-            f"{where}, step {first + index}: expected a value of shape {list(wanted)}, as in the steps "
-            f"before, found {list(arrays[index].shape)}"
-        )
+    for index, array in enumerate(arrays, first):
+        if array.shape != arrays[0].shape:
+            raise DataError(
+                f"{where}, step {index}: expected a value of shape {list(arrays[0].shape)}, as in the steps before, "
+                f"found {list(array.shape)}"
+            )
     return np.stack(arrays)
 
 

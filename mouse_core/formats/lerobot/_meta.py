@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,32 +136,24 @@ def _is_wide(entry: Mapping[str, Any], shape: tuple[int, int, int]) -> bool:
 
 
 def _episodes(root: Path, cameras: Sequence[str]) -> Episodes:
-    columns: dict[str, list[Any]] = {}
-    wanted = [*_INDICES]
-    for camera in cameras:
-        wanted += [f"videos/{camera}/{name}" for name in ("chunk_index", "file_index", "from_timestamp")]
+    places = ("chunk_index", "file_index", "from_timestamp")
+    wanted = [*_INDICES, *(f"videos/{camera}/{name}" for camera in cameras for name in places)]
+    columns: dict[str, list[Any]] = {name: [] for name in wanted}
     for file in numbered(root / "meta" / "episodes", ".parquet"):
         for batch in parquet_batches(file, 1 << 14, columns=wanted):
             for name in wanted:
-                columns.setdefault(name, []).extend(_numbers(batch, name, file))
-    if not columns.get("episode_index"):
+                columns[name] += _numbers(batch, name, file)
+    if not columns["episode_index"]:
         raise damaged(root / "meta" / "episodes", "expected Parquet files with episodes, found none")
     order = np.argsort(np.array(columns["episode_index"]), kind="stable").tolist()
-    index = [columns["episode_index"][place] for place in order]
+    ordered = {name: [values[place] for place in order] for name, values in columns.items()}
+    index = ordered["episode_index"]
     if len(set(index)) < len(index):
         raise damaged(root / "meta" / "episodes", "expected every episode once, found one twice")
     videos = {
-        camera: [
-            (
-                columns[f"videos/{camera}/chunk_index"][place],
-                columns[f"videos/{camera}/file_index"][place],
-                float(columns[f"videos/{camera}/from_timestamp"][place]),
-            )
-            for place in order
-        ]
-        for camera in cameras
+        camera: list(zip(*(ordered[f"videos/{camera}/{name}"] for name in places), strict=True)) for camera in cameras
     }
-    return Episodes(index, [columns["length"][place] for place in order], videos)
+    return Episodes(index, ordered["length"], videos)
 
 
 def _numbers(batch: pa.RecordBatch, name: str, file: Path) -> list[Any]:
@@ -183,11 +175,7 @@ def _tasks(root: Path) -> dict[int, str]:
     if not file.is_file():
         return tasks
     for batch in parquet_batches(file, 1 << 14):
-        texts = [
-            field.name
-            for field in batch.schema
-            if pa.types.is_string(field.type) or pa.types.is_large_string(field.type)
-        ]
+        texts = [field.name for field in batch.schema if field.type in (pa.string(), pa.large_string())]
         if not texts:
             raise damaged(file, f"expected tasks as texts, found columns {batch.schema.names}")
         numbers = _numbers(batch, "task_index", file)
@@ -197,12 +185,10 @@ def _tasks(root: Path) -> dict[int, str]:
 
 def numbered(folder: Path, suffix: str) -> list[Path]:
     """The files ``chunk-NNN/file-NNN`` in a folder, in the order of their numbers."""
-    return [file for _, file in sorted(_numbered(folder, suffix))]
-
-
-def _numbered(folder: Path, suffix: str) -> Iterator[tuple[tuple[int, int], Path]]:
+    found = {}
     with reading(folder):
         for file in folder.glob(f"chunk-*/file-*{suffix}"):
             match = re.fullmatch(r"chunk-(\d+)/file-(\d+)", file.relative_to(folder).with_suffix("").as_posix())
             if match:
-                yield (int(match[1]), int(match[2])), file
+                found[int(match[1]), int(match[2]), file] = file
+    return [found[key] for key in sorted(found)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -70,11 +71,7 @@ def read_lerobot(
         episodes=len(described.episodes.index),
         rows=sum(length + (final == "mark") for length in described.episodes.length if length),
         notes=tuple(_notes(described)),
-        metadata={
-            "info": dict(described.info),
-            "tasks": dict(described.tasks),
-            "stats": dict(described.stats),
-        },
+        metadata={name: dict(getattr(described, name)) for name in ("info", "tasks", "stats")},
         about=About("arrived", tasks=described.tasks),
     )
 
@@ -115,7 +112,7 @@ class _Reader:
             if feature.dtype != "video" and (feature.dtype != "image" or cameras) and key not in _INDEX
         ]
         each = sum(
-            8 * int(np.prod(feature.shape, dtype=np.int64)) // (8 if feature.dtype in ("video", "image") else 1)
+            math.prod(feature.shape) * (1 if feature.dtype in ("video", "image") else 8)
             for feature in described.features.values()
         )
         self.batch_rows = rows_at_once(each, most=batch_rows, budget=_PIECE_BYTES)
@@ -180,8 +177,9 @@ class _Reader:
                     count = min(batch.num_rows - first, episodes.length[place] - done)
                     here = slice(first, first + count)
                     expected = np.arange(done, done + count)
-                    if (index[here] != episodes.index[place]).any() or (number[here] != expected).any():
-                        wrong = int(np.argmax((index[here] != episodes.index[place]) | (number[here] != expected)))
+                    unequal = (index[here] != episodes.index[place]) | (number[here] != expected)
+                    if unequal.any():
+                        wrong = int(np.argmax(unequal))
                         raise damaged(
                             file,
                             f"expected frame {done + wrong} of episode {episodes.index[place]}, found frame "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from mouse_core.errors import SchemaError
 from mouse_core.formats.columns.steps import leaf
 from mouse_core.spec import FieldSpec
+from mouse_core.trees import flatten, path_of, structure_of, unflatten
 
 FIRST, MID, LAST = 0, 1, 2
 """Types of steps."""
@@ -87,11 +88,7 @@ def to_tensor_specs(spec: Trajectory, *, outer_dims: Sequence[int | None] = ()) 
     except ImportError:
         BoundedTensorSpec = TFTrajectory = None
 
-    def convert(value: Any, path: str) -> Any:
-        if isinstance(value, Mapping):
-            return {name: convert(item, f"{path}/{name}") for name, item in value.items()}
-        if isinstance(value, tuple):
-            return tuple(convert(item, f"{path}/{index}") for index, item in enumerate(value))
+    def tensor_spec(path: str, value: Any) -> Any:
         if not isinstance(value, FieldSpec):
             raise SchemaError(f"{path}: expected a FieldSpec, found {value!r:.100}")
         dtype = tf.string if value.dtype.kind == "O" else tf.as_dtype(value.dtype)
@@ -100,30 +97,25 @@ def to_tensor_specs(spec: Trajectory, *, outer_dims: Sequence[int | None] = ()) 
             return BoundedTensorSpec(shape, dtype, minimum=0.0, maximum=1.0, name="discount")
         return tf.TensorSpec(shape, dtype, name="step_type" if path in ("step_type", "next_step_type") else None)
 
-    made = {name: convert(value, name) for name, value in spec._asdict().items()}
-    return (TFTrajectory or Trajectory)(**made)
+    return (TFTrajectory or Trajectory)(**_mapped(tensor_spec, spec._asdict()))
+
+
+def _mapped(change: Callable[[str, Any], Any], tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree with every leaf changed; ``change`` is given its path, such as "observation/arm/0", and the leaf."""
+    leaves = {key: change("/".join(map(str, path_of(key))), leaf) for key, leaf in flatten(tree).items()}
+    return dict(unflatten(structure_of(tree), leaves))
 
 
 def spec_of(step: Mapping[str, Any], info: Any) -> Trajectory:
     """A trajectory of ``FieldSpec``, for a step and what a policy says of it."""
 
-    def spec(name: str, value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return {key: spec(f"{name}/{key}", item) for key, item in value.items()}
-        if isinstance(value, tuple):
-            return tuple(spec(f"{name}/{index}", item) for index, item in enumerate(value))
+    def spec(path: str, value: Any) -> FieldSpec:
         array = leaf(value)
-        return FieldSpec(name, array.dtype, array.shape)
+        return FieldSpec(path, array.dtype, array.shape)
 
-    return Trajectory(
-        step_type=FieldSpec("step_type", np.dtype(np.int32), ()),
-        observation=spec("observation", step["observation"]),
-        action=spec("action", step["action"]),
-        policy_info=spec("policy_info", info),
-        next_step_type=FieldSpec("next_step_type", np.dtype(np.int32), ()),
-        reward=spec("reward", step["reward"]),
-        discount=spec("discount", step["discount"]),
-    )
+    given = {name: step[name] for name in ("observation", "action", "reward", "discount")}
+    types = {"step_type": np.int32(MID), "next_step_type": np.int32(MID)}
+    return Trajectory(**_mapped(spec, {**given, **types, "policy_info": info}))
 
 
 def expected_by(observer: Any) -> tuple[Any, int]:
@@ -138,15 +130,23 @@ def expected_by(observer: Any) -> tuple[Any, int]:
     return None, 0
 
 
-def _fields(value: Any) -> Mapping[str, Any]:
-    """What is in a mapping or a named tuple, by name; nothing where it is neither."""
+def _parts(value: Any) -> Mapping[Any, Any] | None:
+    """What is in a mapping, a named tuple, a tuple or a list, by name or position; None of a leaf."""
     if hasattr(value, "_asdict"):
         return dict(value._asdict())
-    return value if isinstance(value, Mapping) else {}
+    if isinstance(value, tuple | list) and not hasattr(value, "dtype"):
+        return dict(enumerate(value))
+    return value if isinstance(value, Mapping) else None
 
 
-def _is_nothing(value: Any) -> bool:
-    return isinstance(value, tuple | list) and not len(value)
+def _shown(value: Any) -> str:
+    """The structure of a value in words."""
+    if isinstance(value, Mapping) or hasattr(value, "_asdict"):
+        return str(sorted(_parts(value) or ()))
+    if isinstance(value, tuple | list):
+        return f"{len(value)} values"
+    array = leaf(value)
+    return f"{array.dtype} {list(array.shape)}"
 
 
 def check_trajectory(expected: Any, found: Trajectory, *, outer: int, where: str, free_info: bool) -> None:
@@ -159,7 +159,7 @@ def check_trajectory(expected: Any, found: Trajectory, *, outer: int, where: str
         where: What a message calls the trajectory.
         free_info: Whether ``policy_info`` may be anything where ``()`` is expected.
     """
-    if free_info and _is_nothing(_fields(expected).get("policy_info")):
+    if free_info and _parts((_parts(expected) or {}).get("policy_info")) == {}:
         found = found.replace(policy_info=())
     _compare(expected, found, "", outer=outer, where=where)
 
@@ -174,19 +174,15 @@ def _compare(expected: Any, found: Any, path: str, *, outer: int, where: str) ->
         outer: How many axes the specs have in front.
         where: What a message calls the trajectory.
     """
-    if hasattr(expected, "_asdict") or isinstance(expected, Mapping):
-        wanted, has = _fields(expected), _fields(found)
-        if set(wanted) != set(has):
-            raise _differs(path, str(sorted(wanted)), found, where)
-        for name, spec in wanted.items():
-            _compare(spec, has[name], f"{path}/{name}" if path else str(name), outer=outer, where=where)
-    elif not hasattr(expected, "dtype") and isinstance(expected, tuple | list):
-        if not isinstance(found, tuple | list) or len(found) != len(expected):
-            raise _differs(path, f"{len(expected)} values", found, where)
-        for index, spec in enumerate(expected):
-            _compare(spec, found[index], f"{path}/{index}", outer=outer, where=where)
-    else:
+    wanted = _parts(expected)
+    if wanted is None:
         _compare_leaf(expected, found, path, outer=outer, where=where)
+        return
+    has = _parts(found)
+    if has is None or has.keys() != wanted.keys():
+        raise _differs(path, _shown(expected), found, where)
+    for name, spec in wanted.items():
+        _compare(spec, has[name], f"{path}/{name}" if path else str(name), outer=outer, where=where)
 
 
 def _compare_leaf(expected: Any, found: Any, path: str, *, outer: int, where: str) -> None:
@@ -216,11 +212,4 @@ def _shape(spec: Any, path: str, outer: int) -> tuple[int | None, ...] | None:
 
 
 def _differs(path: str, wanted: str, found: Any, where: str) -> SchemaError:
-    if isinstance(found, Mapping) or hasattr(found, "_asdict"):
-        shown = str(sorted(_fields(found)))
-    elif isinstance(found, tuple | list):
-        shown = f"{len(found)} values"
-    else:
-        array = leaf(found)
-        shown = f"{array.dtype} {list(array.shape)}"
-    return SchemaError(f"observer: {path or 'trajectory'}: expected {wanted}, found {shown} in {where}")
+    return SchemaError(f"observer: {path or 'trajectory'}: expected {wanted}, found {_shown(found)} in {where}")

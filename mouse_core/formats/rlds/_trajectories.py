@@ -20,15 +20,7 @@ from mouse_core.formats.columns.steps import (
     iterate_steps,
     leaf,
 )
-from mouse_core.formats.rlds._specs import (
-    FIRST,
-    LAST,
-    MID,
-    Trajectory,
-    check_trajectory,
-    expected_by,
-    spec_of,
-)
+from mouse_core.formats.rlds._specs import FIRST, LAST, MID, Trajectory, check_trajectory, expected_by, spec_of
 from mouse_core.trees import map_tree
 
 PolicyInfo = Callable[[Mapping[str, Any], Mapping[str, Any]], Any]
@@ -149,12 +141,10 @@ def _peek(rlds_data: Iterable[Any]) -> tuple[Mapping[str, Any], Iterator[Step]]:
 
 def _pairs(steps: Iterator[Step], policy_info_fn: PolicyInfo | None) -> Iterator[Trajectory]:
     current = next(steps)
-    last_step = current[0]
     for following in steps:
         yield _pair(current, following[0], policy_info_fn)
         current = following
-        last_step = current[0]
-    padding = dict(map_tree(_zeros, last_step)) | {"is_first": np.True_}
+    padding = dict(map_tree(_zeros, current[0])) | {"is_first": np.True_}
     yield _pair(current, padding, policy_info_fn)
 
 
@@ -164,15 +154,13 @@ def _pair(current: Step, following: Mapping[str, Any], policy_info_fn: PolicyInf
     first, last, terminal = (flag(step[name], where=f"{where}, {name}") for name in FLAGS)
     next_first = flag(following["is_first"], where=f"the step after {where}, is_first")
     next_last = flag(following["is_last"], where=f"the step after {where}, is_last")
-    problem = ""
-    if terminal and not last:
-        problem = "expected a terminal step to be the last one, found is_terminal without is_last"
-    elif next_first and not last:
-        problem = "expected the last step before a first one, found is_last not set"
-    elif last and not next_first:
-        problem = "expected a first step after the last one, found is_first not set"
-    if problem:
-        raise EpisodeError(f"{where}: {problem}", episode=episode, step=number)
+    for wrong, problem in (
+        (terminal and not last, "expected a terminal step to be the last one, found is_terminal without is_last"),
+        (next_first and not last, "expected the last step before a first one, found is_last not set"),
+        (last and not next_first, "expected a first step after the last one, found is_first not set"),
+    ):
+        if wrong:
+            raise EpisodeError(f"{where}: {problem}", episode=episode, step=number)
     step_type = _type(first, last)
     next_type = _type(next_first, next_last)
     if step_type == FIRST and next_type == FIRST:

@@ -178,7 +178,7 @@ def stack_rows(pieces: Iterator[Stack], *, final: str | None, path: str) -> Iter
                 arriving["metadata_discount"][0] = 1
             done = done_codes(flags["is_terminal"] & flags["is_last"], flags["is_last"])
             columns = arriving | {"done": done} | staying
-            columns["episode_step"] = np.arange(piece.first, piece.first + piece.count, dtype=np.int64)
+            columns["episode_step"] = piece.first + np.arange(piece.count)
             if final == "mark":
                 columns[MISSING] = np.zeros(piece.count, np.int64)
             if piece.last and not flags["is_last"][-1]:
@@ -235,10 +235,8 @@ def _split(piece: Stack) -> tuple[Columns, Columns]:
             (leaving if travels_with_action(str(key)) else staying).update(flatten(f"metadata_{key}", value))
     for name, value in flatten("metadata_episode", dict(piece.about)).items():
         array = np.asarray(value)
-        if array.ndim == 0:
-            staying[name] = np.full(piece.count, array.item() if array.dtype.kind in "SUO" else array)
-            if array.dtype.kind in "SUO":
-                staying[name] = staying[name].astype(object)
+        if array.dtype.kind in "SUO" and not array.ndim:
+            staying[name] = np.full(piece.count, array.item(), object)
         else:
             staying[name] = np.broadcast_to(array, (piece.count, *array.shape))
     return staying, leaving
@@ -246,11 +244,9 @@ def _split(piece: Stack) -> tuple[Columns, Columns]:
 
 def _one_each(value: Any, name: str) -> npt.NDArray[Any]:
     values = np.asarray(value)
-    if values.ndim == 2 and values.shape[1] == 1:
-        values = values[:, 0]
-    if values.ndim != 1 or values.dtype.kind not in "biuf":
+    if values.shape not in ((len(values),), (len(values), 1)) or values.dtype.kind not in "biuf":
         raise DataError(f"{name}: expected one number a step, found {values.dtype} {list(values.shape[1:])}")
-    return values
+    return values.reshape(len(values))
 
 
 def _fitting(before: npt.NDArray[Any], values: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:

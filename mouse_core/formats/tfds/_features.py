@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 import zlib
@@ -14,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._files.reading import read_json_object
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.formats._files.tfrecord import READERS
 from mouse_core.formats.base import damaged, reading
@@ -21,6 +21,13 @@ from mouse_core.formats.tfds._example import Feature
 from mouse_core.images.pixels import decode_image
 
 _MAX_VALUE_BYTES = 1 << 28
+_MOST_JSON = 64 << 20
+# Kind, dtype and shape of features that have one of each.
+_PLAIN: dict[str, tuple[str, str, tuple[int | None, ...]]] = {
+    "text": ("text", "", ()),
+    "classLabel": ("tensor", "int64", ()),
+    "boundingBox": ("tensor", "float32", (4,)),
+}
 
 
 @dataclass(frozen=True)
@@ -51,7 +58,7 @@ def parse_features(path: Path) -> dict[str, Leaf]:
         DataError: It is not what TFDS writes.
     """
     with reading(path):
-        described = json.loads(path.read_text(encoding="utf-8"))
+        described = read_json_object(path, most_bytes=_MOST_JSON)
         leaves = {leaf.name: leaf for leaf in _leaves(described, "", 0)}
         if not leaves:
             raise damaged(path, "expected features, found none that is understood")
@@ -77,14 +84,9 @@ def _leaves(node: Any, path: str, ragged: int) -> Iterator[Leaf]:
     elif "image" in node:
         image = node["image"]
         yield Leaf(path, "image", image.get("dtype", "uint8"), _shape(image), ragged=ragged)
-    elif "text" in node:
-        yield Leaf(path, "text", "", (), ragged=ragged)
-    elif "classLabel" in node:
-        yield Leaf(path, "tensor", "int64", (), ragged=ragged)
-    elif "boundingBox" in node:
-        yield Leaf(path, "tensor", "float32", (4,), ragged=ragged)
     else:
-        yield Leaf(path, "other", "", (), ragged=ragged)
+        kinds = {name: kind for name, kind in _PLAIN.items() if name in node}
+        yield Leaf(path, *next(iter(kinds.values()), ("other", "", ())), ragged=ragged)
 
 
 def _shape(node: Mapping[str, Any]) -> tuple[int | None, ...]:
@@ -109,8 +111,8 @@ def parse_info(folder: Path) -> tuple[dict[str, Any], str, list[Split]]:
         DataError: It is not what TFDS writes, or files are missing.
     """
     path = folder / "dataset_info.json"
+    info = dict(read_json_object(path, most_bytes=_MOST_JSON))
     with reading(path):
-        info = json.loads(path.read_text(encoding="utf-8"))
         kind = info.get("fileFormat", "tfrecord")
         if kind not in READERS:
             raise ConfigError(f"{path}: fileFormat: expected one of {list(READERS)}, found {kind!r}")
@@ -129,11 +131,8 @@ def _split(folder: Path, info: Mapping[str, Any], split: Mapping[str, Any], kind
     known |= {"SHARD_INDEX": r"(\d+)", "NUM_SHARDS": r"\d+", "SHARD_X_OF_Y": r"(\d+)-of-\d+"}
     parts = re.split(r"\{(\w+)\}", template)
     pattern = "".join(known.get(part, r".+") if index % 2 else re.escape(part) for index, part in enumerate(parts))
-    found = {}
-    for file in folder.iterdir():
-        match = re.fullmatch(pattern, file.name)
-        if match:
-            found[int(match[1]) if match.groups() else 0] = file
+    matches = {file: match for file in folder.iterdir() if (match := re.fullmatch(pattern, file.name))}
+    found = {int(match[1]) if match.groups() else 0: file for file, match in matches.items()}
     if lengths and sorted(found) != list(range(len(lengths))):
         raise damaged(
             folder / "dataset_info.json", f"split {name!r}: expected {len(lengths)} files, found {len(found)}"
@@ -254,7 +253,7 @@ def _image(leaf: Leaf, data: bytes, where: str) -> npt.NDArray[Any]:
         pixels = decode_image(data, shape=wanted, dtype="uint16" if leaf.dtype == "uint16" else "uint8")  # type: ignore[arg-type]
     except ValueError as error:
         raise DataError(f"{where}: {error}") from error
-    if leaf.dtype == "float32":
+    if four:
         pixels = np.ascontiguousarray(pixels).view(np.float32)
     expected = leaf.shape if leaf.shape else pixels.shape
     if len(expected) != 3 or any(size not in (None, found) for size, found in zip(expected, pixels.shape, strict=True)):
@@ -274,12 +273,12 @@ def _ragged(leaf: Leaf, features: Mapping[str, Feature], n: int, levels: int) ->
     if levels > 1 or (lengths is None and n != 1):
         raise DataError(f"{where}: expected sequences of values, found sequences of sequences, which cannot be rows")
     counts = np.array([len(flat)]) if lengths is None else np.asarray(lengths)
-    if counts.dtype.kind not in "iu" or len(counts) != n or (len(counts) and counts.min() < 0):
+    if counts.dtype.kind not in "iu" or len(counts) != n or (counts < 0).any():
         raise DataError(f"{where}: expected {n} lengths, found {len(counts)}")
     total = int(counts.sum())
     if total > len(flat):
         raise DataError(f"{where}: expected {total} values, found {len(flat)}")
-    values = _decode(Leaf(leaf.name, leaf.kind, leaf.dtype, leaf.shape, leaf.encoding), flat, total, slice(None))
+    values = _decode(leaf, flat, total, slice(None))
     if len(set(counts.tolist())) == 1:
         return values.reshape(n, int(counts[0]), *values.shape[1:])
     rows = np.empty(n, dtype=object)

@@ -98,10 +98,9 @@ def read_tfds(
 
 def _folders(path: Path) -> list[Path]:
     """The folders with a dataset at or below ``path``: versions, and configurations with versions."""
-    for depth in ("", "*", "*/*", "*/*/*"):
-        found = sorted(path.glob(f"{depth}/features.json" if depth else "features.json"))
-        found = [file.parent for file in found if (file.parent / "dataset_info.json").is_file()]
-        if found:
+    for depth in ("", "*/", "*/*/", "*/*/*/"):
+        files = sorted(path.glob(f"{depth}features.json"))
+        if found := [file.parent for file in files if (file.parent / "dataset_info.json").is_file()]:
             return found
     return []
 
@@ -115,10 +114,8 @@ def _folder(path: Path) -> Path:
 
 
 def _chosen(found: list[Split], names: str | Sequence[str] | None, folder: Path) -> list[Split]:
-    if names is None:
-        return found
     by_name = {split.name: split for split in found}
-    chosen = [names] if isinstance(names, str) else list(names)
+    chosen = [names] if isinstance(names, str) else list(by_name if names is None else names)
     for name in chosen:
         if name not in by_name:
             raise ConfigError(f"{folder}: splits: expected some of {list(by_name)}, found {name!r}")
@@ -129,7 +126,7 @@ def _notes(leaves: Mapping[str, Leaf], name: str) -> tuple[str, ...]:
     notes = []
     if name.startswith("d4rl_"):
         notes.append("TFDS ends every episode of its D4RL datasets with the last observation of the whole dataset.")
-    rounded = [leaf.name for leaf in leaves.values() if _is_rounded(leaf)]
+    rounded = [leaf.name for leaf in leaves.values() if leaf.dtype == "float64" and not _is_encoded(leaf)]
     if rounded:
         notes.append(f"TFDS stores {rounded} as 32-bit floats, though declared as float64.")
     unlike = [leaf.name for leaf in leaves.values() if not _is_column(leaf)]
@@ -139,10 +136,6 @@ def _notes(leaves: Mapping[str, Leaf], name: str) -> tuple[str, ...]:
     if large:
         notes.append(f"{large} belong to whole episodes and are too large to be repeated in every row: left out.")
     return tuple(notes)
-
-
-def _is_rounded(leaf: Leaf) -> bool:
-    return leaf.kind == "tensor" and leaf.dtype == "float64" and leaf.encoding == "none"
 
 
 def _is_encoded(leaf: Leaf) -> bool:

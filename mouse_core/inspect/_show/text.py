@@ -126,8 +126,7 @@ def facts(report: Report) -> list[str]:
         lines.append(f"done codes: {codes}")
         lines.append(
             f"episodes: {episodes.terminated:,} terminated, {episodes.truncated:,} truncated, {episodes.open:,} "
-            "without "
-            f"an end (found by {episodes.found_by})"
+            f"without an end (found by {episodes.found_by})"
         )
         lines.append(f"returns: {bars(episodes.returns.counts)}   lengths: {bars(episodes.lengths.counts)}")
     if report.actions is not None:
@@ -156,18 +155,17 @@ def actions_text(report: Report) -> str:
         return ""
     if actions.counts is not None:
         total = max(1, sum(actions.counts.values()))
-        shown = [f"{name}: {count / total:.1%}" for name, count in list(actions.counts.items())[:_MOST_ACTIONS]]
-        more = len(actions.counts) - _MOST_ACTIONS
-        return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+        return _some([f"{name}: {count / total:.1%}" for name, count in actions.counts.items()])
     places = actions.places
     if not places or "low" not in places:
         return "continuous"
-    spans = [
-        f"{place}: {number(low)} to {number(high)}"
-        for place, (low, high) in enumerate(zip(places["low"], places["high"], strict=True))
-    ]
-    more = len(spans) - _MOST_ACTIONS
-    return ", ".join(spans[:_MOST_ACTIONS]) + (f" and {more} more" if more > 0 else "")
+    spans = zip(places["low"], places["high"], strict=True)
+    return _some([f"{place}: {number(low)} to {number(high)}" for place, (low, high) in enumerate(spans)])
+
+
+def _some(items: Sequence[str]) -> str:
+    more = len(items) - _MOST_ACTIONS
+    return ", ".join(items[:_MOST_ACTIONS]) + (f" and {more} more" if more > 0 else "")
 
 
 def bars(counts: Sequence[int], width: int = 24) -> str:
@@ -184,8 +182,6 @@ def number(value: float | None) -> str:
     """A number in at most about eight characters; nothing for None."""
     if value is None:
         return ""
-    if isinstance(value, bool):
-        return str(int(value))
-    if isinstance(value, int):
-        return f"{value:,}" if abs(value) < 10_000_000 else f"{value:.4g}"
+    if isinstance(value, int) and abs(value) < 10_000_000:
+        return f"{int(value):,}"
     return f"{value:.4g}"
