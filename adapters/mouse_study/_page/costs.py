@@ -27,7 +27,7 @@ def costs(results: Results, members: Sequence[Group]) -> str:
         return ""
     head = (
         *("variant", "framework", "runs", "steps a second", "waiting", "waited", "computed", "first step"),
-        *("of it compiling", "in all", "peak memory"),
+        *("compiling", "in all", "peak memory"),
     )
     shown = "".join(_bar(group, mean, most) for group, mean in bars)
     words = "".join(f'<li><i class="{part}"></i>{said}</li>' for part, said in _PARTS.items())

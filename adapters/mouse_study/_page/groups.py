@@ -17,7 +17,7 @@ Floats = NDArray[np.float64]
 Series = Mapping[str, tuple[NDArray[np.int64], Floats]]
 
 #: What says where time and memory went; all other names are values of the training.
-COSTS = ("wait", "compute", "memory")
+COSTS = ("wait", "compute", "memory", "setup")
 #: The last tenth of what a run recorded counts as its end.
 _END = 10
 

@@ -52,7 +52,7 @@ def _card(variant: str, its: Sequence[Pair], name: str) -> tuple[str, str, str] 
         return None
     picture = curves(lines, label=f"relative difference of {name}, {variant}", logarithmic=True, mark=_ROUNDING)
     words = legend_of((_pair_words(pair), place) for place, pair in enumerate(its)) if several else ""
-    return variant, picture, f"{words}<p>Dashed: rounding of float32.</p>"
+    return variant, picture, f"{words}<p>Dashed: rounding of float32. Where two values are equal there is no point.</p>"
 
 
 def _row(pair: Pair) -> tuple[str, ...]:

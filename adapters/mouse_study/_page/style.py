@@ -47,7 +47,7 @@ code { font: .9em ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; over
 .legend i { display: inline-block; width: 16px; height: 10px; border-radius: 3px; margin-right: 6px; }
 .cards { display: grid; gap: 14px; align-items: start;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 340px), 1fr)); margin: 0 0 12px; }
-.cards.one { grid-template-columns: minmax(0, 780px); }
+.cards.one { grid-template-columns: minmax(0, 640px); }
 .card { background: var(--card); border: 1px solid var(--line); border-radius: 12px; padding: 14px; min-width: 0; }
 .card p { font-size: .85rem; color: var(--dim); margin: 6px 0 0; }
 svg { display: block; width: 100%; height: auto;
