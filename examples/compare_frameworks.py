@@ -4,9 +4,12 @@
 
 Whoever compares frameworks wants to compare frameworks, not data loaders. Here a recurrent Q-network is
 written twice, in PyTorch and in Flax NNX. Both begin with the same weights, which are copied across; both
-take the same steps of Adam; and both are given the same batches, which one digest for both streams proves. What
-is left is arithmetic: the loss curves agree to rounding for hundreds of steps, then part, and the plot shows
-when. docs/guides/comparing-frameworks.md shows the picture and says why.
+take the same steps of Adam; and both are given the same batches, which their digests prove. What
+is left is arithmetic: the loss curves agree to rounding for hundreds of steps, then part, and the page shows
+when. docs/guides/comparing-frameworks.md says why.
+
+The networks, losses and optimisers are this file's; ``mouse_study.Study`` runs and times them, each in a process of
+its own, and records what they were given. The study itself is the ten lines of ``declare``.
 
 The network reads windows of the recording as they are (an observation, and the action, reward and end that led
 to it), remembers with a GRU, and learns by Q-learning with a target network; a conservative term (Kumar et
@@ -18,29 +21,22 @@ from __future__ import annotations
 
 import argparse
 import copy
-import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import datasets
 import gymnasium as gym
 import jax
 import jax.numpy as jnp
 import lunar_lander
-import matplotlib
 import numpy as np
 import optax
 import torch
 from flax import nnx
-from numpy.typing import NDArray
 from tensordict import TensorDict
 
-import mouse_jax
-import mouse_torch
 from mouse_core import DatasetStore
-from mouse_core.testing import stream_digest
+from mouse_study import Context, Results, Study, Training, pairs
 
 HIDDEN = 64
 ROW = lunar_lander.OBSERVATION_SIZE + lunar_lander.ACTIONS + 2  # observation, action that led to it, reward, end
@@ -58,39 +54,6 @@ BATCHES: dict[str, Any] = {
     "fields": ("action", "reward", "done", "time", "obs_continuous"),
     "dtypes": {"obs_continuous": "float32"},
 }
-
-
-# ---------------------------------------------------------------------- the data
-
-
-def record(*, episodes: int, seed: int) -> DatasetStore:
-    """Record episodes of gymnasium's own pilot, who acts at random now and then."""
-    store = DatasetStore()
-    environment = gym.make(lunar_lander.ENVIRONMENT)
-    for episode in lunar_lander.progress(range(episodes), description="recording", total=episodes):
-        noise = lunar_lander.NOISE_LEVELS[episode % len(lunar_lander.NOISE_LEVELS)]
-        for row in lunar_lander.record_episode(environment, noise=noise, seed=seed * episodes + episode):
-            store.append(row)
-    environment.close()
-    return store
-
-
-def stream_digests(store: DatasetStore, *, batches: int, **options: Any) -> dict[str, str]:
-    """The digest of the first batches that each framework is given.
-
-    Args:
-        store: where batches come from.
-        batches: how many.
-        options: arguments of both loaders.
-
-    Returns:
-        32 hexadecimal digits for "PyTorch" and for "JAX": the same, if the batches are.
-    """
-    digests = {}
-    for framework, package in {"PyTorch": mouse_torch, "JAX": mouse_jax}.items():
-        with package.PrefetchBatchifier(store, **options) as loader:
-            digests[framework] = stream_digest(loader, batches)
-    return digests
 
 
 # ---------------------------------------------------------------------- PyTorch
@@ -186,44 +149,15 @@ def copy_weights(source: FlaxQNetwork, destination: TorchQNetwork) -> None:
 # ---------------------------------------------------------------------- training
 
 
-@dataclass
-class Run:
-    """What one framework's training gave: losses, and where the time went."""
-
-    losses: list[float] = field(default_factory=list)
-    elapsed: float = 0.0
-    waiting: float = 0.0
-
-    def figures(self) -> dict[str, str]:
-        """The figures to print, by name."""
-        # The first step compiles, or warms up, and is left out.
-        return {
-            "steps per second": f"{(len(self.losses) - 1) / self.elapsed:.0f}",
-            "waiting for data": f"{100.0 * self.waiting / self.elapsed:.1f} %",
-            "final loss": f"{np.mean(self.losses[-50:]):.4f}",
-        }
-
-
-def run(loader: Any, step: Callable[[Any], float], *, steps: int, description: str) -> Run:
-    """Take training steps, one a batch."""
-    result = Run([step(loader.next_batch())])
-    began = time.perf_counter()
-    for _ in lunar_lander.progress(range(steps - 1), description=description, total=steps - 1):
-        asked = time.perf_counter()
-        batch = loader.next_batch()
-        result.waiting += time.perf_counter() - asked
-        result.losses.append(step(batch))
-    result.elapsed = time.perf_counter() - began
-    return result
-
-
-def train_torch(network: TorchQNetwork, store: DatasetStore, *, steps: int, seed: int) -> Run:
-    """Train the network in place."""
+def train_torch(context: Context) -> Training:
+    """Train the network in PyTorch, beginning with the weights that Flax makes of the seed."""
+    network = TorchQNetwork()
+    copy_weights(FlaxQNetwork(nnx.Rngs(context.seed)), network)
     target = copy.deepcopy(network)
     trained = [weights for weights in network.parameters() if weights.requires_grad]
     adam = torch.optim.Adam(trained, LEARNING_RATE, betas=(ADAM["b1"], ADAM["b2"]), eps=ADAM["eps"])
 
-    def step(batch: TensorDict) -> float:
+    def step(batch: TensorDict) -> torch.Tensor:
         loss = torch_loss(network, target, batch)
         adam.zero_grad()
         loss.backward()
@@ -231,14 +165,14 @@ def train_torch(network: TorchQNetwork, store: DatasetStore, *, steps: int, seed
         with torch.no_grad():
             for slow, fast in zip(target.parameters(), network.parameters(), strict=True):
                 slow += TARGET_RATE * (fast - slow)
-        return loss.item()
+        return loss
 
-    with mouse_torch.PrefetchBatchifier(store, seed=seed, **BATCHES) as loader:
-        return run(loader, step, steps=steps, description="PyTorch")
+    return Training(step, state=[network, target, adam])
 
 
-def train_jax(network: FlaxQNetwork, store: DatasetStore, *, steps: int, seed: int) -> Run:
-    """Train the network in place."""
+def train_jax(context: Context) -> Training:
+    """Train the network in JAX."""
+    network = FlaxQNetwork(nnx.Rngs(context.seed))
     target = nnx.clone(network)
     adam = nnx.Optimizer(network, optax.adam(LEARNING_RATE, **ADAM), wrt=nnx.Param)
 
@@ -252,95 +186,78 @@ def train_jax(network: FlaxQNetwork, store: DatasetStore, *, steps: int, seed: i
         nnx.update(target, jax.tree.map(lambda slow, fast: slow + TARGET_RATE * (fast - slow), slow, fast))
         return loss
 
-    def step(batch: dict[str, jax.Array]) -> float:
-        return float(compiled(network, target, adam, batch))
-
-    with mouse_jax.PrefetchBatchifier(store, seed=seed, **BATCHES) as loader:
-        return run(loader, step, steps=steps, description="JAX")
+    return Training(lambda batch: compiled(network, target, adam, batch), state=[network, target, adam])
 
 
-# ---------------------------------------------------------------------- the comparison
+# ---------------------------------------------------------------------- the study
 
 
-def relative_difference(left: list[float], right: list[float]) -> NDArray[np.float64]:
-    """How far two loss curves are apart at each step, by the larger of the two losses."""
-    a, b = np.array(left), np.array(right)
-    return np.abs(a - b) / np.maximum(np.abs(a), np.abs(b))
-
-
-def parting(difference: NDArray[np.float64], tolerance: float) -> int:
-    """The first step at which two curves differ by more than the tolerance; their length if there is none."""
-    beyond = np.flatnonzero(difference > tolerance)
-    return int(beyond[0]) if len(beyond) else len(difference)
-
-
-def save_plot(path: Path, runs: Mapping[str, Run], difference: NDArray[np.float64]) -> None:
-    """Draw both loss curves above their difference and save the picture."""
-    matplotlib.use("Agg")  # draws into files, and needs no screen
-    from matplotlib import pyplot
-
-    figure, (above, below) = pyplot.subplots(2, 1, figsize=(8, 6), sharex=True, layout="constrained")
-    above.set(title="One recurrent Q-network, one stream of batches", ylabel="loss")
-    for (name, result), (style, width) in zip(runs.items(), (("-", 3.0), ("-", 1.0)), strict=True):
-        losses = np.array(result.losses)
-        over = max(1, len(losses) // 100)  # a running mean shows the trend under the noise of single batches
-        smooth = np.convolve(losses, np.ones(over) / over, mode="valid")
-        above.plot(np.arange(len(smooth)) + over // 2, smooth, style, label=name, linewidth=width)
-    above.legend()
-    below.set(xlabel="training step", ylabel="relative difference", yscale="log")
-    there = difference > 0.0  # losses that are equal to the last bit have no place on this scale
-    below.plot(np.flatnonzero(there), difference[there], ".", markersize=2, color="C2")
-    epsilon = float(np.finfo(np.float32).eps)
-    below.axhline(epsilon, color="grey", linewidth=0.8)
-    below.annotate(
-        "rounding of float32", (1.0, epsilon), (-4, -12), ("axes fraction", "data"), "offset points", ha="right"
+def declare(*, data: Path, steps: int, seeds: list[int]) -> Study:
+    """The study: everything that is held fixed, and the two that are compared."""
+    return Study(
+        name="compare-frameworks",
+        frameworks={"torch": train_torch, "jax": train_jax},
+        seeds=seeds,
+        steps=steps,
+        store=data,
+        batches=BATCHES,
+        checkpoint_every=500,
     )
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+
+
+def record(path: Path, *, episodes: int, seed: int) -> None:
+    """Record episodes of gymnasium's own pilot, who acts at random now and then, if that was not done before."""
+    if path.exists():
+        return
+    store = DatasetStore()
+    environment = gym.make(lunar_lander.ENVIRONMENT)
+    for episode in lunar_lander.progress(range(episodes), description="recording", total=episodes):
+        noise = lunar_lander.NOISE_LEVELS[episode % len(lunar_lander.NOISE_LEVELS)]
+        for row in lunar_lander.record_episode(environment, noise=noise, seed=seed * episodes + episode):
+            store.append(row)
+    environment.close()
+    store.to_dataset().save_to_disk(path)
+
+
+def report(results: Results) -> None:
+    """Print what was found, of the first seed."""
+    waits, computes, losses = (results.series(name) for name in ("wait", "compute", "loss"))
+    pair = pairs(results)[0]
+    for run in (pair.right, pair.left):
+        print(f"digest {run.framework}: {run.digest}")
+    print(f"same data: {'proven' if pair.same_data.proven else 'not proven'}")
+    for run in (pair.right, pair.left):
+        wait, compute = waits[run.run][1][1:].sum(), computes[run.run][1][1:].sum()  # the first step compiles
+        print(f"steps per second, {run.framework}: {(run.steps - 1) / (wait + compute):.0f}")
+        print(f"waiting for data, {run.framework}: {100.0 * wait / (wait + compute):.1f} %")
+        print(f"final loss, {run.framework}: {np.mean(losses[run.run][1][-50:]):.4f}")
+    print(f"difference of the first loss: {pair.difference[0]:.1e}")
+    print(f"largest difference of the first 100 losses: {pair.difference[:100].max():.1e}")
+    for tolerance in (1e-5, 1e-4, 1e-3, 1e-2):
+        parts = pair.parts(tolerance)
+        print(f"losses agree to {tolerance:.0e}: for {len(pair.steps) if parts is None else parts} steps")
 
 
 def main() -> None:
     """Record, train twice, compare, and print the figures."""
     parser = argparse.ArgumentParser(description="One study in PyTorch and in JAX, on the same batches.")
-    parser.add_argument("--seed", type=int, default=0, help="of the recording, the weights and the batches")
+    parser.add_argument("--seed", type=int, default=0, help="of the recording, and the first of the runs")
+    parser.add_argument("--seeds", type=int, default=1, help="how many runs of each framework")
     parser.add_argument("--episodes", type=int, default=60, help="episodes to record")
     parser.add_argument("--dataset", type=Path, help="a saved dataset to train on, instead of recording")
     parser.add_argument("--steps", type=int, default=2000, help="training steps, one batch each")
-    parser.add_argument("--output", type=Path, default=Path("out/compare_frameworks"), help="folder for the plot")
+    parser.add_argument("--output", type=Path, default=Path("out/compare_frameworks"), help="folder of the study")
     options = parser.parse_args()
-    options.output.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)  # a network this small gains nothing from more
 
+    data = options.dataset or options.output / f"recorded-{options.episodes}-{options.seed}"
     if options.dataset is None:
-        store = record(episodes=options.episodes, seed=options.seed)
-    else:
-        store = DatasetStore().from_dataset(datasets.load_from_disk(str(options.dataset)))
-    print(f"steps recorded: {len(store)}")
-
-    digests = stream_digests(store, batches=options.steps, seed=options.seed, **BATCHES)
-    for framework, digest in digests.items():
-        print(f"digest {framework}: {digest}")
-    print(f"digests agree: {'yes' if len(set(digests.values())) == 1 else 'no'}")
-
-    flax_network, torch_network = FlaxQNetwork(nnx.Rngs(options.seed)), TorchQNetwork()
-    copy_weights(flax_network, torch_network)
-    runs = {
-        "PyTorch": train_torch(torch_network, store, steps=options.steps, seed=options.seed),
-        "JAX": train_jax(flax_network, store, steps=options.steps, seed=options.seed),
-    }
-    for framework, result in runs.items():
-        for name, value in result.figures().items():
-            print(f"{name}, {framework}: {value}")
-
-    difference = relative_difference(runs["PyTorch"].losses, runs["JAX"].losses)
-    print(f"difference of the first loss: {difference[0]:.1e}")
-    print(f"largest difference of the first 100 losses: {difference[:100].max():.1e}")
-    for tolerance in (1e-5, 1e-4, 1e-3, 1e-2):
-        print(f"losses agree to {tolerance:.0e}: for {parting(difference, tolerance)} steps")
-
-    plot = options.output / "compare_frameworks.png"
-    save_plot(plot, runs, difference)
-    print(f"plot: {plot}")
+        record(data, episodes=options.episodes, seed=options.seed)
+    seeds = list(range(options.seed, options.seed + options.seeds))
+    # A folder holds one study: with other data or steps it is another one.
+    folder = options.output / f"{data.name}-{options.steps}"
+    results = declare(data=data, steps=options.steps, seeds=seeds).run(folder)
+    report(results)
+    print(f"page: {results.page(folder)}")
 
 
 if __name__ == "__main__":

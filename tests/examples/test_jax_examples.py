@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 from flax import nnx
 
+from mouse_core.digest import StreamDigest
 from mouse_core.testing import example_store
 from mouse_jax import PrefetchBatchifier
+from mouse_study import Context
 from tests.programs import run_program
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -40,25 +44,15 @@ def example(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_study_compares_frameworks_and_nothing_else(tmp_path: Path) -> None:
     printed = run("compare_frameworks.py", tmp_path / "new", "--episodes", "3", "--steps", "100", "--seed", "3")
-    assert printed["digests agree"] == "yes"
-    assert printed["digest PyTorch"] == printed["digest JAX"]
+    assert printed["same data"] == "proven"
+    assert printed["digest torch"] == printed["digest jax"]
     assert float(printed["difference of the first loss"]) < 1e-6
     assert float(printed["largest difference of the first 100 losses"]) < 1e-4
     assert printed["losses agree to 1e-04"] == "for 100 steps"
-    for framework in ("PyTorch", "JAX"):
+    for framework in ("torch", "jax"):
         assert float(printed[f"steps per second, {framework}"]) > 0
         assert 0 <= float(printed[f"waiting for data, {framework}"].removesuffix(" %")) <= 100
-    assert Path(printed["plot"]).read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize("example", ["compare_frameworks"], indirect=True)
-def test_another_stream_has_another_digest(example: ModuleType) -> None:
-    store = example_store()
-    options = {"sequence_length": 8, "batch_size": 4, "dtypes": {"obs_continuous": "float32"}}
-    digests = [example.stream_digests(store, batches=5, seed=seed, **options) for seed in (0, 0, 1)]
-    assert [len(set(pair.values())) for pair in digests] == [1, 1, 1]
-    assert digests[0] == digests[1]
-    assert digests[0]["JAX"] != digests[2]["JAX"]
+    assert "same data: proven, for 1 pair of runs" in Path(printed["page"]).read_text(encoding="utf-8")
 
 
 def lander_batch(random: np.random.Generator) -> dict[str, np.ndarray]:
@@ -119,11 +113,48 @@ def test_the_loss_is_that_of_transitions_one_by_one(example: ModuleType) -> None
     )
 
 
-@pytest.mark.parametrize("example", ["compare_frameworks"], indirect=True)
-def test_where_curves_part(example: ModuleType) -> None:
-    difference = example.relative_difference([1.0, 2.0, -4.0, 1.0], [1.0, 2.0, -3.0, 0.0])
-    np.testing.assert_allclose(difference, [0.0, 0.0, 0.25, 1.0])
-    assert [example.parting(difference, tolerance) for tolerance in (0.1, 0.3, 1.0)] == [2, 3, 4]
+# ---------------------------------------------------------------------- compare_online
+
+
+@pytest.fixture
+def any_precision() -> Iterator[None]:
+    """JAX's precision, put back."""
+    before = jax.config.read("jax_enable_x64")
+    yield
+    jax.config.update("jax_enable_x64", before)
+
+
+@pytest.mark.usefixtures("any_precision")
+@pytest.mark.parametrize("example", ["compare_online"], indirect=True)
+def test_both_learn_from_the_same_experience_in_float64(
+    example: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(example, "LEARNING_STARTS", 80)
+    monkeypatch.setattr(example, "EXPLORATION", lambda taken: 0.2)  # the networks choose most actions
+    losses, digests = {}, {}
+    for framework in ("torch", "jax"):
+        training = example.train(Context("float64", {"dtype": "float64"}, framework, 5, 40, tmp_path))
+        digest, losses[framework] = StreamDigest(), []
+        for step in range(40):
+            batch = training.batches()
+            digest += StreamDigest.of(step, batch)
+            losses[framework].append(training.step(batch).item())
+        digests[framework] = digest
+    assert digests["torch"] == digests["jax"]
+    assert digests["torch"].windows == 40 * example.BATCH_SIZE
+    np.testing.assert_allclose(losses["torch"], losses["jax"], rtol=1e-11)
+    assert losses["torch"][0] != losses["torch"][-1]
+
+
+@pytest.mark.slow
+def test_the_online_study_runs_to_its_page(tmp_path: Path) -> None:
+    printed = run("compare_online.py", tmp_path, "--seeds", "1", "--steps", "60")
+    assert printed["same data, float64, seed 0"] == "proven"
+    assert printed["losses agree to 1e-03, float64, seed 0"] == "for 60 steps"
+    evaluations = [printed[f"evaluations, float64, seed 0, {framework}"] for framework in ("torch", "jax")]
+    assert evaluations[0] == evaluations[1]
+    assert len(evaluations[0].split()) == 10
+    assert "float32" in Path(printed["page"]).read_text(encoding="utf-8")
 
 
 # ---------------------------------------------------------------------- flax_offline

@@ -1,0 +1,294 @@
+"""Online training with replay in PyTorch and in JAX: do both learn from the same experience, and for how long.
+
+    python examples/compare_online.py
+
+A training that acts chooses its own data: as soon as rounding lets one framework take another action, the two learn
+from different experience, and no comparison of single runs means anything. So this study has two variants. In float64
+rounding is small enough that both frameworks act alike to the end: their digests are equal over all batches, which
+shows the two implementations to be one algorithm. In float32, which is what people train with, they part somewhere, and
+only their evaluations can be compared, over seeds.
+
+Eight environments write into a replay buffer, and a Q-network learns from what is drawn of it. The buffer's draws
+depend on its seed and on what was written, in both frameworks alike. An environment is not saved, so a run that is
+killed begins again. docs/guides/comparing-frameworks.md says how to read what is found.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import gymnasium as gym
+import jax
+import jax.numpy as jnp
+import numpy as np
+import online_dqn
+import optax
+import torch
+from flax import nnx
+from numpy.typing import NDArray
+from tensordict import TensorDict
+
+import mouse_jax
+import mouse_torch
+from mouse_core.replay import ArrayStorage, Compose, LinearSchedule, NextView, NStep
+from mouse_study import Context, Results, Study, Training, pairs
+
+HIDDEN = 64
+BATCH_SIZE = 64
+BUFFER_SIZE = 50_000  # rows, of all environments together
+LEARNING_STARTS = 500  # rows
+LEARNING_RATE = 1e-3
+ADAM = {"b1": 0.9, "b2": 0.999, "eps": 1e-8}
+DISCOUNT = 0.99
+STEPS = 3  # of a transition
+TARGET_RATE = 0.01  # by which the target network follows, each step
+EXPLORATION = LinearSchedule(1.0, 0.05, 1_000)  # the share of random actions, by steps of all environments
+EVALUATED_EPISODES = 20
+
+
+class Learner(Protocol):
+    """What acting and evaluating ask of a framework."""
+
+    def act(self, observations: NDArray[np.float32]) -> NDArray[Any]:
+        """The best actions [n] for observations [n, 4]."""
+        ...
+
+
+# ---------------------------------------------------------------------- PyTorch
+
+
+class TorchNetwork(torch.nn.Module):
+    """Observations [n, 4] to the value of each action, [n, 2]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(online_dqn.OBSERVATION_SIZE, HIDDEN)
+        self.second = torch.nn.Linear(HIDDEN, HIDDEN)
+        self.value = torch.nn.Linear(HIDDEN, online_dqn.ACTIONS)
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        """Values of the actions."""
+        hidden = torch.relu(self.first(observations))
+        return self.value(torch.relu(self.second(hidden)))
+
+
+class TorchLearner:
+    """The network and its update in PyTorch."""
+
+    def __init__(self, weights: FlaxNetwork, dtype: torch.dtype) -> None:
+        self.network = TorchNetwork().to(dtype)
+        copy_weights(weights, self.network)
+        self.target = copy.deepcopy(self.network)
+        self.adam = torch.optim.Adam(
+            self.network.parameters(), LEARNING_RATE, betas=(ADAM["b1"], ADAM["b2"]), eps=ADAM["eps"]
+        )
+
+    @torch.no_grad()
+    def act(self, observations: NDArray[Any]) -> NDArray[Any]:
+        """The best actions."""
+        return self.network(torch.from_numpy(observations)).argmax(dim=-1).numpy()
+
+    def update(self, batch: TensorDict) -> torch.Tensor:
+        """Take a step of gradient descent on a batch; see ``JaxLearner``, line by line."""
+        after = batch["next"]
+        with torch.no_grad():
+            best = self.network(after["observation"]).argmax(dim=-1, keepdim=True)
+            value = self.target(after["observation"]).gather(1, best)[:, 0]
+            goal = after["reward"] + batch["discount"] * (after["done"] != 1) * value
+        chosen = self.network(batch["observation"]).gather(1, batch["action"][:, None])[:, 0]
+        loss = (batch["mask"] * (chosen - goal) ** 2).mean()
+        self.adam.zero_grad()
+        loss.backward()
+        self.adam.step()
+        with torch.no_grad():
+            for slow, fast in zip(self.target.parameters(), self.network.parameters(), strict=True):
+                slow += TARGET_RATE * (fast - slow)
+        return loss
+
+
+# ---------------------------------------------------------------------- JAX
+
+
+class FlaxNetwork(nnx.Module):
+    """Observations [n, 4] to the value of each action, [n, 2]."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.first = nnx.Linear(online_dqn.OBSERVATION_SIZE, HIDDEN, rngs=rngs)
+        self.second = nnx.Linear(HIDDEN, HIDDEN, rngs=rngs)
+        self.value = nnx.Linear(HIDDEN, online_dqn.ACTIONS, rngs=rngs)
+
+    def __call__(self, observations: jax.Array) -> jax.Array:
+        """Values of the actions."""
+        hidden = nnx.relu(self.first(observations))
+        return self.value(nnx.relu(self.second(hidden)))
+
+
+@nnx.jit
+def best_action(network: FlaxNetwork, observations: jax.Array) -> jax.Array:
+    """The best actions."""
+    return network(observations).argmax(axis=-1)
+
+
+@nnx.jit
+def jax_step(
+    network: FlaxNetwork, target: FlaxNetwork, adam: nnx.Optimizer[Any], batch: Mapping[str, Any]
+) -> jax.Array:
+    """Take a step of gradient descent on a batch."""
+    after = batch["next"]
+    # The network chooses the next action, the target network values it (double Q-learning).
+    best = network(after["observation"]).argmax(axis=-1)[:, None]
+    value = jnp.take_along_axis(target(after["observation"]), best, axis=1)[:, 0]
+    goal = after["reward"] + batch["discount"] * (after["done"] != 1) * value
+
+    def loss_of(network: FlaxNetwork) -> jax.Array:
+        chosen = jnp.take_along_axis(network(batch["observation"]), batch["action"][:, None], axis=1)[:, 0]
+        # Rows that no whole transition leaves count for nothing.
+        return (batch["mask"] * (chosen - goal) ** 2).mean()
+
+    loss, gradients = nnx.value_and_grad(loss_of)(network)
+    adam.update(network, gradients)
+    fast, slow = nnx.state(network, nnx.Param), nnx.state(target, nnx.Param)
+    nnx.update(target, jax.tree.map(lambda slow, fast: slow + TARGET_RATE * (fast - slow), slow, fast))
+    return loss
+
+
+class JaxLearner:
+    """The network and its update in JAX."""
+
+    def __init__(self, network: FlaxNetwork) -> None:
+        self.network, self.target = network, nnx.clone(network)
+        self.adam = nnx.Optimizer(network, optax.adam(LEARNING_RATE, **ADAM), wrt=nnx.Param)
+
+    def act(self, observations: NDArray[Any]) -> NDArray[Any]:
+        """The best actions."""
+        return np.asarray(best_action(self.network, observations))
+
+    def update(self, batch: Mapping[str, Any]) -> jax.Array:
+        """Take a step of gradient descent on a batch."""
+        return jax_step(self.network, self.target, self.adam, batch)
+
+
+def copy_weights(source: FlaxNetwork, destination: TorchNetwork) -> None:
+    """Give the PyTorch network the weights of the Flax network."""
+    with torch.no_grad():
+        for name, layer in destination.named_children():
+            of_flax = getattr(source, name)
+            layer.weight.copy_(torch.from_numpy(np.array(of_flax.kernel[...].T)))
+            layer.bias.copy_(torch.from_numpy(np.array(of_flax.bias[...])))
+
+
+# ---------------------------------------------------------------------- acting, which knows no framework
+
+
+def acting(context: Context, learner: Learner, buffer: Any, dtype: Any) -> Callable[[], Any]:
+    """A function that takes a step in all environments, writes what it led to, and draws a batch of transitions."""
+    random = np.random.default_rng(context.seed)
+    environments = gym.make_vec(online_dqn.ENVIRONMENT, num_envs=online_dqn.ENVIRONMENTS, vectorization_mode="sync")
+    shown, _ = environments.reset(seed=context.seed)
+    nothing = np.zeros(online_dqn.ENVIRONMENTS)
+    taken = 0
+
+    def write(actions: NDArray[Any], rewards: NDArray[Any], terminated: Any, truncated: Any) -> None:
+        rows = online_dqn.rows_of(shown, actions, rewards, terminated, truncated)
+        kept = {"observation": rows["observation"].astype(dtype), "reward": rows["reward"].astype(dtype)}
+        buffer.append(rows | kept)
+
+    def step() -> None:
+        nonlocal shown, taken
+        at_random = random.random(len(shown)) < EXPLORATION(taken)
+        choices = random.integers(online_dqn.ACTIONS, size=len(shown))
+        actions = np.where(at_random, choices, learner.act(shown.astype(dtype)))
+        shown, rewards, terminated, truncated, _ = environments.step(actions)
+        write(actions, rewards, terminated, truncated)
+        taken += 1
+
+    # Nothing led to the first observations: their action is a placeholder.
+    write(nothing, nothing, nothing, nothing)
+
+    def next_batch() -> Any:
+        step()
+        while len(buffer) < LEARNING_STARTS:
+            step()
+        return buffer.sample()
+
+    return next_batch
+
+
+def train(context: Context) -> Training:
+    """Act and learn in the framework of this run; both begin with the weights that Flax makes of the seed."""
+    wide = context.options["dtype"] == "float64"
+    jax.config.update("jax_enable_x64", wide)
+    dtype = np.float64 if wide else np.float32
+    network = FlaxNetwork(nnx.Rngs(context.seed))
+    # The same weights in both precisions.
+    nnx.update(network, jax.tree.map(lambda weights: weights.astype(dtype), nnx.state(network)))
+    if context.framework == "torch":
+        learner: Any = TorchLearner(network, torch.float64 if wide else torch.float32)
+        package: Any = mouse_torch
+    else:
+        learner, package = JaxLearner(network), mouse_jax
+    buffer = package.ReplayBuffer(
+        storage=ArrayStorage(BUFFER_SIZE, ndim=2, alignment="arrived"),
+        transform=Compose(NextView(takes="arrived"), NStep(STEPS, DISCOUNT)),
+        batch_size=BATCH_SIZE,
+        seed=context.seed,
+    )
+
+    def evaluate() -> float:
+        class Playing:
+            def act(self, observations: NDArray[Any]) -> NDArray[Any]:
+                return learner.act(observations.astype(dtype))
+
+        return float(online_dqn.play(Playing(), episodes=EVALUATED_EPISODES, seed=online_dqn.PLAYING_SEED).mean())
+
+    return Training(learner.update, batches=acting(context, learner, buffer, dtype), evaluate=evaluate)
+
+
+# ---------------------------------------------------------------------- the study
+
+
+def declare(*, steps: int, seeds: int) -> Study:
+    """The study: everything that is held fixed, and what is compared."""
+    return Study(
+        name="compare-online",
+        frameworks={"torch": train, "jax": train},
+        variants={"float64": {"dtype": "float64"}, "float32": {"dtype": "float32"}},
+        seeds=range(seeds),
+        steps=steps,
+        evaluate_every=max(1, steps // 10),
+    )
+
+
+def report(results: Results) -> None:
+    """Print what was found."""
+    evaluations = results.series("evaluation")
+    for pair in pairs(results):
+        about = f"{pair.left.variant}, seed {pair.left.seed}"
+        print(f"same data, {about}: {'proven' if pair.same_data.proven else 'not proven'}")
+        parts = pair.parts(1e-3)
+        print(f"losses agree to 1e-03, {about}: for {len(pair.steps) if parts is None else parts} steps")
+        for run in (pair.right, pair.left):
+            earned = " ".join(f"{value:.0f}" for value in evaluations[run.run][1])
+            print(f"evaluations, {about}, {run.framework}: {earned}")
+
+
+def main() -> None:
+    """Train, compare, and print the figures."""
+    parser = argparse.ArgumentParser(description="One DQN in PyTorch and in JAX, on the same draws of replay.")
+    parser.add_argument("--seeds", type=int, default=3, help="how many runs of each framework and precision")
+    parser.add_argument("--steps", type=int, default=2000, help="steps of all environments, with a batch each")
+    parser.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    parser.add_argument("--output", type=Path, default=Path("out/compare_online"), help="folder of the study")
+    options = parser.parse_args()
+
+    results = declare(steps=options.steps, seeds=options.seeds).run(options.output, jobs=options.jobs)
+    report(results)
+    print(f"page: {results.page(options.output)}")
+
+
+if __name__ == "__main__":
+    main()
