@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from mouse_core.errors import ConfigError
 from mouse_core.spec import check_count
 from mouse_study._names import check_names, found, load_file, reference
-from mouse_study.training import KINDS, Context, Training
+from mouse_study.training import Context, Training, kind_of
 
 if TYPE_CHECKING:
     from mouse_study.results import Results
@@ -67,17 +67,15 @@ class Study:
     digest: bool = True
 
     def __post_init__(self) -> None:
-        check_names("name", [self.name])
+        if not isinstance(self.name, str) or not self.name.strip():
+            raise ConfigError(f"name: expected a text, found {self.name!r}")
         for where in ("frameworks", "variants", "environment"):
             if not isinstance(getattr(self, where), Mapping):
                 raise ConfigError(f"{where}: expected names and what they mean, found {getattr(self, where)!r:.80}")
         check_names("variants", self.variants)
         check_names("frameworks", self.frameworks)
         for framework in self.frameworks:
-            if framework.split("-")[0] not in KINDS:
-                raise ConfigError(
-                    f"frameworks: expected torch, jax or numpy, alone or with more after a hyphen, found {framework!r}"
-                )
+            kind_of(framework)
         for where in ("steps", "checkpoint_every", "threads"):
             check_count(where, getattr(self, where), lowest=1)
         if self.evaluate_every is not None:

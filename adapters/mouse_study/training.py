@@ -14,6 +14,20 @@ KINDS = ("torch", "jax", "numpy")
 """Whose batches there are; the name of a framework is one of these, or begins with it and a hyphen."""
 
 
+def kind_of(framework: str) -> str:
+    """Whose batches a framework of this name has.
+
+    Raises:
+        ConfigError: The name begins with none of ``KINDS``.
+    """
+    kind = framework.split("-")[0]
+    if kind not in KINDS:
+        raise ConfigError(
+            f"frameworks: expected torch, jax or numpy, alone or with more after a hyphen, found {framework!r}"
+        )
+    return kind
+
+
 @dataclass(frozen=True)
 class Context:
     """What a training function is given: which run of the study it is.
@@ -38,6 +52,11 @@ class Context:
     batches: Mapping[str, Any] = field(default_factory=dict)
     opened: Callable[[], Any] | None = field(default=None, repr=False)
 
+    @property
+    def kind(self) -> str:
+        """Whose batches the run has: "torch", "jax" or "numpy"."""
+        return kind_of(self.framework)
+
     @cached_property
     def store(self) -> Any:
         """The study's store, or another source that its ``store`` names.
@@ -60,10 +79,9 @@ class Context:
         Raises:
             ConfigError: The study has no store.
         """
-        kind = self.framework.split("-")[0]
-        if kind == "torch":
+        if self.kind == "torch":
             from mouse_torch import PrefetchBatchifier
-        elif kind == "jax":
+        elif self.kind == "jax":
             from mouse_jax import PrefetchBatchifier  # type: ignore[assignment]
         else:
             from mouse_core import PrefetchBatchifier  # type: ignore[assignment]

@@ -70,6 +70,7 @@ class Compared:
     equal: int
     different: list[tuple[str, int, str]]
     same_data: bool
+    seeds_differ: bool
 
 
 def compare(folder: Path, steps: int, seed: int) -> Compared:
@@ -85,6 +86,7 @@ def compare(folder: Path, steps: int, seed: int) -> Compared:
         sum(found.get(place) == value for place, value in expected.items()),
         sorted(place for place in expected.keys() | found.keys() if expected.get(place) != found.get(place)),
         digests == {run.run: run.digest for run in again.runs} and len(of_seeds) == SEEDS,
+        len({values[0] for _, values in whole.series("loss").values()}) == 2 * SEEDS,
     )
 
 

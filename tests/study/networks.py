@@ -40,8 +40,7 @@ def train_torch(context: Context) -> Training:
             remembered, _ = self.memory(self.dropout(self.encode(rows).relu()))
             return self.value(remembered)[..., 0]
 
-    torch.manual_seed(context.seed)
-    network = Network()
+    network = Network()  # of torch's own generator, which the study has seeded
     network(context.loader(num_workers=0).next_batch()["obs_continuous"])  # which says how wide rows are
     adam = torch.optim.Adam(network.parameters(), context.options["rate"])
 

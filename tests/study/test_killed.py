@@ -20,6 +20,7 @@ def test_kills_change_nothing(tmp_path: Path) -> None:
     compared = compare(tmp_path, steps=150, seed=0)
     assert not compared.different
     assert compared.same_data
+    assert compared.seeds_differ
     assert compared.equal > 6 * 150
     assert compared.studies + compared.runs > 1
 

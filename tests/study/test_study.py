@@ -132,6 +132,15 @@ def test_a_training_without_state_begins_again(whole: Results, tmp_path: Path) -
     }
 
 
+def test_online_training_goes_on_with_its_buffer(tmp_path: Path) -> None:
+    variants: dict[str, dict[str, int]] = {"late": {"killed_at": 16}, "whole": {}}
+    online = study(frameworks={"numpy": trained.train_online}, variants=variants).run(tmp_path, jobs=2)
+    assert [run.status for run in online.runs] == ["done", "done"]
+    assert "goes on at step 12" in (tmp_path / "runs" / "late" / "numpy" / "0" / "log.txt").read_text()
+    assert values_of(online, "late/numpy/0") == values_of(online, "whole/numpy/0")
+    assert online.runs[0].digest == online.runs[1].digest is not None
+
+
 SCRIPT = "import sys; from pathlib import Path; from tests.study import trained; trained.main(Path(sys.argv[1]), **{})"
 
 
@@ -198,11 +207,12 @@ def test_another_study_in_the_folder_is_refused_by_name(whole: Results, folder: 
     assert more.table.equals(whole.table)
 
 
-def test_only_some_runs_are_taken(tmp_path: Path) -> None:
+def test_only_some_runs_are_taken(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     told = {"seeds": [0, 1, 11], "variants": {"a": {}, "b": {}}, "steps": 1}
     told["frameworks"] = {"numpy": trained.train_without_batches}
-    results = study(**told).run(tmp_path, only=["b/numpy/11", "a/*/1"], jobs=2)
+    results = study(**told).run(tmp_path, only=["b/numpy/11", "a/*/1"], jobs=2, progress=True)
     assert [run.run for run in results.runs] == ["a/numpy/1", "b/numpy/11"]
+    assert "b/numpy/11" in capsys.readouterr().err
     with pytest.raises(ConfigError, match=r"expected VARIANT/FRAMEWORK/SEED of some run, as a/numpy/0 is, found 'c'"):
         study(**told).run(tmp_path, only=["c"])
 
@@ -222,6 +232,18 @@ def test_what_cannot_be_declared_is_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             study(**changed)
+
+
+def test_a_script_without_a_guard_is_told(tmp_path: Path) -> None:
+    script = tmp_path / "unguarded_script.py"
+    script.write_text(
+        "from mouse_study import Study, Training\n"
+        "def train(context): return Training(lambda: 1.0)\n"
+        "results = Study('unguarded', {'numpy': train}, steps=1).run('out')\n"
+        "print(results.runs[0].error)\n"
+    )
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True)
+    assert "put the call under if __name__ == '__main__':" in done.stdout, done.stderr
 
 
 YAML = """

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from mouse_core import DatasetStore, PrefetchBatchifier
+from mouse_core.replay import ArrayStorage, ReplayBuffer
 from mouse_core.testing import example_store
 from mouse_study import Context, Study, Training
 
@@ -67,6 +68,30 @@ def train_without_state(context: Context) -> Training:
 def train_without_batches(context: Context) -> Training:
     random = np.random.default_rng(context.seed)
     return Training(lambda: random.normal() ** 2, state=random, digest=lambda: "of its own")
+
+
+def train_online(context: Context) -> Training:
+    """Learns from a replay buffer, into which it writes what it did."""
+    random = np.random.default_rng(context.seed)
+    buffer = ReplayBuffer(ArrayStorage(30), batch_size=4, seed=context.seed)
+    state = {"mean": 0.0, "taken": 0}
+    first = once(context, "begun")
+
+    def act() -> None:
+        buffer.append({"reward": random.normal(state["mean"])})
+
+    def step(batch: Any) -> np.floating[Any]:
+        if state["taken"] == context.options.get("killed_at") and first:
+            os.kill(os.getpid(), signal.SIGKILL)
+        errors = batch["reward"] - state["mean"]
+        state["mean"] += 0.1 * float(errors.mean())
+        state["taken"] += 1
+        act()
+        return np.square(errors).mean()
+
+    for _ in range(20):
+        act()
+    return Training(step, state=(state, buffer, random), batches=buffer.sample)
 
 
 def study(**options: Any) -> Study:

@@ -26,6 +26,7 @@ from mouse_study.results import Results
 if TYPE_CHECKING:
     from mouse_study.study import Study
 
+_OF_A_RUN = "MOUSE_STUDY_RUN"  # a variable that the processes of runs have
 _LOOKED_AT_EVERY = 0.1  # seconds
 _TIME_TO_SAVE = 30.0  # seconds that runs have to save their state when they are asked to end
 _LOG_TAIL = 2000  # bytes
@@ -33,6 +34,11 @@ _LOG_TAIL = 2000  # bytes
 
 def run_study(study: Study, folder: Path, *, jobs: int, only: Sequence[str], progress: bool | None) -> Results:
     """Take runs to their end; see ``Study.run``."""
+    if _OF_A_RUN in os.environ:
+        raise ConfigError(
+            "study: expected to be run by the process that was started, found the call in a run of it, which imports "
+            "the file; put the call under if __name__ == '__main__':"
+        )
     check_count("jobs", jobs, lowest=1)
     names = selected(study.runs, only)
     folder.mkdir(parents=True, exist_ok=True)
@@ -203,6 +209,7 @@ def _environment(declared: dict[str, Any]) -> dict[str, str]:
         # Modules that can be imported here can be there.
         "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
         "PYTHONUNBUFFERED": "1",
+        _OF_A_RUN: "1",
     }
     return {**os.environ, **pinned, **declared["environment"]}
 

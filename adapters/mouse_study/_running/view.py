@@ -56,7 +56,7 @@ class Drawn:
         for name, now in runs.items():
             task = self._tasks[name]
             if now.state == "running" and self._progress.tasks[task].fields["state"] == "waiting":
-                self._progress.reset(task, state="running")
+                self._progress.reset(task, state="running", loss="")
             self._progress.update(
                 task,
                 completed=now.step,

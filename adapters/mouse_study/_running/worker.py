@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -21,7 +22,7 @@ from mouse_study._files import held, write_json
 from mouse_study._names import found
 from mouse_study._running import facts, states
 from mouse_study._running.records import FILE, Records
-from mouse_study.training import Context, Training
+from mouse_study.training import Context, Training, kind_of
 
 _BEGAN = time.perf_counter()
 _MEMORY_EVERY = 50  # steps
@@ -48,16 +49,17 @@ class Worker:
         self.first_step: float | None = None
         # Of the processes before this one, until their last checkpoint.
         self.before: Mapping[str, Any] = {"seconds": 0.0, "compile_seconds": 0.0, "peak_memory": 0}
-        self.compiling = facts.Compiling(request["framework"].split("-")[0])
+        self.compiling = facts.Compiling(kind_of(request["framework"]))
 
     def run(self) -> None:
         """Take all steps that are left, or as many as there are before somebody says stop."""
-        states.seed_global_generators(self.request["seed"])
         context = self._context()
         train = found(self.declared["frameworks"][context.framework], f"frameworks: {context.framework}")
-        if "torch" in sys.modules:
-            sys.modules["torch"].set_num_threads(self.declared["threads"])
-            states.seed_global_generators(self.request["seed"])
+        if context.kind == "torch":  # which has a generator to seed, and threads to count
+            import torch
+
+            torch.set_num_threads(self.declared["threads"])
+        states.seed_global_generators(context.seed)
         training = train(context)
         if not isinstance(training, Training):
             raise ConfigError(f"{train.__qualname__}: expected it to give a Training, found {type(training).__name__}")
@@ -204,7 +206,7 @@ def make_store(declared: Mapping[str, Any], folder: Path) -> None:
     """Call the function that makes the study's store, and keep what it gives, if that was not done before."""
     from mouse_core import DatasetStore
 
-    target = folder / "store"
+    target, partial = folder / "store", folder / ".store.partial"
     if target.exists():
         return
     made = found(declared["function"], "store")()
@@ -213,7 +215,7 @@ def make_store(declared: Mapping[str, Any], folder: Path) -> None:
             f"store: expected a function that makes a DatasetStore, found {type(made).__name__}; a training that has a "
             "source of its own gives Training(batches=...)"
         )
-    partial = folder / ".store.partial"
+    shutil.rmtree(partial, ignore_errors=True)
     made.to_dataset().save_to_disk(partial)
     os.replace(partial, target)
 
@@ -282,7 +284,8 @@ def main() -> int:
     _end_with(sys.stdin.fileno())
     folder = Path(request["folder"])
     if request["run"] is None:
-        make_store(request["study"]["store"], folder)
+        with held(folder / "store.lock", wait=True):
+            make_store(request["study"]["store"], folder)
         return 0
     own = folder / "runs" / request["run"]
     # A process of a study that was killed may not have seen it yet.
