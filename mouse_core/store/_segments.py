@@ -282,17 +282,10 @@ class Segment:
             raise DataError(f"dataset: expected a readable row {rows}, found damaged data: {error}") from error
         return taken
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> tuple[Any, ...]:
         if self.origin is not None:
-            return {"origin": self.origin, "image_roots": self._named_roots}
-        return {"table": self.table, "indices": self.indices, "image_roots": self._named_roots}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if "origin" in state:
-            restored = Segment.from_dataset(state["origin"], state["image_roots"])
-        else:
-            restored = Segment(**state)
-        self.__dict__.update(restored.__dict__)
+            return Segment.from_dataset, (self.origin, self._named_roots)
+        return Segment, (self.table, self.indices, None, self._named_roots)
 
 
 def _to_column(extent: ColumnExtent, rows: int) -> pa.ChunkedArray:

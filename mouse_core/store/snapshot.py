@@ -265,11 +265,8 @@ class Snapshot:
                 physical[mine] = local + int(self._physical_starts[number])
         return physical
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {"segments": self.segments, "config": self.config, "num_rows": self.num_rows, "budget": self.budget}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Snapshot, (self.segments, self.config, self.num_rows, self.budget)
 
 
 def _growth(before: tuple[Segment, ...], after: tuple[Segment, ...]) -> Growth | None:
