@@ -10,13 +10,17 @@ from typing import Literal, get_args
 from mouse_core.augment._checks import check_choice, check_kind, check_number
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key
-from mouse_core.spec import check_count
+from mouse_core.spec import STANDARD_FIELDS, check_count
 
 PermuteAction = Literal[False, "input", "target", "both"]
 """What is renamed when actions are permuted: nothing, `action`, the columns of `q_star`, or both jointly."""
 
 # Whose options scale and shift each field of numbers: "reward" stands for scale_reward and shift_reward.
 _SCALED_BY = {"reward": "reward", "xformed_reward": "reward", "obs_continuous": "obs"}
+DONE_CODES = next(len(field.labels) for field in STANDARD_FIELDS if field.name == "done")
+"""How many codes of ``done`` are permuted."""
+MASKED_AS = {"time": -1}
+"""What masked values become where that is not 0, which is a time."""
 IMAGE_SCALARS = frozenset({"scale_obs_image", "shift_obs_image"})
 """The options of scalars that change pixels."""
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.augment.config import (
+    DONE_CODES,
     IMAGE_SCALARS,
     AugmentMaskProbConfig,
     AugmentTokensConfig,
@@ -220,7 +221,7 @@ def _draw_permutations(
         size = _needed("max_num_actions", config.max_num_actions, "permute_action")
         drawn.update(dict.fromkeys(actions, permutations(_stream(key, _Stream.ACTION), rows, size)))
     if config.permute_done and there("done"):
-        drawn["done"] = permutations(_stream(key, _Stream.DONE), rows, 3)
+        drawn["done"] = permutations(_stream(key, _Stream.DONE), rows, DONE_CODES)
     if config.permute_obs_discrete and there("obs_discrete"):
         size = _needed("max_num_obs_discrete", config.max_num_obs_discrete, "permute_obs_discrete")
         drawn["obs_discrete"] = permutations(_stream(key, _Stream.OBS_DISCRETE), rows, size)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.memory import ArrayMemory
-from mouse_core.augment.config import IMAGE_SCALARS, AugmentTokensConfig
+from mouse_core.augment.config import IMAGE_SCALARS, MASKED_AS, AugmentTokensConfig
 from mouse_core.augment.draws import Draws, crop_size, cut, draw_shared, with_masks
 from mouse_core.augment.images import Empty
 from mouse_core.augment.transform import mask, transform
@@ -71,8 +71,8 @@ class StreamAugment:
     def _recoded(self) -> set[str]:
         """Fields whose new values a narrower dtype, which holds the stored ones, may not hold."""
         config = self.config
-        recoded = {"action": config.permute_action in ("input", "both"), "obs_discrete": config.permute_obs_discrete}
-        return {name for name, is_so in {**recoded, "time": config.mask_prob.time > 0}.items() if is_so}
+        permuted = {"action": config.permute_action in ("input", "both"), "obs_discrete": config.permute_obs_discrete}
+        return {name for name, is_so in permuted.items() if is_so} | (MASKED_AS.keys() & config.mask_prob.active())
 
     @property
     def _redraws(self) -> bool:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 from array_api_compat import is_jax_array, is_numpy_array, is_torch_array
 
+from mouse_core.augment.config import MASKED_AS
 from mouse_core.augment.draws import Affine, Crop, Draws
 from mouse_core.augment.images import Empty, crop_images
 from mouse_core.dtypes import namespace
@@ -100,9 +101,11 @@ def mask(
             values = batch[field]
             _check_rows(field, values, *hidden.shape)
             hidden = _beside(hidden, values)
-            if field == "time" and not namespace(values).isdtype(values.dtype, ("signed integer", "real floating")):
-                raise SchemaError(f"augment: time: expected a signed dtype, for -1 where masked, found {values.dtype}")
-            changed[field] = _fill(values, hidden, -1 if field == "time" else 0, None if field in own else empty)
+            fill = MASKED_AS.get(field, 0)
+            if fill < 0 and not namespace(values).isdtype(values.dtype, ("signed integer", "real floating")):
+                wanted = f"expected a signed dtype, for {fill} where masked"
+                raise SchemaError(f"augment: {field}: {wanted}, found {values.dtype}")
+            changed[field] = _fill(values, hidden, fill, None if field in own else empty)
             if field in draws.delivered_masks:
                 changed[f"{field}_mask"] = hidden
     return changed

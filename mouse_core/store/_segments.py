@@ -86,11 +86,6 @@ class Segment:
         assert self._make_table is not None
         return self._make_table()
 
-    @property
-    def table_rows(self) -> int:
-        """Rows of the table."""
-        return self.num_rows if self.indices is None else self.table.num_rows
-
     def seal(self) -> None:
         """Make the table, and let go of what it is made from."""
         if self.table is not None:
@@ -137,17 +132,16 @@ class Segment:
                 part = ColumnPart(self._make_columns[name], self.chunk_starts, same_chunks=True)
                 part.begin[0], part.width[0] = self.addresses[name]
             else:
-                column = self.table.column(name) if name in self.table.schema.names else None
-                alike = self._alike if self._is_mapped else None
-                is_image = column is not None and column_type(column.type).kind == "image"
+                is_there = name in self.table.schema.names
+                is_image = is_there and column_type(self.types[name]).kind == "image"
                 part = ColumnPart(
-                    lambda: column,
+                    partial(self.table.column, name) if is_there else _no_column,
                     self.chunk_starts,
                     same_chunks=self._same_chunks,
-                    alike=alike,
+                    alike=self._alike if self._is_mapped else None,
                     image_roots=self.image_roots if is_image else (),
                 )
-                if column is None:
+                if not is_there:
                     part.begin[:] = IRREGULAR
             # One part for all, as addresses in it outlive the snapshot that asked for it.
             self._parts.setdefault(name, part)
@@ -172,9 +166,8 @@ class Segment:
     def _indices_column(self) -> Column | None:
         if self.indices is None:
             return None
-        numbers = self.indices.column(0)
-        part = ColumnPart(lambda: numbers, self._indices_starts, same_chunks=True)
-        return Column(Reading("indices", column_type(numbers.type), ()), [part])
+        part = ColumnPart(partial(self.indices.column, 0), self._indices_starts, same_chunks=True)
+        return Column(Reading("indices", column_type(self.indices.schema.types[0]), ()), [part])
 
     @memo
     def runs(self) -> Stretches | None:
@@ -286,6 +279,10 @@ class Segment:
         if self.origin is not None:
             return Segment.from_dataset, (self.origin, self._named_roots)
         return Segment, (self.table, self.indices, None, self._named_roots)
+
+
+def _no_column() -> None:
+    """What stands for a column that a segment does not have."""
 
 
 def _to_column(extent: ColumnExtent, rows: int) -> pa.ChunkedArray:

@@ -195,7 +195,7 @@ class Snapshot:
 
     @memo
     def _physical_starts(self) -> npt.NDArray[np.int64]:
-        return _cumulative([segment.table_rows for segment in self.segments])
+        return _cumulative([int(segment.chunk_starts[-1]) for segment in self.segments])
 
     @memo
     def has_row_numbers(self) -> bool:
