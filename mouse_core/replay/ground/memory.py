@@ -10,8 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.memory import BatchLayout, MemoryPool
+from mouse_core.errors import MissingFieldError
 from mouse_core.replay.ground.protocols import FieldKey, Slots
 from mouse_core.replay.ground.schema import FieldType, RowSchema
+from mouse_core.replay.ground.values import Values
+from mouse_core.trees import unflatten
 
 Bytes = npt.NDArray[np.uint8]
 _Scratch = tuple[npt.NDArray[Any], list[tuple[int, npt.NDArray[Any]]]]
@@ -150,6 +153,24 @@ class RowMemory:
                 self._plans.clear()
             plan = self._plans[places.shape] = _Gather(self, places.shape)
         return plan.run(places)
+
+    def get(self, places: Slots, values: Values) -> Any:
+        """The rows at ``places`` as a tree, in fresh memory; ``values`` has what differs in length."""
+        fields = values.opened(self.schema, self.gather(places))
+        return fields if self.schema.plain else unflatten(self.schema.structure, fields)
+
+    def read(self, key: FieldKey, places: Slots | slice, values: Values) -> npt.NDArray[Any]:
+        """One field of the rows at ``places``, or MissingFieldError."""
+        try:
+            column = self.by_key[key]
+        except (KeyError, TypeError) as error:
+            raise MissingFieldError(f"rows: expected a field {key!r}, found {list(self.by_key)}") from error
+        found: npt.NDArray[Any] = values.opened(self.schema, {key: column[places]})[key]
+        return found
+
+    def saved(self, places: Slots | slice, values: Values) -> list[Any]:
+        """The rows at ``places`` as ``rows_state`` takes them."""
+        return values.columns(self.schema, [column[places] for column in self.columns])
 
     def layout(self, shape: tuple[int, ...]) -> BatchLayout:
         """Where the fields of so many rows lie in one stretch of memory, by their place."""

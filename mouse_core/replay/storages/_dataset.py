@@ -14,7 +14,7 @@ from mouse_core.batches.source import BatchSource
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, StateError
 from mouse_core.randomness import Key, Purpose
 from mouse_core.replay.ground.protocols import EPISODE, FieldKey, Slots, Storage
-from mouse_core.replay.storages.ring import slot_error
+from mouse_core.replay.storages.ring import check_slots
 from mouse_core.sampling import Plan, RandomWindows
 from mouse_core.spec import Alignment
 from mouse_core.store.dataset_store import DatasetStore
@@ -79,8 +79,7 @@ class DatasetStorage:
 
     def get(self, slots: Slots) -> dict[str, npt.NDArray[Any]]:
         """The rows in ``slots``, in fresh memory; see ``Storage.get``."""
-        if slots.size and int(slots.view(np.uint64).max()) >= len(self):
-            raise slot_error(slots, len(self))
+        check_slots(slots, len(self))
         if not slots.size:
             return {name: self._values(name, slots) for name in self.snapshot.readers}
         steps = slots.shape[1] if slots.ndim == 2 else 1

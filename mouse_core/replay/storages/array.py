@@ -17,11 +17,10 @@ from mouse_core.replay.ground.values import Refs, Values
 from mouse_core.replay.storages.ring import (
     RingStorage,
     check_put,
-    column_of,
     slot_error,
 )
 from mouse_core.spec import Alignment, check_list
-from mouse_core.trees import key_of, map_tree, path_of, stack, unflatten
+from mouse_core.trees import map_tree, stack
 
 
 class ArrayStorage(RingStorage):
@@ -182,29 +181,20 @@ class ArrayStorage(RingStorage):
         if self._memory is None:
             raise slot_error(slots, 0)
         self._check_slots(slots)
-        schema = self._memory.schema
-        fields = self._values.opened(schema, self._memory.gather(slots))
-        return fields if schema.plain else unflatten(schema.structure, fields)
+        return self._memory.get(slots, self._values)
 
     def read(self, key: FieldKey, slots: Slots | slice) -> npt.NDArray[Any]:
         """One field of the rows in ``slots``; see ``Storage.read``."""
-        columns = {} if self._memory is None else self._memory.by_key
-        column = columns.get(key, columns.get(key_of(path_of(key))))
-        if column is None:
-            raise MissingFieldError(f"rows: expected a field {key!r}, found {list(columns)}")
-        values: npt.NDArray[Any] = column_of(columns, key)[slots]
-        return values if self._schema is None else self._values.opened(self._schema, {key: values})[key]
+        if self._memory is None:
+            raise MissingFieldError(f"rows: expected a field {key!r}, found none")
+        return self._memory.read(key, slots, self._values)
 
     # ------------------------------------------------------------------ state
 
     def state(self) -> dict[str, Any]:
         """The rows, as long as the data, and what describes them. The arrays are views."""
-        return rows_state(self, self._schema, self._columns())
-
-    def _columns(self) -> list[Any]:
-        if self._memory is None:
-            return []
-        return self._values.columns(self._memory.schema, [column[: self._size] for column in self._memory.columns])
+        columns = [] if self._memory is None else self._memory.saved(slice(self._size), self._values)
+        return rows_state(self, self._schema, columns)
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Become what ``state`` was taken from; see ``Storage.load``."""

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from mouse_core._files.locking import FileLock
 from mouse_core._files.writing import storing, write_file
-from mouse_core.errors import StorageError
+from mouse_core.errors import MissingFieldError, StorageError
 from mouse_core.replay.ground.memory import RowMemory, blocks_of
 from mouse_core.replay.ground.protocols import FieldKey, Slots
 from mouse_core.replay.ground.schema import RowSchema, checked
@@ -24,9 +24,9 @@ from mouse_core.replay.ground.values import Refs
 from mouse_core.replay.storages._mapped import rows as on_disk
 from mouse_core.replay.storages._mapped.files import Head, Now, map_file
 from mouse_core.replay.storages._mapped.values import MappedValues
-from mouse_core.replay.storages.ring import check_ndim, check_put, column_of, slot_error
+from mouse_core.replay.storages.ring import check_ndim, check_put, check_slots, slot_error
 from mouse_core.spec import Alignment, check_alignment, check_count, check_list
-from mouse_core.trees import stack, unflatten
+from mouse_core.trees import stack
 
 
 class MemmapStorage:
@@ -210,7 +210,7 @@ class MemmapStorage:
         """Where the values lie that differ in length, of the rows in use."""
         if self._memory is None or self._schema is None:
             return []
-        places = self._places(np.arange(len(self), dtype=np.int64), self._head.now())
+        places = self._places(self._slots, self._head.now())
         return [self._memory.by_key[key][places] for key in self._schema.varying]
 
     def _compact(self, schema: RowSchema, now: Now) -> Now:
@@ -230,8 +230,9 @@ class MemmapStorage:
         """Overwrite the rows in ``slots`` by ``rows``; see ``Storage.put``."""
         with self._lock:
             now = self._catch_up()
-            if self._schema is None or (slots.size and int(slots.view(np.uint64).max()) >= len(self)):
-                raise slot_error(slots, len(self))
+            if self._schema is None:
+                raise slot_error(slots, 0)
+            check_slots(slots, len(self))
             arrays, n = self._schema.check(stack(rows) if isinstance(rows, list) and rows else rows, 1, 1)
             check_put(slots, n)
             now = self._compact(self._schema, now)
@@ -260,6 +261,11 @@ class MemmapStorage:
 
     # ------------------------------------------------------------------ reading
 
+    @property
+    def _slots(self) -> Slots:
+        """All slots in use."""
+        return np.arange(len(self), dtype=np.int64)
+
     def _places(self, slots: Slots, now: Now) -> Slots:
         """Where in the files the rows in ``slots`` lie."""
         if now.written <= self.capacity:
@@ -271,21 +277,19 @@ class MemmapStorage:
         """The rows in ``slots``, copied; see ``Storage.get``."""
         with self._lock:
             now = self._catch_up()
-            if self._memory is None or (slots.size and int(slots.view(np.uint64).max()) >= len(self)):
-                raise slot_error(slots, len(self))
-            schema = self._memory.schema
-            fields = self._values.at(now).opened(schema, self._memory.gather(self._places(slots, now)))
-            return fields if schema.plain else unflatten(schema.structure, fields)
+            if self._memory is None:
+                raise slot_error(slots, 0)
+            check_slots(slots, len(self))
+            return self._memory.get(self._places(slots, now), self._values.at(now))
 
     def read(self, key: FieldKey, slots: Slots | slice) -> npt.NDArray[Any]:
         """One field of the rows in ``slots``, copied; see ``Storage.read``."""
         with self._lock:
             now = self._catch_up()
-            columns = {} if self._memory is None else self._memory.by_key
-            if isinstance(slots, slice):
-                slots = np.arange(len(self), dtype=np.int64)[slots]
-            values: npt.NDArray[Any] = column_of(columns, key)[self._places(slots, now)]
-            return values if self._schema is None else self._values.at(now).opened(self._schema, {key: values})[key]
+            if self._memory is None:
+                raise MissingFieldError(f"rows: expected a field {key!r}, found none")
+            places = self._places(self._slots[slots] if isinstance(slots, slice) else slots, now)
+            return self._memory.read(key, places, self._values.at(now))
 
     # ------------------------------------------------------------------ state
 
@@ -295,10 +299,9 @@ class MemmapStorage:
             return rows_state(self, self._schema, self._columns(self._catch_up()))
 
     def _columns(self, now: Now) -> list[Any]:
-        if self._memory is None or self._schema is None:
+        if self._memory is None:
             return []
-        places = self._places(np.arange(len(self), dtype=np.int64), now)
-        return self._values.at(now).columns(self._schema, [column[places] for column in self._memory.columns])
+        return self._memory.saved(self._places(self._slots, now), self._values.at(now))
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Become what ``state`` was taken from; see ``Storage.load``.

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from mouse_core._base.locks import is_spawning
-from mouse_core.errors import ConfigError, DataError, MissingFieldError
-from mouse_core.replay.ground.protocols import FieldKey, Slots
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.replay.ground.protocols import Slots
 from mouse_core.spec import Alignment, check_alignment, check_count
 
 
@@ -108,9 +107,7 @@ class RingStorage:
 
     def _check_slots(self, slots: Slots) -> None:
         """Raise IndexError for slots of which some are not in use."""
-        # As unsigned numbers negative ones are the largest: one pass instead of two.
-        if slots.size and int(slots.view(np.uint64).max()) >= self._size:
-            raise slot_error(slots, self._size)
+        check_slots(slots, self._size)
 
     def __getstate__(self) -> dict[str, Any]:
         """All there is.
@@ -141,6 +138,13 @@ def check_put(slots: Slots, n: int) -> None:
         raise DataError(f"rows: expected {slots.size}, as many as indices, found {n}")
 
 
+def check_slots(slots: Slots, size: int) -> None:
+    """Raise IndexError for slots of which some are not below ``size``."""
+    # As unsigned numbers negative ones are the largest: one pass instead of two.
+    if slots.size and int(slots.view(np.uint64).max()) >= size:
+        raise slot_error(slots, size)
+
+
 def slot_error(slots: Slots, size: int) -> IndexError:
     """What to raise for slots of which some are not in use."""
     outside = slots[(slots < 0) | (slots >= size)].reshape(-1)
@@ -152,11 +156,3 @@ def check_part(name: str, part: Any, kind: type) -> Any:
     if not isinstance(part, kind):
         raise ConfigError(f"{name}: expected a {kind.__name__}, found {part!r:.80}")
     return part
-
-
-def column_of(columns: Mapping[FieldKey, npt.NDArray[Any]], key: FieldKey) -> npt.NDArray[Any]:
-    """A field's values, or MissingFieldError."""
-    try:
-        return columns[key]
-    except (KeyError, TypeError) as error:
-        raise MissingFieldError(f"rows: expected a field {key!r}, found {list(columns)}") from error
