@@ -22,22 +22,14 @@ from mouse_core.replay.source import BufferSource, Staleness
 from mouse_core.replay.storages.array import ArrayStorage
 from mouse_core.replay.storages.list import ListStorage
 from mouse_core.replay.storages.memmap import MemmapStorage
-from mouse_core.replay.transforms import (
-    Cast,
-    Compose,
-    Exclude,
-    HindsightRelabel,
-    NextView,
-    NStep,
-    OnWrite,
-    Pad,
-    RandomTimeCrop,
-    Rename,
-    Resize,
-    ReturnsToGo,
-    Select,
-    ToFloatImage,
-)
+from mouse_core.replay.transforms.compose import Compose, OnWrite
+from mouse_core.replay.transforms.crop import RandomTimeCrop
+from mouse_core.replay.transforms.fields import Cast, Exclude, Rename, Select
+from mouse_core.replay.transforms.hindsight import HindsightRelabel
+from mouse_core.replay.transforms.images import Resize, ToFloatImage
+from mouse_core.replay.transforms.next_view import NextView
+from mouse_core.replay.transforms.pad import Pad
+from mouse_core.replay.transforms.returns import NStep, ReturnsToGo
 from mouse_core.replay.writers import ImmutableWriter, MaxValueWriter, RoundRobinWriter
 
 __all__ = [

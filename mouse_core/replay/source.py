@@ -14,7 +14,7 @@ from mouse_core.replay.base import BaseBuffer, Drawn
 from mouse_core.replay.ground.encoding import object_array
 from mouse_core.replay.ground.protocols import Draw
 from mouse_core.replay.ground.state import check_numbers, copied, part_of
-from mouse_core.trees import is_varying, map_tree
+from mouse_core.trees import is_varying, map_tree, tuple_like
 
 _LISTED = "rows of differing length"
 
@@ -171,11 +171,7 @@ def _array(values: Any) -> Any:
 
 
 def _of_ensemble(rows: Any) -> bool:
-    return (
-        isinstance(rows, list)
-        and bool(rows)
-        and all(isinstance(part, tuple) and len(part) == 2 and isinstance(part[1], Drawn) for part in rows)
-    )
+    return isinstance(rows, list) and bool(rows) and isinstance(rows[0], tuple) and isinstance(rows[0][-1], Drawn)
 
 
 def _copy(leaf: Any) -> Any:
@@ -191,6 +187,5 @@ def _opened(tree: Any) -> Any:
             return object_array(tree[_LISTED], tuple(tree["shape"]))
         return {name: _opened(child) for name, child in tree.items()}
     if isinstance(tree, tuple):
-        children = [_opened(child) for child in tree]
-        return type(tree)(*children) if hasattr(tree, "_fields") else tuple(children)
+        return tuple_like(tree, map(_opened, tree))
     return tree

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,7 @@ from mouse_core.replay.ground.memory import ring_slots
 from mouse_core.replay.ground.protocols import FieldKey, Slots, Storage
 from mouse_core.trees import as_array, find, flatten, map_tree, stack
 
-_REDUCTIONS: dict[str, Callable[..., Any]] = {
-    "sum": np.sum,
-    "mean": np.mean,
-    "max": np.max,
-    "min": np.min,
-    "median": np.median,
-}
+_REDUCTIONS = ("sum", "mean", "max", "min", "median")
 
 _NONE = np.empty(0, np.int64)
 
@@ -85,7 +78,7 @@ class MaxValueWriter:
 
     def __init__(self, rank_key: FieldKey = "reward", reduction: str = "sum") -> None:
         if reduction not in _REDUCTIONS:
-            raise ConfigError(f"reduction: expected one of {list(_REDUCTIONS)}, found {reduction!r}")
+            raise ConfigError(f"reduction: expected one of {[*_REDUCTIONS]}, found {reduction!r}")
         self.rank_key = rank_key
         self.reduction = reduction
         # (rank, -slot) of every row, lowest first; None where the rows must be looked at again.
@@ -158,9 +151,8 @@ class MaxValueWriter:
                 raise DataError(f"rows: expected as many in every field, found {lengths}")
         if len(storage):
             stored = storage.read(self.rank_key, slice(0, 0)).dtype
-            values = (
-                values.astype(stored) if number_kind(stored) == "f" and number_kind(values.dtype) in "biuf" else values
-            )
+            if number_kind(stored) == "f" and number_kind(values.dtype) in "biuf":
+                values = values.astype(stored)
         return self._reduce(values)
 
     @property
@@ -173,7 +165,7 @@ class MaxValueWriter:
         flat = values.reshape(len(values), int(np.prod(values.shape[1:]))).astype(np.float64)
         if not flat.shape[1]:
             raise DataError(f"{self._where}: expected values to rank by, found none in a row")
-        ranks: npt.NDArray[np.float64] = _REDUCTIONS[self.reduction](flat, axis=1)
+        ranks: npt.NDArray[np.float64] = getattr(np, self.reduction)(flat, axis=1)
         if np.isnan(ranks).any():
             raise DataError(
                 f"{self._where}: expected numbers to rank by, found NaN in row {int(np.isnan(ranks).argmax())}"

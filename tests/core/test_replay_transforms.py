@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
 from mouse_core.randomness import Key, Purpose
-from mouse_core.replay.buffer import ReplayBuffer
-from mouse_core.replay.storages.array import ArrayStorage
-from mouse_core.replay.transforms import (
+from mouse_core.replay import (
+    ArrayStorage,
     Cast,
     Compose,
     Exclude,
@@ -26,12 +25,13 @@ from mouse_core.replay.transforms import (
     OnWrite,
     RandomTimeCrop,
     Rename,
+    ReplayBuffer,
     Resize,
     ReturnsToGo,
     Select,
     ToFloatImage,
-    delivered_alignment,
 )
+from mouse_core.replay.transforms.compose import delivered_alignment
 from mouse_core.trees import flatten, map_tree
 
 KEY = Key(3, Purpose.WINDOWS, 5)

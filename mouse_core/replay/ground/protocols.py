@@ -270,20 +270,24 @@ class PrioritySampler(Sampler, Protocol):
         ...
 
 
-Transform = Callable[..., Any]
-"""What is done to a batch on its way out: any callable from a batch to a batch. It may have
+class Transform(Protocol):
+    """What is done to a batch on its way out: any callable from a batch to a batch. It may have
 
-- ``inverse(rows)``: what is done to rows on their way in, to one of ``append`` and to many of ``extend`` alike;
-- ``random = True``: it draws random numbers, and is called as ``transform(batch, key)`` with a ``Key`` whose ``call``
-  is ``TRANSFORM_CALLS`` or above;
-- ``takes``: "arrived" or "outgoing", the alignment of what it works on; a buffer of the other one refuses it;
-- ``alignment``: "arrived" or "outgoing", the alignment of what it gives; None or absent: that of what it takes;
-- ``gather(storage, index, episodes, key)``: called under the lock when a batch is drawn, with the slots drawn, the
-  episodes of the storage's rows, and the key that the transform is called with later; gives further fields of the
-  batch by name, made of other rows of the same episodes. It has ``done``, the field that says where they end;
-- ``reach``: how many rows behind a drawn one it needs. Single rows then arrive as slices ``[batch, 1 + reach]``, with a
-  ``mask`` and with ``index`` as it was drawn, ``[batch]``; afterwards the first step of each is kept.
+    - ``inverse(rows)``: what is done to rows on their way in, to one of ``append`` and to many of ``extend`` alike;
+    - ``random = True``: it draws random numbers, and is called as ``transform(batch, key)`` with a ``Key`` whose
+      ``call`` is ``TRANSFORM_CALLS`` or above;
+    - ``takes``: "arrived" or "outgoing", the alignment of what it works on; a buffer of the other one refuses it;
+    - ``alignment``: "arrived" or "outgoing", the alignment of what it gives; None or absent: that of what it takes;
+    - ``gather(storage, index, episodes, key)``: called under the lock when a batch is drawn, with the slots drawn, the
+      episodes of the storage's rows, and the key that the transform is called with later; gives further fields of the
+      batch by name, made of other rows of the same episodes. It has ``done``, the field that says where they end;
+    - ``reach``: how many rows behind a drawn one it needs. Single rows then arrive as slices ``[batch, 1 + reach]``,
+      with a ``mask`` and with ``index`` as it was drawn, ``[batch]``; afterwards the first step of each is kept.
 
-It runs in a prefetching thread, outside the buffer's lock: it must not touch the buffer. It may change the dict that it
-is given, and must not write to arrays in it.
-"""
+    It runs in a prefetching thread, outside the buffer's lock: it must not touch the buffer. It may change the dict
+    that it is given, and must not write to arrays in it.
+    """
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """A batch out of a batch."""
+        ...

@@ -132,9 +132,6 @@ def check_flag(name: str, value: Any) -> bool:
 
 def _check_span(span: Any) -> tuple[bool | int, bool | int]:
     pair = tuple(span) if isinstance(span, tuple | list) else (span, span)
-    for side in pair:
-        if not isinstance(side, bool | int | np.integer) or side < 0:
-            raise ConfigError(f"span: expected True, False or an integer from 0, or two of them, found {span!r}")
-    if len(pair) != 2:
+    if len(pair) != 2 or not all(isinstance(side, bool | int | np.integer) and side >= 0 for side in pair):
         raise ConfigError(f"span: expected True, False or an integer from 0, or two of them, found {span!r}")
     return pair

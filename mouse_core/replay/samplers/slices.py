@@ -13,9 +13,8 @@ from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key
 from mouse_core.replay._episodes.index import STATE
 from mouse_core.replay.ground.protocols import Draw, FieldKey, Storage, Write
-from mouse_core.replay.samplers._epochs import Epochs
+from mouse_core.replay.samplers._common import Epochs, check_state
 from mouse_core.replay.samplers._slicing import SliceSampling, Span, check_flag, no_window
-from mouse_core.replay.samplers._state import check_state
 from mouse_core.sampling.episode_table import Windows
 from mouse_core.sampling.episodes import Weighting
 

@@ -11,8 +11,7 @@ import numpy.typing as npt
 from mouse_core.errors import ConfigError, StateError
 from mouse_core.randomness import Key
 from mouse_core.replay.ground.protocols import Draw, Storage, Write
-from mouse_core.replay.samplers._epochs import Epochs
-from mouse_core.replay.samplers._state import check_state
+from mouse_core.replay.samplers._common import Epochs, check_state
 
 Int64s = npt.NDArray[np.int64]
 

@@ -110,32 +110,24 @@ class DatasetStorage:
 
     def read(self, key: FieldKey, slots: Slots | slice) -> npt.NDArray[Any]:
         """One field of the rows in ``slots``; see ``Storage.read``."""
+        rows = np.arange(len(self), dtype=np.int64)[slots] if isinstance(slots, slice) else slots
         if key == EPISODE and "done" in self.snapshot.readers:
-            rows = np.arange(len(self), dtype=np.int64)[slots] if isinstance(slots, slice) else slots
             return self.snapshot.episode_starts.searchsorted(rows, side="right") - 1
         if not isinstance(key, str) or key not in self.snapshot.readers:
             raise MissingFieldError(f"rows: expected a field {key!r}, found {list(self.snapshot.readers)}")
-        if isinstance(slots, slice):
-            begin, end, step = slots.indices(len(self))
-            if step == 1 and end > begin:
-                values: npt.NDArray[Any] = self._windows(key, np.array([begin]), end - begin)[0]
-                return values
-            slots = np.arange(begin, end, step, dtype=np.int64)
-        return self._values(key, slots)
+        return self._values(key, rows)
 
     def _values(self, name: str, slots: Slots) -> npt.NDArray[Any]:
-        if slots.ndim == 2 and slots.shape[1] > 1 and bool((np.diff(slots, axis=1) == 1).all()):
-            return self._windows(name, slots[:, 0], slots.shape[1])
-        values = self._windows(name, slots.reshape(-1), 1)
-        return values.reshape(*slots.shape, *values.shape[2:])
-
-    def _windows(self, name: str, starts: Slots, length: int) -> npt.NDArray[Any]:
         reader = self.snapshot.readers[name]
-        if not starts.size:
-            return np.empty((0, length, *reader.spec.shape), reader.spec.dtype)
-        windows = self.snapshot.locate(starts, length).part(0)
+        if not slots.size:
+            return np.empty((*slots.shape, *reader.spec.shape), reader.spec.dtype)
+        slots = np.atleast_1d(slots)
+        # Rows that follow each other are read as one window, others each as a window of its own.
+        follow = bool((np.diff(slots, axis=-1) == 1).all())
+        starts, length = (slots[..., 0], slots.shape[-1]) if follow else (slots, 1)
+        windows = self.snapshot.locate(starts.reshape(-1), length).part(0)
         found: npt.NDArray[Any] = reader.read(windows, reader.spec.dtype)
-        return found
+        return found.reshape(*slots.shape, *found.shape[2:])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_sources": {}}

@@ -30,7 +30,7 @@ from mouse_core.replay.transforms._fields import (
 )
 from mouse_core.replay.transforms.next_view import NextView
 from mouse_core.sampling.episode_table import EpisodeTable
-from mouse_core.spec import Alignment, check_alignment, check_unit
+from mouse_core.spec import Alignment, check_alignment, check_count, check_unit
 from mouse_core.trees import find, key_of, path_of
 
 Array = Any
@@ -95,27 +95,21 @@ class HindsightRelabel:
 
     random: ClassVar[bool] = True
     alignment: ClassVar[Alignment] = "outgoing"
+    reach: ClassVar[int] = 1  # the next observation, and an axis of time
 
     def __post_init__(self) -> None:
-        for name in ("compute_reward", "compute_done"):
-            if not callable(getattr(self, name)) and not (name == "compute_done" and self.compute_done is None):
-                raise ConfigError(f"HindsightRelabel: {name}: expected a function, found {getattr(self, name)!r}")
-            _check_call(name, getattr(self, name))
+        _check_call("compute_reward", self.compute_reward)
+        if self.compute_done is not None:
+            _check_call("compute_done", self.compute_done)
         if self.strategy not in get_args(Strategy):
             raise ConfigError(
                 f"HindsightRelabel: strategy: expected one of {list(get_args(Strategy))}, found {self.strategy!r}"
             )
         check_unit("HindsightRelabel: ratio", self.ratio)
-        steps = self.horizon
-        if steps is not None and (isinstance(steps, bool) or not isinstance(steps, int | np.integer) or steps < 0):
-            raise ConfigError(f"HindsightRelabel: horizon: expected an integer from 0 or None, found {steps!r}")
+        if self.horizon is not None:
+            check_count("HindsightRelabel: horizon", self.horizon, lowest=0)
         check_alignment(self.takes)
         check_keys((self.goal, self.achieved, self.reward, self.done, self.mask), where="HindsightRelabel")
-
-    @property
-    def reach(self) -> int:
-        """How many rows behind a drawn one it needs: the next observation, and an axis of time."""
-        return 1
 
     def gather(self, storage: Storage, index: Slots, episodes: EpisodeTable, key: Key) -> dict[str, Any]:
         """Goals for drawn rows, and which rows are to get theirs; see ``Transform``.
@@ -261,8 +255,8 @@ class HindsightRelabel:
 
 def _check_call(name: str, function: Any) -> None:
     """Raise ConfigError where a function does not take what it will be called with."""
-    if function is None:
-        return
+    if not callable(function):
+        raise ConfigError(f"HindsightRelabel: {name}: expected a function, found {function!r}")
     try:
         found = signature(function)
     except (TypeError, ValueError):  # some that are not written in Python do not say

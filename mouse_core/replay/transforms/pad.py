@@ -12,6 +12,7 @@ from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.replay.ground.encoding import object_array
 from mouse_core.replay.ground.protocols import FieldKey
 from mouse_core.replay.transforms._fields import check_keys, find_any, replaced
+from mouse_core.spec import check_count
 from mouse_core.trees import find, flatten, is_varying, path_of
 
 
@@ -50,13 +51,11 @@ class Pad:
         side: Literal["left", "right"] = "right",
         truncate: bool = False,
     ) -> None:
-        if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
-            raise ConfigError(f"Pad: expected a length from 1, found {length!r}")
+        if length is not None:
+            check_count("Pad: length", length)
         if side not in ("left", "right"):
             raise ConfigError(f"Pad: expected the side 'left' or 'right', found {side!r}")
-        for name, given in (("length", length), ("value", value), ("side", side), ("truncate", truncate)):
-            object.__setattr__(self, name, given)
-        object.__setattr__(self, "keys", check_keys(keys, where="Pad"))
+        vars(self).update(keys=check_keys(keys, where="Pad"), length=length, value=value, side=side, truncate=truncate)
 
     def __call__(self, batch: Any) -> Any:
         """The batch with arrays of one shape, and their masks."""
