@@ -121,9 +121,8 @@ class DatasetStorage:
         reader = self.snapshot.readers[name]
         if not slots.size:
             return np.empty((*slots.shape, *reader.spec.shape), reader.spec.dtype)
-        slots = np.atleast_1d(slots)
         # Rows that follow each other are read as one window, others each as a window of its own.
-        follow = bool((np.diff(slots, axis=-1) == 1).all())
+        follow = slots.ndim > 0 and bool((np.diff(slots, axis=-1) == 1).all())
         starts, length = (slots[..., 0], slots.shape[-1]) if follow else (slots, 1)
         windows = self.snapshot.locate(starts.reshape(-1), length).part(0)
         found: npt.NDArray[Any] = reader.read(windows, reader.spec.dtype)

@@ -21,7 +21,7 @@ from mouse_core.replay.ground.protocols import FieldKey, Slots
 from mouse_core.replay.ground.schema import RowSchema, checked
 from mouse_core.replay.ground.state import rows_state, state_rows
 from mouse_core.replay.ground.values import Refs
-from mouse_core.replay.storages._mapped import rows as on_disk
+from mouse_core.replay.storages._mapped import files as on_disk
 from mouse_core.replay.storages._mapped.files import Head, Now, map_file
 from mouse_core.replay.storages._mapped.values import MappedValues
 from mouse_core.replay.storages.ring import check_ndim, check_put, check_slots, slot_error
