@@ -48,43 +48,34 @@ def motion_mimic_fields(
     """
     if training_type not in get_args(TrainingType):
         raise ConfigError(f"training_type: expected one of {list(get_args(TrainingType))}, found {training_type!r}")
-    fields = {"observations": RolloutField(check_shape("obs_shape", obs_shape))}
-    references = _optional_shape("ref_obs_shape", ref_obs_shape)
-    privileged = _optional_shape("privileged_obs_shape", privileged_obs_shape)
-    privileged_references = _optional_shape("privileged_ref_obs_shape", privileged_ref_obs_shape)
-    if references is not None:
-        fields["reference_observations"] = RolloutField(references, mask=True)
-    if privileged is not None:
-        fields["privileged_observations"] = RolloutField(privileged)
-    if references is not None and privileged_references is not None:
-        fields["privileged_reference_observations"] = RolloutField(privileged_references, mask=True)
     if actions_shape is None:
         raise ConfigError("actions_shape: expected the shape of actions, found None")
-    actions = RolloutField(check_shape("actions_shape", actions_shape))
-    fields["actions"] = actions
-    if training_type == "distillation":
-        fields["privileged_actions"] = actions
-    if apply_dagger_actions:
-        fields["dagger_actions"] = actions
-    fields |= {"rewards": RolloutField((1,)), "dones": RolloutField((1,), "uint8")}
-    if training_type == "rl":
-        fields |= {
-            "values": RolloutField((1,)),
-            "actions_log_prob": RolloutField((1,)),
-            "mu": actions,
-            "sigma": actions,
-        }
-    state = _optional_shape("rnd_state_shape", rnd_state_shape)
-    if state is not None:
-        fields["rnd_state"] = RolloutField(state)
-    return fields
+    actions, column = RolloutField(check_shape("actions_shape", actions_shape)), RolloutField((1,))
+    is_learned = training_type == "rl"
+    fields = {
+        "observations": RolloutField(check_shape("obs_shape", obs_shape)),
+        "reference_observations": _optional("ref_obs_shape", ref_obs_shape, mask=True),
+        "privileged_observations": _optional("privileged_obs_shape", privileged_obs_shape),
+        "privileged_reference_observations": _optional("privileged_ref_obs_shape", privileged_ref_obs_shape, mask=True),
+        "actions": actions,
+        "privileged_actions": None if is_learned else actions,
+        "dagger_actions": actions if apply_dagger_actions else None,
+        "rewards": column,
+        "dones": RolloutField((1,), "uint8"),
+        **dict.fromkeys(("values", "actions_log_prob"), column if is_learned else None),
+        **dict.fromkeys(("mu", "sigma"), actions if is_learned else None),
+        "rnd_state": _optional("rnd_state_shape", rnd_state_shape),
+    }
+    if fields["reference_observations"] is None:
+        del fields["privileged_reference_observations"]
+    return {name: field for name, field in fields.items() if field is not None}
 
 
-def _optional_shape(where: str, shape: Sequence[int | None] | None) -> tuple[int, ...] | None:
+def _optional(where: str, shape: Sequence[int | None] | None, *, mask: bool = False) -> RolloutField | None:
     # (None,) is how runners that wrap a number in a list say that there is none.
     if shape is None or (isinstance(shape, Sequence) and tuple(shape) == (None,)):
         return None
-    return check_shape(where, shape)
+    return RolloutField(check_shape(where, shape), mask=mask)
 
 
 # ---------------------------------------------------------------------- previous states

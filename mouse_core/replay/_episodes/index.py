@@ -10,7 +10,7 @@ import numpy as np
 from mouse_core.errors import ConfigError, SchemaError, StateError
 from mouse_core.replay._episodes.marks import Keys, Marks, Read, as_ids, begins, contradiction, find_keys, marks_of
 from mouse_core.replay._episodes.ring import EpisodeRing
-from mouse_core.replay.ground.memory import ring_slots
+from mouse_core.replay.ground.memory import ring_pieces, ring_slots
 from mouse_core.replay.ground.protocols import FieldKey, Storage, Write
 from mouse_core.sampling.episode_table import Int64s
 
@@ -173,8 +173,7 @@ class EpisodeIndex:
         self._found = self._before = None
         step, chunk = end - alive, max(1, _SCANNED // num_envs)
         while step < end:
-            begin = step % steps
-            n = min(end - step, steps - begin, chunk)
+            begin, _, n = next(ring_pieces(step, min(end - step, chunk), steps))
             slots = slice(begin * num_envs, (begin + n) * num_envs)
             read: Read = lambda key, slots=slots: storage.read(key, slots)  # type: ignore[misc] # noqa: E731
             keys = self._keys(read)

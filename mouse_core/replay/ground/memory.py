@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,6 +34,19 @@ def ring_slots(first: int, n: int, capacity: int) -> Slots:
     begin = first % capacity
     slots = np.arange(begin, begin + n, dtype=np.int64)
     return slots if begin + n <= capacity else slots % capacity
+
+
+def ring_pieces(first: int, n: int, capacity: int) -> Iterator[tuple[int, int, int]]:
+    """Where ``n`` rows from row ``first`` on lie side by side: slots from one on, which of the rows, and how many.
+
+    Rows 6, 7 and 8 of a ring of 8 are ``(6, 0, 2)`` and ``(0, 2, 1)``.
+    """
+    done = 0
+    while done < n:
+        slot = (first + done) % capacity
+        count = min(n - done, capacity - slot)
+        yield slot, done, count
+        done += count
 
 
 class FieldBlock:

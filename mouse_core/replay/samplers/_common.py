@@ -29,19 +29,26 @@ class Epochs:
     def __init__(self, drop_last: bool, shuffle: bool) -> None:
         self.drop_last = drop_last
         self.shuffle = shuffle
-        self._begin(0)
+        self._forget()
+
+    def _forget(self) -> None:
+        """The next draw begins an epoch."""
+        self._over = 0  # what the epoch is over: so many rows, or slices of so many steps
+        self._began, self._position, self._ran_out = 0, 0, False
 
     @property
     def ran_out(self) -> bool:
         """Whether the last draw was the last of its epoch, if the next one asks for as much."""
         return self._ran_out
 
-    def _begin(self, index: int) -> None:
-        """Begin an epoch with the draw of this index."""
-        self._began, self._position, self._ran_out = index, 0, False
+    def _begins(self, key: Key, over: int, total: int, count: int) -> bool:
+        """Begin an epoch if the last one was over something else, or has nothing left for a batch of ``count``."""
+        if over == self._over and not self._is_over(total, count):
+            return False
+        self._over, self._began, self._position, self._ran_out = over, key.index, 0, False
+        return True
 
     def _is_over(self, total: int, count: int) -> bool:
-        """Whether an epoch over ``total`` has nothing left for a batch of ``count``."""
         return total - self._position < (count if self.drop_last else 1)
 
     def _take(self, key: Key, total: int, count: int) -> Int64s:
@@ -51,9 +58,15 @@ class Epochs:
         self._ran_out = self._is_over(total, count)
         return _order(replace(key, index=self._began), total)(ranks) if self.shuffle else ranks
 
-    def _go_on(self, began: int, position: int, ran_out: int) -> None:
+    def _epoch(self, over: str) -> dict[str, int]:
+        """The state of the epoch, in which what it is over has this name."""
+        numbers = {"began": self._began, over: self._over, "position": self._position}
+        return {**numbers, "ran_out": int(self._ran_out)}
+
+    def _go_on(self, epoch: Mapping[str, Any], over: str) -> None:
         """Be where a state says."""
-        self._began, self._position, self._ran_out = began, position, bool(ran_out)
+        self._over, self._began, self._position = epoch[over], epoch["began"], epoch["position"]
+        self._ran_out = bool(epoch["ran_out"])
 
 
 @lru_cache(maxsize=16)

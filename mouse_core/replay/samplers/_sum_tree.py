@@ -154,14 +154,6 @@ class SumTree:
         self._mins[level][parents] = np.minimum.reduce(words.reshape(-1, _FAN), axis=1)
 
 
-def ring_ranges(begin: int, end: int, capacity: int) -> list[tuple[int, int]]:
-    """The slots of the rows ``begin .. end - 1`` in a ring, as one or two ranges ``(first, last + 1)``."""
-    if end - begin >= capacity:
-        return [(0, capacity)]
-    first, last = begin % capacity, (end - 1) % capacity + 1
-    return [(first, last)] if first < last else [(first, capacity), (0, last)]
-
-
 def draw_slots(tree: SumTree, n: int, key: Key) -> Slots:
     """``n`` slots in proportion to a tree's weights, int64 ``[n]``.
 

@@ -13,9 +13,10 @@ import numpy.typing as npt
 from mouse_core.dtypes import number_kind
 from mouse_core.errors import ConfigError, DataError, StateError
 from mouse_core.randomness import Key
+from mouse_core.replay.ground.memory import ring_pieces
 from mouse_core.replay.ground.protocols import Draw, Slots, Storage, Write
 from mouse_core.replay.samplers._common import check_state
-from mouse_core.replay.samplers._sum_tree import SumTree, draw_slots, importance_weights, ring_ranges
+from mouse_core.replay.samplers._sum_tree import SumTree, draw_slots, importance_weights
 
 Floats = npt.NDArray[np.float64]
 Beta = float | Callable[[int], float]
@@ -179,11 +180,12 @@ class PrioritizedSampler:
         if self._begin == self._end:
             return
         weight = self._weight_of_new
-        for first, last in ring_ranges(self._begin, self._end, tree.size):
-            if last - first == 1:
-                tree.set(np.array([first]), weight)
+        begin = max(self._begin, self._end - tree.size)
+        for slot, _, count in ring_pieces(begin, self._end - begin, tree.size):
+            if count == 1:
+                tree.set(np.array([slot]), weight)
             else:
-                tree.fill(first, last, weight)
+                tree.fill(slot, slot + count, weight)
         self._begin = self._end
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:

@@ -165,7 +165,6 @@ class SliceSamplerWithoutReplacement(SliceSampling, Epochs):
         keys = (traj_key, end_key, truncated_key)
         SliceSampling.__init__(self, sequence_length, keys, strict_length=strict_length, pad=pad, tiled=True)
         Epochs.__init__(self, check_flag("drop_last", drop_last), check_flag("shuffle", shuffle))
-        self._length = 0  # steps of the epoch's slices; 0: the next draw begins one
 
     def __repr__(self) -> str:
         return f"SliceSamplerWithoutReplacement({self._shown()}, drop_last={self.drop_last}, shuffle={self.shuffle})"
@@ -173,13 +172,12 @@ class SliceSamplerWithoutReplacement(SliceSampling, Epochs):
     def wrote(self, storage: Storage, write: Write) -> None:
         """Take note of the ends of episodes among the rows; the next draw begins an epoch."""
         super().wrote(storage, write)
-        self._length = 0
+        self._over = 0
 
     def reset(self, storage: Storage) -> None:
         """The rows may all be others: the next draw looks at them once and begins an epoch."""
         super().reset(storage)
-        self._begin(0)
-        self._length = 0
+        self._forget()
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
         """The epoch's next ``batch_size`` slices, or those left of it.
@@ -199,15 +197,12 @@ class SliceSamplerWithoutReplacement(SliceSampling, Epochs):
                 f"sample: expected at most {total} slices of {rule.length} steps in a batch without replacement, as "
                 f"many as there are, found batch_size {batch_size}"
             )
-        if self._length != rule.length or self._is_over(total, batch_size):
-            self._begin(key.index)
-            self._length = rule.length
+        self._begins(key, rule.length, total, batch_size)
         return self.draw_of(view.at(self._take(key, total, batch_size)), episodes, storage)
 
     def state_dict(self) -> dict[str, Any]:
         """The episodes there are, and where in which epoch the sampler is: plain values and arrays."""
-        epoch = {"began": self._began, "length": self._length, "position": self._position}
-        return {"config": repr(self), **self.episodes.state(), **epoch, "ran_out": int(self._ran_out)}
+        return {"config": repr(self), **self.episodes.state(), **self._epoch("length")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on in the epoch in which ``state`` was taken.
@@ -218,5 +213,4 @@ class SliceSamplerWithoutReplacement(SliceSampling, Epochs):
         epoch = dict.fromkeys(("began", "length", "position", "ran_out"), int)
         values = check_state(state, {"config": repr(self)}, {**dict.fromkeys(STATE, "iu"), **epoch}, self)
         self.episodes.load(values)
-        self._go_on(values["began"], values["position"], values["ran_out"])
-        self._length = values["length"]
+        self._go_on(values, "length")

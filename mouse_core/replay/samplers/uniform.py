@@ -67,8 +67,7 @@ class SamplerWithoutReplacement(Epochs):
 
     def __init__(self, *, drop_last: bool = False, shuffle: bool = True) -> None:
         super().__init__(bool(drop_last), bool(shuffle))
-        self._rows = 0  # how many the epoch is over
-        self._oldest = 0  # the slot of its oldest row
+        self._oldest = 0  # the slot of the epoch's oldest row
 
     def __repr__(self) -> str:
         return f"SamplerWithoutReplacement(drop_last={self.drop_last}, shuffle={self.shuffle})"
@@ -78,8 +77,7 @@ class SamplerWithoutReplacement(Epochs):
 
     def reset(self, storage: Storage) -> None:
         """The rows may all be others: the next draw begins an epoch."""
-        self._begin(0)
-        self._rows = self._oldest = 0
+        self._forget()
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
         """The epoch's next ``batch_size`` slots, or those left of it.
@@ -93,23 +91,14 @@ class SamplerWithoutReplacement(Epochs):
                 f"sample: expected at most {rows} rows in a batch without replacement, as many as there are, "
                 f"found batch_size {batch_size}"
             )
-        if rows != self._rows or self._is_over(rows, batch_size):
-            self._begin(key.index)
-            self._rows = rows
+        if self._begins(key, rows, rows, batch_size):
             self._oldest = storage.written % storage.capacity if rows == storage.capacity else 0
         positions = self._take(key, rows, batch_size)
         return Draw(positions if self.shuffle else (positions + self._oldest) % rows)
 
     def state_dict(self) -> dict[str, Any]:
         """Where in which epoch the sampler is: plain values."""
-        return {
-            "config": repr(self),
-            "rows": self._rows,
-            "position": self._position,
-            "began": self._began,
-            "oldest": self._oldest,
-            "ran_out": int(self._ran_out),
-        }
+        return {"config": repr(self), **self._epoch("rows"), "oldest": self._oldest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on in the epoch in which ``state`` was taken.
@@ -121,8 +110,8 @@ class SamplerWithoutReplacement(Epochs):
         values = check_state(state, {"config": repr(self)}, kinds, self)
         if values["position"] > values["rows"]:
             raise StateError(f"sampler: expected a position up to {values['rows']}, found {values['position']}")
-        self._go_on(values["began"], values["position"], values["ran_out"])
-        self._rows, self._oldest = values["rows"], values["oldest"]
+        self._go_on(values, "rows")
+        self._oldest = values["oldest"]
 
 
 def _rows(storage: Storage) -> int:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import numpy.typing as npt
 from mouse_core._files.locking import FileLock
 from mouse_core._files.writing import storing, write_file
 from mouse_core.errors import MissingFieldError, StorageError
-from mouse_core.replay.ground.memory import RowMemory, blocks_of
+from mouse_core.replay.ground.memory import RowMemory, blocks_of, ring_pieces
 from mouse_core.replay.ground.protocols import FieldKey, Slots
 from mouse_core.replay.ground.schema import RowSchema, checked
 from mouse_core.replay.ground.state import rows_state, state_rows
@@ -89,7 +90,8 @@ class MemmapStorage:
         return min(self._head.written, self._head.capacity)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _reopen, (self.capacity, str(self.path), self._ndim, self.alignment, self._ragged)
+        sizes = (self.capacity, str(self.path), self._ndim)
+        return partial(MemmapStorage, *sizes, alignment=self.alignment, ragged=self._ragged), ()
 
     @property
     def capacity(self) -> int:
@@ -175,11 +177,8 @@ class MemmapStorage:
                 piece = min(n - done, places - min(now.written, self.capacity))
                 part = arrays if piece == n else [array[done : done + piece] for array in arrays]
                 rows, now = self._values.kept(schema, part, now, self._refs)
-                place = now.written % places
-                until_end = min(piece, places - place)
-                memory.write(place, rows, 0, until_end)
-                if until_end < piece:
-                    memory.write(0, rows, until_end, piece - until_end)
+                for place, begin, count in ring_pieces(now.written, piece, places):
+                    memory.write(place, rows, begin, count)
                 now = replace(now, written=now.written + piece)
                 self._commit(now)
                 done += piece
@@ -347,7 +346,3 @@ class MemmapStorage:
                         opened.truncate(rows * block.raw.itemsize)
             self._memory, self._mapped = None, None
             self._values.forget()
-
-
-def _reopen(size: int, path: str, ndim: int, alignment: Alignment, ragged: tuple[FieldKey, ...] = ()) -> MemmapStorage:
-    return MemmapStorage(size, path, ndim, alignment=alignment, ragged=ragged)

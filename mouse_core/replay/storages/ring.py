@@ -9,6 +9,7 @@ import numpy as np
 
 from mouse_core._base.locks import is_spawning
 from mouse_core.errors import ConfigError, DataError
+from mouse_core.replay.ground.memory import ring_pieces
 from mouse_core.replay.ground.protocols import Slots
 from mouse_core.spec import Alignment, check_alignment, check_count
 
@@ -91,12 +92,9 @@ class RingStorage:
         Where 5 rows are appended to a ring of 4 in which row 0 was written, row 1 would be overwritten at once. So rows
         2 to 5, which are numbers 1 to 4 of those given, go to the slots 2, 3, 0 and 1: ``(2, 1, 2)`` and ``(0, 3, 2)``.
         """
-        begin = max(0, n - self._capacity)
-        while begin < n:
-            slot = (self._written + begin) % self._capacity
-            count = min(n - begin, self._capacity - slot)
-            yield slot, begin, count
-            begin += count
+        lost = max(0, n - self._capacity)
+        for slot, begin, count in ring_pieces(self._written + lost, n - lost, self._capacity):
+            yield slot, lost + begin, count
 
     def _appended(self, n: int) -> int:
         """Count ``n`` rows as appended, and say which number the first has."""
