@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import zipfile
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 
 from mouse_core.errors import MouseError
 from mouse_core.formats._files.h5 import H5File
+from mouse_core.formats._files.on_disk import npz_names
 
 _HDF5 = b"\x89HDF\r\n\x1a\n"
 _MOST_JSON = 64 << 20
@@ -94,13 +94,7 @@ def is_d4rl(names: Sequence[str]) -> bool:
 
 def is_ogbench(path: Path) -> bool:
     """A file of ``numpy.savez``."""
-    if path.suffix == ".npz":
-        return True
-    try:
-        with zipfile.ZipFile(path) as archive:
-            return "observations.npy" in archive.namelist()
-    except (OSError, zipfile.BadZipFile, ValueError):
-        return False
+    return path.suffix == ".npz" or "observations.npy" in npz_names(path)
 
 
 def _json(file: Path) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 from functools import lru_cache
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -26,10 +27,7 @@ def _byte_tables() -> Words:
     values = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         values = np.where(values & 1, values >> 1 ^ _POLYNOMIAL, values >> 1).astype(np.uint32)
-    tables = [values]
-    for _ in range(7):
-        tables.append(tables[0][tables[-1] & 0xFF] ^ tables[-1] >> 8)
-    return np.stack(tables)
+    return np.stack(list(accumulate(range(7), lambda table, _: values[table & 0xFF] ^ table >> 8, initial=values)))
 
 
 @lru_cache(maxsize=1)
@@ -56,12 +54,9 @@ def _shift_tables(power: int) -> Words:
         half = _shift_tables(power - 1)
         single = np.uint32(1) << np.arange(32, dtype=np.uint32)
         columns = _shifted(half, _shifted(half, single))
-    tables = np.zeros((4, 256), np.uint32)
-    values = np.arange(256)
-    for part in range(4):
-        for bit in range(8):
-            tables[part] ^= np.where(values >> bit & 1, columns[8 * part + bit], 0).astype(np.uint32)
-    return tables
+    # Of every byte in each of the four places, what its bits move to, all together.
+    bits = np.arange(256)[:, None] >> np.arange(8) & 1
+    return np.bitwise_xor.reduce(np.where(bits, columns.reshape(4, 1, 8), 0), axis=2).astype(np.uint32)
 
 
 def _shifted(tables: Words, crc: Words) -> Words:

@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from mouse_core.errors import DataError
 
-_WHOLE = 1 << 30
-
 
 class NpyRows:
     """The rows of an array in the format of ``numpy.save``, taken one stretch after the other.
@@ -29,19 +27,18 @@ class NpyRows:
         self._file = file
         self._where = where
         version = npy.read_magic(file)
-        if version == (1, 0):
-            shape, fortran, dtype = npy.read_array_header_1_0(file)
-        elif version == (2, 0):
-            shape, fortran, dtype = npy.read_array_header_2_0(file)
-        else:
+        readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+        if version not in readers:
             raise DataError(f"{where}: expected an array of version 1.0 or 2.0, found {version}")
+        shape, fortran, dtype = readers[version](file)
         if dtype.kind not in "biuf" or dtype.itemsize > 8 or any(size < 0 for size in shape):
             raise DataError(f"{where}: expected an array of numbers, found {dtype} {list(shape)}")
+        if fortran and len(shape) > 1:
+            raise DataError(f"{where}: expected an array in C order, found one in Fortran order")
         self.shape: tuple[int, ...] = tuple(int(size) for size in shape)
         self.dtype: np.dtype[Any] = dtype
         self.row_bytes = math.prod(self.shape[1:]) * dtype.itemsize
         self.place = 0
-        self._whole = self._read_fortran() if fortran and len(self.shape) > 1 else None
 
     def __len__(self) -> int:
         return self.shape[0] if self.shape else 1
@@ -53,13 +50,9 @@ class NpyRows:
             DataError: There are fewer bytes than the array's shape says.
         """
         count = min(count, len(self) - self.place)
-        if self._whole is not None:
-            values = self._whole[self.place : self.place + count]
-        else:
-            data = self._bytes(count * self.row_bytes)
-            values = np.frombuffer(data, self.dtype).reshape(count, *self.shape[1:])
+        values = np.frombuffer(self._bytes(count * self.row_bytes), self.dtype)
         self.place += count
-        return values
+        return values.reshape(count, *self.shape[1:])
 
     def skip(self, count: int) -> None:
         """Leave out some rows."""
@@ -90,9 +83,3 @@ class NpyRows:
             parts.append(part)
             left -= len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def _read_fortran(self) -> npt.NDArray[Any]:
-        size = len(self) * self.row_bytes
-        if size > _WHOLE:
-            raise DataError(f"{self._where}: expected an array in C order, found {size} bytes in Fortran order")
-        return np.frombuffer(self._bytes(size), self.dtype).reshape(self.shape[::-1]).T

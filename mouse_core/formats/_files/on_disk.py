@@ -95,9 +95,7 @@ def _saved(root: Path) -> dict[str, list[Path]]:
         listed = read_json_object(root / SPLITS).get("splits")
         if not isinstance(listed, list) or not listed:
             raise damaged(root / SPLITS, f"expected the names of splits, found {listed!r:.200}")
-        names = [_plain_name(name, root / SPLITS) for name in listed]
-        if len(set(names)) < len(names):
-            raise damaged(root / SPLITS, f"expected every split once, found {names!r:.200}")
+        names = _plain_names(listed, root / SPLITS, "split")
         return {name: _listed(root / name, read_json_object(root / name / STATE)) for name in names}
     if there == [STATE]:
         state = read_json_object(root / STATE)
@@ -112,9 +110,7 @@ def _listed(folder: Path, state: Mapping[str, Any]) -> list[Path]:
     listed = state.get("_data_files")
     if not isinstance(listed, list) or not all(isinstance(entry, Mapping) for entry in listed):
         raise damaged(folder / STATE, "expected _data_files as a list of files")
-    names = [_plain_name(entry.get("filename"), folder / STATE) for entry in listed]
-    if len(set(names)) < len(names):
-        raise damaged(folder / STATE, f"expected every file once, found {names!r:.200}")
+    names = _plain_names([entry.get("filename") for entry in listed], folder / STATE, "file")
     for name in names:
         if not (folder / name).is_file():
             raise damaged(folder / STATE, f"expected the file {name!r} that it names, found none")
@@ -164,11 +160,14 @@ def _folder(folder: Path) -> list[Path]:
     return list(folder.iterdir()) if folder.is_dir() else []
 
 
-def _plain_name(name: object, file: Path) -> str:
-    # A dataset must not reach for files outside of its folder.
-    if not isinstance(name, str) or name in ("", ".", "..") or os.path.basename(name) != name or "\\" in name:
-        raise damaged(file, f"expected the name of a file in the same folder, found {name!r:.200}")
-    return name
+def _plain_names(names: list[Any], file: Path, what: str) -> list[str]:
+    """The names that a description lists, each once; a dataset must not reach for files outside of its folder."""
+    for name in names:
+        if not isinstance(name, str) or name in ("", ".", "..") or os.path.basename(name) != name or "\\" in name:
+            raise damaged(file, f"expected the name of a file in the same folder, found {name!r:.200}")
+    if len(set(names)) < len(names):
+        raise damaged(file, f"expected every {what} once, found {names!r:.200}")
+    return names
 
 
 def _check_inside(file: Path, root: Path) -> None:
@@ -199,12 +198,17 @@ def _other_data(root: Path, files: set[Path], described: set[Path]) -> Iterator[
 
 def _is_data(file: Path) -> bool:
     if file.suffix == ".npz" and not file.name.startswith("."):
-        try:
-            with zipfile.ZipFile(file) as archive:
-                return "observations.npy" in archive.namelist()
-        except (OSError, ValueError, zipfile.BadZipFile):
-            return False
+        return "observations.npy" in npz_names(file)
     return bool(_DATA.fullmatch(file.name)) and not _CACHE.fullmatch(file.name)
+
+
+def npz_names(file: Path) -> list[str]:
+    """What lies in a file of ``numpy.savez``; nothing where it is none."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return archive.namelist()
+    except (OSError, ValueError, zipfile.BadZipFile):
+        return []
 
 
 def _some(files: list[Path], root: Path) -> str:

@@ -94,10 +94,9 @@ def parquet_batches(file: Path, batch_rows: int, *, columns: Sequence[str] | Non
 
 def _least_bytes(schema: pa.Schema) -> int:
     """What a row takes in memory, as far as the types say so: Parquet may store it in far less."""
-    total = 0
-    for data_type in schema.types:
-        shape = fixed_shape(data_type)
-        kind = column_type(data_type)
-        if shape is not None and kind.kind in ("scalar", "list"):
-            total += math.prod(shape) * kind.dtype.itemsize
-    return total
+    known = ((fixed_shape(data_type), column_type(data_type)) for data_type in schema.types)
+    return sum(
+        math.prod(shape) * kind.dtype.itemsize
+        for shape, kind in known
+        if shape is not None and kind.kind in ("scalar", "list")
+    )

@@ -1,4 +1,4 @@
-"""tf.train.Example and SequenceExample, read from their bytes without protobuf.
+"""tf.train.Example, read from its bytes without protobuf.
 
 The wire format is that of protocol buffers: tagged fields of numbers in base 128, fixed 32 or 64 bits, or lengths.
 """
@@ -17,21 +17,23 @@ Feature = npt.NDArray[Any] | list[bytes]
 
 
 def parse_example(data: bytes) -> dict[str, Feature]:
-    """All features of an Example (or a SequenceExample, whose lists are joined), by name.
+    """All features of an Example, by name.
 
     Raises:
         DataError: It is not one.
     """
     found: dict[str, Feature] = {}
     for number, value in _fields(data, 0, len(data)):
+        if number != 1:
+            raise DataError(f"expected an Example of features, found field {number} besides")
         start, stop = _span(value, "an example's features")
         for inner, entry in _fields(data, start, stop):
             if inner == 1:
-                _entry(data, *_span(entry, "a feature"), number == 2, found)
+                _entry(data, *_span(entry, "a feature"), found)
     return found
 
 
-def _entry(data: bytes, start: int, stop: int, is_list: bool, found: dict[str, Feature]) -> None:
+def _entry(data: bytes, start: int, stop: int, found: dict[str, Feature]) -> None:
     """One entry of the map from names to features."""
     name, span = "", None
     for number, value in _fields(data, start, stop):
@@ -43,16 +45,8 @@ def _entry(data: bytes, start: int, stop: int, is_list: bool, found: dict[str, F
                 raise DataError("expected a feature's name as UTF-8") from error
         elif number == 2:
             span = _span(value, "a feature's value")
-    if span is None:
-        return
-    if not is_list:
+    if span is not None:
         found[name] = _feature(data, *span)
-        return
-    parts = [_feature(data, *_span(value, "a feature")) for number, value in _fields(data, *span) if number == 1]
-    if parts and isinstance(parts[0], list):
-        found[name] = [item for part in parts for item in part]
-    elif parts:
-        found[name] = np.concatenate(parts)
 
 
 def _feature(data: bytes, start: int, stop: int) -> Feature:
