@@ -196,12 +196,11 @@ class _Job:
     def _load(self) -> dict[str, Any]:
         """What an interrupted conversion left behind, if it is of the same source and kind."""
         fresh: dict[str, Any] = {"about": self.about, "shards": [], "digest": None}
+        file = self.work / _JOB
         try:
-            found = json.loads((self.work / _JOB).read_text(encoding="utf-8"))
-        except FileNotFoundError:
-            found = fresh
+            found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else fresh
         except ValueError as error:
-            raise DataError(f"{self.work / _JOB}: cannot be read: {error}; delete the folder to begin anew") from error
+            raise DataError(f"{file}: cannot be read: {error}; delete the folder to begin anew") from error
         if found["about"] != self.about:
             differing = sorted(key for key in self.about if found["about"].get(key) != self.about[key])
             raise ConfigError(
@@ -244,8 +243,7 @@ class _Rows:
 
     def following(self) -> Iterator[pa.RecordBatch]:
         """The batches that come next."""
-        while (batch := self._take(None)) is not None:
-            yield batch
+        return iter(self._take, None)
 
     def digest_of(self, rows: int, schema: pa.Schema) -> str:
         """The digest of the next ``rows`` rows, or of as many as there are."""
@@ -255,7 +253,7 @@ class _Rows:
             rows -= batch.num_rows
         return digest.hexdigest()
 
-    def _take(self, most: int | None) -> pa.RecordBatch | None:
+    def _take(self, most: int | None = None) -> pa.RecordBatch | None:
         """The next rows, up to ``most``; None at the end."""
         batch = self._rest if self._rest is not None else next(self._batches, None)
         self._rest = None

@@ -6,6 +6,7 @@ Row t of a file is a transition: an observation, the action taken on it, and wha
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -33,7 +34,6 @@ from mouse_core.spec import check_list
 
 __all__ = ["read_d4rl"]
 
-_BUDGET = 32 << 20
 _NEEDED = ("observations", "actions", "rewards", "terminals")
 _NEXT = "next_observations"
 # All arrays below the one say something of every transition, those below the other of the whole.
@@ -78,8 +78,7 @@ def read_d4rl(
     name = os.fspath(path)
     with H5File(path) as file:
         arrays, about, left = _arrays(file, check_list("leave_out", leave_out))
-        needed = not any(key == _NEXT or key.startswith(f"{_NEXT}/") for key in arrays)
-        check_final(final, where=name, needed=needed)
+        check_final(final, where=name, needed=_NEXT not in {key.split("/")[0] for key in arrays})
         count = arrays["rewards"]["shape"][0]
         schema = schema_of(ordered(next(transition_rows(_parts(file, arrays, 1, 1, None), final=final, where=name))))
     notes = [f"Left out, as they have no value a transition: {', '.join(left)}."] if left else []
@@ -90,8 +89,9 @@ def read_d4rl(
 
     def batches() -> Iterator[pa.RecordBatch]:
         limit = episode_steps if "timeouts" not in arrays else None
+        width = sum(math.prod(part["shape"][1:]) * np.dtype(part["dtype"]).itemsize for part in arrays.values())
         with H5File(path) as file:
-            parts = _parts(file, arrays, count, _rows_at_once(arrays, batch_rows), limit)
+            parts = _parts(file, arrays, count, rows_at_once(width, most=batch_rows), limit)
             yield from to_batches(transition_rows(parts, final=final, where=name), schema, where=name)
 
     return RowStream(name, "d4rl", schema, batches, notes=tuple(notes), metadata=about, about=About("arrived"))
@@ -111,7 +111,8 @@ def _arrays(file: H5File, leave_out: Sequence[str]) -> tuple[dict[str, dict[str,
 
     (tree,) = file.trees(["/"])
     collect(tree, "")
-    missing = [key for key in _NEEDED if key not in found and not any(path.startswith(f"{key}/") for path in found)]
+    groups = {path.split("/")[0] for path in found}
+    missing = [key for key in _NEEDED if key not in groups]
     if missing:
         raise damaged(file.path, f"expected arrays {list(_NEEDED)}, found no {missing} among {list(found)[:20]}")
     shape = found.get("rewards", {"shape": []})["shape"]
@@ -151,11 +152,6 @@ def _is_column(path: str, key: str, part: Mapping[str, Any], count: int, leave_o
         f"{key}: expected {count} rows of numbers, found {part['kind']} of shape {part['shape']}"
         + ("" if known else f"; where that is no damage, leave_out=[{key!r}] of read_d4rl reads the rest"),
     )
-
-
-def _rows_at_once(arrays: Mapping[str, Any], batch_rows: int) -> int:
-    width: int = sum(int(np.prod(part["shape"][1:])) * np.dtype(part["dtype"]).itemsize for part in arrays.values())
-    return rows_at_once(width, most=batch_rows, budget=_BUDGET)
 
 
 class _Steps:
@@ -225,9 +221,6 @@ def _flags(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 def _nested(values: Columns, key: str) -> Any:
     """An array, or the arrays of a group by path; None where there is neither."""
-    if key in values:
-        return values[key]
-    parts = {
-        path[len(key) + 1 :].replace("/", "_"): array for path, array in values.items() if path.startswith(f"{key}/")
-    }
-    return parts or None
+    prefix = f"{key}/"
+    parts = {path.removeprefix(prefix).replace("/", "_"): values[path] for path in values if path.startswith(prefix)}
+    return values.get(key, parts or None)

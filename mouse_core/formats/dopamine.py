@@ -37,7 +37,6 @@ from mouse_core.formats.columns.transitions import check_final, done_codes, tran
 
 __all__ = ["read_dopamine"]
 
-_BUDGET = 32 << 20
 _STORES = ("observation", "action", "reward", "terminal")
 _NAME = re.compile(r"\$store\$_(\w+?)_ckpt\.(\d{1,12})\.gz")
 
@@ -139,15 +138,14 @@ class _Checkpoint:
 
     def pieces(self, size: int) -> Iterator[Columns]:
         """The transitions from the oldest to the newest."""
-        added = self.added()
-        capacity = self.capacity()
-        if added is None or (added >= capacity and added % capacity == 0):
-            yield from self._stretch(0, capacity, size)
-        elif added < capacity:
+        added, capacity = self.added(), self.capacity()
+        if added is not None and added < capacity:
             yield from self._stretch(0, added, size)
-        else:
-            yield from self._stretch(added % capacity, capacity, size)
-            yield from self._stretch(0, added % capacity, size, again=True)
+            return
+        oldest = (added or 0) % capacity
+        yield from self._stretch(oldest, capacity, size)
+        if oldest:
+            yield from self._stretch(0, oldest, size, again=True)
 
     def capacity(self) -> int:
         """How many transitions the ring holds."""
@@ -168,7 +166,7 @@ class _Checkpoint:
                     arrays[store] = NpyRows(stream, where=str(file))
                     arrays[store].skip(start)
             width = sum(array.row_bytes for array in arrays.values())
-            size = rows_at_once(width, most=size, budget=_BUDGET)
+            size = rows_at_once(width, most=size)
             for place in range(start, stop, size):
                 values = {}
                 for store, array in arrays.items():
@@ -177,8 +175,8 @@ class _Checkpoint:
                 yield values
             for store, array in arrays.items():
                 # The CRC stands at the end. Where a ring is read in two stretches, the first one has come by.
-                with reading(self.files[store]):
-                    if not again:
+                if not again:
+                    with reading(self.files[store]):
                         array.skip(len(array) - array.place)
                         array.end()
 

@@ -36,7 +36,6 @@ from mouse_core.formats.columns.transitions import check_final, placeholder, ste
 
 __all__ = ["read_ogbench"]
 
-_BUDGET = 32 << 20
 _NEEDED = ("observations", "actions", "terminals")
 _NEXT = "next_observations"
 _SPECIAL = (*_NEEDED, "rewards", "masks", "valids", _NEXT)
@@ -79,7 +78,7 @@ def read_ogbench(
     def parts() -> Iterator[Columns]:
         with _opened(name) as arrays:
             width = sum(array.row_bytes for array in arrays.values())
-            size = rows_at_once(width, most=batch_rows, budget=_BUDGET)
+            size = rows_at_once(width, most=batch_rows)
             for _ in range(0, len(arrays["actions"]), size):
                 yield {key: array.read(size) for key, array in arrays.items()}
             for array in arrays.values():
@@ -130,17 +129,15 @@ def _arriving(values: Columns, ended: npt.NDArray[np.bool_], code: int) -> Colum
     if "masks" in values:
         done = np.where(ended & (one_each(values, "masks") == 0), 1, done)
     arriving["done"] = done.astype(np.int64)
-    for key in values:
-        if key not in _SPECIAL and travels_with_action(key):
-            arriving[f"metadata_{key}"] = values[key]
-    return arriving
+    return arriving | _metadata(values, moving=True)
 
 
-def _beside(values: Columns) -> Columns:
+def _metadata(values: Columns, *, moving: bool) -> Columns:
+    """What else there is: that which moves with the action, or that which stays with the observation."""
     return {
         f"metadata_{key}": array
         for key, array in values.items()
-        if key not in _SPECIAL and not travels_with_action(key)
+        if key not in _SPECIAL and travels_with_action(key) == moving
     }
 
 
@@ -166,7 +163,7 @@ def _observation_rows(parts: Iterator[Columns], code: int, layout: str, path: st
         rows["done"] = np.where(last & ~starts, np.where(terminal, 1, code), 0).astype(np.int64)
         rows["episode_step"] = step_numbers(starts, step)
         step, begins = int(rows["episode_step"][-1]) + 1, bool(last[-1])
-        yield rows | named_observation(values["observations"]) | _beside(values)
+        yield rows | named_observation(values["observations"]) | _metadata(values, moving=False)
 
 
 def _regular_rows(parts: Iterator[Columns], code: int, layout: str, path: str) -> Iterator[Columns]:
@@ -179,6 +176,6 @@ def _regular_rows(parts: Iterator[Columns], code: int, layout: str, path: str) -
             starts = np.concatenate([[ended], last[:-1]])
             ended = bool(last[-1])
             observations, following = named_observation(values["observations"]), named_observation(values[_NEXT])
-            yield observations, _arriving(values, last, code), starts, following, _beside(values)
+            yield observations, _arriving(values, last, code), starts, following, _metadata(values, moving=False)
 
     return transition_rows(transitions(), final=None, where=path)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import importlib
 from functools import lru_cache
-from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -27,7 +26,10 @@ def _byte_tables() -> Words:
     values = np.arange(256, dtype=np.uint32)
     for _ in range(8):
         values = np.where(values & 1, values >> 1 ^ _POLYNOMIAL, values >> 1).astype(np.uint32)
-    return np.stack(list(accumulate(range(7), lambda table, _: values[table & 0xFF] ^ table >> 8, initial=values)))
+    tables: list[Words] = [values]
+    for _ in range(7):
+        tables.append(values[tables[-1] & 0xFF] ^ tables[-1] >> 8)
+    return np.stack(tables)
 
 
 @lru_cache(maxsize=1)
@@ -56,7 +58,7 @@ def _shift_tables(power: int) -> Words:
         columns = _shifted(half, _shifted(half, single))
     # Of every byte in each of the four places, what its bits move to, all together.
     bits = np.arange(256)[:, None] >> np.arange(8) & 1
-    return np.bitwise_xor.reduce(np.where(bits, columns.reshape(4, 1, 8), 0), axis=2).astype(np.uint32)
+    return np.asarray(np.bitwise_xor.reduce(np.where(bits, columns.reshape(4, 1, 8), 0), axis=2), np.uint32)
 
 
 def _shifted(tables: Words, crc: Words) -> Words:

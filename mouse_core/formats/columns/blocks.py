@@ -37,7 +37,7 @@ def check_size(name: str, size: int | str) -> int:
     return found
 
 
-def rows_at_once(row_bytes: int, *, most: int, budget: int) -> int:
+def rows_at_once(row_bytes: int, *, most: int, budget: int = 32 << 20) -> int:
     """How many rows are read at a time: ``most``, or as many as ``budget`` bytes hold, and at least 1."""
     return max(1, min(most, budget // max(1, row_bytes)))
 

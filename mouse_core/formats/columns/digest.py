@@ -111,41 +111,38 @@ class _Runs:
 
     def __init__(self) -> None:
         self._hash = hashlib.sha256()
-        self._value = 0
-        self._count = 0
+        self._open = np.zeros((1, 2), np.int64)  # the last value, and how many there are of it so far
 
     def add(self, value: int, count: int) -> None:
-        if value != self._value and self._count:
-            self._flush(np.array([[self._value, self._count]], np.int64))
-            self._count = 0
-        self._value = value
-        self._count += count
+        if value == self._open[0, 0]:
+            count += int(self._open[0, 1])
+        elif self._open[0, 1]:
+            self._flush(self._open)
+        self._open = np.array([[value, count]], np.int64)
 
     def update(self, values: npt.NDArray[np.int64]) -> None:
         if not len(values):
             return
         firsts = np.concatenate([[0], np.flatnonzero(np.diff(values)) + 1])
-        counts = np.diff(np.append(firsts, len(values)))
-        self.add(int(values[0]), int(counts[0]))
-        if len(firsts) > 1:
-            self._flush(np.array([[self._value, self._count]], np.int64))
-            self._flush(np.stack([values[firsts[1:-1]], counts[1:-1]], axis=1))
-            self._value, self._count = int(values[-1]), int(counts[-1])
+        runs = np.stack([values[firsts], np.diff(np.append(firsts, len(values)))], axis=1)
+        self.add(*runs[0].tolist())
+        if len(runs) > 1:
+            self._flush(self._open)
+            self._flush(runs[1:-1])
+            self._open = runs[-1:].copy()
 
     def _flush(self, runs: npt.NDArray[np.int64]) -> None:
         self._hash.update(runs.astype("<i8").tobytes())
 
     def digest(self) -> bytes:
         whole = self._hash.copy()
-        whole.update(np.array([[self._value, self._count]], "<i8").tobytes())
+        whole.update(self._open.astype("<i8").tobytes())
         return whole.digest()
 
 
 def _is_text(data_type: pa.DataType) -> bool:
-    return any(
-        test(data_type)
-        for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
-    )
+    tests = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    return any(test(data_type) for test in tests)
 
 
 def _canonical(data_type: pa.DataType) -> str:

@@ -177,9 +177,9 @@ class TransitionRows:
         """An episode begins also with the very first transition, and where the one before led to something else."""
         begins = parts["begins"]["begins"]
         for name, values in parts["following"].items():
-            begins[1:] |= _differ(values[:-1], parts["observations"][name][1:])
+            begins[1:] |= differ(values[:-1], parts["observations"][name][1:])
             if self._last is not None:
-                begins[:1] |= _differ(self._last[name], parts["observations"][name][:1])
+                begins[:1] |= differ(self._last[name], parts["observations"][name][:1])
         if len(begins) and not self._begun:
             begins[0] = self._begun = True
 
@@ -253,23 +253,13 @@ class TransitionRows:
         if self._final == "mark" and not known:
             rows[MISSING] = np.zeros(count, np.int64)
             rows[MISSING][ends_at] = 1
-        rows["episode_step"] = self._steps(begins, kept, leads_to, count)
-        self.episodes += int(begins.sum())
-        return rows
-
-    def _steps(
-        self,
-        begins: npt.NDArray[np.bool_],
-        kept: npt.NDArray[np.bool_],
-        leads_to: npt.NDArray[np.int64],
-        count: int,
-    ) -> npt.NDArray[np.int64]:
-        steps = np.zeros(count, np.int64)
+        rows["episode_step"] = np.zeros(count, np.int64)
         if len(begins):
             numbers = step_numbers(begins, self._step) + 1  # row 0 is the one that the first transition leaves
-            steps[leads_to] = numbers[kept]
+            rows["episode_step"][leads_to] = numbers[kept]
             self._step = int(numbers[-1])
-        return steps
+        self.episodes += int(begins.sum())
+        return rows
 
 
 def transition_rows(parts: Iterable[tuple[Any, ...]], *, final: str | None, where: str) -> Iterator[Columns]:
@@ -290,9 +280,9 @@ def _next(columns: Columns, ready: int) -> Columns:
     }
 
 
-def _differ(ones: npt.NDArray[Any], others: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+def differ(ones: npt.NDArray[Any], others: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Whether rows differ, NaN being equal to NaN."""
     unequal = ones != others
     if ones.dtype.kind == "f":
         unequal &= ~(np.isnan(ones) & np.isnan(others))
-    return np.asarray(unequal.any(axis=tuple(range(1, unequal.ndim))) if unequal.ndim > 1 else unequal)
+    return np.asarray(unequal.any(axis=tuple(range(1, unequal.ndim))))

@@ -63,7 +63,7 @@ def read_values(array: pa.Array) -> Values:
     inner_nulls = inner.null_count if is_list(array.type) else 0
     if inner.null_count:
         inner, shape = inner.drop_null(), None
-    numbers = _numbers(inner)
+    numbers = np.asarray(inner.to_numpy(zero_copy_only=False))
     if shape is not None and rows:
         return Values(kind, rows, numbers.reshape(rows, *shape), shape, None, present, inner_nulls, array)
     return Values(kind, rows, numbers, None, lengths, present, inner_nulls, array)
@@ -93,10 +93,6 @@ def _ends(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
 
-def _numbers(array: pa.Array) -> npt.NDArray[Any]:
-    return np.asarray(array.to_numpy(zero_copy_only=False))
-
-
 # ---------------------------------------------------------------------- hashes of rows
 
 
@@ -114,9 +110,8 @@ def hash_rows(values: Values) -> UInt64s:
     if flat.itemsize == 8:
         words = flat.view(np.uint64)
     else:
-        packed = flat.view(np.uint8).reshape(values.rows, row_bytes)
         padded = np.zeros((values.rows, -(-row_bytes // 8) * 8), np.uint8)
-        padded[:, :row_bytes] = packed
+        padded[:, :row_bytes] = flat.view(np.uint8).reshape(values.rows, row_bytes)
         words = padded.view(np.uint64)
     for place in range(words.shape[1]):
         hashed = mixed(hashed * np.uint64(0x9E3779B97F4A7C15) ^ words[:, place])
@@ -146,12 +141,10 @@ def _hash_each(values: Values) -> UInt64s:
         pixels = array.field("bytes")
         array = pixels if pixels.null_count < len(pixels) else array.field("path")
     found = np.empty(values.rows, np.uint64)
+    is_bytes = pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type)
     for row, value in enumerate(array):
-        if pa.types.is_binary(array.type) or pa.types.is_large_binary(array.type):
-            buffer = value.as_buffer()
-            found[row] = 0 if buffer is None else _hash_bytes(buffer)
-        else:
-            found[row] = _hash_bytes(repr(value.as_py()).encode())
+        data = value.as_buffer() if is_bytes else repr(value.as_py()).encode()
+        found[row] = 0 if data is None else _hash_bytes(data)
     return found
 
 

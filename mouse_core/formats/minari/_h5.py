@@ -61,7 +61,7 @@ def _h5_group(
     size = 0
     for number, tree in zip(numbers, trees, strict=True):
         episode = _H5Episode(file.path, number, tree, spaces, infos)
-        step = rows_at_once(episode.row_bytes, most=rows, budget=BUDGET)
+        step = rows_at_once(episode.row_bytes, most=rows)
         for begin in range(0, episode.length + 1, step):
             stop = min(begin + step, episode.length + 1)
             waiting.append((episode, begin, stop))

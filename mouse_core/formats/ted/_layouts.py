@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from mouse_core.errors import DataError, SchemaError
 from mouse_core.formats.columns.named import nested
+from mouse_core.formats.columns.transitions import differ
 
 DONE_KEYS = ("done", "truncated", "terminated")
 REWARD_KEYS = ("reward",)
@@ -254,13 +255,11 @@ def _woven(root: npt.NDArray[Any], following: npt.NDArray[Any], ends: Bools, use
     """A trajectory's roots and the ``next`` of its last step, one trajectory after the other."""
     goes_on = ~ends[: used - 1]
     ones, others = following[: used - 1][goes_on], root[1:used][goes_on]
-    unequal = ones != others
-    if unequal.dtype != bool:
+    if ones.shape != others.shape:
         raise SchemaError(f"{'.'.join(key)}: expected next of the root's shape {root.shape[1:]}")
-    if ones.dtype.kind == "f":
-        unequal &= ~(np.isnan(ones) & np.isnan(others))
+    unequal = differ(ones, others)
     if unequal.any():
-        row = int(np.flatnonzero(goes_on)[np.flatnonzero(unequal.reshape(len(unequal), -1).any(axis=1))[0]])
+        row = int(np.flatnonzero(goes_on)[unequal][0])
         raise DataError(
             f"{'.'.join(key)}: expected the next of step {row}, after which its trajectory goes on, to be the root of "
             "the following step, found another value; this layout cannot hold both"

@@ -19,7 +19,7 @@ from mouse_core.formats.ted._layouts import observation_rows
 from mouse_core.formats.ted._tensordict import Key
 
 Arrays = dict[Key, npt.NDArray[Any]]
-_DONE = {("done",), ("terminated",), ("truncated",)}
+_DONE = (("done",), ("terminated",), ("truncated",))
 _PIECE_BYTES = 16 << 20
 
 
@@ -64,8 +64,9 @@ def _steps(entries: Entries, batch_rows: int) -> Iterator[Piece]:
     inside = {key[1:] for key in keys if key[0] == "next"}
     shape = _shape_of_steps(entries, keys, inside)
     lanes = math.prod(shape[1:])
-    both = sorted((root & inside) - _DONE)
-    other = [*sorted(root - inside - _DONE), *(("next", *key) for key in sorted((inside - root) | (inside & _DONE)))]
+    both = sorted((root & inside).difference(_DONE))
+    alone = (inside - root) | inside.intersection(_DONE)
+    other = [*sorted((root - inside).difference(_DONE)), *(("next", *key) for key in sorted(alone))]
     wanted = [*both, *(("next", *key) for key in both), *other]
     stretches = _in_order(entries, shape[0] if shape else 0, lanes, _piece(entries, wanted, batch_rows))
     for lane in range(lanes):
@@ -75,19 +76,17 @@ def _steps(entries: Entries, batch_rows: int) -> Iterator[Piece]:
             else:
                 read = entries.read_lane(wanted, begin, end, len(shape), lane)
             found = dict(zip(wanted, read, strict=True))
-            begins = np.zeros(end - begin, bool)
-            begins[0] = number == 0
             yield Piece(
                 {key: found[key] for key in both},
                 {key: found["next", *key] for key in both},
                 {key[1:] if key[0] == "next" else key: found[key] for key in other},
-                begins,
+                np.arange(end - begin) + number == 0,  # the first step of all
             )
 
 
 def _shape_of_steps(entries: Entries, keys: Sequence[Key], inside: set[Key]) -> tuple[int, ...]:
     """``[n]``, or ``[n, environments]``: the shape of a done flag in ``next`` without the trailing 1."""
-    flag = next((key for key in (("done",), ("terminated",), ("truncated",)) if key in inside), None)
+    flag = next((key for key in _DONE if key in inside), None)
     if flag is None:
         raise SchemaError(f"{entries.name}: expected next.done, found {_shown(keys)}")
     shape = entries.shapes["next", *flag]
@@ -221,9 +220,7 @@ def _piece(entries: Entries, keys: Sequence[Key], batch_rows: int) -> int:
 
 
 def _number(value: Any, most: int, name: str, what: str) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
+    if value is not None and not (type(value) is int and 0 <= value <= most):
         raise damaged(name, f"{what}: expected a number in 0..{most}, found {json.dumps(value, default=str)[:50]}")
     return value
 

@@ -58,7 +58,7 @@ class MemmapArray:
         count = max(end - first, 0)
         width = math.prod(self.shape[1:])
         with reading(self.file):
-            values = np.fromfile(self.file, self._stored, count * width, offset=first * width * self._stored.itemsize)
+            values = np.fromfile(self.file, self.stored, count * width, offset=first * width * self.stored.itemsize)
         if values.size != count * width:
             raise damaged(self.file, f"expected rows up to {end}, found its end before")
         return self._delivered(values).reshape(count, *self.shape[1:])
@@ -69,14 +69,14 @@ class MemmapArray:
         if not math.prod(self.shape):
             return self.read(first, end).reshape(end - first, -1, *self.shape[dimensions:])[:, 0]
         with reading(self.file):
-            mapped: Any = np.memmap(self.file, self._stored, mode="r", shape=self.shape)
+            mapped: Any = np.memmap(self.file, self.stored, mode="r", shape=self.shape)
             lanes = mapped.reshape(self.shape[0], -1, *self.shape[dimensions:])
             return self._delivered(np.array(lanes[first:end, lane]))
 
     @property
-    def _stored(self) -> np.dtype[Any]:
-        name = {"bfloat16": "uint16", "bool": "uint8"}.get(self.dtype, self.dtype)
-        return np.dtype(name).newbyteorder("<")
+    def stored(self) -> np.dtype[Any]:
+        """The dtype in the file."""
+        return np.dtype({"bfloat16": "uint16", "bool": "uint8"}.get(self.dtype, self.dtype)).newbyteorder("<")
 
     def _delivered(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         if self.dtype == "bool":
@@ -149,22 +149,18 @@ def _joined_shape(folder: Path, name: str, shape: tuple[int, ...]) -> tuple[int,
 
 
 def _sized(file: Path, dtype: str, shape: tuple[int, ...]) -> MemmapArray:
-    size = math.prod(shape) * (2 if dtype == "bfloat16" else np.dtype(dtype).itemsize)
-    if not size:
-        return MemmapArray(file, dtype, shape)
-    if not file.is_file():
+    array = MemmapArray(file, dtype, shape)
+    size = math.prod(shape) * array.stored.itemsize
+    if size and not file.is_file():
         raise damaged(file, "expected a file, found none")
-    found = file.stat().st_size
-    if found != size:
-        raise damaged(file, f"expected {size} bytes for {dtype} {list(shape)}, found {found}")
-    return MemmapArray(file, dtype, shape)
+    if size and file.stat().st_size != size:
+        raise damaged(file, f"expected {size} bytes for {dtype} {list(shape)}, found {file.stat().st_size}")
+    return array
 
 
 def _shape(value: Any, file: Path) -> tuple[int, ...]:
     good = isinstance(value, list) and len(value) <= 16
-    if not good or not all(
-        isinstance(size, int) and not isinstance(size, bool) and 0 <= size < 2**48 for size in value
-    ):
+    if not good or not all(type(size) is int and 0 <= size < 2**48 for size in value):
         raise damaged(file, f"expected a shape, found {value!r:.100}")
     return tuple(value)
 
@@ -201,8 +197,7 @@ class FolderWriter:
 
     def finish(self, *, batch: tuple[int, ...], others: Mapping[str, Any], nested: bool = False) -> None:
         """Write the descriptions."""
-        for stream in self._streams.values():
-            stream.close()
+        self.close()
         folders: dict[Key, dict[str, Any]] = {(): {}}
         for path, (dtype, shape) in self._entries.items():
             for depth in range(1, len(path)):
@@ -211,8 +206,8 @@ class FolderWriter:
             whole = [self._rows[path], *shape]
             if nested:
                 lengths = self._lengths.get(path, [])
-                if sum(lengths) < self._rows[path]:  # what came last has not ended
-                    lengths = [*lengths, self._rows[path] - sum(lengths)]
+                rest = self._rows[path] - sum(lengths)
+                lengths = [*lengths, rest] if rest else lengths  # what came last has not ended
                 batch = (len(lengths),)
                 shapes = np.array([[length, *shape] for length in lengths], "<i8")
                 self._folder.joinpath(*path[:-1], f"{path[-1]}.shape.memmap").write_bytes(shapes.tobytes())

@@ -34,7 +34,6 @@ from mouse_core.images.pixels import encode_png
 
 __all__ = ["read_tfds", "write_tfds"]
 
-_BUDGET = 32 << 20
 _ABOUT_NUMBERS = 64
 _STEPS = "steps/"
 
@@ -181,7 +180,7 @@ def _episode(record: bytes, number: int, leaves: Mapping[str, Leaf], batch_rows:
     # What has to be decoded is decoded piece by piece.
     encoded = {name: leaf for name, leaf in steps.items() if _is_encoded(leaf)}
     whole = {name: decode_leaf(leaf, features, count) for name, leaf in steps.items() if name not in encoded}
-    size = rows_at_once(sum(map(_step_bytes, encoded.values())), most=batch_rows, budget=_BUDGET)
+    size = rows_at_once(sum(map(_step_bytes, encoded.values())), most=batch_rows)
     for first in range(0, count, size):
         part = slice(first, min(first + size, count))
         values = {name: array[part] for name, array in whole.items()}
