@@ -38,18 +38,21 @@ def children_of(process: int) -> list[int]:
 
 
 def killed(folder: Path, steps: int, draw: random.Random) -> tuple[int, int]:
-    """Run the study, and kill the study or one of its runs whenever; how often each."""
+    """Run the study, and kill the study or one of its runs whenever; how often each.
+
+    Kills become rarer, so that it ends on a slow machine, too.
+    """
     studies, runs = 0, 0
     while True:
         process = subprocess.Popen([sys.executable, "-m", "tests.study.networks", folder, str(steps)], cwd=ROOT)
-        until = time.monotonic() + draw.uniform(1, 25)
+        until = time.monotonic() + draw.uniform(1, 20 + studies + runs)
         while process.poll() is None:
             if time.monotonic() > until:
                 children = children_of(process.pid)
                 if children and draw.random() < 0.5:
                     os.kill(draw.choice(children), signal.SIGKILL)
                     runs += 1
-                    until = time.monotonic() + draw.uniform(1, 25)
+                    until = time.monotonic() + draw.uniform(1, 20 + studies + runs)
                 else:
                     process.kill()
                     process.wait()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -22,6 +21,7 @@ from mouse_study._files import held, write_json
 from mouse_study._names import found
 from mouse_study._running import facts, states
 from mouse_study._running.records import FILE, Records
+from mouse_study._running.stores import make_store, open_store
 from mouse_study.training import Context, Training, kind_of
 
 _BEGAN = time.perf_counter()
@@ -99,32 +99,40 @@ class Worker:
         )
 
     def _take_steps(self, training: Training, next_batch: Callable[[], tuple[Any, ...]]) -> None:
-        every, setup = self.declared["evaluate_every"], time.perf_counter() - _BEGAN
+        setup = time.perf_counter() - _BEGAN
         for step in range(self.step, self.steps):
             if self.stopping:
                 return
-            asked = time.perf_counter()
-            batch = next_batch()
-            given = time.perf_counter()
-            if self.declared["digest"]:
-                for one in batch:
-                    self.digest += StreamDigest.of(step, one)
-            began = time.perf_counter()
-            row = _numbers(training.step(*batch), "loss")
-            row |= {"wait": given - asked, "compute": time.perf_counter() - began}
-            if self.first_step is None:
-                self.first_step = row["compute"]
+            row = self._take_step(training, step, next_batch)
             if setup:
                 row["setup"], setup = setup, 0.0
-            last = step + 1 == self.steps
-            if training.evaluate is not None and (last or (every and (step + 1) % every == 0)):
+            if training.evaluate is not None and self._is_due(step, self.declared["evaluate_every"]):
                 row |= _numbers(training.evaluate(), "evaluation")
-            if (step % _MEMORY_EVERY == 0 or last) and (memory := facts.memory_now()) is not None:
+            if (memory := facts.memory_now()) is not None and (step % _MEMORY_EVERY == 0 or step + 1 == self.steps):
                 row["memory"] = float(memory)
             self.records.add(step, row)
             self.step = step + 1
-            if last or self.stopping or self.step % self.declared["checkpoint_every"] == 0:
+            if self.stopping or self._is_due(step, self.declared["checkpoint_every"]):
                 self._checkpoint()
+
+    def _take_step(self, training: Training, step: int, next_batch: Callable[[], tuple[Any, ...]]) -> dict[str, float]:
+        """What the step reported, and how long it waited and took; the digest is counted to neither."""
+        asked = time.perf_counter()
+        batch = next_batch()
+        given = time.perf_counter()
+        if self.declared["digest"]:
+            for one in batch:
+                self.digest += StreamDigest.of(step, one)
+        began = time.perf_counter()
+        row = _numbers(training.step(*batch), "loss")
+        compute = time.perf_counter() - began
+        if self.first_step is None:
+            self.first_step = compute
+        return {**row, "wait": given - asked, "compute": compute}
+
+    def _is_due(self, step: int, every: int | None) -> bool:
+        """Whether something is done after this step: every so many, and after the last."""
+        return step + 1 == self.steps or (every is not None and (step + 1) % every == 0)
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -190,34 +198,6 @@ class Worker:
 
     def _digest(self) -> str | None:
         return self.digest.hexdigest() if self.digest.windows else None
-
-
-def open_store(declared: Mapping[str, Any], folder: Path) -> Any:
-    """The store that a study declares; one that a function made lies in the study's folder."""
-    from mouse_core import formats
-
-    options = dict(declared)
-    if "function" in options:
-        return formats.open(folder / "store").to_store()
-    return formats.open(options.pop("path"), **options).to_store()
-
-
-def make_store(declared: Mapping[str, Any], folder: Path) -> None:
-    """Call the function that makes the study's store, and keep what it gives, if that was not done before."""
-    from mouse_core import DatasetStore
-
-    target, partial = folder / "store", folder / ".store.partial"
-    if target.exists():
-        return
-    made = found(declared["function"], "store")()
-    if not isinstance(made, DatasetStore):
-        raise ConfigError(
-            f"store: expected a function that makes a DatasetStore, found {type(made).__name__}; a training that has a "
-            "source of its own gives Training(batches=...)"
-        )
-    shutil.rmtree(partial, ignore_errors=True)
-    made.to_dataset().save_to_disk(partial)
-    os.replace(partial, target)
 
 
 @contextmanager
