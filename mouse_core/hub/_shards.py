@@ -74,17 +74,13 @@ def _blocks(parts: Sequence[Part], features: Features, target: int) -> Iterator[
         while start < len(rows):
             # A shuffled dataset gives one chunk a row, which makes everything after this slow.
             table = rows[start : start + step].combine_chunks()
-            table = fit_table(
-                table,
-                features,
-                where=part.where,
-                first_row=part.first_row + start,
-                image_roots=part.image_roots,
-            )
+            first = part.first_row + start
+            table = fit_table(table, features, where=part.where, first_row=first, image_roots=part.image_roots)
             per_row = max(1, table.nbytes // table.num_rows)
             start += table.num_rows
             # Rows can be far larger than those before them: cut what was read to size before it is kept.
-            for piece in _slices(table, max(1, target // per_row)):
+            size = max(1, target // per_row)
+            for piece in (table.slice(first, size) for first in range(0, table.num_rows, size)):
                 pending.append(piece)
                 pending_bytes += piece.nbytes
                 if pending_bytes >= target:
@@ -94,11 +90,6 @@ def _blocks(parts: Sequence[Part], features: Features, target: int) -> Iterator[
             step = min(room, 4 * step, _MOST_ROWS_READ)
     if pending:
         yield pa.concat_tables(pending)
-
-
-def _slices(table: pa.Table, size: int) -> Iterator[pa.Table]:
-    for start in range(0, table.num_rows, size):
-        yield table.slice(start, size)
 
 
 # Shards.
@@ -138,16 +129,10 @@ def write_shards(
         for block in _blocks(parts, features, target):
             writer.write(block.replace_schema_metadata(schema.metadata))
             advance(block.num_rows)
-    count = len(writer.finished)
+    names = [f"data/{split}-{index:05d}-of-{len(writer.finished):05d}.parquet" for index in range(len(writer.finished))]
     return [
-        Shard(
-            path=done.path,
-            path_in_repo=f"data/{split}-{index:05d}-of-{count:05d}.parquet",
-            num_rows=done.num_rows,
-            file_bytes=os.path.getsize(done.path),
-            data_bytes=done.data_bytes,
-        )
-        for index, done in enumerate(writer.finished)
+        Shard(done.path, name, done.num_rows, os.path.getsize(done.path), done.data_bytes)
+        for done, name in zip(writer.finished, names, strict=True)
     ]
 
 

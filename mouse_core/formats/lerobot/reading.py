@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -162,41 +163,38 @@ class _Reader:
     ) -> Iterator[tuple[Columns, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]]:
         """Frames, whether an episode begins with one, and whether it ends with one; no piece spans two episodes."""
         episodes = self.described.episodes
-        place, done = 0, 0  # the episode, and its frames so far
+        index, lengths = np.array(episodes.index, np.int64), np.array(episodes.length, np.int64)
+        ends = np.cumsum(lengths)
+        row = 0  # frames so far
         for file in numbered(self.root / "data", ".parquet"):
             for batch in parquet_batches(file, self.batch_rows, columns=[*self.stored, *_INDEX]):
-                index, number = (self._indices(batch, name, file) for name in ("episode_index", "frame_index"))
-                first = 0
-                while first < batch.num_rows:
-                    while place < len(episodes.index) and done == episodes.length[place]:
-                        place, done = place + 1, 0
-                    if place == len(episodes.index):
-                        raise damaged(
-                            file, f"expected no frames after the last episode, found {batch.num_rows - first}"
-                        )
-                    count = min(batch.num_rows - first, episodes.length[place] - done)
-                    here = slice(first, first + count)
-                    expected = np.arange(done, done + count)
-                    unequal = (index[here] != episodes.index[place]) | (number[here] != expected)
-                    if unequal.any():
-                        wrong = int(np.argmax(unequal))
-                        raise damaged(
-                            file,
-                            f"expected frame {done + wrong} of episode {episodes.index[place]}, found frame "
-                            f"{int(number[here][wrong])} of episode {int(index[here][wrong])}",
-                        )
-                    pictures = {key: self._video(camera, place, expected) for key, camera in cameras.items()}
-                    frames = self._frames(batch.slice(first, count), pictures, file)
-                    begins, last = np.zeros(count, bool), np.zeros(count, bool)
-                    begins[0], last[-1] = done == 0, done + count == episodes.length[place]
-                    yield frames, begins, last
-                    first, done = first + count, done + count
-        while place < len(episodes.index) and done == episodes.length[place]:
-            place, done = place + 1, 0
-        if place < len(episodes.index):
+                if row + batch.num_rows > ends[-1]:
+                    more = row + batch.num_rows - int(ends[-1])
+                    raise damaged(file, f"expected no frames after the last episode, found {more}")
+                # Of episodes of 2 and 3 frames, frames 1 2 3 are of the episodes 0 1 1, of which they are 1 0 1.
+                rows = np.arange(row, row + batch.num_rows)
+                episode = np.searchsorted(ends, rows, side="right")
+                number = rows - (ends - lengths)[episode]
+                found = [self._indices(batch, name, file) for name in ("episode_index", "frame_index")]
+                unequal = (found[0] != index[episode]) | (found[1] != number)
+                if unequal.any():
+                    wrong = int(np.argmax(unequal))
+                    raise damaged(
+                        file,
+                        f"expected frame {number[wrong]} of episode {index[episode[wrong]]}, found frame "
+                        f"{found[1][wrong]} of episode {found[0][wrong]}",
+                    )
+                for first, stop in pairwise([0, *(np.flatnonzero(number[1:] == 0) + 1), batch.num_rows]):
+                    place, here = int(episode[first]), number[first:stop]
+                    pictures = {key: self._video(camera, place, here) for key, camera in cameras.items()}
+                    frames = self._frames(batch.slice(first, stop - first), pictures, file)
+                    yield frames, here == 0, here == lengths[place] - 1
+                row += batch.num_rows
+        if row < ends[-1]:
+            place = int(np.searchsorted(ends, row, side="right"))
             raise damaged(
                 self.root / "data",
-                f"expected {episodes.length[place]} frames of episode {episodes.index[place]}, found {done}",
+                f"expected {lengths[place]} frames of episode {index[place]}, found {row - (ends - lengths)[place]}",
             )
 
     @staticmethod
@@ -227,12 +225,11 @@ class _Reader:
             if values.kind.kind == "other" and pa.types.is_string(values.array.type):
                 frames[key] = np.array(values.array.to_pylist(), dtype=object)
                 continue
+            shape, stored = list(feature.shape), batch.column(key).type
             if values.numbers is None or values.shape is None:
-                raise damaged(
-                    file, f"{key}: expected {feature.dtype} {list(feature.shape)}, found {batch.column(key).type}"
-                )
-            if values.shape not in (feature.shape, () if feature.shape == (1,) else feature.shape):
-                raise damaged(file, f"{key}: expected shape {list(feature.shape)}, found {list(values.shape)}")
+                raise damaged(file, f"{key}: expected {feature.dtype} {shape}, found {stored}")
+            if values.shape != feature.shape and (values.shape, shape) != ((), [1]):
+                raise damaged(file, f"{key}: expected shape {shape}, found {list(values.shape)}")
             frames[key] = values.numbers
         return frames | pictures
 

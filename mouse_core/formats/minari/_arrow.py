@@ -26,9 +26,7 @@ def arrow_pieces(
     suffix = metadata["data_format"]
     for number in sampled(int(metadata.get("total_episodes", 0)), sample):
         folder = path / str(number)
-        files = sorted(
-            folder.glob(f"*.{suffix}"), key=lambda file: [int(part) for part in re.findall(r"\d+", file.name)]
-        )
+        files = sorted(folder.glob(f"*.{suffix}"), key=lambda file: [*map(int, re.findall(r"\d+", file.name))])
         if not files:
             raise damaged(folder, f"expected a file *.{suffix}, found none", at=f"episode {number}")
         about = _about(folder / "metadata.json")
@@ -89,12 +87,11 @@ def _arrow_piece(
         raise DataError(f"expected columns {list(KNOWN)}, found no {missing} among {batch.schema.names}")
     values = {name: _arrow_values(batch.column(name), spaces.get(name), name) for name in KNOWN}
     observations = values.pop("observations")
-    leaving = {name: at(value, slice(None)) for name, value in values.items()}
     arriving = {
         name: at(value, slice(None, -1)) if begins == 0 else _shift(before[name], value)
-        for name, value in leaving.items()
+        for name, value in values.items()
     }
-    last = {name: at(value, slice(-1, None)) for name, value in leaving.items()}
+    last = {name: at(value, slice(-1, None)) for name, value in values.items()}
     beside: dict[str, Any] = {}
     if infos and "infos" in batch.schema.names:
         _infos(batch.column("infos"), "infos", beside)
@@ -129,8 +126,7 @@ def _texts(data_type: pa.DataType) -> bool:
 
 
 def _infos(array: Any, path: str, found: dict[str, Any]) -> None:
-    for index, part in enumerate(array.flatten()):
-        child = array.type.field(index)
+    for child, part in zip(array.type, array.flatten(), strict=True):
         here = f"{path}/{child.name}"
         if pa.types.is_struct(child.type):
             _infos(part, here, found)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -75,11 +76,10 @@ def _h5_group(
 
 
 def _h5_read(file: H5File, waiting: list[tuple[_H5Episode, int, int]]) -> Iterator[Piece]:
-    items = [item for episode, begin, stop in waiting for item in episode.items(begin, stop)]
-    values = iter(file.read(items))
-    for episode, begin, stop in waiting:
-        count = len(episode.items(begin, stop))
-        yield episode.piece(begin, [next(values) for _ in range(count)])
+    asked = [episode.items(begin, stop) for episode, begin, stop in waiting]
+    values = iter(file.read([item for items in asked for item in items]))
+    for (episode, begin, _), items in zip(waiting, asked, strict=True):
+        yield episode.piece(begin, list(islice(values, len(items))))
 
 
 class _H5Episode:
@@ -133,11 +133,8 @@ class _H5Episode:
 
     def items(self, begin: int, stop: int) -> list[tuple[str, int, int]]:
         """What to read for rows ``begin`` up to ``stop``."""
-        found = []
-        for path, _, length in self._leaves:
-            shift = length == self.length
-            found.append((f"/episode_{self._number}{path}", max(begin - shift, 0), stop - shift))
-        return found
+        shifts = [(path, length == self.length) for path, _, length in self._leaves]
+        return [(f"/episode_{self._number}{path}", max(begin - shift, 0), stop - shift) for path, shift in shifts]
 
     def piece(self, begin: int, values: list[npt.NDArray[Any]]) -> Piece:
         """The piece that these values make."""
@@ -145,16 +142,12 @@ class _H5Episode:
         shifted = {path for path, _, length in self._leaves if length == self.length}
         with reading(self._path, at=self._where):
             nested = {key: _nested(self._tree[key], by_path, f"/{key}", self._spaces.get(key)) for key in KNOWN}
-        other = {path[1:]: plain_text(value) for path, value in by_path.items() if path.split("/")[1] not in KNOWN}
-        return Piece(
-            self._number,
-            begin,
-            nested.pop("observations"),
-            nested,
-            {path: value for path, value in other.items() if f"/{path}" not in shifted},
-            {path: value for path, value in other.items() if f"/{path}" in shifted},
-            self.about,
-        )
+        parts: tuple[dict[str, Any], dict[str, Any]] = ({}, {})
+        for path, value in by_path.items():
+            if path.split("/")[1] not in KNOWN:
+                parts[path in shifted][path[1:]] = plain_text(value)
+        observations = nested.pop("observations")
+        return Piece(self._number, begin, observations, nested, *parts, self.about)
 
 
 def _nested(tree: Mapping[str, Any], values: Mapping[str, Any], path: str, space: Any) -> Any:
