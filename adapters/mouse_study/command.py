@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mouse_core.cli import Command
+from mouse_core.errors import ConfigError
+from mouse_study.comparing import pairs, verdict
+
+if TYPE_CHECKING:
+    from mouse_study.results import Results
 
 
 def _declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "file",
         metavar="FILE",
-        help="a Python file with a Study at its top (FILE.py:NAME where it has several), or YAML",
+        help="a Python file with a Study at its top (FILE.py:NAME where it has several), or YAML; or a study's folder, "
+        "to write the page of what is recorded there so far",
     )
-    parser.add_argument("--out", metavar="FOLDER", required=True, help="where logs, checkpoints and results are kept")
+    parser.add_argument("--out", metavar="FOLDER", help="where logs, checkpoints and results are kept, and the page")
     parser.add_argument("--jobs", metavar="N", type=int, default=1, help="how many runs are at work at a time (1)")
     parser.add_argument(
         "--only",
@@ -31,16 +39,20 @@ def _run(chosen: argparse.Namespace) -> int:
       mouse study my_study.py --out out/my_study             every run, one after the other; again: what is left of them
       mouse study my_study.yaml --out out/my_study --jobs 4
       mouse study my_study.py --out out/my_study --only small/torch --only '*/jax/0'
+      mouse study out/my_study                               only the page, of what the runs have recorded so far
 
     After Ctrl-C, a crash or kill -9 the same command goes on, with equal results.
 
     status: 0 all of these runs are done, 1 some failed or were killed, 2 a study that cannot be run
     """
-    from mouse_study._page.page import page
     from mouse_study._running.jobs import selected
     from mouse_study.results import FILE
     from mouse_study.study import load_study
 
+    if Path(chosen.file).is_dir():
+        return _write_page(Path(chosen.file), chosen)
+    if chosen.out is None:
+        raise ConfigError("study: expected --out FOLDER, where runs are kept, found none")
     study = load_study(chosen.file)
     names = selected(study.runs, chosen.only)
     results = study.run(chosen.out, jobs=chosen.jobs, only=chosen.only)
@@ -48,8 +60,25 @@ def _run(chosen: argparse.Namespace) -> int:
     done = sum(runs.get(name) == "done" for name in names)
     print(f"{study.name}: {done} of {len(names)} runs done, recorded in {chosen.out}/{FILE}")  # noqa: T201
     if results.table.num_rows:
-        print(f"page: {page(results, chosen.out)}")  # noqa: T201
+        _say(results, results.page(chosen.out))
     return 0 if done == len(names) else 1
+
+
+def _write_page(folder: Path, chosen: argparse.Namespace) -> int:
+    """The page of a folder with a study, at work or done, or with nothing but its results."""
+    from mouse_study._running.folder import DECLARED, collect
+    from mouse_study.results import read
+
+    if chosen.only:
+        raise ConfigError(f"only: expected a study to run, found the folder of one, {str(folder)!r}")
+    results = collect(folder) if (folder / DECLARED).exists() else read(folder)
+    _say(results, results.page(chosen.out or folder))
+    return 0
+
+
+def _say(results: Results, page: Path) -> None:
+    print(verdict(pairs(results)).said)  # noqa: T201
+    print(f"page: {page}")  # noqa: T201
 
 
 STUDY: Command = (_declare, _run)

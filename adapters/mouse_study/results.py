@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal
 
 import numpy as np
@@ -199,9 +200,25 @@ def _said(file: Path, text: bytes | None) -> dict[str, Any]:
     return said
 
 
+# What the facts of a run are in JSON.
+_KINDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("run", "variant", "framework", "status"), (str,)),
+    **dict.fromkeys(("fingerprint", "digest", "error"), (str, NoneType)),
+    **dict.fromkeys(("seed", "steps"), (int,)),
+    "seconds": (int, float),
+    **dict.fromkeys(("compile_seconds", "first_step_seconds", "peak_memory"), (int, float, NoneType)),
+    **dict.fromkeys(("versions", "machine"), (dict,)),
+}
+
+
 def _run(said: Mapping[str, Any]) -> Run:
-    known = {one.name for one in fields(Run)}
-    return Run(**{name: value for name, value in said.items() if name in known})
+    """The facts of a run, each of the kind that readers rely on."""
+    given = {name: said[name] for name in _KINDS if name in said}
+    for name, value in given.items():
+        if not isinstance(value, _KINDS[name]):
+            kinds = " or ".join(kind.__name__ for kind in _KINDS[name])
+            raise TypeError(f"expected {name} of a run to be {kinds}, found {value!r:.80}")
+    return Run(**given)
 
 
 def _words(schema: pa.Schema) -> str:

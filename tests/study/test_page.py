@@ -126,6 +126,14 @@ def test_single_runs_get_no_band_and_the_page_says_so(tmp_path: Path) -> None:
     assert "A band of 3 seeds reaches from the lowest run to the highest" in three.text
 
 
+def test_runs_that_are_equal_but_for_rounding_lie_above_each_other_half_of_the_time(tmp_path: Path) -> None:
+    results = planted(steps=20)  # where losses differ by 1e-7
+    losses = results.series("loss")
+    assert losses["default/jax/0"][1][-2:].mean() != losses["default/torch/0"][1][-2:].mean()
+    _, page = shown(results, tmp_path)
+    assert page.row("ends", "default", "jax", "torch")[3:] == ["50%", "9"]
+
+
 def test_unfinished_runs_are_shown_and_not_counted(tmp_path: Path) -> None:
     unlike: dict[str, dict[str, Any]] = {
         "default/jax/2": {"status": "failed", "steps": 100, "error": "ValueError: expected a loss, found none"},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,16 @@ def test_what_is_no_results_is_refused_by_name(tmp_path: Path) -> None:
         mouse_study.read(rewritten(file, {"version": 1, "name": "n", "steps": 3, "runs": []}))
     with pytest.raises(SchemaError, match="expected the columns run"):
         Results("n", 3, RUNS, pa.table({"run": ["wide/jax/10"]}))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("steps", "3"), ("seconds", None), ("digest", ["ab"]), ("versions", "1"), ("seed", 0.5)]
+)
+def test_facts_of_another_kind_are_damage(name: str, value: Any, tmp_path: Path) -> None:
+    said = {"version": 1, "name": "widths", "steps": 3, "runs": [dataclasses.asdict(run) for run in RUNS]}
+    said["runs"][0][name] = value
+    with pytest.raises(DataError, match=f"expected {name} of a run to be"):
+        mouse_study.read(rewritten(tmp_path / "r.parquet", said))
 
 
 def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path: Path) -> None:

@@ -44,15 +44,16 @@ def _card(variant: str, its: Sequence[Pair], name: str) -> tuple[str, str, str] 
     """How far the pairs of a variant are apart by step; None where they nowhere are."""
     # Beyond so many pairs they are a cloud, in which no colour is told from another.
     several = len(its) <= COLOURS
-    lines = [
-        Line(*thinned(pair.steps, pair.difference, _MOST_DOTS, largest=True)[:2], place * several, dots=True)
-        for place, pair in enumerate(its)
-    ]
+    found = [thinned(pair.steps, pair.difference, _MOST_DOTS, largest=True) for pair in its]
+    lines = [Line(steps, values, place * several, dots=True) for place, (steps, values, _) in enumerate(found)]
     if not any(((line.y > 0.0) & (line.y < BEYOND)).any() for line in lines):
         return None
     picture = curves(lines, label=f"relative difference of {name}, {variant}", logarithmic=True, mark=_ROUNDING)
     words = legend_of((_pair_words(pair), place) for place, pair in enumerate(its)) if several else ""
-    return variant, picture, f"{words}<p>Dashed: rounding of float32. Where two values are equal there is no point.</p>"
+    size = max(size for _, _, size in found)
+    each = f" Each point is the largest of {size} steps." if size > 1 else ""
+    said = f"Dashed: rounding of float32. Where two values are equal there is no point.{each}"
+    return variant, picture, f"{words}<p>{said}</p>"
 
 
 def _row(pair: Pair) -> tuple[str, ...]:

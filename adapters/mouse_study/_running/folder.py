@@ -17,7 +17,8 @@ from mouse_study.results import SCHEMA, Results, Run
 if TYPE_CHECKING:
     from mouse_study.study import Study
 
-_DECLARED = "study.json"
+DECLARED = "study.json"
+"""What a study declares, in its folder."""
 _VERSION = 1
 # What may be more than it was: what is there already stays as it is.
 _MAY_GROW = ("frameworks", "variants", "seeds")
@@ -32,7 +33,7 @@ def settle(study: Study, folder: Path) -> dict[str, Any]:
         ConfigError: Another declaration is there; the message names what differs.
     """
     said = study.declaration()
-    file = folder / _DECLARED
+    file = folder / DECLARED
     before = read_json(file)
     if before is not None:
         if before.get("version") != _VERSION:
@@ -85,7 +86,7 @@ def collect(path: str | Path) -> Results:
         ConfigError: No study was begun there.
     """
     folder = Path(path)
-    declared = read_json(folder / _DECLARED)
+    declared = read_json(folder / DECLARED)
     if declared is None:
         raise ConfigError(f"study: expected a folder in which a study was begun, found none at {str(folder)!r}")
     said = declared["study"]
