@@ -22,8 +22,8 @@ from mouse_core._arrow.column_types import NUMPY_NAMES, is_list
 
 # User addresses end below 2**48 on every 64-bit system that Arrow supports. The first page is never mapped, and
 # starting there keeps the view's own pointer from being null.
-_FIRST = 1 << 12
-_LAST = 1 << 48
+_FIRST_ADDRESS = 1 << 12
+_END_OF_ADDRESSES = 1 << 48
 # NumPy refuses arrays of 2**63 bytes and more, and a view's windows count in full although they overlap.
 LONGEST_WINDOW = (1 << 14) - 1
 
@@ -32,28 +32,28 @@ class _AddressSpace:
     def __init__(self, dtype: np.dtype[np.generic]) -> None:
         self.__array_interface__ = {
             "version": 3,
-            "shape": ((_LAST - _FIRST) // dtype.itemsize,),
+            "shape": ((_END_OF_ADDRESSES - _FIRST_ADDRESS) // dtype.itemsize,),
             "typestr": dtype.str,
-            "data": (_FIRST, True),
+            "data": (_FIRST_ADDRESS, True),
         }
 
 
 def element_of(address: int, itemsize: int) -> int | None:
     """The index into ``flat_view`` of the item at ``address``, or None where it is not aligned to its size."""
-    index, rest = divmod(address - _FIRST, itemsize)
-    return None if rest or not _FIRST <= address < _LAST else index
+    index, rest = divmod(address - _FIRST_ADDRESS, itemsize)
+    return None if rest or not _FIRST_ADDRESS <= address < _END_OF_ADDRESSES else index
 
 
 def octets_at(addresses: npt.NDArray[np.int64], within: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
     """The bytes at ``addresses`` (int64 ``[n]``) plus ``within`` (int64 ``[n, k]``), uint8 ``[n, k]``."""
     octets: npt.NDArray[Any] = flat_view(np.dtype(np.uint8))
-    found: npt.NDArray[np.uint8] = octets[(addresses - _FIRST)[:, None] + within]
+    found: npt.NDArray[np.uint8] = octets[(addresses - _FIRST_ADDRESS)[:, None] + within]
     return found
 
 
 def element_of_all(addresses: npt.NDArray[np.int64], itemsize: int) -> npt.NDArray[np.int64]:
     """The indices into ``flat_view`` of the items at ``addresses``, which are multiples of their size."""
-    return (addresses - _FIRST) // itemsize
+    return (addresses - _FIRST_ADDRESS) // itemsize
 
 
 @lru_cache(maxsize=64)
@@ -84,7 +84,7 @@ def copy_runs(dtype: np.dtype[np.generic], elements: npt.NDArray[np.int64], leng
 
 def copy_bits(positions: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """The bits at ``positions`` (8 times the address, plus the bit's number; any shape) as booleans."""
-    octets = flat_view(np.dtype(np.uint8))[(positions >> 3) - _FIRST]
+    octets = flat_view(np.dtype(np.uint8))[(positions >> 3) - _FIRST_ADDRESS]
     bits: npt.NDArray[np.bool_] = (octets >> (positions & 7).astype(np.uint8) & 1).astype(np.bool_)
     return bits
 

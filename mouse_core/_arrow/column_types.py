@@ -71,17 +71,10 @@ def column_type(data_type: pa.DataType) -> ColumnType:
         return ColumnType("null")
     if str(data_type) in NUMPY_NAMES:
         return ColumnType("list" if depth else "scalar", str(data_type), depth)
-    if not depth and (_is_binary(data_type) or _is_image_struct(data_type)):
-        return ColumnType("image", "image")
-    return ColumnType("other", str(data_type), depth)
-
-
-def _is_binary(data_type: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(data_type) or pa.types.is_large_binary(data_type))
-
-
-def _is_image_struct(data_type: pa.DataType) -> bool:
-    return bool(pa.types.is_struct(data_type) and {field.name for field in data_type} == {"bytes", "path"})
+    encoded = pa.types.is_binary(data_type) or pa.types.is_large_binary(data_type)
+    if pa.types.is_struct(data_type):
+        encoded = {field.name for field in data_type} == {"bytes", "path"}
+    return ColumnType("image", "image") if encoded and not depth else ColumnType("other", str(data_type), depth)
 
 
 def fixed_shape(data_type: pa.DataType) -> tuple[int, ...] | None:

@@ -13,8 +13,8 @@ from mouse_core._base.memo import memo
 Int64s = npt.NDArray[np.int64]
 
 
-# Start, chunk, row, pieces.
-_BYTES_OF_ONE = 64
+# What a window takes, about: start, stretch, chunk, row, and its pieces.
+_WINDOW_BYTES = 64
 
 
 class Pieces(NamedTuple):
@@ -136,7 +136,7 @@ class Windows:
     @property
     def nbytes(self) -> int:
         """About how much memory they take."""
-        return (_BYTES_OF_ONE + (0 if self.lengths is None else self.length)) * len(self.rows)
+        return (_WINDOW_BYTES + (0 if self.lengths is None else self.length)) * len(self.rows)
 
     def part(self, number: int) -> WindowsPart:
         """The windows of one of the batches."""

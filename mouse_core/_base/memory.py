@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 # Fields begin at multiples of this many bytes: JAX takes such memory over as it is.
 ALIGNMENT = 64
-_KEPT = 4
+_STRETCHES_KEPT = 4
 _POOLS_KEPT = 8
 # So much memory that batches share is usual, also where some wait to be used.
 _MOST_SHARED = 8
@@ -36,7 +36,7 @@ class MemoryPool:
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
         # A deque, not a lock: memory is given back by the garbage collector, possibly in the middle of ``take``.
-        self._free: deque[npt.NDArray[np.uint8]] = deque(maxlen=_KEPT)
+        self._free: deque[npt.NDArray[np.uint8]] = deque(maxlen=_STRETCHES_KEPT)
 
     def take(self) -> npt.NDArray[np.uint8]:
         """Memory, uint8 ``[nbytes]``, aligned to 64 bytes; it comes back when it and all views of it are gone."""

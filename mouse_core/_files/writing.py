@@ -67,7 +67,7 @@ def replacing(path: StrPath, *, sync: bool = True, only_writer: bool = False) ->
     Raises:
         OSError: It cannot be written; what was at ``path`` is still there.
     """
-    with _alone_beside(path) if only_writer else _beside(Path(path), folder=False) as partial:
+    with _beside(Path(path), folder=False, only_writer=only_writer) as partial:
         yield partial
         put_in_place(partial, path, sync=sync)
 
@@ -116,19 +116,12 @@ def put_in_place(partial: StrPath, path: StrPath, *, sync: bool = True) -> None:
 
 
 @contextmanager
-def _alone_beside(path: StrPath) -> Iterator[Path]:
-    partial = beside(path)
-    try:
-        yield Path(partial)
-    except BaseException:
-        remove(partial)
-        raise
+def _beside(target: Path, *, folder: bool, only_writer: bool = False) -> Iterator[Path]:
+    """Where to write a file or folder beside ``target``, gone after an error.
 
-
-@contextmanager
-def _beside(target: Path, *, folder: bool) -> Iterator[Path]:
-    """An empty file or folder beside ``target``, locked for as long as it is being written, and gone after an error."""
-    partial, file = _begin(target, folder)
+    It is made, and locked for as long as it is being written, unless nobody else may be at work in the folder.
+    """
+    partial, file = (Path(beside(target)), -1) if only_writer else _begin(target, folder)
     try:
         yield partial
     except BaseException:
@@ -184,7 +177,7 @@ def beside(path: StrPath) -> str:
 
 def write_partial(path: StrPath, content: bytes | memoryview) -> str:
     """Write a new file beside where it belongs; its name there. Nothing is left after an error."""
-    with _alone_beside(path) as partial:
+    with _beside(Path(path), folder=False, only_writer=True) as partial:
         _write_to(partial, content)
     return str(partial)
 

@@ -187,14 +187,11 @@ def _check_codes(field: str, codes: Array, places: Array, size: int) -> None:
     xp = namespace(codes)
     if int(xp.min(places)) >= 0 and int(xp.max(places)) < size:
         return
-    outside = np.asarray(_to_host((places < 0) | (places >= size)))
+    outside = (places < 0) | (places >= size)
+    outside = np.asarray(outside.cpu() if is_torch_array(outside) else outside)
     row, step = (int(place) for place in np.argwhere(outside)[0])
     found = f"found {int(codes[row, step])} at row {row}, step {step} of the batch"
     raise DataError(f"augment: {field}: expected 0..{size - 1}, {found}")
-
-
-def _to_host(values: Array) -> Array:
-    return values.cpu() if is_torch_array(values) else values
 
 
 def _permute_columns(values: Array, permutation: Array, empty: Empty) -> Array:

@@ -66,7 +66,7 @@ class Making:
         Raises:
             DataError: A damaged file.
         """
-        groups = [StoredGroup(root, part) for part in parts]
+        groups = [StoredGroup.of(root, part) for part in parts]
         if isinstance(self.maker, ResumableBatchMaker):
             self.maker.resume(groups, [batch.uids for batch in batches])
             return

@@ -36,7 +36,7 @@ class Pool:
         self.records: list[RolloutRecord | None] = []
         self.nbytes = 0
         self._oldest = 0
-        self._dirty = False
+        self._is_to_be_scored = False
 
     def __len__(self) -> int:
         return len(self.records)
@@ -62,7 +62,7 @@ class Pool:
         self.uids.append(uid)
         self.records.append(record)
         self.nbytes += 0 if record is None else nbytes_of(record)
-        self._dirty = True
+        self._is_to_be_scored = True
 
     def release(self, row: int) -> None:
         """Let a rollout leave; its reward still counts."""
@@ -96,16 +96,16 @@ class Pool:
         self.uids = [self.uids[row] for row in kept.tolist()]
         self.records = [self.records[row] for row in kept.tolist()]
         self._oldest = 0
-        self._dirty = True
+        self._is_to_be_scored = True
         return uids
 
     def scored(self) -> npt.NDArray[np.float64]:
         """The advantage of every row, float64 ``[n]``."""
-        if self._dirty:
+        if self._is_to_be_scored:
             self._columns["advantage"][: len(self)] = advantages(
                 self.column("reward"), self.column("group"), **self._options
             )
-            self._dirty = False
+            self._is_to_be_scored = False
         return self.column("advantage")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import overload
@@ -25,40 +25,30 @@ _TOGETHER = 32
 
 @dataclass(frozen=True)
 class StoredGroup:
-    """A sealed group in its file; what is asked for first reads it.
+    """A sealed group in its file, and what is known of it without reading.
 
     Args:
+        environment: The environment's name.
+        example_id: Which of its problems.
+        policy_version: The version of the policy that sampled the rollouts.
+        uids: Of its rollouts.
+        rewards: Of its rollouts.
         root: The buffer's folder.
-        part: What is known of the file.
+        part: What else is known of the file.
     """
 
-    root: Path
-    part: Part
+    environment: str
+    example_id: str
+    policy_version: str
+    uids: tuple[str, ...]
+    rewards: tuple[float, ...]
+    root: Path = field(repr=False)
+    part: Part = field(repr=False)
 
-    @property
-    def environment(self) -> str:
-        """The environment's name."""
-        return self.part.key.environment
-
-    @property
-    def example_id(self) -> str:
-        """Which of its problems."""
-        return self.part.key.example_id
-
-    @property
-    def policy_version(self) -> str:
-        """The version of the policy that sampled the rollouts."""
-        return self.part.key.policy_version
-
-    @property
-    def uids(self) -> tuple[str, ...]:
-        """Of its rollouts; known without reading."""
-        return self.part.uids
-
-    @property
-    def rewards(self) -> tuple[float, ...]:
-        """Of its rollouts; known without reading."""
-        return self.part.rewards
+    @classmethod
+    def of(cls, root: Path, part: Part) -> StoredGroup:
+        """The group of a file in a buffer's folder."""
+        return cls(*part.key, part.uids, part.rewards, root, part)
 
     @property
     def path(self) -> Path:
@@ -148,7 +138,7 @@ class StoredRollouts(Sequence[RolloutRecord]):
     @memo
     def groups(self) -> list[StoredGroup]:
         """The groups that the rollouts are of, whole, in order."""
-        return [StoredGroup(self._root, part) for part in self._parts]
+        return [StoredGroup.of(self._root, part) for part in self._parts]
 
     @memo
     def environments(self) -> list[str]:

@@ -15,7 +15,7 @@ from mouse_core.errors import StateError
 _NUMBERS = ("seed", "next_index", "rows", "epoch_start")
 # States of earlier versions have none.
 _CONFIGURATION = "configuration"
-_LONGEST, _MOST = 60, 32
+_LONGEST_TEXT, _MOST_ENTRIES = 60, 32
 
 
 def state_of(source: BatchSource, next_index: int) -> dict[str, Any]:
@@ -84,23 +84,29 @@ def _configuration(source: BatchSource) -> dict[str, Any]:
         said |= {name: repr(getattr(made, name)) for name in options}
     else:
         said["sampling"] = sampler
-    said["fields"] = {name: _field(*rest) for name, *rest in fields}
+    said["fields"] = {name: _field_in_words(*rest) for name, *rest in fields}
     if augment:
         said["augment"] = json.dumps(augment)
-    return {name: _short(value) for name, value in said.items()}
+    return {name: _shortened(value) for name, value in said.items()}
 
 
-def _field(column: str = "", shape: Any = (), image_shape: Any = None, fill: str = "None", pad: str = "None") -> str:
+def _field_in_words(
+    column: str = "", shape: Any = (), image_shape: Any = None, fill: str = "None", pad: str = "None"
+) -> str:
     """What a field's identity says, in words."""
     said = [f"column {column!r} as {list(image_shape or shape)}"]
     said += [f"{name} {value}" for name, value in (("fill", fill), ("pad", pad)) if value != "None"]
     return ", ".join(said)
 
 
-def _short(value: Any) -> Any:
+def _shortened(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: _short(one) for name, one in value.items()} if len(value) <= _MOST else _short(json.dumps(value))
-    return value if len(value) <= _LONGEST else f"#{hashlib.sha256(value.encode()).hexdigest()[:12]}"
+        return (
+            {name: _shortened(one) for name, one in value.items()}
+            if len(value) <= _MOST_ENTRIES
+            else _shortened(json.dumps(value))
+        )
+    return value if len(value) <= _LONGEST_TEXT else f"#{hashlib.sha256(value.encode()).hexdigest()[:12]}"
 
 
 def _differing(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
@@ -111,7 +117,7 @@ def _differing(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[st
         if wanted == has:
             continue
         parts = isinstance(wanted, Mapping) and isinstance(has, Mapping)
-        said += _differing_parts(name, wanted, has) if parts else [_two(name, wanted, has)]
+        said += _differing_parts(name, wanted, has) if parts else [_expected_and_found(name, wanted, has)]
     # If columns or alignment are others, the digest of the data is another, too.
     if expected["data"] != found.get("data") and not any(line.startswith(("columns", "alignment")) for line in said):
         said.append("data: expected these rows, found others, or other values in them")
@@ -132,13 +138,13 @@ def _differing_parts(name: str, wanted: Any, has: Any) -> list[str]:
     said = [f"{name}: expected {part!r}, found none" for part in wanted if part not in has]
     said += [f"{name}: expected no {part!r}, found one" for part in has if part not in wanted]
     both = [part for part in wanted if part in has and has[part] != wanted[part]]
-    said += [_two(f"{name}: {part}", wanted[part], has[part]) for part in both]
+    said += [_expected_and_found(f"{name}: {part}", wanted[part], has[part]) for part in both]
     if list(wanted) != list(has) and wanted.keys() == has.keys():
         said.append(f"{name}: expected the order {list(wanted)}, found {list(has)}")
     return said
 
 
-def _two(name: str, wanted: Any, found: Any) -> str:
+def _expected_and_found(name: str, wanted: Any, found: Any) -> str:
     if any(isinstance(value, str) and value.startswith("#") for value in (wanted, found)):
         return f"{name} differs"
     return f"{name}: expected {'none' if wanted is None else wanted}, found {'none' if found is None else found}"

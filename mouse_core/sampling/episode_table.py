@@ -159,11 +159,6 @@ class EpisodeTable:
         column = self._column(env, step)
         return *self._bounds(env, column, whole=True), self._ids[env, column]
 
-    def id_of(self, env: Int64s, step: Int64s) -> Int64s:
-        """The id of the episodes of some steps that exist."""
-        ids: Int64s = self._ids[env, self._column(env, step)]
-        return ids
-
     def _column(self, env: Int64s, step: Int64s) -> Int64s:
         at: Any = 0 if self.num_envs == 1 else env
         place = self._begins.reshape(-1).searchsorted(self._spans[at] + step, side="right")

@@ -6,7 +6,7 @@ and ``done`` shows where.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, TypeVar, cast
@@ -104,23 +104,17 @@ class SequentialWindows:
         windows = snapshot.num_rows // self.sequence_length
         epoch, batch = divmod(index - epoch_start, self.batches_per_epoch(snapshot))
         begin, end = batch * self.batch_size, min((batch + 1) * self.batch_size, windows)
-        section = partial(_order_section, seed, epoch_start, epoch, windows)
-        return _slice_sections(section, begin, end) * self.sequence_length
+        return _ordered(seed, epoch_start, epoch, windows, begin, end) * self.sequence_length
 
     def starts_of_many(self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int) -> Int64s | None:
         """See ``ManyStarts.starts_of_many``; None where one of the batches is short."""
         windows, size = snapshot.num_rows // self.sequence_length, self.batch_size
         whole, epoch_length = windows // size, self.batches_per_epoch(snapshot)
-        parts: list[Int64s] = []
-        done = 0
-        while done < count:
-            epoch, batch = divmod(first - epoch_start + done, epoch_length)
-            more = min(count - done, epoch_length - batch)
-            if batch + more > whole:
+        parts = []
+        for epoch, begin, end in _cut_at_epochs(first - epoch_start, count, epoch_length):
+            if end > whole:
                 return None
-            section = partial(_order_section, seed, epoch_start, epoch, windows)
-            parts.append(_slice_sections(section, batch * size, (batch + more) * size))
-            done += more
+            parts.append(_ordered(seed, epoch_start, epoch, windows, begin * size, end * size))
         return np.concatenate(parts).reshape(count, size) * self.sequence_length
 
 
@@ -149,14 +143,8 @@ class CyclicWindows:
     def starts_of_many(self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
         """See ``ManyStarts.starts_of_many``."""
         windows = snapshot.num_rows // self.sequence_length
-        begin_of_all, wanted = (first - epoch_start) * self.batch_size, count * self.batch_size
-        parts: list[Int64s] = []
-        done = 0
-        while done < wanted:
-            epoch, begin = divmod(begin_of_all + done, windows)
-            end = min(begin + wanted - done, windows)
-            done += end - begin
-            parts.append(_slice_sections(partial(_order_section, seed, epoch_start, epoch, windows), begin, end))
+        stretches = _cut_at_epochs((first - epoch_start) * self.batch_size, count * self.batch_size, windows)
+        parts = [_ordered(seed, epoch_start, epoch, windows, begin, end) for epoch, begin, end in stretches]
         return np.concatenate(parts).reshape(count, self.batch_size) * self.sequence_length
 
 
@@ -183,6 +171,24 @@ def _whole_windows(snapshot: Snapshot, length: int, *, at_least: int) -> int:
         wanted = f"{at_least} window{'s' * (at_least > 1)} of {length} steps ({at_least * length} rows)"
         raise ConfigError(f"sampling: expected at least {wanted}, found {snapshot.num_rows} rows")
     return windows
+
+
+def _cut_at_epochs(begin: int, count: int, length: int) -> Iterator[tuple[int, int, int]]:
+    """``count`` items from ``begin`` on, cut where epochs of ``length`` items end: epoch, first item in it, and end.
+
+    7 items from 8 on, of epochs of 10, are items 8..9 of epoch 0 and 0..4 of epoch 1: (0, 8, 10) and (1, 0, 5).
+    """
+    end = begin + count
+    while begin < end:
+        epoch, first = divmod(begin, length)
+        last = min(first + end - begin, length)
+        yield epoch, first, last
+        begin += last - first
+
+
+def _ordered(seed: int, epoch_start: int, epoch: int, windows: int, begin: int, end: int) -> Int64s:
+    """Windows ``begin..end - 1`` of an epoch's order, int64 ``[n]``."""
+    return _slice_sections(partial(_order_section, seed, epoch_start, epoch, windows), begin, end)
 
 
 def _slice_sections(section: Callable[[int], Array], begin: int, end: int) -> Array:

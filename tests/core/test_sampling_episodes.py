@@ -258,7 +258,7 @@ def test_the_mask_is_a_field_like_others() -> None:
     assert isinstance(EpisodeWindows(4, 2), PaddedSampler)
     own = DatasetStore(fields=[Field("mask")])
     own.extend({**rows_of([5]), "mask": np.zeros(5)})
-    with pytest.raises(ConfigError, match="boundary: expected a store without a field 'mask'"):
+    with pytest.raises(ConfigError, match="boundary, uneven: expected a store without a field 'mask'"):
         BatchSource(own, 4, 1, boundary="episode")
 
 

@@ -61,7 +61,7 @@ class Extent:
         at = self.count
         if type(row) is not dict or len(row) != self._names:
             return False
-        odd = False
+        unusual = False
         try:
             values = self._values_of(row)
             for number, cells, kind, plain in self._cells:
@@ -69,7 +69,7 @@ class Extent:
                 if type(value) is kind or type(value) in plain:
                     cells[at] = value
                 else:
-                    odd = True
+                    unusual = True
             for number, lowest, highest, plain in self._bounded:
                 # What is of another type is put, which looks at this as well.
                 if type(values[number]) in plain and not lowest <= values[number] <= highest:
@@ -80,17 +80,17 @@ class Extent:
                     # Memory takes only memory of the same kind and length.
                     cells[at * width : (at + 1) * width] = value
                 else:
-                    odd = True
+                    unusual = True
             for number, put in self._others:
                 put(at, values[number])
-            if odd:
-                self._put_odd(at, values)
+            if unusual:
+                self._put_unusual(at, values)
         except Exception:  # values may be anything, and so may what they raise
             return False
         self.count = at + 1
         return True
 
-    def _put_odd(self, at: int, values: Sequence[Any]) -> None:
+    def _put_unusual(self, at: int, values: Sequence[Any]) -> None:
         """Write those values that ``append`` leaves."""
         for number, _, _, plain in self._cells:
             if type(values[number]) not in plain:
