@@ -18,8 +18,10 @@ from mouse_torch.prefetch import PrefetchBatchifier
 from mouse_torch.tracing import untraced
 from mouse_torch.transfer import from_numpy
 
-# Trainers that take a TensorDict for a dict, and find nothing in it.
-_TAKE_DICTS = {"transformers.trainer"}
+# Who takes a TensorDict for a dict and finds nothing in it; and who takes a batch while the last one is trained on, so
+# that a state is one batch too far, by module.
+_TAKES_DICTS = "transformers.trainer"
+_TAKES_AHEAD = "ray.train.torch.train_loop_utils"
 
 
 @untraced("next_batch", "__iter__", "set_epoch", "load_state_dict", "refresh")
@@ -106,10 +108,10 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
         """The batches up to the end of the current epoch; the next ``for`` loop runs over the next epoch.
 
         Raises:
-            ConfigError: A trainer asks that finds nothing in a TensorDict.
+            ConfigError: Transformers asks without ``as_dict``, or Ray's ``prepare_data_loader``, which takes batches
+                before they are trained on.
         """
-        if not self.as_dict:
-            _check_asking()
+        _check_asking(as_dict=self.as_dict)
         return super().__iter__()
 
     def set_epoch(self, epoch: int) -> None:
@@ -265,11 +267,17 @@ def _plain(batch: Any) -> Any:
     return tuple(map(_plain, batch)) if isinstance(batch, tuple) else batch.to_dict()
 
 
-def _check_asking() -> None:
-    """Raise ConfigError where the caller is a trainer that takes dicts alone."""
+def _check_asking(*, as_dict: bool) -> None:
+    """Raise ConfigError where the caller is a trainer that has no use for TensorDicts, or would lose a batch."""
     frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(("torch.", __package__ or "")):
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(("torch.", "mouse_torch.")):
         frame = frame.f_back
-    name = "" if frame is None else frame.f_globals.get("__name__", "")
-    if name in _TAKE_DICTS:
-        raise ConfigError(f"as_dict: expected True for {name}, which finds no fields in a TensorDict, found False")
+    asking = "" if frame is None else frame.f_globals.get("__name__", "")
+    if asking == _TAKES_DICTS and not as_dict:
+        raise ConfigError(f"as_dict: expected True for {asking}, which finds no fields in a TensorDict, found False")
+    if asking == _TAKES_AHEAD:
+        raise ConfigError(
+            "loader: expected to be used as it is in Ray Train, found it in prepare_data_loader, which takes a batch "
+            "before the last one was trained on, so that whoever resumes would miss it; leave prepare_data_loader out, "
+            "and pass device=ray.train.torch.get_device()"
+        )

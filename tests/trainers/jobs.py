@@ -6,8 +6,10 @@ returns the rows that its rank saw, step by step, and the weights in the end.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import tempfile
 import warnings
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,7 @@ import numpy as np
 import torch
 
 import mouse_torch
-from mouse_core import DatasetStore
+from mouse_core import ConfigError, DatasetStore
 
 warnings.simplefilter("ignore")
 ROWS, OPTIONS = 200, {"sequence_length": 4, "batch_size": 12, "seed": 3, "fields": ["reward", "action"]}
@@ -256,6 +258,51 @@ def transformers(rank: int, folder: str, stop: int, as_dict: bool = True) -> Any
     trainer = OurTrainer(model=net, args=arguments, optimizers=(sgd(net), None))
     trainer.train(resume_from_checkpoint=any(Path(folder).glob("checkpoint-*")))
     return {"begin": stop - len(net.seen), "rows": net.seen, "weights": net.weights()}
+
+
+# ----------------------------------------------------------------------------------------------------------------- Ray
+
+
+def by_ray(config: dict[str, Any]) -> None:
+    """A worker of Ray Train, of which rank 1 is killed before step 5 where nobody was killed yet."""
+    import ray.train
+    import ray.train.torch
+
+    folder, rank = Path(config["folder"]), ray.train.get_context().get_world_rank()
+    net, loader = Net(), data_loader(device=ray.train.torch.get_device())
+    model = ray.train.torch.prepare_model(net)
+    try:
+        next(iter(ray.train.torch.prepare_data_loader(loader)))
+    except ConfigError as error:
+        (folder / "told").write_text(str(error))
+    optimizer, step = sgd(net), 0
+    if checkpoint := ray.train.get_checkpoint():
+        with checkpoint.as_directory() as place:
+            kept = torch.load(Path(place, "kept.pt"))
+        net.load_state_dict(kept["model"])
+        optimizer.load_state_dict(kept["optimizer"])
+        loader.load_state_dict(kept["loader"])
+        step = kept["step"]
+    begin = step
+    while step < config["stop"]:
+        for batch in loader:
+            if rank == 1 and step == 5 and not (folder / "killed").exists():
+                (folder / "killed").touch()
+                os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.zero_grad()
+            model(batch["reward"], batch["action"])["loss"].backward()
+            optimizer.step()
+            step += 1
+            with tempfile.TemporaryDirectory() as place:
+                if rank == 0:
+                    kept = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
+                    torch.save({**kept, "loader": loader.state_dict()}, Path(place, "kept.pt"))
+                done = ray.train.Checkpoint.from_directory(place) if rank == 0 and step % 2 == 0 else None
+                ray.train.report({"step": step}, checkpoint=done)
+            if step == config["stop"]:
+                break
+    found = {"begin": begin, "rows": net.seen, "weights": net.weights()}
+    (folder / f"found-{rank}").write_text(json.dumps(found))
 
 
 # --------------------------------------------------------------------------------------- what others do with a loader

@@ -21,6 +21,11 @@ KILLED, SECONDS = -9, 120
 ROOT = Path(__file__).resolve().parents[2]
 
 
+def search_path() -> str:
+    """Where programs find the tests, and what they test."""
+    return os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+
+
 def run(module: str, name: str, ranks: int, place: Path, **options: Any) -> list[Any]:
     """What the function ``name(rank, **options)`` of a module beside this one returns on each of some ranks.
 
@@ -33,7 +38,7 @@ def run(module: str, name: str, ranks: int, place: Path, **options: Any) -> list
         place: Where they work.
         options: JSON, handed on.
     """
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "adapters")])}
+    environment = {**os.environ, "PYTHONPATH": search_path()}
     environment |= {"OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "1", "ACCELERATE_DISABLE_RICH": "1"}
     environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     found = place / "found"

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -12,7 +16,7 @@ import torch
 
 from mouse_core import BatchSource
 from tests.trainers import jobs
-from tests.trainers.ranks import run
+from tests.trainers.ranks import run, search_path
 
 pytestmark = pytest.mark.trainers
 
@@ -111,3 +115,84 @@ def test_what_is_not_refused_is_seen_in_whole(tmp_path: Path) -> None:
     for (way, each), ranks in zip(ways.items(), zip(*found, strict=True), strict=True):
         assert [len(batches) for batches in ranks] == [each, each], way
         assert len({row for batches in ranks for rows in batches for row in rows}) == 192, way
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_torchdata_with_processes_as_workers_goes_on_within_an_epoch(workers: int) -> None:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    def made() -> Any:
+        loader = jobs.data_loader(shard=(1, 2))
+        loader.set_epoch(2)
+        asked = {"batch_size": None, "sampler": loader.sampler, "num_workers": workers}
+        return StatefulDataLoader(loader.dataset, **asked)
+
+    first = made()
+    seen, batches = [], iter(first)
+    for _ in range(2):
+        seen.append(jobs.rows_of(next(batches)))
+    again = made()
+    again.load_state_dict(first.state_dict())
+    seen += [jobs.rows_of(batch) for batch in again]
+    assert seen == [stream()[index]["reward"][6:].tolist() for index in range(10, 15)]
+
+
+def test_nodes_of_torchdata_keep_the_state() -> None:
+    from torchdata.nodes import IterableWrapper, Loader, Prefetcher
+
+    def made() -> Any:
+        return Loader(Prefetcher(IterableWrapper(jobs.data_loader(shard=(1, 2))), prefetch_factor=3))
+
+    first = made()
+    for _ in range(2):  # an epoch, and 2 batches of the next one, beyond which some are ready
+        for number, batch in enumerate(first):
+            last = jobs.rows_of(batch)
+            if number == 1:
+                state = first.state_dict()
+    again = made()
+    again.load_state_dict(state)
+    seen = [jobs.rows_of(batch) for batch in again]
+    assert seen == [stream()[index]["reward"][6:].tolist() for index in range(7, 10)]
+    assert seen[-1] == last
+
+
+def test_torchrun_starts_again_where_it_was(tmp_path: Path) -> None:
+    script = Path(__file__).parent / "by_torchrun.py"
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    # Where the launcher shares its store with the ranks, those that start again may read where one of the last attempt
+    # listened, and find nobody there.
+    alone = {"OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    environment = {**os.environ, **alone, "PYTHONPATH": search_path()}
+    done = subprocess.run(
+        [sys.executable, *launch, str(script), str(tmp_path), "8"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    check([json.loads((tmp_path / f"found-{rank}").read_text()) for rank in range(2)], 4, 8)
+
+
+def test_ray_starts_again_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import ray.train
+    from ray.train.torch import TorchConfig, TorchTrainer
+
+    monkeypatch.setenv("PYTHONPATH", search_path())
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    try:
+        trainer = TorchTrainer(
+            jobs.by_ray,
+            train_loop_config={"folder": str(tmp_path), "stop": 8},
+            torch_config=TorchConfig(backend="gloo"),
+            scaling_config=ray.train.ScalingConfig(num_workers=2),
+            run_config=ray.train.RunConfig(
+                storage_path=str(tmp_path / "kept"), failure_config=ray.train.FailureConfig(max_failures=1)
+            ),
+        )
+        trainer.fit()
+    finally:
+        ray.shutdown()
+    check([json.loads((tmp_path / f"found-{rank}").read_text()) for rank in range(2)], 4, 8)
+    assert "leave prepare_data_loader out" in (tmp_path / "told").read_text()
