@@ -111,9 +111,13 @@ def run_page(page: Path, text: str, folder: Path) -> subprocess.CompletedProcess
 
 
 WITH_PYTHON = [page for page in PAGES if program(page.read_text(encoding="utf-8")).strip()]
+# Pages that need what only a lane of its own has.
+IN_LANES = {ROOT / "docs" / "guides" / "in-your-trainer.md": pytest.mark.trainers}
 
 
-@pytest.mark.parametrize("page", WITH_PYTHON, ids=named)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=IN_LANES.get(page, ()), id=named(page)) for page in WITH_PYTHON]
+)
 def test_code_runs(page: Path, tmp_path: Path) -> None:
     folder = tmp_path / "work"
     folder.mkdir()
