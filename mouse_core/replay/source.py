@@ -159,15 +159,13 @@ def _decoded(entry: Mapping[str, Any], buffer: Any) -> _Ahead:
         rows = [(number, _decoded(rows[str(number)], members[number]).drawn) for number in entry["members"]]
     else:
         rows = _opened(buffer._accept(rows))
-    index, mask, weight = (_array(entry[name]) for name in ("index", "mask", "priority_weight"))
-    draw = Draw(index, mask, weight, entry["pad"], {name: _array(values) for name, values in entry["extra"].items()})
+    mask, weight = (
+        None if values is None else np.asarray(values) for values in (entry["mask"], entry["priority_weight"])
+    )
+    extra = {name: np.asarray(values) for name, values in entry["extra"].items()}
+    draw = Draw(np.asarray(entry["index"]), mask, weight, entry["pad"], extra)
     key = Key(int(entry["seed"]), Purpose.REPLAY, int(entry["sample"]))
     return _Ahead(Drawn(rows, draw, key, int(entry["written"]), int(entry["updates"])), bool(entry["last"]))
-
-
-def _array(values: Any) -> Any:
-    """Values of any framework as an array; None stays."""
-    return None if values is None else np.asarray(values)
 
 
 def _of_ensemble(rows: Any) -> bool:

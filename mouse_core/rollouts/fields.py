@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._base.checks import as_record
+from mouse_core._base.checks import as_record, is_whole
 from mouse_core.dtypes import number_kind
 from mouse_core.errors import ConfigError
 from mouse_core.spec import FieldSpec, Spec, check_dtype
@@ -81,12 +81,10 @@ class RolloutField:
 
 def check_shape(where: str, shape: object) -> tuple[int, ...]:
     """``shape`` as a tuple of positive integers, or ConfigError."""
-    sizes = tuple(shape) if isinstance(shape, Sequence) and not isinstance(shape, str) else None
-    if sizes is None or any(
-        isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1 for size in sizes
-    ):
+    listed = isinstance(shape, Sequence) and not isinstance(shape, str)
+    if not listed or not all(is_whole(size) and size > 0 for size in shape):  # type: ignore[attr-defined]
         raise ConfigError(f"{where}: expected a shape of positive sizes, such as (48,), found {shape!r}")
-    return tuple(int(size) for size in sizes)
+    return tuple(map(int, shape))  # type: ignore[call-overload]
 
 
 def complete_fields(fields: Mapping[str, Any]) -> dict[str, RolloutField]:

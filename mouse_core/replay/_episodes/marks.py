@@ -132,14 +132,12 @@ def _has(read: Read, key: FieldKey) -> bool:
 
 def marks_of(keys: Keys, read: Read, num_envs: int) -> Marks:
     """What the fields of some rows say."""
-    return Marks(
-        _flags(keys.ends, read, num_envs),
-        None if keys.ids is None else _one_a_row(keys.ids, read(keys.ids), "biufUS").reshape(-1, num_envs),
-        _flags(keys.other_ends, read, num_envs),
-        None
-        if keys.other_ids is None
-        else _one_a_row(keys.other_ids, read(keys.other_ids), "biufUS").reshape(-1, num_envs),
-    )
+
+    def ids(key: FieldKey | None) -> npt.NDArray[Any] | None:
+        return None if key is None else _one_a_row(key, read(key), "biufUS").reshape(-1, num_envs)
+
+    ends, other_ends = (_flags(names, read, num_envs) for names in (keys.ends, keys.other_ends))
+    return Marks(ends, ids(keys.ids), other_ends, ids(keys.other_ids))
 
 
 def _flags(names: tuple[FieldKey, ...], read: Read, num_envs: int) -> Bools | None:

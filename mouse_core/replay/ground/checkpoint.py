@@ -154,7 +154,7 @@ def _array(
     found = 0
     for place in range(0, nbytes, _PIECE):
         piece = flat[place : place + _PIECE]
-        if array.nbytes != nbytes or file.readinto(piece.data) != len(piece):  # type: ignore[attr-defined]
+        if file.readinto(piece.data) != len(piece):  # type: ignore[attr-defined]
             raise StateError(f"checkpoint {source}: expected {nbytes} bytes of array {number}, found fewer")
         found = zlib.crc32(piece.data, found)
     if found != crc:

@@ -86,41 +86,33 @@ class Storage(Protocol):
     @property
     def capacity(self) -> int:
         """How many rows it can hold: all time steps of all environments, a multiple of their number."""
-        ...
 
     @property
     def ndim(self) -> int:
         """1, or 2 for ``[time, env]``."""
-        ...
 
     @property
     def num_envs(self) -> int:
         """Streams of rows that lie side by side: 1 for ``ndim=1``; 1 until the first write for ``ndim=2``."""
-        ...
 
     @property
     def alignment(self) -> Alignment:
         """Which transition a row's action, reward and done belong to."""
-        ...
 
     @property
     def writable(self) -> bool:
         """Whether rows may be written."""
-        ...
 
     @property
     def written(self) -> int:
         """How many rows were ever appended, by anyone; the next one has this number. At least ``len``."""
-        ...
 
     @property
     def changes(self) -> int:
         """How often rows were changed otherwise than by ``append``, by anyone."""
-        ...
 
     def __len__(self) -> int:
         """Rows there are, in the slots ``0 .. len - 1``."""
-        ...
 
     def append(self, rows: Any, *, one: bool = False) -> tuple[int, int]:
         """Write rows behind the last, over the oldest where there is no room.
@@ -133,7 +125,6 @@ class Storage(Protocol):
             The number of the first row, and how many rows there were. Of more than ``capacity`` only the last are
             there afterwards.
         """
-        ...
 
     def put(self, slots: Slots, rows: Any) -> None:
         """Overwrite the rows in ``slots`` (int64 ``[n]``) by ``rows``, as for ``append``.
@@ -141,11 +132,9 @@ class Storage(Protocol):
         Raises:
             IndexError: A slot that is not in use.
         """
-        ...
 
     def get(self, slots: Slots) -> Any:
         """The rows in ``slots``, of any shape, in fresh memory: a tree whose leaves are ``[*slots.shape, ...]``."""
-        ...
 
     def read(self, key: FieldKey, slots: Slots | slice) -> npt.NDArray[Any]:
         """One field of the rows in ``slots`` as a NumPy array ``[*slots.shape, ...]``, possibly a view.
@@ -153,22 +142,18 @@ class Storage(Protocol):
         Raises:
             MissingFieldError: The rows have no such field.
         """
-        ...
 
     def empty(self) -> None:
         """Forget all rows; the next one has number 0. What a row looks like stays known."""
-        ...
 
     def lock(self) -> AbstractContextManager[Any] | None:
         """What to hold around a draw and its gather where other processes write too; None: nothing."""
-        ...
 
     def state(self) -> dict[str, Any]:
         """The rows and what describes them, as long as the data: nested dicts of plain values and NumPy arrays.
 
         Arrays may be views, valid until the next write.
         """
-        ...
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Become what ``state`` was taken from.
@@ -176,7 +161,6 @@ class Storage(Protocol):
         Raises:
             StateError: It is of a storage of another shape, or damaged.
         """
-        ...
 
 
 @runtime_checkable
@@ -186,7 +170,6 @@ class Writer(Protocol):
     @property
     def ordered(self) -> bool:
         """Whether rows lie in the order they were written (slot = number % capacity), as slices need it."""
-        ...
 
     def write(self, storage: Storage, rows: Any, *, one: bool = False) -> tuple[Slots, Slots, int | None]:
         """Write rows; arguments as ``Storage.append``.
@@ -195,11 +178,9 @@ class Writer(Protocol):
             For every row its slot, or -1 if it was not kept, int64 ``[n]``; and what ``Write`` wants: the slots that
             were written, and the number of the first row.
         """
-        ...
 
     def reset(self, storage: Storage) -> None:
         """The rows may all be others: look at them again, now or at the next write."""
-        ...
 
 
 @runtime_checkable
@@ -216,15 +197,12 @@ class Sampler(Protocol):
     @property
     def needs_order(self) -> bool:
         """Whether rows must lie in the order they were written, as for slices."""
-        ...
 
     def wrote(self, storage: Storage, write: Write) -> None:
         """Rows were written. On the path of every ``append``: what can wait until the next draw, should."""
-        ...
 
     def reset(self, storage: Storage) -> None:
         """The buffer was made, emptied, or all its rows may be others: look at them again, now or at the next draw."""
-        ...
 
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
         """The next draw of ``batch_size`` windows (rows, or slices ``[B, S]``), with random numbers of ``key``.
@@ -234,11 +212,9 @@ class Sampler(Protocol):
         Raises:
             ConfigError: The storage has too few rows, or a batch size that the sampler cannot give.
         """
-        ...
 
     def state_dict(self) -> dict[str, Any]:
         """All that draws depend on beside the rows: plain values and NumPy arrays, as long as the data."""
-        ...
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where ``state`` was taken. The rows of that time are in the storage when the next draw is made.
@@ -246,7 +222,6 @@ class Sampler(Protocol):
         Raises:
             StateError: The state is of another sampler or configuration, or damaged.
         """
-        ...
 
 
 @runtime_checkable
@@ -267,7 +242,6 @@ class PrioritySampler(Sampler, Protocol):
             DataError: A priority that is negative, NaN or infinite.
             IndexError: A slot that is not in use.
         """
-        ...
 
 
 class Transform(Protocol):
@@ -290,4 +264,3 @@ class Transform(Protocol):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """A batch out of a batch."""
-        ...

@@ -158,6 +158,11 @@ class RowSchema:
             arrays.append(array if lead == 1 else array.reshape(-1, *kind.shape))
         return arrays, len(arrays[0])
 
+    def check_capacity(self, capacity: int) -> None:
+        """ConfigError unless so many rows are whole time steps."""
+        if capacity % self.num_envs:
+            raise ConfigError(f"capacity: expected a multiple of the {self.num_envs} environments, found {capacity}")
+
     def _check_lead(self, key: FieldKey, found: tuple[int, ...], ndim: int, expected: tuple[int, ...] | None) -> None:
         """Raise an error unless there are as many rows as in the fields before, or of the first one, environments."""
         if expected is None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._base.checks import UNREADABLE, state_number
+from mouse_core._base.checks import UNREADABLE, is_whole, state_number
 from mouse_core.errors import StateError
 from mouse_core.replay.ground.encoding import TEXT, Bytes, decoded, encoded
 from mouse_core.replay.ground.protocols import FieldKey, Storage
@@ -80,9 +80,10 @@ def check_state(storage: Storage, state: Mapping[str, Any], kind: str) -> None:
     for name in ("capacity", "alignment", *(["ndim"] if kind == "rows" else [])):
         if state.get(name) != getattr(storage, name):
             raise StateError(f"storage: expected {name} {getattr(storage, name)!r}, found {state.get(name)!r}")
-    size, written = state.get("size"), state.get("written")
-    integers = all(isinstance(value, int) and not isinstance(value, bool) for value in (size, written))
-    if not integers or not 0 <= size <= min(storage.capacity, written) <= written <= _MOST_WRITTEN:  # type: ignore[operator,type-var]
+    size: Any = state.get("size")
+    written: Any = state.get("written")
+    whole = is_whole(size) and is_whole(written)
+    if not whole or not 0 <= size <= min(storage.capacity, written) <= written <= _MOST_WRITTEN:
         raise StateError(
             f"storage: expected sizes up to {storage.capacity}, found {size!r} rows of {written!r} written"
         )

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
-from mouse_core.replay.ground.memory import Bytes, RowMemory
+from mouse_core.replay.ground.memory import RowMemory
 from mouse_core.replay.ground.protocols import FieldKey, Slots
 from mouse_core.replay.ground.schema import RowSchema, checked
 from mouse_core.replay.ground.state import rows_state, state_rows
@@ -117,10 +117,7 @@ class ArrayStorage(RingStorage):
         self._check_writable()
         schema, arrays, n = checked(rows, self._schema, one=one, ndim=self._ndim, ragged=self._ragged)
         if self._memory is None:
-            if self._capacity % schema.num_envs:
-                raise ConfigError(
-                    f"capacity: expected a multiple of the {schema.num_envs} environments, found {self._capacity}"
-                )
+            schema.check_capacity(self._capacity)
             self._take_memory(self._allocate(schema))
         assert self._memory is not None
         lost = max(0, n - self._capacity)  # rows that would be overwritten at once
@@ -212,10 +209,7 @@ class ArrayStorage(RingStorage):
         self._changes += 1
 
     def _allocate(self, schema: RowSchema) -> RowMemory:
-        def fresh(number: int, nbytes: int) -> Bytes:
-            return np.empty(nbytes, np.uint8)
-
-        return RowMemory.allocate(schema, self._capacity, fresh)
+        return RowMemory.allocate(schema, self._capacity, lambda _, nbytes: np.empty(nbytes, np.uint8))
 
     def __getstate__(self) -> dict[str, Any]:
         super().__getstate__()

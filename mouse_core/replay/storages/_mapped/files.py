@@ -260,8 +260,7 @@ def reserve(folder: Path, schema: RowSchema, now: Now, rows: int, capacity: int)
 
 def begun(schema: RowSchema, now: Now, capacity: int) -> Now:
     """The first write says what a row looks like, and how many places there are beyond the capacity."""
-    if capacity % schema.num_envs:
-        raise ConfigError(f"capacity: expected a multiple of the {schema.num_envs} environments, found {capacity}")
+    schema.check_capacity(capacity)
     row = sum(block.raw.itemsize for block in blocks_of(schema))
     steps = -(-min(capacity, _SPARE_ROWS, max(1, _SPARE_BYTES // row)) // schema.num_envs)
     return replace(now, spare=steps * schema.num_envs)
