@@ -14,8 +14,7 @@ from mouse_core.errors import ConfigError, ForkError
 from mouse_core.randomness import Key
 from mouse_core.replay._assembly import check_names
 from mouse_core.replay._episodes.index import EpisodeIndex
-from mouse_core.replay.ground.memory import ring_slots
-from mouse_core.replay.ground.protocols import Draw, FieldKey, Sampler, Slots, Storage, Write, Writer
+from mouse_core.replay.ground.protocols import Draw, FieldKey, Sampler, Slots, Storage, Write, Writer, ring_slots
 from mouse_core.replay.ground.state import part_of
 from mouse_core.replay.samplers._recorded import RecordedSlices
 from mouse_core.replay.samplers.slices import SliceSampler

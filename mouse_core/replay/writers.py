@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from mouse_core.dtypes import number_kind
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.replay.ground.memory import ring_slots
-from mouse_core.replay.ground.protocols import FieldKey, Slots, Storage
+from mouse_core.replay.ground.protocols import FieldKey, Slots, Storage, ring_slots
 from mouse_core.trees import as_array, find, flatten, map_tree, stack
 
 _REDUCTIONS = ("sum", "mean", "max", "min", "median")

@@ -10,8 +10,7 @@ import numpy as np
 from mouse_core.errors import ConfigError, SchemaError, StateError
 from mouse_core.replay._episodes.marks import Keys, Marks, Read, as_ids, begins, contradiction, find_keys, marks_of
 from mouse_core.replay._episodes.ring import EpisodeRing
-from mouse_core.replay.ground.memory import ring_pieces, ring_slots
-from mouse_core.replay.ground.protocols import FieldKey, Storage, Write
+from mouse_core.replay.ground.protocols import FieldKey, Storage, Write, ring_pieces, ring_slots
 from mouse_core.sampling.episode_table import Int64s
 
 # A scan reads so many rows at a time.

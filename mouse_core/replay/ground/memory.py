@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,26 +27,6 @@ _SCRATCH = 1 << 18
 _ALIGNMENT = 64
 _POOL_FROM = 1 << 20
 _PLANS_KEPT = 8
-
-
-def ring_slots(first: int, n: int, capacity: int) -> Slots:
-    """The slots of ``n`` rows from row ``first`` on: rows 6, 7 and 8 of a ring of 8 lie in the slots 6, 7 and 0."""
-    begin = first % capacity
-    slots = np.arange(begin, begin + n, dtype=np.int64)
-    return slots if begin + n <= capacity else slots % capacity
-
-
-def ring_pieces(first: int, n: int, capacity: int) -> Iterator[tuple[int, int, int]]:
-    """Where ``n`` rows from row ``first`` on lie side by side: slots from one on, which of the rows, and how many.
-
-    Rows 6, 7 and 8 of a ring of 8 are ``(6, 0, 2)`` and ``(0, 2, 1)``.
-    """
-    done = 0
-    while done < n:
-        slot = (first + done) % capacity
-        count = min(n - done, capacity - slot)
-        yield slot, done, count
-        done += count
 
 
 class FieldBlock:
@@ -183,7 +163,8 @@ class RowMemory:
 
     def saved(self, places: Slots | slice, values: Values) -> list[Any]:
         """The rows at ``places`` as ``rows_state`` takes them."""
-        return values.columns(self.schema, [column[places] for column in self.columns])
+        kinds = zip(self.schema.fields.values(), self.columns, strict=True)
+        return [values.read(column[places]) if kind.varies else column[places] for kind, column in kinds]
 
     def layout(self, shape: tuple[int, ...]) -> BatchLayout:
         """Where the fields of so many rows lie in one stretch of memory, by their place."""

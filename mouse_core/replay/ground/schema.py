@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from operator import index
 from typing import Any
@@ -18,11 +18,9 @@ from mouse_core.replay.ground.encoding import (
     TEXT,
     Bytes,
     apart,
-    decoded,
     encoded,
     first_array,
     kind_of,
-    object_array,
 )
 from mouse_core.replay.ground.protocols import FieldKey
 from mouse_core.trees import (
@@ -182,12 +180,6 @@ class RowSchema:
             raise SchemaError(f"{_where(key)}: expected {_axes(lead, ndim)}, found {leaf!r:.60}")
         where = _where(key)
         return [encoded(value, kind.varies, kind.dtype, kind.shape, where=where) for value in values], shape
-
-    def opened(self, key: FieldKey, refs: npt.NDArray[np.int64], read: Callable[[Any], list[Bytes]]) -> Any:
-        """The values of a field that differ in length, an object array, by where they lie, ``[..., 2]``."""
-        kind = self.varying[key]
-        values = [decoded(raw, kind.varies, kind.dtype, kind.shape) for raw in read(refs)]
-        return object_array(values, refs.shape[:-1])
 
     def to_json(self) -> dict[str, Any]:
         """The schema in plain values."""

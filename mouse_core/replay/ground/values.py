@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import DataError
-from mouse_core.replay.ground.encoding import Bytes
-from mouse_core.replay.ground.protocols import FieldKey
+from mouse_core.replay.ground.encoding import Bytes, decoded, object_array
+from mouse_core.replay.ground.protocols import FieldKey, ring_pieces
 from mouse_core.replay.ground.schema import RowSchema
 
 Refs = npt.NDArray[np.int64]
@@ -40,11 +40,8 @@ class ByteRing:
         return refs
 
     def _put(self, begin: int, raw: Bytes) -> None:
-        while raw.size:
-            place = begin % self.memory.size
-            part = raw[: self.memory.size - place]
-            self.memory[place : place + part.size] = part
-            begin, raw = begin + part.size, raw[part.size :]
+        for place, first, count in ring_pieces(begin, raw.size, self.memory.size):
+            self.memory[place : place + count] = raw[first : first + count]
 
     def read(self, begin: int, nbytes: int) -> Bytes:
         """Bytes, copied."""
@@ -59,11 +56,8 @@ class ByteRing:
     def move(self, begin: int, end: int, memory: Bytes) -> ByteRing:
         """The bytes from ``begin`` to ``end`` in other memory, which has room for them."""
         ring = ByteRing(memory)
-        while begin < end:
-            place = begin % self.memory.size
-            part = self.memory[place : place + end - begin]
-            ring._put(begin, part)
-            begin += part.size
+        for place, first, count in ring_pieces(begin, end - begin, self.memory.size):
+            ring._put(begin + first, self.memory[place : place + count])
         return ring
 
 
@@ -163,15 +157,13 @@ class Values:
         """The values at ``refs``, ``[..., 2]``, copied."""
         return [self._ring.read(begin, nbytes) for begin, nbytes in refs.reshape(-1, 2).tolist()]
 
-    def columns(self, schema: RowSchema, columns: Sequence[npt.NDArray[Any]]) -> list[Any]:
-        """The columns of rows as ``rows_state`` takes them."""
-        kinds = zip(schema.fields.values(), columns, strict=True)
-        return [self.read(column) if kind.varies else column for kind, column in kinds]
-
     def opened(self, schema: RowSchema, fields: dict[FieldKey, Any]) -> dict[FieldKey, Any]:
         """Gathered fields with their values in place of where they lie."""
-        for key in schema.varying.keys() & fields.keys() if schema.varying else ():
-            fields[key] = schema.opened(key, fields[key], self.read)
+        for key, kind in schema.varying.items():
+            if key in fields:
+                refs = fields[key]
+                values = [decoded(raw, kind.varies, kind.dtype, kind.shape) for raw in self.read(refs)]
+                fields[key] = object_array(values, refs.shape[:-1])
         return fields
 
 

@@ -13,8 +13,7 @@ import numpy.typing as npt
 from mouse_core.dtypes import number_kind
 from mouse_core.errors import ConfigError, DataError, StateError
 from mouse_core.randomness import Key
-from mouse_core.replay.ground.memory import ring_pieces
-from mouse_core.replay.ground.protocols import Draw, Slots, Storage, Write
+from mouse_core.replay.ground.protocols import Draw, Slots, Storage, Write, ring_pieces
 from mouse_core.replay.samplers._common import check_state
 from mouse_core.replay.samplers._sum_tree import SumTree, draw_slots, importance_weights
 

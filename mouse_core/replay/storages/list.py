@@ -55,12 +55,12 @@ class ListStorage(RingStorage):
         """
         items = [rows] if one else take_apart(rows)
         for number, item in enumerate(items, self._written):
-            if len(self._items) < self._capacity:
-                self._signs.wrote(len(self._items))
+            slot = number % self._capacity
+            if slot == len(self._items):
                 self._items.append(item)
             else:
-                self._items[number % self._capacity] = item
-                self._signs.wrote(number % self._capacity)
+                self._items[slot] = item
+            self._signs.wrote(slot)
         return self._appended(len(items)), len(items)
 
     def put(self, slots: Slots, rows: Any) -> None:

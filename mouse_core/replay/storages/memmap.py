@@ -17,8 +17,8 @@ import numpy.typing as npt
 from mouse_core._files.locking import FileLock
 from mouse_core._files.writing import storing, write_file
 from mouse_core.errors import MissingFieldError, StorageError
-from mouse_core.replay.ground.memory import RowMemory, blocks_of, ring_pieces
-from mouse_core.replay.ground.protocols import FieldKey, Slots
+from mouse_core.replay.ground.memory import RowMemory, blocks_of
+from mouse_core.replay.ground.protocols import FieldKey, Slots, ring_pieces
 from mouse_core.replay.ground.schema import RowSchema, checked
 from mouse_core.replay.ground.state import rows_state, state_rows
 from mouse_core.replay.ground.values import Refs
@@ -130,9 +130,8 @@ class MemmapStorage:
     def nbytes(self) -> int:
         """Bytes of the rows' files."""
         now = self._head.now()
-        return (
-            sum(file.stat().st_size for file in on_disk.row_files(self.path, now.generation, self._schema)) + now.room
-        )
+        files = on_disk.row_files(self.path, now.generation, self._schema)
+        return sum(file.stat().st_size for file in files) + now.room
 
     def lock(self) -> FileLock:
         """What to hold around a draw and its gather; every method takes it too."""
@@ -143,17 +142,20 @@ class MemmapStorage:
         now = self._head.now()
         if self._schema is None:
             self._schema = on_disk.read_schema(self.path, self.capacity, now)
-        if self._schema is not None and self._mapped != (now.generation, now.allocated):
+        if self._schema is not None:
             self._map(now, self._schema)
         if self._head.journal:
             self._apply_journal()
         return now
 
     def _map(self, now: Now, schema: RowSchema) -> RowMemory:
-        files = on_disk.row_files(self.path, now.generation, schema)
-        memory = RowMemory.allocate(schema, now.allocated, lambda number, nbytes: map_file(files[number], nbytes))
-        self._memory, self._mapped = memory, (now.generation, now.allocated)
-        return memory
+        """The memory of the rows' files as long as they are now."""
+        length = (now.generation, now.allocated)
+        if self._memory is None or self._mapped != length:
+            files = on_disk.row_files(self.path, now.generation, schema)
+            mapped = RowMemory.allocate(schema, now.allocated, lambda number, nbytes: map_file(files[number], nbytes))
+            self._memory, self._mapped = mapped, length
+        return self._memory
 
     def _save_schema(self, schema: RowSchema) -> None:
         if self._schema is None:
@@ -191,13 +193,11 @@ class MemmapStorage:
         places = self.capacity + now.spare
         now = on_disk.reserve(self.path, schema, now, min(now.written + n, places), self.capacity)
         self._save_schema(schema)
-        if self._memory is None or self._mapped != (now.generation, now.allocated):
-            self._map(now, schema)
+        self._map(now, schema)
         if schema.varying:
             now = self._compact(schema, now)
             now = self._values.with_room(schema, arrays, now, self._refs)
-        assert self._memory is not None
-        return self._memory, now
+        return self._map(now, schema), now
 
     def _commit(self, now: Now) -> None:
         before = self._head.now()

@@ -9,8 +9,7 @@ import numpy as np
 
 from mouse_core._base.locks import is_spawning
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.replay.ground.memory import ring_pieces
-from mouse_core.replay.ground.protocols import Slots
+from mouse_core.replay.ground.protocols import Slots, ring_pieces
 from mouse_core.spec import Alignment, check_alignment, check_count
 
 
