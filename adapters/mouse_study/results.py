@@ -54,7 +54,7 @@ class Run:
         compile_seconds: How long its framework compiled; None where that is not known.
         first_step_seconds: How long its first step took, with all that is done only once.
         peak_memory: The most bytes of memory that its process had.
-        versions: Of Python and the packages that it used, by name.
+        versions: Of Python and the packages that it used, by name; "2.10, then 2.11" where it went on with another.
         fingerprint: Of data and configuration of its batches; None where it has none.
         digest: Of all that it was given; None where nobody made one.
         machine: What it ran on, in words, by name.

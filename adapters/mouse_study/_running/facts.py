@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,8 @@ def peak_memory() -> int | None:
     return most if sys.platform == "darwin" else most * 1024
 
 
-def versions() -> dict[str, str]:
-    """The versions of Python and of what was imported."""
+def versions(before: Mapping[str, str]) -> dict[str, str]:
+    """The versions of Python and of what was imported; where a run had another ``before``, both."""
     found = {"python": platform.python_version()}
     for module, package in _NOTED.items():
         if module in sys.modules:
@@ -61,6 +62,12 @@ def versions() -> dict[str, str]:
                 found[package] = version(package)
             except PackageNotFoundError:  # used from where it lies
                 found[package] = str(getattr(sys.modules[module], "__version__", "of a source folder"))
+    for package, other in before.items():
+        now = found.get(package, other)
+        if now != other.rpartition(", then ")[2]:
+            found[package] = f"{other}, then {now}"
+        else:
+            found[package] = other
     return found
 
 

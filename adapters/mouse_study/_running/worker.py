@@ -48,7 +48,7 @@ class Worker:
         self.fingerprint: str | None = None
         self.first_step: float | None = None
         # Of the processes before this one, until their last checkpoint.
-        self.before: Mapping[str, Any] = {"seconds": 0.0, "compile_seconds": 0.0, "peak_memory": 0}
+        self.before: Mapping[str, Any] = {"seconds": 0.0, "compile_seconds": 0.0, "peak_memory": 0, "versions": {}}
         self.compiling = facts.Compiling(kind_of(request["framework"]))
 
     def run(self) -> None:
@@ -181,6 +181,7 @@ class Worker:
             "compile_seconds": self.before["compile_seconds"] + compiled if known else None,
             "first_step_seconds": self.first_step,
             "peak_memory": max(self.before["peak_memory"] or 0, facts.peak_memory() or 0) or None,
+            "versions": facts.versions(self.before["versions"]),
         }
 
     def note(self, status: str, **more: Any) -> None:
@@ -189,7 +190,6 @@ class Worker:
             "status": status,
             "steps": self.step,
             **self.facts(),
-            "versions": facts.versions(),
             "fingerprint": self.fingerprint,
             "machine": facts.machine(self.declared["threads"]),
             **more,
