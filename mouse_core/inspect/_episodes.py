@@ -69,24 +69,17 @@ class EpisodeCounter:
         Returns:
             Which rows begin an episode, and the row's number in its episode, from 0.
         """
-        n = len(done)
-        before = self._last
         known = {"done": done, "step": step, "number": number, "observation": observation_hash}
-        shifted = {name: _shifted(values, before, name) for name, values in known.items()}
-        start = self._starts(shifted, known, first=before is None)
-        follows = ~start  # rows with a row of the same episode before them
-
+        shifted = {name: _shifted(values, self._last, name) for name, values in known.items()}
+        start = self._starts(shifted, known)
         codes, counts = np.unique(done, return_counts=True)
         self.done_codes.update(dict(zip(codes.tolist(), counts.tolist(), strict=True)))
-        self._count_anomalies(start, follows, shifted, known, reward, first=before is None)
-
+        self._count_anomalies(start, shifted, known, reward)
         step_number = step_numbers(start, self._rows)
-        self._finish(start, np.flatnonzero(start), step_number, done, reward, row_hash, observation_hash, shifted)
+        self._finish(start, step_number, reward, row_hash, known, shifted)
 
-        self._last = {name: None if values is None else values[-1] for name, values in known.items()}
-        self._last["before"] = (
-            None if observation_hash is None else (observation_hash[-2] if n > 1 else shifted["observation"][0])
-        )
+        last = {**known, "before": shifted["observation"]}  # of each, what the row before the next has
+        self._last = {name: None if values is None else values[-1] for name, values in last.items()}
         self._last["start"] = bool(start[-1])
         return start, step_number
 
@@ -101,7 +94,7 @@ class EpisodeCounter:
             return np.zeros(0, np.int64), np.zeros(0)
         return np.concatenate(self._lengths[finished:]), np.concatenate(self._returns[finished:])
 
-    def _starts(self, shifted: dict[str, Any], known: dict[str, Any], *, first: bool) -> Bools:
+    def _starts(self, shifted: dict[str, Any], known: dict[str, Any]) -> Bools:
         step, number = known["step"], known["number"]
         if step is not None:
             start = (step == 0) | (step <= shifted["step"])
@@ -112,21 +105,15 @@ class EpisodeCounter:
         else:
             start = shifted["done"] != 0
         start = np.array(start, bool)
-        start[0] |= first
+        start[0] |= self._last is None
         return start
 
     def _count_anomalies(
-        self,
-        start: Bools,
-        follows: Bools,
-        shifted: dict[str, Any],
-        known: dict[str, Any],
-        reward: npt.NDArray[np.float64],
-        *,
-        first: bool,
+        self, start: Bools, shifted: dict[str, Any], known: dict[str, Any], reward: npt.NDArray[np.float64]
     ) -> None:
         count = self.anomalies
         done, step = known["done"], known["step"]
+        follows = ~start  # rows with a row of the same episode before them
         transition = follows if self.arrived else np.ones(len(done), bool)
         self.transitions += int(transition.sum())
         count["reward-at-start"] += int((np.nan_to_num(reward[start]) != 0).sum())
@@ -140,27 +127,26 @@ class EpisodeCounter:
         if known["observation"] is not None:
             same = known["observation"] == shifted["observation"]
             self.repeated += int((same & follows).sum())
-            count["final-is-next-first"] += int((same & start)[first:].sum())
+            count["final-is-next-first"] += int((same & start)[self._last is None :].sum())
 
     def _finish(
         self,
         start: Bools,
-        begins: Int64s,
         step_number: Int64s,
-        done: Int64s,
         reward: npt.NDArray[np.float64],
         row_hash: UInt64s,
-        observation_hash: UInt64s | None,
+        known: dict[str, Any],
         shifted: dict[str, Any],
     ) -> None:
         """Close the episodes that end before a row that begins one, and keep what is open."""
+        begins = np.flatnonzero(start)
         counted = np.where(start, 0.0, reward) if self.arrived else reward
         spread = mixed(row_hash ^ (step_number.astype(np.uint64) + np.uint64(1)) * _GOLDEN_RATIO)
         # The first piece goes on with the open episode; it is empty where the batch begins with a new one.
         edges = np.concatenate([[0], begins]) if not len(begins) or begins[0] != 0 else begins
         returns = np.add.reduceat(counted, edges)
         hashes = np.add.reduceat(spread, edges)
-        sizes = np.diff(np.append(edges, len(done)))
+        sizes = np.diff(np.append(edges, len(start)))
         if not len(begins) or begins[0] or not self._rows:
             returns[0] += self._return
             hashes[0] += self._hash
@@ -171,8 +157,8 @@ class EpisodeCounter:
             sizes = np.append(self._rows, sizes)
         last_codes = shifted["done"][begins][self._last is None :]  # no row comes before the very first
         self._keep(sizes[:-1], returns[:-1], last_codes, hashes[:-1])
-        if observation_hash is not None and len(begins):
-            self._count_finals(begins, start, observation_hash, shifted["observation"])
+        if known["observation"] is not None and len(begins):
+            self._count_finals(begins, start, known["observation"], shifted["observation"])
         self._rows, self._return, self._hash = int(sizes[-1]), float(returns[-1]), hashes[-1]
 
     def _count_finals(self, begins: Int64s, start: Bools, observation_hash: UInt64s, previous: UInt64s) -> None:
