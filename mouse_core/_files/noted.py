@@ -118,18 +118,16 @@ def check_counts(rows: Mapping[Path, int]) -> None:
         about = noted(folder)
         if about is None:
             continue
-        here = {file: count for file, count in rows.items() if file.parent == folder}
-        written = [name for name, known in about.files.items() if known.rows is not None]
-        if sorted(written) != sorted(file.name for file in here):
-            raise damaged(
-                folder / _STATE, f"expected the files {written} as written, found {sorted(file.name for file in here)}"
-            )
-        for file, count in here.items():
-            known = about.files[file.name]
-            if count != known.rows:
-                raise damaged(file, f"expected {known.rows} rows as were written, found {count}")
-            if file.stat().st_size != known.bytes:
-                raise damaged(file, f"expected {known.bytes} bytes as were written, found {file.stat().st_size}")
+        here = {file.name: file for file in rows if file.parent == folder}
+        written = {name: known for name, known in about.files.items() if known.rows is not None}
+        if written.keys() != here.keys():
+            raise damaged(folder / _STATE, f"expected the files {list(written)} as written, found {sorted(here)}")
+        for name, file in here.items():
+            known, size = written[name], file.stat().st_size
+            if rows[file] != known.rows:
+                raise damaged(file, f"expected {known.rows} rows as were written, found {rows[file]}")
+            if size != known.bytes:
+                raise damaged(file, f"expected {known.bytes} bytes as were written, found {size}")
 
 
 def check_bytes(folder: Path, about: Noted, advance: Callable[[int], None]) -> list[str]:

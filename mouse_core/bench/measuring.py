@@ -13,6 +13,7 @@ import os
 import random
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -215,16 +216,12 @@ def machine() -> dict[str, str]:
     import platform
 
     found = {"system": f"{platform.system()} {platform.release()}", "processor": platform.machine()}
-    try:
+    with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), "")
         found["processor"] = model or found["processor"]
-    except OSError:
-        pass
     found["cores"] = str(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
-    try:
+    with suppress(OSError, ValueError, AttributeError):  # not every system says it
         found["memory"] = f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 2**30:.0f} GiB"
         found["load average"] = " ".join(f"{load:.1f}" for load in os.getloadavg())
-    except (OSError, ValueError, AttributeError):
-        pass
     return found

@@ -149,12 +149,11 @@ def declare_convert(parser: argparse.ArgumentParser) -> None:
     add_alignment(parser)
     parser.add_argument("target", metavar="TARGET", help="a new folder, or a new file that ends in .parquet")
     parser.add_argument("--to", choices=("arrow", "parquet"), help="what to write; Arrow, if the target does not say")
-    parser.add_argument(
-        "--max-shard-size",
-        metavar="SIZE",
-        default="500MB",
-        help="how large the files of a folder are (500MB)",
-    )
+    _add_shard_size(parser)
+
+
+def _add_shard_size(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--max-shard-size", metavar="SIZE", default="500MB", help="how large files are (500MB)")
 
 
 def run_convert(chosen: argparse.Namespace) -> int:
@@ -244,7 +243,7 @@ def declare_push(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--private", action="store_true", default=None, help="make a new repository private")
     parser.add_argument("--revision", metavar="BRANCH", help="push to this branch (main)")
     parser.add_argument("--commit-message", metavar="TEXT", help="the commit's message")
-    parser.add_argument("--max-shard-size", metavar="SIZE", default="500MB", help="how large files are (500MB)")
+    _add_shard_size(parser)
     parser.add_argument("--keep-other-splits", action="store_true", help="leave the dataset's other splits as they are")
     parser.add_argument("--dry-run", action="store_true", help="write and check everything, and send nothing")
 

@@ -141,22 +141,21 @@ class _Job:
             with progress_bar("converting", total=self.stream.rows, unit="rows", enabled=progress) as advance:
                 self._write(advance)
         rows = sum(shard.rows for shard in self.shards)
-        result = self.work / "result"
-        shutil.rmtree(result, ignore_errors=True)
-        result.mkdir()
+        folder = self.work / "result"
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        result = folder / path.name if single else folder
         if single:
-            merged([self.work / shard.name for shard in self.shards], result / path.name, self.schema)
+            merged([self.work / shard.name for shard in self.shards], result, self.schema)
         else:
-            names = finish_names(self.work, result, self.shards, self.kind)
+            counts = finish_names(self.work, result, self.shards, self.kind)
             if self.kind == "arrow":
-                counts = dict(zip(names, [shard.rows for shard in self.shards], strict=True))
                 describe(result, self.schema, self.stream.about, counts, str(self.digest))
         with progress_bar("verifying", total=rows, unit="rows", enabled=progress) as advance:
-            self._verify(result / path.name if single else result, advance)
-        put_in_place(result / path.name if single else result, path)
-        count = 1 if single else len(self.shards)
+            self._verify(result, advance)
+        put_in_place(result, path)
         shutil.rmtree(self.work, ignore_errors=True)
-        return Conversion(str(path), rows, str(self.digest), count, resumed)
+        return Conversion(str(path), rows, str(self.digest), 1 if single else len(self.shards), resumed)
 
     def _write(self, advance: Callable[[int], None]) -> None:
         """Write the shards that are missing; those that are there must hold the source's rows."""

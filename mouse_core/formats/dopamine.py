@@ -104,8 +104,7 @@ def _checkpoints(path: Path) -> dict[int, dict[str, Path]]:
     folder = path / "replay_logs" if (path / "replay_logs").is_dir() else path
     found: dict[int, dict[str, Path]] = {}
     for file in sorted(folder.iterdir()) if folder.is_dir() else ():
-        match = _NAME.fullmatch(file.name)
-        if match:
+        if match := _NAME.fullmatch(file.name):
             found.setdefault(int(match[2]), {})[match[1]] = file
     stores = {store for files in found.values() for store in files} | set(_STORES if found else ())
     for checkpoint, files in found.items():

@@ -127,9 +127,8 @@ def _common(schemas: Mapping[Path, pa.Schema]) -> pa.Schema:
             raise SchemaError(f"{file}: expected the columns of {first_file.name}, {first.names}, found {schema.names}")
         for ours, theirs in zip(first, schema, strict=True):
             if ours.type != theirs.type:
-                raise SchemaError(
-                    f"{file}: column {ours.name!r}: expected {ours.type} as in {first_file.name}, found {theirs.type}"
-                )
+                wanted = f"column {ours.name!r}: expected {ours.type} as in {first_file.name}"
+                raise SchemaError(f"{file}: {wanted}, found {theirs.type}")
     return first
 
 

@@ -91,10 +91,19 @@ def verify(
 
 def _check_files(root: Path, known: dict[Path, Noted], progress: bool) -> set[Path]:
     """Raise DataError unless all files are as they were written, and return those that carry what their bytes are."""
+    parts = (root.glob("*.parquet"), root.glob("data/*.parquet")) if root.is_dir() else ([root],)
+    files = [file for some in parts for file in sorted(some) if file.suffix == ".parquet" and file.is_file()]
     total = sum(file.bytes for about in known.values() for file in about.files.values())
+    total += sum(file.stat().st_size for file in files)
+    sealed = set()
     with progress_bar("verifying", total=total, unit="bytes", enabled=progress and total > 0) as advance:
         wrong = [line for folder, about in known.items() for line in check_bytes(folder, about, advance)]
-    sealed = _sealed(root, wrong, progress)
+        for file in files:
+            try:
+                if check_seal(file, advance):
+                    sealed.add(file)
+            except DataError as error:
+                wrong.append(str(error))
     if wrong:
         raise DataError("; ".join(wrong))
     return sealed
@@ -112,21 +121,6 @@ def _read_through(stream: RowStream, progress: bool) -> tuple[int, str]:
     with progress_bar("reading", total=stream.rows, unit="rows", enabled=progress) as advance:
         digest = rows_digest(embedded(stream.watched(count), others=False))
     return rows, digest
-
-
-def _sealed(root: Path, wrong: list[str], progress: bool) -> set[Path]:
-    """The Parquet files that carry what their bytes are; what is not as it was written is added to ``wrong``."""
-    parts = (root.glob("*.parquet"), root.glob("data/*.parquet")) if root.is_dir() else ([root],)
-    files = [file for some in parts for file in sorted(some) if file.suffix == ".parquet" and file.is_file()]
-    total, sealed = sum(file.stat().st_size for file in files), set()
-    with progress_bar("verifying", total=total, unit="bytes", enabled=progress and total > 0) as advance:
-        for file in files:
-            try:
-                if check_seal(file, advance):
-                    sealed.add(file)
-            except DataError as error:
-                wrong.append(str(error))
-    return sealed
 
 
 def _files(stream: RowStream) -> list[Path]:

@@ -74,9 +74,8 @@ def collect_parts(
         for index, store in enumerate(stores):
             where = f"split {split!r}" + (f", store {index}" if len(stores) > 1 else "")
             alignments.setdefault(store.alignment, where)
-            if len(store):
-                said.append((where, store.about))
-            parts[split].extend(_parts_of(store, where))
+            said += [(where, store.about)] if len(store) else []
+            parts[split] += _parts_of(store, where)
         if not parts[split]:
             raise ConfigError(f"split {split!r}: expected at least one row, found none, which nobody could load")
     if len(alignments) > 1:

@@ -65,15 +65,15 @@ def decode_image(
     """
     wanted = np.dtype(dtype)
     if not is_encoded(value):
-        pixels = _check_pixels(value, wanted)
-        if shape is not None and pixels.shape != tuple(shape):
-            raise DataError(f"expected shape {list(shape)}, found {list(pixels.shape)}")
-        return pixels
+        return _of_shape(_check_pixels(value, wanted), shape)
     with _opened(value, image_roots) as (image, source):
         turn = 1 if source is None else turn_of(image)
         check_header(image, turn, shape, max_pixels)
         pixels = pixels_of(image, turn, wanted, source=source, channels=None if shape is None else shape[2])
-    # Chunks behind the pixels may have changed what the header promised.
+    return _of_shape(pixels, shape)  # chunks behind the pixels may have changed what the header promised
+
+
+def _of_shape(pixels: npt.NDArray[Any], shape: tuple[int, ...] | None) -> npt.NDArray[Any]:
     if shape is not None and pixels.shape != tuple(shape):
         raise DataError(f"expected shape {list(shape)}, found {list(pixels.shape)}")
     return pixels

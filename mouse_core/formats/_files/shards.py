@@ -101,9 +101,13 @@ class ShardWriter:
         remove(self._partial)
 
 
-def finish_names(work: Path, result: Path, shards: Sequence[Shard], kind: str) -> list[str]:
-    """Link the shards into ``result`` under the names that ``datasets`` gives them, without a copy where possible."""
-    names = []
+def finish_names(work: Path, result: Path, shards: Sequence[Shard], kind: str) -> dict[str, int]:
+    """Link the shards into ``result`` under the names that ``datasets`` gives them, without a copy where possible.
+
+    Returns:
+        How many rows each holds, by name.
+    """
+    rows = {}
     stem = "data" if kind == "arrow" else "train"
     for number, shard in enumerate(shards):
         name = f"{stem}-{number:05d}-of-{len(shards):05d}.{kind}"
@@ -111,8 +115,8 @@ def finish_names(work: Path, result: Path, shards: Sequence[Shard], kind: str) -
             os.link(work / shard.name, result / name)
         except OSError:  # a file system without links
             shutil.copyfile(work / shard.name, result / name)
-        names.append(name)
-    return names
+        rows[name] = shard.rows
+    return rows
 
 
 def dataset_schema(schema: pa.Schema, about: About, where: str) -> pa.Schema:
