@@ -185,16 +185,16 @@ class _Gather:
         self._shapes = None if len(shape) == 1 else [(*shape, *flat[1:]) for _, flat, _ in self._targets]
         # Single fields: their place, bytes to take from, and what takes them. Fields side by side: bytes to take from,
         # and memory that they pass through, kept from call to call (several threads may be at it).
-        self._alone: list[tuple[int, npt.NDArray[Any], np.dtype[Any]]] = []
-        self._apart: list[tuple[npt.NDArray[Any], FieldBlock, deque[_Scratch]]] = []
+        self._single: list[tuple[int, npt.NDArray[Any], np.dtype[Any]]] = []
+        self._side_by_side: list[tuple[npt.NDArray[Any], FieldBlock, deque[_Scratch]]] = []
         blocked: set[int] = set()
         for block, rows in memory.blocks:
             blocked |= {*block.places}
             if len(block.places) == 1:
-                self._alone.append((block.places[0], rows, block.raw))
+                self._single.append((block.places[0], rows, block.raw))
             else:
-                self._apart.append((rows, block, deque(maxlen=2)))
-        self._loose = [(place, column) for place, column in enumerate(memory.columns) if place not in blocked]
+                self._side_by_side.append((rows, block, deque(maxlen=2)))
+        self._strided = [(place, column) for place, column in enumerate(memory.columns) if place not in blocked]
 
     def _scratch(self, block: FieldBlock) -> _Scratch:
         memory = np.empty(max(1, min(self._n, _SCRATCH // block.raw.itemsize)), block.raw)
@@ -210,11 +210,11 @@ class _Gather:
             memory = np.empty(self._nbytes + _ALIGNMENT, np.uint8)
             base = -memory.__array_interface__["data"][0] % _ALIGNMENT
         found = [np.ndarray(shape, dtype, memory, base + offset) for offset, shape, dtype in self._targets]
-        for place, rows, raw in self._alone:
+        for place, rows, raw in self._single:
             if raw.itemsize * self._n:
                 # "clip" takes straight into the output, "raise" would go through a copy.
                 rows.take(flat, 0, np.ndarray((self._n,), raw, memory, base + self._targets[place][0]), "clip")
-        for rows, block, kept in self._apart:
+        for rows, block, kept in self._side_by_side:
             try:
                 scratch, parts = kept.pop()
             except IndexError:
@@ -230,7 +230,7 @@ class _Gather:
                     for place, values in parts:
                         found[place][begin : begin + now] = values[:now]
             kept.append((scratch, parts))
-        for place, column in self._loose:
+        for place, column in self._strided:
             found[place][...] = column[flat]
         if self._shapes is not None:
             found = [values.reshape(shape) for values, shape in zip(found, self._shapes, strict=True)]

@@ -14,7 +14,7 @@ from mouse_core.errors import DataError, StateError
 from mouse_core.replay.ground.encoding import object_array
 from mouse_core.replay.ground.protocols import FieldKey, Slots
 from mouse_core.replay.ground.state import check_state
-from mouse_core.replay.storages._signs import Signs, gathered
+from mouse_core.replay.storages._signatures import Signatures, gathered
 from mouse_core.replay.storages.ring import RingStorage, check_put
 from mouse_core.spec import Alignment, check_list
 from mouse_core.trees import find, flatten, map_tree
@@ -40,7 +40,7 @@ class ListStorage(RingStorage):
     ) -> None:
         super().__init__(capacity, 1, alignment)
         self._ragged = check_list("ragged", ragged)
-        self._signs = Signs(self._ragged)
+        self._signatures = Signatures(self._ragged)
         self._items: list[Any] = []
 
     def __repr__(self) -> str:
@@ -60,7 +60,7 @@ class ListStorage(RingStorage):
                 self._items.append(item)
             else:
                 self._items[slot] = item
-            self._signs.wrote(slot)
+            self._signatures.wrote(slot)
         return self._appended(len(items)), len(items)
 
     def put(self, slots: Slots, rows: Any) -> None:
@@ -70,7 +70,7 @@ class ListStorage(RingStorage):
         check_put(slots, len(items))
         for slot, item in zip(slots.reshape(-1).tolist(), items, strict=True):
             self._items[slot] = item
-            self._signs.wrote(slot)
+            self._signatures.wrote(slot)
         self._changes += 1
 
     def get(self, slots: Slots) -> list[Any]:
@@ -83,7 +83,7 @@ class ListStorage(RingStorage):
     def batch(self, slots: Slots) -> Any:
         """The objects in ``slots`` as one tree of arrays, of objects where they are no numbers of one shape."""
         self._check_slots(slots)
-        return gathered(self._items, slots, self._signs.columns(self._items))
+        return gathered(self._items, slots, self._signatures.columns(self._items))
 
     def read(self, key: FieldKey, slots: Slots | slice) -> npt.NDArray[Any]:
         """One field of the objects in ``slots``, where they are nested dicts or tuples."""
@@ -100,7 +100,7 @@ class ListStorage(RingStorage):
         """Forget all objects."""
         super().empty()
         self._items = []
-        self._signs = Signs(self._ragged)
+        self._signatures = Signatures(self._ragged)
 
     def state(self) -> dict[str, Any]:
         """The objects, pickled, and how many were written."""
@@ -127,9 +127,9 @@ class ListStorage(RingStorage):
         if not isinstance(items, list) or len(items) != state["size"]:
             raise StateError(f"storage: expected a list of {state['size']} objects, found {items!r:.80}")
         self._items = items
-        self._signs = Signs(self._ragged)
+        self._signatures = Signatures(self._ragged)
         for slot in range(len(items)):
-            self._signs.wrote(slot)
+            self._signatures.wrote(slot)
         self._written, self._size = int(state["written"]), len(items)
         self._changes += 1
 

@@ -14,15 +14,15 @@ from mouse_core.replay.ground.encoding import object_array
 from mouse_core.replay.ground.protocols import FieldKey, Slots
 from mouse_core.trees import fit, flatten, structure_of, unflatten
 
-_Sign = tuple[Any, ...]
+_Signature = tuple[Any, ...]
 """Of a leaf: "strong", a dtype and a shape; "weak", one of Python's kinds of numbers, and a shape; "any"."""
 
-_ANY: _Sign = ("any",)
+_ANY: _Signature = ("any",)
 _WEAK = {bool: ("weak", "b", ()), int: ("weak", "i", ()), float: ("weak", "f", ())}
 _DTYPES = {"b": np.dtype(bool), "i": np.dtype(np.int64), "f": np.dtype(np.float64)}
 
 
-class Signs:
+class Signatures:
     """What the objects in the slots of a storage look like; looked at when a batch is made, each once.
 
     Args:
@@ -31,9 +31,9 @@ class Signs:
 
     def __init__(self, ragged: Sequence[FieldKey] = ()) -> None:
         self._ragged = ragged
-        self._of: list[tuple[_Sign, ...] | None] = []
+        self._of: list[tuple[_Signature, ...] | None] = []
         self._unseen: list[int] = []
-        self._counts: dict[tuple[_Sign, ...], int] = {}
+        self._counts: dict[tuple[_Signature, ...], int] = {}
         self._known: dict[FieldKey, np.dtype[Any] | None] | None = None
 
     def wrote(self, slot: int) -> None:
@@ -58,11 +58,11 @@ class Signs:
             SchemaError: They have different fields.
         """
         for slot in self._unseen:
-            sign = tuple((key, *_sign_of(leaf)) for key, leaf in _leaves(items[slot]).items())
-            self._of[slot] = sign
-            if sign not in self._counts:
+            signature = tuple((key, *_signature_of(leaf)) for key, leaf in _leaves(items[slot]).items())
+            self._of[slot] = signature
+            if signature not in self._counts:
                 self._known = None
-            self._counts[sign] = self._counts.get(sign, 0) + 1
+            self._counts[signature] = self._counts.get(signature, 0) + 1
         self._unseen.clear()
         if self._known is None:
             self._known = _joined(list(self._counts), self._ragged)
@@ -103,7 +103,7 @@ def _leaves(item: Any) -> dict[FieldKey, Any]:
         return {(): item}
 
 
-def _sign_of(leaf: Any) -> _Sign:
+def _signature_of(leaf: Any) -> _Signature:
     known = _WEAK.get(type(leaf))
     if known is not None:
         return known if type(leaf) is not int or -(2**63) <= leaf < 2**63 else _ANY
@@ -118,22 +118,24 @@ def _sign_of(leaf: Any) -> _Sign:
     return _ANY
 
 
-def _joined(signs: Sequence[tuple[_Sign, ...]], ragged: Sequence[FieldKey]) -> dict[FieldKey, np.dtype[Any] | None]:
+def _joined(
+    signatures: Sequence[tuple[_Signature, ...]], ragged: Sequence[FieldKey]
+) -> dict[FieldKey, np.dtype[Any] | None]:
     """What each field is to be, by how it looks in any row there is."""
-    keys = _fields_of(signs)
+    keys = _fields_of(signatures)
     if keys is None:
         return {(): None}
     columns: dict[FieldKey, np.dtype[Any] | None] = {}
     for key in keys:
-        found = {tuple(rest) for sign in signs for name, *rest in sign if name == key}
+        found = {tuple(rest) for signature in signatures for name, *rest in signature if name == key}
         alike = key not in ragged and _ANY not in found and len({shape for _, _, shape in found}) == 1
         columns[key] = _common(found) if alike else None
     return columns
 
 
-def _fields_of(signs: Sequence[tuple[_Sign, ...]]) -> tuple[FieldKey, ...] | None:
+def _fields_of(signatures: Sequence[tuple[_Signature, ...]]) -> tuple[FieldKey, ...] | None:
     """The fields that all rows have; None where some rows have fields and others are objects of other kinds."""
-    keys = [tuple(key for key, *_ in sign) for sign in signs]
+    keys = [tuple(key for key, *_ in signature) for signature in signatures]
     other = next((found for found in keys if set(found) != set(keys[0])), None)
     if other is None:
         return keys[0]
@@ -145,9 +147,9 @@ def _fields_of(signs: Sequence[tuple[_Sign, ...]]) -> tuple[FieldKey, ...] | Non
     )
 
 
-def _common(signs: set[tuple[Any, ...]]) -> np.dtype[Any] | None:
+def _common(signatures: set[tuple[Any, ...]]) -> np.dtype[Any] | None:
     """The dtype of arrays of one shape that look like these; None where they cannot be one array without loss."""
-    weak, strong = ({kind for name, kind, _ in signs if name == strength} for strength in ("weak", "strong"))
+    weak, strong = ({kind for name, kind, _ in signatures if name == strength} for strength in ("weak", "strong"))
     kinds = {number_kind(dtype) for dtype in strong}
     if len(kinds | weak) > 1 and (kinds | weak) & set("bmM"):
         return None
