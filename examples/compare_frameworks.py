@@ -35,7 +35,7 @@ import torch
 from flax import nnx
 from tensordict import TensorDict
 
-from mouse_core import DatasetStore
+from mouse_core import DatasetStore, formats
 from mouse_study import Context, Results, Study, Training, pairs
 
 HIDDEN = 64
@@ -253,8 +253,10 @@ def main() -> None:
     if options.dataset is None:
         record(data, episodes=options.episodes, seed=options.seed)
     seeds = list(range(options.seed, options.seed + options.seeds))
+    recorded = formats.open(data).to_store().snapshot()
+    print(f"steps recorded: {len(recorded)}")
     # A folder holds one study: with other data or steps it is another one.
-    folder = options.output / f"{data.name}-{options.steps}"
+    folder = options.output / f"{recorded.fingerprint[:8]}-{options.steps}"
     results = declare(data=data, steps=options.steps, seeds=seeds).run(folder)
     report(results)
     print(f"page: {results.page(folder)}")
