@@ -32,8 +32,8 @@ def parting(found: Sequence[Pair], members: Sequence[Group], name: str, cards: C
     beyond = (f"> {tolerance:g}" for tolerance in TOLERANCES)
     head = ("variant", "seed", "runs", "steps", "at the first", *beyond, "largest")
     return (
-        f'<section id="parting"><h2>When each pair parts</h2><p class="dim">How far {text(name)} of one run is from '
-        "that of the other, by the larger of the two, and the first step at which it is further. Until the curves part "
+        f'<section id="parting"><h2>When each pair parts</h2><p class="dim">How far two runs are apart in '
+        f"{text(name)}, as a share of the larger value, and the first step at which it is more. Until the curves part "
         "the two are one training, computed twice; after that they are two samples of it, to be compared like two "
         "seeds.</p>"
         f"{cards.grid(shown) if shown else ''}{table(head, rows, texts=3)}</section>"
