@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -40,19 +41,23 @@ def torch_parts(seed: int) -> dict[str, Any]:
         "net": (model, adam, momentum, schedule),
         "of": generator,
         "half": half,
+        "learned": torch.full((2,), float(seed), requires_grad=True),
         "one": torch.tensor(seed),
         "best": None if seed else 1,
     }
 
 
-def test_parts_of_torch_come_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(__import__("sys").modules, "jax")  # which is not there where torch trains
+@pytest.mark.parametrize("beside_jax", [False, True])
+def test_parts_of_torch_come_back(beside_jax: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not beside_jax:
+        monkeypatch.delitem(sys.modules, "jax")
     before, after = torch_parts(0), torch_parts(1)
     states.give(after, through_a_file(states.taken(before), tmp_path))
     for one, other in zip(before["net"], after["net"], strict=True):
         torch.testing.assert_close(one.state_dict(), other.state_dict(), rtol=0, atol=0)
     assert torch.equal(before["half"], after["half"])
     assert after["half"].dtype == torch.bfloat16
+    assert after["learned"].requires_grad
     assert (after["one"].item(), after["one"].shape, after["best"]) == (0, (), 1)
     assert torch.equal(torch.rand(3, generator=before["of"]), torch.rand(3, generator=after["of"]))
 
@@ -62,7 +67,8 @@ def jax_parts(seed: int) -> tuple[Any, ...]:
     adam = nnx.Optimizer(network, optax.adam(0.1), wrt=nnx.Param)
     dropout = nnx.Dropout(0.5, rngs=nnx.Rngs(seed))
     weights = {"w": jnp.full(2, seed, jnp.bfloat16)}
-    plain = {"weights": weights, "adam": optax.adam(0.1).init(weights), "key": jax.random.key(seed), "taken": seed}
+    plain = {"weights": weights, "adam": optax.adam(0.1).init(weights), "key": jax.random.key(seed)}
+    plain |= {"taken": seed, "best": None if seed else 1.5}
     return network, adam, dropout, plain
 
 

@@ -76,7 +76,10 @@ def _taken_child(parent: Any, child: Any, where: str) -> Plain:
             f"{where}: expected something that can be set anew where it lies, found {type(child).__name__}; put it in "
             "a dict, whose values are replaced"
         )
-    return _plain_leaves(child, where) if "jax" in sys.modules else _plain(child, where)
+    # A tree of JAX may be of classes that only the training knows: its leaves are saved, and set into the one there.
+    if "jax" in sys.modules and _is_tree(child):
+        return {"leaves": _plain_leaves(child, where)}
+    return {"whole": _plain(child, where)}
 
 
 def _is_part(value: Any) -> bool:
@@ -95,12 +98,9 @@ def _items(part: Any) -> list[tuple[Any, Any]]:
 
 def _like(before: Any, state: Plain, where: str) -> Any:
     """A value that was in a dict, of the kind and on the device of the one that is there."""
-    if "jax" in sys.modules:
-        return _with_leaves(before, state, where)
-    value = _unplain(state, where)
-    if hasattr(before, "detach"):  # a tensor of torch
-        return value.to(before.device).requires_grad_(before.requires_grad)
-    return value
+    if "leaves" in state:
+        return _with_leaves(before, state["leaves"], where)
+    return _leaf_like(before, _unplain(state["whole"], where))
 
 
 # ---------------------------------------------------------------------- generators
@@ -172,6 +172,12 @@ def _is_nnx(part: Any) -> bool:
     return nnx is not None and isinstance(part, nnx.Pytree)
 
 
+def _is_tree(value: Any) -> bool:
+    from jax.tree_util import all_leaves
+
+    return value is not None and not all_leaves([value])
+
+
 def _plain_leaves(tree: Any, where: str) -> Plain:
     """The leaves of a tree by where they are in it."""
     from jax.tree_util import keystr, tree_flatten_with_path
@@ -195,8 +201,11 @@ def _with_leaves(tree: Any, state: Plain, where: str) -> Any:
 
 
 def _leaf_like(before: Any, saved: Any) -> Any:
-    import jax
-
+    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
+    if torch is not None and isinstance(before, torch.Tensor) and isinstance(saved, torch.Tensor):
+        return saved.to(before.device).requires_grad_(before.requires_grad)
+    if jax is None:
+        return saved
     if isinstance(before, jax.Array) and isinstance(saved, jax.Array) and before.committed:
         return jax.device_put(saved, before.sharding)
     return saved
