@@ -106,9 +106,6 @@ class Batchifier(Loader[T]):
             digest=digest,
         )
 
-    #: Who is asked first which of several processes this is, for ``shard="auto"``; see ``mouse_core.ranks.find_ranks``.
-    framework = "torch"
-
     @property
     def replaced_dtypes(self) -> Mapping[Any, npt.DTypeLike]:
         """Dtypes that the framework cannot hold, and what is delivered instead; a class attribute will do.

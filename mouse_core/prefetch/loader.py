@@ -17,6 +17,8 @@ from mouse_core.store.dataset_store import DatasetStore
 if TYPE_CHECKING:  # loaded where there are some: `import mouse_core` is without them
     from mouse_core.digest import StreamDigest
     from mouse_core.images.decoding import DecodePool
+    from mouse_core.prefetch._agreement import Agreement
+    from mouse_core.ranks import Ranks
     from mouse_core.replay.source import Staleness
 
 T = TypeVar("T")
@@ -33,12 +35,15 @@ class Delivery(Generic[T]):
         hand_over: Runs in the caller's thread for every batch that is delivered.
         prefetcher: What computes ahead, called as ``OrderedPrefetcher`` is.
         in_caller: Whether the calling thread makes batches, however many workers there are.
+        ranks: The processes that deliver parts of the same batches, and see that they agree; None: those that the
+            source was cut for, where they were found.
     """
 
     maker: Callable[[Any], Callable[[int], Any]]
     hand_over: Callable[[Any], T] | None = None
     prefetcher: Callable[..., Prefetcher[Any]] = OrderedPrefetcher
     in_caller: bool = False
+    ranks: Ranks | None = None
 
 
 class Loader(Generic[T]):
@@ -55,6 +60,9 @@ class Loader(Generic[T]):
     Raises:
         ConfigError: A number out of range.
     """
+
+    #: Who is asked first which of several processes this is, for ``shard="auto"``; see ``mouse_core.ranks.find_ranks``.
+    framework = "torch"
 
     def __init__(
         self,
@@ -82,6 +90,12 @@ class Loader(Generic[T]):
             self._digest = StreamDigest()
         self._closed = False
         self._process: int | None = None
+        self._agreement: Agreement | None = None
+        ranks = delivery.ranks or getattr(source, "ranks", None)
+        if ranks is not None:
+            from mouse_core.prefetch._agreement import Agreement  # loaded where there may be others
+
+            self._agreement = Agreement(ranks, self.framework)
 
     # ------------------------------------------------------------------ batches
 
@@ -93,11 +107,14 @@ class Loader(Generic[T]):
                 and the loader's state stays at the index that failed.
             ClosedError: After ``close()``.
             ForkError: In a forked child of the process that began to use the loader.
-            ConfigError: Inside a function that JAX traces, where it would be the same batch for ever.
+            ConfigError: Inside a function that JAX traces, where it would be the same batch for ever. Of several ranks
+                that were found (``shard="auto"``), one is about to deliver other batches, before the first of them.
         """
         self._check_usable()
         if self._failure is not None:
             raise self._failure
+        if self._agreement is not None:
+            self._agreement.deliver(self._feed, self._next_index)
         self._feed.prepare(self._next_index, first=self._make is None)
         try:
             made, digest = self._compute_or_wait()
@@ -230,6 +247,7 @@ class Loader(Generic[T]):
 
         Raises:
             StateError: The state is of another dataset or configuration, or damaged; nothing has changed then.
+            ConfigError: Ranks that were found (``shard="auto"``) load other states; nothing has changed then.
             ClosedError, ForkError: As ``next_batch``.
         """
         self._check_usable()
@@ -238,6 +256,8 @@ class Loader(Generic[T]):
             state = dict(state)
             digest = state.pop("digest", None)
         feed, next_index = self._feed.restored(state)
+        if self._agreement is not None:
+            self._agreement.hold("load_state_dict()", feed, next_index, self._next_index)
         if self._digest is not None:
             from mouse_core.prefetch._digesting import restored
 
@@ -248,11 +268,15 @@ class Loader(Generic[T]):
         """Take a new snapshot of the store; a new epoch over it starts at the next batch.
 
         Raises:
-            ConfigError: The loader was made from a snapshot, not from a store.
+            ConfigError: The loader was made from a snapshot, not from a store. Of several ranks that were found
+                (``shard="auto"``), one has other rows, or goes on without; nothing has changed then.
             ClosedError, ForkError: As ``next_batch``.
         """
         self._check_usable()
-        self._restart(self._feed.refreshed(self._next_index), self._next_index)
+        feed = self._feed.refreshed(self._next_index)
+        if self._agreement is not None:
+            self._agreement.hold("refresh()", feed, self._next_index, self._next_index)
+        self._restart(feed, self._next_index)
 
     def _restart(self, feed: Feed, next_index: int) -> None:
         self._stop()

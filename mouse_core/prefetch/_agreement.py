@@ -1,0 +1,211 @@
+"""Whether the ranks of a run deliver parts of the same batches: compared when they begin, refresh and resume.
+
+Each rank leaves what it is about to deliver as a note, rank 0 compares them all, and the others read what it found. No
+collective call is made, so that nothing depends on which others a program has under way; and a rank that is about to
+deliver a batch says so, from which the others see that it will not come.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from mouse_core.errors import ConfigError
+from mouse_core.ranks import Board, Ranks, find_ranks
+
+if TYPE_CHECKING:
+    from mouse_core.prefetch._feeds import Feed
+
+# What differs wherever something else does, and says nothing by itself.
+_DIGESTS = ("fingerprint", "data")
+_MOST_RANKS, _MOST_WORDS = 4, 6
+# Seconds between two looks, and until somebody who waits is told.
+_SHORTEST_WAIT, _LONGEST_WAIT, _TOLD_AFTER = 0.0005, 0.05, 60
+
+
+class Agreement:
+    """What one rank has told the others of a loader, and been told.
+
+    Args:
+        ranks: This process among the others, as it was found when the loader was made.
+        framework: Who is asked first for the others.
+    """
+
+    def __init__(self, ranks: Ranks, framework: str) -> None:
+        self.ranks, self._framework = ranks, framework
+        self._board: Board | None = None
+        self._name = ""
+        self._held, self._refreshes = 0, 0
+        self._is_pending = True
+
+    def deliver(self, feed: Feed, index: int) -> None:
+        """Before batch ``index`` is delivered: see that all begin with it, and say that this one has come so far.
+
+        Raises:
+            ConfigError: See ``hold``.
+        """
+        if self._is_pending:
+            self.hold("the first batch", feed, index, index)
+            self._is_pending = False
+        if self._board is not None:
+            self._board.put(f"{self._name}/at/{self.ranks.rank}", f"{self._held} {index}")
+
+    def hold(self, call: str, feed: Feed, next_index: int, at: int) -> None:
+        """See that all ranks make the same call, and that the same follows.
+
+        Args:
+            call: Which one, in words.
+            feed: Where batches come from after it.
+            next_index: The number of the next batch after it.
+            at: That of the next batch before it.
+
+        Raises:
+            ConfigError: They differ, or one has gone on without it, or has not come in time.
+        """
+        if not self._meets():
+            return
+        board, ranks, name = self._board, self.ranks, f"{self._name}/{self._held}"
+        assert board is not None
+        refreshes = self._refreshes + (call == "refresh()")
+        board.put(f"{name}/{ranks.rank}", json.dumps(words_of(feed, next_index, call, refreshes, ranks.count)))
+        if ranks.rank:
+            (found,) = self._wait(name, ["found"], call, at)
+        else:
+            try:
+                found = _compared(self._wait(name, range(ranks.count), call, at), call)
+                self._forget(self._held - 1)  # which all have read, or they would not be here
+            except ConfigError as error:
+                found = str(error)
+            board.put(f"{name}/found", found)
+        self._held += 1
+        if found:
+            raise ConfigError(found)
+        self._refreshes, self._is_pending = refreshes, False
+
+    def _meets(self) -> bool:
+        """Whether there are others to agree with, and a way to do so; that may come after the loader was made."""
+        if self._board is not None:
+            return True
+        if self.ranks.process != os.getpid() or _in_data_loader():
+            return False
+        now = self.ranks if self.ranks.board is not None else self._found_now()
+        if now.count == 1 or now.board is None:
+            return False
+        # How many loaders of this rank have agreed on something: the others count them in the same order.
+        number = int(now.board.get(f"mouse/loaders/{now.rank}") or 0)
+        now.board.put(f"mouse/loaders/{now.rank}", str(number + 1))
+        self._board, self._name = now.board, f"mouse/{number}"
+        return True
+
+    def _found_now(self) -> Ranks:
+        """The ranks as they are found by now, which must be those that the loader was made for."""
+        if self.ranks.found_in == "the caller":
+            return self.ranks
+        now = find_ranks(self._framework)
+        if now.shard != self.ranks.shard:
+            raise ConfigError(
+                f"shard: expected a loader for {now.shard}, which {now.found_in} says, found one for "
+                f"{self.ranks.shard} by {self.ranks.found_in}; make it after the processes have found each other"
+            )
+        return now
+
+    def _forget(self, held: int) -> None:
+        """Take the notes of an agreement away."""
+        assert self._board is not None
+        for part in (*range(self.ranks.count), "found") if held >= 0 else ():
+            self._board.remove(f"{self._name}/{held}/{part}")
+
+    def _wait(self, name: str, parts: Any, call: str, at: int) -> list[str]:
+        """The notes of some names, when all are there."""
+        board = self._board
+        assert board is not None
+        notes: dict[Any, str] = {}
+        pause, begin, is_told = _SHORTEST_WAIT, time.monotonic(), False
+        while True:
+            for part in parts:
+                note = None if part in notes else board.get(f"{name}/{part}")
+                if note is not None:
+                    notes[part] = note
+            missing = [0 if part == "found" else part for part in parts if part not in notes]
+            if not missing:
+                return [notes[part] for part in parts]
+            for rank in missing if call == "refresh()" else ():
+                said = board.get(f"{self._name}/at/{rank}")
+                if said is not None and _has_gone_on(said, self._held, at):
+                    raise ConfigError(
+                        f"ranks: expected all {self.ranks.count} to call refresh() before batch {at}, "
+                        f"found rank {rank} at batch {said.split()[1]} without"
+                    )
+            waited, absent = time.monotonic() - begin, f"rank {', '.join(map(str, missing[:_MOST_RANKS]))}"
+            if waited > board.seconds:
+                raise ConfigError(
+                    f"ranks: expected all {self.ranks.count} at {call} before batch {at}, found that {absent} did not "
+                    f"come in {board.seconds:.0f} s"
+                )
+            if waited > _TOLD_AFTER and not is_told:
+                is_told = True
+                warnings.warn(
+                    f"rank {self.ranks.rank} of {self.ranks.count} has been waiting for {absent} at {call} for "
+                    f"{waited:.0f} s, and will for {board.seconds:.0f} s; all ranks use loaders with shard='auto' in "
+                    "the same order",
+                    stacklevel=2,
+                )
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_WAIT)
+
+
+def _compared(notes: Sequence[str], call: str) -> str:
+    """What is wrong with the notes of all ranks, in order; nothing where they are the same."""
+    [(usual, _), *others] = Counter(notes).most_common()
+    if not others:
+        return ""
+    expected = json.loads(usual)
+    whose = f"rank {notes.index(usual)} has" if len(notes) == 2 else "most have"
+    said = []
+    for rank, note in enumerate(notes):
+        if note != usual:
+            differing = _differing(expected, json.loads(note))
+            parts = [f"{name} {found} where {whose} {wanted}" for name, found, wanted in differing]
+            said.append(f"rank {rank} with {', '.join(parts)}")
+    more = f"; and {len(said) - _MOST_RANKS} more" if len(said) > _MOST_RANKS else ""
+    return f"ranks: expected all {len(notes)} to agree at {call}, found {'; '.join(said[:_MOST_RANKS])}{more}"
+
+
+def words_of(feed: Feed, next_index: int, call: str, refreshes: int, count: int) -> dict[str, str]:
+    """What must be the same in all ranks, by name: all that decides about batches but for the rank."""
+    state = feed.state(next_index)
+    configuration = json.loads(state.pop("configuration", "{}"))
+    source = feed.source
+    words: dict[str, Any] = {"call": call, "shards": count, **state, "refreshes": refreshes}
+    for name in ("batch_size", "sequence_length", "views", "uneven"):
+        words[name] = getattr(source, name, None)
+    for name, value in configuration.items():
+        parts = {f"{name} {part}": one for part, one in value.items()} if isinstance(value, Mapping) else {name: value}
+        words |= parts
+    words |= {f"dtype of {name}": field.dtype for name, field in feed.spec.items()}
+    return {name: str(value) for name, value in words.items()}
+
+
+def _differing(expected: Mapping[str, str], found: Mapping[str, str]) -> list[tuple[str, str, str]]:
+    """Which words are others: of each its name, what was found, and what was expected."""
+    names = [name for name in dict.fromkeys([*expected, *found]) if expected.get(name) != found.get(name)]
+    telling = [name for name in names if name not in _DIGESTS] or names[:1]
+    return [(name, found.get(name, "none"), expected.get(name, "none")) for name in telling[:_MOST_WORDS]]
+
+
+def _has_gone_on(said: str, held: int, at: int) -> bool:
+    """Whether a rank asks for batch ``at`` or a later one, and has agreed as often as this one."""
+    its_held, its_index = map(int, said.split())
+    return its_held == held and its_index >= at
+
+
+def _in_data_loader() -> bool:
+    """Whether this process is a worker of a torch DataLoader, of which there may be several, or none, in a rank."""
+    worker: Any = getattr(sys.modules.get("torch.utils.data"), "get_worker_info", None)
+    return worker is not None and worker() is not None
