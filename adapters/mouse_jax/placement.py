@@ -137,9 +137,10 @@ def check_layout(target: object, source: BatchSource) -> None:
     if not isinstance(target, Sharding):
         return
     last = source.plan(source.epoch_start + len(source) - 1).global_size
+    parts = _parts_of(target, source) if source.uneven == "pad" else 1
     for rows in sorted({source.batch_size, last}, reverse=True):
         for name, spec in source.spec.items():
-            shape = (rows, source.sequence_length, *spec.shape)
+            shape = (-(-rows // parts) * parts, source.sequence_length, *spec.shape)
             try:
                 target.shard_shape(shape)
             except (ValueError, IndexError) as error:
@@ -149,17 +150,32 @@ def check_layout(target: object, source: BatchSource) -> None:
 
 
 def _own_parts(sharding: Sharding, source: BatchSource) -> tuple[tuple[int, int], ...]:
-    """The rows that this process's devices hold: one shard where they are one stretch, else one for each device's."""
-    size = source.batch_size
+    """The rows that this process's devices hold: one shard where they are one stretch, else one for each device's.
+
+    Where batches are padded it is one for each device's always, as each is padded by itself.
+    """
+    padded = source.uneven == "pad"
+    size = _parts_of(sharding, source) if padded else source.batch_size
     indices = sharding.addressable_devices_indices_map((size, source.sequence_length)).values()
     stretches = sorted({index[0].indices(size)[:2] for index in indices if index is not None})
     if not stretches:
         raise ConfigError(f"sharding: expected devices of process {jax.process_index()} among its own, found none")
     begin, end, length = stretches[0][0], stretches[-1][1], stretches[0][1] - stretches[0][0]
     whole = end - begin
-    if whole == length * len(stretches) and begin % whole == 0 and size % whole == 0:
+    if not padded and whole == length * len(stretches) and begin % whole == 0 and size % whole == 0:
         return ((begin // whole, size // whole),)
     return tuple((first // length, size // length) for first, _ in stretches)
+
+
+def _parts_of(sharding: Sharding, source: BatchSource) -> int:
+    """In how many parts a sharding cuts the windows of a batch; ConfigError where it cuts no batch of this length."""
+    devices = len(sharding.device_set)
+    try:
+        return devices // sharding.shard_shape((devices, source.sequence_length))[0]
+    except (ValueError, IndexError) as error:
+        raise ConfigError(
+            f"sharding: expected one that divides windows of {source.sequence_length} steps evenly, found {sharding}"
+        ) from error
 
 
 def find_device(device: jax.Device | str | None) -> jax.Device | None:

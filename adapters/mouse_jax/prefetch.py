@@ -12,6 +12,7 @@ from jax.sharding import Sharding
 
 from mouse_core import BatchSource, ConfigError
 from mouse_core.prefetch import Batchifier, Delivery, LoaderOptions
+from mouse_core.ranks import find_ranks
 from mouse_core.replay.source import BufferSource
 from mouse_jax.dtypes import replaced_dtypes
 from mouse_jax.pipeline import GrainPrefetcher
@@ -37,11 +38,12 @@ class PrefetchBatchifier(Batchifier[dict[str, jax.Array]]):
             device, or where the replay buffer has its batches.
         sharding: How a whole batch is laid out over the devices of this process or of several, instead of on one
             device; say, ``NamedSharding(mesh, P("data"))``. Each process gathers only the rows that its devices hold,
-            and ``source`` is that of the whole batch.
+            and ``source`` is that of the whole batch. The processes see that they agree, as with ``shard="auto"``,
+            which goes with a sharding.
 
     Raises:
-        ConfigError: A device that is not there; a sharding that does not divide a batch evenly or goes with a device
-            or a shard; else see ``mouse_core.prefetch.Batchifier``.
+        ConfigError: A device that is not there; a sharding that does not divide a batch evenly (which ``uneven="pad"``
+            mends) or goes with a device or a shard; else see ``mouse_core.prefetch.Batchifier``.
         MissingFieldError: See ``mouse_core.prefetch.Batchifier``.
     """
 
@@ -57,18 +59,20 @@ class PrefetchBatchifier(Batchifier[dict[str, jax.Array]]):
         device, sharding = options.device, options.sharding
         if isinstance(source, BatchSource):
             placement = find_placement(device, sharding, source)
-            return Delivery(partial(array_maker, placement=placement, **thread_settings()), prefetcher=GrainPrefetcher)
+            maker = partial(array_maker, placement=placement, **thread_settings())
+            ranks = None if sharding is None or sharding.is_fully_addressable else find_ranks(self.framework)
+            return Delivery(maker, prefetcher=GrainPrefetcher, ranks=ranks)
         if isinstance(source, BufferSource) and device is None and sharding is None:
             of_buffer = getattr(source.buffer, "device", None)
             target = of_buffer if isinstance(of_buffer, jax.Device | Sharding) else None
         else:
             target = find_target(device, sharding)
-        maker = partial(whole_maker, target=target, **thread_settings())
+        whole = partial(whole_maker, target=target, **thread_settings())
         if isinstance(source, BufferSource):
             # Draws are made in the caller's thread, batch by batch; grain would ask for one that is not drawn yet.
-            return Delivery(maker)
+            return Delivery(whole)
         if isinstance(target, Sharding) and not target.is_fully_addressable:
             raise ConfigError(
                 "sharding: expected devices of this process for a source of whole batches, found some of others"
             )
-        return Delivery(maker, prefetcher=GrainPrefetcher)
+        return Delivery(whole, prefetcher=GrainPrefetcher)

@@ -90,7 +90,7 @@ def array_maker(source: BatchSource, *, placement: Placement, x64: bool, default
         ConfigError: A batch that the placement's sharding does not divide.
     """
     sources = placement.sources(source)
-    rows = sum(own.batch_size // own.shard[1] for own in sources)
+    rows = sum(-(-own.batch_size // own.shard[1]) for own in sources)
     make = ArrayMaker(sources, placement, source.spec, x64, default_device, rows)
     return Staged(make.gather, make.transfer, make.delivered, None if placement.parts is None else make.rows_of)
 

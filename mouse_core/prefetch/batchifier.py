@@ -93,7 +93,8 @@ class Batchifier(Loader[T]):
         if isinstance(shard, str) and shard == "auto":
             from mouse_core.ranks import find_ranks
 
-            shard = find_ranks(self.framework)
+            # A sharding over several processes says itself which of them needs what.
+            shard = find_ranks(self.framework) if getattr(sharding, "is_fully_addressable", True) else (0, 1)
         given = locals()
         options = LoaderOptions(**{option.name: given[option.name] for option in dataclasses.fields(LoaderOptions)})
         source = options.source(store, replace_dtypes=self.replaced_dtypes)

@@ -1,0 +1,54 @@
+"""Several processes that train with Flax on parts of the same batches end where one process does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.ports import free_port
+
+
+def run(count: int, folder: Path) -> list[dict[str, Any]]:
+    """What each of several processes ends with."""
+    folder.mkdir()
+    program, port = str(Path(__file__).with_name("one_of_several.py")), str(free_port())
+    processes = [
+        subprocess.Popen(
+            [sys.executable, program, str(rank), str(count), port, str(folder)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+    try:
+        outputs = [process.communicate(timeout=600)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * count, "\n".join(outputs)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(count)]
+
+
+# Three do not divide the batch, and four not the last one either.
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
+def test_several_processes_train_as_one_and_are_told_where_they_disagree(count: int, tmp_path: Path) -> None:
+    (alone,) = run(1, tmp_path / "alone")
+    np.testing.assert_array_equal(alone["by hand"][1], alone["by sharding"][1])
+    found = run(count, tmp_path / "several")
+    for rank in range(count):
+        for way in ("by hand", "by sharding"):
+            for theirs, expected in zip(found[rank][way], alone[way], strict=True):
+                np.testing.assert_allclose(theirs, expected, rtol=1e-9, atol=1e-12)
+        for where in ("", ", sharding"):
+            assert found[rank][f"nothing{where}"] == "nothing"
+            assert "agree at the first batch, found rank 1 with seed 1 where" in found[rank][f"seed{where}"]
+            assert "agree at refresh(), found rank 1 with rows 121 where" in found[rank][f"rows{where}"]
+            missed = "missed" if rank == 1 else f"ranks: expected all {count} to call refresh() before batch 1"
+            assert found[rank][f"missed{where}"].startswith(missed)
