@@ -104,7 +104,7 @@ def _torch() -> Ranks | None:
     distributed: Any = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
-    group = getattr(getattr(distributed, "group", None), "WORLD", None)
+    group: Any = getattr(getattr(distributed, "group", None), "WORLD", None)
     board = _TorchBoard(group.get_group_store()) if hasattr(group, "get_group_store") else None
     return Ranks(distributed.get_rank(), distributed.get_world_size(), "torch.distributed", board)
 
