@@ -25,6 +25,7 @@ _SHARDING = {
     "torch.utils.data.distributed": ("DistributedSampler",),
     "accelerate.data_loader": ("BatchSamplerShard", "IterableDatasetShard", "DataLoaderDispatcher"),
     "transformers.trainer_pt_utils": ("IterableDatasetShard", "ShardSampler", "DistributedLengthGroupedSampler"),
+    "datasets.iterable_dataset": ("StepExamplesIterable",),
 }
 
 # Windows that are located together take about so many bytes.
@@ -170,8 +171,9 @@ def check_sharded_once(shard: tuple[int, int]) -> None:
             raise ConfigError(
                 f"shard: expected a source that is sharded once, found shard {shard} below a {kind}, which gives each "
                 "process a part of it again, so that most data would never be seen; leave shard out, or keep the "
-                "other from sharding (Fabric: setup_dataloaders(..., use_distributed_sampler=False); Accelerate: a "
-                "PrefetchBatchifier, which prepare() leaves as it is)"
+                "other from sharding: trainers take a mouse_torch.DataLoader as it is (else Fabric: "
+                "setup_dataloaders(..., use_distributed_sampler=False), Lightning: "
+                "Trainer(use_distributed_sampler=False))"
             )
         frame = frame.f_back
 

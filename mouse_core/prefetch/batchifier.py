@@ -48,7 +48,8 @@ class Batchifier(Loader[T]):
             both. The stream is the same.
         pin_memory: Whether host memory is pinned; None: where there is an accelerator. Ignored but in torch.
         device: Where batches arrive, as the framework says it; None: its default, or where the replay buffer has them.
-        seed, shard, dtypes, required_fields, fields, drop_last: See ``mouse_core.BatchSource``.
+        seed, dtypes, required_fields, fields, drop_last: See ``mouse_core.BatchSource``.
+        shard: See ``mouse_core.BatchSource``; None: whole batches, with a warning where there are several processes.
         augment: How batches are augmented, in the workers; see ``mouse_core.BatchSource``.
         views: With more than one, a batch is a tuple of so many; see ``mouse_core.BatchSource``.
         boundary: "episode" for windows that lie in one episode each, with a field ``mask``; see
@@ -75,7 +76,7 @@ class Batchifier(Loader[T]):
         pin_memory: bool | None = None,
         device: Any = None,
         seed: int = 0,
-        shard: Shard = (0, 1),
+        shard: Shard | None = None,
         *,
         dtypes: Mapping[str, npt.DTypeLike] | None = None,
         required_fields: Sequence[str] = (),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 # What decides about delivering batches; all other options decide about the batches.
 _DELIVERING = ("prefetch", "num_workers", "pin_memory", "device", "sharding", "digest")
+_WHOLE = (0, 1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +39,7 @@ class LoaderOptions:
     pin_memory: bool | None = None
     device: Any = None
     seed: int = 0
-    shard: Shard = (0, 1)
+    shard: Shard | None = None
     dtypes: Mapping[str, npt.DTypeLike] | None = None
     required_fields: Sequence[str] = ()
     fields: Sequence[str] | None = None
@@ -64,6 +66,8 @@ class LoaderOptions:
         """
         if isinstance(store, DatasetStore | Snapshot):
             size = 32 if self.batch_size is None else self.batch_size
+            if self.shard is None and getattr(self.sharding, "is_fully_addressable", True):
+                _warn_of_others(size)
             return BatchSource(store, **{**self._of_batches(), "batch_size": size}, replace_dtypes=replace_dtypes)
         if isinstance(store, Source):
             self._refuse("a source, which gives its batches as they are", "batch_size")
@@ -80,11 +84,30 @@ class LoaderOptions:
         return BufferSource(store, self.batch_size, check_count("prefetch", self.prefetch, lowest=1))
 
     def _of_batches(self) -> dict[str, Any]:
-        return {option.name: getattr(self, option.name) for option in fields(self) if option.name not in _DELIVERING}
+        given = {option.name: getattr(self, option.name) for option in fields(self) if option.name not in _DELIVERING}
+        return {**given, "shard": _WHOLE if self.shard is None else self.shard}
 
     def _refuse(self, what: str, *also: str) -> None:
         """Raise ConfigError where an option is given that decides about batches."""
-        defaults = {option.name: option.default for option in fields(self)}
+        defaults = {**{option.name: option.default for option in fields(self)}, "shard": _WHOLE}
         for name, value in self._of_batches().items():
             if (name != "batch_size" or name in also) and value not in (defaults[name], None):
                 raise ConfigError(f"{name}: expected none for {what}, found {value!r}")
+
+
+def _warn_of_others(size: int) -> None:
+    """Say that every one of several processes is about to get whole batches, where nobody has said that it is to."""
+    from mouse_core.ranks import find_ranks  # loaded where a loader is made
+
+    try:
+        found = find_ranks()
+    except ConfigError:
+        return  # half of what torchrun sets says nothing of others
+    if found.count > 1:
+        warnings.warn(
+            f"shard: each of {found.count} processes ({found.found_in}) gets whole batches of {size} windows, of which "
+            f"a step sees {found.count} times as many, all of them alike where the seeds are; shard='auto' gives each "
+            "its rows, and shard=(0, 1) says that this is meant",
+            UserWarning,
+            stacklevel=4,
+        )

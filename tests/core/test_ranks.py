@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pickle
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
+from datasets.distributed import split_dataset_by_node
 
 from mouse_core import BatchSource, ConfigError, PrefetchBatchifier
 from mouse_core.ranks import Ranks, find_ranks
@@ -112,7 +115,7 @@ def test_a_shard_that_is_found_is_that_shard(monkeypatch: pytest.MonkeyPatch, sh
     assert half.fingerprint == whole.fingerprint
     with (
         PrefetchBatchifier(store, 8, 4, shard=shard) as loader,
-        PrefetchBatchifier(store, 8, 4) as all_of_it,
+        PrefetchBatchifier(store, 8, 4, shard=(0, 1)) as all_of_it,
     ):
         assert loader.source.shard == (1, 2)
         np.testing.assert_array_equal(loader.next_batch()["reward"], all_of_it.next_batch()["reward"][2:])
@@ -123,6 +126,33 @@ def test_other_words_are_no_shard() -> None:
     for shard in ("Auto", "", None, 3):
         with pytest.raises(ConfigError, match=r"shard: expected \(rank, count\), found .*; .auto. finds it"):
             BatchSource(example_store(), 8, 4, shard=shard)  # type: ignore[arg-type]
+
+
+def test_whole_batches_in_each_of_several_processes_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unless somebody says that it is meant. Warnings are errors in the tests."""
+    store = example_store()
+    PrefetchBatchifier(store, 8, 4).close()
+    monkeypatch.setenv("RANK", "1")
+    PrefetchBatchifier(store, 8, 4).close()  # half of what torchrun sets
+    say(monkeypatch, environment=(1, 3))
+    with pytest.warns(UserWarning, match=r"each of 3 processes \(the environment\) gets whole batches of 4") as warned:
+        loader = PrefetchBatchifier(store.snapshot(), 8, 4)
+    assert warned[0].filename == __file__
+    assert loader.source.shard == (0, 1)
+    loader.close()
+    for given, options in ((store, {"shard": (0, 1)}), (store, {"shard": (0, 2)}), (BatchSource(store, 8, 4), {})):
+        PrefetchBatchifier(given, **({"sequence_length": 8, "batch_size": 4} if options else {}), **options).close()
+    PrefetchBatchifier(BatchSource(store, 8, 4), shard=(0, 1)).close()
+
+
+@pytest.mark.parametrize("shard", [(0, 2), Ranks(0, 2)])
+def test_a_shard_is_not_split_again_by_nodes(shard: Any) -> None:
+    def batches() -> Iterator[Any]:
+        yield from BatchSource(example_store(), 8, 4, fields=["reward"], shard=shard)
+
+    split = split_dataset_by_node(datasets.IterableDataset.from_generator(batches), 0, 2)
+    with pytest.raises(ConfigError, match="shard: expected a source that is sharded once, found shard"):
+        next(iter(split))
 
 
 # ---------------------------------------------------------------------- batches that shards do not divide
