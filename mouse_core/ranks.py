@@ -151,7 +151,7 @@ _ASKED: dict[str, Callable[[], Ranks | None]] = {
 
 
 class _TorchBoard:
-    """The store through which the processes of a group have found each other; a note takes 5 us."""
+    """The store through which the processes of a group have found each other; a note takes 5 us of the caller."""
 
     def __init__(self, store: Any) -> None:
         self._store = store
