@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Literal, TypeVar, get_args
 
@@ -40,6 +41,12 @@ def check_dtype(dtype: npt.DTypeLike, *, where: str) -> np.dtype[np.generic]:
     if number_kind(checked) not in "biuf":
         raise ConfigError(f"{where}: expected a boolean, integer or floating dtype, found {checked}")
     return checked
+
+
+def replaced_by(replace_dtypes: Mapping[Any, npt.DTypeLike]) -> dict[np.dtype[Any], np.dtype[Any]]:
+    """What is delivered instead of dtypes that a framework lacks, as NumPy's dtypes, or ConfigError."""
+    checked = partial(check_dtype, where="replace_dtypes")
+    return {checked(dtype): checked(other) for dtype, other in replace_dtypes.items()}
 
 
 @dataclass(frozen=True)

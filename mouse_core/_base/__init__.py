@@ -1,1 +1,1 @@
-"""What every room may use: casting, files, locks, memory, nested values, threads, progress."""
+"""What every room may use: checks, locks, memos, memory, threads, tracing, progress."""

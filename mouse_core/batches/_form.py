@@ -12,7 +12,7 @@ import numpy.typing as npt
 from mouse_core._arrow.windows import WindowsPart
 from mouse_core.errors import ConfigError, MissingFieldError
 from mouse_core.sampling.plan import MASK, PaddedSampler
-from mouse_core.spec import FieldSpec, check_dtype
+from mouse_core.spec import FieldSpec, check_dtype, replaced_by
 from mouse_core.store.fields import FieldReader
 
 if TYPE_CHECKING:
@@ -174,10 +174,7 @@ def _delivered_dtypes(
     for name in dtypes:
         if name not in readers:
             raise MissingFieldError(f"dtypes: expected fields among {list(readers)}, found {name!r}")
-    table = {
-        check_dtype(dtype, where="replace_dtypes"): check_dtype(other, where="replace_dtypes")
-        for dtype, other in replace_dtypes.items()
-    }
+    table = replaced_by(replace_dtypes)
     chosen = {
         name: check_dtype(dtypes[name], where=f"dtypes[{name!r}]") if name in dtypes else reader.spec.dtype
         for name, reader in readers.items()

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from mouse_core.dtypes import RowError, convert
 from mouse_core.errors import ConfigError, DataError
-from mouse_core.spec import Spec, check_dtype
+from mouse_core.spec import Spec, replaced_by
 
 
 @runtime_checkable
@@ -60,10 +60,7 @@ class RecastSource:
     """
 
     def __init__(self, source: Source, replace_dtypes: Mapping[Any, npt.DTypeLike]) -> None:
-        table = {
-            check_dtype(dtype, where="replace_dtypes"): check_dtype(other, where="replace_dtypes")
-            for dtype, other in replace_dtypes.items()
-        }
+        table = replaced_by(replace_dtypes)
         fields = source.spec
         self._source = source
         self._dtypes = {name: table[np.dtype(one.dtype)] for name, one in fields.items() if one.dtype in table}
