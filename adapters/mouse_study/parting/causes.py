@@ -1,0 +1,349 @@
+"""What is known to make implementations differ, each with a check that says whether it is so here."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+from flax import nnx
+
+from mouse_study.parting.layers import Array
+from mouse_study.parting.recording import Event, as_flax_has_it
+from mouse_study.parting.report import Cause, Difference
+from mouse_study.parting.running import Run, difference, patched, run_alone
+from mouse_study.parting.stepping import Stepping
+from mouse_study.parting.weights import Twins, array_of, arrays_of
+
+
+def of_weights(found: Sequence[Difference]) -> list[Cause]:
+    """Weights that are drawn in other ways, or from other numbers."""
+    drawn = [
+        one for one in found if one.stage == "initial weights" and one.beyond and not one.tensor.startswith("loss of")
+    ]
+    if not drawn:
+        return []
+    worst = max(drawn, key=lambda one: one.relative)
+    return [
+        Cause(
+            "initialization",
+            f"{len(drawn)} tensors, {drawn[0].tensor} first",
+            "values of one spread",
+            f"values of another, {worst.relative:.0%} apart in {worst.tensor}",
+        )
+    ]
+
+
+# ---------------------------------------------------------------------- what layers say of themselves
+
+
+def of_layers(run: Run) -> list[Cause]:
+    """Settings of layers that are not the same on both sides."""
+    found = []
+    for pair in run.pairs:
+        ours, theirs = pair.torch.module, pair.flax.module
+        for name, one, other in _settings(pair, ours, theirs):
+            if one != other:
+                found.append(Cause(name, pair.torch.path, f"{one}", f"{other}"))
+        dtype = getattr(theirs, "dtype", None)
+        if dtype is not None and jnp.dtype(dtype) != jnp.float64:
+            found.append(
+                Cause("dtype of a layer", pair.torch.path, "float64", f"{jnp.dtype(dtype)}, which it asks for")
+            )
+    for path, module in run.torch_module.named_modules():
+        if isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
+            found.append(Cause("dropout", path, f"draws with p={module.p}", "draws of its own"))
+    return found
+
+
+def _settings(pair: Twins, ours: Any, theirs: Any) -> list[tuple[str, Any, Any]]:
+    kind = pair.torch.kind.name
+    said: list[tuple[str, Any, Any]] = []
+    if kind in ("LayerNorm", "RMSNorm", "GroupNorm", "BatchNorm"):
+        eps = torch.finfo(torch.float64).eps if ours.eps is None else ours.eps
+        said.append(("epsilon", f"eps={eps:g}", f"eps={theirs.epsilon:g}"))
+    if kind == "GroupNorm":
+        said.append(("groups", f"num_groups={ours.num_groups}", f"num_groups={theirs.num_groups}"))
+    if kind == "BatchNorm":
+        own = f"a new batch counts {ours.momentum:g}" if ours.momentum is not None else "all batches count alike"
+        said.append(("momentum of running statistics", own, f"a new batch counts {1 - theirs.momentum:g}"))
+        mine = "batch statistics" if ours.training or not ours.track_running_stats else "running statistics"
+        said.append(
+            ("mode of batch norm", mine, ("running" if theirs.use_running_average else "batch") + " statistics")
+        )
+    if kind == "Attention":
+        said.append(("heads", f"num_heads={ours.num_heads}", f"num_heads={theirs.num_heads}"))
+        own_rate = ours.dropout if ours.training else 0.0
+        rate = 0.0 if theirs.deterministic else theirs.dropout_rate
+        said.append(("dropout", f"rate {own_rate:g}", f"rate {rate:g}"))
+    if kind == "Conv":
+        said += _convolution(ours, theirs)
+    return said
+
+
+def _convolution(ours: Any, theirs: Any) -> list[tuple[str, Any, Any]]:
+    count = len(ours.kernel_size)
+
+    def each(value: Any) -> tuple[int, ...]:
+        return (1,) * count if value is None else (value,) * count if isinstance(value, int) else tuple(value)
+
+    said: list[tuple[str, Any, Any]] = [("stride", list(each(ours.stride)), list(each(theirs.strides)))]
+    said.append(("dilation", list(each(ours.dilation)), list(each(theirs.kernel_dilation))))
+    padding = theirs.padding
+    reach = [(size - 1) * by for size, by in zip(ours.kernel_size, each(ours.dilation), strict=True)]
+    same = [[total // 2, total - total // 2] for total in reach]
+    own = same if ours.padding == "same" else [[0, 0]] * count if ours.padding == "valid" else None
+    own = [[size, size] for size in each(ours.padding)] if own is None else own
+    if isinstance(padding, str):
+        strided = any(step > 1 for step in each(theirs.strides))
+        named = {"VALID": [[0, 0]] * count, "SAME": "SAME, which depends on the size" if strided else same}
+        other: Any = named.get(padding, padding)
+    elif isinstance(padding, int):
+        other = [[padding, padding]] * count
+    else:
+        other = [[one, one] if isinstance(one, int) else list(one) for one in padding]
+    said.append(("padding", own, other))
+    return said
+
+
+# ---------------------------------------------------------------------- the forward pass
+
+
+def of_forward(run: Run, found: Sequence[Difference]) -> list[Cause]:
+    """What a change of Flax's pass mends, and functions between layers that are not the same."""
+    causes = []
+    if any(one.stage == "forward" and one.beyond for one in found):
+        causes += _functions_between(run)
+        causes += _attention_in_float32(run)
+    alone = {one.tensor: one for one in found if one.stage == "layer alone" and one.beyond}
+    for pair, event, given, output in run.calls():
+        if event.path in alone and getattr(pair.flax.module, "use_fast_variance", False):
+            with patched(pair.flax.module, "use_fast_variance", False):
+                made = run_alone(pair.flax.module, given)
+            values = as_flax_has_it(output, made.shape)
+            # What is left may be the rounding of large means, which are subtracted either way.
+            if (
+                values is not None
+                and difference("layer alone", "", values, made, 0).relative < _MENDED * alone[event.path].relative
+            ):
+                causes.append(Cause("fast variance", event.path, "mean((x - mean)**2)", "mean(x**2) - mean**2"))
+    return causes
+
+
+def _leaky(slope: float) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda x: torch.nn.functional.leaky_relu(x, slope)
+
+
+# What a change must leave of a difference at most, to be its cause.
+_MENDED = 0.01
+
+_FUNCTIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "no function": lambda x: x,
+    "gelu with erf": torch.nn.functional.gelu,
+    "gelu with tanh, its approximation": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "gelu with a sigmoid, x * sigmoid(1.702 x)": lambda x: x * torch.sigmoid(1.702 * x),
+    "relu": torch.relu,
+    "relu6": torch.nn.functional.relu6,
+    "silu": torch.nn.functional.silu,
+    "mish": torch.nn.functional.mish,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "elu": torch.nn.functional.elu,
+    "selu": torch.selu,
+    "celu": torch.celu,
+    "softplus": torch.nn.functional.softplus,
+    "softsign": torch.nn.functional.softsign,
+    "hard swish": torch.nn.functional.hardswish,
+    "hard tanh": torch.nn.functional.hardtanh,
+    **{f"leaky relu with slope {slope:g}": _leaky(slope) for slope in (0.01, 0.1, 0.2, 0.3)},
+    "softmax over the last axis": lambda x: torch.softmax(x, -1),
+}
+
+
+def _functions_between(run: Run) -> list[Cause]:
+    """Pairs of layers between which both apply a function that is known, and not the same one."""
+    causes: list[Cause] = []
+    before: list[tuple[Event, Array, Event]] = []
+    for event, values, other in run.paired(run.theirs.by_key()):
+        parted = difference("forward", "", values, other.values, run.tolerance(len(run.pairs))).beyond
+        if event.role == "input" and parted:
+            for past, own, theirs in reversed(before[-4:]):
+                if own.shape != values.shape:
+                    continue
+                names = _function(own, values), _function(theirs.values, other.values)
+                if None not in names and names[0] != names[1]:
+                    causes.append(Cause("activation", f"between {past} and {event}", str(names[0]), str(names[1])))
+                    break
+        if event.role == "output":
+            before.append((event, values, other))
+    return causes
+
+
+def _function(given: Array, made: Array) -> str | None:
+    """The function that makes one tensor of another, if it is known."""
+    # A few rows tell functions apart; all rows confirm the one that is left.
+    rows, found = torch.from_numpy(given.reshape(-1, given.shape[-1])), made.reshape(-1, made.shape[-1])
+    scale = float(np.abs(made).max(initial=0)) or 1.0
+    for name, function in _FUNCTIONS.items():
+        parts = (slice(8), slice(None))
+        if all(np.abs(function(rows[part]).numpy() - found[part]).max(initial=0) <= 1e-12 * scale for part in parts):
+            return name
+    return None
+
+
+def _attention_in_float32(run: Run) -> list[Cause]:
+    """Whether JAX's attention gives what its formula gives in float64, wherever the model calls it."""
+    original = jax.nn.dot_product_attention
+    apart: list[float] = []
+
+    def attention(*args: Any, **options: Any) -> Any:
+        made = original(*args, **options)
+        exact = _attention(inspect.signature(original).bind(*args, **options))
+        if exact is not None and not isinstance(made, jax.core.Tracer):
+            one = difference("forward", "", np.asarray(exact), np.asarray(made), run.tolerance(0))
+            apart.extend([one.relative] * one.beyond)
+        return made
+
+    with patched(jax.nn, "dot_product_attention", attention):
+        run.pass_of_flax(nnx.clone(run.before[1]))
+    if not apart:
+        return []
+    what = f"products of queries and keys in float32, which is {max(apart):.0e} off"
+    return [Cause("float32 inside jax.nn.dot_product_attention", f"{len(apart)} calls", "float64", what)]
+
+
+def _attention(bound: inspect.BoundArguments) -> Any:
+    """Attention ``[batch, steps, heads, width]`` by its formula; None with options that it does not know."""
+    given = dict(bound.arguments)
+    query, key, value = (given.pop(name) for name in ("query", "key", "value"))
+    bias, mask, scale = given.pop("bias", None), given.pop("mask", None), given.pop("scale", None)
+    causal = given.pop("is_causal", False)
+    given.pop("implementation", None)
+    if any(values is not None and values is not False for values in given.values()):
+        return None
+    repeat = query.shape[-2] // key.shape[-2]
+    key, value = (jnp.repeat(values, repeat, axis=-2) for values in (key, value))
+    scores = jnp.einsum("...qhd,...khd->...hqk", query, key) * (query.shape[-1] ** -0.5 if scale is None else scale)
+    scores = scores if bias is None else scores + bias
+    if causal:
+        allowed = jnp.tril(jnp.ones(scores.shape[-2:], bool))
+        mask = allowed if mask is None else mask & allowed
+    if mask is not None:
+        scores = jnp.where(mask, scores, -0.7 * float(np.finfo(np.float64).max))
+    return jnp.einsum("...hqk,...khd->...qhd", jax.nn.softmax(scores, axis=-1), value)
+
+
+# ---------------------------------------------------------------------- loss, statistics
+
+
+def of_loss(run: Run, found: Sequence[Difference]) -> list[Cause]:
+    """A mean on one side and a sum on the other, where all layers agree."""
+    forward = [one for one in found if one.stage == "forward"]
+    if any(one.beyond for one in forward) or not any(one.stage == "loss" and one.beyond for one in found):
+        return []
+    ours, theirs = run.losses
+    outputs = [event.values.shape for event in run.ours.events if event.role == "output"]
+    sizes = {int(np.prod(shape[:end])) for shape in outputs for end in range(1, len(shape) + 1)} - {1}
+    for size in sorted(sizes):
+        if np.isclose(ours * size, theirs, rtol=1e-9, atol=0):
+            return [Cause("reduction of the loss", "the loss", "a mean", f"its sum over {size}")]
+        if np.isclose(theirs * size, ours, rtol=1e-9, atol=0):
+            return [Cause("reduction of the loss", "the loss", f"a sum over {size}", "its mean")]
+    return []
+
+
+def of_statistics(run: Run, found: Sequence[Difference]) -> list[Cause]:
+    """PyTorch's running variance is that of a sample, n/(n-1) times that of the batch; Flax's is that of the batch."""
+    parted = {one.tensor for one in found if one.stage == "statistics" and one.beyond}
+    causes = []
+    events = run.ours.by_key()
+    befores = {pair.torch.path: pair for pair in run.pairs}
+    for path, pair in befores.items():
+        event = events.get((path, "input", 0))
+        if f"{path}.var" not in parted or event is None or pair.torch.module.momentum is None:
+            continue
+        axes = tuple(axis for axis in range(event.values.ndim) if axis != 1)
+        count, variance = event.values.size // event.values.shape[1], event.values.var(axis=axes)
+        own, other = pair.torch.module.momentum, 1 - pair.flax.module.momentum
+        before = array_of(dict(run.before[0].named_buffers())[f"{path}.running_var" if path else "running_var"])
+        ours = np.allclose(
+            arrays_of(pair.torch)["running_var"], before * (1 - own) + own * variance * count / (count - 1)
+        )
+        theirs = np.allclose(arrays_of(pair.flax)["var"], before * (1 - other) + other * variance)
+        if ours and theirs:
+            causes.append(
+                Cause("running variance", path, f"of a sample, times {count}/{count - 1}", "of the batch as it is")
+            )
+    return causes
+
+
+# ---------------------------------------------------------------------- the update
+
+
+# Gradients beside which no epsilon counts, and beside which any does.
+_LARGE, _SMALL = 1e12, 1e-9
+
+
+def of_update(stepping: Stepping, found: Sequence[Difference]) -> list[Cause]:
+    """What optimizers make of gradients of zero, of large and of small ones, where they part."""
+    parted = [one for one in found if one.stage == "update" and one.beyond]
+    causes = _two_biases(stepping, parted)
+    known = {cause.where for cause in causes}
+    if all(one.tensor in known for one in parted):
+        return causes
+    options = stepping.options()
+    idle = [one for one in stepping.beside(torch.zeros_like) if one.beyond and one.tensor not in known]
+    if idle:
+        ours, theirs = stepping.shrinking(idle[0].tensor)
+        decay = f" (weight_decay={options['weight_decay']:g})" if options.get("weight_decay") else ""
+        causes.append(
+            Cause(
+                "weight decay",
+                f"{len(idle)} tensors, {idle[0].tensor} first",
+                f"{ours:.3g} of a weight taken in a step without gradient{decay}",
+                f"{theirs:.3g}",
+            )
+        )
+    large = _probed(stepping, _LARGE, known)
+    small = _probed(stepping, _SMALL, known)
+    if large:
+        ours, theirs = stepping.sizes(large[0], _LARGE)
+        causes.append(
+            Cause(
+                "learning rate or decay of moments",
+                f"{len(large)} tensors, {large[0]} first",
+                f"{ours:.3g} added for a large gradient",
+                f"{theirs:.3g}",
+            )
+        )
+    elif small:
+        ours, theirs = stepping.sizes(small[0], _SMALL)
+        causes.append(
+            Cause(
+                "epsilon of the optimizer, its size or whether it is within the root",
+                f"{len(small)} tensors, {small[0]} first",
+                f"{ours:.3g} added for a gradient of 1e-9 (eps={options.get('eps')})",
+                f"{theirs:.3g}",
+            )
+        )
+    return causes
+
+
+def _probed(stepping: Stepping, size: float, known: set[str]) -> list[str]:
+    """The tensors of which steps differ for gradients of one size, without what differs for those of zero."""
+    return [one.tensor for one in stepping.beyond_idle(size) if one.beyond and one.tensor not in known]
+
+
+def _two_biases(stepping: Stepping, parted: Sequence[Difference]) -> list[Cause]:
+    """Recurrent layers of PyTorch's have two biases that are added: one step moves their sum twice as far."""
+    recurrent = {pair.torch.path for pair in stepping.run.pairs if pair.torch.kind.name in ("GRU", "LSTM")}
+    found = []
+    for one in parted:
+        path, _, _ = one.tensor.partition(".dense_") if ".dense_" in one.tensor else one.tensor.rpartition(".h")
+        if path in recurrent and one.tensor.endswith(".bias"):
+            found.append(Cause("two biases", one.tensor, "two that are added, and learn twice as fast", "one"))
+    return found

@@ -1,0 +1,123 @@
+"""What a comparison of two implementations found."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Stage = Literal["initial weights", "forward", "layer alone", "loss", "gradients", "statistics", "update"]
+STAGES: tuple[Stage, ...] = (
+    "initial weights",
+    "forward",
+    "layer alone",
+    "loss",
+    "gradients",
+    "statistics",
+    "update",
+)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How far apart a tensor of both is.
+
+    Args:
+        stage: When it comes about: "layer alone" is Flax's layer given what PyTorch's was given, "update" the
+            optimizers' first step from the same gradients.
+        tensor: Which one, by PyTorch's path of the layer.
+        absolute: The largest difference of two values.
+        scale: The largest value, or of gradients a thousandth of the largest of all, if that is more.
+        tolerance: What rounding may make of it, relative to ``scale``.
+    """
+
+    stage: Stage
+    tensor: str
+    absolute: float
+    scale: float
+    tolerance: float
+
+    @property
+    def relative(self) -> float:
+        """The largest difference in parts of ``scale``."""
+        return self.absolute / self.scale if self.scale else float(self.absolute > 0)
+
+    @property
+    def beyond(self) -> bool:
+        """Whether it is more than rounding."""
+        return not self.relative <= self.tolerance
+
+    def __str__(self) -> str:
+        return f"{self.stage}: {self.tensor}: {self.relative:.1e} apart, where rounding makes {self.tolerance:.0e}"
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Something known that makes implementations differ, and that a check of these two found.
+
+    Args:
+        name: What it is.
+        where: In which layer, tensor or part.
+        torch: What PyTorch's does there.
+        flax: What Flax's does.
+    """
+
+    name: str
+    where: str
+    torch: str
+    flax: str
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.where}: {self.torch} in PyTorch, {self.flax} in Flax"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All that was compared, in the order in which a training step comes to it, and the causes that are known.
+
+    Args:
+        compared: The tensors.
+        causes: What of what parts them has a name.
+    """
+
+    compared: tuple[Difference, ...]
+    causes: tuple[Cause, ...]
+
+    @property
+    def differences(self) -> tuple[Difference, ...]:
+        """Those beyond rounding."""
+        return tuple(one for one in self.compared if one.beyond)
+
+    @property
+    def first(self) -> Difference | None:
+        """The first one beyond rounding."""
+        return next(iter(self.differences), None)
+
+    def of(self, stage: Stage) -> tuple[Difference, ...]:
+        """The tensors of one stage, within rounding or not."""
+        return tuple(one for one in self.compared if one.stage == stage)
+
+    def __str__(self) -> str:
+        lines = [f"first: {self.first}" if self.first else "no tensor differs by more than rounding"]
+        for stage in STAGES:
+            found = self.of(stage)
+            parted = [one for one in found if one.beyond]
+            if not found:
+                continue
+            worst = max(found, key=lambda one: one.relative if one.relative == one.relative else float("inf"))
+            lines.append(
+                f"{stage}: {len(parted)} of {len(found)} tensors part"
+                + (f", from {parted[0].tensor} on" if parted else "")
+                + f"; the most is {worst.relative:.1e} in {worst.tensor}"
+            )
+        lines += [f"cause: {line}" for line in _grouped(self.causes)]
+        if self.first and not self.causes:
+            lines.append("cause: none of those that are known")
+        return "\n".join(lines)
+
+
+def _grouped(causes: tuple[Cause, ...]) -> list[str]:
+    """A line for each, and one for those that are the same in several places."""
+    places: dict[tuple[str, str, str], list[Cause]] = {}
+    for cause in causes:
+        places.setdefault((cause.name, cause.torch, cause.flax), []).append(cause)
+    return [f"{alike[0]}" + f"; and in {len(alike) - 1} more places" * (len(alike) > 1) for alike in places.values()]

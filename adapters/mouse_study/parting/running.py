@@ -1,0 +1,326 @@
+"""Running two implementations in float64, and comparing all that a training step makes, up to the gradients."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import torch
+from flax import nnx
+
+from mouse_core import ConfigError
+from mouse_core.trees import map_tree
+from mouse_study.parting.layers import Array, Arrays
+from mouse_study.parting.recording import Event, Recording, as_flax_has_it, flax_recording, torch_recording
+from mouse_study.parting.report import Difference, Stage
+from mouse_study.parting.weights import Twins, array_of, arrays_of, flax_layers, twins
+
+EPS = float(np.finfo(np.float64).eps)
+
+
+def as_float64(module: Any) -> Any:
+    """A copy of a Flax model whose weights are float64; what it computes in by itself stays what it is."""
+    made = nnx.clone(module)
+    for layer in flax_layers(made):
+        for variable in layer.arrays.values():
+            if jnp.issubdtype(variable.get_value().dtype, jnp.floating):
+                variable.set_value(variable.get_value().astype(jnp.float64))
+        # What layers were made with is the dtype of what recurrent cells carry, and of what an embedding gives.
+        own = getattr(layer.module, "param_dtype", None)
+        if own is not None and jnp.issubdtype(own, jnp.floating):
+            if isinstance(layer.module, nnx.Embed) and layer.module.dtype == own:
+                layer.module.dtype = jnp.dtype(jnp.float64)
+            layer.module.param_dtype = jnp.float64
+    return made
+
+
+@dataclass
+class Run:
+    """Both models, and what a pass of each gave.
+
+    Attributes:
+        pairs: The layers that are twins.
+        ours: What PyTorch's layers were given and gave.
+        theirs: The same of Flax's, by PyTorch's paths.
+        losses: Both losses.
+        grads: PyTorch's gradients by path, as Flax lays them out, and Flax's.
+        momenta: Running statistics after the pass, likewise.
+    """
+
+    torch_module: Any
+    flax_module: Any
+    batch: Any
+    torch_loss: Callable[[Any, Any], Any]
+    flax_loss: Callable[[Any, Any], Any]
+    names: Mapping[str, str] | None
+    ours: Recording = field(default_factory=Recording)
+    theirs: Recording = field(default_factory=Recording)
+    losses: tuple[float, float] = (0.0, 0.0)
+
+    def __post_init__(self) -> None:
+        self.pairs = twins(self.torch_module, self.flax_module, names=self.names)
+        self.torch_batch = map_tree(lambda values: torch.from_numpy(_widened(values)), self.batch)
+        self.flax_batch = map_tree(lambda values: jnp.asarray(_widened(values)), self.batch)
+        sizes = [np.shape(values) for values in _leaves(self.batch)]
+        elements = max([1, *(int(np.prod(shape)) for shape in sizes)])
+        widths = [max(shape, default=1) for pair in self.pairs for shape in pair.flax.shapes.values()]
+        # The longest sum is over all steps of a batch, or over the inputs of a layer.
+        self.longest = max([elements, *widths])
+        self.before: Any = None
+        self.flax_graph: Any = None
+        self.flax_params: Any = None
+        self.flax_rest: Any = None
+
+    def tolerance(self, depth: int) -> float:
+        """What rounding makes of a tensor that so many layers were before.
+
+        A sum of n products in another order differs by some sqrt(n) times eps, and 8 times that hardly ever; layers add
+        theirs. Of 1,024 products after 9 layers it is 8 * 32 * 10 * 2.2e-16 = 5.7e-13.
+        """
+        return 8 * EPS * float(np.sqrt(self.longest)) * (1 + depth)
+
+    # ------------------------------------------------------------------ stages
+
+    def initial_weights(self) -> list[Difference]:
+        """Whether both begin with the same weights, or with weights that are drawn alike."""
+        found: list[Difference] = []
+        for pair in self.pairs:
+            theirs = arrays_of(pair.flax)
+            for name, ours in pair.to_flax(arrays_of(pair.torch), "updates").items():
+                found.append(_spreads(f"{pair.torch.path}.{name}".removesuffix(".value"), ours, theirs[name]))
+        own_loss, other_loss = (
+            self._torch_loss(copy.deepcopy(self.torch_module)),
+            self._flax_loss(nnx.clone(self.flax_module)),
+        )
+        parted = any(one.beyond for one in found)
+        same = all(one.absolute == 0 for one in found)
+        tolerance = 0.0 if parted else self.tolerance(len(self.pairs)) if same else float("inf")
+        if not same:
+            found.append(
+                Difference(
+                    "initial weights",
+                    "loss of each with its own weights",
+                    abs(own_loss - other_loss),
+                    abs(own_loss),
+                    tolerance,
+                )
+            )
+        return found
+
+    def forward(self) -> list[Difference]:
+        """What layers were given and gave."""
+        self.before = copy.deepcopy(self.torch_module), nnx.clone(self.flax_module)
+        self.flax_graph, self.flax_params, self.flax_rest = split_params(self.flax_module)
+        self.torch_module.zero_grad()
+        with torch_recording(self.pairs) as self.ours:
+            loss = self.torch_loss(self.torch_module, self.torch_batch)
+        _check_scalar("torch_loss", loss)
+        loss.backward()
+        self.theirs, their_loss = self.pass_of_flax(self.flax_module)
+        self.losses = float(loss.detach()), their_loss
+        return self.compare(self.theirs)
+
+    def pass_of_flax(self, module: Any) -> tuple[Recording, float]:
+        """The events and the loss of a pass of Flax's model."""
+        pairs = twins(self.torch_module, module, names=self.names)
+        with flax_recording(module, pairs) as recording:
+            loss = self._flax_loss(module)
+        return recording, loss
+
+    def compare(self, theirs: Recording) -> list[Difference]:
+        """The events of PyTorch's pass beside those of one of Flax's."""
+        found: list[Difference] = []
+        for ours, values, other in self.paired(theirs.by_key()):
+            found.append(self._difference("forward", str(ours), values, other.values, depth=len(found)))
+        return found
+
+    def paired(self, others: Mapping[Any, Event]) -> Iterator[tuple[Event, Array, Event]]:
+        """Events of both, in PyTorch's order, with PyTorch's tensor as Flax lays it out."""
+        for event in self.ours.events:
+            other = others.get(event.key)
+            values = None if other is None else as_flax_has_it(event, other.values.shape)
+            if other is not None and values is not None:
+                yield event, values, other
+
+    def alone(self) -> list[Difference]:
+        """Each layer of Flax's with what PyTorch's was given."""
+        found = []
+        for pair, event, given, output in self.calls():
+            try:
+                made = run_alone(pair.flax.module, given)
+            except (TypeError, ValueError):
+                continue
+            values = as_flax_has_it(output, made.shape)
+            if values is not None:
+                found.append(self._difference("layer alone", event.path, values, made, depth=0))
+        return found
+
+    def calls(self) -> Iterator[tuple[Twins, Event, Array, Event]]:
+        """The first call of each layer that takes one input: its input as Flax lays it out, and its output."""
+        ours = self.ours.by_key()
+        # Layers of before the pass: a batch norm counts.
+        pairs = {pair.torch.path: pair for pair in twins(*self.before, names=self.names)}
+        for path, pair in pairs.items():
+            event, output = ours.get((path, "input", 0)), ours.get((path, "output", 0))
+            if event is not None and output is not None and event.alone and pair.torch.kind.name not in ("GRU", "LSTM"):
+                yield pair, event, _channels_last(event), output
+
+    def loss(self) -> list[Difference]:
+        """The two losses."""
+        return [self._difference("loss", "the loss", *map(np.asarray, self.losses), depth=len(self.pairs))]
+
+    def gradients(self) -> list[Difference]:
+        """The gradients of all weights, from the loss back."""
+        ours = self.torch_gradients()
+        wanted = nnx.DiffState(0, nnx.Param)
+        grads = nnx.grad(self.flax_loss, argnums=wanted)(nnx.clone(self.before[1]), self.flax_batch)
+        theirs = self.in_flax(grads)
+        largest = max(
+            [float(np.abs(values).max(initial=0)) for own in ours.values() for values in own.values()] or [0.0]
+        )
+        found: list[Difference] = []
+        for pair in reversed(self.pairs):
+            for name, values in ours[pair.torch.path].items():
+                tensor, other = f"{pair.torch.path}.{name}".removesuffix(".value"), theirs[pair.torch.path][name]
+                depth = len(self.pairs) + len(found)
+                found.append(self._difference("gradients", tensor, values, other, depth=depth, least=1e-3 * largest))
+        return found
+
+    def torch_gradients(self) -> dict[str, Arrays]:
+        """PyTorch's, as Flax lays them out."""
+        found = {}
+        for pair in self.pairs:
+            arrays = {name: gradient_of(values) for name, values in pair.torch.arrays.items()}
+            made = pair.to_flax({name: values for name, values in arrays.items() if values is not None}, "gradients")
+            found[pair.torch.path] = made
+        return found
+
+    def statistics(self) -> list[Difference]:
+        """The running statistics of batch norms after the pass."""
+        found = []
+        for pair in self.pairs:
+            if pair.torch.kind.name == "BatchNorm":
+                theirs = arrays_of(pair.flax)
+                for name, values in pair.to_flax(arrays_of(pair.torch)).items():
+                    if name in ("mean", "var"):
+                        tensor = f"{pair.torch.path}.{name}"
+                        found.append(
+                            self._difference("statistics", tensor, values, theirs[name], depth=len(self.pairs))
+                        )
+        return found
+
+    # ------------------------------------------------------------------ helpers
+
+    def in_flax(self, params: Any) -> dict[str, Arrays]:
+        """Parameters, or what is laid out as they are, by PyTorch's path."""
+        merged = nnx.merge(self.flax_graph, params, self.flax_rest)
+        paths = {pair.flax.path: pair.torch.path for pair in self.pairs}
+        return {paths[layer.path]: arrays_of(layer) for layer in flax_layers(merged)}
+
+    def _torch_loss(self, module: Any) -> float:
+        with torch.no_grad():
+            return float(self.torch_loss(module, self.torch_batch))
+
+    def _flax_loss(self, module: Any) -> float:
+        loss = self.flax_loss(module, self.flax_batch)
+        _check_scalar("flax_loss", loss)
+        return float(loss)
+
+    def _difference(
+        self, stage: Stage, tensor: str, ours: Array, theirs: Array, *, depth: int, least: float = 0.0
+    ) -> Difference:
+        return difference(stage, tensor, ours, theirs, self.tolerance(depth), least=least)
+
+
+def split_params(module: Any) -> tuple[Any, Any, Any]:
+    """What a Flax model is, its parameters, and all else in it."""
+    split: Any = nnx.split
+    graph, params, rest = split(module, nnx.Param, ...)
+    return graph, params, rest
+
+
+def difference(
+    stage: Stage, tensor: str, ours: Array, theirs: Array, tolerance: float, *, least: float = 0.0
+) -> Difference:
+    """How far apart two arrays are; infinitely far, where shapes differ or only one has NaNs."""
+    if ours.shape != theirs.shape or not np.array_equal(np.isnan(ours), np.isnan(theirs)):
+        return Difference(stage, tensor, float("inf"), 1.0, tolerance)
+    both = ~np.isnan(ours)
+    with np.errstate(invalid="ignore"):
+        apart = np.where(ours == theirs, 0.0, np.abs(ours - theirs))[both]
+    finite = np.abs(ours[both])
+    scale = max(float(finite[np.isfinite(finite)].max(initial=0)), least)
+    return Difference(stage, tensor, float(apart.max(initial=0)), scale, tolerance)
+
+
+def run_alone(module: Any, given: Array) -> Array:
+    """What a layer of Flax's gives for an input."""
+    output = module(jnp.asarray(given))
+    return array_of(output[-1] if isinstance(output, tuple) else output)
+
+
+def _channels_last(event: Event) -> Array:
+    shape = event.values.shape
+    moved = as_flax_has_it(event, (shape[0], *shape[2:], shape[1])) if len(shape) > 2 else None
+    if moved is not None and type(event.module).__name__.startswith(("Conv", "BatchNorm", "GroupNorm")):
+        return moved
+    if len(shape) == 3 and getattr(event.module, "batch_first", True) is False:
+        return np.swapaxes(event.values, 0, 1)
+    return event.values
+
+
+def _spreads(tensor: str, ours: Array, theirs: Array) -> Difference:
+    """Two draws beside each other: the same values, or values as widely spread, or not.
+
+    The spread of n drawn values is known to 1/sqrt(2 n) of itself, and that of two draws differs by 5/sqrt(n) once in
+    millions. Constants are not drawn: they are the same or not.
+    """
+    # Weights that were carried over in float32 are equal in float32.
+    if ours.shape == theirs.shape and np.allclose(ours, theirs, rtol=1e-6, atol=0):
+        return Difference("initial weights", tensor, 0.0, 1.0, 0.0)
+    if ours.shape != theirs.shape:
+        return Difference("initial weights", tensor, float("inf"), 1.0, 0.0)
+    spreads = float(np.sqrt(np.mean(ours**2))), float(np.sqrt(np.mean(theirs**2)))
+    constant = np.ptp(ours) == 0 or np.ptp(theirs) == 0
+    tolerance = 0.0 if constant else 5 / float(np.sqrt(ours.size))
+    return Difference("initial weights", tensor, abs(spreads[0] - spreads[1]), max(spreads), tolerance)
+
+
+def gradient_of(values: Any) -> Array | None:
+    """The gradient of a parameter of PyTorch's, zeros where it has none; None of a buffer."""
+    if not isinstance(values, torch.nn.Parameter):
+        return None
+    return np.zeros(values.shape) if values.grad is None else array_of(values.grad)
+
+
+def _widened(values: Any) -> Array:
+    array = np.asarray(values)
+    wide = {"f": np.float64, "i": np.int64, "u": np.int64}.get(array.dtype.kind)
+    return np.array(array if wide is None else array.astype(wide))
+
+
+def _leaves(tree: Any) -> list[Any]:
+    found: list[Any] = []
+    map_tree(found.append, tree)
+    return found
+
+
+def _check_scalar(name: str, loss: Any) -> None:
+    if getattr(loss, "shape", None) != ():
+        raise ConfigError(f"{name}: expected a scalar, found {getattr(loss, 'shape', loss)!r:.80}")
+
+
+@contextmanager
+def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Another attribute for a while."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)

@@ -1,0 +1,305 @@
+"""Where two implementations part: each difference is planted, found, and named."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.nnx as nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import torch
+
+from mouse_core import ConfigError
+from mouse_study.parting import Comparison, transfer, where_they_part
+from tests.study.implementations import FlaxModel, TorchModel, flax_loss, tokens, torch_loss
+
+
+def compare(theirs: Any, ours: Any = None, *, same: bool = True, **options: Any) -> Comparison:
+    torch.manual_seed(3)
+    ours = TorchModel() if ours is None else ours
+    if same:
+        transfer(ours, theirs)
+    return where_they_part(
+        ours, theirs, options.pop("batch", tokens()), **{"torch_loss": torch_loss, "flax_loss": flax_loss} | options
+    )
+
+
+def names(found: Comparison) -> set[str]:
+    return {cause.name for cause in found.causes}
+
+
+def stepping(ours: Any, theirs: Any) -> Comparison:
+    return compare(FlaxModel(), torch_optimizer=ours, flax_optimizer=theirs)
+
+
+def test_two_that_are_the_same_agree_in_everything() -> None:
+    found = stepping(lambda p: torch.optim.AdamW(p, 1e-3), optax.adamw(1e-3, weight_decay=1e-2))
+    assert found.first is None
+    assert not found.causes
+    assert str(found).startswith("no tensor differs by more than rounding")
+    assert {one.stage for one in found.compared} == {
+        *("initial weights", "forward", "layer alone", "loss", "gradients", "update")
+    }
+    # Each layer's input and output, and 35 tensors that have gradients.
+    assert len(found.of("forward")) == 2 * (2 + 2 * 5)
+    assert len(found.of("gradients")) == len(found.of("update")) == 1 + 2 * (2 * 2 + 8 + 2 * 2) + 2
+
+
+def test_initialization() -> None:
+    found = compare(FlaxModel(), same=False)
+    assert found.first is not None
+    assert (found.first.stage, found.first.tensor) == ("initial weights", "embed.embedding")
+    assert names(found) == {"initialization"}
+    assert not any(one.beyond for one in found.of("gradients"))  # made with the same weights
+
+
+def test_weights_drawn_alike_are_no_difference() -> None:
+    theirs = FlaxModel()
+    torch.manual_seed(4)
+    transfer(TorchModel(), theirs)
+    assert compare(theirs, same=False).first is None
+
+
+def test_epsilon_of_layer_norm() -> None:
+    found = compare(FlaxModel(epsilon=1e-6))
+    assert found.first is not None
+    assert (found.first.stage, found.first.tensor) == ("forward", "output of blocks.0.norm1")
+    assert [cause.where for cause in found.causes if cause.name == "epsilon"] == [
+        f"blocks.{block}.norm{norm}" for block in (0, 1) for norm in (1, 2)
+    ]
+    assert names(found) == {"epsilon"}
+    assert [one.tensor for one in found.of("layer alone") if one.beyond] == [
+        f"blocks.{block}.norm{norm}" for block in (0, 1) for norm in (1, 2)
+    ]
+
+
+def test_the_two_forms_of_gelu() -> None:
+    found = compare(FlaxModel(gelu=nnx.gelu))
+    assert found.first is not None
+    assert found.first.tensor == "input of blocks.0.down"
+    assert 1e-6 < found.first.relative < 1e-3
+    gelus = [cause for cause in found.causes if cause.name == "activation"]
+    assert [cause.where for cause in gelus] == [
+        f"between output of blocks.{block}.up and input of blocks.{block}.down" for block in (0, 1)
+    ]
+    assert ("erf" in gelus[0].torch, "tanh" in gelus[0].flax) == (True, True)
+    assert names(found) == {"activation"}
+
+
+def test_float32_inside_the_attention_of_jax() -> None:
+    found = compare(FlaxModel(attention=nnx.dot_product_attention))
+    assert found.first is not None
+    assert found.first.tensor == "output of blocks.0.attention"
+    assert 1e-11 < found.first.relative < 1e-6
+    assert names(found) == {"float32 inside jax.nn.dot_product_attention"}
+
+
+def test_everything_at_once_is_named() -> None:
+    theirs = FlaxModel(epsilon=1e-6, gelu=nnx.gelu, attention=nnx.dot_product_attention)
+    optimizers = {"torch_optimizer": lambda p: torch.optim.AdamW(p, 1e-3), "flax_optimizer": optax.adamw(1e-3)}
+    found = compare(theirs, same=False, **optimizers)
+    assert names(found) == {
+        *("initialization", "epsilon", "activation", "float32 inside jax.nn.dot_product_attention", "weight decay")
+    }
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "name"),
+    [
+        (lambda p: torch.optim.AdamW(p, 1e-3), optax.adamw(1e-3), "weight decay"),
+        (lambda p: torch.optim.Adam(p, 1e-3), optax.adam(2e-3), "learning rate"),
+        (lambda p: torch.optim.Adam(p, 1e-3, eps=1e-8), optax.adam(1e-3, eps=1e-5), "epsilon of the optimizer"),
+        (lambda p: torch.optim.Adam(p, 1e-3), optax.adam(1e-3, eps=0.0, eps_root=1e-16), "epsilon of the optimizer"),
+        (
+            lambda p: torch.optim.RMSprop(p, 1e-3, alpha=0.9),
+            optax.rmsprop(1e-3, decay=0.9, eps_in_sqrt=True),
+            "epsilon of the optimizer",
+        ),
+        (
+            lambda p: torch.optim.RMSprop(p, 1e-3),
+            optax.rmsprop(1e-3, eps_in_sqrt=False),
+            "learning rate or decay of moments",
+        ),
+    ],
+    ids=["decay", "rate", "eps", "eps place in Adam", "eps place in RMSprop", "alpha"],
+)
+def test_optimizers(ours: Any, theirs: Any, name: str) -> None:
+    found = stepping(ours, theirs)
+    assert found.first is not None
+    assert found.first.stage == "update"
+    assert [one.startswith(name) for one in names(found)] == [True]
+
+
+def test_a_mean_and_a_sum() -> None:
+    def summed(model: Any, batch: Any) -> Any:
+        return optax.softmax_cross_entropy_with_integer_labels(model(batch["x"]), batch["y"]).sum()
+
+    found = compare(FlaxModel(), flax_loss=summed)
+    assert found.first is not None
+    assert found.first.stage == "loss"
+    assert [(cause.name, cause.flax) for cause in found.causes] == [("reduction of the loss", "its sum over 32")]
+
+
+def test_a_layer_that_computes_in_bfloat16() -> None:
+    theirs = FlaxModel()
+    theirs.blocks[1].up.dtype = jnp.bfloat16
+    found = compare(theirs)
+    assert found.first is not None
+    assert found.first.tensor == "output of blocks.1.up"
+    assert [(cause.name, cause.where) for cause in found.causes] == [("dtype of a layer", "blocks.1.up")]
+
+
+class TorchImages(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(3, 6, 3, padding=1)
+        self.norm = torch.nn.BatchNorm2d(6)
+        self.head = torch.nn.Linear(6, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.norm(self.conv(x.permute(0, 3, 1, 2)))).mean((2, 3)))
+
+
+class FlaxImages(nnx.Module):
+    def __init__(self, *, momentum: float = 0.9, relu: Any = nnx.relu, padding: str = "SAME") -> None:
+        rngs = nnx.Rngs(0)
+        self.relu = relu
+        self.conv = nnx.Conv(3, 6, (3, 3), padding=padding, rngs=rngs)
+        self.norm = nnx.BatchNorm(6, momentum=momentum, use_fast_variance=False, rngs=rngs)
+        self.head = nnx.Linear(6, 1, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        return self.head(self.relu(self.norm(self.conv(x))).mean((1, 2)))
+
+
+def images(theirs: Any, offset: float = 0.0) -> Comparison:
+    ours = TorchImages()
+    with torch.no_grad():
+        ours.conv.bias += offset
+    batch = {"x": np.random.default_rng(0).normal(size=(4, 5, 5, 3))}
+    loss = {"torch_loss": lambda m, b: (m(b["x"]) ** 2).mean(), "flax_loss": lambda m, b: (m(b["x"]) ** 2).mean()}
+    return compare(theirs, ours, batch=batch, **loss)
+
+
+def test_running_statistics_of_batch_norm() -> None:
+    found = images(FlaxImages())
+    assert found.first is not None
+    assert (found.first.stage, found.first.tensor) == ("statistics", "norm.var")
+    assert [(cause.name, cause.where) for cause in found.causes] == [("running variance", "norm")]
+    assert "100/99" in found.causes[0].torch
+
+
+def test_momentum_of_batch_norm() -> None:
+    found = images(FlaxImages(momentum=0.99))
+    assert [one.tensor for one in found.of("statistics") if one.beyond] == ["norm.mean", "norm.var"]
+    assert names(found) == {"momentum of running statistics", "running variance"}
+
+
+def test_mode_of_batch_norm() -> None:
+    theirs = FlaxImages()
+    theirs.norm.use_running_average = True
+    found = images(theirs)
+    assert found.first is not None
+    assert found.first.tensor == "output of norm"
+    assert "mode of batch norm" in names(found)
+
+
+def test_padding_and_fast_variance() -> None:
+    assert "padding" in names(images(FlaxImages(padding="VALID")))
+    theirs = FlaxImages()
+    theirs.norm.use_fast_variance = True
+    found = images(theirs, offset=1e4)
+    assert "fast variance" in names(found)
+
+
+def test_other_activations() -> None:
+    found = images(FlaxImages(relu=lambda x: nnx.leaky_relu(x, 0.2)))
+    assert found.first is not None
+    assert found.first.tensor == "input of head"  # a mean lies between, so its name is not known
+
+
+class TorchRecurrent(torch.nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.cells = getattr(torch.nn, kind)(3, 5, 2, batch_first=True)
+        self.head = torch.nn.Linear(5, 1)
+        with torch.no_grad():
+            for name, values in self.cells.named_parameters():
+                if name.startswith("bias_hh"):
+                    values[10:15] = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.cells(x)[0])
+
+
+class FlaxRecurrent(nnx.Module):
+    def __init__(self, kind: str) -> None:
+        rngs = nnx.Rngs(0)
+        make = {"GRU": nnx.GRUCell, "LSTM": nnx.OptimizedLSTMCell}[kind]
+        self.cells = nnx.List([nnx.RNN(make(3, 5, rngs=rngs)), nnx.RNN(make(5, 5, rngs=rngs))])
+        self.head = nnx.Linear(5, 1, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        for cell in self.cells:
+            x = cell(x)
+        return self.head(x)
+
+
+@pytest.mark.parametrize("kind", ["GRU", "LSTM"])
+def test_recurrent_layers_agree_until_their_biases_learn(kind: str) -> None:
+    batch = {"x": np.random.default_rng(0).normal(size=(4, 6, 3))}
+    loss = {"torch_loss": lambda m, b: (m(b["x"]) ** 2).mean(), "flax_loss": lambda m, b: (m(b["x"]) ** 2).mean()}
+    optimizers = {"torch_optimizer": lambda p: torch.optim.SGD(p, 0.1), "flax_optimizer": optax.sgd(0.1)}
+    found = compare(FlaxRecurrent(kind), TorchRecurrent(kind), batch=batch, **loss, **optimizers)
+    assert found.first is not None
+    assert found.first.stage == "update"
+    assert names(found) == {"two biases"}
+    assert {one.tensor for one in found.differences} == {
+        f"cells.{number}.dense_{'i' if kind == 'GRU' else 'h'}.bias" for number in (0, 1)
+    }
+
+
+def test_dropout_is_said() -> None:
+    class Dropped(TorchModel):
+        def __init__(self) -> None:
+            super().__init__()
+            self.drop = torch.nn.Dropout(0.5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.drop(super().forward(x))
+
+    assert "dropout" in names(compare(FlaxModel(), Dropped()))
+
+
+def test_models_and_settings_stay_as_they_were() -> None:
+    ours, theirs = TorchModel(), FlaxModel()
+    transfer(ours, theirs)
+    before = {name: values.clone() for name, values in ours.state_dict().items()}
+    state = jax.tree.map(np.asarray, nnx.state(theirs))
+    call, attention = nnx.Linear.__call__, jax.nn.dot_product_attention
+    compare(theirs, ours, same=False)
+    assert all(torch.equal(values, before[name]) for name, values in ours.state_dict().items())
+    assert all(values.dtype == torch.float32 for values in ours.parameters())
+    jax.tree.map(np.testing.assert_array_equal, state, jax.tree.map(np.asarray, nnx.state(theirs)))
+    assert (nnx.Linear.__call__, jax.nn.dot_product_attention) == (call, attention)
+    assert "__call__" not in vars(nnx.RNN(nnx.GRUCell(2, 2, rngs=nnx.Rngs(0))))
+    assert jnp.zeros(1).dtype == jnp.float32
+
+
+def test_what_is_refused() -> None:
+    with pytest.raises(ConfigError, match="expected one of each framework"):
+        compare(FlaxModel(), torch_optimizer=lambda p: torch.optim.SGD(p, 0.1))
+    with pytest.raises(ConfigError, match="flax_loss: expected a scalar, found"):
+        compare(FlaxModel(), flax_loss=lambda m, b: m(b["x"]))
+
+
+@pytest.mark.slow
+def test_ten_layers() -> None:
+    ours, theirs = TorchModel(10), FlaxModel(10, epsilon=1e-6)
+    found = compare(theirs, ours)
+    assert found.first is not None
+    assert found.first.tensor == "output of blocks.0.norm1"
+    assert names(found) == {"epsilon"}

@@ -1,0 +1,232 @@
+"""Weights from PyTorch to Flax and back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import flax.nnx as nnx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+from mouse_core import ConfigError, SchemaError
+from mouse_study.parting import transfer
+
+R = nnx.Rngs(0)
+T = torch.nn
+
+
+def gru(layers: int, bias: bool = True) -> torch.nn.GRU:
+    made = T.GRU(3, 4, layers, bias=bias, batch_first=True)
+    with torch.no_grad():
+        for name, values in made.named_parameters():
+            if name.startswith("bias_hh"):
+                values[8:] = 0
+    return made
+
+
+def images(values: Any) -> Any:
+    return np.moveaxis(values, 1, -1) if values.ndim > 2 else values
+
+
+def rnns(cell: Any, layers: int) -> Any:
+    return nnx.Sequential(*(nnx.RNN(cell(3 if number == 0 else 4, 4, rngs=R)) for number in range(layers)))
+
+
+# What a layer is made as in both, a shape of its input, and how the input and the output of PyTorch's look in Flax.
+LAYERS: dict[str, tuple[Any, Any, tuple[int, ...], bool]] = {
+    "Linear": (lambda: T.Linear(3, 5), lambda: nnx.Linear(3, 5, rngs=R), (2, 3), False),
+    "Linear without bias": (
+        lambda: T.Linear(3, 5, bias=False),
+        lambda: nnx.Linear(3, 5, use_bias=False, rngs=R),
+        (2, 3),
+        False,
+    ),
+    "Embedding": (lambda: T.Embedding(7, 3), lambda: nnx.Embed(7, 3, rngs=R), (), False),
+    "LayerNorm": (lambda: T.LayerNorm(3), lambda: nnx.LayerNorm(3, epsilon=1e-5, rngs=R), (2, 3), False),
+    "RMSNorm": (lambda: T.RMSNorm(3, eps=1e-6), lambda: nnx.RMSNorm(3, epsilon=1e-6, rngs=R), (2, 3), False),
+    "GroupNorm": (
+        lambda: T.GroupNorm(2, 6),
+        lambda: nnx.GroupNorm(6, num_groups=2, epsilon=1e-5, rngs=R),
+        (2, 6, 5, 5),
+        True,
+    ),
+    "BatchNorm": (
+        lambda: T.BatchNorm1d(3).eval(),
+        lambda: nnx.BatchNorm(3, use_running_average=True, rngs=R),
+        (4, 3),
+        False,
+    ),
+    "Conv1d": (lambda: T.Conv1d(3, 4, 3), lambda: nnx.Conv(3, 4, 3, padding="VALID", rngs=R), (2, 3, 9), True),
+    "Conv2d in groups": (
+        lambda: T.Conv2d(4, 6, (2, 3), groups=2),
+        lambda: nnx.Conv(4, 6, (2, 3), padding="VALID", feature_group_count=2, rngs=R),
+        (2, 4, 7, 7),
+        True,
+    ),
+    "Attention": (
+        lambda: T.MultiheadAttention(8, 2, batch_first=True),
+        lambda: nnx.MultiHeadAttention(2, 8, decode=False, rngs=R),
+        (2, 5, 8),
+        False,
+    ),
+    "GRU": (lambda: gru(1), lambda: nnx.RNN(nnx.GRUCell(3, 4, rngs=R)), (2, 5, 3), False),
+    "GRU without bias": (lambda: gru(1, False), lambda: nnx.RNN(nnx.GRUCell(3, 4, rngs=R)), (2, 5, 3), False),
+    "GRU of three layers": (lambda: gru(3), lambda: rnns(nnx.GRUCell, 3), (2, 5, 3), False),
+    "LSTM": (
+        lambda: T.LSTM(3, 4, batch_first=True),
+        lambda: nnx.RNN(nnx.OptimizedLSTMCell(3, 4, rngs=R)),
+        (2, 5, 3),
+        False,
+    ),
+    "LSTM of two layers": (
+        lambda: T.LSTM(3, 4, 2, batch_first=True),
+        lambda: rnns(nnx.LSTMCell, 2),
+        (2, 5, 3),
+        False,
+    ),
+}
+
+
+def randomize(module: torch.nn.Module) -> None:
+    """Other values than those that all have at first, such as a scale of 1; zeros stay, which a GRU needs."""
+    with torch.no_grad():
+        for name, values in module.state_dict().items():
+            if values.is_floating_point():
+                values += (
+                    torch.rand_like(values) * (values != 0) if name.startswith("bias_hh") else torch.rand_like(values)
+                )
+
+
+def run(ours: Any, values: torch.Tensor) -> np.ndarray:
+    made = ours(values, values, values) if isinstance(ours, T.MultiheadAttention) else ours(values)
+    return (made[0] if isinstance(made, tuple) else made).detach().numpy()
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_both_give_the_same_and_weights_come_back(name: str) -> None:
+    make, make_other, shape, moved = LAYERS[name]
+    torch.manual_seed(0)
+    ours, theirs = make(), make_other()
+    randomize(ours)
+    transfer(ours, theirs)
+    given = torch.randn(shape) if shape else torch.arange(7)
+    other = images(given.numpy()) if moved else given.numpy()
+    expected = images(run(ours, given)) if moved else run(ours, given)
+    np.testing.assert_allclose(np.asarray(theirs(jnp.asarray(other))), expected, rtol=1e-4, atol=1e-5)
+    back = make()
+    transfer(theirs, back)
+    np.testing.assert_allclose(run(back, given), run(ours, given), rtol=1e-5, atol=1e-6)
+    for one, (key, values) in zip(back.state_dict().values(), ours.state_dict().items(), strict=True):
+        if "bias_" not in key:
+            assert torch.equal(one, values), key
+    again = make_other()
+    transfer(back, again)
+    jax.tree.map(np.testing.assert_array_equal, nnx.state(again, nnx.Param), nnx.state(theirs, nnx.Param))
+
+
+class Ours(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = T.Sequential(T.Linear(2, 3), T.ReLU(), T.ModuleDict({"up": T.Linear(3, 4)}))
+        self.heads = T.ModuleList([T.Linear(4, 2), T.Linear(4, 2)])
+        self.scale = T.Parameter(torch.randn(4))
+
+
+class Theirs(nnx.Module):
+    def __init__(self, heads: str = "heads", scale: int = 4) -> None:
+        self.body = nnx.Sequential(nnx.Linear(2, 3, rngs=R), nnx.relu, nnx.Dict(up=nnx.Linear(3, 4, rngs=R)))
+        setattr(self, heads, nnx.List([nnx.Linear(4, 2, rngs=R), nnx.Linear(4, 2, rngs=R)]))
+        self.scale = nnx.Param(jnp.zeros(scale))
+
+
+def test_nested_modules_by_structure_and_by_names() -> None:
+    ours, theirs, other = Ours(), Theirs(), Theirs("outputs")
+    transfer(ours, theirs)
+    np.testing.assert_array_equal(theirs.heads[1].kernel[...], ours.heads[1].weight.detach().numpy().T)
+    np.testing.assert_array_equal(theirs.scale[...], ours.scale.detach().numpy())
+    with pytest.raises(SchemaError, match=r"heads.0.*torch.nn.Linear.*outputs.0.*names=\{'heads.0': 'outputs.0'"):
+        transfer(ours, other)
+    transfer(ours, other, names={"heads": "outputs"})
+    np.testing.assert_array_equal(other.outputs[1].kernel[...], theirs.heads[1].kernel[...])
+    transfer(ours, other, names={"heads.0": "outputs.1", "heads.1": "outputs.0"})
+    np.testing.assert_array_equal(other.outputs[0].kernel[...], theirs.heads[1].kernel[...])
+    back = Ours()
+    transfer(other, back, names={"heads.0": "outputs.1", "heads.1": "outputs.0"})
+    assert all(
+        torch.equal(one, two) for one, two in zip(back.state_dict().values(), ours.state_dict().values(), strict=True)
+    )
+
+
+def test_names_that_differ_are_no_matter_where_only_one_fits() -> None:
+    class Short(nnx.Module):
+        def __init__(self) -> None:
+            self.first = nnx.Linear(2, 3, rngs=R)
+            self.last = nnx.Linear(3, 1, rngs=R)
+
+    ours, theirs = T.Sequential(T.Linear(2, 3), T.Tanh(), T.Linear(3, 1)), Short()
+    transfer(ours, theirs)
+    np.testing.assert_array_equal(theirs.last.kernel[...], ours[2].weight.detach().numpy().T)
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "message"),
+    [
+        (lambda: T.Linear(2, 3), lambda: nnx.Linear(2, 4, rngs=R), r"kernel \[2, 4\].*weight \[3, 2\]"),
+        (lambda: T.Linear(2, 3), lambda: nnx.Linear(2, 3, use_bias=False, rngs=R), "found differences in bias"),
+        (lambda: T.Bilinear(2, 2, 3), lambda: nnx.Linear(2, 3, rngs=R), "without a twin in Flax: 'weight' .*Bilinear"),
+        (lambda: T.LayerNorm(3), lambda: nnx.RMSNorm(3, rngs=R), "two of one kind.*LayerNorm.*RMSNorm"),
+        (
+            lambda: T.GRU(3, 4),
+            lambda: nnx.RNN(nnx.GRUCell(3, 4, rngs=R)),
+            "bias_hh: expected zeros.*recurrent bias of n",
+        ),
+        (
+            lambda: T.GRU(3, 4, bidirectional=True),
+            lambda: nnx.RNN(nnx.GRUCell(3, 4, rngs=R)),
+            "torch.nn.GRU that goes one way",
+        ),
+        (
+            lambda: T.LSTM(3, 4, proj_size=2),
+            lambda: nnx.RNN(nnx.LSTMCell(3, 4, rngs=R)),
+            "torch.nn.LSTM that goes one way and projects nothing",
+        ),
+        (
+            lambda: T.MultiheadAttention(8, 2, add_bias_kv=True),
+            lambda: nnx.MultiHeadAttention(2, 8, rngs=R),
+            "found differences in bias_k, bias_v",
+        ),
+        (lambda: Ours(), lambda: Theirs(scale=5), r"'scale' \(a parameter of torch.nn.Ours: value \[4\]\)"),
+        (lambda: T.Tanh(), lambda: nnx.Linear(2, 3, rngs=R), "without a twin in PyTorch: '' .nnx.Linear"),
+    ],
+)
+def test_what_has_no_twin_is_named_and_nothing_is_copied(ours: Any, theirs: Any, message: str) -> None:
+    one, other = ours(), theirs()
+    before = jax.tree.map(np.asarray, nnx.state(other, nnx.Param))
+    with pytest.raises(SchemaError, match=message):
+        transfer(one, other)
+    jax.tree.map(np.testing.assert_array_equal, before, jax.tree.map(np.asarray, nnx.state(other, nnx.Param)))
+
+
+def test_dtypes_are_kept() -> None:
+    ours, theirs = T.Linear(2, 3).bfloat16(), nnx.Linear(2, 3, rngs=R)
+    transfer(ours, theirs)
+    assert theirs.kernel[...].dtype == jnp.bfloat16
+    back = T.Linear(2, 3)
+    transfer(theirs, back)
+    assert back.weight.dtype == torch.bfloat16
+    assert torch.equal(back.weight, ours.weight)
+    with pytest.raises(ConfigError, match="jax_enable_x64"):
+        transfer(T.Linear(2, 3).double(), theirs)
+    with jax.enable_x64(True):
+        transfer(T.Linear(2, 3).double(), theirs)
+        assert theirs.kernel[...].dtype == jnp.float64
+
+
+def test_what_is_no_pair_of_models_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"expected a torch.nn.Module and a flax.nnx.Module, found Linear and int"):
+        transfer(T.Linear(2, 3), 5)
+    with pytest.raises(ConfigError, match="names: expected paths"):
+        transfer(T.Linear(2, 3), nnx.Linear(2, 3, rngs=R), names={"nowhere": "there"})
