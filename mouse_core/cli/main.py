@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action=_Version, help="print the version and end")
+    parser.add_argument("--version", action="store_true", help="print the version and end")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     asked = list(sys.argv[1:] if arguments is None else arguments)
     more = {} if asked[:1] and asked[0] in _COMMANDS else others()
@@ -49,6 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         declare(command)
         command.set_defaults(run=run)
     chosen = parser.parse_args(arguments)
+    if chosen.version:
+        print(f"mouse-data {_version()}")  # noqa: T201
+        return 0
     if chosen.command is None:
         parser.print_help(sys.stderr)
         return 2
@@ -93,21 +96,13 @@ _EXAMPLES = """examples:
 mouse COMMAND --help says more."""
 
 
-class _Version(argparse.Action):
-    """Prints the version; looking it up takes a while, and is done only when it is asked for."""
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # which takes a while
 
-    def __init__(self, option_strings: Sequence[str], dest: str, **options: Any) -> None:
-        super().__init__(option_strings, dest=argparse.SUPPRESS, nargs=0, **options)
-
-    def __call__(self, parser: argparse.ArgumentParser, *ignored: Any) -> None:
-        from importlib.metadata import PackageNotFoundError, version
-
-        try:
-            found = version("mouse-data")
-        except PackageNotFoundError:  # used from where it lies
-            found = "of a source folder"
-        print(f"mouse-data {found}")  # noqa: T201
-        parser.exit()
+    try:
+        return version("mouse-data")
+    except PackageNotFoundError:  # used from where it lies
+        return "of a source folder"
 
 
 # ---------------------------------------------------------------------- mouse bench

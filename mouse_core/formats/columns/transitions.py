@@ -12,6 +12,7 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.formats.columns.named import MISSING, Columns
 
 FINAL = ("drop", "mark")
+Bools = npt.NDArray[np.bool_]
 
 
 def check_final(final: str | None, *, where: str, needed: bool = True) -> str | None:
@@ -53,7 +54,7 @@ def placeholder(values: npt.NDArray[Any], count: int = 1) -> npt.NDArray[Any]:
     return np.zeros((count, *values.shape[1:]), values.dtype)
 
 
-def step_numbers(begins: npt.NDArray[np.bool_], before: int = 0) -> npt.NDArray[np.int64]:
+def step_numbers(begins: Bools, before: int = 0) -> npt.NDArray[np.int64]:
     """How many rows of its episode come before each row, int64 ``[n]``.
 
     After 3 rows of an episode that goes on, ``begins`` of 0 0 1 0 1 gives 3 4 0 1 0.
@@ -118,7 +119,7 @@ class TransitionRows:
         self,
         observations: Mapping[str, npt.NDArray[Any]],
         arriving: Mapping[str, npt.NDArray[Any]],
-        begins: npt.NDArray[np.bool_],
+        begins: Bools,
         following: Mapping[str, npt.NDArray[Any]] | None = None,
         beside: Mapping[str, npt.NDArray[Any]] | None = None,
     ) -> Columns:
@@ -202,9 +203,12 @@ class TransitionRows:
             if "done" in brought:
                 stops = kept & np.concatenate([ends[1:], np.zeros(1, bool)])[:ready]
                 brought["done"] = np.where(stops & (brought["done"] == 0), 2, brought["done"])
-        leading = now["following"] if known else _next(parts["observations"], ready)
-        beside = _next(parts["beside"], ready)
-        return self._layout(now, leading, beside, kept, last, known)
+        # What belongs to the row that a transition leads to.
+        then = {
+            "observations": now["following"] if known else _next(parts["observations"], ready),
+            "beside": _next(parts["beside"], ready),
+        }
+        return self._layout(now, then, kept, last, known)
 
     def _joined(self, held: Columns, values: Columns) -> Columns:
         for name in held.keys() - values.keys():
@@ -216,18 +220,12 @@ class TransitionRows:
         return {name: np.concatenate([held[name], array]) for name, array in values.items()}
 
     def _layout(
-        self,
-        now: dict[str, Columns],
-        leading: Columns,
-        beside: Columns,
-        kept: npt.NDArray[np.bool_],
-        last: npt.NDArray[np.bool_],
-        known: bool,
+        self, now: dict[str, Columns], then: dict[str, Columns], kept: Bools, last: Bools, known: bool
     ) -> Columns:
         """Lay rows out: each transition gives the row that it leads to, and before the first of an episode its start.
 
         ``kept`` says which transitions have a row, ``last`` which end an episode, ``known`` whether the observations
-        that those lead to are there; ``leading`` and ``beside`` hold what belongs to the row a transition leads to.
+        that those lead to are there; ``then`` holds what belongs to the row a transition leads to.
         """
         begins = now["begins"]["begins"]
         # Row of what transition j leads to: the rows of those before it, and the starts up to and including its own.
@@ -242,11 +240,11 @@ class TransitionRows:
         for name, values in now["arriving"].items():
             rows[name] = placeholder(values, count)
             rows[name][leads_to] = values[kept]
-        for part, then in (("observations", leading), ("beside", beside)):
+        for part, following in then.items():
             for name, values in now[part].items():
                 rows[name] = placeholder(values, count)
                 rows[name][start_rows] = values[begins]
-                rows[name][leads_to] = then[name][kept]
+                rows[name][leads_to] = following[name][kept]
                 if part == "beside" or not known:
                     unknown = np.nan if part == "beside" and values.dtype.kind == "f" else placeholder(values)
                     rows[name][ends_at] = unknown
@@ -280,7 +278,7 @@ def _next(columns: Columns, ready: int) -> Columns:
     }
 
 
-def differ(ones: npt.NDArray[Any], others: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+def differ(ones: npt.NDArray[Any], others: npt.NDArray[Any]) -> Bools:
     """Whether rows differ, NaN being equal to NaN."""
     unequal = ones != others
     if ones.dtype.kind == "f":
