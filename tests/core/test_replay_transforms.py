@@ -760,3 +760,18 @@ def test_next_behind_hindsight_says_to_swap_them() -> None:
     buffer.extend({"achieved_goal": goals, "desired_goal": goals, "reward": goals[:, 0], "done": np.zeros(9, np.int8)})
     with pytest.raises(SchemaError, match="HindsightRelabel makes it: put NextView before it"):
         buffer.sample()
+
+
+def minus_distance(achieved: Any, goal: Any, batch: Any) -> Any:
+    return -abs(achieved - goal)
+
+
+def test_a_buffer_is_pickled_with_a_transform_that_reads_other_rows() -> None:
+    relabel = HindsightRelabel(compute_reward=minus_distance)
+    buffer = ReplayBuffer(ArrayStorage(20), transform=[relabel], batch_size=8, seed=3)
+    goals = {"achieved_goal": np.arange(12.0), "desired_goal": np.full(12, 50.0)}
+    buffer.extend({**goals, "reward": np.zeros(12), "done": np.arange(12) % 6 == 5})
+    copied = pickle.loads(pickle.dumps(buffer))
+    one, other = buffer.sample(), copied.sample()
+    assert one["desired_goal"].tolist() == other["desired_goal"].tolist()
+    assert one["relabelled"].any()

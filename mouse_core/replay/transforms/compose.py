@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -90,8 +91,7 @@ class Compose:
         number = self._gathering
         if number is None:
             return None
-        gather: Any = self.transforms[number]
-        return lambda *args: gather.gather(*args[:-1], args[-1].with_call(TRANSFORM_CALLS + number))
+        return partial(_gathered, self.transforms[number], number)
 
     @property
     def done(self) -> FieldKey:
@@ -135,6 +135,12 @@ class Compose:
             if undo is not None:
                 rows = undo(rows)
         return rows
+
+
+def _gathered(transform: Any, number: int, *args: Any) -> dict[str, Any]:
+    *given, key = args
+    gathered: dict[str, Any] = transform.gather(*given, key.with_call(TRANSFORM_CALLS + number))
+    return gathered
 
 
 def delivered_alignment(transform: Callable[..., Any] | None, alignment: Alignment) -> Alignment:
