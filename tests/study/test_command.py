@@ -11,6 +11,7 @@ import pytest
 import mouse_study
 from mouse_core.cli import GROUP, main
 from scripts.house import ROOT
+from tests.test_docs import blocks
 
 ENTRY_POINTS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
 
@@ -89,7 +90,9 @@ def test_help_lists_commands_of_other_packages(installed: Path, capsys: pytest.C
     assert "missing (cannot be used: No module named 'not_installed_at_all')" in shown
     with pytest.raises(SystemExit):
         main(["study", "--help"])
-    assert "--only VARIANT/FRAMEWORK/SEED" in capsys.readouterr().out
+    page = blocks((ROOT / "docs" / "reference" / "command.md").read_text(encoding="utf-8"))
+    shown = capsys.readouterr().out.split()
+    assert shown in [block.code.split() for block in page], "the reference shows another help than there is"
 
 
 def test_a_command_that_cannot_be_loaded_says_why_in_a_line(
