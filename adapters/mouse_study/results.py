@@ -91,7 +91,7 @@ class Results:
             bytes that the process had, now and then; other names are what the training reported.
 
     Raises:
-        SchemaError: Other columns, or a run in the table of which there are no facts.
+        SchemaError: Other columns, a null that is no value, or a run in the table of which there are no facts.
     """
 
     name: str
@@ -102,6 +102,8 @@ class Results:
     def __post_init__(self) -> None:
         if self.table.schema.remove_metadata() != SCHEMA:
             raise SchemaError(f"results: expected the columns {_words(SCHEMA)}, found {_words(self.table.schema)}")
+        if empty := [name for name in SCHEMA.names if name != "value" and self.table[name].null_count]:
+            raise SchemaError(f"results: expected {', '.join(empty)} in each row of the table, found rows without")
         unknown = set(pc.unique(self.table["run"]).to_pylist()) - {one.run for one in self.runs}
         if unknown:
             raise SchemaError(f"results: expected facts of every run of the table, found none of {sorted(unknown)}")

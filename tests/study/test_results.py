@@ -88,6 +88,17 @@ def test_what_is_no_results_is_refused_by_name(tmp_path: Path) -> None:
         Results("n", 3, RUNS, pa.table({"run": ["wide/jax/10"]}))
 
 
+@pytest.mark.parametrize("name", ["run", "step", "name"])
+def test_rows_without_a_name_or_a_place_are_refused(name: str, tmp_path: Path) -> None:
+    made().write(tmp_path / "r.parquet")
+    table = pq.read_table(tmp_path / "r.parquet")
+    place = table.schema.get_field_index(name)
+    kept = pa.array([None, *table[name].to_pylist()[1:]], table.schema.field(name).type)
+    pq.write_table(table.set_column(place, table.schema.field(name), kept), tmp_path / "r.parquet")
+    with pytest.raises(DataError, match=f"expected {name} in each row"):
+        mouse_study.read(tmp_path / "r.parquet")
+
+
 @pytest.mark.parametrize(
     ("name", "value"), [("steps", "3"), ("seconds", None), ("digest", ["ab"]), ("versions", "1"), ("seed", 0.5)]
 )
