@@ -37,6 +37,7 @@ from tensordict import TensorDict
 
 from mouse_core import DatasetStore, formats
 from mouse_study import Context, Results, Study, Training, pairs
+from mouse_study.parting import transfer
 
 HIDDEN = 64
 ROW = lunar_lander.OBSERVATION_SIZE + lunar_lander.ACTIONS + 2  # observation, action that led to it, reward, end
@@ -131,28 +132,13 @@ def jax_loss(network: nnx.Module, target: nnx.Module, batch: Mapping[str, jax.Ar
     return (error * counts).sum() / counts.sum()
 
 
-def copy_weights(source: FlaxQNetwork, destination: TorchQNetwork) -> None:
-    """Give the PyTorch network the weights of the Flax network."""
-    weights = {
-        "encode.weight": source.encode.kernel[...].T,
-        "encode.bias": source.encode.bias[...],
-        "memory.weight_ih_l0": source.memory.cell.dense_i.kernel[...].T,
-        "memory.bias_ih_l0": source.memory.cell.dense_i.bias[...],
-        "memory.weight_hh_l0": source.memory.cell.dense_h.kernel[...].T,
-        "memory.bias_hh_l0": jnp.zeros(3 * HIDDEN),
-        "value.weight": source.value.kernel[...].T,
-        "value.bias": source.value.bias[...],
-    }
-    destination.load_state_dict({name: torch.from_numpy(np.array(values)) for name, values in weights.items()})
-
-
 # ---------------------------------------------------------------------- training
 
 
 def train_torch(context: Context) -> Training:
     """Train the network in PyTorch, beginning with the weights that Flax makes of the seed."""
     network = TorchQNetwork()
-    copy_weights(FlaxQNetwork(nnx.Rngs(context.seed)), network)
+    transfer(FlaxQNetwork(nnx.Rngs(context.seed)), network)
     target = copy.deepcopy(network)
     trained = [weights for weights in network.parameters() if weights.requires_grad]
     adam = torch.optim.Adam(trained, LEARNING_RATE, betas=(ADAM["b1"], ADAM["b2"]), eps=ADAM["eps"])

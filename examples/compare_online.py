@@ -36,6 +36,7 @@ import mouse_jax
 import mouse_torch
 from mouse_core.replay import ArrayStorage, Compose, LinearSchedule, NextView, NStep
 from mouse_study import Context, Results, Study, Training, pairs
+from mouse_study.parting import transfer
 
 HIDDEN = 64
 BATCH_SIZE = 64
@@ -81,7 +82,7 @@ class TorchLearner:
 
     def __init__(self, weights: FlaxNetwork, dtype: torch.dtype) -> None:
         self.network = TorchNetwork().to(dtype)
-        copy_weights(weights, self.network)
+        transfer(weights, self.network)
         self.target = copy.deepcopy(self.network)
         self.adam = torch.optim.Adam(
             self.network.parameters(), LEARNING_RATE, betas=(ADAM["b1"], ADAM["b2"]), eps=ADAM["eps"]
@@ -170,15 +171,6 @@ class JaxLearner:
     def update(self, batch: Mapping[str, Any]) -> jax.Array:
         """Take a step of gradient descent on a batch."""
         return jax_step(self.network, self.target, self.adam, batch)
-
-
-def copy_weights(source: FlaxNetwork, destination: TorchNetwork) -> None:
-    """Give the PyTorch network the weights of the Flax network."""
-    with torch.no_grad():
-        for name, layer in destination.named_children():
-            of_flax = getattr(source, name)
-            layer.weight.copy_(torch.from_numpy(np.array(of_flax.kernel[...].T)))
-            layer.bias.copy_(torch.from_numpy(np.array(of_flax.bias[...])))
 
 
 # ---------------------------------------------------------------------- acting, which knows no framework

@@ -19,6 +19,7 @@ from mouse_core.digest import StreamDigest
 from mouse_core.testing import example_store
 from mouse_jax import PrefetchBatchifier
 from mouse_study import Context
+from mouse_study.parting import transfer
 from tests.programs import run_program
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -76,7 +77,7 @@ def test_both_networks_and_losses_are_the_same_functions(example: ModuleType) ->
     flax_networks = [example.FlaxQNetwork(nnx.Rngs(seed)) for seed in (0, 1)]
     torch_networks = [example.TorchQNetwork() for _ in range(2)]
     for mine, other in zip(flax_networks, torch_networks, strict=True):
-        example.copy_weights(mine, other)
+        transfer(mine, other)
     rows = np.random.default_rng(1).normal(size=(2, 9, example.ROW)).astype(np.float32)
     np.testing.assert_allclose(
         flax_networks[0](jnp.asarray(rows)), torch_networks[0](torch.from_numpy(rows)).detach(), rtol=1e-4, atol=1e-6
