@@ -91,8 +91,7 @@ def verify(
 
 def _check_files(root: Path, known: dict[Path, Noted], progress: bool) -> set[Path]:
     """Raise DataError unless all files are as they were written, and return those that carry what their bytes are."""
-    parts = (root.glob("*.parquet"), root.glob("data/*.parquet")) if root.is_dir() else ([root],)
-    files = [file for some in parts for file in sorted(some) if file.suffix == ".parquet" and file.is_file()]
+    files = [file for file in _beside(root) if file.suffix == ".parquet" and file.is_file()]
     total = sum(file.bytes for about in known.values() for file in about.files.values())
     total += sum(file.stat().st_size for file in files)
     sealed = set()
@@ -107,6 +106,10 @@ def _check_files(root: Path, known: dict[Path, Noted], progress: bool) -> set[Pa
     if wrong:
         raise DataError("; ".join(wrong))
     return sealed
+
+
+def _beside(root: Path) -> list[Path]:
+    return [*sorted(root.iterdir()), *sorted(root.glob("data/*"))] if root.is_dir() else [root]
 
 
 def _read_through(stream: RowStream, progress: bool) -> tuple[int, str]:

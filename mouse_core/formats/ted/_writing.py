@@ -76,19 +76,16 @@ def _write(stream: RowStream, writer: FolderWriter | _FileWriter, layout: str, c
     for rows, start, final in _with_neighbours(stream, columns):
         # Row 0 was written before, unless it is the first of all; the last row's successor is not known. Of two
         # episodes of two transitions, with start 1 0 0 1 0 0, steps lead to rows 1 2 4 5, and rows 2 and 5 are ends.
-        last = len(start) - 1 if not final else len(start)
-        here = np.arange(1 if rows["_written"][0] else 0, last)
-        follows = np.append(start[1:], True) if final else np.append(start[1:], False)
+        here = np.arange(int(rows["_written"][0]), len(start) - (not final))
+        follows = np.append(start[1:], final)
         transition = here[~start[here]]
         boundary = ~start & follows
         ends = rows["done"] != 0
-        open_end = np.zeros(len(start), bool)
-        open_end[-1] = final
         if layout != "ted" and (ends & ~boundary & ~start)[here].any():
             raise DataError(f"{stream.path}: expected episodes that end where done says so, found one that goes on")
         flags = {
             "reward": rows["reward"],
-            "done": ends | (boundary & ~open_end),
+            "done": ends | (~start & np.append(start[1:], False)),  # the last episode may go on
             "terminated": rows["done"] == 1,
             "truncated": rows["done"] == 2,
         }
