@@ -159,6 +159,9 @@ def test_ctrl_c_ends_runs_which_save_their_state(whole: Results, tmp_path: Path)
     stopped = mouse_study.read(tmp_path / "out").runs[0]
     assert (stopped.status, stopped.steps) == ("partial", 10)
     checkpoint = tmp_path / "out" / "runs" / "default" / "numpy" / "0" / "checkpoint"
+    with open(checkpoint.with_name("records.jsonl"), "ab") as records:
+        records.write(b'\0\0\0\n{"step": 10, "lo')  # as a machine may leave it
+    assert mouse_study.collect(tmp_path / "out").table.equals(mouse_study.read(tmp_path / "out").table)
     saved = read_checkpoint(checkpoint)
     saved["facts"]["versions"]["numpy"] = "1.0"
     write_checkpoint(checkpoint, saved)

@@ -46,11 +46,16 @@ class Records:
 
 
 def read_records(path: Path) -> list[dict[str, Any]]:
-    """What was recorded, without a last line that is not whole."""
+    """What was recorded, up to a line that is not whole, as a crash may leave behind the last checkpoint."""
     if not path.exists():
         return []
-    lines = path.read_bytes().split(b"\n")[:-1]
-    return [json.loads(line) for line in lines]
+    records = []
+    for line in path.read_bytes().split(b"\n")[:-1]:
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            break
+    return records
 
 
 def last_record(path: Path) -> dict[str, Any] | None:
