@@ -100,7 +100,8 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
             if shard != self.source.shard:
                 state = self.state_dict()
                 self._begin(shard, cut=isinstance(self._asked[0], BatchSource))
-                self.load_state_dict(state)
+                if state != self.state_dict():
+                    self.load_state_dict(state)
         batch = super().next_batch()
         return _plain(batch) if self.as_dict else batch
 
