@@ -293,12 +293,12 @@ def by_ray(config: dict[str, Any]) -> None:
             model(batch["reward"], batch["action"])["loss"].backward()
             optimizer.step()
             step += 1
-            with tempfile.TemporaryDirectory() as place:
-                if rank == 0:
+            if step % 2 == 0:
+                with tempfile.TemporaryDirectory() as place:
                     kept = {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "step": step}
                     torch.save({**kept, "loader": loader.state_dict()}, Path(place, "kept.pt"))
-                done = ray.train.Checkpoint.from_directory(place) if rank == 0 and step % 2 == 0 else None
-                ray.train.report({"step": step}, checkpoint=done)
+                    done = ray.train.Checkpoint.from_directory(place) if rank == 0 else None
+                    ray.train.report({"step": step}, checkpoint=done)
             if step == config["stop"]:
                 break
     found = {"begin": begin, "rows": net.seen, "weights": net.weights()}
