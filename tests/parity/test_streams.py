@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 import mouse_core
 import mouse_jax
 import mouse_torch
-from mouse_core import BatchSource, DatasetStore
+from mouse_core import BatchSource, DatasetStore, rollouts
 from mouse_core.augment import AugmentMaskProbConfig, AugmentScalarSpec, AugmentTokensConfig
 from mouse_core.digest import StreamDigest
+from mouse_core.replay import ArrayStorage, ReplayBuffer
 from mouse_core.testing import as_arrays, example_columns, example_store, stream_digest
 
 PACKAGES = {"numpy": mouse_core, "torch": mouse_torch, "jax": mouse_jax}
@@ -253,3 +254,32 @@ def test_a_digest_goes_on_in_another_framework(mixed: DatasetStore) -> None:
                 opened.next_batch()
             state = opened.state_dict()
     assert state["digest"]["total"] == expected.hexdigest()
+
+
+def test_samples_of_buffers_and_mini_batches_of_rollouts_are_digested_alike() -> None:
+    """What comes from no loader is digested by one line, and is the same in every framework."""
+    samples, mini_batches = [], []
+    for package, kind in (
+        (None, rollouts.RolloutStorage),
+        (mouse_torch, mouse_torch.RolloutStorage),
+        (mouse_jax, None),
+    ):
+        buffer = (ReplayBuffer if package is None else package.ReplayBuffer)(ArrayStorage(50), batch_size=6, seed=3)
+        buffer.extend({"reward": np.arange(40, dtype=np.float32), "next": {"done": np.arange(40) % 2 == 0}})
+        digests = [StreamDigest.of(index, buffer.sample()) for index in range(4)]
+        samples.append(sum(digests, StreamDigest()))
+        if kind is None:  # JAX has functions, whose mini-batches its own tests compare
+            continue
+        storage = kind(4, 6, {"observations": (3,), "actions": (2,), "values": ()}, seed=1)
+        for step in range(6):
+            row = {"observations": np.full((4, 3), step, np.float32), "actions": np.full((4, 2), step, np.float32)}
+            storage.add_transitions(
+                {**row, "rewards": np.ones(4, np.float32), "dones": np.zeros(4, bool), "values": np.ones(4)}
+            )
+        storage.compute_returns(np.zeros(4), gamma=0.5, lam=0.5)
+        found = [*storage.mini_batch_generator(3, 2), *storage.recurrent_mini_batch_generator(2, 1)]
+        mini_batches.append(sum((StreamDigest.of(index, one) for index, one in enumerate(found)), StreamDigest()))
+    assert samples[0] == samples[1] == samples[2]
+    assert samples[0].windows == 24
+    assert mini_batches[0] == mini_batches[1]
+    assert len({*samples, *mini_batches}) == 2

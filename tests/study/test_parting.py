@@ -31,6 +31,10 @@ def names(found: Comparison) -> set[str]:
     return {cause.name for cause in found.causes}
 
 
+def slow(*values: Any) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def stepping(ours: Any, theirs: Any) -> Comparison:
     return compare(FlaxModel(), torch_optimizer=ours, flax_optimizer=theirs)
 
@@ -97,6 +101,7 @@ def test_float32_inside_the_attention_of_jax() -> None:
     assert names(found) == {"float32 inside jax.nn.dot_product_attention"}
 
 
+@pytest.mark.slow
 def test_everything_at_once_is_named() -> None:
     theirs = FlaxModel(epsilon=1e-6, gelu=nnx.gelu, attention=nnx.dot_product_attention)
     optimizers = {"torch_optimizer": lambda p: torch.optim.AdamW(p, 1e-3), "flax_optimizer": optax.adamw(1e-3)}
@@ -110,15 +115,15 @@ def test_everything_at_once_is_named() -> None:
     ("ours", "theirs", "name"),
     [
         (lambda p: torch.optim.AdamW(p, 1e-3), optax.adamw(1e-3), "weight decay"),
-        (lambda p: torch.optim.Adam(p, 1e-3), optax.adam(2e-3), "learning rate"),
-        (lambda p: torch.optim.Adam(p, 1e-3, eps=1e-8), optax.adam(1e-3, eps=1e-5), "epsilon of the optimizer"),
-        (lambda p: torch.optim.Adam(p, 1e-3), optax.adam(1e-3, eps=0.0, eps_root=1e-16), "epsilon of the optimizer"),
+        slow(lambda p: torch.optim.Adam(p, 1e-3), optax.adam(2e-3), "learning rate"),
+        slow(lambda p: torch.optim.Adam(p, 1e-3, eps=1e-8), optax.adam(1e-3, eps=1e-5), "epsilon of the optimizer"),
+        slow(lambda p: torch.optim.Adam(p, 1e-3), optax.adam(1e-3, eps=0, eps_root=1e-16), "epsilon of the optimizer"),
         (
             lambda p: torch.optim.RMSprop(p, 1e-3, alpha=0.9),
             optax.rmsprop(1e-3, decay=0.9, eps_in_sqrt=True),
             "epsilon of the optimizer",
         ),
-        (
+        slow(
             lambda p: torch.optim.RMSprop(p, 1e-3),
             optax.rmsprop(1e-3, eps_in_sqrt=False),
             "learning rate or decay of moments",
@@ -143,6 +148,7 @@ def test_a_mean_and_a_sum() -> None:
     assert [(cause.name, cause.flax) for cause in found.causes] == [("reduction of the loss", "its sum over 32")]
 
 
+@pytest.mark.slow
 def test_a_layer_that_computes_in_bfloat16() -> None:
     theirs = FlaxModel()
     theirs.blocks[1].up.dtype = jnp.bfloat16
@@ -192,12 +198,14 @@ def test_running_statistics_of_batch_norm() -> None:
     assert "100/99" in found.causes[0].torch
 
 
+@pytest.mark.slow
 def test_momentum_of_batch_norm() -> None:
     found = images(FlaxImages(momentum=0.99))
     assert [one.tensor for one in found.of("statistics") if one.beyond] == ["norm.mean", "norm.var"]
     assert names(found) == {"momentum of running statistics", "running variance"}
 
 
+@pytest.mark.slow
 def test_mode_of_batch_norm() -> None:
     theirs = FlaxImages()
     theirs.norm.use_running_average = True
@@ -207,6 +215,7 @@ def test_mode_of_batch_norm() -> None:
     assert "mode of batch norm" in names(found)
 
 
+@pytest.mark.slow
 def test_padding_and_fast_variance() -> None:
     assert "padding" in names(images(FlaxImages(padding="VALID")))
     theirs = FlaxImages()
@@ -215,6 +224,7 @@ def test_padding_and_fast_variance() -> None:
     assert "fast variance" in names(found)
 
 
+@pytest.mark.slow
 def test_other_activations() -> None:
     found = images(FlaxImages(relu=lambda x: nnx.leaky_relu(x, 0.2)))
     assert found.first is not None
@@ -248,7 +258,7 @@ class FlaxRecurrent(nnx.Module):
         return self.head(x)
 
 
-@pytest.mark.parametrize("kind", ["GRU", "LSTM"])
+@pytest.mark.parametrize("kind", [pytest.param("GRU"), pytest.param("LSTM", marks=pytest.mark.slow)])
 def test_recurrent_layers_agree_until_their_biases_learn(kind: str) -> None:
     batch = {"x": np.random.default_rng(0).normal(size=(4, 6, 3))}
     loss = {"torch_loss": lambda m, b: (m(b["x"]) ** 2).mean(), "flax_loss": lambda m, b: (m(b["x"]) ** 2).mean()}
@@ -262,6 +272,7 @@ def test_recurrent_layers_agree_until_their_biases_learn(kind: str) -> None:
     }
 
 
+@pytest.mark.slow
 def test_dropout_is_said() -> None:
     class Dropped(TorchModel):
         def __init__(self) -> None:
