@@ -230,3 +230,23 @@ def test_what_is_no_pair_of_models_is_refused() -> None:
         transfer(T.Linear(2, 3), 5)
     with pytest.raises(ConfigError, match="names: expected paths"):
         transfer(T.Linear(2, 3), nnx.Linear(2, 3, rngs=R), names={"nowhere": "there"})
+
+
+def test_tied_weights_are_one() -> None:
+    class Tied(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = T.Embedding(7, 4)
+            self.head = T.Linear(4, 7, bias=False)
+            self.head.weight = self.embed.weight
+
+    class Attending(nnx.Module):
+        def __init__(self) -> None:
+            self.embed = nnx.Embed(7, 4, rngs=R)
+
+    ours, theirs = Tied(), Attending()
+    transfer(ours, theirs)
+    np.testing.assert_array_equal(theirs.embed.embedding[...], ours.head.weight.detach().numpy())
+    ours.head.weight = T.Parameter(torch.zeros(7, 4))
+    with pytest.raises(SchemaError, match="'head'"):
+        transfer(ours, theirs)

@@ -102,6 +102,8 @@ class Comparison:
             found = self.of(stage)
             parted = [one for one in found if one.beyond]
             if not found:
+                if stage == "forward":
+                    lines.append("forward: no layer could be looked at; does the loss call a compiled function?")
                 continue
             worst = max(found, key=lambda one: one.relative if one.relative == one.relative else float("inf"))
             lines.append(

@@ -84,10 +84,10 @@ class Stepping:
         for name, parameter in module.named_parameters():
             given = gradient(grads[name])
             parameter.grad = torch.zeros_like(parameter) if given is None else given.detach().clone()
-        layers = {layer.path: layer for layer in torch_layers(module)}
+        pairs = {pair.torch.path: pair for pair in self.run.pairs}
+        layers = {layer.path: layer for layer in torch_layers(module) if layer.path in pairs}
         before = {path: arrays_of(layer) for path, layer in layers.items()}
         before = {path: {name: values.copy() for name, values in arrays.items()} for path, arrays in before.items()}
-        pairs = {pair.torch.path: pair for pair in self.run.pairs}
         given_arrays = {
             path: pairs[path].to_flax(
                 {name: made for name, value in layer.arrays.items() if (made := gradient_of(value)) is not None},

@@ -73,7 +73,8 @@ def transfer(source: Any, destination: Any, *, names: Mapping[str, str] | None =
 
     Layers are twins where their paths are equal, such as ``blocks.0.linear`` for ``blocks[0].linear``; ``layers`` of a
     ``nnx.Sequential`` and ``cell`` of a ``nnx.RNN`` do not count, and layer 2 of a GRU of several is ``gru.2``. Of what
-    is left, one layer of a kind and shape here and one there are twins, too.
+    is left, one layer of a kind and shape here and one there are twins, too. A layer of PyTorch's whose weights are
+    those of another one needs none.
 
     Args:
         source: A ``torch.nn.Module`` or a ``flax.nnx.Module``.
@@ -119,7 +120,11 @@ def twins(torch_module: Any, flax_module: Any, *, names: Mapping[str, str] | Non
         alike = [other for other in theirs.values() if _alike(layer, other)]
         if len(alike) == 1 and sum(_alike(own, alike[0]) for own in left) == 1:
             pairs[layer.path] = theirs.pop(alike[0].path)
-    alone = [layer for layer in left if layer.path not in pairs]
+    shared = {id(values) for path in pairs for values in ours[path].arrays.values()}
+    for layer in [layer for layer in left if layer.path not in pairs]:
+        if all(id(values) in shared for values in layer.arrays.values()):  # tied to one that has a twin
+            del ours[layer.path]
+    alone = [layer for layer in left if layer.path in ours and layer.path not in pairs]
     if alone or theirs:
         raise SchemaError(_without_twins(alone, list(theirs.values())))
     found = [Twins(layer, pairs[path]) for path, layer in ours.items()]
