@@ -151,10 +151,13 @@ _ASKED: dict[str, Callable[[], Ranks | None]] = {
 
 
 class _TorchBoard:
-    """The store through which the processes of a group have found each other; a note takes 5 us of the caller."""
+    """The store through which the processes of a group have found each other; a note takes 5 us of the caller.
+
+    With a static rendezvous it outlives them where torchrun starts them again, and what they had noted with it.
+    """
 
     def __init__(self, store: Any) -> None:
-        self._store = store
+        self._store, self._attempt = store, os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
     @property
     def seconds(self) -> float:
@@ -163,13 +166,14 @@ class _TorchBoard:
         return seconds
 
     def put(self, name: str, note: str) -> None:
-        self._store.set(name, note)
+        self._store.set(f"{self._attempt}/{name}", note)
 
     def get(self, name: str) -> str | None:
+        name = f"{self._attempt}/{name}"
         return self._store.get(name).decode() if self._store.check([name]) else None
 
     def remove(self, name: str) -> None:
-        self._store.delete_key(name)
+        self._store.delete_key(f"{self._attempt}/{name}")
 
 
 class _JaxBoard:

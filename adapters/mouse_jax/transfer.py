@@ -72,9 +72,13 @@ class ArrayMaker:
         return {k: v if v.dtype.kind == kinds[k].kind else v.astype(kinds[k]) for k, v in gathered.items()}
 
     def rows_of(self, index: int) -> npt.NDArray[np.int64]:
-        """Which rows of the whole batch those gathered are."""
-        plans = [source.plan(index) for source in self.sources]
-        return np.concatenate([np.arange(plan.first, plan.first + len(plan.starts)) for plan in plans])
+        """Which rows of the whole batch those gathered are; -1 for one that is padded, which another part has."""
+        rows = []
+        for source in self.sources:
+            plan, (rank, count) = source.plan(index), source.shard
+            own = np.arange(plan.first, plan.first + len(plan.starts))
+            rows.append(np.where(own < plan.global_size * (rank + 1) // count, own, -1))
+        return np.concatenate(rows)
 
     def _delivered(self, batch: Mapping[str, jax.Array]) -> dict[str, jax.Array]:
         return {

@@ -62,7 +62,7 @@ class StreamDigest:
             batch: A mapping of names to arrays ``[B, ...]`` of any framework, nested as rows are, or a tuple of such
                 views.
             first_row: Which row of the whole batch the first one here is; or that of each of them, where rows of the
-                batch beyond those named are left out.
+                batch beyond those named are left out, and those of which it is negative.
 
         Raises:
             DataError: The arrays differ in how many rows they have.
@@ -72,12 +72,16 @@ class StreamDigest:
         for number, view in enumerate(batch if isinstance(batch, tuple) else (batch,)):
             leaves = _leaves(view)
             windows = _rows_of(leaves)
-            if not isinstance(first_row, int) and len(first_row) < windows:
-                windows = len(first_row)
-                leaves = {name: values[:windows] for name, values in leaves.items()}
+            rows: Any = first_row
+            if not isinstance(first_row, int):
+                rows = np.asarray(first_row)
+                kept = np.flatnonzero(rows >= 0)
+                if len(kept) < windows:
+                    leaves = {name: values[kept] for name, values in leaves.items()}
+                    rows, windows = rows[kept], len(kept)
             places = np.empty((windows, 3), "<i8")
             places[:, 0], places[:, 2] = index, number
-            places[:, 1] = np.arange(first_row, first_row + windows) if isinstance(first_row, int) else first_row
+            places[:, 1] = np.arange(rows, rows + windows) if isinstance(rows, int) else rows
             total += _sum_of_rows(leaves, places)
         return cls(total % _MODULUS, windows)
 

@@ -15,6 +15,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import mouse_core
 from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, WorkerError
 from mouse_core.testing import as_arrays, example_columns, example_store, stream_digest
 from mouse_jax import REPLACED_DTYPES, PrefetchBatchifier, placement, replaced_dtypes
@@ -224,6 +225,29 @@ def test_shardings(name: str, workers: int) -> None:
         )
         for values in loader.next_batch().values():
             assert values.sharding.is_equivalent_to(sharding, values.ndim)
+
+
+@pytest.mark.parametrize("name", SHARDINGS)
+def test_shardings_of_batches_that_they_do_not_divide(name: str) -> None:
+    """Padded, every device has as many windows; those that count are the batch, in its order, and its digest."""
+    shape, spec = SHARDINGS[name]
+    sharding = NamedSharding(mesh(*shape), spec)
+    options = {**OPTIONS, "batch_size": 7, "sampling": "sequential", "drop_last": False, "uneven": "pad"}
+    store = example_store(200)
+    source = BatchSource(store, replace_dtypes=REPLACED_DTYPES, **options)
+    with (
+        PrefetchBatchifier(store, **options, sharding=sharding, digest=True) as loader,
+        mouse_core.PrefetchBatchifier(source, digest=True) as expected,
+    ):
+        for index in range(len(source) + 1):
+            batch = as_arrays(loader.next_batch())
+            expected.next_batch()
+            there = batch["mask"].any(axis=1)
+            parts = {"steps": 1, "everywhere": 1, "rows and steps": 2}.get(name, 4)
+            assert len(there) == -(-len(source[index]["mask"]) // parts) * parts
+            for field, values in source[index].items():
+                np.testing.assert_array_equal(batch[field][there], values, field)
+        assert loader.digest == expected.digest
 
 
 @pytest.mark.parametrize(
