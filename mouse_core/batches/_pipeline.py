@@ -153,12 +153,17 @@ class Pipeline:
                 if not allowed or name in form.checked:
                     reader.check(values, block.part(number))
             batch[name] = values
-        if form.is_padded:
-            block.absent.fill(batch, number, form.fill)
-        if self.planner.uneven == "pad" and MASK in batch:
+        if MASK in batch:
+            self._settle_absent(batch, block, number)
+        return batch
+
+    def _settle_absent(self, batch: Batch, block: Block, number: int) -> None:
+        """Overwrite the steps that are not there, and mask the window that another shard has."""
+        if self.form.is_padded:
+            block.absent.fill(batch, number, self.form.fill)
+        if self.planner.uneven == "pad":
             first, end = self.planner.own(block.sizes[number])
             batch[MASK][end - first :] = 0
-        return batch
 
     def _memory_for(self, block: Block, number: int, copied: Batch, stored: bool) -> Batch:
         """Memory for those fields of a batch that are converted or read, where it is large; else none."""

@@ -135,29 +135,40 @@ class Agreement:
             missing = [0 if part == "found" else part for part in parts if part not in notes]
             if not missing:
                 return [notes[part] for part in parts]
-            for rank in missing if call == "refresh()" else ():
-                said = board.get(f"{self._name}/at/{rank}")
-                if said is not None and _has_gone_on(said, self._held, at):
-                    raise ConfigError(
-                        f"ranks: expected all {self.ranks.count} to call refresh() before batch {at}, "
-                        f"found rank {rank} at batch {said.split()[1]} without"
-                    )
-            waited, absent = time.monotonic() - begin, f"rank {', '.join(map(str, missing[:_MOST_RANKS]))}"
-            if waited > board.seconds:
-                raise ConfigError(
-                    f"ranks: expected all {self.ranks.count} at {call} before batch {at}, found that {absent} did not "
-                    f"come in {board.seconds:.0f} s"
-                )
-            if waited > _TOLD_AFTER and not is_told:
-                is_told = True
-                warnings.warn(
-                    f"rank {self.ranks.rank} of {self.ranks.count} has been waiting for {absent} at {call} for "
-                    f"{waited:.0f} s, and will for {board.seconds:.0f} s; all ranks use loaders with shard='auto' in "
-                    "the same order",
-                    stacklevel=2,
-                )
+            if call == "refresh()":
+                self._check_gone_on(missing, at)
+            waited = time.monotonic() - begin
+            self._check_waiting(missing, waited, call, at, tell=waited > _TOLD_AFTER and not is_told)
+            is_told = waited > _TOLD_AFTER
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_WAIT)
+
+    def _check_gone_on(self, missing: Sequence[int], at: int) -> None:
+        """Raise ConfigError where a rank asks for batch ``at`` or a later one, and has agreed as often as this one."""
+        assert self._board is not None
+        for rank in missing:
+            held, _, index = (self._board.get(f"{self._name}/at/{rank}") or "-1 -1").partition(" ")
+            if int(held) == self._held and int(index) >= at:
+                raise ConfigError(
+                    f"ranks: expected all {self.ranks.count} to call refresh() before batch {at}, "
+                    f"found rank {rank} at batch {index} without"
+                )
+
+    def _check_waiting(self, missing: Sequence[int], waited: float, call: str, at: int, *, tell: bool) -> None:
+        """Raise ConfigError where the ranks have had their time, and say in good time for whom it is that all wait."""
+        assert self._board is not None
+        seconds, absent = self._board.seconds, f"rank {', '.join(map(str, missing[:_MOST_RANKS]))}"
+        if waited > seconds:
+            raise ConfigError(
+                f"ranks: expected all {self.ranks.count} at {call} before batch {at}, found that {absent} did not come "
+                f"in {seconds:.0f} s"
+            )
+        if tell:
+            warnings.warn(
+                f"rank {self.ranks.rank} of {self.ranks.count} has been waiting for {absent} at {call} for "
+                f"{waited:.0f} s, and will for {seconds:.0f} s; all ranks use loaders with shard='auto' in one order",
+                stacklevel=2,
+            )
 
 
 def _compared(notes: Sequence[str], call: str) -> str:
@@ -197,12 +208,6 @@ def _differing(expected: Mapping[str, str], found: Mapping[str, str]) -> list[tu
     names = [name for name in dict.fromkeys([*expected, *found]) if expected.get(name) != found.get(name)]
     telling = [name for name in names if name not in _DIGESTS] or names[:1]
     return [(name, found.get(name, "none"), expected.get(name, "none")) for name in telling[:_MOST_WORDS]]
-
-
-def _has_gone_on(said: str, held: int, at: int) -> bool:
-    """Whether a rank asks for batch ``at`` or a later one, and has agreed as often as this one."""
-    its_held, its_index = map(int, said.split())
-    return its_held == held and its_index >= at
 
 
 def _in_data_loader() -> bool:
