@@ -126,6 +126,20 @@ class AdapterConformance:
             for loader in loaders:
                 loader.close()
 
+    def test_shards_that_do_not_divide_a_batch_are_padded(self) -> None:
+        """All have as many windows, and those that ``mask`` says are there are the whole batch."""
+        store = example_store()
+        loaders = [self._loader(store, shard=(rank, 3), uneven="pad") for rank in range(3)]
+        for index in range(5):
+            parts = [self._arrays(loader.next_batch()) for loader in loaders]
+            there = [part["mask"].any(axis=1) for part in parts]
+            assert [len(rows) for rows in there] == [2, 2, 2], f"expected 2 windows each, found {there}"
+            for name, values in self._source(store)[index].items():
+                own = [part[name][rows] for part, rows in zip(parts, there, strict=True)]
+                np.testing.assert_array_equal(np.concatenate(own), values, name)
+        for loader in loaders:
+            loader.close()
+
     def test_views_come_as_a_tuple(self) -> None:
         """Views of one batch are batches of their own."""
         with self._loader(example_store(), views=2, num_workers=1) as loader:
