@@ -132,7 +132,7 @@ class AdapterConformance:
         loaders = [self._loader(store, shard=(rank, 3), uneven="pad") for rank in range(3)]
         for index in range(5):
             parts = [self._arrays(loader.next_batch()) for loader in loaders]
-            there = [part["mask"].any(axis=1) for part in parts]
+            there = [np.asarray(part["mask"].any(axis=1)) for part in parts]
             assert [len(rows) for rows in there] == [2, 2, 2], f"expected 2 windows each, found {there}"
             for name, values in self._source(store)[index].items():
                 own = [part[name][rows] for part, rows in zip(parts, there, strict=True)]
