@@ -60,13 +60,13 @@ class StreamDigest:
         Args:
             index: Its number in the stream.
             batch: A mapping of names to arrays ``[B, ...]`` of any framework, nested as rows are, or a tuple of such
-                views.
+                views. A number or a text in place of an array is that of every window.
             first_row: Which row of the whole batch the first one here is; or that of each of them, where rows of the
                 batch beyond those named are left out, and those of which it is negative.
 
         Raises:
-            DataError: The arrays differ in how many rows they have.
-            TypeError: Something that is no array of numbers or texts.
+            DataError: The arrays differ in how many rows they have, or two names are the same as texts.
+            TypeError: Something that is no array of numbers or texts; an object's fields are given as ``vars(it)``.
         """
         total, windows = 0, 0
         for number, view in enumerate(batch if isinstance(batch, tuple) else (batch,)):
@@ -237,51 +237,72 @@ def _loses(flat: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 
 def _leaves(batch: Any) -> dict[str, npt.NDArray[Any]]:
-    """The fields of a batch of any framework, nested ones too, by their names as text, in the order of these."""
+    """The fields of a batch of any framework, nested ones too, by their names as text, in the order of these.
+
+    What is one value and no array of them, such as a temperature, is that of every window.
+    """
     found: dict[str, npt.NDArray[Any]] = {}
-    _collect(batch, "", found)
+    ones: set[str] = set()
+    _collect(batch, "", found, ones)
+    if ones:
+        rows = {len(values) for name, values in found.items() if name not in ones}
+        for name in ones if len(rows) == 1 else ():
+            found[name] = np.broadcast_to(found[name], (*rows, *found[name].shape[1:]))
     return dict(sorted(found.items()))
 
 
-def _collect(tree: Any, path: str, found: dict[str, npt.NDArray[Any]]) -> None:
+def _collect(tree: Any, path: str, found: dict[str, npt.NDArray[Any]], ones: set[str]) -> None:
+    """Put the fields below ``path`` into ``found``, and the names of those that are one value into ``ones``."""
     if hasattr(tree, "keys"):  # a TensorDict is no Mapping
         for name in tree.keys():  # noqa: SIM118  and iterates over its rows
-            _collect(tree[name], f"{path}/{name}", found)
+            # As in a JSON pointer: the field "a/b" is not "b" of "a".
+            _collect(tree[name], f"{path}/{str(name).replace('~', '~0').replace('/', '~1')}", found, ones)
     elif isinstance(tree, tuple):
         for number, child in enumerate(tree):
-            _collect(child, f"{path}/{number}", found)
+            _collect(child, f"{path}/{number}", found, ones)
     elif tree is not None:
-        found[path] = _leaf(tree)
+        if path in found:
+            raise DataError(f"digest: expected names that differ as texts, found {path[1:]!r} twice")
+        found[path] = _leaf(tree, path)
+        if not isinstance(tree, list) and not getattr(tree, "ndim", 0):
+            ones.add(path)
 
 
-def _leaf(values: Any) -> npt.NDArray[Any]:
-    """A field as an array ``[B, ...]`` of a dtype with bytes of its own."""
+def _leaf(values: Any, path: str) -> npt.NDArray[Any]:
+    """A field as an array ``[B, ...]`` of a dtype with bytes of its own; one value is ``[1]``."""
     if isinstance(values, list):  # rows of differing length
-        return _hashed(values)
+        return _hashed(values, path)
     array = host_array(values)
-    if array.dtype.kind in "OSU":
-        return _hashed(array.tolist() if array.ndim else [array.item()])
+    if array.dtype.kind in "SU" or _is_of_rows(array):
+        return _hashed(array.tolist() if array.ndim else [array.item()], path)
     if array.dtype.kind == "c":  # the two parts, side by side
         array = np.stack([array.real, array.imag], axis=-1)
     if array.dtype.kind not in "biuf" and not is_ml_float(array.dtype):
-        raise TypeError(f"expected an array of numbers or texts, found {type(values).__name__} ({array.dtype})")
+        raise TypeError(
+            f"digest: expected an array of numbers or texts, found {type(values).__name__} ({array.dtype}) in "
+            f"{path[1:] or 'place of the batch'}; give the fields of an object by name, as vars(it) does"
+        )
     return array if array.ndim else array[None]
 
 
-def _hashed(rows: Sequence[Any]) -> npt.NDArray[np.uint8]:
+def _is_of_rows(array: npt.NDArray[Any]) -> bool:
+    """Whether it is an array of Python's objects, and not one of them that came as no array."""
+    return array.dtype.kind == "O" and (array.ndim > 0 or isinstance(array.item(), str | bytes))
+
+
+def _hashed(rows: Sequence[Any], path: str) -> npt.NDArray[np.uint8]:
     """A digest of each row in place of the row, uint8 ``[B, 16]``."""
-    digests = [_hash_of(row) for row in rows]
+    digests = [_hash_of(row, path) for row in rows]
     return np.frombuffer(b"".join(digests), np.uint8).reshape(len(rows), 16)
 
 
-def _hash_of(row: Any) -> bytes:
+def _hash_of(row: Any, path: str) -> bytes:
     import xxhash
 
     if row is None or isinstance(row, str | bytes):
         return xxhash.xxh3_128_digest(repr(row).encode())
-    return StreamDigest.of(0, {"row": row if isinstance(row, list) else np.asarray(_leaf(row))[None]}).total.to_bytes(
-        16
-    )
+    values = row if isinstance(row, list) else np.asarray(_leaf(row, path))[None]
+    return StreamDigest.of(0, {"row": values}).total.to_bytes(16)
 
 
 def _rows_of(leaves: Mapping[str, npt.NDArray[Any]]) -> int:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mouse_core.batches.source import BatchSource
 from mouse_core.digest import StreamDigest
 from mouse_core.prefetch.prefetcher import Staged
+
+if TYPE_CHECKING:
+    from mouse_core.ranks import Ranks
 
 KEY = "digest"
 """Of a loader's state."""
@@ -44,14 +47,23 @@ def _rows(source: Any, index: int) -> int | range:
     return range(plan.first, plan.global_size * (rank + 1) // count)
 
 
-def state_of(digest: StreamDigest, source: Any) -> dict[str, Any]:
+def shard_of(source: Any, ranks: Ranks | None) -> tuple[int, int]:
+    """Whose rows are digested: of a sharding over processes the source is that of all, and the ranks say it."""
+    rank, count = getattr(source, "shard", (0, 1)) if ranks is None else ranks.shard
+    return int(rank), int(count)
+
+
+def state_of(digest: StreamDigest, shard: tuple[int, int]) -> dict[str, Any]:
     """The digest so far, and whose it is."""
-    rank, count = _shard(source)
+    rank, count = shard
     return {**digest.state_dict(), "rank": rank, "ranks": count}
 
 
-def restored(state: Any, source: Any) -> StreamDigest:
-    """The digest to go on with: that of the state, if it is this rank's of as many; else one of nothing.
+def restored(state: Any, shard: tuple[int, int]) -> StreamDigest:
+    """The digest to go on with: that of the state where both are of one process; else one of nothing.
+
+    Of several, none can know whether each was given a state of its own or all were given one. If some went on and
+    others began again, the sum would be no stream's; so all begin again.
 
     Raises:
         StateError: It is none.
@@ -59,9 +71,4 @@ def restored(state: Any, source: Any) -> StreamDigest:
     if state is None:
         return StreamDigest()
     found = StreamDigest.from_state(state)
-    return found if (state.get("rank"), state.get("ranks")) == _shard(source) else StreamDigest()
-
-
-def _shard(source: Any) -> tuple[int, int]:
-    rank, count = getattr(source, "shard", (0, 1))
-    return int(rank), int(count)
+    return found if (state.get("rank"), state.get("ranks")) == shard == (0, 1) else StreamDigest()

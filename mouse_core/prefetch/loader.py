@@ -135,8 +135,9 @@ class Loader(Generic[T]):
     def digest(self) -> StreamDigest:
         """The batches that were delivered so far, in 128 bits; those of all ranks add up to that of the whole stream.
 
-        It is equal in every framework, for every number of workers, and for a run that was continued by its state,
-        which holds it for its rank. The thread that makes a batch digests it, before it goes to a device.
+        It is equal in every framework and for every number of workers. In one process it goes on over a resumption by
+        the state, which holds it; of several each has one of the batches since it last loaded a state. The thread that
+        makes a batch digests it, before it goes to a device.
 
         Raises:
             ConfigError: The loader was made without ``digest=True``.
@@ -234,16 +235,16 @@ class Loader(Generic[T]):
         """
         state = self._feed.state(self._next_index)
         if self._digest is not None:
-            from mouse_core.prefetch._digesting import KEY, state_of
+            from mouse_core.prefetch._digesting import KEY, shard_of, state_of
 
-            state[KEY] = state_of(self._digest, self._feed.source)
+            state[KEY] = state_of(self._digest, shard_of(self._feed.source, self._delivery.ranks))
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on exactly where ``state`` was taken, with its seed; the store may have grown since.
 
-        A digest goes on, too, where the state has one of this rank of as many. Otherwise a new one begins: add up those
-        of before and of after.
+        In one process a digest goes on, too, where the state has one of one process. Otherwise, and in every one of
+        several, a new one begins with the next batch: add up those of before and of after.
 
         Raises:
             StateError: The state is of another dataset or configuration, or damaged; nothing has changed then.
@@ -259,9 +260,9 @@ class Loader(Generic[T]):
         if self._agreement is not None:
             self._agreement.hold("load_state_dict()", feed, next_index, self._next_index)
         if self._digest is not None:
-            from mouse_core.prefetch._digesting import restored
+            from mouse_core.prefetch._digesting import restored, shard_of
 
-            self._digest = restored(digest, feed.source)
+            self._digest = restored(digest, shard_of(feed.source, self._delivery.ranks))
         self._restart(feed, next_index)
 
     def refresh(self) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from functools import partial
+from operator import getitem
 from typing import Any
 
 import numpy as np
@@ -13,6 +16,8 @@ from hypothesis.extra import numpy as hnp
 
 from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, PrefetchBatchifier, StateError
 from mouse_core.digest import StreamDigest
+from mouse_core.prefetch import Delivery, Loader
+from mouse_core.ranks import Ranks
 from mouse_core.replay import ArrayStorage, ReplayBuffer
 from mouse_core.testing import example_columns, example_store
 
@@ -106,6 +111,41 @@ def test_what_cannot_be_digested_is_refused() -> None:
         StreamDigest.of(0, {"x": np.zeros(3, "M8[s]")})
 
 
+def test_an_object_is_refused_with_its_place_and_what_to_do() -> None:
+    @dataclasses.dataclass
+    class Made:
+        x: Any
+
+    rows = np.empty(2, object)
+    rows[:] = [Made(1), Made(2)]
+    batches = (Made(np.ones(3)), "place of the batch"), ({"next": {"a": Made(1)}}, "next/a"), ({"a": rows}, "in a;")
+    for batch, place in (*batches, ({"a": [Made(1)]}, "in a;"), ({"a": [[{}]]}, "row")):
+        with pytest.raises(TypeError, match=rf"(?s)texts, found \w+ .*{place}.*vars"):
+            StreamDigest.of(0, batch)
+    made = Made(np.ones(3))
+    assert StreamDigest.of(0, vars(made)) == StreamDigest.of(0, {"x": np.ones(3)})
+
+
+@pytest.mark.parametrize("value", [0.5, 3, True, "pick", np.float32(0.5), np.array(7)], ids=repr)
+def test_one_value_is_that_of_every_window(value: Any) -> None:
+    x = np.arange(6.0).reshape(3, 2)
+    expected = StreamDigest.of(3, {"x": x, "z": np.array([value] * 3)})
+    assert StreamDigest.of(3, {"x": x, "z": value}) == expected
+    halves = [StreamDigest.of(3, {"x": x[part], "z": value}, first_row=part.start) for part in (slice(0, 1), slice(1, 3))]
+    assert halves[0] + halves[1] == expected
+    assert StreamDigest.of(3, {"z": value}).windows == 1
+    assert StreamDigest.of(3, {"x": x[:0], "z": value}) == StreamDigest()
+
+
+def test_names_with_slashes_are_names_of_their_own() -> None:
+    x, y = np.zeros(3), np.ones(3)
+    names = [{"a/b": x}, {"a": {"b": x}}, {"a~1b": x}, {"a~b": x}, {"a": {"": {"b": x}}}, {"a//b": x}]
+    assert len({StreamDigest.of(0, one) for one in names}) == len(names)
+    assert StreamDigest.of(0, {"a/b": x, "a": {"b": y}}) != StreamDigest.of(0, {"a/b": y, "a": {"b": y}})
+    with pytest.raises(DataError, match="found '1' twice"):
+        StreamDigest.of(0, {1: x, "1": y})
+
+
 def test_a_digest_is_saved_as_plain_values() -> None:
     digest = one(np.arange(5.0))
     assert StreamDigest.from_state(json.loads(json.dumps(digest.state_dict()))) == digest
@@ -185,6 +225,42 @@ def test_only_what_was_handed_out_counts_and_a_state_goes_on() -> None:
         assert "digest" not in plain.state_dict()
         with pytest.raises(ConfigError, match="digest=True"):
             _ = plain.digest
+
+
+@pytest.mark.parametrize("before", [1, 2, 4])
+@pytest.mark.parametrize("after", [1, 2, 4])
+def test_before_and_after_add_up_whoever_saved_the_state(before: int, after: int) -> None:
+    def begun(count: int) -> list[Any]:
+        shards = [(rank, count) for rank in range(count)]
+        return [PrefetchBatchifier(example_store(), 8, 4, shard=one, digest=True, num_workers=0) for one in shards]
+
+    whole = run(begun(1)[0], 10)
+    first, part = begun(before), StreamDigest()
+    for loader in first:
+        part += run(loader, 4)
+    states = [loader.state_dict() for loader in first]
+    for handed_out in ([states[0]] * after, [states[-1]] * after, (states * after)[:after]):
+        resumed = begun(after)
+        for loader, state in zip(resumed, handed_out, strict=True):
+            loader.load_state_dict(state)
+        found = sum((run(loader, 6) for loader in resumed), StreamDigest())
+        assert (found if before == after == 1 else part + found) == whole
+
+
+def test_of_a_sharding_over_processes_the_ranks_say_whose_rows_are_digested() -> None:
+    """There the source is that of the whole batch in every process, though each delivers other rows."""
+    found = []
+    for rank in range(2):
+        source = BatchSource(example_store(), 8, 4)
+        loader: Any = Loader(source, delivery=Delivery(partial(partial, getitem), ranks=Ranks(rank, 2)), digest=True)
+        with loader:
+            if found:
+                loader.load_state_dict(found[0])
+                assert loader.digest == StreamDigest()
+            loader.next_batch()
+            found.append(loader.state_dict())
+            loader.load_state_dict(found[-1])
+            assert loader.digest == StreamDigest()
 
 
 def test_a_damaged_digest_leaves_the_loader_as_it_was() -> None:
