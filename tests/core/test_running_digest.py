@@ -131,7 +131,9 @@ def test_one_value_is_that_of_every_window(value: Any) -> None:
     x = np.arange(6.0).reshape(3, 2)
     expected = StreamDigest.of(3, {"x": x, "z": np.array([value] * 3)})
     assert StreamDigest.of(3, {"x": x, "z": value}) == expected
-    halves = [StreamDigest.of(3, {"x": x[part], "z": value}, first_row=part.start) for part in (slice(0, 1), slice(1, 3))]
+    halves = [
+        StreamDigest.of(3, {"x": x[part], "z": value}, first_row=part.start) for part in (slice(0, 1), slice(1, 3))
+    ]
     assert halves[0] + halves[1] == expected
     assert StreamDigest.of(3, {"z": value}).windows == 1
     assert StreamDigest.of(3, {"x": x[:0], "z": value}) == StreamDigest()
