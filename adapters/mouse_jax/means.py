@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 from mouse_core import ConfigError
 
 
-def global_mean(values: Any, mask: Any = None, *, axis_name: Any = None) -> jax.Array:
+def global_mean(values: Any, mask: Any = None, *, count: Any = None, axis_name: Any = None) -> jax.Array:
     """The mean of ``values`` where ``mask`` is True, over all parts of the batch: ``sum(mask * values) / sum(mask)``.
 
     It is exact where parts have differently many windows or steps, and none of some. The mean of the parts' own means
@@ -27,6 +28,9 @@ def global_mean(values: Any, mask: Any = None, *, axis_name: Any = None) -> jax.
         values: Floats ``[b, ...]``, say a loss of each step ``[b, S]``.
         mask: Which of them count, bool, or how much, in a shape that theirs begins with: ``[b]``, ``[b, S]``. What does
             not count may be anything, NaN too. None: all.
+        count: What is divided by instead of this call's mask: the sum of the masks of all micro-batches that make a
+            step, over all parts. Each call then returns its part of the mean, and the gradients of the micro-batches
+            are to be summed. Without a mask it counts the elements of ``values``, of all micro-batches and parts.
         axis_name: The mapped axis, or several, over which the batch is cut; None: ``values`` are the whole batch.
 
     Returns:
@@ -46,10 +50,14 @@ def global_mean(values: Any, mask: Any = None, *, axis_name: Any = None) -> jax.
         raise ConfigError(
             f"mask: expected a shape that {list(values.shape)} begins with, found {list(jnp.shape(mask))}"
         )
+    # How many elements there are of each weight, of which a given count knows nothing: 1 where there is no mask.
+    each = 1 if mask is None else math.prod(values.shape[weights.ndim :])
     weights = jnp.broadcast_to(weights.reshape(weights.shape + (1,) * (values.ndim - weights.ndim)), values.shape)
     total = jnp.sum(jnp.where(weights != 0, values * weights, 0))
-    count = jnp.sum(weights)
+    counted = jnp.sum(weights)
     if axis_name is not None:
         lax: Any = jax.lax  # of which some functions have no types
-        total, count = lax.psum((total, count), axis_name)
-    return total / jnp.where(count != 0, count, 1)
+        total, counted = lax.psum((total, counted), axis_name)
+    if count is not None:
+        counted = jnp.asarray(count, values.dtype) * each
+    return total / jnp.where(counted != 0, counted, 1)

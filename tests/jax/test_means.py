@@ -113,3 +113,20 @@ def test_a_mask_of_another_shape_is_refused() -> None:
     for mask in (jnp.ones(3), jnp.ones((2, 4)), jnp.ones((2, 3, 1))):
         with pytest.raises(ConfigError, match=r"mask: expected a shape that \[2, 3\] begins with, found"):
             global_mean(jnp.ones((2, 3)), mask)
+
+
+def test_parts_of_a_mean_add_up_to_it() -> None:
+    """In value and in gradient: two micro-batches, of which the first has fewer steps."""
+    with jax.enable_x64(True):
+        inputs, there = ragged(0)
+        expected, slope = by_hand(inputs, there)
+
+        def part(weights: Any, cut: slice) -> jax.Array:
+            return global_mean(jnp.tanh(inputs[cut] @ weights) ** 2, there[cut], count=there.sum())
+
+        parts = [jax.value_and_grad(part)(WEIGHTS, cut) for cut in (slice(0, 3), slice(3, 8))]
+        assert math.isclose(sum(value for value, _ in parts), expected, rel_tol=1e-12)
+        np.testing.assert_allclose(sum(found for _, found in parts), slope, rtol=1e-12)
+        values = jnp.arange(24.0).reshape(4, 3, 2)  # several values of each window
+        halves = [global_mean(values[cut], jnp.ones(2), count=4) for cut in (slice(0, 2), slice(2, 4))]
+        assert sum(halves) == values.mean()

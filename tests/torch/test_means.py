@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch.distributed
 from torch.nn.parallel import DistributedDataParallel
 
 from mouse_core import ConfigError
-from mouse_torch import global_mean
+from mouse_torch import global_count, global_mean
 from tests.several import run_ranks
 
 SEEDS = range(4)
@@ -80,6 +81,53 @@ def test_several_processes_have_the_loss_and_the_gradient_of_one(count: int) -> 
             np.testing.assert_allclose(averaged, expected, rtol=1e-9, atol=1e-12)
             np.testing.assert_allclose(summed, expected, rtol=1e-9, atol=1e-12)
             assert nothing == 0.0
+
+
+def _accumulate(rank: int, count: int) -> Any:
+    """Two micro-batches of a process, of which the first has no step in the first process, and one infinite loss."""
+    results = []
+    for seed in SEEDS:
+        net = DistributedDataParallel(model())
+        parts = [part[11 * rank // count : 11 * (rank + 1) // count] for part in ragged(seed)]
+        real, value = global_count(parts[2]), 0.0
+        for number, cut in enumerate([slice(0, 2), slice(2, None)]):
+            micro = [part[cut] for part in parts]
+            with net.no_sync() if number == 0 else nullcontext():
+                loss = global_mean(errors(net, *micro), micro[2], count=real)
+                loss.backward()
+            value += loss.item()
+        endless = torch.tensor([math.inf if rank == 0 else 1.0], requires_grad=True)
+        mean = global_mean(endless)
+        mean.backward()
+        results.append((value, gradient(net), [mean.item(), *endless.grad.tolist()]))  # type: ignore[union-attr]
+    return results
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_accumulated_gradients_are_those_of_one_process(count: int) -> None:
+    """Also where micro-batches differ in what is there; and an infinite loss is infinite in all processes."""
+    found = run_ranks(_accumulate, count, count)
+    for number, seed in enumerate(SEEDS):
+        loss, expected = of_one_process(seed)
+        for rank in range(count):
+            value, accumulated, endless = found[rank][number]
+            assert math.isclose(value, loss, rel_tol=1e-12)
+            np.testing.assert_allclose(accumulated, expected, rtol=1e-9, atol=1e-12)
+            assert endless == [math.inf, 1.0]
+
+
+def test_parts_of_a_mean_add_up_to_it() -> None:
+    """Of whole masks, of masks of windows whose steps have several values, and without a mask."""
+    values = torch.arange(24, dtype=torch.float64).reshape(4, 3, 2)
+    for mask in (torch.tensor([[1, 1, 0], [0, 0, 0], [1, 0, 0], [1, 1, 1]]), torch.tensor([True, False, True, True])):
+        whole = global_count(mask)
+        assert whole == global_count(mask[:1], mask[1:]) == int(mask.sum())
+        parts = [global_mean(values[cut], mask[cut], count=whole) for cut in (slice(0, 1), slice(1, 4))]
+        assert math.isclose(sum(parts), values[mask.bool()].mean(), rel_tol=1e-12)
+    assert global_mean(values[:1], count=24) + global_mean(values[1:], count=24) == values.mean()
+    assert global_mean(values, torch.zeros(4), count=0) == 0
+    with pytest.raises(ConfigError, match="masks: expected one or more"):
+        global_count()
 
 
 def test_one_process_needs_no_group() -> None:
