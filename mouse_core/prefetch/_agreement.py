@@ -27,6 +27,8 @@ _DIGESTS = ("fingerprint", "data")
 _MOST_RANKS, _MOST_WORDS = 4, 6
 # Seconds between two looks, and until somebody who waits is told.
 _SHORTEST_WAIT, _LONGEST_WAIT, _TOLD_AFTER = 0.0005, 0.05, 60
+# Seconds that rank 0 stays until the others have read what is wrong: its process may hold the notes.
+_STAYS = 5.0
 
 
 class Agreement:
@@ -75,7 +77,11 @@ class Agreement:
         refreshes = self._refreshes + (call == "refresh()")
         board.put(f"{name}/{ranks.rank}", json.dumps(words_of(feed, next_index, call, refreshes, ranks.count)))
         if ranks.rank:
-            (found,) = self._wait(name, ["found"], call, at)
+            try:
+                (found,) = self._wait(name, ["found"], call, at)
+            except ConfigError:
+                board.put(f"{name}/read/{ranks.rank}", "")
+                raise
         else:
             try:
                 found = _compared(self._wait(name, range(ranks.count), call, at), call)
@@ -85,6 +91,10 @@ class Agreement:
             board.put(f"{name}/found", found)
         self._held += 1
         if found:
+            if ranks.rank:
+                board.put(f"{name}/read/{ranks.rank}", "")
+            else:
+                self._stay(name)
             raise ConfigError(found)
         self._refreshes, self._is_pending = refreshes, False
 
@@ -142,6 +152,17 @@ class Agreement:
             is_told = waited > _TOLD_AFTER
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_WAIT)
+
+    def _stay(self, name: str) -> None:
+        """Wait until the ranks that have come know what is wrong, before this one, which is told, may end."""
+        board = self._board
+        assert board is not None
+        until = time.monotonic() + min(_STAYS, board.seconds)
+        unread = list(range(1, self.ranks.count))
+        while unread and time.monotonic() < until:
+            time.sleep(_SHORTEST_WAIT)
+            came = [rank for rank in unread if board.get(f"{name}/{rank}") is not None]
+            unread = [rank for rank in came if board.get(f"{name}/read/{rank}") is None]
 
     def _check_gone_on(self, missing: Sequence[int], at: int) -> None:
         """Raise ConfigError where a rank asks for batch ``at`` or a later one, and has agreed as often as this one."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ import torch.distributed
 import mouse_core
 import mouse_torch
 from mouse_core import ConfigError
+from mouse_core.ranks import find_ranks
 from mouse_core.testing import example_columns, example_store
 from tests.several import run_ranks
 
@@ -81,3 +84,42 @@ def test_processes_of_a_group_are_told_where_they_disagree() -> None:
     for what, said in TOLD.items():
         assert first[what].startswith(said)
     assert second == {**first, "missed": "missed"}
+
+
+def _end_at_once(rank: int, folder: str) -> Any:
+    """One process that ends the moment it is told, as a job does whose launcher ends with its first error."""
+    try:
+        with mouse_torch.PrefetchBatchifier(example_store(100), 8, 12, shard="auto", seed=rank) as loader:
+            if rank:
+                time.sleep(0.2)  # by which rank 0, which holds the notes, waits in ever longer pauses
+            loader.next_batch()
+    except Exception as error:
+        Path(folder, str(rank)).write_text(f"{type(error).__name__}: {error}")
+    os._exit(1)
+
+
+def test_all_are_told_though_each_ends_at_once(tmp_path: Path) -> None:
+    """Rank 0 too, with which the notes end."""
+    with pytest.raises(AssertionError, match="exit codes"):  # nobody is left to give a result
+        run_ranks(_end_at_once, 3, str(tmp_path), seconds=30)
+    told = {(tmp_path / str(rank)).read_text() for rank in range(3)}
+    assert len(told) == 1, told
+    assert told.pop().startswith("ConfigError: ranks: expected all 3 to agree at the first batch")
+
+
+def test_notes_of_another_attempt_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torchrun starts processes again their store may be that of those before them."""
+    store = torch.distributed.FileStore(str(tmp_path / "store"), 1)
+    torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        boards = []
+        for attempt in ("0", "1"):
+            monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", attempt)
+            board = find_ranks().board
+            assert board is not None
+            assert board.get("mouse/loaders/0") is None
+            board.put("mouse/loaders/0", attempt)
+            boards.append(board)
+        assert [board.get("mouse/loaders/0") for board in boards] == ["0", "1"]
+    finally:
+        torch.distributed.destroy_process_group()
