@@ -176,7 +176,11 @@ def test_names_that_differ_are_no_matter_where_only_one_fits() -> None:
     [
         (lambda: T.Linear(2, 3), lambda: nnx.Linear(2, 4, rngs=R), r"kernel \[2, 4\].*weight \[3, 2\]"),
         (lambda: T.Linear(2, 3), lambda: nnx.Linear(2, 3, use_bias=False, rngs=R), "found differences in bias"),
-        (lambda: T.Bilinear(2, 2, 3), lambda: nnx.Linear(2, 3, rngs=R), "without a twin in Flax: 'weight' .*Bilinear"),
+        (
+            lambda: T.Bilinear(2, 2, 3),
+            lambda: nnx.Linear(2, 3, rngs=R),
+            r"known in both.*found .. \(torch.nn.Bilinear: ",
+        ),
         (lambda: T.LayerNorm(3), lambda: nnx.RMSNorm(3, rngs=R), "two of one kind.*LayerNorm.*RMSNorm"),
         (
             lambda: T.GRU(3, 4),
@@ -250,3 +254,85 @@ def test_tied_weights_are_one() -> None:
     ours.head.weight = T.Parameter(torch.zeros(7, 4))
     with pytest.raises(SchemaError, match="'head'"):
         transfer(ours, theirs)
+
+    class Untied(nnx.Module):
+        def __init__(self) -> None:
+            self.embed = nnx.Embed(7, 4, rngs=R)
+            self.head = nnx.Linear(4, 7, use_bias=False, rngs=R)
+
+    one, apart = Tied(), Untied()
+    before = one.embed.weight.detach().clone()
+    with pytest.raises(SchemaError, match=r"equal weights for 'embed' .* and 'head' .* tied in one tensor"):
+        transfer(apart, one)
+    assert torch.equal(one.embed.weight, before)
+    transfer(one, apart)
+    transfer(apart, one)
+    assert torch.equal(one.embed.weight, before)
+
+
+class Several(torch.nn.Module):
+    """Linear layers 4 to 4 by their names."""
+
+    def __init__(self, *names: str) -> None:
+        super().__init__()
+        for name in names:
+            setattr(self, name, T.Linear(4, 4))
+
+
+class SeveralOfFlax(nnx.Module):
+    def __init__(self, *names: str) -> None:
+        for name in names:
+            setattr(self, name, nnx.Linear(4, 4, rngs=R))
+
+
+def linear(count: int) -> Any:
+    return [nnx.Linear(4, 4, rngs=R) for _ in range(count)]
+
+
+def test_numbers_count_layers_with_weights() -> None:
+    ours = Several()
+    ours.layers = T.Sequential(T.Linear(4, 4), T.ReLU(), T.Linear(4, 4), T.ReLU(), T.Linear(4, 4))
+    theirs = SeveralOfFlax()
+    theirs.layers = nnx.List(linear(3))
+    transfer(ours, theirs)
+    for number in range(3):
+        np.testing.assert_array_equal(
+            theirs.layers[number].kernel[...], ours.layers[2 * number].weight.detach().numpy().T
+        )
+    other = SeveralOfFlax()
+    other.stack = nnx.List(linear(3))
+    transfer(ours, other, names={"layers": "stack"})
+    np.testing.assert_array_equal(other.stack[1].kernel[...], theirs.layers[1].kernel[...])
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"),
+    [(("fc1", "fc2"), ("fc0", "fc1")), (("q", "k", "v"), ("q", "v", "out"))],
+    ids=["numbers begin elsewhere", "another order"],
+)
+def test_what_would_change_the_order_is_refused(ours: Any, theirs: Any) -> None:
+    one, other = Several(*ours), SeveralOfFlax(*theirs)
+    with pytest.raises(SchemaError, match=rf"'{ours[1]}' .*'{theirs[-1 if len(ours) > 2 else 0]}' .*names="):
+        transfer(one, other)
+    transfer(one, other, names=dict(zip(ours, theirs, strict=True)))
+    for name, twin in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(getattr(other, twin).kernel[...], getattr(one, name).weight.detach().numpy().T)
+
+
+def test_a_list_that_lacks_a_layer_is_refused() -> None:
+    ours, theirs = Several(), SeveralOfFlax()
+    ours.layers, theirs.layers = T.Sequential(*(T.Linear(4, 4) for _ in range(3))), nnx.List(linear(2))
+    theirs.last = linear(1)[0]
+    with pytest.raises(SchemaError, match=r"'layers.2' .*'last' "):
+        transfer(ours, theirs)
+
+
+def test_layers_of_the_frameworks_own_are_not_copied_raw() -> None:
+    with pytest.raises(SchemaError, match=r"known in both.*found '' \(torch.nn.ConvTranspose2d.*nnx.ConvTranspose"):
+        transfer(T.ConvTranspose2d(3, 3, 3), nnx.ConvTranspose(3, 3, (3, 3), rngs=R))
+
+
+def test_names_that_begin_with_an_underscore_are_seen() -> None:
+    ours, theirs = Several("_enc"), SeveralOfFlax("_enc")
+    transfer(ours, theirs)
+    np.testing.assert_array_equal(theirs._enc.kernel[...], ours._enc.weight.detach().numpy().T)

@@ -13,11 +13,12 @@ import torch
 from flax import nnx
 
 from mouse_study.parting.layers import Array
+from mouse_study.parting.models import array_of, arrays_of
 from mouse_study.parting.recording import Event, as_flax_has_it
 from mouse_study.parting.report import Cause, Difference
 from mouse_study.parting.running import Run, difference, patched, run_alone
 from mouse_study.parting.stepping import Stepping
-from mouse_study.parting.weights import Twins, array_of, arrays_of
+from mouse_study.parting.weights import Twins
 
 
 def of_weights(found: Sequence[Difference]) -> list[Cause]:

@@ -137,7 +137,8 @@ def _gru_to_flax(arrays: Arrays, wanted: Shapes, what: What) -> Arrays:
     if what == "weights" and inner.any():
         raise SchemaError(
             f"bias_hh: expected zeros in its last {hidden} values, the recurrent bias of n, which has no twin in "
-            f"nnx.GRUCell, found values up to {np.abs(inner).max():.3g}"
+            f"nnx.GRUCell, found values up to {np.abs(inner).max():.3g}; set them to 0 before training begins, or make "
+            "the GRU with bias=False"
         )
     made["dense_i.bias"] = np.concatenate([bias[: 2 * hidden], arrays["bias_ih"][2 * hidden :]])
     return made
@@ -189,6 +190,7 @@ _BATCH_NORM = _NORM | {"running_mean": "mean", "running_var": "var"}
 _AFFINE = {"weight": "kernel", "bias": "bias"}
 
 PARAMETER = Kind("parameter", (), (), *_renamed({"value": "value"}, _same, _same))
+FOREIGN = Kind("layer without a twin", (), (), *_renamed({"value": "value"}, _same, _same))
 KINDS = (
     Kind("Linear", (torch.nn.Linear,), (nnx.Linear,), *_renamed(_AFFINE, np.transpose, np.transpose)),
     Kind("Embedding", (torch.nn.Embedding,), (nnx.Embed,), *_renamed({"weight": "embedding"}, _same, _same)),
@@ -219,3 +221,19 @@ KINDS = (
         _lstm_to_torch,
     ),
 )
+
+
+# Classes of the frameworks that only hold what a user gives them, so that parameters in them are the user's.
+_HOLD = (
+    *(torch.nn.Module, torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict),
+    *(torch.nn.ParameterList, torch.nn.ParameterDict),
+    *(torch.nn.Transformer, torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer),
+    *(torch.nn.TransformerDecoder, torch.nn.TransformerDecoderLayer),
+    *(*nnx.Module.__mro__, nnx.Sequential, *nnx.List.__mro__, *nnx.Dict.__mro__, nnx.RNN),
+)
+
+
+def is_foreign(module: Any) -> bool:
+    """Whether a module is a layer of a framework's own, or made of one, and lays out arrays as it does."""
+    packages = ("torch.nn.", "flax.nnx.")
+    return any(base not in _HOLD and base.__module__.startswith(packages) for base in type(module).__mro__)

@@ -15,7 +15,8 @@ from flax import nnx
 
 from mouse_core.dtypes import number_kind
 from mouse_study.parting.layers import Array
-from mouse_study.parting.weights import Twins, array_of
+from mouse_study.parting.models import array_of
+from mouse_study.parting.weights import Twins
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ class Recording:
     """The events of a pass, in their order."""
 
     events: list[Event] = field(default_factory=list)
+    summands: dict[str, float] = field(default_factory=dict)
+    """By path: how much the gradient of a bias of the layer sums up, signs aside."""
     _calls: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def add(self, path: str, role: str, values: Any, module: Any, *, alone: bool = True) -> None:
@@ -112,7 +115,23 @@ def _says_more(kwargs: Mapping[str, Any]) -> bool:
 
 def _after(recording: Recording, path: str) -> Callable[[Any, Any, Any], None]:
     def note(module: Any, args: Any, output: Any) -> None:
-        recording.add(path, "output", _first_tensor(output), module)
+        tensor = _first_tensor(output)
+        recording.add(path, "output", tensor, module)
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+            hook: Any = tensor.register_hook
+            hook(_summed(recording, path, module))
+
+    return note
+
+
+def _summed(recording: Recording, path: str, module: Any) -> Callable[[torch.Tensor], None]:
+    """Adds up the sizes of a layer's gradients over all axes but that of channels; the largest sum counts."""
+
+    def note(gradient: torch.Tensor) -> None:
+        spatial = isinstance(module, torch.nn.modules.conv._ConvNd | torch.nn.modules.batchnorm._BatchNorm)
+        spatial = (spatial or isinstance(module, torch.nn.GroupNorm)) and gradient.ndim > 2
+        sizes = gradient.detach().abs().movedim(1 if spatial else -1, 0).flatten(1).sum(1)
+        recording.summands[path] = recording.summands.get(path, 0.0) + float(sizes.max())
 
     return note
 

@@ -12,9 +12,9 @@ import torch
 from flax import nnx
 
 from mouse_study.parting.layers import Arrays
+from mouse_study.parting.models import arrays_of, flax_layers, torch_layers
 from mouse_study.parting.report import Difference
 from mouse_study.parting.running import EPS, Run, difference, gradient_of, split_params
-from mouse_study.parting.weights import arrays_of, flax_layers, torch_layers
 
 Gradient = Callable[[Any], Any]
 """Gives for a parameter of PyTorch's its gradient, or None."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -15,36 +15,8 @@ import torch
 from flax import nnx
 
 from mouse_core import ConfigError, SchemaError
-from mouse_study.parting.layers import KINDS, PARAMETER, Array, Arrays, Kind, What
-
-
-@dataclass(frozen=True)
-class Layer:
-    """A layer with weights, or a parameter by itself.
-
-    Args:
-        path: Where it is, names joined by dots; containers that only one framework has are left out.
-        kind: What it is.
-        module: The layer, or whose the parameter is.
-        arrays: PyTorch's tensors or Flax's variables, by the names that the kind knows.
-    """
-
-    path: str
-    kind: Kind
-    module: Any
-    arrays: dict[str, Any]
-
-    @property
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shapes of its arrays."""
-        return {name: tuple(values.shape) for name, values in self.arrays.items()}
-
-    def __str__(self) -> str:
-        of = type(self.module)
-        package = "torch.nn" if isinstance(self.module, torch.nn.Module) else "nnx"
-        what = f"a parameter of {package}.{of.__name__}" if self.kind is PARAMETER else f"{package}.{of.__name__}"
-        shapes = ", ".join(f"{name} {list(shape)}" for name, shape in self.shapes.items())
-        return f"{self.path!r} ({what}: {shapes})"
+from mouse_study.parting.layers import FOREIGN, KINDS, PARAMETER, Array, Arrays, What
+from mouse_study.parting.models import Layer, arrays_of, flax_layers, torch_layers
 
 
 @dataclass(frozen=True)
@@ -72,9 +44,10 @@ def transfer(source: Any, destination: Any, *, names: Mapping[str, str] | None =
     biases of a recurrent layer come back as their sum and zeros.
 
     Layers are twins where their paths are equal, such as ``blocks.0.linear`` for ``blocks[0].linear``; ``layers`` of a
-    ``nnx.Sequential`` and ``cell`` of a ``nnx.RNN`` do not count, and layer 2 of a GRU of several is ``gru.2``. Of what
-    is left, one layer of a kind and shape here and one there are twins, too. A layer of PyTorch's whose weights are
-    those of another one needs none.
+    ``nnx.Sequential`` and ``cell`` of a ``nnx.RNN`` do not count, and layer 2 of a GRU of several is ``gru.2``. Numbers
+    count layers with weights: of a ``Sequential`` of linear, ReLU, linear the second linear is that of a list of two.
+    Of what is left, one layer of a kind and shape here and one there are twins, too, if that keeps the order of both
+    models. A layer of PyTorch's whose weights are those of another one needs none.
 
     Args:
         source: A ``torch.nn.Module`` or a ``flax.nnx.Module``.
@@ -83,7 +56,8 @@ def transfer(source: Any, destination: Any, *, names: Mapping[str, str] | None =
 
     Raises:
         SchemaError: A layer that has no twin, or one of another kind or shape; the message names path, kind and
-            shapes. Nothing has been copied then.
+            shapes. Layers of which only one framework's kind is known, such as transposed convolutions. Two layers
+            with different weights for one tensor, of a model that ties them. Nothing has been copied then.
         ConfigError: These are not two models of two frameworks, or float64 is to go to JAX without x64.
     """
     if isinstance(source, torch.nn.Module) and isinstance(destination, nnx.Module):
@@ -113,20 +87,22 @@ def twins(torch_module: Any, flax_module: Any, *, names: Mapping[str, str] | Non
     """
     ours = {layer.path: layer for layer in torch_layers(torch_module)}
     theirs = {layer.path: layer for layer in flax_layers(flax_module)}
-    path_in_flax = _renamed(ours, names or {})
-    pairs = {path: theirs.pop(other) for path, other in path_in_flax.items() if other in theirs}
+    if foreign := [layer for layer in (*ours.values(), *theirs.values()) if layer.kind is FOREIGN]:
+        raise SchemaError(
+            f"layers: expected kinds that are known in both frameworks, {', '.join(kind.name for kind in KINDS)}, "
+            f"found {'; '.join(map(str, foreign[:6]))}"
+        )
+    in_flax = list(theirs.values())
+    pairs = _by_path(ours, theirs, names or {})
     left = [layer for path, layer in ours.items() if path not in pairs]
-    for layer in left.copy():
-        alike = [other for other in theirs.values() if _alike(layer, other)]
-        if len(alike) == 1 and sum(_alike(own, alike[0]) for own in left) == 1:
-            pairs[layer.path] = theirs.pop(alike[0].path)
+    _by_shape(ours, in_flax, theirs, pairs)
     shared = {id(values) for path in pairs for values in ours[path].arrays.values()}
     for layer in [layer for layer in left if layer.path not in pairs]:
         if all(id(values) in shared for values in layer.arrays.values()):  # tied to one that has a twin
             del ours[layer.path]
     alone = [layer for layer in left if layer.path in ours and layer.path not in pairs]
     if alone or theirs:
-        raise SchemaError(_without_twins(alone, list(theirs.values())))
+        raise SchemaError(_without_twins(alone, list(theirs.values()), _in_order(list(ours.values()), in_flax, pairs)))
     found = [Twins(layer, pairs[path]) for path, layer in ours.items()]
     for pair in found:
         if pair.torch.kind is not pair.flax.kind:
@@ -136,9 +112,92 @@ def twins(torch_module: Any, flax_module: Any, *, names: Mapping[str, str] | Non
     return found
 
 
-def _renamed(layers: Mapping[str, Layer], names: Mapping[str, str]) -> dict[str, str]:
-    """What each path of PyTorch's is to be in Flax's model; the longest beginning that is named counts."""
-    found, used = {}, set()
+def _by_path(ours: Mapping[str, Layer], theirs: dict[str, Layer], names: Mapping[str, str]) -> dict[str, Layer]:
+    """Pairs by what is named, then by equal paths of which numbers count layers; takes them out of Flax's."""
+    wanted, fixed = _renamed(ours, names)
+    pairs = {path: theirs.pop(wanted[path]) for path in fixed if wanted[path] in theirs}
+    by_number = {path: other for path, other in wanted.items() if path not in pairs}
+    own, others = _counted(by_number.values()), _counted(theirs)
+    path_of = {counted: path for path, counted in others.items()}
+    for path, other in by_number.items():
+        there = path_of.get(own[other])
+        if there in theirs:
+            pairs[path] = theirs.pop(there)
+    return pairs
+
+
+def _counted(paths: Iterable[str]) -> dict[str, str]:
+    """Paths with numbers that count those that have weights: of ``a.0``, ``a.2`` and ``a.4`` the last is ``a.2``."""
+    split = {path: path.split(".") for path in paths}
+    numbers: dict[tuple[str, ...], set[int]] = {}
+    for parts in split.values():
+        for at, part in enumerate(parts):
+            if part.isdecimal():
+                numbers.setdefault(tuple(parts[:at]), set()).add(int(part))
+    found = {}
+    for path, parts in split.items():
+        counted = [
+            str(sorted(numbers[tuple(parts[:at])]).index(int(part))) if part.isdecimal() else part
+            for at, part in enumerate(parts)
+        ]
+        found[path] = ".".join(counted)
+    return found
+
+
+def _containers(paths: Iterable[str]) -> dict[str, set[str]]:
+    """The numbered containers that each path lies in."""
+    found = {}
+    for path in paths:
+        parts = path.split(".")
+        found[path] = {".".join(parts[:at]) for at, part in enumerate(parts) if part.isdecimal()}
+    return found
+
+
+def _by_shape(
+    ours: Mapping[str, Layer], in_flax: list[Layer], theirs: dict[str, Layer], pairs: dict[str, Layer]
+) -> None:
+    """Add pairs of what only one left layer of either fits, if that keeps the order of both models.
+
+    What is left of a numbered container that both have is none: they hold different numbers of layers, and which one
+    is missing cannot be told.
+    """
+    left = [layer for path, layer in ours.items() if path not in pairs]
+    own, other = _containers(ours), _containers(layer.path for layer in in_flax)
+    both = set().union(*own.values()) & set().union(*other.values())
+    found = {}
+    for layer in left:
+        alike = [one for one in theirs.values() if _alike(layer, one)]
+        if len(alike) != 1 or sum(_alike(one, alike[0]) for one in left) != 1:
+            continue
+        if not (own[layer.path] | other[alike[0].path]) & both:
+            found[layer.path] = alike[0]
+    place, there = ({path: at for at, path in enumerate(paths)} for paths in (ours, other))
+    everything = pairs | found
+    for path, layer in found.items():
+        # Where a parameter by itself stands among layers, PyTorch does not tell.
+        apart = [
+            (place[past] - place[path]) * (there[twin.path] - there[layer.path]) < 0
+            for past, twin in everything.items()
+            if (twin.kind is PARAMETER) == (layer.kind is PARAMETER)
+        ]
+        if not any(apart):
+            pairs[path] = theirs.pop(layer.path)
+
+
+def _in_order(ours: list[Layer], theirs: list[Layer], pairs: Mapping[str, Layer]) -> dict[str, str]:
+    """What ``names`` would be, if all layers were made in one order; empty if kinds differ."""
+    own, other = (sorted(layers, key=lambda layer: layer.kind is PARAMETER) for layers in (ours, theirs))
+    if [layer.kind for layer in own] != [layer.kind for layer in other]:
+        return {}
+    return {one.path: two.path for one, two in zip(own, other, strict=True) if pairs.get(one.path) is not two}
+
+
+def _renamed(layers: Mapping[str, Layer], names: Mapping[str, str]) -> tuple[dict[str, str], list[str]]:
+    """What each path of PyTorch's is to be in Flax's model, and which paths are named up to their last number.
+
+    The longest beginning that is named counts.
+    """
+    found, used, fixed = {}, set(), []
     for path in layers:
         begins = [name for name in names if path == name or path.startswith(f"{name}.") or not name]
         if begins:
@@ -146,11 +205,13 @@ def _renamed(layers: Mapping[str, Layer], names: Mapping[str, str]) -> dict[str,
             used.add(longest)
             rest = path[len(longest) :].removeprefix(".")
             found[path] = ".".join(part for part in (names[longest], rest) if part)
+            if not any(part.isdecimal() for part in rest.split(".")):
+                fixed.append(path)
         else:
             found[path] = path
     if unused := [name for name in names if name not in used]:
         raise ConfigError(f"names: expected paths of PyTorch's layers, of {list(layers)}, found {unused}")
-    return found
+    return found, fixed
 
 
 def _alike(layer: Layer, other: Layer) -> bool:
@@ -164,124 +225,40 @@ def _alike(layer: Layer, other: Layer) -> bool:
     return {name: values.shape for name, values in made.items()} == other.shapes
 
 
-def _without_twins(ours: list[Layer], theirs: list[Layer]) -> str:
+def _without_twins(ours: list[Layer], theirs: list[Layer], in_order: Mapping[str, str]) -> str:
     said = []
     for there, layers in (("Flax", ours), ("PyTorch", theirs)):
         if layers:
             said.append(f"without a twin in {there}: {'; '.join(map(str, layers[:6]))}{' ...' * (len(layers) > 6)}")
-    hint = ""
-    if len(ours) == len(theirs) and [one.kind for one in ours] == [one.kind for one in theirs]:
-        pairs = {one.path: other.path for one, other in zip(ours, theirs, strict=True)}
-        hint = f"; if it is their order that says which are the same: names={pairs}"
+    hint = f"; if it is their order that says which are the same: names={in_order}" if in_order else ""
+    hint = hint or "; say which are the same in names={path in PyTorch: path in Flax}"
     return f"layers: expected each to have a twin, found {', and '.join(said)}{hint:.600}"
-
-
-# ---------------------------------------------------------------------- what there is
-
-
-def torch_layers(module: torch.nn.Module, path: str = "") -> Iterator[Layer]:
-    """The layers of a PyTorch model, and its parameters that are in none, in the order in which they were made."""
-    kind = next((kind for kind in KINDS if isinstance(module, kind.torch)), None)
-    if kind is not None:
-        yield from (
-            _recurrent_layers(module, kind, path)
-            if kind.name in ("GRU", "LSTM")
-            else [Layer(path, kind, module, _tensors(module))]
-        )
-        return
-    for name, parameter in module._parameters.items():
-        if parameter is not None:
-            yield Layer(_joined(path, name), PARAMETER, module, {"value": parameter})
-    for name, child in module._modules.items():
-        if child is not None:
-            yield from torch_layers(child, _joined(path, name))
-
-
-def _tensors(module: torch.nn.Module) -> dict[str, Any]:
-    tensors: dict[str, Any] = dict(module.named_parameters())
-    buffers = {name: buffer for name, buffer in module.named_buffers() if name != "num_batches_tracked"}
-    return tensors | buffers
-
-
-def _recurrent_layers(module: Any, kind: Kind, path: str) -> Iterator[Layer]:
-    tensors = _tensors(module)
-    if isinstance(module, torch.nn.GRUCell | torch.nn.LSTMCell):
-        yield Layer(path, kind, module, tensors)
-        return
-    if module.bidirectional or getattr(module, "proj_size", 0):
-        raise SchemaError(
-            f"{path!r}: expected a torch.nn.{kind.name} that goes one way and projects nothing, which is what Flax has"
-        )
-    for number in range(module.num_layers):
-        own = {name.removesuffix(f"_l{number}"): values for name, values in tensors.items()}
-        own = {name: values for name, values in own.items() if "_l" not in name}
-        yield Layer(path if module.num_layers == 1 else _joined(path, str(number)), kind, module, own)
-
-
-def flax_layers(module: Any, path: str = "") -> Iterator[Layer]:
-    """The layers of a Flax model, and its parameters that are in none, in the order in which they were made."""
-    kind = next((kind for kind in KINDS if isinstance(module, kind.flax)), None)
-    if kind is not None:
-        yield Layer(path, kind, module, dict(_variables(module, "")))
-        return
-    for name, child in _children(module):
-        inside = isinstance(module, nnx.Sequential) and name == "layers"
-        inside = inside or (isinstance(module, nnx.RNN) and name == "cell")
-        below = path if inside else _joined(path, name)
-        if isinstance(child, nnx.Param):
-            yield Layer(below, PARAMETER, module, {"value": child})
-        elif not isinstance(child, nnx.Variable):
-            yield from flax_layers(child, below)
-
-
-def _variables(module: Any, path: str) -> Iterator[tuple[str, Any]]:
-    for name, child in _children(module):
-        if isinstance(child, nnx.Param | nnx.BatchStat):
-            yield _joined(path, name), child
-        elif not isinstance(child, nnx.Variable):
-            yield from _variables(child, _joined(path, name))
-
-
-def _children(module: Any) -> list[tuple[str, Any]]:
-    if isinstance(module, Mapping):
-        children: dict[str, Any] = {str(name): child for name, child in module.items()}
-    elif isinstance(module, list | tuple):
-        children = {str(number): child for number, child in enumerate(module)}
-    else:
-        children = {name: child for name, child in vars(module).items() if not name.startswith("_")}
-    kept = (nnx.Module, nnx.Variable, list, tuple, dict)
-    return [(name, child) for name, child in children.items() if isinstance(child, kept)]
-
-
-def _joined(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
 
 
 # ---------------------------------------------------------------------- copying
 
 
-def arrays_of(layer: Layer, *, zeros: bool = False) -> Arrays:
-    """The arrays of a layer on the host, or zeros of their shapes."""
-    if zeros:
-        return {name: np.zeros(shape, np.float32) for name, shape in layer.shapes.items()}
-    return {name: array_of(values) for name, values in layer.arrays.items()}
+class _Written:
+    """What each array is to become, so that two layers that share one are not given two."""
 
+    def __init__(self) -> None:
+        self._by_array: dict[int, tuple[Layer, Array]] = {}
 
-def array_of(values: Any) -> Array:
-    """A tensor of PyTorch's, a variable of Flax's or an array of JAX's on the host."""
-    if isinstance(values, torch.Tensor):
-        tensor = values.detach().cpu()
-        if tensor.dtype == torch.bfloat16:
-            return tensor.contiguous().view(torch.int16).numpy().view(ml_dtypes.bfloat16)
-        found: Array = tensor.numpy()
-        return found
-    return np.asarray(values.get_value() if isinstance(values, nnx.Variable) else values)
+    def add(self, layer: Layer, name: str, values: Array) -> None:
+        """Note what an array of a layer becomes; SchemaError if a tied layer makes another thing of it."""
+        first, before = self._by_array.setdefault(id(layer.arrays[name]), (layer, values))
+        if before.dtype != values.dtype or not np.array_equal(before, values, equal_nan=before.dtype.kind == "f"):
+            raise SchemaError(
+                f"layers: expected equal weights for {first} and {layer}, which are tied in one tensor, found others"
+            )
 
 
 def _to_flax(pairs: list[Twins]) -> list[Callable[[], None]]:
     writes: list[Callable[[], None]] = []
+    written = _Written()
     for pair in pairs:
         for name, values in _converted(pair.torch, pair.flax, pair.to_flax).items():
+            written.add(pair.flax, name, values)
             if values.dtype == np.float64 and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
                 raise ConfigError(f"{pair.torch.path!r}: expected jax_enable_x64 for float64, found JAX without it")
             writes.append(partial(_write_variable, pair.flax.arrays[name], values))
@@ -290,8 +267,10 @@ def _to_flax(pairs: list[Twins]) -> list[Callable[[], None]]:
 
 def _to_torch(pairs: list[Twins]) -> list[Callable[[], None]]:
     writes: list[Callable[[], None]] = []
+    written = _Written()
     for pair in pairs:
         for name, values in _converted(pair.flax, pair.torch, pair.to_torch).items():
+            written.add(pair.torch, name, values)
             writes.append(partial(_write_tensor, pair.torch.arrays[name], values))
     return writes
 
