@@ -18,7 +18,7 @@ from flax import nnx
 
 from mouse_core import ConfigError, StateError
 from mouse_core.replay.ground.checkpoint import read_checkpoint, write_checkpoint
-from mouse_study._running import states
+from mouse_study._running import states, values
 
 
 def through_a_file(state: states.Plain, folder: Path) -> states.Plain:
@@ -96,12 +96,12 @@ def test_generators_come_back(tmp_path: Path) -> None:
 
     before, after = made(0), made(1)
     drawn(before)
-    taken, shared = through_a_file(states.taken(before), tmp_path), states.global_generators()
+    taken, shared = through_a_file(states.taken(before), tmp_path), values.global_generators()
     expected = drawn(before)
     states.give(after, taken)
-    states.set_global_generators(through_a_file(shared, tmp_path))
+    values.set_global_generators(through_a_file(shared, tmp_path))
     assert drawn(after) == expected
-    states.seed_global_generators(7)
+    values.seed_global_generators(7)
     assert drawn([])[:2] == [random.Random(7).random(), np.random.RandomState(7).random()]
 
 
@@ -116,8 +116,95 @@ def test_what_cannot_come_back_is_refused_by_name(tmp_path: Path) -> None:
         states.taken(({}, 3))
     with pytest.raises(ConfigError, match="state: expected something with state_dict"):
         states.taken(3)
-    with pytest.raises(StateError, match=r"state: expected \['b'\], found \['a'\] in what was saved"):
-        states.give({"b": 1}, states.taken({"a": 1}))
+    random_saved = states.taken({"a": random.Random(0)})
+    with pytest.raises(StateError, match=r"state\['a'\]: expected a part as the one that was saved, found NoneType"):
+        states.give({"b": random.Random(0)}, random_saved)
+    with pytest.raises(StateError, match=r"state: expected \[0, 1\], found \[0\] in what was saved"):
+        states.give(({}, {}), states.taken(({},)))
     linear = nnx.Linear(2, 3, rngs=nnx.Rngs(0))
     with pytest.raises(StateError, match="expected the same tree as was saved"):
         states.give(nnx.Linear(2, 3, use_bias=False, rngs=nnx.Rngs(0)), states.taken(linear))
+    state: dict[str, Any] = {"adam": None, "log": {}}
+    begun = states.Begun(state)
+    state["log"]["of"] = random.Random(0)
+    with pytest.raises(
+        ConfigError, match=r"state\['log'\]\['of'\]: expected .* found Random, which came or grew later"
+    ):
+        states.taken(state, begun=begun)
+    state["log"] = {}
+    states.taken(state, begun=begun)
+    state["adam"] = optax.adam(0.1).init(jnp.zeros(2))
+    with pytest.raises(ConfigError, match=r"state\['adam'\]: expected .* found tuple, which came or grew later"):
+        states.taken(state, begun=begun)
+
+
+def test_values_of_a_dict_are_replaced_whatever_they_were(tmp_path: Path) -> None:
+    before: dict[str, Any] = {"returns": [], "counts": {}, "recent": [], "best": None, "weights": {"w": torch.zeros(2)}}
+    after = {**before, "returns": [], "counts": {}, "recent": [], "more": 1}
+    begun = states.Begun(before)
+    before["returns"] += [1.0, 2.0]
+    before["counts"] |= {3: 1, "a": {"b": (1, "c")}}
+    before["recent"].append((np.arange(2), 0.5))
+    before["best"] = {"w": torch.ones(2), "at": np.float32(3.0)}
+    states.give(after, through_a_file(states.taken(before, begun=begun), tmp_path))
+    assert list(after) == list(before)
+    assert (after["returns"], after["counts"]) == (before["returns"], before["counts"])
+    assert isinstance(after["recent"][0], tuple)
+    assert after["recent"][0][0].tolist() == [0, 1]
+    assert after["best"]["w"].tolist() == [1.0, 1.0]
+    assert isinstance(after["best"]["at"], np.float32)
+
+
+def aliased() -> tuple[dict[str, Any], Any, Any]:
+    """What two names, a view and an optimizer hold is one memory each."""
+    w, array = torch.zeros(3, requires_grad=True), np.zeros(3)
+    state = {"w": w, "adam": torch.optim.SGD([w], 0.1), "array": array, "same": array, "view": array[:2]}
+    return {**state, "best": array}, w, array
+
+
+def test_arrays_that_others_hold_are_written_to_where_they_lie(tmp_path: Path) -> None:
+    before, w, array = aliased()
+    begun = states.Begun(before)
+    with torch.no_grad():
+        w += 1
+    array += 1
+    before["best"] = array + 6  # no longer the same as the others
+    before["later"] = before["best"]
+    after, held, held_array = aliased()
+    states.give(after, through_a_file(states.taken(before, begun=begun), tmp_path))
+    assert after["w"] is held
+    assert after["adam"].param_groups[0]["params"][0] is held
+    assert held.requires_grad
+    assert held.tolist() == [1.0, 1.0, 1.0]
+    assert after["array"] is after["same"] is held_array
+    assert np.shares_memory(after["view"], held_array)
+    assert held_array.tolist() == [1.0, 1.0, 1.0]
+    assert after["best"].tolist() == [7.0, 7.0, 7.0]
+    assert after["later"] is after["best"] is not held_array
+
+
+def test_weak_types_of_jax_stay_weak(tmp_path: Path) -> None:
+    before = {"lr": jnp.asarray(0.1), "n": jnp.asarray(3), "many": jnp.full(3, 2.5), "w": jnp.ones(3, jnp.bfloat16)}
+    after = {name: jnp.zeros_like(value) for name, value in before.items()}
+    states.give(after, through_a_file(states.taken(before), tmp_path))
+    for name, value in before.items():
+        assert (after[name].weak_type, after[name].dtype) == (value.weak_type, value.dtype), name
+        np.testing.assert_array_equal(after[name], value)
+    assert (after["w"] * after["lr"]).dtype == jnp.bfloat16
+
+
+def test_modules_stay_in_training_or_evaluation(tmp_path: Path) -> None:
+    def of_torch() -> torch.nn.Module:
+        return torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.5))
+
+    def of_nnx() -> nnx.Module:
+        return nnx.Sequential(nnx.Dropout(0.5, rngs=nnx.Rngs(0)), nnx.BatchNorm(2, rngs=nnx.Rngs(0)))
+
+    before, after = (of_torch(), of_nnx()), (of_torch(), of_nnx())
+    before[0][1].eval()
+    before[1].eval()
+    states.give(after, through_a_file(states.taken(before), tmp_path))
+    assert [module.training for module in after[0].modules()] == [True, True, False]
+    dropout, norm = after[1].layers
+    assert dropout.deterministic
+    assert norm.use_running_average

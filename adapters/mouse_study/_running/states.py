@@ -7,40 +7,127 @@ dict or a list, whose values are replaced. No framework is imported: what is the
 
 from __future__ import annotations
 
-import random
 import sys
+import weakref
 from collections.abc import Mapping, MutableMapping, MutableSequence
 from typing import Any
 
 import numpy as np
 
 from mouse_core.errors import ConfigError, StateError
-
-Plain = dict[str, Any]
-"""Nested dicts of texts, numbers and arrays, as ``write_checkpoint`` takes them."""
-
+from mouse_study._running.values import Plain, generator_state, plain, set_generator, unplain
 
 # ---------------------------------------------------------------------- parts
 
 
-def taken(part: Any, where: str = "state") -> Plain:
+class Begun:
+    """What lay at each place of a state when the training was made, and so will when it is made again.
+
+    A tensor or an array that is there still is one that others may hold: an optimizer, a function, another name. When
+    the training goes on, it gets its values where it lies. One that a step has put there is made anew.
+
+    Args:
+        part: The state of a training that has taken no step.
+        where: What it is called.
+    """
+
+    def __init__(self, part: Any, where: str = "state") -> None:
+        self._objects: dict[str, Any] = {}
+        self._leaves: dict[str, list[str]] = {}
+        self._parts: set[str] = set()
+        if _is_container(part):
+            self._look(part, where)
+
+    def _look(self, part: Any, where: str) -> None:
+        for key, child in _items(part):
+            self._look_at(child, f"{where}[{key!r}]")
+
+    def _look_at(self, value: Any, where: str) -> None:
+        if _is_part(value):
+            self._parts.add(where)
+            if _is_container(value):
+                self._look(value, where)
+        elif _is_memory(value):
+            self._objects[where] = weakref.ref(value)
+        elif _is_own_tree(value):
+            self._leaves[where] = _places(value)
+
+    def has(self, value: Any, where: str) -> bool:
+        """Whether this very tensor or array lay at the place."""
+        return where in self._objects and self._objects[where]() is value
+
+    def check(self, value: Any, where: str) -> None:
+        """Refuse what cannot be made again, for nothing like it was there.
+
+        Raises:
+            ConfigError: It is a module, an optimizer, a tree of JAX or the like that came later.
+        """
+        if where in self._parts if _is_part(value) else self._leaves.get(where) == _places(value):
+            return
+        raise ConfigError(
+            f"{where}: expected numbers, texts and arrays, and dicts and lists of these, or what was there when the "
+            f"training was made, found {type(value).__name__}, which came or grew later and cannot be made again"
+        )
+
+
+def taken(part: Any, where: str = "state", begun: Begun | None = None) -> Plain:
     """The state of a part.
+
+    Args:
+        part: The part.
+        where: What it is called.
+        begun: What was there before the first step; None: the same as now.
 
     Raises:
         ConfigError: Something that cannot be stored, or not be set anew.
     """
+    return _taken(part, where, begun, {})
+
+
+def _taken(part: Any, where: str, begun: Begun | None, numbers: dict[int, int]) -> Plain:
+    """The state of a part; ``numbers`` tell arrays apart of which each may lie at several places."""
     if hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
-        return _plain(part.state_dict(), where)
+        return {"part": plain(part.state_dict(), where), "modes": _modes(part)}
     if _is_nnx(part):
-        return _plain_leaves(_nnx().state(part), where)
-    if (state := _generator_state(part)) is not None:
-        return _plain(state, where)
+        return {"part": _plain_leaves(_nnx().state(part), where), "modes": _modes(part)}
+    if (state := generator_state(part)) is not None:
+        return {"part": plain(state, where)}
     if isinstance(part, Mapping | list | tuple):
-        return {str(key): _taken_child(part, child, f"{where}[{key!r}]") for key, child in _items(part)}
+        children, fixed = _items(part), not isinstance(part, MutableMapping | MutableSequence)
+        return {
+            "list" if isinstance(part, list) else "tuple" if isinstance(part, tuple) else "dict": {
+                str(number): {
+                    "key": plain(key, where),
+                    **_taken_child(child, f"{where}[{key!r}]", fixed, begun, numbers),
+                }
+                for number, (key, child) in enumerate(children)
+            }
+        }
     raise ConfigError(
         f"{where}: expected something with state_dict and load_state_dict, an object of flax.nnx, a generator of "
         f"random numbers, or a dict, list or tuple of these, found {type(part).__name__}"
     )
+
+
+def _taken_child(child: Any, where: str, fixed: bool, begun: Begun | None, numbers: dict[int, int]) -> Plain:
+    if _is_part(child):
+        if begun is not None and not isinstance(child, dict | list):
+            begun.check(child, where)
+        return _taken(child, where, begun, numbers)
+    if fixed:
+        raise ConfigError(
+            f"{where}: expected something that can be set anew where it lies, found {type(child).__name__}; put it in "
+            "a dict, whose values are replaced"
+        )
+    # A tree of JAX may be of classes that only the training knows: its leaves are saved, and set into the one there.
+    if _is_own_tree(child):
+        if begun is not None:
+            begun.check(child, where)
+        return {"leaves": _plain_leaves(child, where)}
+    if not _is_memory(child):
+        return {"whole": plain(child, where)}
+    stays = begun is None or begun.has(child, where)
+    return {"whole": plain(child, where), "memory": numbers.setdefault(id(child), len(numbers)), "stays": stays}
 
 
 def give(part: Any, state: Plain, where: str = "state") -> None:
@@ -49,115 +136,123 @@ def give(part: Any, state: Plain, where: str = "state") -> None:
     Raises:
         StateError: It is of another part.
     """
+    _give(part, state, where, {})
+
+
+def _give(part: Any, state: Plain, where: str, made: dict[int, Any]) -> None:
+    """Set a part; ``made`` has the arrays that were set so far, by the number that each had when it was saved."""
+    if _is_container(part):
+        form = next((name for name in ("dict", "list", "tuple") if name in state), None)
+        if form is None:
+            raise StateError(f"{where}: expected the state of a {type(part).__name__}, found that of another part")
+        _give_children(part, state[form], where, made)
+        return
+    if "part" not in state:
+        raise StateError(f"{where}: expected the state of a {type(part).__name__}, found that of another part")
     if hasattr(part, "state_dict") and hasattr(part, "load_state_dict"):
-        part.load_state_dict(_unplain(state, where))
+        part.load_state_dict(unplain(state["part"], where))
     elif _is_nnx(part):
         nnx = _nnx()
-        nnx.update(part, _with_leaves(nnx.state(part), state, where))
-    elif _generator_state(part) is not None:
-        _set_generator(part, _unplain(state, where))
+        nnx.update(part, _with_leaves(nnx.state(part), state["part"], where))
     else:
-        keys = [str(key) for key, _ in _items(part)]
-        if keys != list(state):
-            raise StateError(f"{where}: expected {keys}, found {list(state)} in what was saved")
-        for key, child in list(_items(part)):
-            place = f"{where}[{key!r}]"
-            if _is_part(child):
-                give(child, state[str(key)], place)
-            else:
-                part[key] = _like(child, state[str(key)], place)
+        set_generator(part, unplain(state["part"], where))
+    _set_modes(part, state.get("modes", {}))
 
 
-def _taken_child(parent: Any, child: Any, where: str) -> Plain:
-    if _is_part(child):
-        return taken(child, where)
-    if not isinstance(parent, MutableMapping | MutableSequence):
-        raise ConfigError(
-            f"{where}: expected something that can be set anew where it lies, found {type(child).__name__}; put it in "
-            "a dict, whose values are replaced"
-        )
-    # A tree of JAX may be of classes that only the training knows: its leaves are saved, and set into the one there.
-    if "jax" in sys.modules and _is_tree(child):
-        return {"leaves": _plain_leaves(child, where)}
-    return {"whole": _plain(child, where)}
+def _give_children(part: Any, saved: Plain, where: str, made: dict[int, Any]) -> None:
+    before = dict(_items(part))
+    after: dict[Any, Any] = {}
+    for entry in saved.values():
+        key = unplain(entry["key"], where)
+        after[key] = _child(before.get(key), entry, f"{where}[{key!r}]", made)
+    if isinstance(part, MutableMapping):
+        if list(before) != list(after):
+            part.clear()
+        part.update(after)
+    elif isinstance(part, MutableSequence):
+        part[:] = list(after.values())
+    elif list(before) != list(after):
+        raise StateError(f"{where}: expected {list(before)}, found {list(after)} in what was saved")
+
+
+def _child(before: Any, entry: Plain, where: str, made: dict[int, Any]) -> Any:
+    """What belongs at a place of a dict or list, where ``before`` is now."""
+    if "whole" in entry:
+        number = entry.get("memory")
+        if number is None or number not in made:
+            value = _leaf_like(before, unplain(entry["whole"], where), stays=entry.get("stays", False))
+            if number is None:
+                return value
+            made[number] = value
+        return made[number]
+    if "leaves" in entry:
+        return _with_leaves(before, entry["leaves"], where)
+    part = before
+    if "dict" in entry and not isinstance(before, dict):
+        part = {}
+    elif "list" in entry and not isinstance(before, list):
+        part = []
+    if not _is_part(part):
+        raise StateError(f"{where}: expected a part as the one that was saved, found {type(before).__name__}")
+    _give(part, entry, where, made)
+    return part
+
+
+def _modes(part: Any) -> Plain:
+    """What a module does differently in training and in evaluation, by name of it and its modules.
+
+    It is ``training`` in torch, and whatever is true or false in NNX (``deterministic``, ``use_running_average``).
+    """
+    return {f"{name}:{mode}": getattr(module, mode) for name, module, mode in _modes_of(part)}
+
+
+def _set_modes(part: Any, saved: Plain) -> None:
+    for name, module, mode in _modes_of(part):
+        now = saved.get(f"{name}:{mode}")
+        if now is not None and getattr(module, mode) != now:
+            setattr(module, mode, now)
+
+
+def _modes_of(part: Any) -> list[tuple[str, Any, str]]:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(part, torch.nn.Module):
+        return [(name, module, "training") for name, module in part.named_modules()]
+    nnx = sys.modules.get("flax.nnx")
+    if nnx is None or not isinstance(part, nnx.Module):
+        return []
+    return [
+        ("/".join(map(str, path)), module, mode)
+        for path, module in nnx.iter_modules(part)
+        for mode, value in vars(module).items()
+        if isinstance(value, bool)
+    ]
 
 
 def _is_part(value: Any) -> bool:
     return (
         (hasattr(value, "state_dict") and hasattr(value, "load_state_dict"))
         or _is_nnx(value)
-        or _generator_state(value) is not None
+        or generator_state(value) is not None
         or isinstance(value, dict | list)
         or (isinstance(value, tuple) and any(map(_is_part, value)) and not hasattr(value, "_fields"))
     )
 
 
+def _is_container(value: Any) -> bool:
+    """Whether a value is a dict, list or tuple, and nothing that has a state of its own."""
+    if hasattr(value, "state_dict") or _is_nnx(value):
+        return False
+    return isinstance(value, Mapping | list) or (isinstance(value, tuple) and _is_part(value))
+
+
+def _is_memory(value: Any) -> bool:
+    """Whether a value can be written to where it lies."""
+    torch = sys.modules.get("torch")
+    return isinstance(value, np.ndarray) or (torch is not None and isinstance(value, torch.Tensor))
+
+
 def _items(part: Any) -> list[tuple[Any, Any]]:
     return list(part.items()) if isinstance(part, Mapping) else list(enumerate(part))
-
-
-def _like(before: Any, state: Plain, where: str) -> Any:
-    """A value that was in a dict, of the kind and on the device of the one that is there."""
-    if "leaves" in state:
-        return _with_leaves(before, state["leaves"], where)
-    return _leaf_like(before, _unplain(state["whole"], where))
-
-
-# ---------------------------------------------------------------------- generators
-
-
-def _generator_state(part: Any) -> Any:
-    """The state of a generator of random numbers; None for anything else."""
-    if isinstance(part, np.random.Generator):
-        return part.bit_generator.state
-    if isinstance(part, np.random.RandomState):
-        return part.get_state(legacy=False)
-    if isinstance(part, random.Random):
-        return part.getstate()
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(part, torch.Generator):
-        return part.get_state()
-    return None
-
-
-def _set_generator(part: Any, state: Any) -> None:
-    if isinstance(part, np.random.Generator):
-        part.bit_generator.state = state
-    elif isinstance(part, random.Random):
-        part.setstate(state)
-    else:
-        part.set_state(state)
-
-
-def global_generators() -> Plain:
-    """The states of the generators that a process has anyway: Python's, NumPy's, and torch's where it is imported."""
-    state: dict[str, Any] = {"python": random.getstate(), "numpy": np.random.get_state(legacy=False)}  # noqa: NPY002
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        state["torch"] = torch.get_rng_state()
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            state["cuda"] = torch.cuda.get_rng_state_all()
-    return _plain(state, "generators")
-
-
-def set_global_generators(saved: Plain) -> None:
-    """Set them to states that ``global_generators`` gave."""
-    state = _unplain(saved, "generators")
-    random.setstate(state["python"])
-    np.random.set_state(state["numpy"])  # noqa: NPY002
-    torch = sys.modules.get("torch")
-    if torch is not None and "torch" in state:
-        torch.set_rng_state(state["torch"])
-        if "cuda" in state:
-            torch.cuda.set_rng_state_all(state["cuda"])
-
-
-def seed_global_generators(seed: int) -> None:
-    """Begin them all at a seed."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(seed)
 
 
 # ---------------------------------------------------------------------- trees of jax
@@ -172,10 +267,28 @@ def _is_nnx(part: Any) -> bool:
     return nnx is not None and isinstance(part, nnx.Pytree)
 
 
-def _is_tree(value: Any) -> bool:
+def _is_own_tree(value: Any) -> bool:
+    """Whether a value is a tree of JAX that is more than plain containers of plain values."""
+    if "jax" not in sys.modules or value is None or _is_simple(value):
+        return False
     from jax.tree_util import all_leaves
 
-    return value is not None and not all_leaves([value])
+    return not all_leaves([value])
+
+
+def _is_simple(value: Any) -> bool:
+    if type(value) is dict:
+        return all(map(_is_simple, value.values()))
+    if type(value) in (list, tuple):
+        return all(map(_is_simple, value))
+    return value is None or isinstance(value, bool | int | float | str | bytes | np.ndarray | np.generic)
+
+
+def _places(tree: Any) -> list[str]:
+    """Where in a tree its leaves are."""
+    from jax.tree_util import keystr, tree_flatten_with_path
+
+    return [keystr(path) for path, _ in tree_flatten_with_path(tree)[0]]
 
 
 def _plain_leaves(tree: Any, where: str) -> Plain:
@@ -183,7 +296,7 @@ def _plain_leaves(tree: Any, where: str) -> Plain:
     from jax.tree_util import keystr, tree_flatten_with_path
 
     leaves, _ = tree_flatten_with_path(tree)
-    return {keystr(path): _plain(leaf, f"{where}{keystr(path)}") for path, leaf in leaves}
+    return {keystr(path): plain(leaf, f"{where}{keystr(path)}") for path, leaf in leaves}
 
 
 def _with_leaves(tree: Any, state: Plain, where: str) -> Any:
@@ -196,89 +309,23 @@ def _with_leaves(tree: Any, state: Plain, where: str) -> Any:
         different = (sorted(set(places) ^ set(state)) or places)[:3]
         raise StateError(f"{where}: expected the same tree as was saved, found another, which differs at {different}")
     return tree_unflatten(
-        form, [_leaf_like(leaf, _unplain(state[place], where)) for place, (_, leaf) in zip(places, leaves, strict=True)]
+        form, [_leaf_like(leaf, unplain(state[place], where)) for place, (_, leaf) in zip(places, leaves, strict=True)]
     )
 
 
-def _leaf_like(before: Any, saved: Any) -> Any:
+def _leaf_like(before: Any, saved: Any, *, stays: bool = False) -> Any:
+    """A value as it was saved, on the device of the one that is there; in it, where it ``stays`` and has the form."""
     torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
     if torch is not None and isinstance(before, torch.Tensor) and isinstance(saved, torch.Tensor):
+        if stays and (before.shape, before.dtype) == (saved.shape, saved.dtype):
+            with torch.no_grad():
+                return before.copy_(saved)
         return saved.to(before.device).requires_grad_(before.requires_grad)
-    if jax is None:
+    if isinstance(before, np.ndarray) and isinstance(saved, np.ndarray):
+        if stays and before.flags.writeable and (before.shape, before.dtype) == (saved.shape, saved.dtype):
+            before[...] = saved
+            return before
         return saved
-    if isinstance(before, jax.Array) and isinstance(saved, jax.Array) and before.committed:
+    if jax is not None and isinstance(before, jax.Array) and isinstance(saved, jax.Array) and before.committed:
         return jax.device_put(saved, before.sharding)
     return saved
-
-
-# ---------------------------------------------------------------------- values
-
-
-def _plain(value: Any, where: str) -> Plain:
-    """Any value as nested dicts: what it is stands under the one key of each."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return {"value": value}
-    if isinstance(value, Mapping):
-        keys = {str(number): _plain(key, where) for number, key in enumerate(value)}
-        values = {str(number): _plain(child, f"{where}[{key!r}]") for number, (key, child) in enumerate(value.items())}
-        return {"mapping": {"keys": keys, "values": values}}
-    if isinstance(value, tuple | list):
-        kind = "tuple" if isinstance(value, tuple) else "list"
-        return {kind: {str(number): _plain(child, f"{where}[{number}]") for number, child in enumerate(value)}}
-    if isinstance(value, bytes):
-        return {"bytes": np.frombuffer(value, np.uint8)}
-    if isinstance(value, np.ndarray | np.generic) and value.dtype.kind not in "OSU":
-        return {"array": np.array(value)}
-    if (found := _plain_of_framework(value)) is not None:
-        return found
-    raise ConfigError(f"{where}: expected numbers, texts and arrays, found {type(value).__name__}, which is not stored")
-
-
-def _plain_of_framework(value: Any) -> Plain | None:
-    torch, jax = sys.modules.get("torch"), sys.modules.get("jax")
-    if torch is not None and isinstance(value, torch.Tensor):
-        # NumPy lacks some of torch's dtypes: the bytes and the dtype's name are what all have.
-        flat = value.detach().cpu().contiguous().reshape(-1)
-        name = str(value.dtype).removeprefix("torch.")
-        return {"tensor": {"bytes": flat.view(torch.uint8).numpy(), "dtype": name, "shape": list(value.shape)}}
-    if torch is not None and isinstance(value, torch.dtype | torch.device | torch.Size):
-        return _plain(tuple(value), "") if isinstance(value, torch.Size) else {"torch": str(value)}
-    if jax is not None and isinstance(value, jax.Array):
-        if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):
-            return {"key": {"data": np.array(jax.random.key_data(value)), "of": str(jax.random.key_impl(value))}}
-        return {"jax": np.array(value)}
-    return None
-
-
-def _unplain(state: Plain, where: str) -> Any:
-    """The value that ``_plain`` was given."""
-    if not isinstance(state, dict) or len(state) != 1:
-        raise StateError(f"{where}: expected a value that was stored, found {state!r:.80}")
-    ((kind, held),) = state.items()
-    if kind in ("value", "array"):
-        return held
-    if kind == "mapping":
-        keys = [_unplain(key, where) for key in held["keys"].values()]
-        return dict(zip(keys, (_unplain(child, where) for child in held["values"].values()), strict=True))
-    if kind in ("tuple", "list"):
-        values = [_unplain(child, where) for child in held.values()]
-        return tuple(values) if kind == "tuple" else values
-    if kind == "bytes":
-        return held.tobytes()
-    return _of_framework(kind, held)
-
-
-def _of_framework(kind: str, held: Any) -> Any:
-    if kind in ("tensor", "torch"):
-        import torch
-
-        if kind == "torch":
-            name = held.removeprefix("torch.")
-            return getattr(torch, name) if name != held else torch.device(held)
-        flat = torch.from_numpy(np.array(held["bytes"])).view(getattr(torch, held["dtype"]))
-        return flat.reshape(held["shape"])
-    import jax
-
-    if kind == "key":
-        return jax.random.wrap_key_data(jax.numpy.array(held["data"]), impl=held["of"])
-    return jax.numpy.array(held)  # a copy: on the host JAX would otherwise read the memory that was given

@@ -19,7 +19,7 @@ from mouse_core.errors import ConfigError, StateError
 from mouse_core.replay.ground.checkpoint import read_checkpoint, write_checkpoint
 from mouse_study._files import held, write_json
 from mouse_study._names import found
-from mouse_study._running import facts, states
+from mouse_study._running import facts, states, values
 from mouse_study._running.records import FILE, Records
 from mouse_study._running.stores import make_store, open_store
 from mouse_study.training import Context, Training, kind_of
@@ -27,7 +27,7 @@ from mouse_study.training import Context, Training, kind_of
 _BEGAN = time.perf_counter()
 _MEMORY_EVERY = 50  # steps
 _OURS = ("step", "wait", "compute", "memory", "setup")
-_VERSION = 1
+_VERSION = 2
 
 
 class Worker:
@@ -59,7 +59,7 @@ class Worker:
             import torch
 
             torch.set_num_threads(self.declared["threads"])
-        states.seed_global_generators(context.seed)
+        values.seed_global_generators(context.seed)
         training = train(context)
         if not isinstance(training, Training):
             raise ConfigError(f"{train.__qualname__}: expected it to give a Training, found {type(training).__name__}")
@@ -67,6 +67,7 @@ class Worker:
             self.parts = {"state": training.state}
             if hasattr(batches, "state_dict") and hasattr(batches, "load_state_dict"):
                 self.parts["batches"] = batches
+            self.begun = {name: states.Begun(part, name) for name, part in self.parts.items()}
             self.fingerprint = _fingerprint(batches)
             size = self._restore() if training.state is not None else 0
             self.note("partial")
@@ -147,8 +148,8 @@ class Worker:
             "records": size,
             "facts": self.facts(),
             "digest": self.digest.state_dict(),
-            "parts": {name: states.taken(part, name) for name, part in self.parts.items()},
-            "generators": states.global_generators(),
+            "parts": {name: states.taken(part, name, self.begun[name]) for name, part in self.parts.items()},
+            "generators": values.global_generators(),
         }
         write_checkpoint(self.folder / "checkpoint", saved)
         self.note("partial")
@@ -163,7 +164,7 @@ class Worker:
             raise StateError(f"{file}: expected version {_VERSION}, found {saved['version']}, of another mouse-data")
         for name, part in self.parts.items():
             states.give(part, saved["parts"][name], name)
-        states.set_global_generators(saved["generators"])
+        values.set_global_generators(saved["generators"])
         self.step, self.before = saved["step"], saved["facts"]
         self.first_step = self.before["first_step_seconds"]
         self.digest = StreamDigest.from_state(saved["digest"])
