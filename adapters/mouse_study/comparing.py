@@ -14,6 +14,8 @@ from mouse_study.statistics import parting, relative_difference
 
 #: Relative differences whose first step is looked for.
 TOLERANCES = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2)
+# Runs that a line names.
+_NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -86,11 +88,12 @@ def _alike(runs: Iterable[Run]) -> list[list[Run]]:
 
 
 def same_data(left: Run, right: Run) -> Evidence:
-    """Whether the record shows that two runs were given the same batches.
+    """Whether the record shows that the study gave two runs the same batches.
 
     It does where both have a digest of all that they were given, the digests are equal, and both took the same number
     of steps. A digest is over names, shapes and values of batches, every value to its last bit, and over the number of
-    each batch in its stream. Nothing is concluded from fingerprints, names or seeds.
+    each batch in its stream. Nothing is concluded from fingerprints, names or seeds. What a
+    training reads for itself, from its store or from elsewhere, is not seen.
 
     Args:
         left: the one run.
@@ -105,6 +108,9 @@ def same_data(left: Run, right: Run) -> Evidence:
     missing = [run.framework for run in (left, right) if not run.digest]
     if missing:
         return Evidence(False, f"no digest of what {' and '.join(missing)} was given")
+    for run in (left, right):
+        if run.undigested:
+            return Evidence(False, f"of what {run.framework} was given, there is no digest of {run.undigested}")
     if left.steps != right.steps:
         return Evidence(
             False,
@@ -117,7 +123,8 @@ def same_data(left: Run, right: Run) -> Evidence:
             f"the digests differ ({left.framework} {left.digest}, {right.framework} {right.digest}): the two were not "
             f"given the same in their {left.steps:,} steps",
         )
-    said = f"all that either was given in steps 0 to {left.steps - 1:,} is equal to the last bit (digest {left.digest})"
+    said = f"all that the study gave to either in steps 0 to {left.steps - 1:,} is equal to the last bit"
+    said += f" (digest {left.digest})"
     said += f"; {_origin(left, right)}"
     unfinished = [run.framework for run in (left, right) if run.status != "done"]
     if unfinished:
@@ -134,16 +141,24 @@ def _origin(left: Run, right: Run) -> str:
     return "where it comes from is not recorded, for a fingerprint is missing"
 
 
-def verdict(found: Iterable[Pair]) -> Evidence:
+def verdict(found: Iterable[Pair], missing: Iterable[str] = ()) -> Evidence:
     """One line over all pairs: *same data: proven*, or of how many it is not.
 
     Args:
         found: pairs, as ``pairs`` gives them.
+        missing: runs that were declared and have not begun, ``Results.missing``, whose pairs are counted, too.
 
     Returns:
         Proven if it is of each pair, and there is one.
     """
     all_pairs = list(found)
+    absent = sorted(missing)
+    declared = _declared(all_pairs, absent)
+    if len(declared) > len(all_pairs) > 0:
+        proven = sum(pair.same_data.proven for pair in all_pairs)
+        names = ", ".join(absent[:_NAMED]) + (f" and {len(absent) - _NAMED:,} more" if len(absent) > _NAMED else "")
+        said = f"same data: proven for {proven:,} of {_count(len(declared), 'declared pair')}; not begun: {names}"
+        return Evidence(False, said)
     proven = sum(pair.same_data.proven for pair in all_pairs)
     if not all_pairs:
         return Evidence(False, "same data: nothing to prove, for no variant and seed ran in two frameworks")
@@ -152,6 +167,16 @@ def verdict(found: Iterable[Pair]) -> Evidence:
         so_far = "" if complete else ", as far as these have come"
         return Evidence(True, f"same data: proven, for {_count(proven, 'pair')} of runs{so_far}")
     return Evidence(False, f"same data: not proven for {len(all_pairs) - proven} of {_count(len(all_pairs), 'pair')}")
+
+
+def _declared(found: Iterable[Pair], missing: Iterable[str]) -> set[tuple[str, str]]:
+    """The pairs that there are once all runs have begun, by the names of both."""
+    runs = {run.run for pair in found for run in (pair.left, pair.right)} | set(missing)
+    alike: dict[tuple[str, str], list[str]] = {}
+    for run in sorted(runs):
+        variant, _, seed = run.split("/")
+        alike.setdefault((variant, seed), []).append(run)
+    return {pair for group in alike.values() for pair in combinations(group, 2)}
 
 
 def _count(number: int, what: str) -> str:

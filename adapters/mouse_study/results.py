@@ -57,6 +57,7 @@ class Run:
         versions: Of Python and the packages that it used, by name; "2.10, then 2.11" where it went on with another.
         fingerprint: Of data and configuration of its batches; None where it has none.
         digest: Of all that it was given; None where nobody made one.
+        undigested: What the study gave it that is not in the digest, in words; None: nothing.
         machine: What it ran on, in words, by name.
         error: The exception that ended it, in a line.
     """
@@ -74,6 +75,7 @@ class Run:
     versions: Mapping[str, str] = field(default_factory=dict)
     fingerprint: str | None = None
     digest: str | None = None
+    undigested: str | None = None
     machine: Mapping[str, Any] = field(default_factory=dict)
     error: str | None = None
 
@@ -89,6 +91,7 @@ class Results:
         table: A row for each value, with the columns of ``SCHEMA``, sorted by run and step. Every step has a ``loss``,
             the seconds that it waited for its batch (``wait``) and those that it took (``compute``); ``memory`` is the
             bytes that the process had, now and then; other names are what the training reported.
+        missing: Runs that were declared and have not begun, by name.
 
     Raises:
         SchemaError: Other columns, a null that is no value, or a run in the table of which there are no facts.
@@ -98,6 +101,7 @@ class Results:
     steps: int
     runs: tuple[Run, ...]
     table: pa.Table
+    missing: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.table.schema.remove_metadata() != SCHEMA:
@@ -150,6 +154,7 @@ class Results:
             "version": _VERSION,
             "name": self.name,
             "steps": self.steps,
+            "missing": list(self.missing),
             "runs": [asdict(one) for one in sorted(self.runs, key=lambda one: one.run)],
         }
         order = [(column, "ascending") for column in ("run", "step", "name")]
@@ -181,7 +186,8 @@ def read(path: str | os.PathLike[str]) -> Results:
     said = _said(file, (table.schema.metadata or {}).get(_KEY))
     try:
         runs = tuple(_run(one) for one in said["runs"])
-        return Results(str(said["name"]), int(said["steps"]), runs, table.replace_schema_metadata(None))
+        missing = tuple(str(one) for one in said.get("missing", ()))
+        return Results(str(said["name"]), int(said["steps"]), runs, table.replace_schema_metadata(None), missing)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{file}: expected the results of a study, found damage: {error}") from error
 
@@ -205,7 +211,7 @@ def _said(file: Path, text: bytes | None) -> dict[str, Any]:
 # What the facts of a run are in JSON.
 _KINDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("run", "variant", "framework", "status"), (str,)),
-    **dict.fromkeys(("fingerprint", "digest", "error"), (str, NoneType)),
+    **dict.fromkeys(("fingerprint", "digest", "undigested", "error"), (str, NoneType)),
     **dict.fromkeys(("seed", "steps"), (int,)),
     "seconds": (int, float),
     **dict.fromkeys(("compile_seconds", "first_step_seconds", "peak_memory"), (int, float, NoneType)),

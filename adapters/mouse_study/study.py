@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
@@ -80,11 +81,35 @@ class Study:
             check_count(where, getattr(self, where), lowest=1)
         if self.evaluate_every is not None:
             check_count("evaluate_every", self.evaluate_every, lowest=1)
+        for variant, options in self.variants.items():
+            if not isinstance(options, Mapping):
+                raise ConfigError(f"variants: {variant}: expected options by name, or {{}}, found {options!r:.80}")
+        self._check_data()
+        seeds: Any = self.seeds
+        if isinstance(seeds, str) or not isinstance(seeds, Sequence):
+            raise ConfigError(f"seeds: expected a list of integers, found {seeds!r:.80}")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
             raise ConfigError(f"seeds: expected one or more, each once, found {list(self.seeds)}")
         for seed in self.seeds:
-            check_count("seeds", seed, lowest=0)
+            if check_count("seeds", seed, lowest=0) >= 1 << 63:
+                raise ConfigError(f"seeds: expected integers below 2**63, found {seed}")
         self.declaration()
+
+    def _check_data(self) -> None:
+        """Raise ConfigError where store, batches or environment are of no kind that they can be."""
+        store, path = self.store, self.store
+        if isinstance(store, Mapping):
+            path = store.get("path")
+        if not (store is None or callable(store) or (isinstance(path, str | os.PathLike) and os.fspath(path))):
+            raise ConfigError(f"store: expected the path of data, a dict with it, or a function, found {store!r:.80}")
+        if not isinstance(self.batches, Mapping) and not callable(self.batches):
+            raise ConfigError(
+                f"batches: expected the loader's options by name, or a function that makes them, found "
+                f"{self.batches!r:.80}"
+            )
+        for name, value in self.environment.items():
+            if not isinstance(name, str) or not isinstance(value, str):
+                raise ConfigError(f"environment: {name}: expected a text, found {value!r:.80}")
 
     @property
     def runs(self) -> tuple[str, ...]:
@@ -180,7 +205,7 @@ def _from_yaml(file: Path) -> Study:
     import yaml  # type: ignore[import-untyped]
 
     try:
-        said = yaml.safe_load(file.read_text(encoding="utf-8"))
+        said = yaml.load(file.read_text(encoding="utf-8"), _yaml_loader())
     except OSError as error:
         said = f"study: expected a file that can be read, found {error.strerror} at {str(file)!r}"
         raise ConfigError(said) from error
@@ -205,6 +230,18 @@ def _from_yaml(file: Path) -> Study:
         if isinstance(said.get(name), str) and _is_function(said[name]):
             said[name] = found(reference(said[name], name), name)
     return Study(**said)
+
+
+def _yaml_loader() -> Any:
+    """A safe loader that reads 1e-3 as a number, as YAML 1.2 does; to 1.1 it is a text, for want of a point."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        pass
+
+    number = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+")
+    Loader.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+.0123456789"))
+    return Loader
 
 
 def _is_function(text: str) -> bool:

@@ -41,6 +41,8 @@ class Context:
         folder: A folder of this run's own.
         batches: The arguments of the loader, but for ``seed``.
         opened: How the store is opened, for ``store``.
+        digest: Whether ``loader()`` makes loaders that digest what they give.
+        made: The loaders that ``loader()`` has made.
     """
 
     variant: str
@@ -51,6 +53,8 @@ class Context:
     folder: Path
     batches: Mapping[str, Any] = field(default_factory=dict)
     opened: Callable[[], Any] | None = field(default=None, repr=False)
+    digest: bool = False
+    made: list[Any] = field(default_factory=list, repr=False)
 
     @property
     def kind(self) -> str:
@@ -71,7 +75,8 @@ class Context:
     def loader(self, **options: Any) -> Any:
         """A loader of the study's store for the framework of this run, with the study's options.
 
-        Without ``batches``, a ``Training`` gets this one.
+        Without ``batches``, a ``Training`` gets this one. What loaders give that are made here, before the first step,
+        is in the run's digest, and their state in its checkpoints.
 
         Args:
             options: Other values than the study's, for instance ``seed``, which otherwise is the run's.
@@ -79,6 +84,11 @@ class Context:
         Raises:
             ConfigError: The study has no store.
         """
+        loader = self._loader({"digest": self.digest, **options})
+        self.made.append(loader)
+        return loader
+
+    def _loader(self, options: Mapping[str, Any]) -> Any:
         if self.kind == "torch":
             from mouse_torch import PrefetchBatchifier
         elif self.kind == "jax":

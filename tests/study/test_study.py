@@ -140,6 +140,22 @@ def test_online_training_goes_on_with_its_buffer(tmp_path: Path) -> None:
     assert online.runs[0].digest == online.runs[1].digest is not None
 
 
+def test_loaders_that_a_training_makes_for_itself_are_digested(tmp_path: Path) -> None:
+    told = {**OF_STORE, "frameworks": {"numpy": trained.train_on_two_loaders}}
+    variants = {"killed": {"killed_at": 16}, "other": {"own_seed": 6}, "plain": {"uses": False}, "late": {"late": True}}
+    results = study(**told, variants={"whole": {}, **variants}).run(tmp_path, jobs=2)
+    runs = {run.variant: run for run in results.runs}
+    assert {run.status for run in runs.values()} == {"done"}
+    assert values_of(results, "killed/numpy/0") == values_of(results, "whole/numpy/0")
+    assert runs["killed"].digest == runs["whole"].digest != runs["other"].digest
+    with PrefetchBatchifier(trained.made_store(), seed=0, digest=True, **trained.BATCHES) as loader:
+        for _ in range(20):
+            loader.next_batch()
+        assert runs["plain"].digest == loader.digest.hexdigest()
+    assert runs["whole"].undigested is None
+    assert runs["late"].undigested == "1 loader made after the first step had begun"
+
+
 SCRIPT = "import sys; from pathlib import Path; from tests.study import trained; trained.main(Path(sys.argv[1]), **{})"
 
 
@@ -236,6 +252,13 @@ def test_what_cannot_be_declared_is_refused() -> None:
         ({"seeds": []}, "seeds: expected one or more"),
         ({"seeds": [1, 1]}, "seeds: expected one or more, each once"),
         ({"steps": 0}, "steps"),
+        ({"seeds": 3}, "seeds: expected a list of integers, found 3"),
+        ({"seeds": [2**63]}, r"seeds: expected integers below 2\*\*63"),
+        ({"variants": {"a": None}}, "variants: a: expected options by name, or {}, found None"),
+        ({"batches": 3}, "batches: expected the loader's options by name, .* found 3"),
+        ({"store": ""}, "store: expected the path of data, .* found ''"),
+        ({"store": {"format": "minari"}}, "store: expected the path of data, .* found {'format'"),
+        ({"environment": {"A": 1}}, "environment: A: expected a text, found 1"),
     ):
         with pytest.raises(ConfigError, match=message):
             study(**changed)
@@ -269,6 +292,9 @@ def test_a_study_is_declared_in_yaml_or_python(tmp_path: Path) -> None:
     (tmp_path / "small.yaml").write_text(YAML)
     loaded = mouse_study.load_study(tmp_path / "small.yaml")
     assert loaded.declaration() == study(seeds=[0, 1], **OF_STORE).declaration()
+    (tmp_path / "rates.yaml").write_text(f"{YAML}variants: {{a: {{rates: [1e-3, -2.5E4, '1e-3', e3, 1e]}}}}")
+    rates = mouse_study.load_study(tmp_path / "rates.yaml").variants["a"]["rates"]
+    assert rates == [0.001, -25000.0, "1e-3", "e3", "1e"]
     (tmp_path / "bad.yaml").write_text(YAML.replace("seeds", "seedss"))
     with pytest.raises(ConfigError, match=r"found 'seedss'; did you mean 'seeds'\?"):
         mouse_study.load_study(tmp_path / "bad.yaml")
@@ -293,9 +319,13 @@ def test_what_a_training_gives_wrong_is_named(tmp_path: Path) -> None:
         "def texts(context): return Training(lambda: 'high')\n"
         "def ours(context): return Training(lambda: {'loss': 1, 'wait': 2})\n"
         "def stored(context): return Training(lambda: 1.0, state={'f': object()})\n"
-        "study = Study('wrong', {f'numpy-{f.__name__}': f for f in (nothing, texts, ours, stored)}, steps=1)\n"
+        "def objects(context): return Training(lambda batch: 1.0, batches=object)\n"
+        "study = Study('wrong', {f'numpy-{f.__name__}': f for f in (nothing, texts, ours, stored, objects)}, steps=1)\n"
     )
     errors = {run.framework: str(run.error) for run in mouse_study.load_study(file).run(tmp_path / "out", jobs=2).runs}
+    objects = errors.pop("numpy-objects")
+    assert objects.startswith("ConfigError: batches: expected arrays by name")
+    assert objects.endswith("digest=False declares a study without")
     assert errors == {
         "numpy-nothing": "ConfigError: nothing: expected it to give a Training, found NoneType",
         "numpy-texts": "ConfigError: loss: expected a number, or an array of one, found str",

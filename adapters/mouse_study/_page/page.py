@@ -35,9 +35,10 @@ def to_html(results: Results) -> str:
     members, cards = groups(results), Cards()
     name = next(iter(trained_names(results)), "loss")
     found = pairs(results, name)
+    data = verdict(found, results.missing)
     body = [
         _header(results),
-        f'<p class="said {"good" if (data := verdict(found)).proven else "warning"}">{text(data.said)}</p></header>',
+        f'<p class="said {"good" if data.proven else "warning"}">{text(data.said)}</p></header>',
         "<main>",
         learning(results, members, cards),
         ends(results, members, cards),

@@ -90,20 +90,22 @@ def collect(path: str | Path) -> Results:
     if declared is None:
         raise ConfigError(f"study: expected a folder in which a study was begun, found none at {str(folder)!r}")
     said = declared["study"]
-    runs, tables = [], []
+    runs, tables, missing = [], [], []
     for variant in sorted(said["variants"]):
         for framework in sorted(said["frameworks"]):
             for seed in said["seeds"]:
                 name = f"{variant}/{framework}/{seed}"
                 own = folder / "runs" / name
-                if own.exists():
+                if not own.exists():
+                    missing.append(name)
+                else:
                     which = {"run": name, "variant": variant, "framework": framework, "seed": seed}
                     run, table = _run(own, which)
                     runs.append(run)
                     tables.append(table)
     order = [(column, "ascending") for column in ("run", "step", "name")]
     table = pa.concat_tables(tables).sort_by(order) if tables else SCHEMA.empty_table()
-    return Results(said["name"], said["steps"], tuple(sorted(runs, key=lambda one: one.run)), table)
+    return Results(said["name"], said["steps"], tuple(sorted(runs, key=lambda one: one.run)), table, tuple(missing))
 
 
 def _run(folder: Path, which: dict[str, Any]) -> tuple[Run, pa.Table]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -11,11 +12,12 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from mouse_core.digest import StreamDigest
-from mouse_core.errors import ConfigError, StateError
+from mouse_core.errors import ConfigError, DataError, StateError
 from mouse_core.replay.ground.checkpoint import read_checkpoint, write_checkpoint
 from mouse_study._files import held, write_json
 from mouse_study._names import found
@@ -45,6 +47,7 @@ class Worker:
         self.step = 0
         self.stopping = False
         self.digest = StreamDigest()
+        self.loaders = _Loaders()
         self.fingerprint: str | None = None
         self.first_step: float | None = None
         # Of the processes before this one, until their last checkpoint.
@@ -63,8 +66,9 @@ class Worker:
         training = train(context)
         if not isinstance(training, Training):
             raise ConfigError(f"{train.__qualname__}: expected it to give a Training, found {type(training).__name__}")
+        self.loaders = _Loaders(context.made, training.batches)
         with _batches(training, context) as batches:
-            self.parts = {"state": training.state}
+            self.parts = {"state": training.state, "loaders": self.loaders.more}
             if hasattr(batches, "state_dict") and hasattr(batches, "load_state_dict"):
                 self.parts["batches"] = batches
             self.begun = {name: states.Begun(part, name) for name, part in self.parts.items()}
@@ -97,6 +101,7 @@ class Worker:
             folder=self.folder,
             batches={**batches, **own},
             opened=None if store is None else lambda: open_store(store, Path(self.request["folder"])),
+            digest=bool(self.declared["digest"]),
         )
 
     def _take_steps(self, training: Training, next_batch: Callable[[], tuple[Any, ...]]) -> None:
@@ -123,13 +128,22 @@ class Worker:
         given = time.perf_counter()
         if self.declared["digest"]:
             for one in batch:
-                self.digest += StreamDigest.of(step, one)
+                self.digest += self._digest_of(step, one)
         began = time.perf_counter()
         row = _numbers(training.step(*batch), "loss")
         compute = time.perf_counter() - began
         if self.first_step is None:
             self.first_step = compute
         return {**row, "wait": given - asked, "compute": compute}
+
+    def _digest_of(self, step: int, batch: Any) -> StreamDigest:
+        try:
+            return StreamDigest.of(step, batch)
+        except (TypeError, DataError, RecursionError) as error:
+            raise ConfigError(
+                "batches: expected arrays by name, whose digest shows that runs were given the same data, found "
+                f"{type(batch).__name__}: {' '.join(str(error).split()):.200}; digest=False declares a study without"
+            ) from error
 
     def _is_due(self, step: int, every: int | None) -> bool:
         """Whether something is done after this step: every so many, and after the last."""
@@ -183,6 +197,7 @@ class Worker:
             "first_step_seconds": self.first_step,
             "peak_memory": max(self.before["peak_memory"] or 0, facts.peak_memory() or 0) or None,
             "versions": facts.versions(self.before["versions"]),
+            "undigested": self.before.get("undigested") or self.loaders.undigested(),
         }
 
     def note(self, status: str, **more: Any) -> None:
@@ -198,16 +213,59 @@ class Worker:
         write_json(self.folder / "run.json", noted)
 
     def _digest(self) -> str | None:
-        return self.digest.hexdigest() if self.digest.windows else None
+        return self.loaders.with_theirs(self.digest) if self.declared["digest"] else None
+
+
+class _Loaders:
+    """The loaders of ``Context.loader()`` that a training made for itself, beside the one that the run is given.
+
+    Args:
+        made: All that were made, to which those are added that are made later.
+        batches: Where the run's batches come from: a loader, or its ``next_batch``.
+    """
+
+    def __init__(self, made: list[Any] | None = None, batches: Any = None) -> None:
+        self._made = [] if made is None else made
+        self._begun_with = len(self._made)
+        self.more = [loader for loader in self._made if loader is not _loader_of(batches)]
+
+    def undigested(self) -> str | None:
+        """Of what the study has given no digest is kept; None: of nothing."""
+        later = len(self._made) - self._begun_with
+        if later:
+            return f"{later} loader{'s' * (later > 1)} made after the first step had begun"
+        if any(not _digests(loader) for loader in self.more):
+            return "loaders made with digest=False"
+        return None
+
+    def with_theirs(self, digest: StreamDigest) -> str | None:
+        """The digest of all that was given: that of the batches alone, if these loaders gave nothing."""
+        theirs = [loader.digest for loader in self.more if _digests(loader)]
+        if not any(one.windows for one in theirs):
+            return digest.hexdigest() if digest.windows else None
+        said = ", ".join(str(one) for one in (digest, *theirs))  # in which order they were made tells them apart
+        return hashlib.sha256(said.encode()).hexdigest()[:32]
+
+
+def _loader_of(batches: Any) -> Any:
+    """The loader whose ``next_batch`` is given; anything else as it is."""
+    return batches.__self__ if getattr(batches, "__name__", None) == "next_batch" else batches
+
+
+def _digests(loader: Any) -> bool:
+    try:
+        return loader.digest is not None
+    except ConfigError:
+        return False
 
 
 @contextmanager
 def _batches(training: Training, context: Context) -> Iterator[Any]:
     """Where batches come from; None where the training has none. What is made here is closed."""
     if training.batches is not None or context.opened is None:
-        yield training.batches
+        yield _loader_of(training.batches)
         return
-    with context.loader() as loader:
+    with replace(context, digest=False, made=[]).loader() as loader:  # of which this process digests every batch
         yield loader
 
 
