@@ -86,8 +86,8 @@ def same_data(found: Sequence[Pair]) -> str:
     more = f'<p class="dim small">{left:,} more pairs are not shown.</p>' if left > 0 else ""
     return (
         '<section id="same-data"><h2>Same data</h2><p class="dim">Each run digests all that the study gives it: names, '
-        "shapes and values of all batches, every value to its last bit. Equal digests over the same number of steps prove "
-        f"equal data, whatever the runs are called; what a training reads elsewhere is not seen.</p>"
+        "shapes and values of all batches, every value to its last bit. Equal digests over the same number of steps "
+        f"prove equal data, whatever the runs are called; what a training reads elsewhere is not seen.</p>"
         f'<ul class="pairs">{"".join(items)}</ul>{more}</section>'
     )
 
