@@ -17,7 +17,6 @@ from mouse_study.parting.models import array_of, arrays_of
 from mouse_study.parting.recording import Event, as_flax_has_it
 from mouse_study.parting.report import Cause, Difference
 from mouse_study.parting.running import Run, difference, patched, run_alone
-from mouse_study.parting.stepping import Stepping
 from mouse_study.parting.weights import Twins
 
 
@@ -58,6 +57,27 @@ def of_layers(run: Run) -> list[Cause]:
     for path, module in run.torch_module.named_modules():
         if isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.training and module.p > 0:
             found.append(Cause("dropout", path, f"draws with p={module.p}", "draws of its own"))
+    for parts, module in nnx.iter_modules(run.flax_module):
+        if isinstance(module, nnx.Dropout) and not module.deterministic and module.rate > 0:
+            where = ".".join(map(str, parts))
+            found.append(Cause("dropout", where, "draws of its own, or none", f"draws with rate={module.rate:g}"))
+    return found + _batch_first(run)
+
+
+def _batch_first(run: Run) -> list[Cause]:
+    """Layers of PyTorch's that take the first axis for time, and were given what Flax's take as it is."""
+    found, others = [], run.theirs.by_key()
+    for event in run.ours.events:
+        other = others.get((event.path, "input", 0))
+        if event.key[1:] != ("input", 0) or other is None or event.values.ndim != 3:
+            continue
+        if getattr(event.module, "batch_first", True) or event.values.shape != other.values.shape:
+            continue
+        # Equal as they are, and not with time before the batch: it was not meant to be first.
+        equal = difference("forward", "", event.values, other.values, run.tolerance(len(run.pairs)))
+        swapped = as_flax_has_it(event, other.values.shape)
+        if not equal.beyond and (swapped is None or not np.allclose(swapped, other.values)):
+            found.append(Cause("batch_first", event.path, "time first (batch_first=False)", "the batch first"))
     return found
 
 
@@ -214,7 +234,7 @@ def _attention_in_float32(run: Run) -> list[Cause]:
     if not apart:
         return []
     what = f"products of queries and keys in float32, which is {max(apart):.0e} off"
-    return [Cause("float32 inside jax.nn.dot_product_attention", f"{len(apart)} calls", "float64", what)]
+    return [Cause("float32 inside jax.nn.dot_product_attention", f"{len(apart)} calls", "float64", what, max(apart))]
 
 
 def _attention(bound: inspect.BoundArguments) -> Any:
@@ -249,11 +269,14 @@ def of_loss(run: Run, found: Sequence[Difference]) -> list[Cause]:
     ours, theirs = run.losses
     outputs = [event.values.shape for event in run.ours.events if event.role == "output"]
     sizes = {int(np.prod(shape[:end])) for shape in outputs for end in range(1, len(shape) + 1)} - {1}
-    for size in sorted(sizes):
+    for size in sorted(sizes | {2}):
+        # A factor of 2 or 1/2 is written by hand as well, as in half a squared error.
+        name = "reduction of the loss" if size > 2 else "factor of the loss"
+        summed = f"sum over {size}" if size > 2 else "2 times that" + ", or its sum over 2" * (size in sizes)
         if np.isclose(ours * size, theirs, rtol=1e-9, atol=0):
-            return [Cause("reduction of the loss", "the loss", "a mean", f"its sum over {size}")]
+            return [Cause(name, "the loss", "a mean" if size > 2 else "a loss", "its " * (size > 2) + summed)]
         if np.isclose(theirs * size, ours, rtol=1e-9, atol=0):
-            return [Cause("reduction of the loss", "the loss", f"a sum over {size}", "its mean")]
+            return [Cause(name, "the loss", "a " * (size > 2) + summed, "its mean" if size > 2 else "a loss")]
     return []
 
 
@@ -280,71 +303,3 @@ def of_statistics(run: Run, found: Sequence[Difference]) -> list[Cause]:
                 Cause("running variance", path, f"of a sample, times {count}/{count - 1}", "of the batch as it is")
             )
     return causes
-
-
-# ---------------------------------------------------------------------- the update
-
-
-# Gradients beside which no epsilon counts, and beside which any does.
-_LARGE, _SMALL = 1e12, 1e-9
-
-
-def of_update(stepping: Stepping, found: Sequence[Difference]) -> list[Cause]:
-    """What optimizers make of gradients of zero, of large and of small ones, where they part."""
-    parted = [one for one in found if one.stage == "update" and one.beyond]
-    causes = _two_biases(stepping, parted)
-    known = {cause.where for cause in causes}
-    if all(one.tensor in known for one in parted):
-        return causes
-    options = stepping.options()
-    idle = [one for one in stepping.beside(torch.zeros_like) if one.beyond and one.tensor not in known]
-    if idle:
-        ours, theirs = stepping.shrinking(idle[0].tensor)
-        decay = f" (weight_decay={options['weight_decay']:g})" if options.get("weight_decay") else ""
-        causes.append(
-            Cause(
-                "weight decay",
-                f"{len(idle)} tensors, {idle[0].tensor} first",
-                f"{ours:.3g} of a weight taken in a step without gradient{decay}",
-                f"{theirs:.3g}",
-            )
-        )
-    large = _probed(stepping, _LARGE, known)
-    small = _probed(stepping, _SMALL, known)
-    if large:
-        ours, theirs = stepping.sizes(large[0], _LARGE)
-        causes.append(
-            Cause(
-                "learning rate or decay of moments",
-                f"{len(large)} tensors, {large[0]} first",
-                f"{ours:.3g} added for a large gradient",
-                f"{theirs:.3g}",
-            )
-        )
-    elif small:
-        ours, theirs = stepping.sizes(small[0], _SMALL)
-        causes.append(
-            Cause(
-                "epsilon of the optimizer, its size or whether it is within the root",
-                f"{len(small)} tensors, {small[0]} first",
-                f"{ours:.3g} added for a gradient of 1e-9 (eps={options.get('eps')})",
-                f"{theirs:.3g}",
-            )
-        )
-    return causes
-
-
-def _probed(stepping: Stepping, size: float, known: set[str]) -> list[str]:
-    """The tensors of which steps differ for gradients of one size, without what differs for those of zero."""
-    return [one.tensor for one in stepping.beyond_idle(size) if one.beyond and one.tensor not in known]
-
-
-def _two_biases(stepping: Stepping, parted: Sequence[Difference]) -> list[Cause]:
-    """Recurrent layers of PyTorch's have two biases that are added: one step moves their sum twice as far."""
-    recurrent = {pair.torch.path for pair in stepping.run.pairs if pair.torch.kind.name in ("GRU", "LSTM")}
-    found = []
-    for one in parted:
-        path, _, _ = one.tensor.partition(".dense_") if ".dense_" in one.tensor else one.tensor.rpartition(".h")
-        if path in recurrent and one.tensor.endswith(".bias"):
-            found.append(Cause("two biases", one.tensor, "two that are added, and learn twice as fast", "one"))
-    return found

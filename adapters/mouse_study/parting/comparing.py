@@ -13,7 +13,7 @@ from mouse_core import ConfigError
 from mouse_study.parting import causes
 from mouse_study.parting.report import Comparison
 from mouse_study.parting.running import Run, as_float64
-from mouse_study.parting.stepping import Stepping
+from mouse_study.parting.stepping import Stepping, of_update
 from mouse_study.parting.weights import transfer
 
 
@@ -68,5 +68,5 @@ def where_they_part(
         if torch_optimizer is not None:
             stepping = Stepping(run, torch_optimizer, flax_optimizer)
             found += stepping.compare()
-            known += causes.of_update(stepping, found)
-    return Comparison(tuple(found), tuple(dict.fromkeys(known)))
+            known += of_update(stepping, found)
+    return Comparison(tuple(found), tuple(dict.fromkeys(known)), tuple(run.unaligned()))

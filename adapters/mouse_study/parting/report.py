@@ -59,12 +59,14 @@ class Cause:
         where: In which layer, tensor or part.
         torch: What PyTorch's does there.
         flax: What Flax's does.
+        size: How far apart it was seen to make a tensor, in parts of its largest value; None where that is not known.
     """
 
     name: str
     where: str
     torch: str
     flax: str
+    size: float | None = None
 
     def __str__(self) -> str:
         return f"{self.name}, {self.where}: {self.torch} in PyTorch, {self.flax} in Flax"
@@ -77,10 +79,12 @@ class Comparison:
     Args:
         compared: The tensors.
         causes: What of what parts them has a name.
+        unaligned: What both gave in shapes that are not each other's, so that it was not compared.
     """
 
     compared: tuple[Difference, ...]
     causes: tuple[Cause, ...]
+    unaligned: tuple[str, ...] = ()
 
     @property
     def differences(self) -> tuple[Difference, ...]:
@@ -97,7 +101,10 @@ class Comparison:
         return tuple(one for one in self.compared if one.stage == stage)
 
     def __str__(self) -> str:
-        lines = [f"first: {self.first}" if self.first else "no tensor differs by more than rounding"]
+        agreed = "no tensor differs by more than rounding"
+        if not self.of("forward"):
+            agreed = "no layer was seen; of what was compared " + agreed
+        lines = [f"first: {self.first}" if self.first else agreed]
         for stage in STAGES:
             found = self.of(stage)
             parted = [one for one in found if one.beyond]
@@ -111,10 +118,21 @@ class Comparison:
                 + (f", from {parted[0].tensor} on" if parted else "")
                 + f"; the most is {worst.relative:.1e} in {worst.tensor}"
             )
-        lines += [f"cause: {line}" for line in _grouped(self.causes)]
-        if self.first and not self.causes:
+        lines += [f"not compared, for its shape: {one}" for one in self.unaligned[:6]]
+        small = tuple(cause for cause in self.causes if self._too_small(cause))
+        large = tuple(cause for cause in self.causes if cause not in small)
+        lines += [f"cause: {line}" for line in _grouped(large)]
+        if self.first and not large:
             lines.append("cause: none of those that are known")
+        lines += [
+            f"also, but far too small to be the cause of the first in forward: {line}" for line in _grouped(small)
+        ]
         return "\n".join(lines)
+
+    def _too_small(self, cause: Cause) -> bool:
+        """Whether what it makes is less than a tenth of the first difference of the forward pass."""
+        first = next((one for one in self.of("forward") if one.beyond), None)
+        return first is not None and cause.size is not None and cause.size < 0.1 * first.relative
 
 
 def _grouped(causes: tuple[Cause, ...]) -> list[str]:

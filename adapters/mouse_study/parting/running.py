@@ -148,6 +148,15 @@ class Run:
             if other is not None and values is not None:
                 yield event, values, other
 
+    def unaligned(self) -> list[str]:
+        """What both gave in shapes that are not each other's."""
+        others = self.theirs.by_key()
+        return [
+            f"{event}: {list(event.values.shape)} in PyTorch, {list(others[event.key].values.shape)} in Flax"
+            for event in self.ours.events
+            if event.key in others and as_flax_has_it(event, others[event.key].values.shape) is None
+        ]
+
     def alone(self) -> list[Difference]:
         """Each layer of Flax's with what PyTorch's was given."""
         found = []

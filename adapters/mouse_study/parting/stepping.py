@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from flax import nnx
 
 from mouse_study.parting.layers import Arrays
 from mouse_study.parting.models import arrays_of, flax_layers, torch_layers
-from mouse_study.parting.report import Difference
+from mouse_study.parting.report import Cause, Difference
 from mouse_study.parting.running import EPS, Run, difference, gradient_of, split_params
 
 Gradient = Callable[[Any], Any]
@@ -134,3 +134,71 @@ def _named(arrays: Mapping[str, Arrays]) -> Arrays:
 
 def _less(some: Mapping[str, Arrays], none: Mapping[str, Arrays]) -> dict[str, Arrays]:
     return {path: {name: values - none[path][name] for name, values in own.items()} for path, own in some.items()}
+
+
+# ---------------------------------------------------------------------- causes
+
+
+# Gradients beside which no epsilon counts, and beside which any does.
+_LARGE, _SMALL = 1e12, 1e-9
+
+
+def of_update(stepping: Stepping, found: Sequence[Difference]) -> list[Cause]:
+    """What optimizers make of gradients of zero, of large and of small ones, where they part."""
+    parted = [one for one in found if one.stage == "update" and one.beyond]
+    causes = _two_biases(stepping, parted)
+    known = {cause.where for cause in causes}
+    if all(one.tensor in known for one in parted):
+        return causes
+    options = stepping.options()
+    idle = [one for one in stepping.beside(torch.zeros_like) if one.beyond and one.tensor not in known]
+    if idle:
+        ours, theirs = stepping.shrinking(idle[0].tensor)
+        decay = f" (weight_decay={options['weight_decay']:g})" if options.get("weight_decay") else ""
+        causes.append(
+            Cause(
+                "weight decay",
+                f"{len(idle)} tensors, {idle[0].tensor} first",
+                f"{ours:.3g} of a weight taken in a step without gradient{decay}",
+                f"{theirs:.3g}",
+            )
+        )
+    large = _probed(stepping, _LARGE, known)
+    small = _probed(stepping, _SMALL, known)
+    if large:
+        ours, theirs = stepping.sizes(large[0], _LARGE)
+        causes.append(
+            Cause(
+                "learning rate or decay of moments",
+                f"{len(large)} tensors, {large[0]} first",
+                f"{ours:.3g} added for a large gradient",
+                f"{theirs:.3g}",
+            )
+        )
+    elif small:
+        ours, theirs = stepping.sizes(small[0], _SMALL)
+        causes.append(
+            Cause(
+                "epsilon of the optimizer, its size or whether it is within the root",
+                f"{len(small)} tensors, {small[0]} first",
+                f"{ours:.3g} added for a gradient of 1e-9 (eps={options.get('eps')})",
+                f"{theirs:.3g}",
+            )
+        )
+    return causes
+
+
+def _probed(stepping: Stepping, size: float, known: set[str]) -> list[str]:
+    """The tensors of which steps differ for gradients of one size, without what differs for those of zero."""
+    return [one.tensor for one in stepping.beyond_idle(size) if one.beyond and one.tensor not in known]
+
+
+def _two_biases(stepping: Stepping, parted: Sequence[Difference]) -> list[Cause]:
+    """Recurrent layers of PyTorch's have two biases that are added: one step moves their sum twice as far."""
+    recurrent = {pair.torch.path for pair in stepping.run.pairs if pair.torch.kind.name in ("GRU", "LSTM")}
+    found = []
+    for one in parted:
+        path, _, _ = one.tensor.partition(".dense_") if ".dense_" in one.tensor else one.tensor.rpartition(".h")
+        if path in recurrent and one.tensor.endswith(".bias"):
+            found.append(Cause("two biases", one.tensor, "two that are added, and learn twice as fast", "one"))
+    return found
