@@ -171,12 +171,14 @@ def verdict(found: Iterable[Pair], missing: Iterable[str] = ()) -> Evidence:
 
 def _declared(found: Iterable[Pair], missing: Iterable[str]) -> set[tuple[str, str]]:
     """The pairs that there are once all runs have begun, by the names of both."""
-    runs = {run.run for pair in found for run in (pair.left, pair.right)} | set(missing)
-    alike: dict[tuple[str, str], list[str]] = {}
-    for run in sorted(runs):
-        variant, _, seed = run.split("/")
-        alike.setdefault((variant, seed), []).append(run)
-    return {pair for group in alike.values() for pair in combinations(group, 2)}
+    alike: dict[tuple[str, str], set[str]] = {}
+    for pair in found:
+        for run in (pair.left, pair.right):
+            alike.setdefault((run.variant, str(run.seed)), set()).add(run.run)
+    for name in missing:
+        variant, _, seed = name.split("/")
+        alike.setdefault((variant, seed), set()).add(name)
+    return {pair for group in alike.values() for pair in combinations(sorted(group), 2)}
 
 
 def _count(number: int, what: str) -> str:
