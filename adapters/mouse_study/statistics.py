@@ -147,7 +147,7 @@ def profile(thresholds: ArrayLike) -> Statistic:
     return lambda values: np.stack([(values > edge).mean(axis=1) for edge in edges], axis=-1)
 
 
-def probability_above(left: ArrayLike, right: ArrayLike) -> float:
+def probability_above(left: ArrayLike, right: ArrayLike, *, tie: float = 0.0) -> float:
     """How often a run of one lies above a run of the other, over all pairs of them; ties count half.
 
     This is rliable's probability of improvement of one task (the Mann-Whitney statistic by the number of pairs). What
@@ -156,6 +156,7 @@ def probability_above(left: ArrayLike, right: ArrayLike) -> float:
     Args:
         left: final values of the one, ``[n]``.
         right: of the other, ``[m]``.
+        tie: a relative difference, by the larger size of the two, up to which they count as equal.
 
     Raises:
         DataError: one is empty, or holds what is not a number.
@@ -163,7 +164,9 @@ def probability_above(left: ArrayLike, right: ArrayLike) -> float:
     one, other = np.asarray(left, np.float64), np.asarray(right, np.float64)
     if not one.size or not other.size or np.isnan(one).any() or np.isnan(other).any():
         raise DataError("probability_above: expected numbers on both sides, found none, or what is not a number")
-    above = np.sign(one[:, None] - other[None, :])
+    one, other = one[:, None], other[None, :]
+    tied = np.isclose(one, other, tie, 0.0) | np.isclose(other, one, tie, 0.0)
+    above = np.where(tied, 0.0, np.where(one > other, 1.0, -1.0))
     return float((above.mean() + 1.0) / 2.0)
 
 

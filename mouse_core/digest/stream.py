@@ -44,8 +44,8 @@ class StreamDigest:
 
     Example:
         >>> batch = {"reward": np.arange(6.0).reshape(2, 3)}
-        >>> halves = [{"reward": batch["reward"][:1]}, {"reward": batch["reward"][1:]}]
-        >>> parts = [StreamDigest.of(7, half, first_row=row) for row, half in enumerate(halves)]
+        >>> halves = np.split(batch["reward"], 2)
+        >>> parts = [StreamDigest.of(7, {"reward": half}, first_row=row) for row, half in enumerate(halves)]
         >>> sum(parts, StreamDigest()) == StreamDigest.of(7, batch)
         True
     """

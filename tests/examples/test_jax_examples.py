@@ -43,6 +43,7 @@ def example(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 # ---------------------------------------------------------------------- compare_frameworks
 
 
+@pytest.mark.slow
 def test_the_study_compares_frameworks_and_nothing_else(tmp_path: Path) -> None:
     printed = run("compare_frameworks.py", tmp_path / "new", "--episodes", "3", "--steps", "100", "--seed", "3")
     assert printed["same data"] == "proven"
@@ -126,6 +127,7 @@ def any_precision() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("any_precision")
+@pytest.mark.slow
 @pytest.mark.parametrize("example", ["compare_online"], indirect=True)
 def test_both_learn_from_the_same_experience_in_float64(
     example: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

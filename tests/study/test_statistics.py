@@ -236,3 +236,10 @@ def test_neighbours_among_floats_are_not_equal(value: float) -> None:
     assert parting(relative_difference([value], [value]), 0.0) is None
     if abs(value) > 1e-300:
         assert parting(relative_difference([value], [np.nextafter(value, np.inf)]), 0.0) == 0
+
+
+def test_ends_that_rounding_parts_are_ties() -> None:
+    left, right = [0.546416581, 2.0, np.inf], [0.546416277, 1.0, np.inf]
+    assert probability_above(left[:1], right[:1]) == 1.0
+    assert probability_above(left[:1], right[:1], tie=1e-6) == probability_above(right[:1], left[:1], tie=1e-6) == 0.5
+    assert probability_above(left, right, tie=1e-6) == pytest.approx((0.5 + 0 + 0 + 1 + 1 + 0 + 1 + 1 + 0.5) / 9)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 DECLARED = "study.json"
 """What a study declares, in its folder."""
 _VERSION = 1
+# What a function is written down as.
+_FUNCTION = {"module", "file", "name"}
 # What may be more than it was: what is there already stays as it is.
 _MAY_GROW = ("frameworks", "variants", "seeds")
 # What does not change what a run records.
@@ -64,14 +66,15 @@ def _check_same(before: dict[str, Any], said: dict[str, Any], folder: Path) -> N
 
 
 def _comparable(value: Any) -> Any:
-    """A value without what may differ from machine to machine: the folder of a file with a function."""
+    """A value without where a function lies, which may be another file: its code is not compared either."""
     if isinstance(value, dict):
-        return {key: _comparable(child) for key, child in value.items() if key != "file"}
+        where = ("file", "module") if set(value) == _FUNCTION else ()
+        return {key: _comparable(child) for key, child in value.items() if key not in where}
     return value
 
 
 def _shown(value: Any) -> str:
-    if isinstance(value, dict) and set(value) == {"module", "file", "name"}:
+    if isinstance(value, dict) and set(value) == _FUNCTION:
         return f"{value['module']}:{value['name']}"
     return f"{value!r:.200}"
 
