@@ -68,6 +68,7 @@ def test_fields_and_dtypes_are_those_asked_for(folder: Path, tmp_path: Path) -> 
     assert batch["sequence_length"] == 8
 
 
+@pytest.mark.slow
 def test_all_frameworks_that_are_installed_take_part(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("tensordict")
     pytest.importorskip("grain")

@@ -72,6 +72,7 @@ def lander_batch(random: np.random.Generator) -> dict[str, np.ndarray]:
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", ["compare_frameworks"], indirect=True)
 def test_both_networks_and_losses_are_the_same_functions(example: ModuleType) -> None:
     batch = lander_batch(np.random.default_rng(0))

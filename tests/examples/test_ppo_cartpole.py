@@ -38,6 +38,7 @@ def test_it_reaches_475(framework: str) -> None:
     assert float(printed["return"]) >= 475.0
 
 
+@pytest.mark.slow
 def test_it_runs_as_a_user_runs_it() -> None:
     printed = run("--framework", "jax", "--iterations", "2", "--episodes", "2")
     assert list(printed) == ["steps", "steps per second", "return", "lowest return"]

@@ -19,8 +19,6 @@ from mouse_study import Results
 from scripts.house import ROOT
 from tests.study import networks
 
-SEEDS = 3
-
 
 def values_of(results: Results) -> dict[tuple[str, int, str], float]:
     """What a study had that does not depend on how long anything took."""
@@ -37,14 +35,16 @@ def children_of(process: int) -> list[int]:
         return []
 
 
-def killed(folder: Path, steps: int, draw: random.Random) -> tuple[int, int]:
+def killed(folder: Path, steps: int, seeds: int, draw: random.Random) -> tuple[int, int]:
     """Run the study, and kill the study or one of its runs whenever; how often each.
 
     Kills become rarer, so that it ends on a slow machine, too.
     """
     studies, runs = 0, 0
     while True:
-        process = subprocess.Popen([sys.executable, "-m", "tests.study.networks", folder, str(steps)], cwd=ROOT)
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.study.networks", folder, str(steps), str(seeds)], cwd=ROOT
+        )
         until = time.monotonic() + draw.uniform(1, 20 + studies + runs)
         while process.poll() is None:
             if time.monotonic() > until:
@@ -60,7 +60,7 @@ def killed(folder: Path, steps: int, draw: random.Random) -> tuple[int, int]:
             time.sleep(0.01)
         if (folder / "study.json").exists():
             done = [run.status for run in mouse_study.collect(folder).runs]
-            if done == ["done"] * (2 * SEEDS):
+            if done == ["done"] * (2 * seeds):
                 return studies, runs
 
 
@@ -76,9 +76,9 @@ class Compared:
     seeds_differ: bool
 
 
-def compare(folder: Path, steps: int, seed: int) -> Compared:
-    whole = networks.study(steps=steps, seeds=SEEDS).run(folder / "whole", jobs=2)
-    studies, runs = killed(folder / "killed", steps, random.Random(seed))
+def compare(folder: Path, steps: int, seeds: int, seed: int) -> Compared:
+    whole = networks.study(steps=steps, seeds=seeds).run(folder / "whole", jobs=2)
+    studies, runs = killed(folder / "killed", steps, seeds, random.Random(seed))
     again = mouse_study.collect(folder / "killed")
     expected, found = values_of(whole), values_of(again)
     digests = {run.run: run.digest for run in whole.runs}
@@ -88,10 +88,10 @@ def compare(folder: Path, steps: int, seed: int) -> Compared:
         runs,
         sum(found.get(place) == value for place, value in expected.items()),
         sorted(place for place in expected.keys() | found.keys() if expected.get(place) != found.get(place)),
-        digests == {run.run: run.digest for run in again.runs} and len(of_seeds) == SEEDS,
-        len({values[0] for _, values in whole.series("loss").values()}) == 2 * SEEDS,
+        digests == {run.run: run.digest for run in again.runs} and len(of_seeds) == seeds,
+        len({values[0] for _, values in whole.series("loss").values()}) == 2 * seeds,
     )
 
 
 if __name__ == "__main__":
-    print(compare(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 600, seed=0))
+    print(compare(Path(sys.argv[1]), int(sys.argv[2]) if len(sys.argv) > 2 else 600, seeds=3, seed=0))

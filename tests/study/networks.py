@@ -101,4 +101,6 @@ def study(*, steps: int = 600, seeds: int = 3) -> Study:
 
 
 if __name__ == "__main__":
-    study(steps=int(sys.argv[2]) if len(sys.argv) > 2 else 600).run(Path(sys.argv[1]), jobs=2)
+    given = sys.argv[2:]
+    steps, seeds = (int(text) for text in [*given, *["600", "3"][len(given) :]])
+    study(steps=steps, seeds=seeds).run(Path(sys.argv[1]), jobs=2)

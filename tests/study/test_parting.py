@@ -39,6 +39,7 @@ def stepping(ours: Any, theirs: Any) -> Comparison:
     return compare(FlaxModel(), torch_optimizer=ours, flax_optimizer=theirs)
 
 
+@pytest.mark.slow
 def test_two_that_are_the_same_agree_in_everything() -> None:
     found = stepping(lambda p: torch.optim.AdamW(p, 1e-3), optax.adamw(1e-3, weight_decay=1e-2))
     assert found.first is None
@@ -258,7 +259,8 @@ class FlaxRecurrent(nnx.Module):
         return self.head(x)
 
 
-@pytest.mark.parametrize("kind", [pytest.param("GRU"), pytest.param("LSTM", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["GRU", "LSTM"])
 def test_recurrent_layers_agree_until_their_biases_learn(kind: str) -> None:
     batch = {"x": np.random.default_rng(0).normal(size=(4, 6, 3))}
     loss = {"torch_loss": lambda m, b: (m(b["x"]) ** 2).mean(), "flax_loss": lambda m, b: (m(b["x"]) ** 2).mean()}
