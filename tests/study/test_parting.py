@@ -316,3 +316,54 @@ def test_ten_layers() -> None:
     assert found.first is not None
     assert found.first.tensor == "output of blocks.0.norm1"
     assert names(found) == {"epsilon"}
+
+
+class TorchAttention(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.mha = torch.nn.MultiheadAttention(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.mha(x, x, x)[0]
+
+
+class FlaxAttention(nnx.Module):
+    def __init__(self) -> None:
+        rngs = nnx.Rngs(0)
+        self.mha = nnx.MultiHeadAttention(2, 8, decode=False, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, deterministic=True, rngs=rngs)
+
+    def __call__(self, x: Any) -> Any:
+        return self.drop(self.mha(x))
+
+
+def squares(model: Any, batch: Any) -> Any:
+    return (model(batch["x"]) ** 2).mean()
+
+
+@pytest.mark.parametrize("batch_size", [4, 5])
+def test_time_first_is_named_and_a_small_cause_is_not_the_cause(batch_size: int) -> None:
+    batch = {"x": np.random.default_rng(0).normal(size=(batch_size, 5, 8))}
+    found = compare(FlaxAttention(), TorchAttention(), batch=batch, torch_loss=squares, flax_loss=squares)
+    lines = str(found).splitlines()
+    assert [line.split(",")[0] for line in lines if line.startswith("cause")] == ["cause: batch_first"]
+    if batch_size == 5:
+        assert any(line.startswith("also, but far too small") and "float32" in line for line in lines)
+    else:
+        assert [one.split(":")[0] for one in found.unaligned] == ["input of mha", "output of mha"]
+        assert "not compared, for its shape: input of mha" in str(found)
+
+
+def test_half_a_loss_a_compiled_one_and_dropout_of_flax() -> None:
+    theirs = FlaxAttention()
+    theirs.drop.deterministic = False
+    batch = {"x": np.random.default_rng(0).normal(size=(2, 5, 8))}
+    options = {"batch": batch, "torch_loss": squares}
+    found = compare(theirs, TorchAttention(), flax_loss=squares, **options)
+    assert [cause.where for cause in found.causes if cause.name == "dropout"] == ["drop"]
+    ours, other = torch.nn.Linear(8, 8), nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+    found = compare(other, ours, flax_loss=lambda m, b: 0.5 * squares(m, b), **options)
+    assert [(cause.name, cause.torch) for cause in found.causes] == [
+        ("factor of the loss", "2 times that, or its sum over 2")
+    ]
+    assert str(compare(other, ours, flax_loss=nnx.jit(squares), **options)).startswith("no layer was seen")
