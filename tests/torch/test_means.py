@@ -68,7 +68,8 @@ def _work(rank: int, count: int) -> Any:
     return results
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 3, 4])
 def test_several_processes_have_the_loss_and_the_gradient_of_one(count: int) -> None:
     """With windows of differing lengths, and a process that has no step at all; under DDP, and summed by hand."""
     found = run_ranks(_work, count, count)

@@ -33,7 +33,8 @@ def _work(rank: int) -> Any:
     return ours.tolist()
 
 
-@pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [2, 4])
 def test_processes_of_a_group_have_the_batch_together(count: int) -> None:
     """Without a variable in the environment: the group alone says who they are."""
     assert "RANK" not in os.environ
@@ -98,6 +99,7 @@ def _end_at_once(rank: int, folder: str) -> Any:
     os._exit(1)
 
 
+@pytest.mark.slow
 def test_all_are_told_though_each_ends_at_once(tmp_path: Path) -> None:
     """Rank 0 too, with which the notes end."""
     with pytest.raises(AssertionError, match="exit codes"):  # nobody is left to give a result

@@ -249,7 +249,8 @@ class _Loaders:
 
 def _loader_of(batches: Any) -> Any:
     """The loader whose ``next_batch`` is given; anything else as it is."""
-    return batches.__self__ if getattr(batches, "__name__", None) == "next_batch" else batches
+    owner = getattr(batches, "__self__", None)
+    return owner if getattr(owner, "next_batch", None) == batches else batches
 
 
 def _digests(loader: Any) -> bool:
