@@ -326,9 +326,12 @@ def skipped(rank: int, epoch: int, batches: int) -> Any:
     """The rest of an epoch when Accelerate skips its first batches."""
     from accelerate import Accelerator, skip_first_batches
 
-    loader = Accelerator(cpu=True).prepare(data_loader())
+    accelerator = Accelerator(cpu=True)
+    loader = accelerator.prepare(data_loader())
     loader.set_epoch(epoch)
-    return [rows_of(batch) for batch in skip_first_batches(loader, batches)]
+    rows = [rows_of(batch) for batch in skip_first_batches(loader, batches)]
+    accelerator.wait_for_everyone()  # the notes that ranks leave each other lie with rank 0
+    return rows
 
 
 def made_before(rank: int, forked: int, folder: str, stop: int) -> Any:
