@@ -16,6 +16,9 @@ from mouse_core import ConfigError
 from mouse_study.parting import Comparison, transfer, where_they_part
 from tests.study.implementations import FlaxModel, TorchModel, flax_loss, tokens, torch_loss
 
+# Both frameworks compile every layer in float64.
+pytestmark = pytest.mark.slow
+
 
 def compare(theirs: Any, ours: Any = None, *, same: bool = True, **options: Any) -> Comparison:
     torch.manual_seed(3)
@@ -31,15 +34,10 @@ def names(found: Comparison) -> set[str]:
     return {cause.name for cause in found.causes}
 
 
-def slow(*values: Any) -> Any:
-    return pytest.param(*values, marks=pytest.mark.slow)
-
-
 def stepping(ours: Any, theirs: Any) -> Comparison:
     return compare(FlaxModel(), torch_optimizer=ours, flax_optimizer=theirs)
 
 
-@pytest.mark.slow
 def test_two_that_are_the_same_agree_in_everything() -> None:
     found = stepping(lambda p: torch.optim.AdamW(p, 1e-3), optax.adamw(1e-3, weight_decay=1e-2))
     assert found.first is None
@@ -102,7 +100,6 @@ def test_float32_inside_the_attention_of_jax() -> None:
     assert names(found) == {"float32 inside jax.nn.dot_product_attention"}
 
 
-@pytest.mark.slow
 def test_everything_at_once_is_named() -> None:
     theirs = FlaxModel(epsilon=1e-6, gelu=nnx.gelu, attention=nnx.dot_product_attention)
     optimizers = {"torch_optimizer": lambda p: torch.optim.AdamW(p, 1e-3), "flax_optimizer": optax.adamw(1e-3)}
@@ -116,15 +113,19 @@ def test_everything_at_once_is_named() -> None:
     ("ours", "theirs", "name"),
     [
         (lambda p: torch.optim.AdamW(p, 1e-3), optax.adamw(1e-3), "weight decay"),
-        slow(lambda p: torch.optim.Adam(p, 1e-3), optax.adam(2e-3), "learning rate"),
-        slow(lambda p: torch.optim.Adam(p, 1e-3, eps=1e-8), optax.adam(1e-3, eps=1e-5), "epsilon of the optimizer"),
-        slow(lambda p: torch.optim.Adam(p, 1e-3), optax.adam(1e-3, eps=0, eps_root=1e-16), "epsilon of the optimizer"),
+        pytest.param(lambda p: torch.optim.Adam(p, 1e-3), optax.adam(2e-3), "learning rate"),
+        pytest.param(
+            lambda p: torch.optim.Adam(p, 1e-3, eps=1e-8), optax.adam(1e-3, eps=1e-5), "epsilon of the optimizer"
+        ),
+        pytest.param(
+            lambda p: torch.optim.Adam(p, 1e-3), optax.adam(1e-3, eps=0, eps_root=1e-16), "epsilon of the optimizer"
+        ),
         (
             lambda p: torch.optim.RMSprop(p, 1e-3, alpha=0.9),
             optax.rmsprop(1e-3, decay=0.9, eps_in_sqrt=True),
             "epsilon of the optimizer",
         ),
-        slow(
+        pytest.param(
             lambda p: torch.optim.RMSprop(p, 1e-3),
             optax.rmsprop(1e-3, eps_in_sqrt=False),
             "learning rate or decay of moments",
@@ -149,7 +150,6 @@ def test_a_mean_and_a_sum() -> None:
     assert [(cause.name, cause.flax) for cause in found.causes] == [("reduction of the loss", "its sum over 32")]
 
 
-@pytest.mark.slow
 def test_a_layer_that_computes_in_bfloat16() -> None:
     theirs = FlaxModel()
     theirs.blocks[1].up.dtype = jnp.bfloat16
@@ -199,14 +199,12 @@ def test_running_statistics_of_batch_norm() -> None:
     assert "100/99" in found.causes[0].torch
 
 
-@pytest.mark.slow
 def test_momentum_of_batch_norm() -> None:
     found = images(FlaxImages(momentum=0.99))
     assert [one.tensor for one in found.of("statistics") if one.beyond] == ["norm.mean", "norm.var"]
     assert names(found) == {"momentum of running statistics", "running variance"}
 
 
-@pytest.mark.slow
 def test_mode_of_batch_norm() -> None:
     theirs = FlaxImages()
     theirs.norm.use_running_average = True
@@ -216,7 +214,6 @@ def test_mode_of_batch_norm() -> None:
     assert "mode of batch norm" in names(found)
 
 
-@pytest.mark.slow
 def test_padding_and_fast_variance() -> None:
     assert "padding" in names(images(FlaxImages(padding="VALID")))
     theirs = FlaxImages()
@@ -225,7 +222,6 @@ def test_padding_and_fast_variance() -> None:
     assert "fast variance" in names(found)
 
 
-@pytest.mark.slow
 def test_other_activations() -> None:
     found = images(FlaxImages(relu=lambda x: nnx.leaky_relu(x, 0.2)))
     assert found.first is not None
@@ -259,7 +255,6 @@ class FlaxRecurrent(nnx.Module):
         return self.head(x)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["GRU", "LSTM"])
 def test_recurrent_layers_agree_until_their_biases_learn(kind: str) -> None:
     batch = {"x": np.random.default_rng(0).normal(size=(4, 6, 3))}
@@ -274,7 +269,6 @@ def test_recurrent_layers_agree_until_their_biases_learn(kind: str) -> None:
     }
 
 
-@pytest.mark.slow
 def test_dropout_is_said() -> None:
     class Dropped(TorchModel):
         def __init__(self) -> None:
@@ -309,7 +303,6 @@ def test_what_is_refused() -> None:
         compare(FlaxModel(), flax_loss=lambda m, b: m(b["x"]))
 
 
-@pytest.mark.slow
 def test_ten_layers() -> None:
     ours, theirs = TorchModel(10), FlaxModel(10, epsilon=1e-6)
     found = compare(theirs, ours)
