@@ -25,7 +25,7 @@ KNOWN_TO_STUDIES = {"mouse_jax", "mouse_torch"}
 # floors, private ones included. A folder stands for all modules in it.
 FLOORS = [
     {"errors"},
-    {"_base", "_files", "dtypes", "randomness", "ranks"},
+    {"_base", "dtypes", "files", "randomness", "ranks"},
     {"spec", "trees"},
     {"digest"},
     {"about", "images"},

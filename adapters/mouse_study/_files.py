@@ -9,7 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mouse_core.errors import DataError, StorageError
+from mouse_core.errors import StorageError
+from mouse_core.files import writing
+from mouse_core.files.reading import read_json_object
 
 
 @contextmanager
@@ -19,50 +21,12 @@ def replacing(path: str | os.PathLike[str]) -> Iterator[Path]:
     Raises:
         StorageError: It cannot be written; what was at ``path`` is still there.
     """
-    target = Path(path)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
     try:
-        try:
+        with writing.replacing(path) as partial:
             yield partial
-            with open(partial, "rb+") as file:
-                os.fsync(file.fileno())
-            os.replace(partial, target)
-        except BaseException:
-            partial.unlink(missing_ok=True)
-            raise
     except OSError as error:
         reason = error.strerror or str(error)
-        raise StorageError(f"file {target}: expected to be able to write it, found: {reason}") from error
-
-
-@contextmanager
-def held(path: Path, *, wait: bool) -> Iterator[bool]:
-    """Hold a lock file for as long as this process lives, however it ends.
-
-    Args:
-        path: The file, made if it is not there.
-        wait: Whether to wait for whoever holds it.
-
-    Yields:
-        Whether it is held; always where the system has no such locks.
-    """
-    file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-    try:
-        yield _lock(file, wait)
-    finally:
-        os.close(file)
-
-
-def _lock(file: int, wait: bool) -> bool:
-    try:
-        import fcntl
-    except ImportError:  # Windows has no such locks
-        return True
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        return False
-    return True
+        raise StorageError(f"file {os.fspath(path)}: expected to be able to write it, found: {reason}") from error
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -79,11 +43,6 @@ def read_json(path: Path) -> Any:
     """What a JSON file holds; None where there is none.
 
     Raises:
-        DataError: It holds something else.
+        DataError: It holds something else, or is damaged.
     """
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except ValueError as error:
-        raise DataError(f"{path}: expected JSON, found {error}") from error
+    return read_json_object(path) if path.exists() else None

@@ -129,7 +129,7 @@ def write_text(file: str, text: str) -> None:
     Raises:
         StorageError: It cannot be written.
     """
-    from mouse_core._files.writing import remove_leftovers, storing, write_file
+    from mouse_core.files.writing import remove_leftovers, storing, write_file
 
     path = Path(file)
     if path.is_symlink() or (path.exists() and not path.is_file()):

@@ -11,10 +11,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from mouse_core._files.reading import damaged, reading
-from mouse_core._files.writing import check_nothing_at, making
 from mouse_core.about.dataset import About, read_about, with_about
 from mouse_core.errors import ConfigError
+from mouse_core.files.reading import damaged, reading
+from mouse_core.files.writing import check_nothing_at, making
 from mouse_core.formats._files.on_disk import check_folder_name
 from mouse_core.formats._files.shards import dataset_schema, describe
 from mouse_core.formats.columns.digest import RowDigest

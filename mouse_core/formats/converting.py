@@ -14,9 +14,9 @@ from typing import Any
 import pyarrow as pa
 
 from mouse_core._base.progress import progress_bar
-from mouse_core._files.locking import alone
-from mouse_core._files.writing import check_nothing_at, make_folder, put_in_place, storing, write_file
 from mouse_core.errors import ConfigError, DataError
+from mouse_core.files.locking import alone
+from mouse_core.files.writing import check_nothing_at, make_folder, put_in_place, storing, write_file
 from mouse_core.formats._files.on_disk import check_folder_name
 from mouse_core.formats._files.shards import Shard, ShardWriter, dataset_schema, describe, finish_names, merged
 from mouse_core.formats.base import RowDigest, RowStream, rows_digest

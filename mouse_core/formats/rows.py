@@ -10,11 +10,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from mouse_core._files import arrow
-from mouse_core._files.noted import check_counts, check_seal
-from mouse_core._files.reading import read_json_object
 from mouse_core.about.dataset import About, joined, read_about
 from mouse_core.errors import ConfigError, DataError, SchemaError
+from mouse_core.files import arrow
+from mouse_core.files.noted import check_counts, check_seal
+from mouse_core.files.reading import read_json_object
 from mouse_core.formats._files.on_disk import STATE, files_by_split, left_out
 from mouse_core.formats._files.parquet import open_parquet, parquet_batches
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading

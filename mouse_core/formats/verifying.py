@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 
 from mouse_core._base.progress import progress_bar
-from mouse_core._files.noted import Noted, check_bytes, check_seal, noted
 from mouse_core.errors import DataError
+from mouse_core.files.noted import Noted, check_bytes, check_seal, noted
 from mouse_core.formats import opening
 from mouse_core.formats._files.parquet import has_checksums
 from mouse_core.formats.base import RowStream, rows_digest

@@ -13,8 +13,8 @@ from mouse_core._base.locks import ProcessLock
 from mouse_core._base.requests import Requests
 from mouse_core._base.threads import Alarm
 from mouse_core._base.tracing import refuse_traced
-from mouse_core._files.writing import make_folder, storing
 from mouse_core.errors import ConfigError, DataError, StorageError
+from mouse_core.files.writing import make_folder, storing
 from mouse_core.groups._files.batches import BatchFiles
 from mouse_core.groups._files.index import encode_parts, open_index
 from mouse_core.groups._files.names import BATCHES, STATE

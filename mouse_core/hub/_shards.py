@@ -11,8 +11,8 @@ from typing import IO, TYPE_CHECKING, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mouse_core._files.noted import seal
 from mouse_core.about.dataset import About, with_about
+from mouse_core.files.noted import seal
 from mouse_core.hub._schema import fit_table
 
 if TYPE_CHECKING:

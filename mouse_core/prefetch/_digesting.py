@@ -13,9 +13,6 @@ from mouse_core.prefetch.prefetcher import Staged
 if TYPE_CHECKING:
     from mouse_core.ranks import Ranks
 
-KEY = "digest"
-"""Of a loader's state."""
-
 
 def digesting(make: Callable[[int], Any], source: Any) -> Callable[[int], tuple[Any, StreamDigest]]:
     """The same function, which also says what a batch adds to the digest.

@@ -235,9 +235,9 @@ class Loader(Generic[T]):
         """
         state = self._feed.state(self._next_index)
         if self._digest is not None:
-            from mouse_core.prefetch._digesting import KEY, shard_of, state_of
+            from mouse_core.prefetch._digesting import shard_of, state_of
 
-            state[KEY] = state_of(self._digest, shard_of(self._feed.source, self._delivery.ranks))
+            state["digest"] = state_of(self._digest, shard_of(self._feed.source, self._delivery.ranks))
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from mouse_core._files.arrow import check_mapped
 from mouse_core.errors import ConfigError
+from mouse_core.files.arrow import check_mapped
 from mouse_core.store._segments import Segment
 
 

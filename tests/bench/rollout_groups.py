@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 
-from mouse_core._files.writing import sync_files
 from mouse_core.bench import Contender, interleave
+from mouse_core.files.writing import sync_files
 from mouse_core.groups import GrpoBatchMaker, RolloutBuffer, RolloutRecord, Turn
 from mouse_core.groups._files.parts import encode_table, writing_options
 from tests.bench.results import Table, table_of

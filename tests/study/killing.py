@@ -35,24 +35,30 @@ def children_of(process: int) -> list[int]:
         return []
 
 
-def killed(folder: Path, steps: int, seeds: int, draw: random.Random) -> tuple[int, int]:
+def killed(folder: Path, steps: int, seeds: int, seconds: float, draw: random.Random) -> tuple[int, int]:
     """Run the study, and kill the study or one of its runs whenever; how often each.
 
-    Kills become rarer, so that it ends on a slow machine, too.
+    The first two kills fall within the ``seconds`` that a whole study takes, however fast the machine is; later ones
+    become rarer, so that it ends on a slow one, too.
     """
     studies, runs = 0, 0
+
+    def next_kill() -> float:
+        # Of 10 s: the first after 0.5 to 4 s, the second 0.5 to 5.5 s later, the third 0.5 to 7 s.
+        return time.monotonic() + seconds * draw.uniform(0.05, 0.4 + 0.15 * (studies + runs))
+
     while True:
         process = subprocess.Popen(
             [sys.executable, "-m", "tests.study.networks", folder, str(steps), str(seeds)], cwd=ROOT
         )
-        until = time.monotonic() + draw.uniform(1, 20 + studies + runs)
+        until = next_kill()
         while process.poll() is None:
             if time.monotonic() > until:
                 children = children_of(process.pid)
                 if children and draw.random() < 0.5:
                     os.kill(draw.choice(children), signal.SIGKILL)
                     runs += 1
-                    until = time.monotonic() + draw.uniform(1, 20 + studies + runs)
+                    until = next_kill()
                 else:
                     process.kill()
                     process.wait()
@@ -77,8 +83,10 @@ class Compared:
 
 
 def compare(folder: Path, steps: int, seeds: int, seed: int) -> Compared:
+    begin = time.monotonic()
     whole = networks.study(steps=steps, seeds=seeds).run(folder / "whole", jobs=2)
-    studies, runs = killed(folder / "killed", steps, seeds, random.Random(seed))
+    seconds = time.monotonic() - begin
+    studies, runs = killed(folder / "killed", steps, seeds, seconds, random.Random(seed))
     again = mouse_study.collect(folder / "killed")
     expected, found = values_of(whole), values_of(again)
     digests = {run.run: run.digest for run in whole.runs}

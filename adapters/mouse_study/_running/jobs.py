@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mouse_core.errors import ConfigError, MouseError
+from mouse_core.files.locking import alone
 from mouse_core.spec import check_count
-from mouse_study._files import held, read_json
+from mouse_study._files import read_json
 from mouse_study._running.folder import collect, settle
 from mouse_study._running.records import FILE, last_record
 from mouse_study._running.view import Shown, view
@@ -42,9 +43,7 @@ def run_study(study: Study, folder: Path, *, jobs: int, only: Sequence[str], pro
     check_count("jobs", jobs, lowest=1)
     names = selected(study.runs, only)
     folder.mkdir(parents=True, exist_ok=True)
-    with held(folder / "lock", wait=False) as alone:
-        if not alone:
-            raise ConfigError(f"study: expected to be alone at work in {str(folder)!r}, found another process there")
+    with alone(folder / "lock", "study"):
         declared = settle(study, folder)
         if "function" in (declared["store"] or {}):
             _make_store(declared, folder)

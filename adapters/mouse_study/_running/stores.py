@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from mouse_core.errors import ConfigError
+from mouse_core.files.writing import making
 from mouse_study._names import found
 
 
@@ -26,7 +25,7 @@ def make_store(declared: Mapping[str, Any], folder: Path) -> None:
     """Call the function that makes the study's store, and keep what it gives, if that was not done before."""
     from mouse_core import DatasetStore
 
-    target, partial = folder / "store", folder / ".store.partial"
+    target = folder / "store"
     if target.exists():
         return
     made = found(declared["function"], "store")()
@@ -35,6 +34,5 @@ def make_store(declared: Mapping[str, Any], folder: Path) -> None:
             f"store: expected a function that makes a DatasetStore, found {type(made).__name__}; a training that has a "
             "source of its own gives Training(batches=...)"
         )
-    shutil.rmtree(partial, ignore_errors=True)
-    made.to_dataset().save_to_disk(partial)
-    os.replace(partial, target)
+    with making(target, "store") as partial:
+        made.to_dataset().save_to_disk(partial)

@@ -18,8 +18,9 @@ from typing import Any
 
 from mouse_core.digest import StreamDigest
 from mouse_core.errors import ConfigError, DataError, StateError
+from mouse_core.files.locking import alone
 from mouse_core.replay.ground.checkpoint import read_checkpoint, write_checkpoint
-from mouse_study._files import held, write_json
+from mouse_study._files import write_json
 from mouse_study._names import found
 from mouse_study._running import facts, states, values
 from mouse_study._running.records import FILE, Records
@@ -324,12 +325,12 @@ def main() -> int:
     _end_with(sys.stdin.fileno())
     folder = Path(request["folder"])
     if request["run"] is None:
-        with held(folder / "store.lock", wait=True):
+        with alone(folder / "store.lock", "store", wait=True):
             make_store(request["study"]["store"], folder)
         return 0
     own = folder / "runs" / request["run"]
     # A process of a study that was killed may not have seen it yet.
-    with held(own / "lock", wait=True):
+    with alone(own / "lock", "study", wait=True):
         worker = Worker(request, own)
         signal.signal(signal.SIGTERM, lambda *_: setattr(worker, "stopping", True))
         try:

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._files.reading import damaged
 from mouse_core.errors import ConfigError
+from mouse_core.files.reading import damaged
 
 PATIENCE = 15.0
 """Seconds within which the library must answer a request; they are of at most some 64 MB."""

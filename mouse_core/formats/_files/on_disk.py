@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from mouse_core._files.reading import damaged, read_json_object
 from mouse_core.errors import ConfigError, DataError
+from mouse_core.files.reading import damaged, read_json_object
 
 SUFFIXES = (".arrow", ".parquet")
 STATE, SPLITS = "state.json", "dataset_dict.json"

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from mouse_core._arrow.column_types import column_type, fixed_shape
-from mouse_core._files.reading import damaged, reading
+from mouse_core.files.reading import damaged, reading
 
 # What a Parquet footer may claim to hold, so that a damaged one asks for no gigabytes.
 _MOST_STRING = 64 << 20

@@ -13,10 +13,10 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mouse_core._files.noted import note, seal
-from mouse_core._files.writing import beside, put_in_place, remove
 from mouse_core.about.dataset import About, with_about
 from mouse_core.errors import SchemaError
+from mouse_core.files.noted import note, seal
+from mouse_core.files.writing import beside, put_in_place, remove
 from mouse_core.formats.columns.blocks import bytes_a_row, rows_at_once
 
 _ROW_GROUP_BYTES = 4 << 20

@@ -9,7 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from mouse_core._files.reading import damaged, reading
+from mouse_core.files.reading import damaged, reading
 from mouse_core.formats._files.crc32c import masked_crc32c
 
 Records = Iterator[tuple[bytes, str]]

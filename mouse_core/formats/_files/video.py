@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._files.reading import damaged, reading
 from mouse_core.errors import DataError
+from mouse_core.files.reading import damaged, reading
 
 # A video that claims more than this a side is not decoded.
 _LARGEST_SIDE = 8192

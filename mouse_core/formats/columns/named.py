@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from mouse_core._arrow.column_types import is_list
 from mouse_core._arrow.dense import plain
-from mouse_core._files.reading import reading
 from mouse_core.errors import DataError, SchemaError
+from mouse_core.files.reading import reading
 from mouse_core.images.pixels import decode_image
 
 Columns = dict[str, npt.NDArray[Any]]

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mouse_core._files.reading import read_json_object
 from mouse_core.errors import ConfigError
+from mouse_core.files.reading import read_json_object
 from mouse_core.formats._files.parquet import parquet_batches
 from mouse_core.formats._files.video import frame_shape
 from mouse_core.formats.base import damaged, reading

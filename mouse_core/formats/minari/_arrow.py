@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mouse_core._files.reading import damaged, read_json_object, reading
 from mouse_core.errors import DataError
+from mouse_core.files.reading import damaged, read_json_object, reading
 from mouse_core.formats.columns.named import from_arrow
 from mouse_core.formats.columns.steps import at
 from mouse_core.formats.minari._pieces import BUDGET, KNOWN, Piece, picture_bytes, sampled, shaped, subspace

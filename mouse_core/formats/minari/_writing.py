@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core._files.writing import making
 from mouse_core.errors import ConfigError, DataError
+from mouse_core.files.writing import making
 from mouse_core.formats._files.h5 import append_rows, import_h5py
 from mouse_core.formats.columns.named import MISSING, Columns, is_single, nested
 from mouse_core.formats.minari._spaces import SpaceOf, written_space

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy.typing as npt
 
-from mouse_core._files.reading import damaged, read_json_object
+from mouse_core.files.reading import damaged, read_json_object
 from mouse_core.formats._files.h5 import H5File
 from mouse_core.formats.ted._tensordict import Key, read_folder
 

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._files.reading import damaged, read_json_object, reading
 from mouse_core.errors import ConfigError
+from mouse_core.files.reading import damaged, read_json_object, reading
 
 _MOST_JSON = 64 << 20
 _DEEPEST = 16

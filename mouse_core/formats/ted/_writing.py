@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core._files.writing import making
 from mouse_core.errors import ConfigError, DataError, SchemaError
+from mouse_core.files.writing import making
 from mouse_core.formats._files.h5 import append_rows, import_h5py
 from mouse_core.formats.base import RowStream
 from mouse_core.formats.columns.values import read_values

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._files.reading import read_json_object
 from mouse_core.errors import ConfigError, DataError
+from mouse_core.files.reading import read_json_object
 from mouse_core.formats._files.tfrecord import READERS
 from mouse_core.formats.base import damaged, reading
 from mouse_core.formats.tfds._example import Feature

@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from mouse_core._files.log import Log
-from mouse_core._files.writing import remove, write_file
 from mouse_core.errors import MissingFieldError
+from mouse_core.files.log import Log
+from mouse_core.files.writing import remove, write_file
 from mouse_core.groups._files.columns import EXAMPLES, examples_to_table, table_to_examples
 from mouse_core.groups._files.index import USED, StoredBatch, encode_batches
 from mouse_core.groups._files.names import BATCHES

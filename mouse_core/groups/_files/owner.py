@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from mouse_core._files.locking import Descriptor, lock, this_process, unlock
-from mouse_core._files.writing import storing
 from mouse_core.errors import ClosedError, ForkError
+from mouse_core.files.locking import Descriptor, lock, this_process, unlock
+from mouse_core.files.writing import storing
 
 # Bytes that the file is read to; it says who the owner is, and where.
 _LONGEST = 1024

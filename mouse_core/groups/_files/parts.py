@@ -12,8 +12,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from mouse_core._files.writing import storing
 from mouse_core.errors import ConfigError, DataError
+from mouse_core.files.writing import storing
 from mouse_core.groups._files.columns import ROLLOUTS, rollout_schema, table_to_rollouts
 from mouse_core.groups._files.names import folder_name
 from mouse_core.groups.types.records import GroupKey, RolloutRecord

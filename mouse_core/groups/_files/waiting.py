@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from mouse_core._files.log import Log
+from mouse_core.files.log import Log
 from mouse_core.groups._files.columns import ROLLOUTS, rollouts_to_table, table_to_rollouts
 from mouse_core.groups._files.names import STATE
 from mouse_core.groups.types.records import GroupKey, RolloutRecord

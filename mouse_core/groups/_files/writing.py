@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from mouse_core._base.threads import THREADS, in_order
-from mouse_core._files.writing import (
+from mouse_core.files.writing import (
     beside,
     publish,
     remove,

@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.checks import UNREADABLE
-from mouse_core._files.writing import remove_leftovers, replacing, storing
 from mouse_core.dtypes import dtype_name, named_dtype
 from mouse_core.errors import StateError, StorageError
+from mouse_core.files.writing import remove_leftovers, replacing, storing
 
 _MAGIC = b"MOUSERB1"
 _HEAD = struct.Struct("<8sQI")

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._files.locking import FileLock
-from mouse_core._files.writing import storing, write_file
 from mouse_core.errors import MissingFieldError, StorageError
+from mouse_core.files.locking import FileLock
+from mouse_core.files.writing import storing, write_file
 from mouse_core.replay.ground.memory import RowMemory, blocks_of
 from mouse_core.replay.ground.protocols import FieldKey, Slots, ring_pieces
 from mouse_core.replay.ground.schema import RowSchema, checked

@@ -20,8 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.checks import UNREADABLE
-from mouse_core._files.writing import remove_leftovers, write_file
 from mouse_core.errors import ConfigError, StateError, StorageError
+from mouse_core.files.writing import remove_leftovers, write_file
 from mouse_core.replay.ground.checkpoint import read_checkpoint, write_checkpoint
 from mouse_core.replay.ground.memory import RowMemory, blocks_of
 from mouse_core.replay.ground.protocols import Slots

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from mouse_core._files.reading import damaged, read_json_object, reading
 from mouse_core.errors import DataError
+from mouse_core.files.reading import damaged, read_json_object, reading
 
 _STATE, _INFO, _KEY = "state.json", "dataset_info.json", "_mouse"
 _PIECE = 8 << 20

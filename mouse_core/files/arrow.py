@@ -15,8 +15,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from mouse_core._files.reading import reading
 from mouse_core.errors import DataError
+from mouse_core.files.reading import reading
 
 _FILE_MAGIC = b"ARROW1"
 # The head of the file format, and what stands behind its footer: the footer's length and the magic again.

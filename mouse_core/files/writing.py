@@ -25,8 +25,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from mouse_core._files.locking import is_at, lock
 from mouse_core.errors import ConfigError, StorageError
+from mouse_core.files.locking import is_at, lock
 
 StrPath = str | os.PathLike[str]
 

@@ -15,9 +15,9 @@ import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from mouse_core._files.locking import Descriptor
-from mouse_core._files.writing import beside, publish, remove, storing, sync_folders, write_all, write_partial
 from mouse_core.errors import DataError
+from mouse_core.files.locking import Descriptor
+from mouse_core.files.writing import beside, publish, remove, storing, sync_folders, write_all, write_partial
 
 # Length of the record, its checksum, and the checksum of these two: a length that cannot be trusted would hide
 # everything behind it.

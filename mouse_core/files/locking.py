@@ -83,19 +83,20 @@ def this_process() -> str:
 
 
 @contextmanager
-def alone(path: Path, what: str) -> Iterator[None]:
+def alone(path: Path, what: str, *, wait: bool = False) -> Iterator[None]:
     """Hold a lock file that says who holds it; refuse whoever comes meanwhile.
 
     Args:
         path: The file, made if it is not there.
         what: What is being done; begins the message.
+        wait: Whether to wait for whoever holds it, instead of being refused.
 
     Raises:
         ConfigError: Another one holds it; the message names it.
     """
     file = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        if lock(file, wait=False) is False or not is_at(path, file):
+        if lock(file, wait=wait) is False or not is_at(path, file):
             holder = os.read(file, _LONGEST_NAME).decode(errors="replace") or "another process"
             raise ConfigError(f"{what}: expected to be alone at work in {str(path.parent)!r}, found {holder} there")
         os.ftruncate(file, 0)
