@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from mouse_core._base.checks import state_number
 from mouse_core.digest.values import host_array, make_one_nan
-from mouse_core.dtypes import is_ml_float
+from mouse_core.dtypes import is_ml_float, widened
 from mouse_core.errors import DataError, StateError
 
 _MODULUS = 1 << 128
@@ -272,6 +272,8 @@ def _leaf(values: Any, path: str) -> npt.NDArray[Any]:
     """A field as an array ``[B, ...]`` of a dtype with bytes of its own; one value is ``[1]``."""
     if isinstance(values, list):  # rows of differing length
         return _hashed(values, path)
+    if hasattr(values, "detach"):
+        values = widened(values)  # NumPy has no bfloat16 to offer to torch
     array = host_array(values)
     if array.dtype.kind in "SU" or _is_of_rows(array):
         return _hashed(array.tolist() if array.ndim else [array.item()], path)

@@ -56,24 +56,16 @@ def as_numpy(values: Any) -> npt.NDArray[Any]:
     Raises:
         TypeError: It knows none of ``__array__``, ``__dlpack__`` and torch's ``detach().cpu()``.
     """
-    if hasattr(values, "detach"):
-        values = values.detach().cpu()
-    if not hasattr(values, "__array__") and hasattr(values, "__dlpack__"):
-        return np.from_dlpack(values)
-    array = np.asarray(values)
+    array = host_array(values)
     if array.dtype.kind not in "biuf":
         raise TypeError(f"expected an array of numbers, found {type(values).__name__} ({array.dtype})")
     return array
 
 
 def host_array(values: Any) -> npt.NDArray[Any]:
-    """An array of any framework in the host's memory."""
+    """An array or tensor of any framework as NumPy has it, of numbers or not, copied from its device if need be."""
     if hasattr(values, "detach"):
         values = values.detach().cpu()
-        try:
-            return np.asarray(values)
-        except TypeError:  # NumPy has no bfloat16 to offer to torch, and float32 holds all of them
-            return np.asarray(values.float())
     if not hasattr(values, "__array__") and hasattr(values, "__dlpack__"):
         return np.from_dlpack(values)
     return np.asarray(values)

@@ -256,6 +256,21 @@ def test_a_digest_goes_on_in_another_framework(mixed: DatasetStore) -> None:
     assert state["digest"]["total"] == expected.hexdigest()
 
 
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e4m3fn"])
+def test_narrow_floats_are_digested_as_the_same_numbers_in_all_frameworks(name: str) -> None:
+    """NumPy has them from ml_dtypes, JAX too, and torch of its own; ``stream_digest`` takes plain numbers only."""
+    values = np.arange(-3, 3, dtype=np.float32).reshape(3, 2)
+    narrow = {
+        "numpy": values.astype(jax.numpy.dtype(name)),
+        "torch": torch.from_numpy(values).to(getattr(torch, name)).requires_grad_(name == "bfloat16"),
+        "jax": jax.numpy.asarray(values, dtype=name),
+    }
+    for package, batch in narrow.items():
+        assert StreamDigest.of(3, {"x": batch}) == StreamDigest.of(3, {"x": values}), package
+        with pytest.raises(TypeError):
+            stream_digest([{"x": batch}], 1)
+
+
 def test_samples_of_buffers_and_mini_batches_of_rollouts_are_digested_alike() -> None:
     """What comes from no loader is digested by one line, and is the same in every framework."""
     samples, mini_batches = [], []
