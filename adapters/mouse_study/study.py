@@ -68,6 +68,20 @@ class Study:
     digest: bool = True
 
     def __post_init__(self) -> None:
+        self._check_names()
+        for where in ("steps", "checkpoint_every", "threads"):
+            check_count(where, getattr(self, where), lowest=1)
+        if self.evaluate_every is not None:
+            check_count("evaluate_every", self.evaluate_every, lowest=1)
+        for variant, options in self.variants.items():
+            if not isinstance(options, Mapping):
+                raise ConfigError(f"variants: {variant}: expected options by name, or {{}}, found {options!r:.80}")
+        self._check_data()
+        self._check_seeds()
+        self.declaration()
+
+    def _check_names(self) -> None:
+        """Raise ConfigError where the study, a variant or a framework is named as none can be."""
         if not isinstance(self.name, str) or not self.name.strip():
             raise ConfigError(f"name: expected a text, found {self.name!r}")
         for where in ("frameworks", "variants", "environment"):
@@ -77,14 +91,9 @@ class Study:
         check_names("frameworks", self.frameworks)
         for framework in self.frameworks:
             kind_of(framework)
-        for where in ("steps", "checkpoint_every", "threads"):
-            check_count(where, getattr(self, where), lowest=1)
-        if self.evaluate_every is not None:
-            check_count("evaluate_every", self.evaluate_every, lowest=1)
-        for variant, options in self.variants.items():
-            if not isinstance(options, Mapping):
-                raise ConfigError(f"variants: {variant}: expected options by name, or {{}}, found {options!r:.80}")
-        self._check_data()
+
+    def _check_seeds(self) -> None:
+        """Raise ConfigError where the seeds are not integers in range, each given once."""
         seeds: Any = self.seeds
         if isinstance(seeds, str) or not isinstance(seeds, Sequence):
             raise ConfigError(f"seeds: expected a list of integers, found {seeds!r:.80}")
@@ -93,7 +102,6 @@ class Study:
         for seed in self.seeds:
             if check_count("seeds", seed, lowest=0) >= 1 << 63:
                 raise ConfigError(f"seeds: expected integers below 2**63, found {seed}")
-        self.declaration()
 
     def _check_data(self) -> None:
         """Raise ConfigError where store, batches or environment are of no kind that they can be."""

@@ -129,26 +129,35 @@ class GrpoBatchMaker:
         """Become what it was before a restart; see ``ResumableBatchMaker``."""
         self._draws = len(batches)
         self._uses = Counter(uid for uids in batches for uid in uids)
-        for group in groups:
-            if self._environment in (None, group.environment):
-                self._note_version(group.policy_version)
-        # Groups are counted before a file is read: of most of them no rollout can be drawn any more.
-        numbers = [
-            self._group(group.environment, group.example_id, group.policy_version, len(group.uids)) for group in groups
-        ]
         wanted = [
             (number, group, any(self._uses[uid] < self._max_uses for uid in group.uids))
-            for number, group in zip(numbers, groups, strict=True)
-            if number is not None and number not in self._unwanted
+            for number, group in self._count_stored(groups)
         ]
-        records = read_ahead([group for _, group, is_read in wanted if is_read])
-        for number, group, is_read in wanted:
-            if is_read:
+        records = read_ahead([group for _, group, has_uses in wanted if has_uses])
+        for number, group, has_uses in wanted:
+            if has_uses:
                 for rollout in next(records):
                     self._take(rollout, number)
             else:  # its rewards count all the same, as far as others are compared with them
                 for uid, reward in zip(group.uids, group.rewards, strict=True):
                     self._add(uid, None, reward, number, group.environment)
+
+    def _count_stored(self, groups: Sequence[StoredGroup]) -> list[tuple[int, StoredGroup]]:
+        """Count the rollouts of all groups before a file is read; the wanted ones, each with its number.
+
+        Of most groups no rollout can be drawn any more: a newer one of the same problem follows.
+        """
+        for group in groups:
+            if self._environment in (None, group.environment):
+                self._note_version(group.policy_version)
+        numbers = [
+            self._group(group.environment, group.example_id, group.policy_version, len(group.uids)) for group in groups
+        ]
+        return [
+            (number, group)
+            for number, group in zip(numbers, groups, strict=True)
+            if number is not None and number not in self._unwanted
+        ]
 
     def _group(self, environment: str, example_id: str, version: str, count: int = 1) -> int | None:
         """The number of the group that so many rollouts join, a new one if need be; None if it is not wanted."""

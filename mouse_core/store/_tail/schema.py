@@ -47,15 +47,22 @@ def tail_column(
         if value is None:
             return unknown  # the first value will say what it is
         known, kind = None, _infer(value, field)
-    if hasattr(value, "__array__") and not isinstance(value, np.generic) and not is_encoded(value):
-        value = as_array(value)  # of whatever framework
     pixel = np.dtype(np.uint8) if field is None else field.pixel_dtype
     column = TailColumn(kind, nullable=nullable, pixel=pixel, image_roots=image_roots)
-    if kind.kind == "scalar":
+    return _of_kind(column, value, field, known=known, shape=shape) or unknown  # nothing says how wide it is
+
+
+def _of_kind(
+    column: TailColumn, value: Any, field: Field | None, *, known: pa.DataType | None, shape: tuple[int, ...] | None
+) -> TailColumn | None:
+    """The column with what its kind needs besides; None where nothing says how wide a row is."""
+    if hasattr(value, "__array__") and not isinstance(value, np.generic) and not is_encoded(value):
+        value = as_array(value)  # of whatever framework
+    if column.kind.kind == "scalar":
         return _of_numbers(column, field, shape)
-    if kind.kind == "list" and (field is not None or isinstance(value, np.ndarray)):
-        return _of_arrays(column, value, field, shape) or unknown  # nothing says how wide it is
-    if kind.kind == "image":
+    if column.kind.kind == "list" and (field is not None or isinstance(value, np.ndarray)):
+        return _of_arrays(column, value, field, shape)
+    if column.kind.kind == "image":
         return _of_images(replace(column, shape=shape or (), arrow_type=known or _IMAGE_STRUCT), value)
     return replace(column, arrow_type=known or _object_type(value), object_bytes=_size_of(value))
 
