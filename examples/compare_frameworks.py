@@ -25,7 +25,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import gymnasium as gym
 import jax
 import jax.numpy as jnp
 import lunar_lander
@@ -35,7 +34,7 @@ import torch
 from flax import nnx
 from tensordict import TensorDict
 
-from mouse_core import DatasetStore, formats
+from mouse_core import formats
 from mouse_study import Context, Results, Study, Training, pairs
 from mouse_study.parting import transfer
 
@@ -191,20 +190,6 @@ def declare(*, data: Path, steps: int, seeds: list[int]) -> Study:
     )
 
 
-def record(path: Path, *, episodes: int, seed: int) -> None:
-    """Record episodes of gymnasium's own pilot, who acts at random now and then, if that was not done before."""
-    if path.exists():
-        return
-    store = DatasetStore()
-    environment = gym.make(lunar_lander.ENVIRONMENT)
-    for episode in lunar_lander.progress(range(episodes), description="recording", total=episodes):
-        noise = lunar_lander.NOISE_LEVELS[episode % len(lunar_lander.NOISE_LEVELS)]
-        for row in lunar_lander.record_episode(environment, noise=noise, seed=seed * episodes + episode):
-            store.append(row)
-    environment.close()
-    store.to_dataset().save_to_disk(path)
-
-
 def report(results: Results) -> None:
     """Print what was found, of the first seed."""
     waits, computes, losses = (results.series(name) for name in ("wait", "compute", "loss"))
@@ -236,8 +221,8 @@ def main() -> None:
     options = parser.parse_args()
 
     data = options.dataset or options.output / f"recorded-{options.episodes}-{options.seed}"
-    if options.dataset is None:
-        record(data, episodes=options.episodes, seed=options.seed)
+    if options.dataset is None and not data.exists():
+        lunar_lander.record(episodes=options.episodes, seed=options.seed).to_dataset().save_to_disk(data)
     seeds = list(range(options.seed, options.seed + options.seeds))
     recorded = formats.open(data).to_store().snapshot()
     print(f"steps recorded: {len(recorded)}")

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import gymnasium as gym
 import jax
 import jax.numpy as jnp
 import lunar_lander
@@ -76,18 +75,6 @@ def train_step(policy: Policy, optimizer: nnx.Optimizer[Any], batch: Batch) -> j
     loss, gradients = nnx.value_and_grad(cloning_loss)(policy, batch)
     optimizer.update(policy, gradients)
     return loss
-
-
-def record(*, episodes: int, seed: int) -> DatasetStore:
-    """Record episodes of the pilot."""
-    store = DatasetStore()
-    environment = gym.make(lunar_lander.ENVIRONMENT)
-    for episode in lunar_lander.progress(range(episodes), description="recording", total=episodes):
-        noise = lunar_lander.NOISE_LEVELS[episode % len(lunar_lander.NOISE_LEVELS)]
-        for row in lunar_lander.record_episode(environment, noise=noise, seed=seed * episodes + episode):
-            store.append(row)
-    environment.close()
-    return store
 
 
 def open_dataset(path: Path) -> DatasetStore:
@@ -190,7 +177,7 @@ def main() -> None:
     options.output.mkdir(parents=True, exist_ok=True)
 
     if options.dataset is None:
-        store = record(episodes=options.episodes, seed=options.seed)
+        store = lunar_lander.record(episodes=options.episodes, seed=options.seed)
     else:
         store = open_dataset(options.dataset)
     print(f"steps recorded: {len(store)}")

@@ -18,6 +18,8 @@ from gymnasium.envs.box2d.lunar_lander import heuristic
 from numpy.typing import ArrayLike, NDArray
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from mouse_core import DatasetStore
+
 ENVIRONMENT = "LunarLander-v3"
 OBSERVATION_SIZE = 8  # position, velocity, angle, angular velocity, and whether each leg touches the ground
 ACTIONS = 4  # nothing, left engine, main engine, right engine
@@ -64,6 +66,18 @@ def record_episode(environment: gym.Env[Any, Any], *, noise: float, seed: int) -
             }
         )
     return rows
+
+
+def record(*, episodes: int, seed: int) -> DatasetStore:
+    """Record episodes of gymnasium's own pilot, who acts at random now and then."""
+    store = DatasetStore()
+    environment = gym.make(ENVIRONMENT)
+    for episode in progress(range(episodes), description="recording", total=episodes):
+        noise = NOISE_LEVELS[episode % len(NOISE_LEVELS)]
+        for row in record_episode(environment, noise=noise, seed=seed * episodes + episode):
+            store.append(row)
+    environment.close()
+    return store
 
 
 def play(policy: Policy, *, episodes: int, seed: int) -> NDArray[np.float64]:

@@ -67,9 +67,9 @@ def test_ranks_that_agree_have_the_batch_together(count: int) -> None:
     """At the start, after a refresh, and where they go on from a state; the notes do not pile up."""
     board = Notes()
 
-    def work(ranks: Ranks) -> Any:
+    def work(**options: Any) -> list[Any]:
         store = example_store(100)
-        with PrefetchBatchifier(store, 8, 6, shard=ranks, uneven="pad", num_workers=1) as loader:
+        with PrefetchBatchifier(store, 8, 6, **options) as loader:
             found = rewards(loader, 3)
             state = loader.state_dict()
             for number in range(4):
@@ -79,19 +79,9 @@ def test_ranks_that_agree_have_the_batch_together(count: int) -> None:
             loader.load_state_dict(state)
             return found + rewards(loader, 1)
 
-    parts = run(work, count, board)
+    parts = run(lambda ranks: work(shard=ranks, uneven="pad", num_workers=1), count, board)
     assert not any(isinstance(part, Exception) for part in parts), parts
-    store = example_store(100)
-    with PrefetchBatchifier(store, 8, 6) as loader:
-        whole = rewards(loader, 3)
-        state = loader.state_dict()
-        for number in range(4):
-            store.extend(example_columns(20, first=100 + 20 * number))
-            loader.refresh()
-            whole += rewards(loader, 1)
-        loader.load_state_dict(state)
-        whole += rewards(loader, 1)
-    for index, expected in enumerate(whole):
+    for index, expected in enumerate(work()):
         for rank in range(count):
             own = expected[6 * rank // count : 6 * (rank + 1) // count]
             np.testing.assert_array_equal(parts[rank][index][: len(own)], own)

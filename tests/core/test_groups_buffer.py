@@ -423,6 +423,21 @@ def test_many_threads_add(make: Make) -> None:
     assert len(make(group_size=8)) == 160
 
 
+def four_at_once(
+    buffer: RolloutBuffer, ask: Callable[[int], None], entered: threading.Event, go: threading.Event
+) -> None:
+    """Have number 0 asked for, which says when it is ``entered``, then 1 to 3 beside it, and let it go."""
+    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
+    threads[0].start()
+    assert entered.wait(60)
+    for thread in threads[1:]:
+        thread.start()
+    until(lambda: len(buffer._requests._queue) == 3)
+    go.set()
+    for thread in threads:
+        thread.join()
+
+
 def test_one_caller_s_error_is_not_another_s(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     buffer = make(group_size=100)
     sync, entered, go = os.fsync, threading.Event(), threading.Event()
@@ -442,15 +457,7 @@ def test_one_caller_s_error_is_not_another_s(make: Make, monkeypatch: pytest.Mon
         except DataError as error:
             answers[number] = str(error)
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
-    threads[0].start()
-    assert entered.wait(60)
-    for thread in threads[1:]:
-        thread.start()
-    until(lambda: len(buffer._requests._queue) == 3)
-    go.set()
-    for thread in threads:
-        thread.join()
+    four_at_once(buffer, ask, entered, go)
     assert "Unicode" in answers.pop(2)
     assert answers == {0: True, 1: True, 3: True}
     assert [f"r{number}" in buffer for number in range(4)] == [True, True, False, True]
@@ -480,15 +487,7 @@ def test_ctrl_c_in_the_thread_that_serves_is_not_another_s(make: Make) -> None:
         except KeyboardInterrupt:
             answers[number] = "interrupted"
 
-    threads = [threading.Thread(target=ask, args=(number,)) for number in range(4)]
-    threads[0].start()
-    entered.wait()
-    for thread in threads[1:]:
-        thread.start()
-    until(lambda: len(buffer._requests._queue) == 3)
-    go.set()
-    for thread in threads:
-        thread.join()
+    four_at_once(buffer, ask, entered, go)
     assert served[1] == 3
     assert sorted(map(str, answers.values())) == ["True", "True", "True", "interrupted"]
     assert all((f"r{number}" in buffer) == (answer is True) for number, answer in answers.items())

@@ -28,6 +28,15 @@ FULL = {
     "observation": [1.0, 2.0, 3.0],
     "note": "a",
 }
+COLUMNS = {
+    "action": pa.int64(),
+    "reward": pa.float64(),
+    "done": pa.int64(),
+    "episode_step": pa.int64(),
+    "metadata_q_star": pa.list_(pa.float64()),
+    "observation": pa.list_(pa.float64()),
+    "note": pa.string(),
+}
 
 
 def row(**changes: Any) -> dict[str, Any]:
@@ -53,15 +62,7 @@ def test_append_keeps_what_was_appended() -> None:
         assert len(store) == step + 1
     assert_same(everything(store), field_arrays(rows))
     assert store[1234] == rows[1234]
-    assert store.columns == {
-        "action": pa.int64(),
-        "reward": pa.float64(),
-        "done": pa.int64(),
-        "episode_step": pa.int64(),
-        "metadata_q_star": pa.list_(pa.float64()),
-        "observation": pa.list_(pa.float64()),
-        "note": pa.string(),
-    }
+    assert store.columns == COLUMNS
 
 
 def test_the_order_of_keys_does_not_matter() -> None:
@@ -461,18 +462,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(count=st.integers(1, 9), shuffled=st.booleans())
     def add_dataset(self, count: int, shuffled: bool) -> None:
         made = self.make(count)
-        schema = pa.schema(
-            {
-                "action": pa.int64(),
-                "reward": pa.float64(),
-                "done": pa.int64(),
-                "episode_step": pa.int64(),
-                "metadata_q_star": pa.list_(pa.float64()),
-                "observation": pa.list_(pa.float64()),
-                "note": pa.string(),
-            }
-        )
-        dataset = datasets.Dataset(pa.Table.from_pylist(made, schema=schema))
+        dataset = datasets.Dataset(pa.Table.from_pylist(made, schema=pa.schema(COLUMNS)))
         if shuffled:
             dataset = dataset.shuffle(seed=count, keep_in_memory=True)
         self.store.from_dataset(dataset)

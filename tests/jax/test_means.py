@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from mouse_core import ConfigError
 from mouse_jax import global_mean
+from tests.core.means_cases import MEANS
 
 WEIGHTS = np.array([0.3, -1.2, 0.7])
 
@@ -89,17 +90,7 @@ def test_several_devices_have_the_loss_and_the_gradient_of_one(way: str) -> None
             assert [nothing[0].item(), *nothing[1].tolist()] == [0, 0, 0, 0]
 
 
-@pytest.mark.parametrize(
-    ("values", "mask", "expected"),
-    [
-        ([1.0, 2.0, 6.0], None, 3.0),
-        ([1.0, math.nan, 3.0], [True, False, True], 2.0),
-        ([[1.0, 2.0], [math.inf, 4.0]], [True, False], 1.5),
-        ([[1.0, 2.0], [3.0, 4.0]], [[3, 0], [0, 1]], 1.75),
-        ([1.0, 2.0], [0, 0], 0.0),
-        (7.0, None, 7.0),
-    ],
-)
+@pytest.mark.parametrize(("values", "mask", "expected"), MEANS)
 def test_means_by_hand(values: Any, mask: Any, expected: float) -> None:
     for dtype in (jnp.float32, jnp.bfloat16):
         given, which = jnp.array(values, dtype), None if mask is None else jnp.array(mask)

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mouse_core import ConfigError
 from mouse_torch import global_count, global_mean
+from tests.core.means_cases import MEANS
 from tests.several import run_ranks
 
 SEEDS = range(4)
@@ -141,18 +142,7 @@ def test_one_process_needs_no_group() -> None:
         np.testing.assert_allclose(gradient(net), wanted, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("values", "mask", "expected"),
-    [
-        ([1.0, 2.0, 6.0], None, 3.0),
-        ([1.0, math.nan, 3.0], [True, False, True], 2.0),
-        ([[1.0, 2.0], [math.inf, 4.0]], [True, False], 1.5),
-        ([[1.0, 2.0], [3.0, 4.0]], [[3, 0], [0, 1]], 1.75),
-        ([1.0, 2.0], [0, 0], 0.0),
-        ([], None, 0.0),
-        (7.0, None, 7.0),
-    ],
-)
+@pytest.mark.parametrize(("values", "mask", "expected"), MEANS)
 def test_means_by_hand(values: Any, mask: Any, expected: float) -> None:
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         given = torch.tensor(values, dtype=dtype, requires_grad=True)

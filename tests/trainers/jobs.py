@@ -11,6 +11,7 @@ import os
 import signal
 import tempfile
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -196,7 +197,11 @@ def fabric(rank: int, folder: str, stop: int) -> Any:
     return {"begin": begin, "rows": net.seen, "weights": net.weights()}
 
 
-def lightning(rank: int, folder: str, stop: int) -> Any:
+QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+
+
+def lightning_module(on_train_end: Callable[[Any], None] = lambda _: None) -> Any:
+    """The net as a LightningModule, which ``on_train_end`` is given at the end."""
     import lightning.pytorch as pl
 
     class Module(pl.LightningModule):
@@ -210,13 +215,16 @@ def lightning(rank: int, folder: str, stop: int) -> Any:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return sgd(self)
 
+        def on_train_end(self) -> None:
+            on_train_end(self)
+
+    return Module()
+
+
+def lightning(rank: int, folder: str, stop: int) -> Any:
+    import lightning.pytorch as pl
+
     ranks = int(os.environ["WORLD_SIZE"])
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=ranks,
@@ -224,10 +232,10 @@ def lightning(rank: int, folder: str, stop: int) -> Any:
         max_steps=stop,
         max_epochs=-1,
         default_root_dir=folder,
-        **quiet,
+        **QUIET,
     )
     path = Path(folder) / "lightning.ckpt"
-    module, loader = Module(), data_loader()
+    module, loader = lightning_module(), data_loader()
     trainer.fit(module, loader, ckpt_path=path if path.exists() else None)
     trainer.save_checkpoint(path)
     return {"begin": stop - len(module.net.seen), "rows": module.net.seen, "weights": module.net.weights()}
@@ -341,27 +349,10 @@ def made_before(rank: int, forked: int, folder: str, stop: int) -> Any:
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "NODE_RANK", "MASTER_PORT", "MASTER_ADDR", "LOCAL_WORLD_SIZE"):
         os.environ.pop(name)
 
-    class Module(pl.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = Net()
+    def keep_seen(module: Any) -> None:
+        torch.save(module.net.seen, Path(folder) / f"seen-{module.global_rank}.pt")
 
-        def training_step(self, batch: Any, number: int) -> torch.Tensor:
-            return self.net(batch["reward"], batch["action"])["loss"]
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return sgd(self)
-
-        def on_train_end(self) -> None:
-            torch.save(self.net.seen, Path(folder) / f"seen-{self.global_rank}.pt")
-
-    quiet = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    module, loader = Module(), data_loader()
+    module, loader = lightning_module(keep_seen), data_loader()
     trainer = pl.Trainer(
         accelerator="cpu",
         devices=forked,
@@ -369,7 +360,7 @@ def made_before(rank: int, forked: int, folder: str, stop: int) -> Any:
         max_steps=stop,
         max_epochs=-1,
         use_distributed_sampler=True,
-        **quiet,
+        **QUIET,
     )
     trainer.fit(module, loader)
     return [{"begin": 0, "rows": torch.load(Path(folder) / f"seen-{rank}.pt")} for rank in range(forked)]
