@@ -13,15 +13,16 @@ import ray
 import ray.data
 from ray.data.block import BlockAccessor, BlockMetadata
 
-from mouse_core import BatchSource, ConfigError, DatasetStore, MissingFieldError, Snapshot
+from mouse_core import BatchSource, ConfigError, MissingFieldError, Snapshot
 from mouse_core.about import About, with_about
 from mouse_core.spec import check_count, check_list
+from mouse_core.store import Store
 
 _EPISODE = "episode"
 
 
 def read(
-    store: DatasetStore | Snapshot, *, fields: Sequence[str] | None = None, rows_per_block: int = 4096
+    store: Store | Snapshot, *, fields: Sequence[str] | None = None, rows_per_block: int = 4096
 ) -> ray.data.Dataset:
     """A Ray Dataset of the steps, with the store's fields as columns.
 
@@ -45,7 +46,7 @@ def read(
         ConfigError: A store without steps, or an argument of another kind.
         MissingFieldError: A field that is not there, or not in all datasets of the store.
     """
-    snapshot = store.snapshot() if isinstance(store, DatasetStore) else store
+    snapshot = store.snapshot() if isinstance(store, Store) else store
     if not isinstance(snapshot, Snapshot):
         raise ConfigError(f"read: expected a DatasetStore or a Snapshot, found {type(store).__name__}")
     rows_per_block = check_count("rows_per_block", rows_per_block)
@@ -57,7 +58,7 @@ def read(
     BatchSource(snapshot, sequence_length=1, batch_size=1, fields=names)  # which says what is wrong with them
     if _EPISODE in names:
         raise ConfigError(f"fields: expected none called {_EPISODE!r}, which counts the episodes")
-    if isinstance(store, DatasetStore):
+    if isinstance(store, Store):
         about = store.about.replace(fields=(), max_action_dim=None, max_obs_continuous_dim=None)
     else:
         about = About("outgoing" if snapshot.alignment == "outgoing" else None)

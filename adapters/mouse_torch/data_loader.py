@@ -10,10 +10,11 @@ import torch
 from tensordict import TensorDict
 from torch.utils.data import BatchSampler, Dataset, DistributedSampler
 
-from mouse_core import BatchSource, ConfigError, DatasetStore, Snapshot
+from mouse_core import BatchSource, ConfigError, Snapshot
 from mouse_core.prefetch import Source
 from mouse_core.ranks import Shard, find_ranks
 from mouse_core.sampling import WindowSampler
+from mouse_core.store import Store
 from mouse_torch.prefetch import PrefetchBatchifier
 from mouse_torch.tracing import untraced
 from mouse_torch.transfer import from_numpy
@@ -73,7 +74,7 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
         **options: Any,
     ) -> None:
         whole = isinstance(store, BatchSource) and store.shard == (0, 1)
-        unsettled = shard == "auto" and (whole or isinstance(store, DatasetStore | Snapshot))
+        unsettled = shard == "auto" and (whole or isinstance(store, Store | Snapshot))
         first = {"sequence_length": sequence_length, "batch_size": batch_size, "sampling": sampling}
         self._asked, self.as_dict = (store, {**first, **options}), as_dict
         if shard == "auto":

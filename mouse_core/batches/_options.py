@@ -13,9 +13,9 @@ from mouse_core.batches._form import MaskReader, Readers
 from mouse_core.errors import ConfigError, MissingFieldError
 from mouse_core.sampling.plan import MASK, PaddedSampler
 from mouse_core.spec import recipe
-from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.fields import FieldReader
 from mouse_core.store.snapshot import Snapshot
+from mouse_core.store.views import Store
 
 if TYPE_CHECKING:
     from mouse_core.ranks import Ranks, Uneven
@@ -32,11 +32,11 @@ _SHARDING = {
 _PLANNED_BYTES = 11 << 18
 
 
-def snapshot_of(store: DatasetStore | Snapshot) -> Snapshot:
+def snapshot_of(store: Store | Snapshot) -> Snapshot:
     """The snapshot that is given, or one of a store that has rows."""
-    if not isinstance(store, DatasetStore | Snapshot):
+    if not isinstance(store, Store | Snapshot):
         raise ConfigError(f"store: expected a DatasetStore or a Snapshot, found {type(store).__name__}")
-    snapshot = store.snapshot() if isinstance(store, DatasetStore) else store
+    snapshot = store.snapshot() if isinstance(store, Store) else store
     if not snapshot.num_rows:
         raise ConfigError("store: expected rows, found an empty store")
     return snapshot

@@ -20,8 +20,8 @@ from mouse_core.randomness import check_seed
 from mouse_core.sampling.episodes import Boundary, Weighting, sampler_of
 from mouse_core.sampling.plan import PaddedSampler, Plan, WindowSampler
 from mouse_core.spec import Spec, check_count
-from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.snapshot import Snapshot
+from mouse_core.store.views import Store
 
 if TYPE_CHECKING:
     from mouse_core.augment.config import AugmentTokensConfig
@@ -71,7 +71,7 @@ class BatchSource:
 
     def __init__(
         self,
-        store: DatasetStore | Snapshot,
+        store: Store | Snapshot,
         sequence_length: int = 64,
         batch_size: int = 32,
         sampling: str | WindowSampler = "random",

@@ -14,8 +14,8 @@ from mouse_core.errors import ConfigError, StateError
 from mouse_core.prefetch.source import Source
 from mouse_core.randomness import check_seed
 from mouse_core.spec import Spec
-from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.snapshot import Snapshot
+from mouse_core.store.views import Store
 
 if TYPE_CHECKING:  # buffers are loaded where there are some: `import mouse_core` is without them
     from mouse_core.replay.source import BufferSource, Staleness
@@ -102,7 +102,7 @@ class StoreFeed(Feed):
 
     source: BatchSource
 
-    def __init__(self, source: BatchSource, store: DatasetStore | None) -> None:
+    def __init__(self, source: BatchSource, store: Store | None) -> None:
         super().__init__(source)
         self._store = store
 
@@ -146,7 +146,7 @@ class StoreFeed(Feed):
         if self._store is not None:
             return self._store.snapshot(rows)
         whole = self.source.snapshot
-        return Snapshot(whole.segments, whole.config, rows, budget=whole.budget)
+        return whole if rows == whole.store_rows else Snapshot(whole.segments, whole.config, rows, budget=whole.budget)
 
 
 class BufferFeed(Feed):
@@ -189,7 +189,7 @@ class BufferFeed(Feed):
         return BufferFeed(source), next_index
 
 
-def feed_of(source: Any, store: DatasetStore | None) -> Feed:
+def feed_of(source: Any, store: Store | None) -> Feed:
     """How a loader goes along ``source``: a ``BatchSource`` of ``store``, a ``BufferSource``, or somebody's own."""
     if isinstance(source, BatchSource):
         return StoreFeed(source, store)

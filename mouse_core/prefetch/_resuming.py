@@ -23,7 +23,7 @@ def state_of(source: BatchSource, next_index: int) -> dict[str, Any]:
     return {
         "seed": source.seed,
         "next_index": next_index,
-        "rows": source.snapshot.num_rows,
+        "rows": source.snapshot.store_rows,
         "epoch_start": source.epoch_start,
         "fingerprint": source.fingerprint,
         _CONFIGURATION: json.dumps(_configuration(source), separators=(",", ":")),

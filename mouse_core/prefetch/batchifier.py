@@ -18,8 +18,8 @@ from mouse_core.prefetch.prefetcher import Staged
 from mouse_core.prefetch.source import Source
 from mouse_core.sampling.episodes import Boundary, Weighting
 from mouse_core.sampling.plan import WindowSampler
-from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.snapshot import Snapshot
+from mouse_core.store.views import Store
 
 if TYPE_CHECKING:
     from mouse_core.augment.config import AugmentTokensConfig
@@ -67,7 +67,7 @@ class Batchifier(Loader[T]):
 
     def __init__(
         self,
-        store: DatasetStore | Snapshot | ReplayBuffer | ReplayBufferEnsemble | Source,
+        store: Store | Snapshot | ReplayBuffer | ReplayBufferEnsemble | Source,
         sequence_length: int = 64,
         batch_size: int | None = None,
         sampling: str | WindowSampler = "random",
@@ -101,7 +101,7 @@ class Batchifier(Loader[T]):
         source = options.source(store, replace_dtypes=self.replaced_dtypes)
         super().__init__(
             source,
-            store if isinstance(store, DatasetStore) else None,
+            store if isinstance(store, Store) else None,
             delivery=self.delivery(source, options),
             prefetch=prefetch,
             num_workers=num_workers,

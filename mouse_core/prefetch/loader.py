@@ -12,7 +12,7 @@ from mouse_core.errors import ClosedError, ConfigError, ForkError, WorkerError
 from mouse_core.prefetch._feeds import Feed, feed_of
 from mouse_core.prefetch.prefetcher import OrderedPrefetcher, Prefetcher
 from mouse_core.spec import Spec, check_count
-from mouse_core.store.dataset_store import DatasetStore
+from mouse_core.store.views import Store
 
 if TYPE_CHECKING:  # loaded where there are some: `import mouse_core` is without them
     from mouse_core.digest import StreamDigest
@@ -67,7 +67,7 @@ class Loader(Generic[T]):
     def __init__(
         self,
         source: Any,
-        store: DatasetStore | None = None,
+        store: Store | None = None,
         *,
         delivery: Delivery[T],
         prefetch: int = 4,

@@ -15,8 +15,8 @@ from mouse_core.prefetch.source import RecastSource, Source, checked_source
 from mouse_core.sampling.episodes import Boundary, Weighting
 from mouse_core.sampling.plan import WindowSampler
 from mouse_core.spec import check_count
-from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.snapshot import Snapshot
+from mouse_core.store.views import Store
 
 if TYPE_CHECKING:
     from mouse_core.augment.config import AugmentTokensConfig
@@ -64,7 +64,7 @@ class LoaderOptions:
         Raises:
             ConfigError: For a replay buffer or a source, an option that only stores have; else see ``BatchSource``.
         """
-        if isinstance(store, DatasetStore | Snapshot):
+        if isinstance(store, Store | Snapshot):
             size = 32 if self.batch_size is None else self.batch_size
             if self.shard is None and getattr(self.sharding, "is_fully_addressable", True):
                 _warn_of_others(size)

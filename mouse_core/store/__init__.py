@@ -2,5 +2,6 @@
 
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.snapshot import Snapshot
+from mouse_core.store.views import Store
 
-__all__ = ["DatasetStore", "Snapshot"]
+__all__ = ["DatasetStore", "Snapshot", "Store"]

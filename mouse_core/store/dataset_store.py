@@ -18,12 +18,13 @@ from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.spec import Alignment, Field
 from mouse_core.store._segments import Segment
 from mouse_core.store.snapshot import Snapshot
+from mouse_core.store.views import Store
 
 if TYPE_CHECKING:
     from mouse_core.about.dataset import About
 
 
-class DatasetStore:
+class DatasetStore(Store):
     """Steps in the order they were recorded: datasets by reference, then appended rows.
 
     Datasets stay where they are, on disk or in memory; nothing is copied or scanned. One thread may append while

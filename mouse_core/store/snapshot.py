@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -46,8 +47,19 @@ class SnapshotConfig:
 class Snapshot:
     """The rows a store had at one moment. Nothing that happens to the store later can be seen here.
 
-    Made by ``DatasetStore.snapshot()``. Reading is thread-safe. Pickling it carries paths for datasets on disk and
-    rows for what exists only in memory.
+    Made by ``Store.snapshot()``. Reading is thread-safe. Pickling it carries paths for datasets on disk and rows for
+    what exists only in memory.
+
+    Args:
+        segments: What holds the rows.
+        config: What the store says about them.
+        num_rows: How many of the segments' rows count; None: all.
+        budget: Of the memory for dense copies.
+        store_rows: What ``Store.snapshot`` takes to give this snapshot again, which a loader's state keeps: how many
+            rows the store had, of which these may be some; None: ``num_rows``.
+
+    Raises:
+        ConfigError: There are fewer rows.
     """
 
     def __init__(
@@ -56,6 +68,8 @@ class Snapshot:
         config: SnapshotConfig,
         num_rows: int | None = None,
         budget: DenseBudget | None = None,
+        *,
+        store_rows: int | None = None,
     ) -> None:
         total = sum(segment.num_rows for segment in segments)
         self.num_rows = total if num_rows is None else num_rows
@@ -70,6 +84,7 @@ class Snapshot:
         )
         self.config = config
         self.budget = budget
+        self.store_rows = self.num_rows if store_rows is None else store_rows
 
     def __len__(self) -> int:
         return self.num_rows
@@ -148,9 +163,21 @@ class Snapshot:
         Raises:
             DataError: A code of ``done`` that does not exist.
         """
-        from mouse_core.store._episode_starts import episode_starts
+        from mouse_core.store._episodes.starts import episode_starts
 
-        return episode_starts(self.segments, self.num_rows, self.readers, self.locate)
+        return episode_starts(self.segments, self.num_rows, self.readers, self.stored)
+
+    def stored(self, field: str, starts: npt.NDArray[np.int64], length: int = 1) -> npt.NDArray[Any]:
+        """A field's values in the windows of ``length`` rows that begin at ``starts``, ``[n * length, *shape]``.
+
+        They come as they are stored and best moved, one window after another; see ``locate``.
+
+        Raises:
+            DataError: A value that the field does not allow.
+        """
+        reader = self.readers[field]
+        values = reader.read(self.locate(starts, length).part(0), reader.stored_dtype(reader.spec.dtype))
+        return values.reshape(-1, *values.shape[2:])
 
     @memo
     def fingerprint(self) -> str:
@@ -266,7 +293,8 @@ class Snapshot:
         return physical
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Snapshot, (self.segments, self.config, self.num_rows, self.budget)
+        make = partial(Snapshot, store_rows=self.store_rows)
+        return make, (self.segments, self.config, self.num_rows, self.budget)
 
 
 def _growth(before: tuple[Segment, ...], after: tuple[Segment, ...]) -> Growth | None:

@@ -19,6 +19,7 @@ from mouse_core.sampling import Plan, RandomWindows
 from mouse_core.spec import Alignment
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.snapshot import Snapshot
+from mouse_core.store.views import Store
 
 # What reads windows, by their length.
 _SOURCES_KEPT = 8
@@ -164,7 +165,7 @@ def as_storage(storage: Any) -> Storage:
         return storage
     if isinstance(storage, Snapshot):
         return DatasetStorage(storage)
-    if isinstance(storage, DatasetStore):
+    if isinstance(storage, Store):
         return DatasetStorage(storage.snapshot())
     try:
         parts = storage if isinstance(storage, Mapping) else {"dataset": storage}

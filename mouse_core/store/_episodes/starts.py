@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple, Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._arrow.windows import Windows
 from mouse_core._base.locks import ProcessLock
-from mouse_core.store._segments import Segment
-from mouse_core.store.fields import FieldReader
 
 Int64s = npt.NDArray[np.int64]
-Locate = Callable[[Int64s, int], Windows]
+Read = Callable[[str, Int64s, int], npt.NDArray[Any]]
 
 # Rows are read in windows of so many, so many windows at a time.
 _LENGTH = 4096
 _WINDOWS = 64
+
+
+class Segment(Protocol):
+    """Rows that never change."""
+
+    @property
+    def num_rows(self) -> int:
+        """How many."""
+        ...
 
 
 class _Found(NamedTuple):
@@ -42,9 +48,7 @@ _known: WeakKeyDictionary[Segment, _Found] = WeakKeyDictionary()
 _lock = ProcessLock()
 
 
-def episode_starts(
-    segments: Sequence[Segment], rows: int, readers: Mapping[str, FieldReader], locate: Locate
-) -> Int64s:
+def episode_starts(segments: Sequence[Segment], rows: int, fields: Collection[str], read: Read) -> Int64s:
     """The rows at which episodes begin, int64 ``[n]``, ascending, 0 first.
 
     An episode begins behind a row whose ``done`` is not 0, and, where times are known, at a row whose time is 0 or not
@@ -53,8 +57,8 @@ def episode_starts(
     Args:
         segments: What holds the rows.
         rows: How many rows count.
-        readers: Those of the fields ``done`` and, if it is there, ``time``.
-        locate: Where the windows of some first rows and of a length lie.
+        fields: Names of the fields that there are: ``done`` and, maybe, ``time``.
+        read: The values of a field in the windows of a length that begin at some rows, one after another.
 
     Raises:
         DataError: A value that its field does not allow.
@@ -63,7 +67,7 @@ def episode_starts(
     begin, before = 0, None
     for segment in segments:
         end = min(begin + segment.num_rows, rows)
-        found = _look(segment, begin, end, readers, locate)
+        found = _look(segment, begin, end, fields, read)
         if before is not None and (before.ended or _begins(np.array([before.last]), np.array([found.first]))[0]):
             parts.append(np.array([begin]))
         parts.append(found.starts + begin)
@@ -71,7 +75,7 @@ def episode_starts(
     return np.concatenate(parts)
 
 
-def _look(segment: Segment, begin: int, end: int, readers: Mapping[str, FieldReader], locate: Locate) -> _Found:
+def _look(segment: Segment, begin: int, end: int, fields: Collection[str], read: Read) -> _Found:
     """What the rows ``begin .. end - 1`` say, all of a segment or its first ones."""
     whole = end - begin == segment.num_rows
     with _lock:
@@ -83,13 +87,12 @@ def _look(segment: Segment, begin: int, end: int, readers: Mapping[str, FieldRea
     row = begin
     while row < end:
         length = min(_LENGTH, end - row)
-        windows = locate(np.arange(row, min(end - length, row + (_WINDOWS - 1) * length) + 1, length), length)
-        n = len(windows) * length
-        done = _read(readers["done"], windows) != 0
+        firsts = np.arange(row, min(end - length, row + (_WINDOWS - 1) * length) + 1, length)
+        done = read("done", firsts, length) != 0
         breaks = np.concatenate([[ended], done[:-1]])
         ended = bool(done[-1])
-        if "time" in readers:
-            time = _read(readers["time"], windows)
+        if "time" in fields:
+            time = read("time", firsts, length)
             if row == begin:
                 first = last = int(time[0])
                 breaks[1:] |= _begins(time[:-1], time[1:])
@@ -99,17 +102,12 @@ def _look(segment: Segment, begin: int, end: int, readers: Mapping[str, FieldRea
         if row == begin:
             breaks[0] = False
         starts.append(np.nonzero(breaks)[0] + (row - begin))
-        row += n
+        row += len(firsts) * length
     found = _Found(np.concatenate(starts), ended, first, last)
     if whole:
         with _lock:
             _known[segment] = found
     return found
-
-
-def _read(reader: FieldReader, windows: Windows) -> npt.NDArray[Any]:
-    dtype = reader.stored_dtype(reader.spec.dtype)
-    return reader.read(windows.part(0), dtype).reshape(-1)
 
 
 def _begins(before: npt.NDArray[Any], time: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
