@@ -24,6 +24,7 @@ from mouse_core import (
     Field,
     PrefetchBatchifier,
 )
+from mouse_core.digest import StreamDigest
 from mouse_core.replay import (
     ArrayStorage,
     LinearSchedule,
@@ -274,6 +275,42 @@ def rollouts() -> dict[str, Any]:
     return {**found, "state": storage.state_dict()}
 
 
+def digests() -> dict[str, str]:
+    """Digests that run along, of values at the edges of dtypes and of what loaders give, as they are kept in states."""
+    number = np.arange(24)
+    floats = np.array([0.0, -0.0, 0.5, np.nan, np.inf, -np.inf, 2.0**-149, 2.0**127])
+    halves = np.array([0.0, -0.0, 0.5, np.nan, np.inf, -np.inf, 2.0**-24, 2.0**15], np.float16)
+    wide = {"lost": 1 / 3, "too large": 1e39, "too small": 2.0**-150, "exact": 2.0**-126}
+    batches: dict[str, Any] = {
+        "integers": {"a": number.astype(np.int8), "b": number.reshape(24, 1), "c": number.reshape(24, 1) % 2 == 0},
+        "unsigned": {"x": number.astype(np.uint64) << np.uint64(40), "y": number.astype(np.uint16)},
+        "unsigned beyond 63 bits": {"x": np.array([1, 2**63, 2**64 - 1, 2**63 - 1], np.uint64), "y": number[:4]},
+        "floats": {"half": halves, "single": floats.astype(np.float32), "double": floats},
+        "another nan": {"x": np.array([0x7FC00001, 0xFF800001], np.uint32).view(np.float32), "y": [0.5, 0.25]},
+        "columns": {"x": (number / 8).reshape(6, 4).T, "y": (number[::-1] * 3).reshape(4, 6)},
+        "big-endian": {"x": number.astype(">i4"), "y": (number / 3).astype(">f8")},
+        "complex": {"x": (number + 1j / 4).astype(np.complex64)},
+        "nothing in a row": {"x": np.empty((4, 0), np.float32), "y": number[:4]},
+        "nested": {"next": {"a/b": number[:4], "t": (number[4:8] / 2, None)}, "one": 0.25},
+        "texts": {"text": np.array(["a", "bc", "", "d"]), "rows": [number[:3], number[:0], number[:1], number[5:7]]},
+        "views": ({"x": number / 4}, {"x": number / 8}),
+        "rows of a megabyte": {"x": np.arange(300_000).reshape(2, -1).astype(np.int32), "y": number[:2]},
+    }
+    for name, value in wide.items():
+        mixed = np.tile(floats, (3, 2))
+        mixed[1, 11] = value
+        batches[f"some rows {name}"] = {"x": mixed, "y": np.arange(3)}
+    found = {name: str(StreamDigest.of(5, batch)) for name, batch in batches.items()}
+    found["from row 7"] = str(StreamDigest.of(5, batches["columns"], first_row=7))
+    found["rows of a rank"] = str(StreamDigest.of(5, batches["columns"], first_row=[2, -1, 9]))
+    for name, options in {"a loader": {}, "augmented": {"augment": AUGMENT, "views": 2}}.items():
+        with PrefetchBatchifier(store(), 9, 8, digest=True, **options) as loader:
+            for _ in range(BATCHES):
+                loader.next_batch()
+            found[name] = str(loader.digest)
+    return found
+
+
 def all_of_it() -> dict[str, Any]:
     """Everything that ``golden.json`` holds."""
     return {
@@ -282,6 +319,7 @@ def all_of_it() -> dict[str, Any]:
         "buffers": buffers(),
         "buffer after its state": after(buffer_state()),
         "rollouts": rollouts(),
+        "digests": digests(),
     }
 
 
