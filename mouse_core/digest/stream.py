@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from itertools import groupby
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.checks import state_number
-from mouse_core.digest.values import host_array, make_one_nan
+from mouse_core.digest._rows import sum_of_rows
+from mouse_core.digest.values import host_array
 from mouse_core.dtypes import is_ml_float, widened
 from mouse_core.errors import DataError, StateError
 
 _MODULUS = 1 << 128
-# In a row of so many columns a value that needs more than 32 bits is found before all are looked at.
-_LOOKED_AT_FIRST = 8
-# Bytes that a thread keeps to lay batches out in.
-_MOST_KEPT = 4 << 20
-_kept = threading.local()
 
 
 @dataclass(frozen=True)
@@ -79,10 +72,8 @@ class StreamDigest:
                 if len(kept) < windows:
                     leaves = {name: values[kept] for name, values in leaves.items()}
                     rows, windows = rows[kept], len(kept)
-            places = np.empty((windows, 3), "<i8")
-            places[:, 0], places[:, 2] = index, number
-            places[:, 1] = np.arange(rows, rows + windows) if isinstance(rows, int) else rows
-            total += _sum_of_rows(leaves, places)
+            rows = np.arange(rows, rows + windows) if isinstance(rows, int) else rows
+            total += sum_of_rows(leaves, index, rows, number)
         return cls(total % _MODULUS, windows)
 
     def __add__(self, other: StreamDigest) -> StreamDigest:
@@ -113,124 +104,6 @@ class StreamDigest:
         if not 0 <= total < _MODULUS:
             raise StateError(f"state: expected a digest of 32 hexadecimal digits, found {state['total']!r:.100}")
         return cls(total, windows)
-
-
-def _sum_of_rows(leaves: Mapping[str, npt.NDArray[Any]], places: npt.NDArray[np.int64]) -> int:
-    """The sum of the hashes of all rows.
-
-    Where a field needs float64 or uint64 in some rows and not in others, those of each kind are taken for themselves:
-    what a row is hashed to does not depend on those beside it.
-    """
-    same = {name: _of_width(values) for name, values in leaves.items()}
-    whole = {name: values for name, values in same.items() if values is not None}
-    if len(whole) == len(same):
-        return _sum_of_alike(whole, places)
-    needs = [_needs_wider(leaves[name]) for name, values in same.items() if values is None]
-    kinds, kind_of = np.unique(np.stack(needs, axis=1), axis=0, return_inverse=True)
-    parts = [kind_of.reshape(-1) == kind for kind in range(len(kinds))]
-    return sum(_sum_of_rows({name: leaves[name][part] for name in leaves}, places[part]) for part in parts)
-
-
-def _sum_of_alike(leaves: Mapping[str, npt.NDArray[Any]], places: npt.NDArray[np.int64]) -> int:
-    """The sum of the hashes of rows that ``_of_width`` gave.
-
-    Rows are laid side by side: of 32 windows with 6 fields 6 arrays are copied and 32 hashes made, where 192 hashes of
-    what lies in place would take twice as long. Wide values come first, so that all lie at multiples of their size:
-    three integers of the place at 0, 8 and 16, float64 and int64 from 24 on, then float32, then booleans, filled up
-    with zeros.
-    """
-    import xxhash  # which comes with datasets
-
-    if not len(places):
-        return 0
-    fields = sorted((-values.dtype.itemsize, values.dtype.str, name, values) for name, values in leaves.items())
-    seed = _seed_of(tuple((name, dtype, values.shape[1:]) for _, dtype, name, values in fields))
-    parts = [_as_bytes(places), *(_as_bytes(values) for *_, values in fields)]
-    parts.append(np.zeros((len(places), -sum(part.shape[1] for part in parts) % 8), np.uint8))
-    length = sum(part.shape[1] for part in parts)
-    joined = np.concatenate(parts, axis=1, out=_scratch(len(places), length))
-    begin = places.shape[1] * 8
-    for dtype, group in groupby(zip(fields, parts[1:], strict=False), key=lambda pair: pair[0][1]):
-        end = begin + sum(part.shape[1] for _, part in group)
-        if dtype in ("<f4", "<f8"):
-            make_one_nan(joined[:, begin:end].view(dtype))
-        begin = end
-    memory, digest = memoryview(joined.data).cast("B"), xxhash.xxh3_128_intdigest
-    return sum([digest(memory[begin : begin + length], seed) for begin in range(0, len(memory), length)])
-
-
-def _scratch(rows: int, length: int) -> npt.NDArray[np.uint8]:
-    """Memory to write to, uint8 ``[rows, length]``, the same for all digests of a thread.
-
-    Fresh memory of this size comes from the kernel page by page, which takes as long as all the hashing.
-    """
-    size = rows * length
-    if size > _MOST_KEPT:
-        return np.empty((rows, length), np.uint8)
-    if getattr(_kept, "memory", None) is None or _kept.memory.size < size:
-        _kept.memory = np.empty(size, np.uint8)
-    kept: npt.NDArray[np.uint8] = _kept.memory[:size].reshape(rows, length)
-    return kept
-
-
-@lru_cache(maxsize=256)
-def _seed_of(layout: tuple[tuple[str, str, tuple[int, ...]], ...]) -> int:
-    """A hash of names, kinds and shapes, of which there are few: a stream's batches have one, or two."""
-    import xxhash
-
-    return xxhash.xxh3_64_intdigest("".join(f"{name!r} {dtype} {shape};" for name, dtype, shape in layout).encode())
-
-
-def _as_bytes(values: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """The bytes of each row, uint8 ``[B, n]``."""
-    if not values.size:
-        return np.empty((len(values), 0), np.uint8)
-    return np.ascontiguousarray(values).reshape(len(values), -1).view(np.uint8)
-
-
-def _of_width(values: npt.NDArray[Any]) -> npt.NDArray[Any] | None:
-    """The values as bool, int64 or float32, or, where these are too narrow for all rows, uint64 or float64.
-
-    None where they are for some rows and not for others.
-    """
-    kind, itemsize = values.dtype.kind, values.dtype.itemsize
-    if kind == "b":
-        return values
-    if kind in "iu":
-        fits = kind == "i" or itemsize < 8 or not values.size or values.max() < 1 << 63
-        usual, wider = "<i8", "<u8"
-    else:
-        fits = kind != "f" or itemsize < 8 or not values.size
-        usual, wider = "<f4", "<f8"
-    if not fits:
-        needs = _needs_wider(values)
-        if needs.any():
-            return values.astype(wider, copy=False) if needs.all() else None
-    return values.astype(usual, copy=False)
-
-
-def _needs_wider(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """By row of uint64 or float64, whether it does not fit in int64 or float32, bool ``[B]``."""
-    flat = values.reshape(len(values), -1)
-    if values.dtype.kind == "u":
-        beyond: npt.NDArray[np.bool_] = flat.max(axis=1) > np.uint64(2**63 - 1)
-        return beyond
-    # Of values that need 64 bits nearly each does, so a few of a row say it; only other rows are looked at in whole.
-    wide = _loses(flat[:, :: max(1, flat.shape[1] // _LOOKED_AT_FIRST)])
-    rest = np.flatnonzero(~wide)
-    if len(rest):
-        wide[rest] = _loses(flat if len(rest) == len(flat) else flat[rest])
-    return wide
-
-
-def _loses(flat: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """By row, whether float32 loses something of it, bool ``[B]``."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        same = flat.astype(np.float32) == flat
-    if same.all():
-        return np.zeros(len(flat), np.bool_)
-    lost: npt.NDArray[np.bool_] = ~(same | np.isnan(flat)).all(axis=1)
-    return lost
 
 
 # ---------------------------------------------------------------------- batches
