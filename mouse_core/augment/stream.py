@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -112,30 +112,32 @@ class StreamAugment:
 
     def __call__(
         self,
-        batch: Batch,
+        arrived: tuple[Batch, ...],
         key: Key,
         *,
         shape: tuple[int, int],
         first: int,
         stored: bool = False,
-        out: Mapping[str, npt.NDArray[Any]] | Sequence[Mapping[str, npt.NDArray[Any]]] | None = None,
+        apart: bool = True,
     ) -> tuple[Batch, ...]:
         """The views of a batch.
 
         Args:
-            batch: ``[b, S, ...]`` by field, in the dtypes of ``arriving_dtypes``; it may be written to.
+            arrived: The batch alone, ``[b, S, ...]`` by field, in the dtypes of ``arriving_dtypes``; it may be written
+                to.
             key: Names the random numbers; see ``Plan.key``.
             shape: ``(B, S)`` of the whole batch, of which these may be the rows of a shard.
             first: Which row of the whole batch the first of these is.
             stored: Whether fields are delivered in the stored dtypes of ``spec``.
-            out: Arrays by field to write the views to: a mapping for each, or one mapping for a single view.
+            apart: Whether each view gets arrays of its own; not where all are copied elsewhere.
 
         Returns:
-            ``views`` batches, each in arrays of its own.
+            ``views`` batches.
 
         Raises:
             DataError: A code out of range, or a number that its dtype cannot hold.
         """
+        (batch,) = arrived
         rows = next(iter(batch.values())).shape[0]
         there = set(batch)
         empty = self.memory.empty
@@ -151,18 +153,12 @@ class StreamAugment:
             last = number == self.views - 1
             # The last view may write to what the others have copied by then.
             changed = mask(batch, draws, own=batch if last else (), empty=empty)
-            if not last and out is None:
+            if not last and apart:
                 # Arrays of its own: whoever writes to one view, or donates it in JAX, has not done so to the others.
                 kept = batch.keys() - changed.keys()
                 changed |= {name: _copied(batch[name], batch[name].dtype, empty) for name in kept}
             views.append({**batch, **changed})
-        if out is None:
-            return tuple(views)
-        targets = (out,) if isinstance(out, Mapping) else out
-        for view, target in zip(views, targets, strict=True):
-            for name, values in view.items():
-                np.copyto(target[name], values, casting="no")
-        return tuple(dict(target) for target in targets)
+        return tuple(views)
 
     def _transformed(self, batch: Batch, draws: Draws, *, stored: bool) -> Batch:
         """What all views of a batch share, in the dtypes that they are delivered in."""
@@ -217,7 +213,7 @@ def stream_augment(
     stored = augment.arriving_dtypes({name: field.stored_dtype for name, field in arriving.items()})
     step = {name: np.zeros((1, 1, *field.shape), stored[name]) for name, field in arriving.items()}
     try:
-        augment(step, Key(0, Purpose.AUGMENT), shape=(1, 1), first=0)
+        augment((step,), Key(0, Purpose.AUGMENT), shape=(1, 1), first=0)
     except SchemaError as error:
         raise ConfigError(str(error)) from error
     return augment

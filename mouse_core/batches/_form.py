@@ -18,7 +18,7 @@ from mouse_core.store.fields import FieldReader
 if TYPE_CHECKING:
     from mouse_core._arrow.byte_views import CopiedField
     from mouse_core.augment.config import AugmentTokensConfig
-    from mouse_core.augment.stream import StreamAugment
+    from mouse_core.batches._stages import Stage
 
 
 class MaskReader:
@@ -74,7 +74,7 @@ class BatchForm:
 
     Args:
         fields: Those of a batch.
-        augment: What is done to it last.
+        stages: What is done to it last, in this order.
         dtypes: What it is gathered in before that.
         shapes: Of a step of each field, before that.
         fill: What steps become that are not there; None: the last one that is.
@@ -85,7 +85,7 @@ class BatchForm:
     """
 
     fields: dict[str, FieldSpec]
-    augment: StreamAugment | None
+    stages: tuple[Stage, ...]
     dtypes: tuple[DTypes, DTypes]
     shapes: dict[str, tuple[int, ...]]
     fill: float | None
@@ -107,30 +107,42 @@ def form_of(readers: Readers, chosen: Chosen, padded: PaddedSampler | None, *, m
     fields = {
         name: reader.spec.replace(dtype=delivered[name], stored_dtype=stored[name]) for name, reader in readers.items()
     }
-    shapes, augment = {name: field.shape for name, field in fields.items()}, None
-    if chosen.says_augmentation:
-        from mouse_core.augment.stream import stream_augment  # a room that is loaded where batches are augmented
-
-        computed = _delivered_dtypes(readers, chosen.dtypes, {})
-        augment = stream_augment(chosen.augment, chosen.views, fields, computed, max_num_actions=max_num_actions)
-    if augment is not None:
-        delivered, stored = augment.arriving_dtypes(delivered), augment.arriving_dtypes(stored)
-        fields = augment.spec
+    shapes = {name: field.shape for name, field in fields.items()}
+    stages = _stages_of(readers, chosen, fields, max_num_actions)
+    for stage in reversed(stages):
+        delivered, stored = stage.arriving_dtypes(delivered), stage.arriving_dtypes(stored)
+    if stages:
+        fields = dict(stages[-1].spec)
     plain = {name: reader for name, reader in readers.items() if _is_plain(reader)}
     converted = _converted(plain, delivered), _converted(plain, stored)
     checked = frozenset(name for name, reader in plain.items() if reader.bounds is not None and reader.highest is None)
     copied = len(plain) == len(readers) and not checked
     return BatchForm(
         fields,
-        augment,
+        stages,
         (delivered, stored),
         shapes,
-        _fill_of(padded, stored, is_augmented=augment is not None),
+        _fill_of(padded, stored, is_augmented=bool(stages)),
         padded is not None,
         converted,
         checked,
         (copied and not converted[0], copied and not converted[1]),
     )
+
+
+def _stages_of(
+    readers: Readers, chosen: Chosen, fields: Mapping[str, FieldSpec], max_num_actions: int
+) -> tuple[Stage, ...]:
+    """The stages that a source is asked for, in their order; those that would change nothing are left out."""
+    stages: list[Stage] = []
+    if chosen.says_augmentation:
+        from mouse_core.augment.stream import stream_augment  # a room that is loaded where batches are augmented
+
+        computed = _delivered_dtypes(readers, chosen.dtypes, {})
+        augment = stream_augment(chosen.augment, chosen.views, fields, computed, max_num_actions=max_num_actions)
+        if augment is not None:
+            stages.append(augment)
+    return tuple(stages)
 
 
 def _fill_of(padded: PaddedSampler | None, dtypes: DTypes, *, is_augmented: bool) -> float | None:

@@ -18,6 +18,7 @@ from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store
 
 if TYPE_CHECKING:
+    from mouse_core.batches._stages import Stage
     from mouse_core.ranks import Ranks, Uneven
 
 # What gives every process its part of what it finds in a dataset or a loader, by module.
@@ -188,10 +189,10 @@ def warn_of_collation(indices: Sequence[int]) -> None:
     )
 
 
-def identity_of(snapshot: Snapshot, sampler: object, readers: Readers, augment: Any) -> list[Any]:
+def identity_of(snapshot: Snapshot, sampler: object, readers: Readers, stages: Sequence[Stage]) -> list[Any]:
     """What decides about batches, but for the seed, the delivered dtypes, and what shards deliver of a batch."""
     from mouse_core.sampling.identity import sampler_identity
 
     masked = isinstance(sampler, PaddedSampler)
     fields = [reader.identity for reader in readers.values() if masked or not isinstance(reader, MaskReader)]
-    return [snapshot.fingerprint, sampler_identity(sampler), fields, *([] if augment is None else [augment.identity])]
+    return [snapshot.fingerprint, sampler_identity(sampler), fields, *(stage.identity for stage in stages)]

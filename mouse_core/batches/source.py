@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
@@ -122,7 +122,7 @@ class BatchSource:
         self.seed, self.shard, self.epoch_start = planner.seed, planner.shard, planner.epoch_start
         self.views, self.ranks, self.uneven = chosen.views, ranks, planner.uneven
         self._pipeline, self._chosen = pipeline, chosen
-        self._augment = pipeline.form.augment
+        self._stages = pipeline.form.stages
 
     def __repr__(self) -> str:
         size = f"sequence_length={self.sequence_length}, batch_size={self.batch_size}, shard={self.shard}"
@@ -153,7 +153,7 @@ class BatchSource:
     @property
     def identity(self) -> list[Any]:
         """What the fingerprint is a digest of: that of the data, the sampler, the fields, and any augmentation."""
-        return asked.identity_of(self.snapshot, self.sampler, self._pipeline.readers, self._augment)
+        return asked.identity_of(self.snapshot, self.sampler, self._pipeline.readers, self._stages)
 
     def __len__(self) -> int:
         """Batches in an epoch; ConfigError for whoever would shard a shard."""
@@ -173,7 +173,7 @@ class BatchSource:
             IndexError: The index lies before the first epoch.
             DataError: A value that its field does not allow; the message names field and row.
         """
-        if self._augment is not None:
+        if self._stages:
             return self.gather(self.plan(index))
         return self._pipeline.take(index)
 
@@ -201,12 +201,13 @@ class BatchSource:
         """
         if plan.length != self.sequence_length:
             raise ConfigError(f"plan: expected windows of {self.sequence_length} steps, found {plan.length}")
-        if self._augment is None:
+        if not self._stages:
             return self._pipeline.gather(plan, stored=stored, out=out)
+        from mouse_core.batches._stages import staged  # loaded where there are some
+
         batch = self._pipeline.gather(plan, stored=stored)
-        size = (plan.global_size, plan.length)
-        views = self._augment(batch, plan.key, shape=size, first=plan.first, stored=stored, out=out)
-        return views[0] if self.views == 1 else cast(Batch, views)
+        made: Batch = staged(self._stages, batch, plan, stored=stored, out=out)
+        return made
 
     def layout(self, batch_size: int, *, stored: bool = False) -> BatchLayout:
         """Where the fields of ``batch_size`` windows lie in one stretch of memory; ``stored`` as in ``gather``."""
