@@ -140,6 +140,16 @@ def test_optimizers(ours: Any, theirs: Any, name: str) -> None:
     assert [one.startswith(name) for one in names(found)] == [True]
 
 
+def test_padding_of_an_embedding() -> None:
+    ours = TorchModel()
+    ours.embed = torch.nn.Embedding(11, 16, padding_idx=2)
+    found = compare(FlaxModel(), ours)
+    assert found.first is not None
+    assert [(one.stage, one.tensor) for one in found.differences] == [("gradients", "embed.embedding")]
+    assert [(cause.name, cause.where) for cause in found.causes] == [("padding_idx", "embed")]
+    assert "row 2 never learns" in found.causes[0].torch
+
+
 def test_a_mean_and_a_sum() -> None:
     def summed(model: Any, batch: Any) -> Any:
         return optax.softmax_cross_entropy_with_integer_labels(model(batch["x"]), batch["y"]).sum()

@@ -96,6 +96,9 @@ def _settings(pair: Twins, ours: Any, theirs: Any) -> list[tuple[str, Any, Any]]
         said.append(
             ("mode of batch norm", mine, ("running" if theirs.use_running_average else "batch") + " statistics")
         )
+    if kind == "Embedding" and ours.padding_idx is not None:
+        row = f"padding_idx={ours.padding_idx}: row {ours.padding_idx} never learns"
+        said.append(("padding_idx", row, "all rows learn (nnx.Embed has no padding_idx)"))
     if kind == "Attention":
         said.append(("heads", f"num_heads={ours.num_heads}", f"num_heads={theirs.num_heads}"))
         own_rate = ours.dropout if ours.training else 0.0
@@ -263,21 +266,27 @@ def _attention(bound: inspect.BoundArguments) -> Any:
 
 def of_loss(run: Run, found: Sequence[Difference]) -> list[Cause]:
     """A mean on one side and a sum on the other, where all layers agree."""
-    forward = [one for one in found if one.stage == "forward"]
-    if any(one.beyond for one in forward) or not any(one.stage == "loss" and one.beyond for one in found):
+    parted = {one.stage for one in found if one.beyond}
+    if "forward" in parted or "loss" not in parted:
         return []
     ours, theirs = run.losses
     outputs = [event.values.shape for event in run.ours.events if event.role == "output"]
     sizes = {int(np.prod(shape[:end])) for shape in outputs for end in range(1, len(shape) + 1)} - {1}
     for size in sorted(sizes | {2}):
-        # A factor of 2 or 1/2 is written by hand as well, as in half a squared error.
-        name = "reduction of the loss" if size > 2 else "factor of the loss"
-        summed = f"sum over {size}" if size > 2 else "2 times that" + ", or its sum over 2" * (size in sizes)
+        name, less, more = _reduction(size, sizes)
         if np.isclose(ours * size, theirs, rtol=1e-9, atol=0):
-            return [Cause(name, "the loss", "a mean" if size > 2 else "a loss", "its " * (size > 2) + summed)]
+            return [Cause(name, "the loss", less, "its " * (size > 2) + more)]
         if np.isclose(theirs * size, ours, rtol=1e-9, atol=0):
-            return [Cause(name, "the loss", "a " * (size > 2) + summed, "its mean" if size > 2 else "a loss")]
+            return [Cause(name, "the loss", "a " * (size > 2) + more, "its mean" if size > 2 else less)]
     return []
+
+
+def _reduction(size: int, sizes: set[int]) -> tuple[str, str, str]:
+    """What a factor between two losses is called, what the smaller one is, and the larger one."""
+    if size > 2:
+        return "reduction of the loss", "a mean", f"sum over {size}"
+    # A factor of 2 or 1/2 is written by hand as well, as in half a squared error.
+    return "factor of the loss", "a loss", "2 times that" + ", or its sum over 2" * (size in sizes)
 
 
 def of_statistics(run: Run, found: Sequence[Difference]) -> list[Cause]:

@@ -137,8 +137,8 @@ def _gru_to_flax(arrays: Arrays, wanted: Shapes, what: What) -> Arrays:
     if what == "weights" and inner.any():
         raise SchemaError(
             f"bias_hh: expected zeros in its last {hidden} values, the recurrent bias of n, which has no twin in "
-            f"nnx.GRUCell, found values up to {np.abs(inner).max():.3g}; set them to 0 before training begins, or make "
-            "the GRU with bias=False"
+            f"nnx.GRUCell, found values up to {np.abs(inner).max():.3g}; before training begins, set bias_hh to 0 and "
+            "keep it so (requires_grad_(False)), or make the GRU with bias=False"
         )
     made["dense_i.bias"] = np.concatenate([bias[: 2 * hidden], arrays["bias_ih"][2 * hidden :]])
     return made

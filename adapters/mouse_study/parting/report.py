@@ -101,23 +101,8 @@ class Comparison:
         return tuple(one for one in self.compared if one.stage == stage)
 
     def __str__(self) -> str:
-        agreed = "no tensor differs by more than rounding"
-        if not self.of("forward"):
-            agreed = "no layer was seen; of what was compared " + agreed
-        lines = [f"first: {self.first}" if self.first else agreed]
-        for stage in STAGES:
-            found = self.of(stage)
-            parted = [one for one in found if one.beyond]
-            if not found:
-                if stage == "forward":
-                    lines.append("forward: no layer could be looked at; does the loss call a compiled function?")
-                continue
-            worst = max(found, key=lambda one: one.relative if one.relative == one.relative else float("inf"))
-            lines.append(
-                f"{stage}: {len(parted)} of {len(found)} tensors part"
-                + (f", from {parted[0].tensor} on" if parted else "")
-                + f"; the most is {worst.relative:.1e} in {worst.tensor}"
-            )
+        lines = [f"first: {self.first}" if self.first else self._agreed()]
+        lines += [line for stage in STAGES if (line := self._line(stage))]
         lines += [f"not compared, for its shape: {one}" for one in self.unaligned[:6]]
         small = tuple(cause for cause in self.causes if self._too_small(cause))
         large = tuple(cause for cause in self.causes if cause not in small)
@@ -128,6 +113,21 @@ class Comparison:
             f"also, but far too small to be the cause of the first in forward: {line}" for line in _grouped(small)
         ]
         return "\n".join(lines)
+
+    def _agreed(self) -> str:
+        agreed = "no tensor differs by more than rounding"
+        return agreed if self.of("forward") else "no layer was seen; of what was compared " + agreed
+
+    def _line(self, stage: Stage) -> str:
+        """How many tensors of a stage part, and the worst; empty if there are none."""
+        found = self.of(stage)
+        if not found:
+            unseen = "forward: no layer could be looked at; does the loss call a compiled function?"
+            return unseen if stage == "forward" else ""
+        parted = [one for one in found if one.beyond]
+        worst = max(found, key=lambda one: one.relative if one.relative == one.relative else float("inf"))
+        since = f", from {parted[0].tensor} on" if parted else ""
+        return f"{stage}: {len(parted)} of {len(found)} tensors part{since}; the most is {worst.relative:.1e} in {worst.tensor}"
 
     def _too_small(self, cause: Cause) -> bool:
         """Whether what it makes is less than a tenth of the first difference of the forward pass."""

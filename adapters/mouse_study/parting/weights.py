@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -87,29 +88,44 @@ def twins(torch_module: Any, flax_module: Any, *, names: Mapping[str, str] | Non
     """
     ours = {layer.path: layer for layer in torch_layers(torch_module)}
     theirs = {layer.path: layer for layer in flax_layers(flax_module)}
-    if foreign := [layer for layer in (*ours.values(), *theirs.values()) if layer.kind is FOREIGN]:
+    _check_known([*ours.values(), *theirs.values()])
+    in_flax = list(theirs.values())
+    pairs = _by_path(ours, theirs, names or {})
+    _by_shape(ours, in_flax, theirs, pairs)
+    tied = _tied(ours, pairs)
+    ours = {path: layer for path, layer in ours.items() if path not in tied}
+    alone = [layer for path, layer in ours.items() if path not in pairs]
+    if alone or theirs:
+        raise SchemaError(_without_twins(alone, list(theirs.values()), _in_order(list(ours.values()), in_flax, pairs)))
+    found = [Twins(layer, pairs[path]) for path, layer in ours.items()]
+    _check_kinds(found)
+    return found
+
+
+def _check_known(layers: Iterable[Layer]) -> None:
+    if foreign := [layer for layer in layers if layer.kind is FOREIGN]:
         raise SchemaError(
             f"layers: expected kinds that are known in both frameworks, {', '.join(kind.name for kind in KINDS)}, "
             f"found {'; '.join(map(str, foreign[:6]))}"
         )
-    in_flax = list(theirs.values())
-    pairs = _by_path(ours, theirs, names or {})
-    left = [layer for path, layer in ours.items() if path not in pairs]
-    _by_shape(ours, in_flax, theirs, pairs)
-    shared = {id(values) for path in pairs for values in ours[path].arrays.values()}
-    for layer in [layer for layer in left if layer.path not in pairs]:
-        if all(id(values) in shared for values in layer.arrays.values()):  # tied to one that has a twin
-            del ours[layer.path]
-    alone = [layer for layer in left if layer.path in ours and layer.path not in pairs]
-    if alone or theirs:
-        raise SchemaError(_without_twins(alone, list(theirs.values()), _in_order(list(ours.values()), in_flax, pairs)))
-    found = [Twins(layer, pairs[path]) for path, layer in ours.items()]
-    for pair in found:
+
+
+def _check_kinds(pairs: Iterable[Twins]) -> None:
+    for pair in pairs:
         if pair.torch.kind is not pair.flax.kind:
             raise SchemaError(
                 f"layers: expected two of one kind, found {pair.torch} in PyTorch and {pair.flax} in Flax"
             )
-    return found
+
+
+def _tied(ours: Mapping[str, Layer], pairs: Mapping[str, Layer]) -> set[str]:
+    """Paths of layers without a twin whose weights are all those of layers that have one."""
+    shared = {id(values) for path in pairs for values in ours[path].arrays.values()}
+    return {
+        path
+        for path, layer in ours.items()
+        if path not in pairs and all(id(values) in shared for values in layer.arrays.values())
+    }
 
 
 def _by_path(ours: Mapping[str, Layer], theirs: dict[str, Layer], names: Mapping[str, str]) -> dict[str, Layer]:
@@ -156,22 +172,10 @@ def _containers(paths: Iterable[str]) -> dict[str, set[str]]:
 def _by_shape(
     ours: Mapping[str, Layer], in_flax: list[Layer], theirs: dict[str, Layer], pairs: dict[str, Layer]
 ) -> None:
-    """Add pairs of what only one left layer of either fits, if that keeps the order of both models.
-
-    What is left of a numbered container that both have is none: they hold different numbers of layers, and which one
-    is missing cannot be told.
-    """
-    left = [layer for path, layer in ours.items() if path not in pairs]
-    own, other = _containers(ours), _containers(layer.path for layer in in_flax)
-    both = set().union(*own.values()) & set().union(*other.values())
-    found = {}
-    for layer in left:
-        alike = [one for one in theirs.values() if _alike(layer, one)]
-        if len(alike) != 1 or sum(_alike(one, alike[0]) for one in left) != 1:
-            continue
-        if not (own[layer.path] | other[alike[0].path]) & both:
-            found[layer.path] = alike[0]
-    place, there = ({path: at for at, path in enumerate(paths)} for paths in (ours, other))
+    """Add pairs of what only one left layer of either fits, if that keeps the order of both models."""
+    found = _only_fits(ours, in_flax, theirs, pairs)
+    place = {path: at for at, path in enumerate(ours)}
+    there = {layer.path: at for at, layer in enumerate(in_flax)}
     everything = pairs | found
     for path, layer in found.items():
         # Where a parameter by itself stands among layers, PyTorch does not tell.
@@ -182,6 +186,26 @@ def _by_shape(
         ]
         if not any(apart):
             pairs[path] = theirs.pop(layer.path)
+
+
+def _only_fits(
+    ours: Mapping[str, Layer], in_flax: list[Layer], theirs: Mapping[str, Layer], pairs: Mapping[str, Layer]
+) -> dict[str, Layer]:
+    """Of what is left, by PyTorch's path: the one layer of Flax's that fits, and that fits no other one.
+
+    What is left of a numbered container that both have fits none: they hold different numbers of layers, and which one
+    is missing cannot be told.
+    """
+    own, other = _containers(ours), _containers(layer.path for layer in in_flax)
+    both = set().union(*own.values()) & set().union(*other.values())
+    left = [layer for path, layer in ours.items() if path not in pairs]
+    fitting = {layer.path: [one for one in theirs.values() if _alike(layer, one)] for layer in left}
+    claims = Counter(one.path for alike in fitting.values() for one in alike)
+    return {
+        path: alike[0]
+        for path, alike in fitting.items()
+        if len(alike) == 1 and claims[alike[0].path] == 1 and not (own[path] | other[alike[0].path]) & both
+    }
 
 
 def _in_order(ours: list[Layer], theirs: list[Layer], pairs: Mapping[str, Layer]) -> dict[str, str]:
@@ -291,10 +315,10 @@ def _converted(source: Layer, destination: Layer, convert: Callable[[Arrays], Ar
     """The arrays of a layer as another has them; SchemaError where these are not those of the other."""
     try:
         made = convert(arrays_of(source))
+    except SchemaError as error:  # a ValueError as well, whose message says what to do
+        raise SchemaError(f"{source}: {error}") from error
     except (KeyError, ValueError) as error:
         raise SchemaError(f"layers: expected {destination} to fit {source}, found {error!r:.200}") from error
-    except SchemaError as error:
-        raise SchemaError(f"{source.path!r}: {error}") from error
     shapes = {name: values.shape for name, values in made.items()}
     if shapes != destination.shapes:
         missed = sorted(set(shapes.items()) ^ set(destination.shapes.items()))
