@@ -185,7 +185,7 @@ def test_names_that_differ_are_no_matter_where_only_one_fits() -> None:
         (
             lambda: T.GRU(3, 4),
             lambda: nnx.RNN(nnx.GRUCell(3, 4, rngs=R)),
-            r"torch.nn.GRU: .*bias_hh: expected zeros.*recurrent bias of n.*set bias_hh to 0.*or make the GRU with bias=False",
+            r"torch.nn.GRU: .*bias_hh: expected zeros.*bias of n.*set bias_hh to 0.*or make the GRU with bias=False",
         ),
         (
             lambda: T.GRU(3, 4, bidirectional=True),

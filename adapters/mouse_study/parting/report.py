@@ -127,7 +127,8 @@ class Comparison:
         parted = [one for one in found if one.beyond]
         worst = max(found, key=lambda one: one.relative if one.relative == one.relative else float("inf"))
         since = f", from {parted[0].tensor} on" if parted else ""
-        return f"{stage}: {len(parted)} of {len(found)} tensors part{since}; the most is {worst.relative:.1e} in {worst.tensor}"
+        most = f"the most is {worst.relative:.1e} in {worst.tensor}"
+        return f"{stage}: {len(parted)} of {len(found)} tensors part{since}; {most}"
 
     def _too_small(self, cause: Cause) -> bool:
         """Whether what it makes is less than a tenth of the first difference of the forward pass."""
