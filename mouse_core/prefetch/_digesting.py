@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mouse_core.batches.source import BatchSource
 from mouse_core.digest import StreamDigest
 from mouse_core.prefetch.prefetcher import Staged
+from mouse_core.sampling.plan import MASK, PaddedSampler
 
 if TYPE_CHECKING:
     from mouse_core.ranks import Ranks
@@ -20,19 +21,20 @@ def digesting(make: Callable[[int], Any], source: Any) -> Callable[[int], tuple[
     A batch that goes to a device is digested while it is still on the host, where its maker is ``Staged``.
     """
     if isinstance(make, Staged):
-        return partial(_make_staged, make, make.rows or partial(_rows, source))
-    return partial(_make, make, partial(_rows, source))
+        return partial(_make_staged, make, make.rows or partial(_rows, source), _masks_shares_only(source))
+    return partial(_make, make, partial(_rows, source), _masks_shares_only(source))
 
 
-def _make(make: Callable[[int], Any], rows: Callable[[int], Any], index: int) -> tuple[Any, StreamDigest]:
+def _make(make: Callable[[int], Any], rows: Callable[[int], Any], unmasked: bool, index: int) -> Any:
     made = make(index)
-    return made, StreamDigest.of(index, made, rows(index))
+    return made, StreamDigest.of(index, _unmasked(made) if unmasked else made, rows(index))
 
 
-def _make_staged(staged: Staged, rows: Callable[[int], Any], index: int) -> tuple[Any, StreamDigest]:
+def _make_staged(staged: Staged, rows: Callable[[int], Any], unmasked: bool, index: int) -> Any:
     gathered = staged.gather(index)
     # First the digest: what is transferred may be given away.
-    digest = StreamDigest.of(index, staged.arrays(gathered), rows(index))
+    batch = staged.arrays(gathered)
+    digest = StreamDigest.of(index, _unmasked(batch) if unmasked else batch, rows(index))
     return staged.transfer(gathered), digest
 
 
@@ -44,28 +46,24 @@ def _rows(source: Any, index: int) -> int | range:
     return range(plan.first, plan.global_size * (rank + 1) // count)
 
 
+def _masks_shares_only(source: Any) -> bool:
+    """Whether batches have a mask only to say which window fills up an uneven share.
+
+    Of windows that count it says nothing, and a stream that is shared evenly, or not at all, has none.
+    """
+    if not isinstance(source, BatchSource):
+        return False
+    return source.uneven == "pad" and not isinstance(source.sampler, PaddedSampler)
+
+
+def _unmasked(batch: Any) -> Any:
+    """A batch, or its views, without the mask."""
+    if isinstance(batch, tuple):
+        return tuple(map(_unmasked, batch))
+    return {name: batch[name] for name in batch.keys() if name != MASK}  # noqa: SIM118  a TensorDict iterates over rows
+
+
 def shard_of(source: Any, ranks: Ranks | None) -> tuple[int, int]:
     """Whose rows are digested: of a sharding over processes the source is that of all, and the ranks say it."""
     rank, count = getattr(source, "shard", (0, 1)) if ranks is None else ranks.shard
     return int(rank), int(count)
-
-
-def state_of(digest: StreamDigest, shard: tuple[int, int]) -> dict[str, Any]:
-    """The digest so far, and whose it is."""
-    rank, count = shard
-    return {**digest.state_dict(), "rank": rank, "ranks": count}
-
-
-def restored(state: Any, shard: tuple[int, int]) -> StreamDigest:
-    """The digest to go on with: that of the state where both are of one process; else one of nothing.
-
-    Of several, none can know whether each was given a state of its own or all were given one. If some went on and
-    others began again, the sum would be no stream's; so all begin again.
-
-    Raises:
-        StateError: It is none.
-    """
-    if state is None:
-        return StreamDigest()
-    found = StreamDigest.from_state(state)
-    return found if (state.get("rank"), state.get("ranks")) == shard == (0, 1) else StreamDigest()

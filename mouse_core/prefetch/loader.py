@@ -135,9 +135,11 @@ class Loader(Generic[T]):
     def digest(self) -> StreamDigest:
         """The batches that were delivered so far, in 128 bits; those of all ranks add up to that of the whole stream.
 
-        It is equal in every framework and for every number of workers. In one process it goes on over a resumption by
-        the state, which holds it; of several each has one of the batches since it last loaded a state. The thread that
-        makes a batch digests it, before it goes to a device.
+        It is equal in every framework and for every number of workers. The state holds it, and it goes on over a
+        resumption; of several ranks that takes one state of all of them, see ``load_state_dict``. The thread that makes
+        a batch digests it, before it goes to a device. Of batches that ``uneven="pad"`` fills up, the windows that fill
+        up do not count, nor does a mask that says no more than which these are: the digest is that of any other number
+        of ranks.
 
         Raises:
             ConfigError: The loader was made without ``digest=True``.
@@ -235,16 +237,18 @@ class Loader(Generic[T]):
         """
         state = self._feed.state(self._next_index)
         if self._digest is not None:
-            from mouse_core.prefetch._digesting import shard_of, state_of
+            from mouse_core.digest.states import KEY, rank_state
+            from mouse_core.prefetch._digesting import shard_of
 
-            state["digest"] = state_of(self._digest, shard_of(self._feed.source, self._delivery.ranks))
+            state[KEY] = rank_state(self._digest, shard_of(self._feed.source, self._delivery.ranks))
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on exactly where ``state`` was taken, with its seed; the store may have grown since.
 
-        In one process a digest goes on, too, where the state has one of one process. Otherwise, and in every one of
-        several, a new one begins with the next batch: add up those of before and of after.
+        A digest goes on, too, where the state has that of a whole stream: of one process, or of all ranks together, as
+        ``mouse_core.digest.whole_state`` makes it. Of several ranks rank 0 carries it on and the others begin with
+        nothing, so that they add up to the stream's. With the state of one rank among several all begin with nothing.
 
         Raises:
             StateError: The state is of another dataset or configuration, or damaged; nothing has changed then.
@@ -260,9 +264,10 @@ class Loader(Generic[T]):
         if self._agreement is not None:
             self._agreement.hold("load_state_dict()", feed, next_index, self._next_index)
         if self._digest is not None:
-            from mouse_core.prefetch._digesting import restored, shard_of
+            from mouse_core.digest.states import rank_digest
+            from mouse_core.prefetch._digesting import shard_of
 
-            self._digest = restored(digest, shard_of(feed.source, self._delivery.ranks))
+            self._digest = rank_digest(digest, shard_of(feed.source, self._delivery.ranks))
         self._restart(feed, next_index)
 
     def refresh(self) -> None:

@@ -15,12 +15,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, PrefetchBatchifier, StateError
-from mouse_core.digest import StreamDigest
+from mouse_core.augment import AugmentMaskProbConfig, AugmentTokensConfig
+from mouse_core.digest import StreamDigest, whole_state
 from mouse_core.prefetch import Delivery, Loader
 from mouse_core.ranks import Ranks
 from mouse_core.replay import ArrayStorage, ReplayBuffer
 from mouse_core.testing import example_columns, example_store
 
+MASKED = AugmentTokensConfig(mask_prob=AugmentMaskProbConfig(reward=0.5))
 ROWS = hnp.array_shapes(min_dims=1, max_dims=3, min_side=2, max_side=4)
 ARRAYS = st.sampled_from(["i1", "i4", "i8", "u1", "u8", "f2", "f4", "f8", "?"]).flatmap(
     lambda dtype: hnp.arrays(np.dtype(dtype), ROWS)
@@ -42,6 +44,12 @@ def run(loader: Any, n: int) -> StreamDigest:
         for _ in range(n):
             loader.next_batch()
         return loader.digest
+
+
+def run_state(loader: Any) -> dict[str, Any]:
+    run(loader, 2)
+    state: dict[str, Any] = loader.state_dict()
+    return state
 
 
 @given(ARRAYS, ARRAYS)
@@ -162,10 +170,8 @@ def test_a_digest_is_saved_as_plain_values() -> None:
 @pytest.mark.parametrize("options", [{}, {"views": 2}, {"boundary": "episode", "weighting": "trajectory"}], ids=str)
 def test_a_loader_digests_what_it_delivers(options: dict[str, Any]) -> None:
     store = example_store()
-    from mouse_core.augment import AugmentMaskProbConfig, AugmentTokensConfig
-
     if "views" in options:
-        options = options | {"augment": AugmentTokensConfig(mask_prob=AugmentMaskProbConfig(reward=0.5))}
+        options = options | {"augment": MASKED}
     source = BatchSource(store, 8, 12, **options)
     expected = sum((StreamDigest.of(index, source[index]) for index in range(9)), StreamDigest())
     for workers in (0, 1, 2, 3):
@@ -187,14 +193,20 @@ def test_a_short_last_batch_adds_up() -> None:
         assert sum((run(shard, 5) for shard in shards), StreamDigest()) == whole
 
 
+@pytest.mark.parametrize(
+    "more", [{}, {"boundary": "episode"}, {"views": 2, "augment": MASKED}], ids=["", "ends", "views"]
+)
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 7])
-def test_windows_that_fill_up_uneven_shards_do_not_count(count: int) -> None:
+def test_what_fills_up_uneven_shards_does_not_count(count: int, more: dict[str, Any]) -> None:
     store = DatasetStore()
     store.extend(example_columns(8 * (12 + 6)))
-    options: dict[str, Any] = {"sampling": "sequential", "drop_last": False, "uneven": "pad", "digest": True}
+    options: dict[str, Any] = {"sampling": "sequential", "drop_last": False, "digest": True} | more
     whole = run(PrefetchBatchifier(store, 8, 12, **options), 5)
-    shards = [PrefetchBatchifier(store, 8, 12, shard=(rank, count), **options) for rank in range(count)]
-    assert sum((run(shard, 5) for shard in shards), StreamDigest()) == whole
+    for ranks in (1, count):
+        shards = [
+            PrefetchBatchifier(store, 8, 12, shard=(rank, ranks), uneven="pad", **options) for rank in range(ranks)
+        ]
+        assert sum((run(shard, 5) for shard in shards), StreamDigest()) == whole
 
 
 def test_only_what_was_handed_out_counts_and_a_state_goes_on() -> None:
@@ -214,14 +226,15 @@ def test_only_what_was_handed_out_counts_and_a_state_goes_on() -> None:
         second.load_state_dict(state)
         assert second.digest == part
         assert run(second, 6) == whole
-    # Without a digest in the state, and of another rank, a new one begins, which is that of the rest.
+    # Without a digest in the state a new one begins, which is that of the rest; of several ranks the first goes on.
     rest = loader()
     rest.load_state_dict({name: value for name, value in state.items() if name != "digest"})
     assert part + run(rest, 6) == whole
     shards = [loader(shard=(rank, 2)) for rank in range(2)]
     for shard in shards:
         shard.load_state_dict(state)
-    assert sum((run(shard, 6) for shard in shards), part) == whole
+    assert [shard.digest for shard in shards] == [part, StreamDigest()]
+    assert sum((run(shard, 6) for shard in shards), StreamDigest()) == whole
     with PrefetchBatchifier(store, 8, 4) as plain:
         plain.load_state_dict(state)
         assert "digest" not in plain.state_dict()
@@ -236,17 +249,67 @@ def test_before_and_after_add_up_whoever_saved_the_state(before: int, after: int
         shards = [(rank, count) for rank in range(count)]
         return [PrefetchBatchifier(example_store(), 8, 4, shard=one, digest=True, num_workers=0) for one in shards]
 
+    def resumed(count: int, handed_out: list[Any]) -> StreamDigest:
+        loaders = begun(count)
+        for loader, state in zip(loaders, handed_out, strict=True):
+            loader.load_state_dict(state)
+        return sum((run(loader, 6) for loader in loaders), StreamDigest())
+
     whole = run(begun(1)[0], 10)
     first, part = begun(before), StreamDigest()
     for loader in first:
         part += run(loader, 4)
     states = [loader.state_dict() for loader in first]
+    source = BatchSource(example_store(), 8, 4)
+    rest = sum((StreamDigest.of(index, source[index]) for index in range(4, 10)), StreamDigest())
+    assert part + rest == whole
     for handed_out in ([states[0]] * after, [states[-1]] * after, (states * after)[:after]):
-        resumed = begun(after)
-        for loader, state in zip(resumed, handed_out, strict=True):
-            loader.load_state_dict(state)
-        found = sum((run(loader, 6) for loader in resumed), StreamDigest())
-        assert (found if before == after == 1 else part + found) == whole
+        assert resumed(after, handed_out) == (whole if before == 1 else rest)
+    for order in (states, states[::-1]):
+        assert resumed(after, [whole_state(order)] * after) == whole
+
+
+def test_a_run_that_goes_on_three_times_in_other_numbers_has_the_digest_of_one_that_never_stopped() -> None:
+    state: Any = None
+    for count, batches in ((2, 3), (4, 4), (1, 2), (3, 2)):
+        loaders = [
+            PrefetchBatchifier(example_store(), 8, 4, shard=(rank, count), uneven="pad", digest=True, num_workers=0)
+            for rank in range(count)
+        ]
+        states = []
+        for loader in loaders:
+            if state is not None:
+                loader.load_state_dict(state)
+            run(loader, batches)
+            states.append(loader.state_dict())
+        state = json.loads(json.dumps(whole_state(states)))
+    whole = run(PrefetchBatchifier(example_store(), 8, 4, digest=True), 11)
+    assert StreamDigest.from_state(state["digest"]) == whole
+
+
+def test_states_that_are_not_of_all_ranks_at_one_batch_make_no_whole() -> None:
+    loaders = [PrefetchBatchifier(example_store(), 8, 4, shard=(rank, 2), digest=True) for rank in range(2)]
+    begun, states = [loader.state_dict() for loader in loaders], []
+    for loader in loaders:
+        run(loader, 2)
+        states.append(loader.state_dict())
+    plain = {name: value for name, value in states[1].items() if name != "digest"}
+    of_one = run_state(PrefetchBatchifier(example_store(), 8, 4, digest=True))
+    assert whole_state(states) == of_one == whole_state([of_one])
+    bad: list[tuple[Any, str]] = [
+        ([], "found none"),
+        (states[:1], "rank 0 of 2"),
+        ([states[0], states[0]], "rank 0 of 2, rank 0 of 2"),
+        ([*states, states[1]], "each of 3 ranks once"),
+        ([of_one, states[1]], "rank 0 of 1, rank 1 of 2"),
+        ([states[0], begun[1]], "found others at 0 and at 1: {'next_index': \\(2, 0\\)}"),
+        ([states[0], plain], "a digest at 1"),
+        ([states[0], 5], "a digest at 1"),
+        ([5, 5], "a digest at 0"),
+    ]
+    for of_ranks, words in bad:
+        with pytest.raises(StateError, match=words):
+            whole_state(of_ranks)
 
 
 def test_of_a_sharding_over_processes_the_ranks_say_whose_rows_are_digested() -> None:

@@ -241,6 +241,9 @@ def test_the_digest_that_runs_along_is_equal_in_all_frameworks(mixed: DatasetSto
         for count in (2, 4):
             parts = [running(package, mixed, shard=(rank, count), **SINGLE, **options) for rank in range(count)]
             assert sum(parts, StreamDigest()) == expected
+        uneven: dict[str, Any] = {**SINGLE, **options, "uneven": "pad"}
+        parts = [running(package, mixed, shard=(rank, 3), **uneven) for rank in range(3)]
+        assert sum(parts, StreamDigest()) == expected
 
 
 def test_a_digest_goes_on_in_another_framework(mixed: DatasetStore) -> None:
