@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import partial
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +17,6 @@ from mouse_core._arrow.windows import Stretches
 from mouse_core._base.memo import memo
 from mouse_core.store._segments import Segment
 
-if TYPE_CHECKING:
-    from mouse_core.store.derived.columns import DerivedColumns
-
 Array = npt.NDArray[Any]
 
 
@@ -28,11 +26,14 @@ class DerivedSegment(Segment):
     Args:
         segment: That one.
         number: Which one it is.
-        derived: Gives the columns.
+        derived: The Arrow types of the derived columns, by name.
+        values: Gives the values of such a column for the rows of a segment's table, ``[rows, *shape]``.
     """
 
-    def __init__(self, segment: Segment, number: int, derived: DerivedColumns) -> None:
-        self._segment, self._number, self._derived = segment, number, derived
+    def __init__(
+        self, segment: Segment, number: int, derived: Mapping[str, pa.DataType], values: Callable[[str, int], Array]
+    ) -> None:
+        self._segment, self._number, self._derived, self._values = segment, number, derived, values
         self.indices, self.origin, self.num_rows = segment.indices, segment.origin, segment.num_rows
         # Rows that are appended may change what is derived for the rows before: memory of its own for each snapshot.
         self.extent = None if segment.extent is None else object()
@@ -42,14 +43,14 @@ class DerivedSegment(Segment):
     def table(self) -> pa.Table:
         """The steps, with the derived columns."""
         table = self._segment.table
-        for name in self._derived.types:
+        for name in self._derived:
             table = table.append_column(name, self._column(name))
         return table
 
     @property
     def types(self) -> dict[str, pa.DataType]:
         """Arrow types by column name."""
-        return self._segment.types | self._derived.types
+        return {**self._segment.types, **self._derived}
 
     @memo
     def chunk_starts(self) -> npt.NDArray[np.int64]:
@@ -72,28 +73,28 @@ class DerivedSegment(Segment):
 
     def part(self, name: str) -> ColumnPart:
         """One column; of those of the segment its own part, which keeps what is known of its chunks."""
-        if name not in self._derived.types:
+        if name not in self._derived:
             return self._segment.part(name)
         if name not in self._parts:
-            values = partial(self._derived.values, name, self._number)
+            values = partial(self._values, name, self._number)
             self._parts.setdefault(name, _DerivedPart(values, self.chunk_starts))
         return self._parts[name]
 
     def _column(self, name: str) -> pa.ChunkedArray:
-        return pa.chunked_array([to_arrow(self._derived.values(name, self._number))])
+        return pa.chunked_array([to_arrow(self._values(name, self._number))])
 
     def first_value(self, name: str, rows: int) -> tuple[int, Any] | None:
         """As that of the segment; what is derived is there for every row, and not computed to learn that."""
-        if name not in self._derived.types:
+        if name not in self._derived:
             return self._segment.first_value(name, rows)
         return (0, 0) if rows > 0 else None
 
     def has_value(self, name: str, rows: int) -> bool:
         """Whether some value among the first ``rows`` rows is not null."""
-        return name in self._derived.types or self._segment.has_value(name, rows)
+        return name in self._derived or self._segment.has_value(name, rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return DerivedSegment, (self._segment, self._number, self._derived)
+        return DerivedSegment, (self._segment, self._number, self._derived, self._values)
 
 
 class _DerivedPart(ColumnPart):

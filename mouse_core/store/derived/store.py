@@ -93,5 +93,6 @@ def derived_snapshot(columns: DerivedColumns) -> Snapshot:
         types={**base.config.types, **{name: column_type(kind) for name, kind in columns.types.items()}},
         made={**base.config.made, **{name: repr(one) for name, one in columns.derivations.items()}},
     )
-    segments = [DerivedSegment(segment, number, columns) for number, segment in enumerate(base.segments)]
+    numbered = enumerate(base.segments)
+    segments = [DerivedSegment(segment, number, columns.types, columns.values) for number, segment in numbered]
     return Snapshot(segments, config, base.num_rows, base.budget, store_rows=base.store_rows)
