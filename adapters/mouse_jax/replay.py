@@ -13,7 +13,7 @@ from mouse_core.replay.base import BaseBuffer
 from mouse_core.replay.ground.protocols import FieldKey, Sampler, Transform, Writer
 from mouse_core.replay.samplers.priorities import Beta, PrioritizedSampler
 from mouse_jax.placement import find_device
-from mouse_jax.trees import as_arrays, as_jax
+from mouse_jax.trees import as_arrays, as_jax, narrowed
 
 Target: TypeAlias = jax.Device | Sharding | str | None
 
@@ -30,6 +30,9 @@ class _InJax(BaseBuffer):
 
     def _accept(self, rows: Any) -> Any:
         return as_arrays(rows)
+
+    def _on_host(self, batch: Any) -> Any:
+        return narrowed(batch)
 
     def _deliver(self, batch: Any) -> Any:
         return as_jax(batch, self._target)
@@ -51,7 +54,7 @@ class ReplayBuffer(_InJax, buffer.ReplayBuffer):
     is an error. Transforms work on NumPy arrays, before that.
 
     Args:
-        storage, sampler, writer, transform, batch_size, seed, collate_fn, priority_key: See
+        storage, sampler, writer, transform, batch_size, seed, collate_fn, priority_key, digest: See
             ``mouse_core.replay.ReplayBuffer``.
         device: Where batches arrive: a ``jax.Device``, a sharding, a platform ("cpu", "gpu"), or one with a number
             ("gpu:1"); None: JAX's default device.
@@ -82,6 +85,7 @@ class ReplayBuffer(_InJax, buffer.ReplayBuffer):
         collate_fn: Callable[[Sequence[Any]], Any] | None = None,
         priority_key: FieldKey = "td_error",
         device: Target = None,
+        digest: bool = False,
     ) -> None:
         self._target = _target(device)
         super().__init__(
@@ -93,6 +97,7 @@ class ReplayBuffer(_InJax, buffer.ReplayBuffer):
             seed,
             collate_fn=collate_fn,
             priority_key=priority_key,
+            digest=digest,
         )
 
     def _deliver_rows(self, rows: Any, shape: tuple[int, ...]) -> Any:
@@ -106,7 +111,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     Args:
         alpha, beta, eps: See ``mouse_core.replay.PrioritizedSampler``.
-        storage, writer, transform, batch_size, seed, collate_fn, priority_key, device: See ``ReplayBuffer``.
+        storage, writer, transform, batch_size, seed, collate_fn, priority_key, device, digest: See ``ReplayBuffer``.
     """
 
     def __init__(
@@ -123,6 +128,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         collate_fn: Callable[[Sequence[Any]], Any] | None = None,
         priority_key: FieldKey = "td_error",
         device: Target = None,
+        digest: bool = False,
     ) -> None:
         super().__init__(
             storage,
@@ -133,6 +139,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             seed,
             collate_fn=collate_fn,
             priority_key=priority_key,
+            digest=digest,
             device=device,
         )
 
@@ -142,7 +149,7 @@ class ReplayBufferEnsemble(_InJax, ensemble.ReplayBufferEnsemble):
 
     Args:
         *buffers: Replay buffers of any package, ensembles, or what is a storage as it stands.
-        p, transform, batch_size, seed, collate_fn: See ``mouse_core.replay.ReplayBufferEnsemble``.
+        p, transform, batch_size, seed, collate_fn, digest: See ``mouse_core.replay.ReplayBufferEnsemble``.
         device: See ``ReplayBuffer``.
 
     Raises:
@@ -158,6 +165,9 @@ class ReplayBufferEnsemble(_InJax, ensemble.ReplayBufferEnsemble):
         seed: int = 0,
         collate_fn: Callable[[Sequence[Any]], Any] | None = None,
         device: Target = None,
+        digest: bool = False,
     ) -> None:
         self._target = _target(device)
-        super().__init__(*buffers, p=p, transform=transform, batch_size=batch_size, seed=seed, collate_fn=collate_fn)
+        super().__init__(
+            *buffers, p=p, transform=transform, batch_size=batch_size, seed=seed, collate_fn=collate_fn, digest=digest
+        )

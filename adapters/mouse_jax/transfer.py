@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +17,7 @@ from mouse_core.prefetch import Staged
 from mouse_core.replay.source import BufferSource
 from mouse_jax.dtypes import x64_enabled
 from mouse_jax.placement import Placement
-from mouse_jax.trees import as_jax
+from mouse_jax.trees import as_jax, narrowed
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -99,9 +99,7 @@ def array_maker(source: BatchSource, *, placement: Placement, x64: bool, default
     return Staged(make.gather, make.transfer, make.delivered, None if placement.parts is None else make.rows_of)
 
 
-def whole_maker(
-    source: Any, *, target: jax.Device | Sharding | None, x64: bool, default_device: Any
-) -> Callable[[int], Any]:
+def whole_maker(source: Any, *, target: jax.Device | Sharding | None, x64: bool, default_device: Any) -> Staged:
     """The function from an index to a batch that exists as arrays: drawn from a replay buffer, or given by a source.
 
     Args:
@@ -110,13 +108,19 @@ def whole_maker(
         x64, default_device: See ``thread_settings``.
     """
 
-    def make(index: int) -> Any:
+    def gather(index: int) -> Any:
         drawn = isinstance(source, BufferSource)
-        batch = source.buffer.batch_of(source.drawn(index)) if drawn else source[index]
+        return source.buffer.batch_of(source.drawn(index)) if drawn else source[index]
+
+    def transfer(batch: Any) -> Any:
         with settings(x64, default_device):
             return as_jax(batch, target)
 
-    return make
+    def delivered(batch: Any) -> Any:
+        with settings(x64, default_device):
+            return narrowed(batch)
+
+    return Staged(gather, transfer, delivered)
 
 
 def thread_settings() -> dict[str, Any]:

@@ -49,9 +49,9 @@ def as_jax(batch: Any, target: jax.Device | Sharding | None) -> Any:
     if isinstance(batch, Mapping | tuple) and any(map(is_varying, flatten(batch).values())):
         return map_tree(lambda leaf: _lists(leaf, target) if is_varying(leaf) else as_jax(leaf, target), batch)
     found: dict[FieldKey, Any] = flatten(batch) if isinstance(batch, Mapping | tuple) else {(): batch}
-    narrowed = replaced_dtypes()
+    replaced = replaced_dtypes()
     numbers = {
-        key: _narrowed(np.asarray(values), narrowed, key)
+        key: _narrowed(np.asarray(values), replaced, key)
         for key, values in found.items()
         if isinstance(values, np.ndarray | np.generic) and is_number(values.dtype)
     }
@@ -61,6 +61,28 @@ def as_jax(batch: Any, target: jax.Device | Sharding | None) -> Any:
         return leaves[()]
     values = iter(leaves.values())
     return map_tree(lambda _: next(values), batch)
+
+
+def narrowed(batch: Any) -> Any:
+    """A batch with the values that ``as_jax`` gives it, still in NumPy's arrays on the host; for a digest of it.
+
+    Raises:
+        DataError: A number that does not fit; the message names the field.
+    """
+    replaced = replaced_dtypes()
+    if not replaced:
+        return batch
+    found: dict[FieldKey, Any] = flatten(batch) if isinstance(batch, Mapping | tuple) else {(): batch}
+    values = iter([_narrowed_leaf(leaf, replaced, key) for key, leaf in found.items()])
+    return map_tree(lambda _: next(values), batch)
+
+
+def _narrowed_leaf(leaf: Any, replaced: Mapping[np.dtype[Any], np.dtype[Any]], key: FieldKey) -> Any:
+    if is_varying(leaf):
+        return [_narrowed_leaf(value, replaced, key) for value in leaf]
+    if isinstance(leaf, np.ndarray | np.generic) and is_number(leaf.dtype):
+        return _narrowed(np.asarray(leaf), replaced, key)
+    return leaf
 
 
 def _lists(values: npt.NDArray[Any], target: jax.Device | Sharding | None) -> list[Any]:

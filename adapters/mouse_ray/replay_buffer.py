@@ -9,6 +9,7 @@ from typing import Any
 import ray
 
 from mouse_core import replay
+from mouse_core.digest import StreamDigest
 from mouse_core.replay import Sampler, Transform, Writer
 
 
@@ -23,7 +24,7 @@ class ReplayBufferActor:
     rows that arrived before would be written twice.
 
     Args:
-        storage, sampler, writer, transform, batch_size, seed, collate_fn, priority_key: As there.
+        storage, sampler, writer, transform, batch_size, seed, collate_fn, priority_key, digest: As there.
         checkpoint: A file of ``dumps``, which is loaded whenever the actor starts and it is there.
     """
 
@@ -38,6 +39,7 @@ class ReplayBufferActor:
         *,
         collate_fn: Any = None,
         priority_key: Any = "td_error",
+        digest: bool = False,
         checkpoint: str | Path | None = None,
     ) -> None:
         self._buffer = replay.ReplayBuffer(
@@ -49,6 +51,7 @@ class ReplayBufferActor:
             seed,
             collate_fn=collate_fn,
             priority_key=priority_key,
+            digest=digest,
         )
         if checkpoint is not None and Path(checkpoint).exists():
             self._buffer.loads(checkpoint)
@@ -88,6 +91,10 @@ class ReplayBufferActor:
     def stats(self) -> dict[str, Any]:
         """Numbers about the buffer."""
         return self._buffer.stats()
+
+    def digest(self) -> StreamDigest:
+        """What ``sample`` has delivered so far, to whomever, in 128 bits; see the core's."""
+        return self._buffer.digest
 
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on elsewhere."""

@@ -50,9 +50,10 @@ class ReplayBuffer(_Saved, buffer.ReplayBuffer):
 
     Args:
         storage: Where rows lie; by default 1,000 rows in memory. See ``mouse_core.replay.ReplayBuffer``.
-        sampler, writer, transform, batch_size, seed, collate_fn, priority_key: See ``mouse_core.replay.ReplayBuffer``.
-            Transforms get NumPy arrays, or tensors where rows are kept as tensors; those of ``mouse_core.replay`` take
-            both.
+        sampler, writer, transform, batch_size, seed, collate_fn, priority_key, digest: See
+            ``mouse_core.replay.ReplayBuffer``. Transforms get NumPy arrays, or tensors where rows are kept as tensors;
+            those of ``mouse_core.replay`` take both. For a digest, batches of rows that are kept on a device are copied
+            to the host.
         device: Where batches arrive, and where rows are kept if they are arrays; None: on the host.
 
     Raises:
@@ -82,6 +83,7 @@ class ReplayBuffer(_Saved, buffer.ReplayBuffer):
         collate_fn: Callable[[Sequence[Any]], Any] | None = None,
         priority_key: FieldKey = "td_error",
         device: str | torch.device | None = None,
+        digest: bool = False,
     ) -> None:
         target = _exact(check_device(device))
         storage = _placed(ArrayStorage(1000) if storage is None else storage, target)
@@ -94,6 +96,7 @@ class ReplayBuffer(_Saved, buffer.ReplayBuffer):
             seed,
             collate_fn=collate_fn,
             priority_key=priority_key,
+            digest=digest,
         )
         self._target = target
         # Whether batches are tensors from the beginning.
@@ -147,7 +150,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     Args:
         alpha, beta, eps: See ``mouse_core.replay.PrioritizedSampler``.
-        storage, writer, transform, batch_size, seed, collate_fn, priority_key, device: See ``ReplayBuffer``.
+        storage, writer, transform, batch_size, seed, collate_fn, priority_key, device, digest: See ``ReplayBuffer``.
     """
 
     def __init__(
@@ -164,6 +167,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         collate_fn: Callable[[Sequence[Any]], Any] | None = None,
         priority_key: FieldKey = "td_error",
         device: str | torch.device | None = None,
+        digest: bool = False,
     ) -> None:
         super().__init__(
             storage,
@@ -174,6 +178,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             seed,
             collate_fn=collate_fn,
             priority_key=priority_key,
+            digest=digest,
             device=device,
         )
 
@@ -184,7 +189,7 @@ class ReplayBufferEnsemble(_Saved, ensemble.ReplayBufferEnsemble):
 
     Args:
         *buffers: Replay buffers of any package, ensembles, or what is a storage as it stands.
-        p, transform, batch_size, seed, collate_fn: See ``mouse_core.replay.ReplayBufferEnsemble``.
+        p, transform, batch_size, seed, collate_fn, digest: See ``mouse_core.replay.ReplayBufferEnsemble``.
         device: Where batches arrive; None: on the host.
 
     Raises:
@@ -200,9 +205,12 @@ class ReplayBufferEnsemble(_Saved, ensemble.ReplayBufferEnsemble):
         seed: int = 0,
         collate_fn: Callable[[Sequence[Any]], Any] | None = None,
         device: str | torch.device | None = None,
+        digest: bool = False,
     ) -> None:
         self._target = _exact(check_device(device))
-        super().__init__(*buffers, p=p, transform=transform, batch_size=batch_size, seed=seed, collate_fn=collate_fn)
+        super().__init__(
+            *buffers, p=p, transform=transform, batch_size=batch_size, seed=seed, collate_fn=collate_fn, digest=digest
+        )
 
     @property
     def device(self) -> torch.device:

@@ -114,14 +114,15 @@ def _sum_of_alike(
             total += _sum_of_alike(own, kinds, index, rows[part], view)
         return total
     layout.places[:, 0], layout.places[:, 1], layout.places[:, 2] = index, rows, view
-    for field, values in zip(layout.fields, leaves.values(), strict=True):
-        np.copyto(field, values, casting="unsafe")
-        if field.dtype.kind == "f" and field.size:
-            # The least of values is NaN if one of them is. What was given mostly lies in one piece and is read faster,
-            # but of floats of 16 bits and less, which are compared one by one.
-            looked_at = values if values.dtype.kind == "f" and values.dtype.itemsize >= 4 else field
-            if np.isnan(looked_at.min()):
-                make_one_nan(field)
+    with np.errstate(invalid="ignore"):  # which a NaN is to some processors
+        for field, values in zip(layout.fields, leaves.values(), strict=True):
+            np.copyto(field, values, casting="unsafe")
+            if field.dtype.kind == "f" and field.size:
+                # The least of values is NaN if one of them is. What was given mostly lies in one piece and is read
+                # faster, but of floats of 16 bits and less, which are compared one by one.
+                looked_at = values if values.dtype.kind == "f" and values.dtype.itemsize >= 4 else field
+                if np.isnan(looked_at.min()):
+                    make_one_nan(field)
     digest, seed = xxhash.xxh3_128_intdigest, layout.seed
     return sum([digest(row, seed) for row in layout.rows])
 

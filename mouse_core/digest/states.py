@@ -1,4 +1,4 @@
-"""States of several ranks as the one state that one process would have saved."""
+"""Digests that run along in states, those of several ranks as the one that a single process would have saved."""
 
 from __future__ import annotations
 
@@ -6,10 +6,33 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mouse_core.digest.stream import StreamDigest
-from mouse_core.errors import StateError
+from mouse_core.errors import ConfigError, StateError
 
 KEY = "digest"
 """What the digest is called in a state."""
+
+
+def digest_state(digest: StreamDigest | None) -> dict[str, Any]:
+    """What a state has of a digest that runs along, where one does."""
+    return {} if digest is None else {KEY: digest.state_dict()}
+
+
+def digest_of(state: Mapping[str, Any], digest: StreamDigest | None) -> StreamDigest | None:
+    """The digest to go on with, in place of ``digest``, where one runs along: that of the state, or one of nothing.
+
+    Raises:
+        StateError: That of the state is none.
+    """
+    if digest is None:
+        return None
+    return StreamDigest.from_state(state[KEY]) if KEY in state else StreamDigest()
+
+
+def asked_for(digest: StreamDigest | None, maker: str) -> StreamDigest:
+    """The digest that runs along; ConfigError where none does."""
+    if digest is None:
+        raise ConfigError(f"digest: expected a {maker} made with digest=True, found one without")
+    return digest
 
 
 def rank_state(digest: StreamDigest, shard: tuple[int, int]) -> dict[str, Any]:

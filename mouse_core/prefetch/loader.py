@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from mouse_core._base.tracing import refuse_traced
-from mouse_core.errors import ClosedError, ConfigError, ForkError, WorkerError
+from mouse_core.errors import ClosedError, ForkError, WorkerError
 from mouse_core.prefetch._feeds import Feed, feed_of
 from mouse_core.prefetch.prefetcher import OrderedPrefetcher, Prefetcher
 from mouse_core.spec import Spec, check_count
@@ -144,9 +144,9 @@ class Loader(Generic[T]):
         Raises:
             ConfigError: The loader was made without ``digest=True``.
         """
-        if self._digest is None:
-            raise ConfigError("digest: expected a loader made with digest=True, found one without")
-        return self._digest
+        from mouse_core.digest.states import asked_for
+
+        return asked_for(self._digest, "loader")
 
     @property
     def staleness(self) -> Staleness:

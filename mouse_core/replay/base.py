@@ -9,6 +9,8 @@ from os import PathLike
 from typing import Any
 
 from mouse_core._base.locks import ProcessLock
+from mouse_core.digest.states import asked_for, digest_of, digest_state
+from mouse_core.digest.stream import StreamDigest
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key, Purpose, check_seed
 from mouse_core.replay.ground.checkpoint import read_checkpoint, write_checkpoint
@@ -53,6 +55,7 @@ class BaseBuffer:
         seed: In ``[0, 2**64)``.
         collate_fn: Makes one batch of parts.
         alignment: That of the rows before they are transformed.
+        digest: Whether a digest of what is delivered runs along; see ``digest``.
 
     Raises:
         ConfigError: An argument out of range, or a transform that takes rows of another alignment.
@@ -65,6 +68,7 @@ class BaseBuffer:
         seed: int,
         collate_fn: Collate | None,
         alignment: Alignment,
+        digest: bool = False,
     ) -> None:
         transforms = transform if isinstance(transform, list | tuple) else [] if transform is None else [transform]
         # Composed even where it is one: Compose knows what to do with rows that were read beyond those drawn.
@@ -77,6 +81,7 @@ class BaseBuffer:
         self._collate = collate_fn
         self._lock = ProcessLock()
         self._samples = 0
+        self._digest = StreamDigest() if digest else None
 
     @property
     def transform(self) -> Transform | None:
@@ -97,6 +102,24 @@ class BaseBuffer:
     def alignment(self) -> Alignment:
         """Which transition the action, reward and done of a delivered row belong to."""
         return self._alignment
+
+    @property
+    def digest(self) -> StreamDigest:
+        """What ``sample`` and iteration have delivered so far, in 128 bits: the batches with their numbers.
+
+        It is ``StreamDigest.of(i, batch)`` added up over the samples, of which the buffer's first has ``i = 0``, and is
+        equal in every framework. It is a part of the state and goes on from there. A loader draws ahead of what it
+        delivers, and has a digest of its own (``PrefetchBatchifier(buffer, digest=True)``): what it draws has a number,
+        and is not in this digest. The same holds for the buffers of an ensemble.
+
+        Of several processes each has a buffer of its own, with rows of its own. The sum of their digests is that of
+        all that was delivered, by whomever; it is equal in a second run of as many processes. It is no stream's that
+        one process would deliver: that holds where ranks draw parts of one stream, as loaders over a store do.
+
+        Raises:
+            ConfigError: The buffer was made without ``digest=True``.
+        """
+        return asked_for(self._digest, "buffer")
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -122,7 +145,7 @@ class BaseBuffer:
         Raises:
             ConfigError: No batch size, an empty buffer, or more rows than there are without replacement.
         """
-        return self.finish(self.draw(batch_size))
+        return self._handed_out(self.draw(batch_size))
 
     def __iter__(self) -> Iterator[Any]:
         """Batches of ``batch_size``: of one epoch without replacement, without end otherwise.
@@ -134,7 +157,7 @@ class BaseBuffer:
         while not ends:
             drawn = self.draw(None)
             ends = self.ran_out
-            yield self.finish(drawn)
+            yield self._handed_out(drawn)
 
     def draw(self, batch_size: int | None = None, *, seed: int | None = None) -> Drawn:
         """The first half of ``sample``: choose the next batch's rows and gather them, under the lock.
@@ -159,6 +182,18 @@ class BaseBuffer:
     def finish(self, drawn: Drawn) -> Any:
         """The second half of ``sample``: what ``draw`` gave, as a batch. Any thread may do it, and more than once."""
         return self._deliver(self.batch_of(drawn))
+
+    def _handed_out(self, drawn: Drawn) -> Any:
+        """What ``draw`` gave, as a batch that counts in the digest."""
+        if self._digest is None:
+            return self.finish(drawn)
+        batch = self.batch_of(drawn)
+        # First the digest, which is made on the host: what is delivered may be given away.
+        part = StreamDigest.of(drawn.key.index, self._on_host(batch))
+        delivered = self._deliver(batch)
+        with self._lock:
+            self._digest += part
+        return delivered
 
     def batch_of(self, drawn: Drawn) -> Any:
         """What ``draw`` gave as a batch, transformed, before it is handed to a framework."""
@@ -192,6 +227,8 @@ class BaseBuffer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on exactly where ``state`` was taken: with its rows, its seed, and the sample that came next there.
+
+        With ``digest=True`` the digest goes on, too; with a state that has none a new one begins.
 
         Raises:
             StateError: The state is of other parts, or damaged; nothing has changed then.
@@ -231,9 +268,19 @@ class BaseBuffer:
         raise NotImplementedError
 
     def _state(self) -> dict[str, Any]:
-        raise NotImplementedError
+        return {**self._own_state(), **digest_state(self._digest)}
 
     def _load(self, state: Mapping[str, Any]) -> None:
+        digest = digest_of(state, self._digest) if isinstance(state, Mapping) else None
+        self._load_own(state)
+        self._digest = digest
+
+    def _own_state(self) -> dict[str, Any]:
+        """All that is to be saved but the digest."""
+        raise NotImplementedError
+
+    def _load_own(self, state: Mapping[str, Any]) -> None:
+        """Take a state over, or raise StateError and leave all as it is."""
         raise NotImplementedError
 
     def _shared(self) -> AbstractContextManager[Any]:
@@ -245,6 +292,10 @@ class BaseBuffer:
     def _accept(self, rows: Any) -> Any:
         """Rows of a framework as the storage takes them; for a subclass to override."""
         return rows
+
+    def _on_host(self, batch: Any) -> Any:
+        """A batch with the values that it will be delivered with, for a digest; for a subclass that narrows them."""
+        return batch
 
     def _deliver(self, batch: Any) -> Any:
         """A batch, or rows, as a framework takes them; for a subclass to override."""

@@ -41,6 +41,7 @@ class ReplayBufferEnsemble(BaseBuffer):
         batch_size: Windows in a batch, B (single rows, or slices), where ``sample`` is not told.
         seed: In ``[0, 2**64)``.
         collate_fn: Makes a batch of the list of the members' batches, instead of concatenating each field.
+        digest: Whether a digest of what is delivered runs along; see ``digest``.
 
     Raises:
         ConfigError: No members, weights that are none, or members of different alignment.
@@ -54,6 +55,7 @@ class ReplayBufferEnsemble(BaseBuffer):
         batch_size: int | None = None,
         seed: int = 0,
         collate_fn: Collate | None = None,
+        digest: bool = False,
     ) -> None:
         if not buffers:
             raise ConfigError("buffers: expected at least one, found none")
@@ -67,7 +69,7 @@ class ReplayBufferEnsemble(BaseBuffer):
                 f"buffers: expected one alignment, found {alignments}; convert one of them first, for example by "
                 "transform=NextView() on the buffer of arrived rows"
             )
-        super().__init__(transform, batch_size, seed, collate_fn, alignments[0])
+        super().__init__(transform, batch_size, seed, collate_fn, alignments[0], digest)
         self._p = _check_weights(p, len(members))
 
     def __repr__(self) -> str:
@@ -247,7 +249,7 @@ class ReplayBufferEnsemble(BaseBuffer):
 
     # ------------------------------------------------------------------ state
 
-    def _state(self) -> dict[str, Any]:
+    def _own_state(self) -> dict[str, Any]:
         members = {str(number): member._state() for number, member in enumerate(self._buffers)}
         return {"kind": "ensemble", "seed": self._seed, "samples": self._samples, "p": self.p, "buffers": members}
 
@@ -259,7 +261,7 @@ class ReplayBufferEnsemble(BaseBuffer):
             held.enter_context(member._shared())
         return held
 
-    def _load(self, state: Mapping[str, Any]) -> None:
+    def _load_own(self, state: Mapping[str, Any]) -> None:
         numbers = check_numbers(state, {"kind": "ensemble"}, ("seed", "samples"))
         members = part_of(state, "buffers", {})
         if len(members) != len(self._buffers) or list(state.get("p", ())) != list(self.p):

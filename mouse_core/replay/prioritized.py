@@ -16,7 +16,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     Args:
         alpha, beta, eps: See ``PrioritizedSampler``.
-        storage, writer, transform, batch_size, seed, collate_fn, priority_key: See ``ReplayBuffer``.
+        storage, writer, transform, batch_size, seed, collate_fn, priority_key, digest: See ``ReplayBuffer``.
     """
 
     def __init__(
@@ -32,6 +32,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         seed: int = 0,
         collate_fn: Collate | None = None,
         priority_key: FieldKey = "td_error",
+        digest: bool = False,
     ) -> None:
         super().__init__(
             storage,
@@ -42,4 +43,5 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             seed,
             collate_fn=collate_fn,
             priority_key=priority_key,
+            digest=digest,
         )

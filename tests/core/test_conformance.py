@@ -250,6 +250,16 @@ class ForgetsItsNumber(ReplayBuffer):
         super().load_state_dict({**state, "samples": 0} if "samples" in state else state)
 
 
+class ForgetsItsDigest(ReplayBuffer):
+    def state_dict(self) -> Any:
+        return {name: value for name, value in super().state_dict().items() if name != "digest"}
+
+
+class DigestsRows(ReplayBuffer):
+    def _on_host(self, batch: Any) -> Any:
+        return {name: values for name, values in batch.items() if name != "index"}
+
+
 class EvenShares(ReplayBufferEnsemble):
     def __init__(self, *buffers: Any, p: Any = None, **options: Any) -> None:
         super().__init__(*buffers, **options)
@@ -266,6 +276,8 @@ class EvenShares(ReplayBufferEnsemble):
         (WritesElsewhere, "test_rows_are_read_and_written_over"),
         (OneMemory, "test_a_batch_never_changes"),
         (ForgetsItsNumber, "test_a_state_is_that_of_the_core"),
+        (ForgetsItsDigest, "test_a_digest_runs_along"),
+        (DigestsRows, "test_a_digest_runs_along"),
         (HalfWritten, "test_what_is_refused_changes_nothing"),
         (EvenShares, "test_ensembles_are_those_of_the_core"),
     ],

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 from functools import partial
 from operator import getitem
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,16 @@ from mouse_core.augment import AugmentMaskProbConfig, AugmentTokensConfig
 from mouse_core.digest import StreamDigest, whole_state
 from mouse_core.prefetch import Delivery, Loader
 from mouse_core.ranks import Ranks
-from mouse_core.replay import ArrayStorage, ReplayBuffer
+from mouse_core.replay import (
+    ArrayStorage,
+    Exclude,
+    ListStorage,
+    PrioritizedReplayBuffer,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    SamplerWithoutReplacement,
+    SliceSampler,
+)
 from mouse_core.testing import example_columns, example_store
 
 MASKED = AugmentTokensConfig(mask_prob=AugmentMaskProbConfig(reward=0.5))
@@ -370,3 +381,116 @@ def test_batches_of_a_replay_buffer_drawn_ahead(workers: int) -> None:
     buffer.load_state_dict(rows)
     loader.load_state_dict(state)
     assert run(loader, 4) == expected
+
+
+def rows(n: int, first: int = 0) -> dict[str, Any]:
+    number = np.arange(first, first + n)
+    return {"obs": number[:, None] / 7 + np.arange(3), "next": {"done": number % 10 == 9}, "action": number % 4}
+
+
+def filled(buffer: Any) -> Any:
+    buffer.extend(rows(60))
+    return buffer
+
+
+BUFFERS: dict[str, Any] = {
+    "rows": lambda **o: filled(ReplayBuffer(ArrayStorage(50), batch_size=6, seed=3, **o)),
+    "a list": lambda **o: filled(ReplayBuffer(ListStorage(50), batch_size=6, seed=3, **o)),
+    "priorities": lambda **o: filled(PrioritizedReplayBuffer(storage=ArrayStorage(50), batch_size=6, **o)),
+    "slices": lambda **o: filled(
+        ReplayBuffer(ArrayStorage(50), SliceSampler(sequence_length=4, end_key=("next", "done")), batch_size=3, **o)
+    ),
+    "transformed": lambda **o: filled(ReplayBuffer(ArrayStorage(50), transform=Exclude("action"), batch_size=6, **o)),
+    "an ensemble": lambda **o: ReplayBufferEnsemble(
+        *[filled(ReplayBuffer(ArrayStorage(50), seed=seed)) for seed in range(2)], p=[0.3, 0.7], batch_size=6, **o
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_a_buffer_digests_its_samples_in_the_order_of_calls(kind: str, tmp_path: Path) -> None:
+    plain, buffer = BUFFERS[kind](), BUFFERS[kind](digest=True)
+    samples = [plain.sample(size) for size in (None, 4, None, None, 2, None)]
+    digests = [StreamDigest.of(index, sample) for index, sample in enumerate(samples)]
+    assert buffer.digest == StreamDigest()
+    for size in (None, 4, None):
+        buffer.sample(size)
+    assert buffer.digest == sum(digests[:3], StreamDigest())
+    state = buffer.state_dict()
+    buffer.dumps(tmp_path / "saved")
+    before, _ = buffer.digest, buffer.sample()
+    for go_on in (lambda other: other.load_state_dict(state), lambda other: other.loads(tmp_path / "saved")):
+        other = BUFFERS[kind](digest=True)
+        go_on(other)
+        assert other.digest == before
+        for size in (None, 2, None):
+            other.sample(size)
+        assert other.digest == sum(digests, StreamDigest())
+    # States of buffers without one, which are those of earlier versions, begin a digest; and one without leaves it out.
+    buffer.load_state_dict(plain.state_dict())
+    assert buffer.digest == StreamDigest()
+    plain.load_state_dict(state)
+    assert "digest" not in plain.state_dict()
+    with pytest.raises(ConfigError, match="a buffer made with digest=True"):
+        _ = plain.digest
+
+
+def test_a_loop_over_a_buffer_counts_and_what_a_loader_draws_does_not() -> None:
+    def make() -> Any:
+        return filled(ReplayBuffer(ArrayStorage(50), SamplerWithoutReplacement(), batch_size=10, digest=True))
+
+    buffer, other = make(), make()
+    assert len(list(buffer)) == 5
+    for _ in range(5):
+        other.sample()
+    assert buffer.digest == other.digest
+    assert buffer.digest.windows == 50
+    with PrefetchBatchifier(buffer, digest=True, num_workers=0) as loader:
+        loader.next_batch()
+        assert loader.digest.windows == 10
+    assert buffer.digest == other.digest
+    other.finish(other.draw())
+    assert other.digest == buffer.digest
+
+
+def test_members_of_an_ensemble_do_not_count_what_it_delivers() -> None:
+    members = [filled(ReplayBuffer(ArrayStorage(50), batch_size=4, digest=True)) for _ in range(2)]
+    both = ReplayBufferEnsemble(*members, batch_size=6, digest=True)
+    both.sample()
+    assert [member.digest.windows for member in members] == [0, 0]
+    members[0].sample()
+    state = both.state_dict()
+    members[0].sample()
+    both.load_state_dict(state)
+    assert (both.digest.windows, members[0].digest.windows) == (6, 4)
+
+
+def test_a_damaged_digest_leaves_the_buffer_as_it_was() -> None:
+    for kind in ("rows", "an ensemble"):
+        buffer = BUFFERS[kind](digest=True)
+        buffer.sample()
+        before, expected = buffer.digest, BUFFERS[kind](digest=True)
+        state = buffer.state_dict()
+        buffer.sample()
+        with pytest.raises(StateError, match="digest"):
+            buffer.load_state_dict(state | {"digest": {"total": "?", "windows": 1}})
+        for _ in range(2):
+            expected.sample()
+        assert buffer.digest == expected.digest != before
+        assert_same(buffer.sample(), expected.sample())
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    assert StreamDigest.of(0, found) == StreamDigest.of(0, expected)
+
+
+def test_threads_that_sample_at_the_same_time_are_all_counted() -> None:
+    buffer, other = BUFFERS["rows"](digest=True), BUFFERS["rows"](digest=True)
+    threads = [threading.Thread(target=lambda: [buffer.sample() for _ in range(50)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for _ in range(200):
+        other.sample()
+    assert buffer.digest == other.digest

@@ -282,10 +282,13 @@ def test_samples_of_buffers_and_mini_batches_of_rollouts_are_digested_alike() ->
         (mouse_torch, mouse_torch.RolloutStorage),
         (mouse_jax, None),
     ):
-        buffer = (ReplayBuffer if package is None else package.ReplayBuffer)(ArrayStorage(50), batch_size=6, seed=3)
+        buffer = (ReplayBuffer if package is None else package.ReplayBuffer)(
+            ArrayStorage(50), batch_size=6, seed=3, digest=True
+        )
         buffer.extend({"reward": np.arange(40, dtype=np.float32), "next": {"done": np.arange(40) % 2 == 0}})
         digests = [StreamDigest.of(index, buffer.sample()) for index in range(4)]
         samples.append(sum(digests, StreamDigest()))
+        assert buffer.digest == samples[-1]
         if kind is None:  # JAX has functions, whose mini-batches its own tests compare
             continue
         storage = kind(4, 6, {"observations": (3,), "actions": (2,), "values": ()}, seed=1)
