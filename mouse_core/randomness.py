@@ -40,6 +40,7 @@ class Purpose(IntEnum):
     ROLLOUTS = 5
     GROUPS = 6
     BOOTSTRAP = 7
+    MIXTURES = 8
 
 
 def check_seed(seed: object) -> int:

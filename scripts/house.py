@@ -35,7 +35,7 @@ FLOORS = [
     {"batches"},
     {"groups", "replay", "rollouts"},
     {"formats", "prefetch"},
-    {"hub", "inspect"},
+    {"hub", "inspect", "mixtures"},
     {"bench", "testing"},
     {"cli"},
 ]

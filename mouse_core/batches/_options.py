@@ -107,23 +107,17 @@ def _missing(snapshot: Snapshot, option: str, name: str, known: list[str]) -> Mi
 
 
 def _check_parts(snapshot: Snapshot, reader: FieldReader, option: str) -> None:
-    """Raise MissingFieldError if a dataset of the store has no value of a field whose nulls are not filled.
+    """Raise MissingFieldError if a part of the store has no value of a field whose nulls are not filled.
 
-    Its rows could never be read. Appended rows have all columns, and no nulls where they are not filled.
+    Its rows could never be read.
     """
-    if reader.field.fill is not None:
-        return
-    name, column, begin = reader.spec.name, reader.spec.column, 0
-    for segment in snapshot.segments:
-        end = min(begin + segment.num_rows, snapshot.num_rows)
-        if segment.extent is None and not segment.has_value(column, end - begin):
-            why = "null throughout" if column in segment.table.schema.names else "missing"
-            raise MissingFieldError(
-                f"{option}: expected {name!r} in all datasets of the store, found column {column!r} {why} in rows "
-                f"{begin}..{end - 1}; leave the field out with fields=[...], or say what a null becomes with "
-                f"Field({name!r}, fill=...)"
-            )
-        begin += segment.num_rows
+    name = reader.spec.name
+    where = snapshot.lacking(reader) if reader.field.fill is None else None
+    if where is not None:
+        raise MissingFieldError(
+            f"{option}: expected {name!r} in all datasets of the store, found {where}; leave the field out with "
+            f"fields=[...], or say what a null becomes with Field({name!r}, fill=...)"
+        )
 
 
 def ranks_of(shard: Any) -> Ranks | None:

@@ -93,6 +93,7 @@ class BatchSource:
     ) -> None:
         snapshot = asked.snapshot_of(store)
         sampler = sampler_of(sampling, sequence_length, batch_size, drop_last, boundary, weighting, pad)
+        sampler = snapshot.sampled_by(sampler)
         padded = sampler if isinstance(sampler, PaddedSampler) else None
         names = None if fields is None else asked.as_names(fields)
         chosen = Chosen(

@@ -14,7 +14,6 @@ from mouse_core.errors import ConfigError, StateError
 from mouse_core.prefetch.source import Source
 from mouse_core.randomness import check_seed
 from mouse_core.spec import Spec
-from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store
 
 if TYPE_CHECKING:  # buffers are loaded where there are some: `import mouse_core` is without them
@@ -124,12 +123,14 @@ class StoreFeed(Feed):
 
     def restored(self, state: Mapping[str, Any]) -> tuple[Feed, int]:
         """A feed with the seed and the rows of a state; see ``Feed``."""
-        from mouse_core.prefetch._resuming import check_source, numbers_of
+        from mouse_core.prefetch._resuming import check_source, numbers_of, rows_of
 
         numbers = numbers_of(state)
         try:
             seed, begin = check_seed(numbers["seed"]), numbers["epoch_start"]
-            source = self.source.with_snapshot(self._snapshot(numbers["rows"]), epoch_start=begin, seed=seed)
+            rows = rows_of(state)
+            snapshot = self.source.snapshot.of_rows(rows) if self._store is None else self._store.snapshot(rows)
+            source = self.source.with_snapshot(snapshot, epoch_start=begin, seed=seed)
         except (ConfigError, KeyError) as error:
             raise StateError(f"state: expected one of this dataset and configuration, found: {error}") from error
         check_source(source, state)
@@ -141,12 +142,6 @@ class StoreFeed(Feed):
             return super().refreshed(next_index)
         source = self.source.with_snapshot(self._store.snapshot(), epoch_start=next_index)
         return StoreFeed(source, self._store)
-
-    def _snapshot(self, rows: int) -> Snapshot:
-        if self._store is not None:
-            return self._store.snapshot(rows)
-        whole = self.source.snapshot
-        return whole if rows == whole.store_rows else Snapshot(whole.segments, whole.config, rows, budget=whole.budget)
 
 
 class BufferFeed(Feed):

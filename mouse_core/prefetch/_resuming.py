@@ -12,7 +12,7 @@ from mouse_core._base.checks import state_number
 from mouse_core.batches.source import BatchSource
 from mouse_core.errors import StateError
 
-_NUMBERS = ("seed", "next_index", "rows", "epoch_start")
+_NUMBERS = ("seed", "next_index", "epoch_start")
 # States of earlier versions have none.
 _CONFIGURATION = "configuration"
 _LONGEST_TEXT, _MOST_ENTRIES = 60, 32
@@ -47,11 +47,22 @@ def numbers_of(state: Any) -> dict[str, int]:
     Raises:
         StateError: It is none.
     """
-    check_keys(state, {*_NUMBERS, "fingerprint"})
+    check_keys(state, {*_NUMBERS, "rows", "fingerprint"})
     numbers = {name: index_of(state, name) for name in _NUMBERS}
     if numbers["next_index"] < numbers["epoch_start"]:
         raise StateError(f"state: expected next_index at or after epoch_start, found {numbers}")
     return numbers
+
+
+def rows_of(state: Mapping[str, Any]) -> Any:
+    """How many rows the store had, or by name each of its members; StateError unless they are integers from 0."""
+    return _checked_rows(state["rows"])
+
+
+def _checked_rows(rows: Any) -> Any:
+    if isinstance(rows, Mapping):
+        return {name: _checked_rows(some) for name, some in rows.items()}
+    return state_number("rows", rows)
 
 
 def check_source(source: BatchSource, state: Mapping[str, Any]) -> None:

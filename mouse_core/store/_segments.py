@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -12,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._arrow.alike import Alike
-from mouse_core._arrow.column import Column, ColumnPart
+from mouse_core._arrow.column import Column, ColumnPart, Growth
 from mouse_core._arrow.column_types import Reading, column_type
 from mouse_core._arrow.dense_copies import IRREGULAR
 from mouse_core._arrow.gathering import gather
@@ -279,6 +281,33 @@ class Segment:
         if self.origin is not None:
             return Segment.from_dataset, (self.origin, self._named_roots)
         return Segment, (self.table, self.indices, None, self._named_roots)
+
+
+def growth_of(before: Sequence[Segment], after: Sequence[Segment]) -> Growth | None:
+    """What was appended to some segments; None where others are not the same with rows appended."""
+    kept, last = len(before) - 1, before[-1:]
+    appended = after[max(kept, 0) :]
+    if not last or not appended or after[:kept] != before[:kept]:
+        return None
+    replaced = None
+    if appended[0] is last[0]:
+        kept, appended = kept + 1, appended[1:]
+    elif appended[0].extent is not None and appended[0].extent is last[0].extent:
+        replaced = last[0]
+    else:
+        return None
+    # Segments of datasets may say more about the shapes of rows.
+    return Growth(kept, appended, replaced) if all(segment.extent is not None for segment in appended) else None
+
+
+def canonical(value: Any) -> bytes:
+    """The same bytes for the same value, however Arrow encoded it."""
+    if isinstance(value, dict) and set(value) == {"bytes", "path"}:
+        # Where the pixels are stored, the path they once had says nothing.
+        value = os.path.basename(value["path"] or "") if value["bytes"] is None else value["bytes"]
+    if isinstance(value, bytes):
+        value = hashlib.sha256(value).hexdigest()
+    return repr(value).encode() + b"\0"
 
 
 def _no_column() -> None:

@@ -138,11 +138,7 @@ class DatasetStore(Store):
                 segments = self._segments if open_segment is None else [*self._segments, open_segment]
                 self._kept = Snapshot(segments, self._schema.config(), budget=self._budget)
             kept = self._kept
-        if rows is None:
-            return kept
-        if isinstance(rows, bool) or not isinstance(rows, int | np.integer):
-            raise ConfigError(f"snapshot: expected a number of rows, found {rows!r}")
-        return kept if rows == kept.num_rows else Snapshot(kept.segments, kept.config, int(rows), budget=self._budget)
+        return kept if rows is None else kept.of_rows(rows)
 
     # ------------------------------------------------------------------ datasets
 

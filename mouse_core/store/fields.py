@@ -238,6 +238,21 @@ def _first_value(segments: Sequence[Segment], name: str, rows: int) -> tuple[int
     return None
 
 
+def rows_without(segments: Sequence[Segment], rows: int, column: str) -> str | None:
+    """In words, which dataset among the first ``rows`` rows has no value of a column; None where each has some.
+
+    Appended rows have all columns, and no nulls where fields do not fill them.
+    """
+    begin = 0
+    for segment in segments:
+        end = min(begin + segment.num_rows, rows)
+        if segment.extent is None and not segment.has_value(column, end - begin):
+            why = "null throughout" if column in segment.table.schema.names else "missing"
+            return f"column {column!r} {why} in rows {begin}..{end - 1}"
+        begin += segment.num_rows
+    return None
+
+
 def _representable(value: float, dtype: np.dtype[Any]) -> bool:
     if number_kind(dtype) == "f":
         return not np.isfinite(value) or abs(value) <= largest_of(dtype)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,10 +20,11 @@ from mouse_core._arrow.windows import Stretches, Windows
 from mouse_core._base.memo import memo
 from mouse_core.errors import ConfigError
 from mouse_core.spec import Alignment, Field, Spec
-from mouse_core.store._segments import Segment
-from mouse_core.store.fields import FieldReader, bind_fields
+from mouse_core.store._segments import Segment, canonical, growth_of
+from mouse_core.store.fields import FieldReader, bind_fields, rows_without
 
 _SAMPLED_ROWS = 8
+Sampler = TypeVar("Sampler")
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,12 @@ class SnapshotConfig:
         types: The columns' types by name.
         dims: The dimensions that it was given, by ``spec.DIMS``.
         alignment: "arrived" or "outgoing".
-        made: For columns that are computed from others, how; by name.
     """
 
     fields: Mapping[str, Field]
     types: Mapping[str, ColumnType]
     dims: Mapping[str, int | None]
     alignment: Alignment
-    made: Mapping[str, str] = field(default_factory=dict)
 
 
 class Snapshot:
@@ -99,6 +97,26 @@ class Snapshot:
         """Which transition a row's action, reward and done belong to."""
         return self.config.alignment
 
+    def of_rows(self, rows: Any) -> Snapshot:
+        """What its store gave when its ``store_rows`` were ``rows``, as far as it lies in this snapshot.
+
+        Raises:
+            ConfigError: There are fewer rows.
+        """
+        if isinstance(rows, bool) or not isinstance(rows, int | np.integer):
+            raise ConfigError(f"snapshot: expected a number of rows, found {rows!r:.200}")
+        if rows == self.store_rows:
+            return self
+        return Snapshot(self.segments, self.config, int(rows), budget=self.budget)
+
+    def sampled_by(self, sampler: Sampler) -> Sampler:
+        """What draws windows from these rows where ``sampler`` is asked for: itself, for rows of one store."""
+        return sampler
+
+    def lacking(self, reader: FieldReader) -> str | None:
+        """In words, which part of the rows has no value at all of one of the fields; None: each has some."""
+        return rows_without(self.segments, self.num_rows, reader.spec.column)
+
     @memo
     def readers(self) -> dict[str, FieldReader]:
         """The fields that the snapshot has, by name."""
@@ -111,7 +129,7 @@ class Snapshot:
         """
         grown = None
         if self.num_rows >= before.num_rows and self.config == before.config:
-            grown = _growth(before.segments, self.segments)
+            grown = growth_of(before.segments, self.segments)
         if grown is not None and "readers" not in self.__dict__:
             fields = self.config.fields
             # Only a column that was null throughout may have become a field.
@@ -186,15 +204,12 @@ class Snapshot:
         """A digest of schema, length and a few rows: equal for equal data on every host, in constant time."""
         columns = {reader.spec.column for reader in self.readers.values()}
         digest = hashlib.sha256()
-        # What is computed follows from the rest, and from how.
-        made = {name: how for name, how in self.config.made.items() if name in columns}
-        kinds = {name: str(self.config.types[name]) for name in columns} | made
-        columns -= made.keys()
+        kinds = {name: str(self.config.types[name]) for name in columns}
         digest.update(json.dumps([self.num_rows, self.alignment, kinds], sort_keys=True).encode())
         sampled = np.unique(np.linspace(0, max(self.num_rows - 1, 0), _SAMPLED_ROWS).astype(np.int64)).tolist()
         for row in sampled if self.num_rows else ():
             values = self.rows([row], columns)
-            digest.update(b"".join(_canonical(*values.get(name, [None])) for name in sorted(columns)))
+            digest.update(b"".join(canonical(*values.get(name, [None])) for name in sorted(columns)))
         return digest.hexdigest()[:32]
 
     def rows(self, numbers: Sequence[int], columns: Set[str] | None = None) -> dict[str, list[Any]]:
@@ -222,8 +237,13 @@ class Snapshot:
         return {name: values + [None] * (len(numbers) - len(values)) for name, values in found.items()}
 
     @memo
+    def rows_of_segments(self) -> list[int]:
+        """How many rows of each segment there are."""
+        return [segment.num_rows for segment in self.segments]
+
+    @memo
     def _starts(self) -> npt.NDArray[np.int64]:
-        return _cumulative([segment.num_rows for segment in self.segments])
+        return _cumulative(self.rows_of_segments)
 
     @memo
     def _physical_starts(self) -> npt.NDArray[np.int64]:
@@ -250,17 +270,23 @@ class Snapshot:
     @memo
     def _stretches(self) -> Stretches:
         """The snapshot's rows, in stretches that lie side by side in a chunk."""
-        if self.has_row_numbers or all(segment.indices is None for segment in self.segments):
+        sizes = zip(self.segments, self.rows_of_segments, strict=True)
+        whole = all(segment.indices is None and segment.num_rows == rows for segment, rows in sizes)
+        if self.has_row_numbers or whole:
             return self.chunks
         parts, chunk = [], 0
-        for segment in self.segments:
+        for segment, rows in zip(self.segments, self.rows_of_segments, strict=True):
             runs = Stretches(segment.chunk_starts) if segment.runs is None else segment.runs
-            parts.append(_stretches(runs, chunk))
+            begins, chunks, first = _stretches(runs, chunk)
+            there = begins < rows
+            parts.append((begins[there], chunks[there], first[there]))
             chunk += len(segment.chunk_starts) - 1
         starts = [first + begins for first, (begins, _, _) in zip(self._starts[:-1].tolist(), parts, strict=True)]
-        _, chunks, rows = zip(*parts, strict=True)
+        _, of_chunks, of_rows = zip(*parts, strict=True)
         starts.append(self._starts[-1:])
-        return Stretches(np.concatenate(starts), np.concatenate(chunks), np.concatenate(rows), self.chunks.longest)
+        return Stretches(
+            np.concatenate(starts), np.concatenate(of_chunks), np.concatenate(of_rows), self.chunks.longest
+        )
 
     @memo
     def _beyond(self) -> dict[int, Stretches]:
@@ -302,23 +328,6 @@ class Snapshot:
         return make, (self.segments, self.config, self.num_rows, self.budget)
 
 
-def _growth(before: tuple[Segment, ...], after: tuple[Segment, ...]) -> Growth | None:
-    """What was appended to some segments; None where others are not the same with rows appended."""
-    kept, last = len(before) - 1, before[-1:]
-    appended = after[max(kept, 0) :]
-    if not last or not appended or after[:kept] != before[:kept]:
-        return None
-    replaced = None
-    if appended[0] is last[0]:
-        kept, appended = kept + 1, appended[1:]
-    elif appended[0].extent is not None and appended[0].extent is last[0].extent:
-        replaced = last[0]
-    else:
-        return None
-    # Segments of datasets may say more about the shapes of rows.
-    return Growth(kept, appended, replaced) if all(segment.extent is not None for segment in appended) else None
-
-
 def _stretches(
     chunks: Stretches, first: int
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
@@ -330,13 +339,3 @@ def _stretches(
 
 def _cumulative(lengths: Sequence[int]) -> npt.NDArray[np.int64]:
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-
-
-def _canonical(value: Any) -> bytes:
-    """The same bytes for the same value, however Arrow encoded it."""
-    if isinstance(value, dict) and set(value) == {"bytes", "path"}:
-        # Where the pixels are stored, the path they once had says nothing.
-        value = os.path.basename(value["path"] or "") if value["bytes"] is None else value["bytes"]
-    if isinstance(value, bytes):
-        value = hashlib.sha256(value).hexdigest()
-    return repr(value).encode() + b"\0"

@@ -1,0 +1,7 @@
+"""Mixtures: several stores as one, each with its share of the windows."""
+
+from mouse_core.mixtures.mixture import Mixture
+from mouse_core.mixtures.sampler import MixedWindows
+from mouse_core.mixtures.shares import Shares
+
+__all__ = ["MixedWindows", "Mixture", "Shares"]

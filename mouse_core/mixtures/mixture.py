@@ -1,0 +1,153 @@
+"""Mixture: several stores as one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core._base.locks import ProcessLock
+from mouse_core.errors import ConfigError
+from mouse_core.mixtures.shares import Mix, Per
+from mouse_core.mixtures.snapshot import MixtureSnapshot, check_rows
+from mouse_core.store import Snapshot, Store
+
+
+class Mixture(Store):
+    """Several stores as one, each with its share of the windows; loaders and sources take it as they take a store.
+
+    No window lies in two members. Counts follow the shares exactly by number, not on average: of the first n windows of
+    all batches every member has its share of n, up to a few windows at most, for any n, in any process.
+
+    A field must be of the same kind in all members; where shorter rows are padded (``action``, ``obs_continuous``), it
+    has the largest member's width. A field that some member lacks must be left out with ``fields=``. Members may grow:
+    ``refresh()`` of a loader takes over the rows of all of them. Mixtures may be members, too.
+
+    Args:
+        stores: The members by name, or a sequence of them, which are called "0", "1" and so on.
+        weights: A number from 0 for each, by name or in their order; None: 1 for each. Only their ratio counts.
+        per: What a weight is for. "member": each member comes as often as its weight says. "step": every step does, so
+            that a store twice as large comes twice as often. "trajectory": every episode.
+        temperature: Shares are proportional to ``(weight * size) ** (1 / temperature)``, where the size is 1, or the
+            steps or episodes of the member: 1 leaves them as they are, and larger numbers even them out.
+        field: The field of batches that says which member a window is of, int64 ``[B, S]``: its place among ``names``.
+            None: there is none.
+
+    Raises:
+        ConfigError: No members, names or weights that are none, or an option out of range.
+    """
+
+    def __init__(
+        self,
+        stores: Mapping[str, Store | Snapshot] | Sequence[Store | Snapshot],
+        weights: Mapping[str, float] | Sequence[float] | None = None,
+        *,
+        per: Per = "member",
+        temperature: float = 1.0,
+        field: str | None = "member",
+    ) -> None:
+        if not isinstance(stores, Mapping):
+            stores = {str(number): store for number, store in enumerate(_listed("stores", stores))}
+        if not stores:
+            raise ConfigError("mixture: expected at least one store, found none")
+        for name, store in stores.items():
+            if not isinstance(name, str) or not isinstance(store, Store | Snapshot):
+                raise ConfigError(f"mixture: expected stores by name, found {store!r:.80} as {name!r}")
+        if per not in get_args(Per):
+            raise ConfigError(f"per: expected one of {list(get_args(Per))}, found {per!r}")
+        if not _is_number(temperature) or not temperature > 0:
+            raise ConfigError(f"temperature: expected a number above 0, found {temperature!r}")
+        if field is not None and (not isinstance(field, str) or not field):
+            raise ConfigError(f"field: expected a name or None, found {field!r}")
+        names = tuple(stores)
+        self._mix = Mix(names, _checked_weights(weights, names), per, float(temperature), field)
+        self._members = dict(stores)
+        self._codes: dict[int, npt.NDArray[np.int64]] = {}
+        self._kept: MixtureSnapshot | None = None
+        self._lock = ProcessLock()
+
+    def __repr__(self) -> str:
+        mix = self._mix
+        return f"Mixture({dict(zip(mix.names, mix.weights, strict=True))}, per={mix.per!r}, num_rows={len(self)})"
+
+    def __len__(self) -> int:
+        """Rows of all members together."""
+        return sum(len(member) for member in self._members.values())
+
+    @property
+    def members(self) -> Mapping[str, Store | Snapshot]:
+        """The members by name."""
+        return MappingProxyType(self._members)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The members' names, in the order of the codes in batches."""
+        return self._mix.names
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """What part of the windows each member has now, by name; the sum is 1.
+
+        Raises:
+            ConfigError: A member with a weight has no rows.
+        """
+        windows = self.snapshot().shares.windows
+        return {name: some / sum(windows) for name, some in zip(self.names, windows, strict=True)}
+
+    def snapshot(self, rows: Any = None) -> MixtureSnapshot:
+        """The rows that all members have now, or had; copies no steps.
+
+        Args:
+            rows: What a loader's state says of each member, by name; see ``Store.snapshot``. None: those of now.
+
+        Raises:
+            ConfigError: A member has fewer rows.
+            SchemaError: Members that do not fit together; the message names the field or the column.
+        """
+        if rows is not None:
+            check_rows(rows, self.names)
+        taken = [_taken(member, None if rows is None else rows[name]) for name, member in self._members.items()]
+        with self._lock:
+            kept = self._kept
+            if kept is not None and all(map(lambda one, other: one is other, kept.members, taken)):
+                return kept
+            made = MixtureSnapshot(self._mix, taken, self._codes)
+            if rows is None:
+                self._kept = made
+            return made
+
+
+def _taken(member: Store | Snapshot, rows: Any) -> Snapshot:
+    if isinstance(member, Store):
+        return member.snapshot(rows)
+    return member if rows is None else member.of_rows(rows)
+
+
+def _listed(option: str, given: Any) -> list[Any]:
+    if isinstance(given, str | Store | Snapshot) or not isinstance(given, Sequence | np.ndarray):
+        raise ConfigError(f"{option}: expected several, by name or in a list, found {given!r:.80}")
+    return list(given)
+
+
+def _is_number(value: Any) -> bool:
+    is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    return is_number and math.isfinite(value)
+
+
+def _checked_weights(weights: Any, names: tuple[str, ...]) -> tuple[float, ...]:
+    """A plain number for each name, or ConfigError."""
+    if weights is None:
+        return (1,) * len(names)
+    if isinstance(weights, Mapping):
+        if set(weights) != set(names):
+            raise ConfigError(f"weights: expected one for each of {list(names)}, found {list(weights)}")
+        weights = [weights[name] for name in names]
+    listed = _listed("weights", weights)
+    if len(listed) != len(names) or not all(_is_number(weight) and weight >= 0 for weight in listed) or not any(listed):
+        raise ConfigError(f"weights: expected {len(names)} numbers from 0, not all 0, found {listed}")
+    # 2 and 2.0 are the same weight, also in a fingerprint.
+    return tuple(int(weight) if weight == int(weight) else float(weight) for weight in listed)

@@ -1,0 +1,223 @@
+"""The rows of several stores at one moment, one member behind the other, and what they are as one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mouse_core._arrow.column import Column, ColumnPart
+from mouse_core._arrow.column_types import ColumnType, Reading
+from mouse_core._arrow.dense_copies import DENSE_BYTES, DenseBudget
+from mouse_core._base.memo import memo
+from mouse_core.errors import ConfigError, SchemaError
+from mouse_core.mixtures.sampler import mixed
+from mouse_core.mixtures.shares import Mix, Shares
+from mouse_core.spec import DIMS, Field, FieldSpec
+from mouse_core.store.fields import FieldReader
+from mouse_core.store.snapshot import Snapshot, SnapshotConfig
+
+_CODES = ColumnType("scalar", "int64")
+
+
+class MixtureSnapshot(Snapshot):
+    """The rows that the members of a mixture had at one moment; made by ``Mixture.snapshot()``.
+
+    A member's rows follow those of the member before. No window and no episode lies in two of them.
+
+    Args:
+        mix: What is known of the members.
+        members: Their snapshots, as many.
+        codes: Memory that earlier snapshots of the mixture have filled with the members' codes.
+
+    Raises:
+        SchemaError: Members that do not fit together; the message names the field or the column.
+    """
+
+    def __init__(self, mix: Mix, members: Sequence[Snapshot], codes: dict[int, npt.NDArray[np.int64]] | None = None):
+        self.mix, self.members = mix, tuple(members)
+        self._codes = {} if codes is None else codes
+        self.num_rows = sum(member.num_rows for member in members)
+        self.segments = tuple(segment for member in members for segment in member.segments)
+        self.budget = DenseBudget(DENSE_BYTES)
+        self.config = _joined(dict(zip(mix.names, members, strict=True)), mix.field)
+
+    @property
+    def store_rows(self) -> Any:  # type: ignore[override]
+        """Those of the members, by name."""
+        return {name: member.store_rows for name, member in zip(self.mix.names, self.members, strict=True)}
+
+    @memo
+    def first_rows(self) -> npt.NDArray[np.int64]:
+        """Where each member's rows begin, and the end, int64 ``[M + 1]``."""
+        return np.array([0, *accumulate(member.num_rows for member in self.members)], np.int64)
+
+    @memo
+    def shares(self) -> Shares:
+        """The members' shares of the windows; ConfigError where they have none."""
+        return self.mix.shares(self.members)
+
+    def sampled_by(self, sampler: Any) -> Any:
+        """What draws from each member as ``sampler`` does; see ``Snapshot``."""
+        return mixed(sampler, self.mix)
+
+    def of_rows(self, rows: Any) -> MixtureSnapshot:
+        """The same with the first rows of each member, by name; see ``Snapshot``."""
+        check_rows(rows, self.mix.names)
+        members = [member.of_rows(rows[name]) for name, member in zip(self.mix.names, self.members, strict=True)]
+        return MixtureSnapshot(self.mix, members, self._codes)
+
+    @memo
+    def readers(self) -> dict[str, FieldReader]:
+        """The fields that the snapshot has, by name: those of the members, and which member a row is of."""
+        name, fields = self.mix.field, dict(self.config.fields)
+        added = {} if name is None else {name: self._member_reader(fields.pop(name))}
+        return {**self._bound(fields), **added}
+
+    def _member_reader(self, field: Field) -> FieldReader:
+        """Reads the members' codes: of each segment from memory that holds nothing else, as long as a chunk of it."""
+        parts = []
+        for code, member in enumerate(self.members):
+            longest = max((int(np.diff(segment.chunk_starts).max(initial=0)) for segment in member.segments), default=0)
+            codes = self._codes.get(code)
+            if codes is None or len(codes) < longest:
+                # Twice as much as there is, as a member that grows comes again.
+                codes = self._codes[code] = np.full(2 * longest, code, np.int64)
+            for segment in member.segments:
+                part = ColumnPart(partial(_chunks, codes, segment.chunk_starts), segment.chunk_starts, same_chunks=True)
+                part.begin[:], part.width[:] = codes.ctypes.data, 1
+                parts.append(part)
+        column = Column(Reading(field.name, _CODES, ()), parts)
+        return FieldReader(field, FieldSpec(field.name, _CODES.dtype, (), ""), column)
+
+    def lacking(self, reader: FieldReader) -> str | None:
+        """In words, which member has no value of one of its fields; see ``Snapshot``."""
+        for name, member in zip(self.mix.names, self.members, strict=True):
+            own = member.readers.get(reader.spec.name) if member.num_rows else reader
+            where = "none" if own is None else None if own is reader else member.lacking(own)
+            if where is not None:
+                return f"{where} in member {name!r}"
+        return None
+
+    def grown_from(self, before: Snapshot) -> None:
+        """Nothing is taken over but what segments know: rows come in between."""
+        return None
+
+    @memo
+    def episode_starts(self) -> npt.NDArray[np.int64]:
+        """The rows at which episodes begin, int64 ``[n]``, ascending: those of the members; see ``Snapshot``."""
+        firsts = self.first_rows.tolist()
+        parts = [
+            member.episode_starts + first
+            for member, first in zip(self.members, firsts, strict=False)
+            if member.num_rows
+        ]
+        return np.concatenate([np.zeros(0, np.int64), *parts])
+
+    @memo
+    def fingerprint(self) -> str:
+        """A digest of the members' names and fingerprints."""
+        parts = [[name, member.fingerprint] for name, member in zip(self.mix.names, self.members, strict=True)]
+        return hashlib.sha256(json.dumps(["mixture", parts]).encode()).hexdigest()[:32]
+
+    @memo
+    def rows_of_segments(self) -> list[int]:
+        """How many rows of each segment count."""
+        rows: list[int] = []
+        for member in self.members:
+            left = member.num_rows
+            for some in member.rows_of_segments:
+                rows.append(min(some, left))
+                left -= rows[-1]
+        return rows
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return MixtureSnapshot, (self.mix, self.members)
+
+
+def check_rows(rows: Any, names: Sequence[str]) -> None:
+    """Raise ConfigError unless there are numbers of rows for members of these names."""
+    if not isinstance(rows, Mapping) or list(rows) != list(names):
+        raise ConfigError(f"mixture: expected numbers of rows of the members {list(names)}, found {rows!r:.200}")
+
+
+def _chunks(codes: npt.NDArray[np.int64], starts: npt.NDArray[np.int64]) -> pa.ChunkedArray:
+    return pa.chunked_array([pa.array(codes[:rows]) for rows in np.diff(starts).tolist()], pa.int64())
+
+
+def _joined(members: Mapping[str, Snapshot], field: str | None) -> SnapshotConfig:
+    """What is known of the rows of all members that have rows; of others nothing need be known.
+
+    Raises:
+        SchemaError: They do not fit together.
+    """
+    there = {name: member for name, member in members.items() if member.num_rows} or dict(members)
+    (first, one), *others = there.items()
+    types = dict(one.config.types)
+    for name, member in others:
+        if member.alignment != one.alignment:
+            raise SchemaError(
+                f"mixture: expected rows of alignment {one.alignment!r} as in member {first!r}, found "
+                f"{member.alignment!r} in {name!r}"
+            )
+        for column, kind in member.config.types.items():
+            known = types.setdefault(column, kind)
+            if "null" in (known.kind, kind.kind):
+                types[column] = kind if known.kind == "null" else known
+            elif known != kind:
+                raise SchemaError(
+                    f"column {column!r}: expected {known} as in the members before, found {kind} in member {name!r}; "
+                    "cast one of them first, e.g. with Dataset.cast_column"
+                )
+    dims = {name: _largest([member.config.dims[name] for member in there.values()]) for name in DIMS}
+    names = dict.fromkeys(name for member in there.values() for name in member.config.fields)
+    fields = {name: _field(name, there) for name in names if name != field}
+    if field is not None:
+        if any(field in member.readers and not isinstance(member, MixtureSnapshot) for member in there.values()):
+            raise SchemaError(f"mixture: expected members without a field {field!r}, which batches get, found one")
+        fields[field] = Field(field, dtype="int64", shape=(), fill=0, labels=tuple(members))
+        types.pop(field, None)
+    return SnapshotConfig(fields, types, dims, one.alignment)
+
+
+def _field(name: str, members: Mapping[str, Snapshot]) -> Field:
+    """One field of all members that have it: of one kind, and of the largest width where shorter rows are padded."""
+    known = {
+        member: snapshot.config.fields[name] for member, snapshot in members.items() if name in snapshot.config.fields
+    }
+    (first, field), *others = known.items()
+    for member, other in others:
+        if _kind(other) != _kind(field):
+            raise SchemaError(
+                f"field {name!r}: expected {_kind(field)} as in member {first!r}, found {_kind(other)} in {member!r}"
+            )
+    specs = {member: members[member].readers[name].spec for member in known if name in members[member].readers}
+    shapes = {member: spec.image_shape or spec.shape for member, spec in specs.items()}
+    field = replace(field, dim=_largest([one.dim for one in known.values()]))
+    if not shapes:
+        return field
+    widest = max(shapes.values())
+    for shape in shapes.values():
+        if shape != widest and not (field.pad is not None and len(shape) == len(widest) == 1):
+            raise SchemaError(
+                f"field {name!r}: expected one shape, found {shapes}; they are those of the members' steps"
+            )
+    return replace(field, shape=widest)
+
+
+def _kind(field: Field) -> Field:
+    """What must be the same of a field in all members."""
+    return replace(field, shape=None, dim=None, max_ndim=None)
+
+
+def _largest(dims: Sequence[Any]) -> Any:
+    """The largest of some dimensions; None where one is not known."""
+    return None if None in dims else max(dims)

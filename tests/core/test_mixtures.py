@@ -1,0 +1,459 @@
+"""Mixtures of stores: whose window comes when, that every window is one of its member's, and what becomes of growth."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mouse_core import (
+    BatchSource,
+    ConfigError,
+    DatasetStore,
+    Field,
+    MissingFieldError,
+    PrefetchBatchifier,
+    SchemaError,
+    StateError,
+)
+from mouse_core.augment import AugmentTokensConfig
+from mouse_core.mixtures import Mixture, Shares
+from mouse_core.replay import ReplayBuffer
+from mouse_core.testing import SourceConformance, example_columns, example_store
+
+WEIGHTS = st.lists(st.integers(0, 50), min_size=1, max_size=7).filter(any)
+# Rows of member m are numbered from m * FAR on, in the field "reward"; a float32 holds them.
+FAR = 10_000
+
+
+def oracle(weights: list[Any], n: int) -> list[int]:
+    """Of which member each of n windows is, one after another: that whose next one is due first."""
+    counts = [0] * len(weights)
+    found = []
+    for _ in range(n):
+        due = {m: Fraction(2 * counts[m] + 1) / weight for m, weight in enumerate(weights) if weight}
+        found.append(min(due, key=lambda m: (due[m], m)))
+        counts[found[-1]] += 1
+    return found
+
+
+def numbered(member: int, rows: int, *, width: int = 3, episode: int = 10) -> DatasetStore:
+    """A store whose rows say in every column which they are."""
+    store = DatasetStore(max_action_dim=4)
+    grow(store, member, rows, width=width, episode=episode)
+    return store
+
+
+def grow(store: DatasetStore, member: int, rows: int, *, width: int = 3, episode: int = 10) -> None:
+    number = np.arange(len(store), len(store) + rows)
+    store.extend(
+        {
+            "action": (number % 4).astype(np.int64),
+            "reward": (member * FAR + number).astype(np.float32),
+            "done": (number % episode == episode - 1).astype(np.int64),
+            "episode_step": number % episode,
+            "observation": np.repeat((member * FAR + number)[:, None], width, 1).astype(np.float64),
+        }
+    )
+
+
+def three() -> Mixture:
+    return Mixture({"a": numbered(0, 200), "b": numbered(1, 90), "c": numbered(2, 400)}, {"a": 1, "b": 1, "c": 2})
+
+
+def numbers_of(source: BatchSource, batches: int) -> np.ndarray:
+    return np.concatenate([source[index]["reward"] for index in range(batches)]).astype(np.int64)
+
+
+# ------------------------------------------------------------------ shares
+
+
+@given(WEIGHTS, st.integers(0, 300), st.integers(0, 300))
+def test_windows_come_in_the_order_of_the_oracle(weights: list[int], begin: int, n: int) -> None:
+    shares = Shares.of([Fraction(weight) for weight in weights])
+    wanted = oracle(weights, begin + n)
+    assert shares.members(begin, begin + n).tolist() == wanted[begin:]
+    assert shares.counts(begin) == [wanted[:begin].count(member) for member in range(len(weights))]
+
+
+@given(WEIGHTS, st.integers(0, 1 << 50))
+def test_counts_keep_to_the_shares_at_any_number(weights: list[int], n: int) -> None:
+    """Also where nobody could count: no member is further from its share than the bound that is stated."""
+    counts, total = Shares.of([Fraction(weight) for weight in weights]).counts(n), sum(weights)
+    assert sum(counts) == n
+    several = sum(weight > 0 for weight in weights)
+    for weight, count in zip(weights, counts, strict=True):
+        bound = Fraction(1, 2) + Fraction(weight, total) * max(0, several - 2) / 2
+        assert abs(count - Fraction(weight, total) * n) <= bound
+        assert weight or not count
+
+
+@given(WEIGHTS, st.integers(0, 1 << 40), st.integers(1, 5000))
+def test_counts_and_members_agree_wherever_rounds_end(weights: list[int], begin: int, n: int) -> None:
+    shares = Shares.of([Fraction(weight) for weight in weights])
+    members = shares.members(begin, begin + n)
+    before, after = shares.counts(begin), shares.counts(begin + n)
+    found = np.bincount(members, minlength=len(weights))
+    assert found.tolist() == [late - early for late, early in zip(after, before, strict=True)]
+    cut = n // 3
+    parts = [shares.members(begin, begin + cut), shares.members(begin + cut, begin + n)]
+    np.testing.assert_array_equal(np.concatenate(parts), members)
+
+
+def test_shares_that_no_round_holds_exactly_are_rounded_and_none_is_lost() -> None:
+    tiny = Shares.of([Fraction(1), Fraction(1, 10**12), Fraction(0)])
+    assert tiny.windows[1] == 1
+    assert tiny.windows[2] == 0
+    shares = Shares.of([Fraction(1, 3), Fraction(2**0.5), Fraction(np.pi)])
+    wanted = np.array([1 / 3, 2**0.5, np.pi])
+    np.testing.assert_allclose(np.array(shares.windows) / sum(shares.windows), wanted / wanted.sum(), atol=1e-7)
+
+
+# ------------------------------------------------------------------ windows
+
+SAMPLED = (
+    {},
+    {"sampling": "batch"},
+    {"sampling": "sequential"},
+    {"sampling": "last"},
+    {"boundary": "episode"},
+    {"boundary": "episode", "weighting": "trajectory"},
+    {"boundary": "episode", "sampling": "batch", "pad": 0},
+    {"boundary": "episode", "sampling": "last", "pad": False},
+)
+
+
+@pytest.mark.parametrize("options", SAMPLED, ids=str)
+def test_every_window_is_one_of_the_member_that_it_names(options: dict[str, Any]) -> None:
+    source = BatchSource(three(), 8, 16, **options)
+    for index in (0, 1, 2, 7, 30, 31):
+        batch = source[index]
+        there = batch.get("mask", np.ones((16, 8), np.bool_))
+        number = batch["reward"].astype(np.int64)
+        np.testing.assert_array_equal(batch["member"], number // FAR)
+        assert batch["member"].dtype == np.int64
+        np.testing.assert_array_equal(batch["obs_continuous"][..., 2], number)
+        steps = number[:, :1] + np.arange(8)
+        np.testing.assert_array_equal(number[there], steps[there])
+        members = batch["member"][:, 0].tolist()
+        turn = 0 if options.get("sampling") == "last" else 16 * index
+        assert members == oracle([1, 1, 2], turn + 16)[turn:]
+
+
+def test_last_is_the_last_windows_of_each() -> None:
+    number = BatchSource(three(), 8, 16, "last")[5]["reward"].astype(np.int64)
+    found = sorted(number[:, 0].tolist())
+    wanted = [m * FAR + rows - 8 * k for m, rows, n in ((0, 200, 4), (1, 90, 4), (2, 400, 8)) for k in range(n, 0, -1)]
+    assert found == sorted(wanted)
+
+
+def test_every_window_of_a_member_comes_once_in_its_epochs() -> None:
+    """Drawn as "batch", members of 25, 11 and 50 windows; each is at its own epoch."""
+    source = BatchSource(three(), 8, 16, "batch")
+    starts = numbers_of(source, 40)[:, 0]
+    for member, windows in ((0, 25), (1, 11), (2, 50)):
+        mine = starts[starts // FAR == member] - member * FAR
+        for epoch in range(len(mine) // windows):
+            part = mine[epoch * windows : (epoch + 1) * windows]
+            assert sorted(part.tolist()) == list(range(0, 8 * windows, 8)), (member, epoch)
+        assert mine[:windows].tolist() != mine[windows : 2 * windows].tolist()
+    assert len(source) == -(-(25 + 11 + 50) // 16)
+
+
+def test_random_windows_begin_anywhere_in_each_member() -> None:
+    starts = numbers_of(BatchSource(three(), 8, 32), 400)[:, 0]
+    for member, rows in ((0, 200), (1, 90), (2, 400)):
+        mine = starts[starts // FAR == member] - member * FAR
+        counts = np.bincount(mine, minlength=rows - 7)
+        assert len(counts) == rows - 7
+        expected = len(mine) / len(counts)
+        squares = float(((counts - expected) ** 2 / expected).sum())
+        assert abs(squares - len(counts)) < 6 * (2 * len(counts)) ** 0.5
+
+
+def test_members_draw_by_themselves() -> None:
+    """Two members of equal rows do not come with equal windows, nor do epochs that begin at another batch."""
+    mixture = Mixture([numbered(0, 500), numbered(0, 500)])
+    batch = BatchSource(mixture, 8, 64)[0]
+    first, second = (batch["reward"][batch["member"][:, 0] == code][:, 0] for code in (0, 1))
+    assert (first != second).mean() > 0.9
+    later = BatchSource(mixture, 8, 64, epoch_start=5)[5]
+    assert (later["reward"] != BatchSource(mixture, 8, 64)[5]["reward"]).mean() > 0.9
+
+
+@pytest.mark.parametrize("options", SAMPLED, ids=str)
+@pytest.mark.parametrize("count", [2, 4])
+def test_shards_are_the_rows_of_a_batch_and_mixed_as_it_is(options: dict[str, Any], count: int) -> None:
+    whole = BatchSource(three(), 8, 16, seed=3, **options)
+    shards = [BatchSource(three(), 8, 16, seed=3, shard=(rank, count), **options) for rank in range(count)]
+    for index in range(9):
+        parts = [shard[index] for shard in shards]
+        for name, values in whole[index].items():
+            np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), values)
+        for part in parts:
+            found = np.bincount(part["member"][:, 0], minlength=3) / len(part["member"])
+            assert np.abs(found - [0.25, 0.25, 0.5]).max() <= 1 / len(part["member"])
+
+
+def test_in_any_order_and_in_blocks_of_any_length_batches_are_the_same() -> None:
+    one, other = BatchSource(three(), 8, 16), BatchSource(three(), 8, 16)
+    wanted = {index: one[index]["reward"] for index in range(200)}
+    for index in np.random.default_rng(0).permutation(200).tolist():
+        np.testing.assert_array_equal(other[index]["reward"], wanted[index])
+    copy = pickle.loads(pickle.dumps(other))
+    np.testing.assert_array_equal(copy[77]["reward"], wanted[77])
+    assert copy.fingerprint == one.fingerprint
+
+
+class TestMixture(SourceConformance):
+    def make(self) -> BatchSource:
+        return BatchSource(three(), 8, 12, seed=2)
+
+
+class TestMixtureOfEpisodesAugmented(SourceConformance):
+    def make(self) -> BatchSource:
+        members = {"x": example_store(120), "y": example_store(70)}
+        config = AugmentTokensConfig(permute_action="both")
+        return BatchSource(Mixture(members, [2, 1]), 8, 12, boundary="episode", augment=config, views=2)
+
+
+def test_mixtures_may_be_members() -> None:
+    inner = Mixture({"a": numbered(0, 100), "b": numbered(1, 100)}, [3, 1])
+    mixture = Mixture({"both": inner, "c": numbered(2, 100)})
+    for options in SAMPLED:
+        source = BatchSource(mixture, 8, 16, **options)
+        number = numbers_of(source, 16)[:, 0] // FAR
+        assert np.bincount(number).tolist() == [96, 32, 128]
+        np.testing.assert_array_equal(source[3]["member"][:, 0], source[3]["reward"][:, 0] // FAR == 2)
+        assert source.snapshot.store_rows == {"both": {"a": 100, "b": 100}, "c": 100}
+
+
+# ------------------------------------------------------------------ weights
+
+
+def shares_of(mixture: Mixture) -> list[Fraction]:
+    windows = mixture.snapshot().shares.windows
+    return [Fraction(some, sum(windows)) for some in windows]
+
+
+def test_weights_are_for_members_steps_or_trajectories() -> None:
+    members = {"a": numbered(0, 100, episode=10), "b": numbered(1, 300, episode=100)}
+    assert shares_of(Mixture(members)) == [Fraction(1, 2), Fraction(1, 2)]
+    assert shares_of(Mixture(members, [0.7, 0.3])) == [Fraction(7, 10), Fraction(3, 10)]
+    assert shares_of(Mixture(members, per="step")) == [Fraction(1, 4), Fraction(3, 4)]
+    assert shares_of(Mixture(members, {"b": 1, "a": 2}, per="step")) == [Fraction(2, 5), Fraction(3, 5)]
+    assert shares_of(Mixture(members, per="trajectory")) == [Fraction(10, 13), Fraction(3, 13)]
+    assert Mixture(members, [3, 1]).shares == {"a": 0.75, "b": 0.25}
+
+
+def test_temperature_evens_shares_out() -> None:
+    members = {"a": numbered(0, 100), "b": numbered(1, 400)}
+    for temperature in (0.5, 2.0, 3.0):
+        found = list(Mixture(members, per="step", temperature=temperature).shares.values())
+        wanted = np.array([100.0, 400.0]) ** (1 / temperature)
+        np.testing.assert_allclose(found, wanted / wanted.sum(), atol=1e-7)
+
+
+def test_a_member_without_weight_never_comes_and_may_be_empty() -> None:
+    mixture = Mixture({"a": numbered(0, 50), "b": DatasetStore(), "c": numbered(2, 50)}, [1, 0, 1])
+    batch = BatchSource(mixture, 8, 16)[0]
+    assert set(batch["member"].reshape(-1).tolist()) == {0, 2}
+    assert Mixture({"a": numbered(0, 50), "b": DatasetStore()}, per="step").shares == {"a": 1.0, "b": 0.0}
+
+
+# ------------------------------------------------------------------ members that grow
+
+
+def test_rows_that_come_are_taken_over_at_a_refresh_and_not_before() -> None:
+    stores = {"a": numbered(0, 40), "b": numbered(1, 40)}
+    with PrefetchBatchifier(Mixture(stores, per="step"), 8, 16, num_workers=0) as loader:
+        before = [loader.next_batch() for _ in range(3)]
+        grow(stores["a"], 0, 120)
+        late = [loader.next_batch() for _ in range(3)]
+        assert max(batch["reward"][batch["member"] == 0].max() for batch in before + late) < 40
+        loader.refresh()
+        after = [loader.next_batch() for _ in range(20)]
+    starts = np.concatenate([batch["reward"] for batch in after])[:, 0]
+    members = np.concatenate([batch["member"] for batch in after])[:, 0]
+    np.testing.assert_array_equal(members, starts // FAR)
+    assert starts[members == 0].max() > 100
+    assert abs((members == 0).mean() - 0.8) < 0.01
+
+
+def test_a_state_says_how_many_rows_each_member_had_and_is_gone_on_from() -> None:
+    stores = {"a": numbered(0, 100), "b": numbered(1, 60)}
+    with PrefetchBatchifier(Mixture(stores, [2, 1]), 8, 16, "batch") as loader:
+        for _ in range(5):
+            loader.next_batch()
+        grow(stores["b"], 1, 40)
+        loader.refresh()
+        for _ in range(3):
+            loader.next_batch()
+        state = json.loads(json.dumps(loader.state_dict()))
+        assert state["rows"] == {"a": 100, "b": 100}
+        wanted = [loader.next_batch() for _ in range(5)]
+    grow(stores["a"], 0, 70)
+    grow(stores["b"], 1, 30)
+    for store in (Mixture(stores, [2, 1]), Mixture(stores, [2, 1]).snapshot()):
+        with PrefetchBatchifier(store, 8, 16, "batch", num_workers=0) as loader:
+            loader.load_state_dict(state)
+            for batch in wanted:
+                found = loader.next_batch()
+                for name, values in batch.items():
+                    np.testing.assert_array_equal(found[name], values, err_msg=name)
+
+
+def test_states_of_others_are_refused() -> None:
+    stores = {"a": numbered(0, 100), "b": numbered(1, 60)}
+    state = PrefetchBatchifier(Mixture(stores, [2, 1]), 8, 16).state_dict()
+    others: list[Any] = [
+        Mixture(stores, [1, 1]),
+        Mixture(stores, [2, 1], per="step"),
+        Mixture({"a": stores["a"], "c": stores["b"]}, [2, 1]),
+        Mixture({"b": stores["b"], "a": stores["a"]}, [2, 1]),
+        Mixture({"a": stores["a"], "b": numbered(2, 60)}, [2, 1]),
+        stores["a"],
+    ]
+    for other in others:
+        with pytest.raises(StateError):
+            PrefetchBatchifier(other, 8, 16).load_state_dict(state)
+    with pytest.raises(StateError, match="expected rows as an integer"):
+        PrefetchBatchifier(Mixture(stores, [2, 1]), 8, 16).load_state_dict({**state, "rows": {"a": -1, "b": 60}})
+    with pytest.raises(StateError, match="'a': 2, 'b': 1"):
+        PrefetchBatchifier(Mixture(stores, [2, 2]), 8, 16).load_state_dict(state)
+
+
+# ------------------------------------------------------------------ members that are read in other ways
+
+
+def on_disk(store: DatasetStore, folder: Path) -> datasets.Dataset:
+    store.to_dataset().save_to_disk(folder)
+    return datasets.load_from_disk(folder)
+
+
+def test_members_on_disk_shuffled_filtered_and_cut_give_their_rows(tmp_path: Path) -> None:
+    made = {name: on_disk(numbered(code, 2500), tmp_path / name) for code, name in enumerate("abcd")}
+    shuffled = DatasetStore(max_action_dim=4).from_dataset(made["b"].shuffle(seed=1))
+    chosen = [*range(100, 700), *range(1500, 2300)]
+    filtered = DatasetStore(max_action_dim=4).from_dataset(made["c"].select(chosen))
+    plain = DatasetStore(max_action_dim=4).from_dataset(made["a"])
+    cut = numbered(3, 2500).snapshot(333)
+    for members in ({"a": plain, "c": filtered, "d": cut}, {"a": plain, "b": shuffled, "c": filtered, "d": cut}):
+        mixture = Mixture(members)
+        alone = {name: BatchSource(member, 8, 1) for name, member in members.items()}
+        firsts = mixture.snapshot().first_rows
+        source = BatchSource(mixture, 8, 16)
+        for index in (0, 5):
+            plan, batch = source.plan(index), source[index]
+            for row, start in enumerate(plan.starts.tolist()):
+                code = int(np.searchsorted(firsts, start, side="right")) - 1
+                name = mixture.names[code]
+                assert (batch["member"][row] == code).all()
+                whole = members[name] if not isinstance(members[name], DatasetStore) else members[name].snapshot()
+                numbers = whole.rows([start - int(firsts[code]) + step for step in range(8)])["reward"]
+                assert batch["reward"][row].tolist() == numbers
+        assert {name: one.spec for name, one in alone.items()}
+    assert cut.num_rows == 333
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(12, 60), st.integers(0, 40)), min_size=1, max_size=4),
+    st.integers(1, 12),
+    st.integers(1, 9),
+)
+def test_whatever_rows_members_had_earlier_batches_come_again(
+    sizes: list[tuple[int, int]], length: int, batch_size: int
+) -> None:
+    stores = {f"m{number}": numbered(number, rows) for number, (rows, _) in enumerate(sizes)}
+    mixture = Mixture(stores)
+    options: Mapping[str, Any] = {"boundary": "episode"}
+    source = BatchSource(mixture, length, batch_size, **options)
+    before = source.snapshot.store_rows
+    wanted = [source[index] for index in range(4)]
+    for number, (_, more) in enumerate(sizes):
+        grow(stores[f"m{number}"], number, more)
+    again = BatchSource(mixture.snapshot(before), length, batch_size, **options)
+    assert again.fingerprint == source.fingerprint
+    for index, batch in enumerate(wanted):
+        for name, values in batch.items():
+            np.testing.assert_array_equal(again[index][name], values)
+
+
+def test_shorter_actions_and_observations_are_padded_to_the_widest() -> None:
+    mixture = Mixture({"a": numbered(0, 50, width=2), "b": numbered(1, 50, width=5)})
+    batch = BatchSource(mixture, 8, 16)[0]
+    assert batch["obs_continuous"].shape == (16, 8, 5)
+    narrow = batch["obs_continuous"][batch["member"][:, 0] == 0]
+    assert (narrow[..., 2:] == 0).all()
+    assert (narrow[..., 1] == narrow[..., 0]).all()
+
+
+def test_members_must_fit_together() -> None:
+    plain = numbered(0, 50)
+    outgoing = DatasetStore(alignment="outgoing")
+    outgoing.extend(example_columns(20))
+    with pytest.raises(SchemaError, match="alignment 'arrived' as in member 'a', found 'outgoing' in 'b'"):
+        Mixture({"a": plain, "b": outgoing}).snapshot()
+    columns = example_columns(20)
+    other = DatasetStore()
+    other.extend({**columns, "reward": columns["reward"].astype(np.float64)})
+    with pytest.raises(SchemaError, match=r"column 'reward': expected float .* found double in member 'b'"):
+        Mixture({"a": plain, "b": other}).snapshot()
+    unlike = DatasetStore(fields=[Field("reward", dtype="float64", shape=())])
+    unlike.extend(columns)
+    with pytest.raises(SchemaError, match="field 'reward'"):
+        Mixture({"a": plain, "b": unlike}).snapshot()
+    named = DatasetStore(fields=[Field("member")])
+    named.extend({**columns, "member": np.zeros(20, np.int64)})
+    with pytest.raises(SchemaError, match="without a field 'member'"):
+        Mixture({"a": example_store(20), "b": named}).snapshot()
+    batch = BatchSource(Mixture({"a": plain, "b": numbered(1, 50)}, field="whose"), 8, 4, fields=["reward", "whose"])[0]
+    assert list(batch) == ["reward", "whose"]
+    with pytest.raises(MissingFieldError, match=r"'xformed_reward' in all datasets .* found none in member 'a'"):
+        BatchSource(Mixture({"a": plain, "b": example_store(50)}, field=None), 8, 4)
+
+
+def test_bad_arguments_say_what_was_expected() -> None:
+    plain = numbered(0, 50)
+    wrong: list[tuple[str, Any, dict[str, Any]]] = [
+        ("at least one store", {}, {}),
+        ("stores by name", {"a": 3}, {}),
+        ("several, by name or in a list", plain, {}),
+        ("2 numbers from 0", [plain, plain], {"weights": [1]}),
+        ("2 numbers from 0", [plain, plain], {"weights": [1, -1]}),
+        ("2 numbers from 0", [plain, plain], {"weights": [0, 0]}),
+        ("2 numbers from 0", [plain, plain], {"weights": [1, float("nan")]}),
+        ("one for each of", {"a": plain}, {"weights": {"b": 1}}),
+        ("per: expected", [plain], {"per": "row"}),
+        ("temperature: expected", [plain], {"temperature": 0}),
+        ("field: expected", [plain], {"field": ""}),
+    ]
+    for message, stores, options in wrong:
+        with pytest.raises(ConfigError, match=message):
+            Mixture(stores, **options)
+    with pytest.raises(ConfigError, match="'b' empty"):
+        BatchSource(Mixture({"a": plain, "b": DatasetStore()}), 8, 4)
+    with pytest.raises(ConfigError, match="member 'b': sampling: expected at least 1 window of 8 steps"):
+        BatchSource(Mixture({"a": plain, "b": numbered(1, 5)}), 8, 4)
+    with pytest.raises(ConfigError, match="numbers of rows of the members"):
+        Mixture({"a": plain}).snapshot(40)
+
+
+def test_a_mixture_is_taken_where_a_store_is() -> None:
+    mixture = three()
+    assert len(mixture) == 690
+    assert mixture.alignment == "arrived"
+    assert mixture.snapshot() is mixture.snapshot()
+    buffer = ReplayBuffer(mixture, batch_size=64)
+    rows = buffer.sample()
+    np.testing.assert_array_equal(np.asarray(rows["reward"]) // FAR, rows["member"])
