@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -36,12 +36,14 @@ class SnapshotConfig:
         types: The columns' types by name.
         dims: The dimensions that it was given, by ``spec.DIMS``.
         alignment: "arrived" or "outgoing".
+        made: For columns that are computed from others, how; by name.
     """
 
     fields: Mapping[str, Field]
     types: Mapping[str, ColumnType]
     dims: Mapping[str, int | None]
     alignment: Alignment
+    made: Mapping[str, str] = field(default_factory=dict)
 
 
 class Snapshot:
@@ -204,7 +206,10 @@ class Snapshot:
         """A digest of schema, length and a few rows: equal for equal data on every host, in constant time."""
         columns = {reader.spec.column for reader in self.readers.values()}
         digest = hashlib.sha256()
-        kinds = {name: str(self.config.types[name]) for name in columns}
+        # What is computed follows from the rest, and from how.
+        made = {name: how for name, how in self.config.made.items() if name in columns}
+        kinds = {name: str(self.config.types[name]) for name in columns} | made
+        columns -= made.keys()
         digest.update(json.dumps([self.num_rows, self.alignment, kinds], sort_keys=True).encode())
         sampled = np.unique(np.linspace(0, max(self.num_rows - 1, 0), _SAMPLED_ROWS).astype(np.int64)).tolist()
         for row in sampled if self.num_rows else ():

@@ -1,0 +1,173 @@
+"""Derived columns of one snapshot: computed when somebody reads them, once, some episodes at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mouse_core._base.locks import ProcessLock
+from mouse_core._base.memo import memo
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.spec import FieldSpec
+from mouse_core.store.derived.rows import Derivation, EpisodeRows
+from mouse_core.store.derived.segment import to_arrow
+from mouse_core.store.snapshot import Snapshot
+
+Array = npt.NDArray[Any]
+
+# What is computed at a time, in whole episodes: so few rows that intermediate results stay in the processor's cache.
+_ROWS = 1 << 17
+
+
+class DerivedColumns:
+    """What is derived from one snapshot, for each of its segments.
+
+    Args:
+        base: The snapshot.
+        derivations: How fields are computed, by name.
+        computed: Arrays by field and segment that are known already, and of which rows: the snapshot's first ones.
+    """
+
+    def __init__(
+        self,
+        base: Snapshot,
+        derivations: Mapping[str, Derivation],
+        computed: Mapping[str, list[Array]] | None = None,
+    ) -> None:
+        self.base, self.derivations = base, derivations
+        self._computed: dict[str, list[Array]] = dict(computed or {})
+        self._begun: tuple[int, dict[str, list[Array]]] = (0, {})
+        self._lock = ProcessLock()
+
+    @memo
+    def specs(self) -> dict[str, FieldSpec]:
+        """The fields, by name.
+
+        Raises:
+            ConfigError: A field that is there, or something that is no derivation.
+            MissingFieldError: A field is missing that one is computed from.
+        """
+        found = {}
+        for name, derivation in self.derivations.items():
+            if name in self.base.spec or name in self.base.config.types:
+                raise ConfigError(f"derived fields: expected a name that is not taken, found {name!r}")
+            found[name] = derivation.spec(name, self.base.spec)
+        return found
+
+    @memo
+    def types(self) -> dict[str, pa.DataType]:
+        """The columns' Arrow types, by name."""
+        return {name: to_arrow(np.empty((0, *one.shape), one.stored_dtype)).type for name, one in self.specs.items()}
+
+    def values(self, name: str, segment: int) -> Array:
+        """A field's values for the rows of a segment's table, ``[rows, *shape]``, in the dtype they are kept in.
+
+        Rows that the snapshot does not have are 0.
+        """
+        with self._lock:
+            if name not in self._computed:
+                self._computed[name] = self._by_segment(name)
+            return self._computed[name][segment]
+
+    def taken_over(self, base: Snapshot) -> DerivedColumns:
+        """What is derived from a snapshot of the same store, with what both have in common as it is.
+
+        Episodes that both have whole are not computed again. Where the first snapshot ends, or is another than the
+        second, the episode there may go on in the second.
+        """
+        later = DerivedColumns(base, self.derivations)
+        with self._lock:
+            computed = dict(self._computed)
+        common = _common_rows(self.base, base) if computed else 0
+        starts = base.episode_starts if common else np.zeros(1, np.int64)
+        later._begun = int(starts[np.searchsorted(starts, common) - 1]) if common else 0, computed
+        return later
+
+    def _by_segment(self, name: str) -> list[Array]:
+        """A field's values, computed or taken over."""
+        first, begun = self._begun
+        before = begun.get(name)
+        first = first if before is not None else 0
+        values = self._compute(name, first)
+        found: list[Array] = []
+        begin = 0
+        for number, segment in enumerate(self.base.segments):
+            end = min(begin + segment.num_rows, self.base.num_rows)
+            if before is not None and end <= first:
+                found.append(before[number])
+            else:
+                known = before[number] if before is not None and begin < first else None
+                found.append(self._placed(name, number, begin, values[max(begin - first, 0) : end - first], known))
+            begin = end
+        return found
+
+    def _placed(self, name: str, number: int, begin: int, values: Array, known: Array | None) -> Array:
+        """The values of a segment's last rows, and what is known of those before, where its table has the rows."""
+        segment = self.base.segments[number]
+        rows = int(segment.chunk_starts[-1])
+        if segment.indices is None and len(values) == rows:
+            return values
+        placed = np.zeros((rows, *values.shape[1:]), values.dtype)
+        there = min(segment.num_rows, self.base.num_rows - begin)
+        if segment.indices is None:
+            if known is not None:
+                placed[: there - len(values)] = known[: there - len(values)]
+            placed[there - len(values) : there] = values
+            return placed
+        numbers = segment.row_numbers(np.arange(there))
+        if known is not None:
+            taken = numbers[: there - len(values)]
+            placed[taken] = known[taken]
+        placed[numbers[there - len(values) :]] = values
+        if len(np.unique(numbers)) < there:
+            raise DataError(
+                f"expected each row of a dataset at most once in the store, found some of rows {begin}.."
+                f"{begin + there - 1} twice, for which {name!r} would have two values; flatten_indices() of the "
+                "dataset makes rows of its own of them"
+            )
+        return placed
+
+    def _compute(self, name: str, first: int) -> Array:
+        """A field's values from an episode that begins at row ``first`` on, ``[num_rows - first, *shape]``."""
+        spec, derivation = self.specs[name], self.derivations[name]
+        values = np.empty((self.base.num_rows - first, *spec.shape), spec.stored_dtype)
+        for rows, begin in self._blocks(first):
+            found = np.asarray(derivation.compute(rows))
+            wanted = (len(rows), *spec.shape)
+            if found.shape != wanted:
+                raise DataError(f"{derivation!r}: expected values of shape {list(wanted)}, found {found.shape}")
+            try:
+                np.copyto(values[begin - first :][: len(rows)], found, casting="same_kind")
+            except TypeError as error:
+                raise DataError(f"{derivation!r}: expected {spec.stored_dtype}, found {found.dtype}") from error
+        return values
+
+    def _blocks(self, first: int) -> Iterator[tuple[EpisodeRows, int]]:
+        """The rows from ``first`` on, some whole episodes at a time, and the first row of each block."""
+        starts = self.base.episode_starts
+        edges = np.append(starts[np.searchsorted(starts, first) :], self.base.num_rows)
+        at = 0
+        while at < len(edges) - 1:
+            end = max(at + 1, int(np.searchsorted(edges, edges[at] + _ROWS, side="right")) - 1)
+            yield EpisodeRows(self.base, int(edges[at]), np.diff(edges[at : end + 1])), int(edges[at])
+            at = end
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        with self._lock:
+            return DerivedColumns, (self.base, self.derivations, dict(self._computed))
+
+
+def _common_rows(before: Snapshot, after: Snapshot) -> int:
+    """How many first rows two snapshots have in common, as far as their segments say so."""
+    rows = 0
+    for one, other in zip(before.segments, after.segments, strict=False):
+        same = one is other
+        if same or (one.extent is not None and one.extent is other.extent):
+            rows += min(one.num_rows, other.num_rows)
+        if not same:
+            break
+    return min(rows, before.num_rows, after.num_rows)

@@ -1,0 +1,98 @@
+"""A store with fields that are computed from those of another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from mouse_core._arrow.column_types import column_type
+from mouse_core._base.locks import ProcessLock
+from mouse_core.errors import ConfigError
+from mouse_core.spec import Field
+from mouse_core.store.derived.columns import DerivedColumns
+from mouse_core.store.derived.rows import Derivation
+from mouse_core.store.derived.segment import DerivedSegment
+from mouse_core.store.snapshot import Snapshot
+from mouse_core.store.views import Store
+
+if TYPE_CHECKING:
+    from mouse_core.about.dataset import About
+
+
+class DerivedStore(Store):
+    """The rows of a store, with more fields: returns-to-go, times, the previous action, and others that are computed.
+
+    They are delivered like any field, by every loader. A field is computed when it is first read, once for a snapshot,
+    and kept in memory, in 4 bytes a row for most. Rows that the store has later are in the next snapshot: what is
+    derived for an episode that was not finished changes in it, and in no earlier one.
+
+    Args:
+        store: Any store.
+        fields: How they are computed, by name, such as ``{"returns_to_go": Return()}``. They are computed from the
+            fields of ``store``, and not from each other; for that make a store of this one.
+
+    Raises:
+        ConfigError: No store, or something that computes nothing. The first snapshot of rows raises one for a name that
+            the store has, and ``MissingFieldError`` where a field is missing that another is computed from.
+
+    Example:
+        >>> from mouse_core import BatchSource
+        >>> from mouse_core.store.derived import DerivedStore, Return, TimeToEnd
+        >>> from mouse_core.testing import example_store
+        >>> store = DerivedStore(example_store(), {"returns_to_go": Return(), "steps_left": TimeToEnd()})
+        >>> BatchSource(store, 8, 4)[0]["returns_to_go"].shape
+        (4, 8)
+    """
+
+    def __init__(self, store: Store, fields: Mapping[str, Derivation]) -> None:
+        if not isinstance(store, Store):
+            raise ConfigError(f"store: expected a Store, found {type(store).__name__}")
+        for name, derivation in fields.items():
+            if not hasattr(derivation, "compute") or not hasattr(derivation, "spec") or isinstance(derivation, type):
+                raise ConfigError(f"derived fields: {name!r}: expected one such as Return(), found {derivation!r:.80}")
+        self._store, self._derivations = store, dict(fields)
+        self._columns: DerivedColumns | None = None
+        self._kept: Snapshot | None = None
+        self._lock = ProcessLock()
+
+    def __repr__(self) -> str:
+        return f"DerivedStore({self._store!r}, {self._derivations!r})"
+
+    def __len__(self) -> int:
+        return len(self._store)
+
+    @property
+    def about(self) -> About:
+        """What is known of the rows of the store; see ``Store``."""
+        return self._store.about
+
+    def snapshot(self, rows: int | None = None) -> Snapshot:
+        """The rows there are now, or those that there were; see ``Store``."""
+        base = self._store.snapshot(rows)
+        if not base.num_rows:
+            return base
+        with self._lock:
+            if self._kept is not None and self._columns is not None and self._columns.base is base:
+                return self._kept
+            before = self._columns
+            columns = DerivedColumns(base, self._derivations) if before is None else before.taken_over(base)
+            made = derived_snapshot(columns)
+            if rows is None:
+                self._kept, self._columns = made, columns
+        return made
+
+
+def derived_snapshot(columns: DerivedColumns) -> Snapshot:
+    """A snapshot with the fields that are derived from it."""
+    base = columns.base
+    fields = {name: Field(name, dtype=one.dtype, shape=one.shape) for name, one in columns.specs.items()}
+    config = replace(
+        base.config,
+        fields={**base.config.fields, **fields},
+        types={**base.config.types, **{name: column_type(kind) for name, kind in columns.types.items()}},
+        made={**base.config.made, **{name: repr(one) for name, one in columns.derivations.items()}},
+    )
+    numbered = enumerate(base.segments)
+    segments = [DerivedSegment(segment, number, columns.types, columns.values) for number, segment in numbered]
+    return Snapshot(segments, config, base.num_rows, base.budget, store_rows=base.store_rows)

@@ -1,0 +1,64 @@
+"""Discounted sums of what still comes, in many episodes at once."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+# Episodes are cut into pieces of so many rows, which are summed beside each other.
+_PIECE = 32
+
+
+def discounted_sums(values: Floats, lengths: npt.NDArray[np.int64], discount: float) -> Floats:
+    """x_t = values_t + discount x_{t+1} within each episode, with nothing behind its last row.
+
+    Rows of an episode depend on each other, rows of two do not. So each episode is cut into pieces of 32 rows, and all
+    pieces are summed backward beside each other, in 31 steps. What is missing then is what comes behind a piece: it is
+    the same kind of sum, of the pieces' first rows and with a discount of 32 steps, and found in the same way.
+
+    With pieces of 2 rows, values 1, 2, 4, 8, 16 of one episode and a discount of 0.5: the pieces 1 2 | 4 8 | 16 give
+    2 2 | 8 8 | 16. Their first rows 2, 8, 16 with a discount of 0.25 give 5, 12, 16. Behind the first piece come 12, a
+    quarter and a half of which are added to it, behind the second 16: 5 8 | 12 16 | 16.
+
+    What an episode's rows become does not depend on the other episodes, not even in the last bit, and takes about as
+    long as ``numpy.cumsum``.
+
+    Args:
+        values: float64 ``[n]``, episode after episode.
+        lengths: The rows of each episode, from 1, int64 ``[e]``, ``n`` in all.
+        discount: Of one step.
+
+    Returns:
+        float64 ``[n]``.
+
+    Example:
+        >>> import numpy as np
+        >>> discounted_sums(np.array([1.0, 2.0, 4.0, 8.0]), np.array([3, 1]), 0.5)
+        array([3., 4., 4., 8.])
+    """
+    if len(values) == len(lengths):
+        return values
+    rows = min(_PIECE, int(lengths.max()))
+    pieces = -(-lengths // rows)
+    last_piece = np.cumsum(pieces) - 1
+    filled = np.full(int(pieces.sum()), rows)
+    filled[last_piece] = lengths - (pieces - 1) * rows
+    is_there = np.arange(rows) < filled[:, None]
+    # Pieces lie one behind the other, shorter ones filled up with nothing; sums run over columns of all pieces.
+    summed = np.zeros((rows, len(filled)))
+    if len(values) == summed.size:
+        summed[:] = values.reshape(-1, rows).T
+    else:
+        summed.T[is_there] = values
+    for row in range(rows - 2, -1, -1):
+        summed[row] += discount * summed[row + 1]
+    if len(filled) > len(lengths):
+        from_first_rows = discounted_sums(summed[0].copy(), pieces, discount**rows)
+        behind = np.append(from_first_rows[1:], 0.0)
+        behind[last_piece] = 0.0
+        steps_to_behind = np.arange(rows, 0, -1.0)
+        summed += discount ** steps_to_behind[:, None] * behind
+    found: Floats = summed.T.reshape(-1) if len(values) == summed.size else summed.T[is_there]
+    return found

@@ -1,0 +1,406 @@
+"""Derived fields: each held to an oracle in plain Python, in both alignments, and through growth, views and loaders."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, MissingFieldError, PrefetchBatchifier
+from mouse_core.replay import ReturnsToGo
+from mouse_core.rollouts import discounted_returns
+from mouse_core.spec import Alignment, FieldSpec, Spec
+from mouse_core.store import Store
+from mouse_core.store.derived import (
+    DerivedStore,
+    EpisodeRows,
+    IsFirst,
+    IsLast,
+    NStepDiscount,
+    NStepReturn,
+    Previous,
+    Return,
+    Terminated,
+    TimeFromStart,
+    TimeToEnd,
+    Truncated,
+    discounted_sums,
+)
+from mouse_core.testing import SourceConformance, example_columns, example_store
+
+ALIGNMENTS: tuple[Alignment, ...] = ("arrived", "outgoing")
+
+
+@dataclass
+class Episode:
+    """What an environment did: a reward and an action for each transition, and how it ended (0: it was broken off)."""
+
+    rewards: list[float]
+    actions: list[int]
+    end: int
+
+    def rows(self, alignment: Alignment) -> list[dict[str, Any]]:
+        """As a store has it. Of an "outgoing" episode the observation at the end is not there."""
+        n = len(self.rewards)
+        ends = [0] * (n - 1) + [self.end]
+        if alignment == "outgoing":
+            found = zip(self.actions, self.rewards, ends, range(n), strict=True)
+        else:
+            found = zip([0, *self.actions], [0.0, *self.rewards], [0, *ends], range(n + 1), strict=True)
+        return [dict(zip(("action", "reward", "done", "episode_step"), row, strict=True)) for row in found]
+
+
+def store_of(episodes: list[Episode], alignment: Alignment) -> DatasetStore:
+    store = DatasetStore(alignment=alignment)
+    for episode in episodes:
+        store.extend(episode.rows(alignment))
+    return store
+
+
+def oracle(episode: Episode, alignment: Alignment, n: int, discount: float) -> list[dict[str, float]]:
+    """What each row's observation has, from the definitions: by its number in the episode, whatever the alignment."""
+    total = len(episode.rewards)
+    found = []
+    for t in range(total + (alignment == "arrived")):
+        # As far as there is an observation to go on from, or nothing comes after.
+        known = total if alignment == "arrived" or episode.end == 1 else total - 1
+        m = min(n, known - t)
+        over = episode.end == 1 and t + m == total
+        row = {
+            "to_go": sum(episode.rewards[t:]),
+            "discounted": sum(discount**k * reward for k, reward in enumerate(episode.rewards[t:])),
+            "n_step": sum(discount**k * episode.rewards[t + k] for k in range(m)),
+            "n_discount": 0.0 if over else discount**m,
+            "from_start": t,
+            "to_end": total - t,
+            "previous": episode.actions[t - 1] if t else 0,
+            "reward_before": episode.rewards[t - 1] if t else 0.0,
+            "first": t == 0,
+            "last": t == total - (alignment == "outgoing"),
+        }
+        ended = episode.end if t == (total if alignment == "arrived" else total - 1) else 0
+        found.append(row | {"terminated": ended == 1, "truncated": ended == 2})
+    return found
+
+
+def derivations(n: int = 3, discount: float = 0.9) -> dict[str, Any]:
+    return {
+        "to_go": Return(),
+        "discounted": Return(discount),
+        "n_step": NStepReturn(n, discount),
+        "n_discount": NStepDiscount(n, discount),
+        "from_start": TimeFromStart(),
+        "to_end": TimeToEnd(),
+        "previous": Previous(),
+        "reward_before": Previous("reward"),
+        "first": IsFirst(),
+        "last": IsLast(),
+        "terminated": Terminated(),
+        "truncated": Truncated(),
+    }
+
+
+def all_values(store: Store, rows: int | None = None) -> dict[str, np.ndarray]:
+    """Every field of a snapshot, row by row."""
+    snapshot = store.snapshot(rows)
+    return {name: snapshot.stored(name, np.arange(len(snapshot))) for name in snapshot.readers}
+
+
+EPISODES = st.lists(
+    st.builds(
+        lambda rewards, end, first: Episode(rewards, [(first + 3 * k) % 7 for k in range(len(rewards))], end),
+        st.lists(st.integers(-8, 8).map(lambda eighths: eighths / 8), min_size=1, max_size=90),
+        st.sampled_from([0, 1, 1, 2]),
+        st.integers(0, 6),
+    ),
+    min_size=1,
+    max_size=8,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(EPISODES, st.sampled_from(ALIGNMENTS), st.integers(1, 7), st.sampled_from([0.0, 0.5, 0.99, 1.0]))
+def test_every_field_is_what_its_definition_says(
+    episodes: list[Episode], alignment: Alignment, n: int, discount: float
+) -> None:
+    store = DerivedStore(store_of(episodes, alignment), derivations(n, discount))
+    wanted = [row for episode in episodes for row in oracle(episode, alignment, n, discount)]
+    found = all_values(store)
+    for name in derivations():
+        np.testing.assert_allclose(found[name], [row[name] for row in wanted], rtol=1e-6, atol=1e-7, err_msg=name)
+
+
+def test_what_is_derived_of_an_observation_does_not_depend_on_the_alignment() -> None:
+    """But for the observation that an "outgoing" episode lacks, and what leads there."""
+    episodes = [Episode([1.0, 2.0, 4.0], [3, 4, 5], 1), Episode([8.0, 16.0], [6, 1], 1)]
+    arrived, outgoing = (all_values(DerivedStore(store_of(episodes, one), derivations())) for one in ALIGNMENTS)
+    kept = [0, 1, 2, 4, 5]
+    for name in derivations().keys() - {"last", "terminated"}:
+        assert arrived[name][kept].tolist() == outgoing[name].tolist(), name
+
+
+def test_returns_to_go_are_those_of_d4rl_and_of_decision_transformers() -> None:
+    """``rewards[::-1].cumsum()[::-1]`` of the recorded rewards of an episode, as the datasets are evaluated."""
+    rng = np.random.default_rng(0)
+    episodes = [rng.normal(size=length).astype(np.float32) for length in (1000, 1, 37, 999)]
+    recorded = [Episode(rewards.tolist(), [0] * len(rewards), 2) for rewards in episodes]
+    found = all_values(DerivedStore(store_of(recorded, "outgoing"), {"to_go": Return()}))["to_go"]
+    wanted = np.concatenate([rewards[::-1].astype(np.float64).cumsum()[::-1] for rewards in episodes])
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, wanted, rtol=1e-6, atol=1e-6)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.integers(1, 150), min_size=1, max_size=12) | st.just([5000, 1, 33]),
+    st.sampled_from([0.0, 0.3, 0.99, 1.0]),
+    st.integers(0, 100),
+)
+def test_sums_are_those_of_rollouts_and_of_replay(lengths: list[int], discount: float, seed: int) -> None:
+    values = np.random.default_rng(seed).normal(size=sum(lengths))
+    ends = np.zeros(len(values), np.int64)
+    ends[np.cumsum(lengths) - 1] = 1
+    found = discounted_sums(values, np.array(lengths), discount)
+    np.testing.assert_allclose(found, discounted_returns(values, ends, discount=discount), rtol=1e-11, atol=1e-11)
+    batch = ReturnsToGo(discount)({"reward": values[None], "done": ends[None]})
+    np.testing.assert_allclose(found, batch["return_to_go"][0], rtol=1e-11, atol=1e-11)
+    # Each episode's are its own, to the last bit, and nothing infinite reaches another's.
+    alone = [
+        discounted_sums(part, np.array([len(part)]), discount) for part in np.split(values, np.cumsum(lengths)[:-1])
+    ]
+    assert found.tolist() == np.concatenate(alone).tolist()
+
+
+def test_an_infinite_reward_stays_in_its_episode() -> None:
+    values = np.array([1.0, 2.0, np.inf, np.nan, 1.0, 1.0])
+    found = discounted_sums(values, np.array([2, 2, 2]), 0.5)
+    assert found[[0, 1, 4, 5]].tolist() == [2.0, 2.0, 1.5, 1.0]
+
+
+# ---------------------------------------------------------------------- growth
+
+
+def same_values(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
+    assert found.keys() == wanted.keys()
+    for name, values in wanted.items():
+        np.testing.assert_array_equal(found[name], values, err_msg=name)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(1, 70), min_size=1, max_size=6), st.sampled_from(ALIGNMENTS), st.booleans())
+def test_a_store_that_grows_derives_what_one_of_all_rows_does(
+    steps: list[int], alignment: Alignment, recorded: bool
+) -> None:
+    """To the last bit, as a resumed run must find what the first one had; and earlier snapshots keep theirs."""
+    rows = example_columns(sum(steps) + 50)
+    del rows["observation_image"]
+    first = {name: values[:50] for name, values in rows.items()}
+    growing = DatasetStore(alignment=alignment)
+    growing.extend(first)
+    if recorded:
+        growing = DatasetStore(alignment=alignment).from_dataset(growing.to_dataset())
+    derived = DerivedStore(growing, derivations())
+    seen = [(50, derived.snapshot(), all_values(derived))]
+    at = 50
+    for step in steps:
+        growing.extend({name: values[at : at + step] for name, values in rows.items()})
+        at += step
+        seen.append((at, derived.snapshot(), all_values(derived)))
+    for count, snapshot, values in seen:
+        fresh = DatasetStore(alignment=alignment)
+        fresh.extend({name: column[:count] for name, column in rows.items()})
+        wanted = all_values(DerivedStore(fresh, derivations()))
+        same_values(values, wanted)
+        same_values({name: snapshot.stored(name, np.arange(count)) for name in wanted}, wanted)
+        same_values(all_values(derived, count), wanted)
+        assert snapshot.fingerprint == derived.snapshot(count).fingerprint
+
+
+def test_rows_of_an_unfinished_episode_change_with_what_comes() -> None:
+    store = DatasetStore()
+    derived = DerivedStore(store, {"to_go": Return(), "left": TimeToEnd()})
+    assert len(derived) == len(derived.snapshot()) == 0
+    episode = Episode([1.0, 2.0, 4.0], [0, 1, 2], 1).rows("arrived")
+    store.extend(episode[:3])
+    before = derived.snapshot()
+    assert before.stored("to_go", np.arange(3)).tolist() == [3, 2, 0]
+    store.append(episode[3])
+    assert derived.snapshot().stored("to_go", np.arange(4)).tolist() == [7, 6, 4, 0]
+    assert derived.snapshot().stored("left", np.arange(4)).tolist() == [3, 2, 1, 0]
+    assert before.stored("to_go", np.arange(3)).tolist() == [3, 2, 0]
+
+
+def test_only_what_may_have_changed_is_computed_again() -> None:
+    seen: list[int] = []
+
+    @dataclass(frozen=True)
+    class Counting(TimeFromStart):
+        def compute(self, rows: EpisodeRows) -> Any:
+            seen.append(len(rows))
+            return super().compute(rows)
+
+    store = example_store(1000)
+    derived = DerivedStore(store, {"counted": Counting()})
+    all_values(derived)
+    all_values(derived)
+    assert sum(seen) == 1000
+    store.extend(example_columns(10, first=1000))
+    all_values(derived)
+    assert 10 <= sum(seen) - 1000 <= 13 + 10
+
+
+# ---------------------------------------------------------------------- rows of all kinds
+
+
+def part(first: int, rows: int) -> Any:
+    store = DatasetStore()
+    store.extend(example_columns(rows, first=first))
+    return store.to_dataset()
+
+
+def shuffled(folder: Path) -> DatasetStore:
+    return DatasetStore().from_dataset(part(0, 90).shuffle(seed=3))
+
+
+def filtered(folder: Path) -> DatasetStore:
+    kept = [row for row in range(90) if not 20 <= row < 33]
+    return DatasetStore().from_dataset(part(0, 90).select(kept))
+
+
+def two_files_and_appended_rows(folder: Path) -> DatasetStore:
+    store = DatasetStore()
+    for number, (first, rows) in enumerate([(0, 60), (60, 31)]):
+        part(first, rows).save_to_disk(folder / str(number))
+        store.from_dataset(datasets.load_from_disk(folder / str(number)))
+    store.extend(example_columns(40, first=91))
+    return store
+
+
+def chunked(folder: Path) -> DatasetStore:
+    return DatasetStore().from_dataset(datasets.concatenate_datasets([part(k * 7, 7) for k in range(12)]))
+
+
+KINDS: list[Callable[[Path], DatasetStore]] = [shuffled, filtered, two_files_and_appended_rows, chunked]
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_rows_may_lie_anywhere(make: Callable[[Path], DatasetStore], tmp_path: Path) -> None:
+    store = make(tmp_path)
+    copied = DatasetStore()
+    copied.extend(store[:])
+    derived = DerivedStore(store, derivations())
+    same_values(all_values(derived), all_values(DerivedStore(copied, derivations())))
+    half = len(store) // 2
+    same_values(all_values(derived, half), all_values(DerivedStore(copied, derivations()), half))
+    again = pickle.loads(pickle.dumps(BatchSource(derived, 5, 4)))
+    assert again.fingerprint == BatchSource(derived, 5, 4).fingerprint
+    for name, values in BatchSource(derived, 5, 4)[3].items():
+        np.testing.assert_array_equal(again[3][name], values)
+
+
+def test_a_row_that_is_there_twice_is_refused() -> None:
+    store = DatasetStore().from_dataset(part(0, 30).select([0, 1, 2, 1, 2]))
+    derived = DerivedStore(store, {"to_go": Return()})
+    with pytest.raises(DataError, match=r"at most once in the store, found some of rows 0\.\.4 twice"):
+        all_values(derived)
+
+
+def test_derived_fields_may_be_derived_from_derived_ones() -> None:
+    store = DerivedStore(DerivedStore(example_store(60), {"to_go": Return()}), {"before": Previous("to_go")})
+    found = all_values(store)
+    firsts = np.nonzero(example_columns(60)["episode_step"] == 0)[0]
+    assert not found["before"][firsts].any()
+    others = np.setdiff1d(np.arange(60), firsts)
+    assert found["before"][others].tolist() == found["to_go"][others].tolist()
+
+
+# ---------------------------------------------------------------------- sources and loaders
+
+
+class TestDerivedSource(SourceConformance):
+    def make(self) -> BatchSource:
+        return BatchSource(DerivedStore(example_store(), derivations()), 8, 4)
+
+
+def test_the_fingerprint_says_what_is_derived_and_how() -> None:
+    store = DatasetStore()
+    store.extend({"action": [0] * 9, "reward": [0.0] * 9, "done": [0] * 9})
+
+    def fingerprint(**fields: Any) -> str:
+        return BatchSource(DerivedStore(store, fields) if fields else store, 4, 2).fingerprint
+
+    # All values are alike.
+    found = [fingerprint(), fingerprint(a=Return()), fingerprint(a=Return(0.9)), fingerprint(b=Return())]
+    assert len(set(found)) == 4
+    assert fingerprint(a=Return()) == found[1]
+
+
+def test_a_loader_over_derived_fields_resumes_and_refreshes() -> None:
+    store = example_store(200)
+    with PrefetchBatchifier(DerivedStore(store, derivations()), 8, 4) as loader:
+        loader.next_batch()
+        state = loader.state_dict()
+        wanted = loader.next_batch()
+        store.extend(example_columns(90, first=200))
+        loader.refresh()
+        later = loader.next_batch()
+    derived = DerivedStore(store, derivations())
+    all_values(derived)
+    with PrefetchBatchifier(derived, 8, 4) as loader:
+        loader.load_state_dict(state)
+        same_values(loader.next_batch(), wanted)
+        loader.refresh()
+        same_values(loader.next_batch(), later)
+
+
+def test_what_nobody_reads_is_not_computed() -> None:
+    @dataclass(frozen=True)
+    class Refusing(TimeFromStart):
+        def compute(self, rows: EpisodeRows) -> Any:
+            raise AssertionError
+
+    store = DerivedStore(example_store(), {"refused": Refusing(), "to_go": Return()})
+    assert BatchSource(store, 8, 4, fields=["reward", "to_go"])[0].keys() == {"reward", "to_go"}
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+@dataclass(frozen=True)
+class Wrong:
+    shape: tuple[int, ...] = ()
+    dtype: str = "float32"
+
+    def spec(self, name: str, rows: Spec) -> FieldSpec:
+        return FieldSpec(name, np.dtype("int32"), ())
+
+    def compute(self, rows: EpisodeRows) -> Any:
+        return np.zeros((len(rows), *self.shape), self.dtype)
+
+
+def test_bad_input_is_refused_with_what_was_found() -> None:
+    store = example_store(20)
+    with pytest.raises(ConfigError, match="expected a Store, found dict"):
+        DerivedStore({}, {})  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"'a': expected one such as Return\(\), found <class"):
+        DerivedStore(store, {"a": Return})  # type: ignore[dict-item]
+    for taken in ("reward", "observation"):
+        with pytest.raises(ConfigError, match=f"a name that is not taken, found '{taken}'"):
+            DerivedStore(store, {taken: Return()}).snapshot()
+    with pytest.raises(MissingFieldError, match="expected a field 'rewards' to compute from, found"):
+        DerivedStore(store, {"a": Return(reward="rewards")}).snapshot()
+    with pytest.raises(DataError, match=r"a: Wrong.*expected values of shape \[20\], found \(20, 2\)"):
+        all_values(DerivedStore(store, {"a": Wrong((2,))}))
+    with pytest.raises(DataError, match="expected int32, found float32"):
+        all_values(DerivedStore(store, {"a": Wrong()}))
+    for make in (lambda: Return(1.5), lambda: NStepReturn(0, 0.9), lambda: NStepDiscount(2, -1.0)):
+        with pytest.raises(ConfigError):
+            make()
