@@ -74,6 +74,8 @@ class Field:
         image: Whether values are images: encoded (``{bytes, path}``) or raw arrays ``[H, W]`` or ``[H, W, C]`` of
             pixels. They are delivered flattened, ``[H * W * C]``. ``shape`` is their ``(H, W, C)``, by default that of
             the first.
+        transition: Whether values belong to a transition, as an action and its reward do, and not to an observation; by
+            default as those of the standard field of this name. ``windows=`` of sources goes by it.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Field:
     min_ndim: int = 0
     dim: int | None = None
     labels: tuple[str, ...] = ()
+    transition: bool | None = None
 
     def __post_init__(self) -> None:
         if not self.name or not isinstance(self.name, str):
@@ -119,6 +122,12 @@ class Field:
         """What holds the pixels of encoded images: uint8, or uint16 where ``bounds`` or ``dtype`` say so."""
         wide = self.bounds[1] > 255 if self.bounds is not None else self.dtype == np.uint16
         return np.dtype(np.uint16 if wide else np.uint8)
+
+    @property
+    def is_of_transition(self) -> bool:
+        """Whether values belong to a transition: said, or as of the standard field of this name."""
+        standard = (known.transition for known in STANDARD_FIELDS if known.name == self.name)
+        return bool(next(standard, False) if self.transition is None else self.transition)
 
     def _check_shape(self, given: tuple[int, ...]) -> None:
         shape = tuple(int(size) for size in given)
@@ -161,10 +170,18 @@ class Field:
 _NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
 
 STANDARD_FIELDS: tuple[Field, ...] = (
-    Field("action", dtype="int64", vector_dtype="float32", pad=0, required=True, max_ndim=1),
-    Field("reward", dtype="float32", shape=(), required=True),
-    Field("xformed_reward", dtype="float32", shape=()),
-    Field("done", dtype="int64", shape=(), bounds=(0, 2), required=True, labels=("alive", "terminal", "truncated")),
+    Field("action", dtype="int64", vector_dtype="float32", pad=0, required=True, max_ndim=1, transition=True),
+    Field("reward", dtype="float32", shape=(), required=True, transition=True),
+    Field("xformed_reward", dtype="float32", shape=(), transition=True),
+    Field(
+        "done",
+        dtype="int64",
+        shape=(),
+        bounds=(0, 2),
+        required=True,
+        labels=("alive", "terminal", "truncated"),
+        transition=True,
+    ),
     Field("time", column="episode_step", dtype="int64", shape=(), fill=-1),
     Field("q_star", column="metadata_q_star", dtype="float32", fill=-np.inf, pad=-np.inf, max_ndim=1, min_ndim=1),
     Field("obs_continuous", column="observation", dtype="float64", pad=0, max_ndim=1, min_ndim=1),
@@ -206,7 +223,8 @@ class FieldSpec:
     Args:
         name: The field's name.
         dtype: The dtype it is delivered in.
-        shape: The shape of one step; a batch has ``[B, S, *shape]``.
+        shape: The shape of one step; a batch has ``[B, S, *shape]``, or as ``Spec.batch_dims`` says. Of a field that
+            is delivered at several offsets their number K comes first.
         column: The column it is read from, empty if it is made.
         stored_dtype: The dtype it is stored and moved in, before it becomes ``dtype``; by default that.
         image_shape: ``(H, W, C)`` of an image field, whose ``shape`` is ``(H * W * C,)``; else None.
@@ -238,6 +256,8 @@ class Spec(Mapping[str, FieldSpec]):
     Args:
         fields: Field specs by name, in the order of a batch.
         alignment: "arrived" or "outgoing".
+        batch_dims: How many axes come before ``shape``: 2 where windows have steps, ``[B, S]``, and 1 where there are
+            single rows, ``[B]``.
 
     Raises:
         ConfigError: Another alignment, or a field that has another name than it is under.
@@ -245,9 +265,12 @@ class Spec(Mapping[str, FieldSpec]):
 
     fields: Mapping[str, FieldSpec] = field(default_factory=dict)
     alignment: Alignment = "arrived"
+    batch_dims: int = 2
 
     def __post_init__(self) -> None:
         check_alignment(self.alignment)
+        if self.batch_dims not in (1, 2):
+            raise ConfigError(f"spec: expected batch_dims of 1 or 2, found {self.batch_dims!r}")
         for name, one in self.fields.items():
             if not isinstance(one, FieldSpec) or one.name != name:
                 raise ConfigError(f"spec: field {name!r}: expected a FieldSpec of that name, found {one!r:.80}")
@@ -266,59 +289,20 @@ class Spec(Mapping[str, FieldSpec]):
         return len(self.fields)
 
     def __hash__(self) -> int:
-        return hash((tuple(self.fields.values()), self.alignment))
+        return hash((tuple(self.fields.values()), self.alignment, self.batch_dims))
 
     def __str__(self) -> str:
         """A line for the alignment, and one for every field."""
         lines = [f"alignment: {self.alignment}"]
         for name, spec in self.fields.items():
-            shape = ", ".join(["B", "S", *map(str, spec.shape)])
+            shape = ", ".join([*("B", "S")[: self.batch_dims], *map(str, spec.shape)])
             image = f", images {list(spec.image_shape)}" if spec.image_shape else ""
             column = f" from column {spec.column!r}" if spec.column and spec.column != name else ""
             lines.append(f"{name}: {spec.dtype} [{shape}]{image}{column}")
         return "\n".join(lines)
 
-    def __reduce__(self) -> tuple[type[Spec], tuple[dict[str, FieldSpec], str]]:
-        return Spec, (dict(self.fields), self.alignment)
-
-
-# What others call the columns of the standard fields; gymnasium's names first.
-_ELSEWHERE = {
-    "action": ("actions", "act", "acts"),
-    "reward": ("rewards", "rew", "rews"),
-    "done": ("dones", "terminal", "terminals"),
-    "observation": ("obs", "observations", "state", "states"),
-    "episode_step": ("step", "steps", "timestep", "timesteps"),
-}
-_NEXT = ("next_obs", "next_observation", "next_observations", "next_state")
-
-
-def recipe(found: Iterable[object], columns: Iterable[str] = _ELSEWHERE) -> str:
-    """How rows with these names become rows of a store, in words; empty where nothing in them is known.
-
-    Args:
-        found: Names of columns that there are.
-        columns: Those that are asked for.
-    """
-    names = {name for name in found if isinstance(name, str)}
-    asked = set(columns) - names
-    ended = sorted(names & {"terminated", "truncated", "terminations", "truncations"})
-    made = f"'done' is 1 if terminated else 2 if truncated else 0 (from {', '.join(ended)})"
-    if "done" not in asked or not ended:
-        made = ""
-    said = []
-    for column, others in _ELSEWHERE.items():
-        other = next((name for name in others if name in names), None)
-        if column in asked and other is not None and not (made and column == "done"):
-            said.append(f"{column!r} is what you call {other!r}")
-    if made:
-        said.append(made)
-    if said and names & {*_NEXT}:
-        said.append(
-            f"{min(names & {*_NEXT})!r} is the observation of the row that follows, so leave it out: with "
-            "alignment='outgoing', and a last row for the final observation of each episode"
-        )
-    return "; ".join(said)
+    def __reduce__(self) -> tuple[type[Spec], tuple[dict[str, FieldSpec], str, int]]:
+        return Spec, (dict(self.fields), self.alignment, self.batch_dims)
 
 
 def check_count(where: str, value: Any, lowest: int = 1) -> int:

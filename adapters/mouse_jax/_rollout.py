@@ -65,7 +65,7 @@ class Layout:
         """The arrays, with the dtypes in which JAX holds them."""
         replaced, spec = replaced_dtypes(), stored_spec(dict(self.fields))
         held = {name: one.replace(dtype=replaced.get(one.dtype, one.dtype)) for name, one in spec.items()}
-        return Spec(held, spec.alignment)
+        return Spec(held, spec.alignment, spec.batch_dims)
 
 
 @jax.tree_util.register_dataclass

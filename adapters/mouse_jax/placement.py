@@ -140,13 +140,18 @@ def check_layout(target: object, source: BatchSource) -> None:
     parts = _parts_of(target, source) if source.uneven == "pad" else 1
     for rows in sorted({source.batch_size, last}, reverse=True):
         for name, spec in source.spec.items():
-            shape = (-(-rows // parts) * parts, source.sequence_length, *spec.shape)
+            shape = (*_axes(source, -(-rows // parts) * parts), *spec.shape)
             try:
                 target.shard_shape(shape)
             except (ValueError, IndexError) as error:
                 raise ConfigError(
                     f"sharding: expected one that divides {name} of shape {list(shape)} evenly, found {target}"
                 ) from error
+
+
+def _axes(source: BatchSource, rows: int) -> tuple[int, ...]:
+    """The axes of so many windows that come before those of fields."""
+    return (rows, source.sequence_length)[: source.spec.batch_dims]
 
 
 def _own_parts(sharding: Sharding, source: BatchSource) -> tuple[tuple[int, int], ...]:
@@ -156,7 +161,7 @@ def _own_parts(sharding: Sharding, source: BatchSource) -> tuple[tuple[int, int]
     """
     padded = source.uneven == "pad"
     size = _parts_of(sharding, source) if padded else source.batch_size
-    indices = sharding.addressable_devices_indices_map((size, source.sequence_length)).values()
+    indices = sharding.addressable_devices_indices_map(_axes(source, size)).values()
     stretches = sorted({index[0].indices(size)[:2] for index in indices if index is not None})
     if not stretches:
         raise ConfigError(f"sharding: expected devices of process {jax.process_index()} among its own, found none")
@@ -171,7 +176,7 @@ def _parts_of(sharding: Sharding, source: BatchSource) -> int:
     """In how many parts a sharding cuts the windows of a batch; ConfigError where it cuts no batch of this length."""
     devices = len(sharding.device_set)
     try:
-        return devices // sharding.shard_shape((devices, source.sequence_length))[0]
+        return devices // sharding.shard_shape(_axes(source, devices))[0]
     except (ValueError, IndexError) as error:
         raise ConfigError(
             f"sharding: expected one that divides windows of {source.sequence_length} steps evenly, found {sharding}"

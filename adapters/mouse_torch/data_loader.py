@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,7 +66,7 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
     def __init__(
         self,
         store: Any,
-        sequence_length: int = 64,
+        sequence_length: int | None = None,
         batch_size: int | None = None,
         sampling: str | WindowSampler = "random",
         *,
@@ -81,7 +82,8 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
             shard = _ranks_so_far() if unsettled else (0, 1)
         self._begin(shard, cut=whole and unsettled)
         dataset = EpochDataset(self.source, unsettled=unsettled)
-        made = _as_it_is if as_dict else _as_tensor_dict
+        batch_dims = self.source.spec.batch_dims if isinstance(self.source, Source) else 2
+        made = _as_it_is if as_dict else partial(_as_tensor_dict, batch_dims)
         torch.utils.data.DataLoader.__init__(
             self, dataset, batch_size=None, sampler=EpochSampler(dataset), collate_fn=made
         )
@@ -257,11 +259,11 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _as_tensor_dict(batch: Any) -> Any:
-    """A batch ``{field: [B, S, ...]}``, or several views, as TensorDicts ``[B, S]``."""
+def _as_tensor_dict(batch_dims: int, batch: Any) -> Any:
+    """A batch ``{field: [B, S, ...]}``, or several views, as TensorDicts ``[B, S]``; or of so many axes."""
     if isinstance(batch, tuple):
-        return tuple(map(_as_tensor_dict, batch))
-    return TensorDict(batch, batch_size=next(iter(batch.values())).shape[:2])
+        return tuple(_as_tensor_dict(batch_dims, view) for view in batch)
+    return TensorDict(batch, batch_size=next(iter(batch.values())).shape[:batch_dims])
 
 
 def _plain(batch: Any) -> Any:

@@ -38,7 +38,8 @@ def _placed(source: Any, device: torch.device, pin: bool, stream: torch.cuda.Str
     if isinstance(source, BufferSource):
         return _moved(batch, device, pin, stream, size=None)
     views = batch if isinstance(batch, tuple) else (batch,)
-    moved = [_moved(view, device, pin, stream, size=next(iter(view.values())).shape[:2]) for view in views]
+    sizes = [next(iter(view.values())).shape[: source.spec.batch_dims] for view in views]
+    moved = [_moved(view, device, pin, stream, size=size) for view, size in zip(views, sizes, strict=True)]
     return InFlight(tuple(made.views[0] for made in moved), moved[-1].event)
 
 

@@ -20,7 +20,7 @@ from mouse_torch.trees import as_state
 
 @untraced("next_batch", "__iter__", "state_dict", "load_state_dict", "refresh", "close")
 class PrefetchBatchifier(Batchifier[TensorDict]):
-    """Batches as ``TensorDict[B, S]``, made ahead in threads, in index order.
+    """Batches as ``TensorDict[B, S]``, made ahead in threads, in index order; ``[B]`` where there are no steps.
 
     On the host tensors share the memory that was gathered into. With ``device="cuda"`` a batch is gathered into one
     pinned slab in its stored dtypes, copied ahead of time on a stream of its own, and widened on the device.

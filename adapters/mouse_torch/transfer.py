@@ -21,15 +21,17 @@ from mouse_core.sampling import Plan
 
 
 def host_maker(source: BatchSource, *, pin: bool) -> Callable[[int], TensorDict]:
-    """The function from an index to a TensorDict ``[B, S]`` on the host, in pinned memory if asked."""
-    return partial(_make_pinned, source) if pin else Staged(source.__getitem__, _tensors)
+    """The function from an index to a TensorDict ``[B, S]``, or ``[B]``, on the host, in pinned memory if asked."""
+    if pin:
+        return partial(_make_pinned, source)
+    return Staged(source.__getitem__, partial(_tensors, source.spec.batch_dims))
 
 
-def _tensors(gathered: Any) -> TensorDict:
+def _tensors(batch_dims: int, gathered: Any) -> TensorDict:
     views = []
     for view in gathered if isinstance(gathered, tuple) else (gathered,):
         tensors = {name: from_numpy(values) for name, values in view.items()}
-        views.append(TensorDict(tensors, batch_size=next(iter(tensors.values())).shape[:2]))
+        views.append(TensorDict(tensors, batch_size=next(iter(tensors.values())).shape[:batch_dims]))
     return _delivered(views)
 
 
@@ -37,8 +39,13 @@ def _make_pinned(source: BatchSource, index: int) -> TensorDict:
     plan = source.plan(index)
     layout = source.layout(len(plan.starts))
     slabs = _gather_slabs(source, plan, layout, pin=True, stored=False)
-    size = [len(plan.starts), plan.length]
+    size = _size(source, plan)
     return _delivered([TensorDict(slab_tensors(layout, slab), batch_size=size) for slab in slabs])
+
+
+def _size(source: BatchSource, plan: Plan) -> list[int]:
+    """The axes of a batch that come before those of its fields."""
+    return [len(plan.starts), plan.length][: source.spec.batch_dims]
 
 
 def _gather_slabs(
@@ -163,7 +170,7 @@ def device_maker(source: BatchSource, *, device: torch.device, pin: bool) -> Sta
 def _gather_stored(source: BatchSource, pin: bool, index: int) -> _Slabs:
     plan = source.plan(index)
     layout = source.layout(len(plan.starts), stored=True)
-    return _Slabs(layout, _gather_slabs(source, plan, layout, pin=pin, stored=True), [len(plan.starts), plan.length])
+    return _Slabs(layout, _gather_slabs(source, plan, layout, pin=pin, stored=True), _size(source, plan))
 
 
 def _arrays(source: BatchSource, gathered: _Slabs) -> Any:

@@ -80,6 +80,8 @@ def _regular(column: Column, begin: Int64s, row: Int64s, length: int, width: int
 def _gather_irregular(
     column: Column, chunk: Int64s, row: Int64s, target: Int64s, length: int, steps: npt.NDArray[Any]
 ) -> None:
+    if column.kind.kind == "image" and _share_rows(column, chunk, row, target, length, steps):
+        return
     # Rows that follow each other in source and target are one slice, and slices of one type are converted together.
     joined = (np.diff(chunk) == 0) & (np.diff(row) == length) & (np.diff(target) == length)
     begins = [0, *(np.nonzero(~joined)[0] + 1).tolist(), len(chunk)]
@@ -105,6 +107,29 @@ def _gather_irregular(
             steps[positions] = column.dense(pa.concat_arrays(arrays), steps.dtype)
         except RowError as error:
             raise RowError(int(positions[error.row]), str(error)) from error
+
+
+def _share_rows(
+    column: Column, chunk: Int64s, row: Int64s, target: Int64s, length: int, steps: npt.NDArray[Any]
+) -> bool:
+    """Decode rows that several windows have in common once; whether there are such.
+
+    Runs of 3 rows from rows 5 and 6 are rows 5, 6, 7, 6, 7, 8, of which 5, 6, 7, 8 are read; where they belong is then
+    0, 1, 2, 1, 2, 3.
+    """
+    within = np.arange(length)
+    places = np.stack([np.repeat(chunk, length), (row[:, None] + within).reshape(-1)])
+    distinct, which = np.unique(places, axis=1, return_inverse=True)
+    if distinct.shape[1] == places.shape[1]:
+        return False
+    where, which = (target[:, None] + within).reshape(-1), which.reshape(-1)
+    read = np.empty((distinct.shape[1], *steps.shape[1:]), steps.dtype)
+    try:
+        _gather_irregular(column, distinct[0], distinct[1], np.arange(len(read)), 1, read)
+    except RowError as error:
+        raise RowError(int(where[which == error.row][0]), str(error)) from error
+    steps[where] = read[which]
+    return True
 
 
 def _different(numbers: Int64s) -> list[int]:

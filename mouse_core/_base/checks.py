@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
@@ -46,3 +46,42 @@ def as_record(value: Any) -> dict[str, Any] | None:
     if is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in fields(value)}
     return None
+
+
+# What others call the columns of the standard fields; gymnasium's names first.
+_ELSEWHERE = {
+    "action": ("actions", "act", "acts"),
+    "reward": ("rewards", "rew", "rews"),
+    "done": ("dones", "terminal", "terminals"),
+    "observation": ("obs", "observations", "state", "states"),
+    "episode_step": ("step", "steps", "timestep", "timesteps"),
+}
+_NEXT = ("next_obs", "next_observation", "next_observations", "next_state")
+
+
+def recipe(found: Iterable[object], columns: Iterable[str] = _ELSEWHERE) -> str:
+    """How rows with these names become rows of a store, in words; empty where nothing in them is known.
+
+    Args:
+        found: Names of columns that there are.
+        columns: Those that are asked for.
+    """
+    names = {name for name in found if isinstance(name, str)}
+    asked = set(columns) - names
+    ended = sorted(names & {"terminated", "truncated", "terminations", "truncations"})
+    made = f"'done' is 1 if terminated else 2 if truncated else 0 (from {', '.join(ended)})"
+    if "done" not in asked or not ended:
+        made = ""
+    said = []
+    for column, others in _ELSEWHERE.items():
+        other = next((name for name in others if name in names), None)
+        if column in asked and other is not None and not (made and column == "done"):
+            said.append(f"{column!r} is what you call {other!r}")
+    if made:
+        said.append(made)
+    if said and names & {*_NEXT}:
+        said.append(
+            f"{min(names & {*_NEXT})!r} is the observation of the row that follows, so leave it out: with "
+            "alignment='outgoing', and a last row for the final observation of each episode"
+        )
+    return "; ".join(said)

@@ -19,17 +19,23 @@ if TYPE_CHECKING:
     from mouse_core._arrow.byte_views import CopiedField
     from mouse_core.augment.config import AugmentTokensConfig
     from mouse_core.batches._stages import Stage
+    from mouse_core.sampling.offsets import FieldWindows
 
 
 class MaskReader:
-    """Gives the field ``mask`` of windows that were located with their lengths; it has no column, unlike others."""
+    """Gives the field ``mask`` of windows that were located with their lengths; it has no column, unlike others.
 
-    spec = FieldSpec(MASK, np.dtype(np.bool_), ())
+    Args:
+        spec: That of the field, by default of ``mask``; of masks of other fields a pipeline says which rows are there.
+    """
+
+    def __init__(self, spec: FieldSpec | None = None) -> None:
+        self.spec = FieldSpec(MASK, np.dtype(np.bool_), ()) if spec is None else spec
 
     @property
     def identity(self) -> list[Any]:
         """Its name; the rest the sampler says."""
-        return [MASK]
+        return [self.spec.name]
 
     def check_fills(self, dtype: np.dtype[Any]) -> None:
         """Every dtype holds 0 and 1."""
@@ -61,6 +67,7 @@ class Chosen(NamedTuple):
     replace_dtypes: dict[Any, npt.DTypeLike]
     augment: AugmentTokensConfig | None
     views: int
+    windows: FieldWindows | None
 
     @property
     def says_augmentation(self) -> bool:
@@ -113,21 +120,29 @@ def form_of(readers: Readers, chosen: Chosen, padded: PaddedSampler | None, *, m
         delivered, stored = stage.arriving_dtypes(delivered), stage.arriving_dtypes(stored)
     if stages:
         fields = dict(stages[-1].spec)
+    fill = _fill_of(padded, stored, is_augmented=bool(stages))
+    return BatchForm(
+        fields, stages, (delivered, stored), shapes, fill, padded is not None, *_copied(readers, (delivered, stored))
+    )
+
+
+def part_of(form: BatchForm, readers: Readers) -> BatchForm:
+    """What batches of some of the fields are like that are gathered for themselves, before anything is done to them."""
+    delivered, stored = ({name: dtypes[name] for name in readers} for dtypes in form.dtypes)
+    shapes = {name: reader.spec.shape for name, reader in readers.items()}
+    copied = _copied(readers, (delivered, stored))
+    return BatchForm({}, (), (delivered, stored), shapes, form.fill, form.is_padded, *copied)
+
+
+def _copied(
+    readers: Readers, dtypes: tuple[DTypes, DTypes]
+) -> tuple[tuple[frozenset[str], frozenset[str]], frozenset[str], tuple[bool, bool]]:
+    """The last three attributes of ``BatchForm``, of fields that are gathered in some dtypes."""
     plain = {name: reader for name, reader in readers.items() if _is_plain(reader)}
-    converted = _converted(plain, delivered), _converted(plain, stored)
+    converted = _converted(plain, dtypes[0]), _converted(plain, dtypes[1])
     checked = frozenset(name for name, reader in plain.items() if reader.bounds is not None and reader.highest is None)
     copied = len(plain) == len(readers) and not checked
-    return BatchForm(
-        fields,
-        stages,
-        (delivered, stored),
-        shapes,
-        _fill_of(padded, stored, is_augmented=bool(stages)),
-        padded is not None,
-        converted,
-        checked,
-        (copied and not converted[0], copied and not converted[1]),
-    )
+    return converted, checked, (copied and not converted[0], copied and not converted[1])
 
 
 def _stages_of(
@@ -136,6 +151,8 @@ def _stages_of(
     """The stages that a source is asked for, in their order; those that would change nothing are left out."""
     stages: list[Stage] = []
     if chosen.says_augmentation:
+        if chosen.windows is not None:
+            raise ConfigError("augment, views: expected none with windows, whose fields have other axes, found some")
         from mouse_core.augment.stream import stream_augment  # a room that is loaded where batches are augmented
 
         computed = _delivered_dtypes(readers, chosen.dtypes, {})

@@ -51,14 +51,14 @@ class Absent:
             if name != MASK and values.size:
                 rows = values.reshape(values.shape[0] * values.shape[1], -1)
                 # A row as one item is copied five times as fast as its values.
-                steps = _as_items(rows)
+                steps = as_items(rows)
                 if fill is None:
                     steps[missing] = steps.take(last)
                 else:
-                    steps[missing] = _as_items(np.full((1, rows.shape[1]), fill, rows.dtype))[0]
+                    steps[missing] = as_items(np.full((1, rows.shape[1]), fill, rows.dtype))[0]
 
 
-def _as_items(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
+def as_items(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Rows ``[n, k]`` as one item each, ``[n]``; the same memory."""
     return rows.view(f"V{rows.shape[1] * rows.itemsize}")[:, 0]
 

@@ -9,10 +9,10 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from mouse_core._base.checks import recipe
 from mouse_core.batches._form import MaskReader, Readers
 from mouse_core.errors import ConfigError, MissingFieldError
 from mouse_core.sampling.plan import MASK, PaddedSampler
-from mouse_core.spec import recipe
 from mouse_core.store.fields import FieldReader
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store
@@ -43,13 +43,15 @@ def snapshot_of(store: Store | Snapshot) -> Snapshot:
     return snapshot
 
 
-def planned_windows(readers: Readers, length: int) -> int:
+def planned_windows(readers: Readers, length: int, around: int = 0) -> int:
     """How many windows to locate together: the hundred array operations it takes cost nearly the same for few.
 
-    A window takes 32 bytes, and 24 for each field; 8 where it is as short as a number.
+    A window takes 32 bytes, and 24 for each field; 8 where it is as short as a number. ``around`` is how many others
+    are read around its steps, for a field each.
     """
     numbers = sum(length == 1 and not reader.spec.shape for reader in readers.values())
-    return max(1024, _PLANNED_BYTES // (32 + 24 * len(readers) - 16 * numbers))
+    most = _PLANNED_BYTES // (32 + 24 * len(readers) - 16 * numbers + 56 * around)
+    return max(1 if around else 1024, most)
 
 
 def as_names(names: Sequence[str]) -> tuple[str, ...]:
@@ -188,5 +190,9 @@ def identity_of(snapshot: Snapshot, sampler: object, readers: Readers, stages: S
     from mouse_core.sampling.identity import sampler_identity
 
     masked = isinstance(sampler, PaddedSampler)
-    fields = [reader.identity for reader in readers.values() if masked or not isinstance(reader, MaskReader)]
+    fields = [
+        reader.identity
+        for name, reader in readers.items()
+        if not isinstance(reader, MaskReader) or (masked and name == MASK)
+    ]
     return [snapshot.fingerprint, sampler_identity(sampler), fields, *(stage.identity for stage in stages)]

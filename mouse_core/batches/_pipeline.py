@@ -6,7 +6,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy.typing as npt
 
@@ -37,6 +37,17 @@ _AHEAD = 3
 _ALONE_KNOWN = 16
 
 
+class PlannedBlocks(Protocol):
+    """Says which batches are planned together, and has them planned, as ``Blocks`` does."""
+
+    planner: Planner
+    begin_with: int
+
+    def block_with(self, index: int) -> tuple[Block, int]:
+        """The block that batch ``index`` is in, and its number there."""
+        ...
+
+
 class Pipeline:
     """The batches of one source over one snapshot. What it keeps is a memo: any batch can be made again from its index.
 
@@ -50,6 +61,7 @@ class Pipeline:
         fields: Those that may be copied from where they lie.
         chunks: What an earlier pipeline, from which this one has grown, knows about where they lie.
         memory, lock: Those that it has.
+        blocks: Which batches are planned together, where that is another's business.
     """
 
     def __init__(
@@ -62,12 +74,13 @@ class Pipeline:
         chunks: FieldChunks | None = None,
         memory: BatchMemory | None = None,
         lock: ProcessLock | None = None,
+        blocks: PlannedBlocks | None = None,
     ) -> None:
         self.planner, self.readers, self.form = planner, readers, form
         self._fields, self._chunks = fields, chunks
         self._memory = BatchMemory() if memory is None else memory
         self._lock = ProcessLock() if lock is None else lock
-        self._blocks = Blocks(planner, self._lock)
+        self.blocks: PlannedBlocks = Blocks(planner, self._lock) if blocks is None else blocks
         # By index the batches that were copied together with another one, without values that are not allowed.
         self._ready: dict[int, Batch] = {}
         # The latest that were copied alone: whoever asked for one has it, and nobody comes for another.
@@ -77,23 +90,37 @@ class Pipeline:
         """The same over a snapshot that has grown, with all that is known about the rows that are the same."""
         planner = replace(self.planner, snapshot=snapshot, seed=seed, epoch_start=epoch_start)
         planner.check()
+        return self.over(planner, growth)
+
+    def over(self, planner: Planner, growth: Growth, blocks: PlannedBlocks | None = None) -> Pipeline:
+        """The same with another planner, whose snapshot has grown."""
+        snapshot = planner.snapshot
         readers = {name: snapshot.readers.get(name, reader) for name, reader in self.readers.items()}
         columns = {name: reader.column for name, reader in readers.items() if isinstance(reader, FieldReader)}
         fields = [field._replace(column=columns[field.name]) for field in self._fields]
         with self._lock:  # which both have from now on
             chunks = None if self._chunks is None else self._chunks.forward(fields, growth)
-        return Pipeline(planner, readers, self.form, fields=fields, chunks=chunks, memory=self._memory, lock=self._lock)
+        return Pipeline(
+            planner,
+            readers,
+            self.form,
+            fields=fields,
+            chunks=chunks,
+            memory=self._memory,
+            lock=self._lock,
+            blocks=blocks,
+        )
 
     def begin_with(self, batches: int) -> None:
         """Plan so many batches at once where a block stands alone, instead of one."""
-        self._blocks.begin_with = batches
+        self.blocks.begin_with = batches
 
     # ------------------------------------------------------------------ batches
 
     def plan(self, index: int) -> Plan:
         """The plan of batch ``index``; raises as ``take``."""
         index = operator.index(index)
-        block, number = self._blocks.block_with(index)
+        block, number = self.blocks.block_with(index)
         windows, size = block.part(number), block.sizes[number]
         return Plan(
             block.windows.rows[windows.begin : windows.end],
@@ -118,17 +145,20 @@ class Pipeline:
         ready = self._ready.pop(index, None)
         if ready is not None and self.form.is_copied[False] and len(ready) == len(self.readers):
             return ready
-        block, number = self._blocks.block_with(index)
-        return self._finish(block, number, ready, stored=False, out=None)
+        block, number = self.blocks.block_with(index)
+        return self.finish(block, number, ready, stored=False, out=None)
 
     def gather(self, plan: Plan, *, stored: bool, out: Mapping[str, npt.NDArray[Any]] | None = None) -> Batch:
         """The windows of a plan, whoever made it, in the delivered or the stored dtypes."""
-        block, number = plan.block, plan.number
-        if not isinstance(block, Block) or block.planner is not self.planner:
-            block, number = self.planner.of_starts(plan.starts, plan.global_size), 0
-        return self._finish(block, number, None, stored=stored, out=out)
+        return self.finish(*self.block_of(plan), None, stored=stored, out=out)
 
-    def _finish(
+    def block_of(self, plan: Plan) -> tuple[Block, int]:
+        """The block that a plan is of, and its number there; a block of its own where somebody else made it."""
+        if isinstance(plan.block, Block) and plan.block.planner is self.planner:
+            return plan.block, plan.number
+        return self.planner.of_starts(plan.starts, plan.global_size), 0
+
+    def finish(
         self, block: Block, number: int, copied: Batch | None, *, stored: bool, out: Mapping[str, Any] | None
     ) -> Batch:
         """A batch with what cannot be copied, in the dtypes it is to have; ``copied`` is what was, if it is ready."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -60,6 +60,7 @@ class Block:
         together: How many are copied at a time where they are asked for in turn; 0: nobody has looked where they lie.
         next_in_turn: The number behind the batches that were copied together.
         latest_miss: The latest number that was not among them when it was asked for.
+        around: What is read around their windows, where fields are delivered at offsets; by a number for each kind.
     """
 
     first: int
@@ -73,11 +74,13 @@ class Block:
     together: int = 0
     next_in_turn: int = 0
     latest_miss: int = -1
+    around: dict[int, Block] = field(default_factory=dict)
 
     @property
     def nbytes(self) -> int:
         """About how much memory it takes, without the batches."""
-        return self.windows.nbytes + (0 if self.byte_views is None else self.byte_views.words.nbytes)
+        around = sum(block.nbytes for block in self.around.values())
+        return self.windows.nbytes + (0 if self.byte_views is None else self.byte_views.words.nbytes) + around
 
     @memo
     def absent(self) -> Absent:

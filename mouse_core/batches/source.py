@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
@@ -25,7 +25,9 @@ from mouse_core.store.views import Store
 
 if TYPE_CHECKING:
     from mouse_core.augment.config import AugmentTokensConfig
+    from mouse_core.batches._by_field import PipelineAround
     from mouse_core.ranks import Ranks, Shard, Uneven
+    from mouse_core.sampling.offsets import FieldWindows, Seconds
 
 
 class BatchSource:
@@ -36,7 +38,8 @@ class BatchSource:
 
     Args:
         store: A store, of which a snapshot is taken, or a snapshot.
-        sequence_length: Steps in a window, S.
+        sequence_length: Steps in a window, S. None: 64; with ``windows`` there are no steps, and batches are
+            ``[B, ...]``.
         batch_size: Windows in a whole batch, B, over all shards.
         sampling: "random", "last", "sequential", "batch", or a ``WindowSampler``.
         seed: In ``[0, 2**64)``.
@@ -58,11 +61,17 @@ class BatchSource:
             often; or "trajectory", every episode does.
         pad: With "episode": whether windows may have fewer steps than S, as those of shorter episodes and the last ones
             of windows that lie side by side; otherwise these are left out. True repeats the last step that is there, a
-            number is what all fields become in the others. None: True.
+            number is what all fields become in the others. None: True. With ``windows`` also what becomes of rows
+            beyond an episode's ends; False leaves anchors out that have such.
         uneven: Of batches that the shards do not divide evenly: "refuse" them, or "pad" them, so that every shard gets
             ``ceil(b / count)`` of ``b`` windows: its own and, where those are fewer, the next one's first. Batches then
             have a field ``mask``, bool ``[b, S]``, in which that one is False; ``global_mean`` of the frameworks'
             packages takes it. No part of the fingerprint.
+        windows: Which rows around an anchor fields deliver, by field: offsets in rows, or ``Seconds``. Every step of a
+            window is an anchor. A field with K offsets comes as ``[B, S, K, ...]``, or ``[B, K, ...]``, and with it
+            ``<field>_mask``, bool, of that shape up to K: which rows are there. None lies beyond the ends of the
+            anchor's episode. Offset 0 is the anchor's own row; of action, reward and done (see ``Field.transition``) it
+            is the transition that leaves the anchor's observation, in either alignment.
 
     Raises:
         ConfigError: An argument out of range, too few rows, an unknown sampling, a batch that shards do not divide.
@@ -72,7 +81,7 @@ class BatchSource:
     def __init__(
         self,
         store: Store | Snapshot,
-        sequence_length: int = 64,
+        sequence_length: int | None = None,
         batch_size: int = 32,
         sampling: str | WindowSampler = "random",
         seed: int = 0,
@@ -90,17 +99,39 @@ class BatchSource:
         weighting: Weighting = "step",
         pad: bool | float | None = None,
         uneven: Uneven = "refuse",
+        windows: Mapping[str, Iterable[int] | Seconds] | FieldWindows | None = None,
     ) -> None:
         snapshot = asked.snapshot_of(store)
-        sampler = sampler_of(sampling, sequence_length, batch_size, drop_last, boundary, weighting, pad)
+        around = None
+        if windows is None:
+            length = 64 if sequence_length is None else sequence_length
+            sampler = sampler_of(sampling, length, batch_size, drop_last, boundary, weighting, pad)
+        else:
+            from mouse_core.batches._by_field import anchors_of  # loaded where fields have windows of their own
+
+            sampler, around = anchors_of(
+                *(windows, snapshot, sampling, sequence_length), batch_size, drop_last, boundary, weighting, pad
+            )
         sampler = snapshot.sampled_by(sampler)
-        padded = sampler if isinstance(sampler, PaddedSampler) else None
+        # Single rows have no steps that may be missing.
+        has_steps = around is None or around.batch_dims == 2
+        padded = sampler if isinstance(sampler, PaddedSampler) and has_steps else None
         names = None if fields is None else asked.as_names(fields)
         chosen = Chosen(
-            names, asked.as_names(required_fields), dict(dtypes or {}), dict(replace_dtypes or {}), augment, views
+            names,
+            asked.as_names(required_fields),
+            dict(dtypes or {}),
+            dict(replace_dtypes or {}),
+            augment,
+            views,
+            around,
         )
         masked = padded is not None or uneven == "pad"
         readers = asked.choose_readers(snapshot, names, chosen.required_fields, masked=masked)
+        if around is not None:
+            from mouse_core.batches._by_field import readers_around
+
+            readers = readers_around(readers, around)
         ranks = asked.ranks_of(shard)
         planner = Planner(
             sampler,
@@ -108,16 +139,23 @@ class BatchSource:
             seed=check_seed(seed),
             shard=asked.check_shard(shard if ranks is None else ranks.shard, sampler.batch_size, uneven),
             epoch_start=check_count("epoch_start", epoch_start, lowest=0),
-            windows=asked.planned_windows(readers, sampler.sequence_length),
+            windows=asked.planned_windows(
+                readers, sampler.sequence_length, 0 if around is None else around.runs * sampler.sequence_length
+            ),
             padded=padded,
             uneven=uneven,
         )
         planner.check()
         form = form_of(readers, chosen, padded, max_num_actions=snapshot.config.dims["max_action_dim"] or 0)
-        copied = copied_fields(readers, form.shapes)
-        self._set(Pipeline(planner, readers, form, fields=copied), chosen, ranks)
+        if around is None:
+            copied = copied_fields(readers, form.shapes)
+            self._set(Pipeline(planner, readers, form, fields=copied), chosen, ranks)
+        else:
+            from mouse_core.batches._by_field import PipelineAround
 
-    def _set(self, pipeline: Pipeline, chosen: Chosen, ranks: Ranks | None) -> None:
+            self._set(PipelineAround.of(planner, readers, form, around), chosen, ranks)
+
+    def _set(self, pipeline: Pipeline | PipelineAround, chosen: Chosen, ranks: Ranks | None) -> None:
         planner = pipeline.planner
         self.snapshot, self.sampler = planner.snapshot, planner.sampler
         self.seed, self.shard, self.epoch_start = planner.seed, planner.shard, planner.epoch_start
@@ -134,7 +172,8 @@ class BatchSource:
     @memo
     def spec(self) -> Spec:
         """The fields of a batch, known before the first is made."""
-        return Spec(self._pipeline.form.fields, self.snapshot.alignment)
+        around = self._chosen.windows
+        return Spec(self._pipeline.form.fields, self.snapshot.alignment, 2 if around is None else around.batch_dims)
 
     @property
     def sequence_length(self) -> int:
@@ -168,7 +207,8 @@ class BatchSource:
     def __getitem__(self, index: int) -> Batch:
         """Batch ``index``, across epochs without end: ``{field: [b, S, ...]}`` in the dtypes of ``spec``.
 
-        With ``views=`` of 2 and more it is a tuple of so many.
+        Without steps it is ``{field: [b, ...]}``, as ``spec.batch_dims`` says. With ``views=`` of 2 and more it is a
+        tuple of so many.
 
         Raises:
             IndexError: The index lies before the first epoch.
@@ -212,7 +252,7 @@ class BatchSource:
 
     def layout(self, batch_size: int, *, stored: bool = False) -> BatchLayout:
         """Where the fields of ``batch_size`` windows lie in one stretch of memory; ``stored`` as in ``gather``."""
-        size = (batch_size, self.sequence_length)
+        size = (batch_size, self.sequence_length)[: self.spec.batch_dims]
         dtypes = {name: field.stored_dtype if stored else field.dtype for name, field in self.spec.items()}
         return BatchLayout({name: ((*size, *field.shape), dtypes[name]) for name, field in self.spec.items()})
 

@@ -102,12 +102,12 @@ def _configuration(source: BatchSource) -> dict[str, Any]:
 
 
 def _field_in_words(
-    column: str = "", shape: Any = (), image_shape: Any = None, fill: str = "None", pad: str = "None"
+    column: str = "", shape: Any = (), image_shape: Any = None, fill: str = "None", pad: str = "None", rows: str = ""
 ) -> str:
     """What a field's identity says, in words."""
     said = [f"column {column!r} as {list(image_shape or shape)}"]
     said += [f"{name} {value}" for name, value in (("fill", fill), ("pad", pad)) if value != "None"]
-    return ", ".join(said)
+    return ", ".join([*said, rows] if rows else said)
 
 
 def _shortened(value: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import getitem
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from mouse_core.ranks import Shard, Uneven
     from mouse_core.replay.buffer import ReplayBuffer
     from mouse_core.replay.ensemble import ReplayBufferEnsemble
+    from mouse_core.sampling.offsets import Seconds
 
 T = TypeVar("T")
 
@@ -39,7 +40,7 @@ class Batchifier(Loader[T]):
     Args:
         store: A store, of which a snapshot is taken (see ``refresh``), or a snapshot; a replay buffer, whose batches
             are drawn ``prefetch`` calls before they are delivered (see ``staleness``); or a ``Source``.
-        sequence_length: Steps in a window, S.
+        sequence_length: Steps in a window, S; by default 64, and none with ``windows``, whose batches are ``[B, ...]``.
         batch_size: Windows in a whole batch, B, over all shards and devices; by default 32. Of a replay buffer as in
             ``sample``.
         sampling: "random", "last", "sequential", "batch", or a ``WindowSampler``.
@@ -56,6 +57,7 @@ class Batchifier(Loader[T]):
             ``mouse_core.BatchSource``.
         weighting, pad: Of windows within episodes; see ``mouse_core.BatchSource``.
         uneven: "pad" for batches that shards need not divide, with a field ``mask``; see ``mouse_core.BatchSource``.
+        windows: Which rows around an anchor fields deliver, by field; see ``mouse_core.BatchSource``.
         sharding: How a whole batch is laid out over devices, in JAX; None elsewhere.
         digest: Whether a digest of what is delivered runs along; see ``Loader.digest``.
 
@@ -68,7 +70,7 @@ class Batchifier(Loader[T]):
     def __init__(
         self,
         store: Store | Snapshot | ReplayBuffer | ReplayBufferEnsemble | Source,
-        sequence_length: int = 64,
+        sequence_length: int | None = None,
         batch_size: int | None = None,
         sampling: str | WindowSampler = "random",
         prefetch: int = 4,
@@ -88,6 +90,7 @@ class Batchifier(Loader[T]):
         weighting: Weighting = "step",
         pad: bool | float | None = None,
         uneven: Uneven = "refuse",
+        windows: Mapping[str, Iterable[int] | Seconds] | None = None,
         sharding: Any = None,
         digest: bool = False,
     ) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from mouse_core.store.views import Store
 if TYPE_CHECKING:
     from mouse_core.augment.config import AugmentTokensConfig
     from mouse_core.ranks import Shard, Uneven
+    from mouse_core.sampling.offsets import Seconds
 
 # What decides about delivering batches; all other options decide about the batches.
 _DELIVERING = ("prefetch", "num_workers", "pin_memory", "device", "sharding", "digest")
@@ -31,7 +32,7 @@ _WHOLE = (0, 1)
 class LoaderOptions:
     """The arguments of a loader, but for the store; ``Batchifier`` says what they mean."""
 
-    sequence_length: int = 64
+    sequence_length: int | None = None
     batch_size: int | None = None
     sampling: str | WindowSampler = "random"
     prefetch: int = 4
@@ -50,6 +51,7 @@ class LoaderOptions:
     weighting: Weighting = "step"
     pad: bool | float | None = None
     uneven: Uneven = "refuse"
+    windows: Mapping[str, Iterable[int] | Seconds] | None = None
     sharding: Any = None
     digest: bool = False
 

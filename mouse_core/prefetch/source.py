@@ -42,6 +42,8 @@ class Source(Protocol):
     def __getitem__(self, index: int) -> Any:
         """Batch ``index``, an integer from 0, across epochs without end: ``{field: ndarray [B, S, *shape]}``.
 
+        Where ``spec.batch_dims`` is 1 there are no steps: ``[B, *shape]``.
+
         Its arrays are the caller's, in memory that is never written to again. A tuple of such dicts is a batch in
         several views.
         """
@@ -65,7 +67,7 @@ class RecastSource:
         self._source = source
         self._dtypes = {name: table[np.dtype(one.dtype)] for name, one in fields.items() if one.dtype in table}
         recast = {name: fields[name].replace(dtype=dtype) for name, dtype in self._dtypes.items()}
-        self.spec = Spec({**fields, **recast}, fields.alignment)
+        self.spec = Spec({**fields, **recast}, fields.alignment, fields.batch_dims)
 
     @property
     def fingerprint(self) -> str:

@@ -38,6 +38,8 @@ class WindowRule:
         right: How many of its steps may lie behind the episode.
         strict: Whether episodes of fewer than L steps have none; otherwise their windows are as long as they are.
         tiled: Whether windows lie side by side from the episode's first step on, instead of beginning anywhere.
+        before, behind: How many steps at an episode's beginning and end are in no window. The 5 of above with
+            ``before=1`` are as an episode of 4: windows of 3 steps begin at 1 and 2.
     """
 
     length: int
@@ -45,9 +47,13 @@ class WindowRule:
     right: int = 0
     strict: bool = True
     tiled: bool = False
+    before: int = 0
+    behind: int = 0
 
     def count(self, steps: Int64s) -> Int64s:
         """Windows of episodes of so many steps, int64 of the same shape."""
+        if self.before or self.behind:
+            steps = np.maximum(steps - (self.before + self.behind), 0)
         if self.tiled:
             tiles: Int64s = steps // self.length if self.strict else -(-steps // self.length)
             return tiles
@@ -67,8 +73,9 @@ class WindowRule:
         if self.tiled:
             number = number * self.length
         elif self.left:
-            number = number - np.minimum(self.left, np.minimum(end - begin, self.length) - 1)
-        return begin + number
+            steps = end - begin - (self.before + self.behind)
+            number = number - np.minimum(self.left, np.minimum(steps, self.length) - 1)
+        return begin + self.before + number
 
 
 class Windows(NamedTuple):

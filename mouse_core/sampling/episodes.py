@@ -75,9 +75,10 @@ class EpisodeWindows:
         """As the sampling without episodes says, over the windows that lie side by side."""
         tiles = self._windows(snapshot, tiled=True).count
         if not tiles:
+            rule = self._rule(tiled=True)
             raise ConfigError(
-                f"sampling: expected an episode of at least {self.sequence_length} steps, found the longest to have "
-                f"{_episodes_of(snapshot).longest()}; pad=True takes shorter ones"
+                f"sampling: expected an episode of at least {rule.length + rule.before + rule.behind} steps, found the "
+                f"longest to have {episodes_of(snapshot).longest()}; pad=True takes shorter ones"
             )
         try:
             return self._order.batches_per_epoch(_numbered(tiles))
@@ -102,7 +103,7 @@ class EpisodeWindows:
         """See ``PaddedSampler.lengths``."""
         if self.pad is False:
             return np.full(len(starts), self.sequence_length)
-        _, ends, _ = _episodes_of(snapshot).episode_of(np.zeros(len(starts), np.int64), starts)
+        _, ends, _ = episodes_of(snapshot).episode_of(np.zeros(len(starts), np.int64), starts)
         lengths: Int64s = np.minimum(ends - starts, self.sequence_length)
         return lengths
 
@@ -121,13 +122,34 @@ class EpisodeWindows:
         return view.in_episodes(ranks, np.concatenate(uniform)).start
 
     def _windows(self, snapshot: Snapshot, *, tiled: bool) -> WindowView:
-        rule = WindowRule(self.sequence_length, strict=self.pad is False, tiled=tiled)
-        return _memo(snapshot, (rule, self.weighting), lambda: self._counted(WindowView(_episodes_of(snapshot), rule)))
+        rule = self._rule(tiled=tiled)
+        return remembered(
+            snapshot, (rule, self.weighting), lambda: self._counted(WindowView(episodes_of(snapshot), rule))
+        )
+
+    def _rule(self, *, tiled: bool) -> WindowRule:
+        return WindowRule(self.sequence_length, strict=self.pad is False, tiled=tiled)
 
     def _counted(self, view: WindowView) -> WindowView:
         """The view with that counted which whoever asks first counts: so several threads may ask it afterwards."""
         _ = view.count, self.weighting == "trajectory" and view.episode_count
         return view
+
+
+@dataclass(frozen=True)
+class EpisodeAnchors(EpisodeWindows):
+    """Windows of which every step has some steps of its episode before it, and some behind; ``pad`` is False.
+
+    Args:
+        before, behind: How many.
+    """
+
+    pad: bool | float = False
+    before: int = 0
+    behind: int = 0
+
+    def _rule(self, *, tiled: bool) -> WindowRule:
+        return WindowRule(self.sequence_length, tiled=tiled, before=self.before, behind=self.behind)
 
 
 def sampler_of(
@@ -162,20 +184,21 @@ def sampler_of(
     return window_sampler(sampling, sequence_length=length, batch_size=size, drop_last=drop_last)
 
 
-# What follows from a snapshot, for as long as that exists.
 _memos: WeakKeyDictionary[Snapshot, dict[Any, Any]] = WeakKeyDictionary()
 _lock = ProcessLock()
 
 
-def _memo(snapshot: Snapshot, key: Any, compute: Callable[[], Known]) -> Known:
+def remembered(snapshot: Snapshot, key: Any, compute: Callable[[], Known]) -> Known:
+    """What follows from a snapshot, computed when it is first asked for, and kept as long as that exists."""
     with _lock:
         known = _memos.setdefault(snapshot, {})
     found: Known | None = known.get(key)
     return known.setdefault(key, compute()) if found is None else found
 
 
-def _episodes_of(snapshot: Snapshot) -> EpisodeTable:
-    return _memo(snapshot, "episodes", lambda: EpisodeTable.of_begins(snapshot.episode_starts, snapshot.num_rows))
+def episodes_of(snapshot: Snapshot) -> EpisodeTable:
+    """The episodes of a snapshot, one stream of steps; looked up once."""
+    return remembered(snapshot, "episodes", lambda: EpisodeTable.of_begins(snapshot.episode_starts, snapshot.num_rows))
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from mouse_core._arrow.column_types import ColumnType, check_readable, column_type, fixed_shape
-from mouse_core._base.checks import values_of
+from mouse_core._base.checks import recipe, values_of
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
-from mouse_core.spec import DIMS, Alignment, Field, FieldSpec, check_alignment, merge_fields, recipe
+from mouse_core.spec import DIMS, Alignment, Field, FieldSpec, check_alignment, merge_fields
 from mouse_core.store._segments import Segment
 from mouse_core.store.snapshot import SnapshotConfig
 

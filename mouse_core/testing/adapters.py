@@ -70,6 +70,27 @@ class AdapterConformance:
                 assert "mask" in loader.spec
                 self._same(loader, self._source(store, **within), 3)
 
+    def test_fields_at_offsets_of_an_anchor(self) -> None:
+        """With steps and without, from a store and from a source of one's own, on from a state."""
+        store = example_store()
+        windows = {"action": range(5), "obs_continuous": [-1, 0], "obs_image": [-2, 0]}
+        for options in (
+            {"sequence_length": None, "windows": windows},
+            {"sequence_length": None, "windows": windows, "shard": (1, 3), "uneven": "pad"},
+            {"windows": windows, "pad": 0},
+        ):
+            expected = self._source(store, **options)
+            for workers in (0, 2):
+                with self._loader(store, num_workers=workers, **options) as loader:
+                    self._same(loader, expected, 5)
+                    state = copy.deepcopy(loader.state_dict())
+                with self._loader(store, num_workers=workers, **options) as loader:
+                    loader.load_state_dict(state)
+                    self._same(loader, [expected[index] for index in range(5, 8)], 3)
+            with self.loader_class(_Own(expected), **self.options) as loader:
+                assert loader.spec.batch_dims == expected.spec.batch_dims
+                self._same(loader, expected, 3)
+
     def test_a_source_of_ones_own(self) -> None:
         """Batches of anything that is a source, which a loader knows by four things alone, and on from a state."""
         source = _Own(BatchSource(example_store(), **SMALL))

@@ -42,11 +42,11 @@ class SourceConformance:
         assert len(source) >= 1, f"expected batches in an epoch, found {len(source)}"
 
     def test_the_spec_says_what_comes(self) -> None:
-        """Names in their order, dtypes, and the shape of a step behind ``[B, S]``."""
+        """Names in their order, dtypes, and the shape of a step behind ``[B, S]``, or ``[B]`` where it says so."""
         source = self.make()
         for view in _views(source[0]):
             assert list(view) == list(source.spec), f"expected the fields {list(source.spec)}, found {list(view)}"
-            size = next(iter(view.values())).shape[:2]
+            size = next(iter(view.values())).shape[: source.spec.batch_dims]
             for name, field in source.spec.items():
                 values = view[name]
                 assert values.dtype == field.dtype, f"{name}: expected {field.dtype}, found {values.dtype}"

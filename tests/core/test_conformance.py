@@ -146,6 +146,7 @@ class LeavesAThread(PrefetchBatchifier):
         (AnotherByte, "test_shards_that_do_not_divide_a_batch_are_padded"),
         (AnotherByte, "test_a_batch_never_changes"),
         (AnotherByte, "test_a_source_of_ones_own"),
+        (AnotherByte, "test_fields_at_offsets_of_an_anchor"),
         (AnotherDtype, "test_the_spec_says_what_comes"),
         (AnotherOrder, "test_the_spec_says_what_comes"),
         (FieldsOutOfNothing, "test_absent_fields_are_absent"),

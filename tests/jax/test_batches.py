@@ -227,6 +227,24 @@ def test_shardings(name: str, workers: int) -> None:
             assert values.sharding.is_equivalent_to(sharding, values.ndim)
 
 
+@pytest.mark.parametrize("steps", [None, 8])
+def test_shardings_of_fields_at_offsets(steps: int | None) -> None:
+    options = {**OPTIONS, "sequence_length": steps, "windows": {"action": range(5), "obs_continuous": [-1, 0]}}
+    sharding = NamedSharding(mesh(4), P("data"))
+    source = BatchSource(example_store(), replace_dtypes=REPLACED_DTYPES, **options)
+    with PrefetchBatchifier(example_store(), **options, sharding=sharding) as loader:
+        assert stream_digest(loader, 4) == stream_digest(source, 4)
+        for values in loader.next_batch().values():
+            assert values.sharding.is_equivalent_to(sharding, values.ndim)
+    padded = {**options, "batch_size": 7, "uneven": "pad"}
+    with PrefetchBatchifier(example_store(), **padded, sharding=sharding) as loader:
+        batch = as_arrays(loader.next_batch())
+        there = batch["mask"].reshape(8, -1).any(axis=1)
+        assert not batch["action_mask"][~there].any()
+        whole = BatchSource(example_store(), replace_dtypes=REPLACED_DTYPES, **padded)[0]
+        np.testing.assert_array_equal(batch["action"][there], whole["action"])
+
+
 @pytest.mark.parametrize("name", SHARDINGS)
 def test_shardings_of_batches_that_they_do_not_divide(name: str) -> None:
     """Padded, every device has as many windows; those that count are the batch, in its order, and its digest."""

@@ -232,6 +232,32 @@ def running(package: str, store: DatasetStore, n: int = N, **options: Any) -> St
         return digest
 
 
+WINDOWS: dict[str, Any] = {
+    "windows": {"action": range(6), "obs_image": [-3, -1, 0], "obs_continuous": [-1, 0], "done": [0]}
+}
+AROUND = (
+    {**WINDOWS, "sequence_length": None},
+    {**WINDOWS, "sequence_length": None, "pad": False},
+    {**WINDOWS, "boundary": "episode", "pad": 0},
+)
+
+
+@pytest.mark.parametrize("options", AROUND, ids=("rows", "whole", "steps"))
+def test_one_digest_for_fields_at_offsets(options: dict[str, Any], mixed: DatasetStore, x64: bool) -> None:
+    replaced = {} if x64 else mouse_jax.REPLACED_DTYPES
+    options = {**OPTIONS, **({} if x64 else SINGLE), **options}
+    expected = stream_digest(BatchSource(mixed, **options), N)
+    assert stream_digest(BatchSource(mixed, replace_dtypes=replaced, **options), N) == expected
+    for package in PACKAGES:
+        for workers in (0, 2):
+            assert digest(package, mixed, num_workers=workers, **options) == expected
+    whole = running("numpy", mixed, **options)
+    for count in (2, 4):  # shards in any of the packages, put together
+        names = [list(PACKAGES)[rank % 3] for rank in range(count)]
+        parts = [running(name, mixed, shard=(rank, count), **options) for rank, name in enumerate(names)]
+        assert sum(parts, StreamDigest()) == whole
+
+
 @pytest.mark.parametrize("options", [{}, {"augment": AUGMENT, "views": 2}, {"boundary": "episode"}], ids=str)
 def test_the_digest_that_runs_along_is_equal_in_all_frameworks(mixed: DatasetStore, options: dict[str, Any]) -> None:
     expected = running("numpy", mixed, **SINGLE, **options)

@@ -97,6 +97,17 @@ def test_epochs_are_counted_on_after_a_refresh() -> None:
         assert loader.state_dict() == state
 
 
+def test_batches_without_steps_have_one_axis() -> None:
+    options = {**OPTIONS, "sequence_length": None, "windows": {"action": range(3)}}
+    with DataLoader(example_store(), **options) as loader:
+        batch = next(iter(loader))
+        assert batch.batch_size == (OPTIONS["batch_size"],)
+        asked = {"batch_size": None, "sampler": loader.sampler, "collate_fn": loader.collate_fn}
+        other = next(iter(torch.utils.data.DataLoader(loader.dataset, **asked)))
+        assert other.batch_size == batch.batch_size
+        assert (other == batch).all()
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("as_dict", [False, True])
 def test_another_data_loader_makes_the_same_epoch(workers: int, as_dict: bool) -> None:

@@ -64,6 +64,23 @@ def test_every_way_gives_the_batch_of_the_source(sampling: str, dtypes: Any) -> 
         assert on_device.device == CPU
 
 
+@pytest.mark.parametrize("steps", [None, 5])
+def test_every_way_gives_fields_at_offsets(steps: int | None) -> None:
+    """``[B]`` without steps, ``[B, S]`` with some: on the host, by a slab, to a device, and through a source's."""
+    windows = {"action": range(4), "obs_continuous": [-1, 0], "obs_image": [0, 1, 5], "flag": [0]}
+    source = BatchSource(store_of(), steps, 4, windows=windows, dtypes={"reward": "float64"})
+    made: Any = [
+        host_maker(source, pin=False),
+        lambda index: hand_over(device_maker(source, device=CPU, pin=False)(index)),
+        lambda index: hand_over(whole_maker(source, device=CPU, pin=False)(index)),
+    ]
+    for index in range(4):
+        for make in made:
+            batch = make(index)
+            assert batch.batch_size == ((4,) if steps is None else (4, steps))
+            assert_same(as_numpy(batch), source[index])
+
+
 @pytest.mark.parametrize("stored", [False, True])
 def test_slabs_are_laid_out_without_overlap(stored: bool) -> None:
     source = BatchSource(store_of(), 5, 4)

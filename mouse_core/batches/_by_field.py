@@ -1,0 +1,304 @@
+"""Windows by field: batches of which some fields are delivered at offsets around anchors."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core._arrow.column import Growth
+from mouse_core.batches._around import BlockAround, BlocksAround
+from mouse_core.batches._form import BatchForm, DTypes, MaskReader, Readers, copied_fields, part_of
+from mouse_core.batches._mask import check_fill
+from mouse_core.batches._pipeline import Batch, Pipeline, PlannedBlocks
+from mouse_core.batches._planner import Block, Planner
+from mouse_core.errors import ConfigError, MissingFieldError
+from mouse_core.sampling.around import clock_of
+from mouse_core.sampling.episodes import Boundary, EpisodeAnchors, Weighting, sampler_of
+from mouse_core.sampling.offsets import FieldWindows, Offsets, Seconds, field_windows, mask_of
+from mouse_core.sampling.plan import Plan, WindowSampler
+from mouse_core.spec import FieldSpec
+from mouse_core.store.fields import FieldReader
+from mouse_core.store.snapshot import Snapshot
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+
+
+class ReaderAround:
+    """What a batch has of a field at K offsets, before it is read: as that of a step, with an axis in front.
+
+    Args:
+        reader: Of the field.
+        windows: What is asked for.
+    """
+
+    def __init__(self, reader: FieldReader, windows: FieldWindows) -> None:
+        name = reader.spec.name
+        self.reader, self._identity = reader, windows.identity(name)
+        self.spec = replace(reader.spec, shape=(windows.count(name), *reader.spec.shape))
+
+    @property
+    def identity(self) -> list[Any]:
+        """What decides about the field's values and rows, but for the dtype they are delivered in."""
+        return [*self.reader.identity, self._identity]
+
+    def check_fills(self, dtype: np.dtype[Any]) -> None:
+        """See ``FieldReader.check_fills``."""
+        self.reader.check_fills(dtype)
+
+    def stored_dtype(self, dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
+        """See ``FieldReader.stored_dtype``."""
+        return self.reader.stored_dtype(dtype)
+
+
+class _Size(NamedTuple):
+    """How large a batch is.
+
+    Args:
+        axes: ``[b]`` or ``[b, S]``.
+        own: How many of its windows this shard has; those behind them are another's, and are masked.
+    """
+
+    axes: tuple[int, ...]
+    own: int
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """The fields that are delivered at the same offsets.
+
+    Args:
+        pipeline: Of these fields, over blocks of the rows around anchors.
+        blocks: Those blocks.
+        dtypes: Of the masks and all else in a batch: delivered, and stored.
+        fill: What values become for which there is no row; None: those of the row next to it.
+    """
+
+    pipeline: Pipeline
+    blocks: BlocksAround
+    dtypes: tuple[DTypes, DTypes]
+    fill: float | None
+
+    def take(self, index: int, size: _Size) -> Batch:
+        """These fields of batch ``index``, ``[*axes, K, ...]``, and their masks, ``[*axes, K]``."""
+        block, number = self.blocks.block_with(index)
+        block.check(number)
+        return self._settled(self.pipeline.take(index), block, number, size, self.dtypes[False])
+
+    def gather(self, anchors: Block, number: int, size: _Size, *, stored: bool, out: Arrays | None) -> Batch:
+        """The same of batch ``number`` of a block of anchors, in the delivered or the stored dtypes."""
+        block = self.blocks.around(anchors)
+        block.check(number)
+        targets, form = None, self.pipeline.form
+        if out is not None:
+            rows = len(block.windows.part(number)), block.windows.length
+            targets = {name: out[name].reshape(*rows, *shape) for name, shape in form.shapes.items()}
+        batch = self.pipeline.finish(block, number, None, stored=stored, out=targets)
+        made = self._settled(batch, block, number, size, self.dtypes[stored])
+        if out is not None:
+            for mask in map(mask_of, form.shapes):
+                out[mask][...] = made[mask]
+                made[mask] = out[mask]
+        return made
+
+    def _settled(self, batch: Batch, block: BlockAround, number: int, size: _Size, dtypes: DTypes) -> Batch:
+        missing, made = block.missing_of(number), {}
+        for name, values in batch.items():
+            block.put_right(values, number, self.fill)
+            made[name] = values.reshape(*size.axes, -1, *values.shape[2:])
+            there = np.ones(values.shape[0] * values.shape[1], dtypes[mask_of(name)])
+            there[missing] = 0
+            made[mask_of(name)] = there = there.reshape(*size.axes, -1)
+            there[size.own :] = 0
+        return made
+
+    def forward(self, anchors: PlannedBlocks, growth: Growth) -> Group:
+        """The same around anchors in a snapshot that has grown."""
+        blocks = self.blocks.on(anchors)
+        return replace(self, blocks=blocks, pipeline=self.pipeline.over(anchors.planner, growth, blocks))
+
+
+class PipelineAround:
+    """Batches of which some fields are delivered at offsets around anchors; stands for ``Pipeline``.
+
+    Args:
+        anchors: The pipeline of the other fields.
+        groups: Those with offsets.
+        readers: All fields.
+        form: What batches are like.
+        windows: What was asked for.
+    """
+
+    def __init__(
+        self, anchors: Pipeline, groups: Sequence[Group], readers: Readers, form: BatchForm, windows: FieldWindows
+    ) -> None:
+        self._anchors, self._groups, self._windows = anchors, groups, windows
+        self.planner, self.readers, self.form = anchors.planner, readers, form
+
+    @classmethod
+    def of(cls, planner: Planner, readers: Readers, form: BatchForm, windows: FieldWindows) -> PipelineAround:
+        """The pipeline of some fields.
+
+        Args:
+            planner: Of the anchors.
+            readers: By field; those with offsets are ``ReaderAround``.
+            form: What batches are like.
+            windows: What is asked for.
+
+        Raises:
+            ConfigError: A number to pad with that a field does not hold.
+            MissingFieldError: Time stamps that are not there.
+        """
+        if windows.fill is not None:
+            check_fill(windows.fill, {name: form.dtypes[True][name] for name in windows.offsets})
+        snapshot = planner.snapshot
+        chosen: dict[tuple[Offsets, int], dict[str, FieldReader]] = {}
+        for name, reader in readers.items():
+            if isinstance(reader, ReaderAround):
+                key = windows.offsets[name], shift_of(snapshot, name)
+                chosen.setdefault(key, {})[name] = reader.reader
+        for offsets in windows.offsets.values():
+            if isinstance(offsets, Seconds):
+                clock_of(snapshot, offsets)
+        masks = {mask_of(name) for name in windows.offsets}
+        plain = {
+            name: reader
+            for name, reader in readers.items()
+            if not isinstance(reader, ReaderAround) and name not in masks
+        }
+        part = part_of(form, plain)
+        anchors = Pipeline(planner, plain, part, fields=copied_fields(plain, part.shapes))
+        groups = []
+        for number, ((offsets, shift), fields) in enumerate(chosen.items()):
+            blocks = BlocksAround(anchors.blocks, offsets, shift, number)
+            part = replace(part_of(form, fields), is_padded=False, fill=None)
+            pipeline = Pipeline(planner, fields, part, fields=copied_fields(fields, part.shapes), blocks=blocks)
+            groups.append(Group(pipeline, blocks, form.dtypes, windows.fill))
+        return cls(anchors, groups, readers, form, windows)
+
+    def forward(self, snapshot: Snapshot, growth: Growth, *, seed: int, epoch_start: int) -> PipelineAround:
+        """See ``Pipeline.forward``."""
+        anchors = self._anchors.forward(snapshot, growth, seed=seed, epoch_start=epoch_start)
+        groups = [group.forward(anchors.blocks, growth) for group in self._groups]
+        readers: dict[str, Any] = {**self.readers, **anchors.readers}
+        for group in groups:
+            for name, reader in group.pipeline.readers.items():
+                readers |= {name: ReaderAround(reader, self._windows)} if isinstance(reader, FieldReader) else {}
+        return PipelineAround(anchors, groups, readers, self.form, self._windows)
+
+    def begin_with(self, batches: int) -> None:
+        """See ``Pipeline.begin_with``."""
+        self._anchors.begin_with(batches)
+
+    def plan(self, index: int) -> Plan:
+        """See ``Pipeline.plan``: the plan of the anchors."""
+        return self._anchors.plan(index)
+
+    def take(self, index: int) -> Batch:
+        """See ``Pipeline.take``."""
+        index = operator.index(index)
+        size = self._size(*self._anchors.blocks.block_with(index))
+        made = _with_axes(self._anchors.take(index), size)
+        for group in self._groups:
+            made |= group.take(index, size)
+        return {name: made[name] for name in self.readers}
+
+    def gather(self, plan: Plan, *, stored: bool, out: Arrays | None = None) -> Batch:
+        """See ``Pipeline.gather``."""
+        block, number = self._anchors.block_of(plan)
+        size, targets = self._size(block, number), None
+        if out is not None:
+            rows = len(block.windows.part(number)), block.windows.length
+            shapes = self._anchors.form.shapes
+            targets = {name: out[name].reshape(*rows, *shapes[name]) for name in self._anchors.readers}
+        batch = self._anchors.finish(block, number, None, stored=stored, out=targets)
+        made = _with_axes(batch, size)
+        for group in self._groups:
+            made |= group.gather(block, number, size, stored=stored, out=out)
+        return {name: made[name] for name in self.readers}
+
+    def _size(self, block: Block, number: int) -> _Size:
+        first, end = self.planner.own(block.sizes[number])
+        axes = len(block.windows.part(number)), block.windows.length
+        return _Size(axes[: self._windows.batch_dims], end - first)
+
+
+def _with_axes(batch: Batch, size: _Size) -> Batch:
+    """A batch ``[b, S, ...]`` as ``[*axes, ...]``."""
+    return {name: values.reshape(*size.axes, *values.shape[2:]) for name, values in batch.items()}
+
+
+def anchors_of(
+    windows: Any,
+    snapshot: Snapshot,
+    sampling: str | WindowSampler,
+    sequence_length: int | None,
+    batch_size: int,
+    drop_last: bool,
+    boundary: Boundary,
+    weighting: Weighting,
+    pad: bool | float | None,
+) -> tuple[WindowSampler, FieldWindows]:
+    """The sampler of anchors, and what is asked for around them; see ``BatchSource``.
+
+    Raises:
+        ConfigError: Options that are none, or do not go with each other.
+    """
+    if isinstance(windows, FieldWindows):
+        found = windows
+    else:
+        single = sequence_length is None and (isinstance(sampling, str) or sampling.sequence_length == 1)
+        found = field_windows(windows, pad, 1 if single else 2)
+    length = 1 if sequence_length is None else sequence_length
+    if not isinstance(sampling, str):
+        if found.pad is False and not isinstance(windows, FieldWindows):
+            raise ConfigError(
+                "pad: expected True or a number with a sampler of one's own, which chooses the anchors, found False"
+            )
+        return sampler_of(sampling, length, batch_size, drop_last, boundary, weighting, None), found
+    of_steps = pad if boundary != "stream" else None
+    sampler = sampler_of(sampling, length, batch_size, drop_last, boundary, weighting, of_steps)
+    if found.pad is not False:
+        return sampler, found
+    if found.batch_dims == 2 and boundary == "stream":
+        raise ConfigError(
+            "pad: expected boundary='episode' with pad=False, as no window that goes on in another episode has all its "
+            f"rows in one, found {boundary!r}"
+        )
+    before, behind = found.reach({name: shift_of(snapshot, name) for name in found.offsets})
+    return EpisodeAnchors(length, batch_size, sampling, weighting, False, drop_last, before, behind), found
+
+
+def readers_around(readers: Readers, windows: FieldWindows) -> dict[str, Any]:
+    """The readers of a source whose fields have offsets, with the masks behind their fields.
+
+    Raises:
+        MissingFieldError: A field with offsets that is not delivered.
+        ConfigError: A field of the name that the mask of another has.
+    """
+    for name in windows.offsets:
+        if not isinstance(readers.get(name), FieldReader):
+            raise MissingFieldError(
+                f"windows: expected fields that are delivered, among {list(readers)}, found {name!r}"
+            )
+        if mask_of(name) in readers:
+            raise ConfigError(f"windows: expected a store without a field {mask_of(name)!r}, which batches get")
+    found: dict[str, Any] = {}
+    for name, reader in readers.items():
+        if name in windows.offsets and isinstance(reader, FieldReader):
+            found[name] = ReaderAround(reader, windows)
+            shape = (windows.count(name),)
+            found[mask_of(name)] = MaskReader(FieldSpec(mask_of(name), np.dtype(np.bool_), shape))
+        else:
+            found[name] = reader
+    return found
+
+
+def shift_of(snapshot: Snapshot, name: str) -> int:
+    """How many rows after an anchor the row at offset 0 lies: 1 for a transition in the row that it leads to."""
+    field = snapshot.config.fields.get(name)
+    return int(snapshot.alignment == "arrived" and field is not None and field.is_of_transition)

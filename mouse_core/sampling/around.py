@@ -1,0 +1,203 @@
+"""Which rows of a snapshot lie at some offsets of anchors, and stay within the anchors' episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core._arrow.windows import Windows
+from mouse_core.errors import ConfigError, MissingFieldError
+from mouse_core.sampling.episodes import episodes_of, remembered
+from mouse_core.sampling.offsets import Seconds, runs_of
+from mouse_core.store.fields import FieldReader
+from mouse_core.store.snapshot import Snapshot
+
+Int64s = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+# Time stamps are read in windows of so many rows, so many windows at a time.
+_LENGTH, _WINDOWS = 4096, 64
+
+
+@dataclass(frozen=True, eq=False)
+class Anchors:
+    """The anchors of a block: every step of every window.
+
+    Args:
+        row: The snapshot's row of each, int64 ``[a]``; of a step that is not there, that of the last one that is.
+        begin, end: The first row of its episode, and the one behind its last, int64 ``[a]``.
+        there: Which are there, bool ``[a]``; None: all.
+    """
+
+    row: Int64s
+    begin: Int64s
+    end: Int64s
+    there: Bools | None
+
+    @classmethod
+    def of(cls, windows: Windows, snapshot: Snapshot) -> Anchors:
+        """The anchors of located windows."""
+        table, length, starts = episodes_of(snapshot), windows.length, windows.rows
+        steps = np.arange(length)
+        if windows.lengths is None:
+            there, row = None, (starts[:, None] + steps).reshape(-1)
+        else:
+            there = (steps < windows.lengths[:, None]).reshape(-1)
+            row = (starts[:, None] + np.minimum(steps, windows.lengths[:, None] - 1)).reshape(-1)
+        first, last, _ = table.episode_of(np.zeros(len(starts), np.int64), starts)
+        begin, end = (np.repeat(bound, length) for bound in (first, last))
+        # Windows of the stream may go on in the next episode.
+        (across,) = np.nonzero(row >= end)
+        if len(across):
+            begin[across], end[across], _ = table.episode_of(np.zeros(len(across), np.int64), row[across])
+        return cls(row, begin, end, there)
+
+
+class Rows(NamedTuple):
+    """Which rows of the snapshot are read for some anchors, and which of what is read is where it belongs.
+
+    Args:
+        start: Where runs of ``unit`` rows begin that are read, int64 ``[runs]``.
+        unit: Rows of a run.
+        moved: The rows that are read for others than themselves, counted over all runs, int64 ``[m]``.
+        source: The rows read that belong there, int64 ``[m]``.
+        missing: Those for which there is no row, int64 ``[k]``, ascending.
+        refused: What is wrong with some of them, and which, ascending.
+    """
+
+    start: Int64s
+    unit: int
+    moved: Int64s
+    source: Int64s
+    missing: Int64s
+    refused: Sequence[tuple[int, str]] = ()
+
+
+def rows_of(anchors: Anchors, offsets: Sequence[int], shift: int) -> Rows:
+    """The rows at some offsets of anchors, none of which lies beyond an episode's ends.
+
+    Of an episode in rows 10..14 the rows from 13 on are asked for, four of them: 13, 14, 15, 16, of which 15 and 16 are
+    not there. Read are the last four, 11, 12, 13, 14; 13 is the third row read, 14 the fourth. So what belongs where is
+    the rows read 2, 3, 3, 3, and missing are 2 and 3.
+
+    Args:
+        anchors: Around which.
+        offsets: Which rows, K.
+        shift: See ``BlocksAround``; so many of an episode's first rows have no such value.
+    """
+    firsts, unit = runs_of(offsets)
+    wanted = anchors.row[:, None] + (firsts + shift)
+    begin, end = anchors.begin[:, None] + shift, anchors.end[:, None]
+    # An episode of one row has no transition; that row is read, and all is missing.
+    lowest = np.minimum(begin, end - 1)
+    start = np.clip(wanted, lowest, np.maximum(lowest, end - unit))
+    beyond = (wanted < begin) | (wanted + unit > end)
+    if anchors.there is not None:
+        beyond |= ~anchors.there[:, None]
+    anchor, run = np.nonzero(beyond)
+    nothing = np.zeros(0, np.int64)
+    if not len(anchor):
+        return Rows(start.reshape(-1), unit, nothing, nothing, nothing)
+    asked = wanted[anchor, run][:, None] + np.arange(unit)
+    there = (asked >= begin[anchor]) & (asked < end[anchor])
+    if anchors.there is not None:
+        there &= anchors.there[anchor, None]
+    read = start[anchor, run][:, None]
+    source = np.clip(asked, lowest[anchor], end[anchor] - 1) - read
+    first = (anchor * len(firsts) + run)[:, None] * unit
+    moved = source != np.arange(unit)
+    place = first + np.arange(unit)
+    return Rows(start.reshape(-1), unit, place[moved], (first + source)[moved], place[~there])
+
+
+def rows_at(anchors: Anchors, seconds: Seconds, shift: int, times: npt.NDArray[np.float64]) -> Rows:
+    """The rows whose time stamps are nearest to some seconds from those of anchors, within their episodes.
+
+    Of time stamps 0.0, 0.1, 0.2 and the anchor at 0.1, 0.04 seconds later is 0.14: the row at 0.1 is nearest, 0.04
+    away. Of two rows that are as near the earlier one is taken.
+
+    Args:
+        anchors: Around which.
+        seconds: Which rows, and how near they must be.
+        shift: See ``BlocksAround``: the row so many after the nearest one, which so many last rows do not have.
+        times: The time stamp of every row of the snapshot, float64 ``[rows]``.
+    """
+    begin, end = (bound[:, None] for bound in (anchors.begin, anchors.end))
+    # Rows that have one so many rows behind them; of an episode of one row that row, for which all is missing.
+    last = np.maximum(end - shift, begin + 1)
+    wanted = times[anchors.row][:, None] + np.asarray(seconds.offsets)
+    low, high = (np.broadcast_to(bound, wanted.shape).copy() for bound in (begin, last))
+    while (open_ := low < high).any():  # the first row that is not before: halve what is left of each
+        middle = (low + high) // 2
+        before = open_ & (times[np.minimum(middle, last - 1)] < wanted)
+        low = np.where(before, middle + 1, low)
+        high = np.where(open_ & ~before, middle, high)
+    after = np.minimum(low, last - 1)
+    ahead = np.maximum(after - 1, begin)
+    row = np.where(np.abs(times[ahead] - wanted) <= np.abs(times[after] - wanted), ahead, after)
+    near = (np.abs(times[row] - wanted) <= seconds.tolerance) & (end - begin > shift)
+    if anchors.there is not None:
+        near &= anchors.there[:, None]
+    refused: list[tuple[int, str]] = []
+    if seconds.holes == "refuse":
+        inside = ~near & (wanted > times[begin]) & (wanted < times[last - 1]) & (end - begin > shift)
+        if anchors.there is not None:
+            inside &= anchors.there[:, None]
+        for place in np.nonzero(inside.reshape(-1))[0].tolist():
+            anchor, offset = divmod(place, wanted.shape[1])
+            found = float(times[row[anchor, offset]])
+            refused.append(
+                (
+                    place,
+                    f"{seconds.clock}: expected a row within {seconds.tolerance:g} s of "
+                    f"{float(wanted[anchor, offset]):.6f} s, {seconds.offsets[offset]:+g} s from row "
+                    f"{int(anchors.row[anchor])}, found the nearest at {found:.6f} s (row {int(row[anchor, offset])}); "
+                    "a wider tolerance takes it, holes='mask' pads",
+                )
+            )
+    nothing = np.zeros(0, np.int64)
+    delivered = np.minimum(row + shift, end - 1)
+    return Rows(delivered.reshape(-1), 1, nothing, nothing, np.nonzero(~near.reshape(-1))[0], refused)
+
+
+def clock_of(snapshot: Snapshot, seconds: Seconds) -> FieldReader:
+    """The reader of the time stamps that seconds are counted in.
+
+    Raises:
+        MissingFieldError: There is none.
+        ConfigError: More than a number a row.
+    """
+    reader = snapshot.readers.get(seconds.clock)
+    if reader is None:
+        raise MissingFieldError(
+            f"Seconds: expected a field {seconds.clock!r} of time stamps, found {list(snapshot.readers)}; clock= names "
+            f"another, and DatasetStore(fields=[Field({seconds.clock!r})]) makes one of a column"
+        )
+    if reader.column.width != 1:
+        raise ConfigError(f"Seconds: expected time stamps as single numbers, found {list(reader.spec.shape)} a row")
+    return reader
+
+
+def times_of(snapshot: Snapshot, seconds: Seconds) -> npt.NDArray[np.float64]:
+    """The time stamps of all rows of a snapshot, float64 ``[rows]``; looked up once.
+
+    Raises:
+        DataError: A value that the field does not allow.
+    """
+    return remembered(snapshot, ("times", seconds.clock), lambda: _times(snapshot, clock_of(snapshot, seconds)))
+
+
+def _times(snapshot: Snapshot, reader: FieldReader) -> npt.NDArray[np.float64]:
+    times, row = np.empty(snapshot.num_rows), 0
+    while row < len(times):
+        length = min(_LENGTH, len(times) - row)
+        last = min(len(times) - length, row + (_WINDOWS - 1) * length)
+        windows = snapshot.locate(np.arange(row, last + 1, length), length)
+        n = len(windows) * length
+        reader.read(windows.part(0), times.dtype, times[row : row + n].reshape(-1, length, *reader.spec.shape))
+        row += n
+    return times

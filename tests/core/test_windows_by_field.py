@@ -1,0 +1,397 @@
+"""Fields at offsets around an anchor: which rows they are, which of them are there, and what the others become."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+
+from mouse_core import BatchSource, ConfigError, DatasetStore, Field, MissingFieldError, PrefetchBatchifier, StateError
+from mouse_core.sampling import RandomWindows
+from mouse_core.testing import SourceConformance, example_store, stream_digest
+from tests.core.oracle import assert_same
+
+OFFSETS = st.one_of(
+    st.lists(st.integers(-5, 7), min_size=1, max_size=5),
+    st.builds(lambda first, count: list(range(first, first + count)), st.integers(-6, 4), st.integers(1, 6)),
+)
+ALIGNED = {"arrived": 1, "outgoing": 0}
+
+
+def rows_of(lengths: list[int], first: int = 0) -> dict[str, Any]:
+    """Episodes whose rows are numbered, as single numbers, vectors and codes."""
+    count = sum(lengths)
+    steps = np.concatenate([np.arange(length) for length in lengths])
+    number = np.arange(first, first + count)
+    last = np.concatenate([np.arange(length) == length - 1 for length in lengths])
+    return {
+        "action": (number[:, None] * 10 + np.arange(3)).astype(np.float32),
+        "reward": number.astype(np.float32),
+        "done": np.where(last, 1 + steps % 2, 0),
+        "episode_step": steps,
+        "observation": (number[:, None] * 100.0 + np.arange(2)),
+        "observation_discrete": number,
+    }
+
+
+def store_of(lengths: list[int], kind: str, alignment: Any) -> DatasetStore:
+    rows = rows_of(lengths)
+    store = DatasetStore(alignment=alignment)
+    half = len(rows["reward"]) // 2
+    if kind == "rows":
+        store.extend(rows)
+    elif kind == "indices":  # a table that is read row by row
+        from datasets import Dataset
+
+        table = Dataset.from_dict({name: values[::-1].tolist() for name, values in rows.items()})
+        order = list(range(2 * half + len(rows["reward"]) % 2))[::-1]
+        store.from_dataset(table.select(order))
+    else:
+        for part in (slice(0, half), slice(half, None)):
+            values = {name: array[part] for name, array in rows.items()}
+            if kind == "parts" and part.start == half:
+                store.extend(values)
+            elif len(values["reward"]):
+                store.from_dataset(pa.table({name: _listed(array) for name, array in values.items()}))
+    return store
+
+
+def _listed(array: np.ndarray) -> Any:
+    if array.ndim == 1:
+        return pa.array(array)
+    return pa.FixedSizeListArray.from_arrays(pa.array(array.reshape(-1)), array.shape[1])
+
+
+def episode_of(lengths: list[int], row: int) -> tuple[int, int]:
+    ends = np.cumsum(lengths).tolist()
+    return next((begin, end) for begin, end in pairwise([0, *ends]) if begin <= row < end)
+
+
+TRANSITION = ("action", "reward", "done")
+COLUMN = {"obs_continuous": "observation", "obs_discrete": "observation_discrete", "time": "episode_step"}
+
+
+def expected_of(
+    lengths: list[int],
+    starts: list[int],
+    steps: int | None,
+    windows: Mapping[str, list[int]],
+    *,
+    alignment: str,
+    boundary: str,
+    pad: Any,
+) -> dict[str, np.ndarray]:
+    """What a batch is, row by row."""
+    rows = rows_of(lengths)
+    fill = None if isinstance(pad, bool) or pad is None else pad
+    found: dict[str, list[Any]] = {}
+
+    def put(name: str, value: Any) -> None:
+        found.setdefault(name, []).append(value)
+
+    for start in starts:
+        for step in range(steps or 1):
+            anchor, there = start + step, True
+            if boundary == "episode" and anchor >= episode_of(lengths, start)[1]:
+                anchor, there = episode_of(lengths, start)[1] - 1, False
+            if boundary == "episode" and steps is not None:
+                put("mask", there)
+            begin, end = episode_of(lengths, anchor)
+            for name in ("action", "reward", "done", "time", "obs_continuous", "obs_discrete"):
+                values = rows[COLUMN.get(name, name)]
+                if name not in windows:
+                    value = values[anchor]
+                    put(name, value if there or fill is None else np.full_like(value, fill))
+                    continue
+                shift = ALIGNED[alignment] if name in TRANSITION else 0
+                delivered, mask = [], []
+                for offset in windows[name]:
+                    row = anchor + offset + shift
+                    is_there = there and begin + shift <= row < end
+                    nearest = min(max(row, begin + shift), end - 1)
+                    value = values[max(nearest, begin) if begin + shift < end else end - 1]
+                    delivered.append(value if is_there or fill is None else np.full_like(value, fill))
+                    mask.append(is_there)
+                put(name, np.stack(delivered))
+                put(f"{name}_mask", np.array(mask))
+    axes = (len(starts),) if steps is None else (len(starts), steps)
+    return {name: np.stack(values).reshape(*axes, *np.shape(values[0])) for name, values in found.items()}
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 11), min_size=1, max_size=8),
+    kind=st.sampled_from(["rows", "tables", "parts", "indices"]),
+    alignment=st.sampled_from(["arrived", "outgoing"]),
+    steps=st.one_of(st.none(), st.integers(1, 5)),
+    batch_size=st.sampled_from([1, 2, 4, 6]),
+    sampling=st.sampled_from(["random", "sequential", "batch", "last"]),
+    boundary=st.sampled_from(["stream", "episode"]),
+    pad=st.sampled_from([True, False, 0, 7, None]),
+    windows=st.dictionaries(
+        st.sampled_from(["action", "reward", "done", "obs_continuous", "obs_discrete", "time"]),
+        OFFSETS,
+        min_size=1,
+        max_size=4,
+    ),
+    shards=st.sampled_from([(0, 1), (0, 2), (1, 2)]),
+    index=st.integers(0, 20),
+    seed=st.integers(0, 2**64 - 1),
+)
+def test_rows_around_anchors_are_those_of_the_oracle(
+    lengths: list[int],
+    kind: str,
+    alignment: str,
+    steps: int | None,
+    batch_size: int,
+    sampling: str,
+    boundary: Any,
+    pad: Any,
+    windows: dict[str, list[int]],
+    shards: tuple[int, int],
+    index: int,
+    seed: int,
+) -> None:
+    store = store_of(lengths, kind, alignment)
+    options: dict[str, Any] = {"sampling": sampling, "boundary": boundary, "pad": pad, "windows": windows}
+    shard = {"shard": shards, "uneven": "pad"} if batch_size % 2 or sampling == "sequential" else {"shard": shards}
+    try:
+        whole = BatchSource(store, steps, batch_size, seed=seed, **options)
+        source = BatchSource(store, steps, batch_size, seed=seed, **options, **shard)
+    except ConfigError:  # too few rows, or no anchor that has all of them
+        reject()
+    if sampling == "sequential":
+        index %= len(source)
+    starts = whole.plan(index).starts.tolist()
+    wanted = expected_of(lengths, starts, steps, windows, alignment=alignment, boundary=boundary, pad=pad)
+    found = whole[index]
+    assert list(found) == list(whole.spec)
+    assert_same(found, {name: wanted[name].astype(found[name].dtype) for name in found}, "whole")
+    assert set(found) == set(wanted)
+    for name, field in whole.spec.items():
+        axes = (len(starts),) if steps is None else (len(starts), steps)
+        assert found[name].shape == (*axes, *field.shape)
+        assert found[name].dtype == field.dtype
+    if pad is False:
+        assert all(found[f"{name}_mask"].all() for name in windows)
+    # A shard has its rows, and what it has of another's is masked.
+    part, rank, count = source[index], *shards
+    first, end = len(starts) * rank // count, len(starts) * (rank + 1) // count
+    for name in found:
+        own = part[name][: end - first]
+        np.testing.assert_array_equal(own, found[name][first:end], name)
+        if name.endswith("_mask") and name in part:
+            assert not part[name][end - first :].any()
+    # Gathered by a plan, into given memory, in stored dtypes.
+    plan = source.plan(index)
+    assert_same(source.gather(plan), part, "gathered")
+    memory = source.layout(len(plan.starts)).arrays(bytearray(source.layout(len(plan.starts)).nbytes))
+    source.gather(plan, memory)
+    assert_same(memory, part, "into memory")
+    stored = source.gather(plan, stored=True)
+    for name, values in stored.items():
+        assert values.dtype == source.spec[name].stored_dtype
+        np.testing.assert_array_equal(values.astype(source.spec[name].dtype), part[name], name)
+
+
+@pytest.mark.parametrize("steps", [None, 6])
+@pytest.mark.parametrize("pad", [True, 0])
+def test_any_order_any_workers_and_on_from_a_state(steps: int | None, pad: Any) -> None:
+    options: dict[str, Any] = {
+        "batch_size": 8,
+        "windows": {"obs_continuous": [-2, 0], "action": range(6), "obs_image": [-1, 0], "reward": [0, 3]},
+        "pad": pad,
+        "boundary": "episode",
+        "seed": 3,
+    }
+    store = example_store()
+    source = BatchSource(store, steps, **options)
+    expected = [source[index] for index in range(40)]
+    again = BatchSource(store, steps, **options)
+    for index in reversed(range(40)):
+        assert_same(again[index], expected[index], index)
+    for workers in (0, 1, 4):
+        with PrefetchBatchifier(store, steps, num_workers=workers, **options) as loader:
+            for index in range(17):
+                assert_same(loader.next_batch(), expected[index], index)
+            state = loader.state_dict()
+        with PrefetchBatchifier(store, steps, num_workers=workers, **options) as loader:
+            loader.load_state_dict(state)
+            assert_same(loader.next_batch(), expected[17], workers)
+        for other in ({"action": range(5)}, {"action": range(1, 7)}):
+            with (
+                PrefetchBatchifier(store, steps, **{**options, "windows": {**options["windows"], **other}}) as loader,
+                pytest.raises(StateError, match="action"),
+            ):
+                loader.load_state_dict(state)
+
+
+def test_what_is_asked_for_is_in_the_fingerprint() -> None:
+    store = example_store()
+    windows = {"action": range(4), "obs_continuous": [-1, 0]}
+    options: list[dict[str, Any]] = [
+        {},
+        {"windows": windows},
+        {"windows": {**windows, "action": range(5)}},
+        {"windows": {**windows, "action": [0, 1, 3, 2]}},
+        {"windows": {"action": range(4)}},
+        {"windows": windows, "pad": 0},
+        {"windows": windows, "pad": False},
+        {"windows": windows, "sequence_length": 1},
+        {"windows": windows, "sequence_length": 3},
+    ]
+    found = [BatchSource(store, batch_size=4, **one).fingerprint for one in options]
+    assert len(set(found)) == len(options)
+    assert BatchSource(store, batch_size=4, windows=dict(windows), pad=True).fingerprint == found[1]
+
+
+def test_rows_that_come_later_are_seen_after_a_refresh() -> None:
+    """The end of the snapshot is an end of its last episode until there are more rows of it."""
+    rows = rows_of([6, 9])
+    rows["done"][-1] = 0
+    store = DatasetStore()
+    store.extend({name: values[:10] for name, values in rows.items()})
+    options: dict[str, Any] = {"batch_size": 8, "windows": {"reward": range(4), "obs_discrete": [-1, 0, 1]}, "seed": 1}
+    with PrefetchBatchifier(store, num_workers=0, **options) as loader:
+        for _ in range(5):
+            loader.next_batch()
+        store.extend({name: values[10:] for name, values in rows.items()})
+        loader.refresh()
+        found = [loader.next_batch() for _ in range(6)]
+        source = BatchSource(store, epoch_start=5, **options)
+        assert_same(found[0], source[5])
+        for number, batch in enumerate(found):
+            starts = source.plan(5 + number).starts.tolist()
+            wanted = expected_of(
+                [6, 9], starts, None, {"reward": [0, 1, 2, 3], "obs_discrete": [-1, 0, 1]},
+                alignment="arrived", boundary="stream", pad=True,
+            )  # fmt: skip
+            for name in ("reward", "reward_mask", "obs_discrete", "obs_discrete_mask"):
+                np.testing.assert_array_equal(batch[name], wanted[name], name)
+
+
+def test_a_sampler_of_ones_own_names_the_anchors() -> None:
+    store = example_store()
+    single = BatchSource(store, sampling=RandomWindows(1, 4), windows={"action": range(3)})
+    assert single.spec.batch_dims == 1
+    assert single[0]["action"].shape == (4, 3)
+    several = BatchSource(store, sampling=RandomWindows(5, 4), windows={"action": range(3)}, pad=2)
+    assert several.spec.batch_dims == 2
+    assert several[0]["action"].shape == (4, 5, 3)
+    batch = several[0]
+    assert (batch["action"][~batch["action_mask"]] == 2).all()
+
+
+def test_encoded_images_are_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where anchors share rows: of windows of 6 steps with 4 frames each, 9 rows and not 24."""
+    from mouse_core.images import encode_png
+    from mouse_core.images import rows as image_rows
+
+    rng = np.random.default_rng(0)
+    count = 40
+    pictures = rng.integers(0, 256, (count, 4, 5, 3), dtype=np.uint8)
+    rows = rows_of([count])
+    table = pa.table(
+        {
+            **{name: _listed(values) for name, values in rows.items()},
+            "observation_image": [{"bytes": encode_png(picture), "path": None} for picture in pictures],
+        }
+    )
+    source = BatchSource(
+        DatasetStore().from_dataset(table), 6, 4, fields=["obs_image"], windows={"obs_image": range(-3, 1)}, seed=2
+    )
+    looked_at: list[int] = []
+    plain = image_rows.fill_images
+
+    def counting(images: Any, *arguments: Any, **options: Any) -> None:
+        looked_at.extend(len(values) for values, *_ in images)
+        plain(images, *arguments, **options)
+
+    monkeypatch.setattr(image_rows, "fill_images", counting)
+    batch, starts = source[0], source.plan(0).starts
+    for window, start in enumerate(starts.tolist()):
+        for step in range(6):
+            for place, offset in enumerate(range(-3, 1)):
+                wanted = pictures[max(0, start + step + offset)].reshape(-1)
+                np.testing.assert_array_equal(batch["obs_image"][window, step, place], wanted)
+    distinct = {max(0, int(start) + step) for start in starts for step in range(-3, 6)}
+    assert sum(looked_at) == len(distinct)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"windows": {}}, "offsets by field"),
+        ({"windows": [0, 1]}, "offsets by field"),
+        ({"windows": {"action": 3}}, r"write \[3\]"),
+        ({"windows": {"action": []}}, "at least one offset"),
+        ({"windows": {"action": [0.5]}}, r"Seconds\(\[\.\.\.\]\)"),
+        ({"windows": {"action": [True]}}, "integers"),
+        ({"windows": {"action": "01"}}, "a list of offsets"),
+        ({"windows": {"actoin": [0]}}, "actoin"),
+        ({"windows": {"reward": [0]}, "fields": ["action"]}, "among"),
+        ({"windows": {"action": [0]}, "pad": "edge"}, "pad"),
+        ({"windows": {"action": [0]}, "pad": 0.5}, "pad"),
+        ({"windows": {"action": range(-3, 20)}, "pad": False}, "at least 24 steps"),
+        ({"windows": {"action": [0]}, "pad": False, "sequence_length": 2}, "boundary='episode'"),
+        ({"windows": {"action": [0]}, "pad": False, "sampling": RandomWindows(1, 4)}, "of one's own"),
+        ({"windows": {"action": [0]}, "views": 2}, "augment, views"),
+        ({"windows": {"action": [0]}, "dtypes": {"reward_mask": "int64"}}, "reward_mask"),
+    ],
+)
+def test_what_cannot_be_is_said_when_the_source_is_made(options: dict[str, Any], says: str) -> None:
+    with pytest.raises((ConfigError, MissingFieldError), match=says):
+        BatchSource(example_store(), batch_size=4, **options)
+
+
+def test_a_name_that_a_mask_needs_is_refused() -> None:
+    store = DatasetStore(fields=[Field("action_mask")])
+    store.extend({**rows_of([5]), "action_mask": np.ones(5)})
+    with pytest.raises(ConfigError, match="action_mask"):
+        BatchSource(store, batch_size=2, windows={"action": [0]})
+
+
+def test_masks_come_in_the_dtype_that_is_asked_for() -> None:
+    source = BatchSource(example_store(), batch_size=4, windows={"action": range(8)}, dtypes={"action_mask": "float32"})
+    assert source[0]["action_mask"].dtype == np.float32 == source.spec["action_mask"].dtype
+    assert set(np.unique(source[0]["action_mask"])) == {0.0, 1.0}
+
+
+def test_a_field_says_itself_that_it_belongs_to_a_transition() -> None:
+    rows = {**rows_of([6]), "grip": np.arange(6.0), "pose": np.arange(6.0)}
+    store = DatasetStore(fields=[Field("grip", transition=True), Field("pose"), Field("reward", transition=False)])
+    store.extend(rows)
+    source = BatchSource(store, batch_size=3, windows={name: [0] for name in ("grip", "pose", "action", "reward")})
+    starts, batch = source.plan(0).starts, source[0]
+    np.testing.assert_array_equal(batch["pose"][:, 0], starts)
+    np.testing.assert_array_equal(batch["reward"][:, 0], starts)
+    np.testing.assert_array_equal(batch["grip"][:, 0], np.minimum(starts + 1, 5))
+    np.testing.assert_array_equal(batch["action"][:, 0, 0], 10 * np.minimum(starts + 1, 5))
+
+
+class TestAround(SourceConformance):
+    def make(self) -> Any:
+        windows = {"obs_continuous": [-1, 0], "action": range(5), "obs_image": [-3, -2, -1, 0]}
+        return BatchSource(example_store(), batch_size=4, windows=windows, seed=3)
+
+
+class TestAroundSteps(SourceConformance):
+    def make(self) -> Any:
+        windows = {"obs_continuous": [-4, -2, 0], "action": range(5), "done": [0]}
+        return BatchSource(example_store(), 8, 4, windows=windows, seed=3, boundary="episode", pad=0)
+
+
+def test_the_same_batches_from_a_file_and_from_rows(tmp_path: Any) -> None:
+    store = example_store()
+    store.to_dataset().save_to_disk(tmp_path / "rows")
+    from datasets import load_from_disk
+
+    other = DatasetStore().from_dataset(load_from_disk(tmp_path / "rows"))
+    options: dict[str, Any] = {"batch_size": 4, "windows": {"obs_image": [-1, 0], "action": range(9)}}
+    assert stream_digest(BatchSource(store, **options), 10) == stream_digest(BatchSource(other, **options), 10)
