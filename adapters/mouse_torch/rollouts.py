@@ -65,7 +65,7 @@ class RolloutStorage(rollouts.RolloutStorage):
     trajectories, whose number must be known.
 
     Args:
-        num_envs, num_transitions_per_env, fields, seed, hidden_axis, validate: As there.
+        num_envs, num_transitions_per_env, fields, seed, hidden_axis, validate, digest: As there.
         amp_cfg: Likewise; the extractors are called without gradients.
         device: Where tensors are; None: the CPU.
 

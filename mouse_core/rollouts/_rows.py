@@ -6,6 +6,8 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any, ClassVar
 
 from mouse_core._base.tracing import refuse_traced
+from mouse_core.digest import StreamDigest
+from mouse_core.digest.states import asked_for
 from mouse_core.dtypes import namespace
 from mouse_core.errors import MissingFieldError, RolloutError, RolloutFullError, SchemaError
 from mouse_core.randomness import check_seed
@@ -45,6 +47,7 @@ class RolloutRows:
         device: Any = None,
         hidden_axis: int | None = None,
         validate: bool | None = None,
+        digest: bool = False,
     ) -> None:
         check_count("num_envs", num_envs)
         check_count("num_transitions_per_env", num_transitions_per_env)
@@ -55,6 +58,8 @@ class RolloutRows:
         self._kind = self.kind_of_arrays(device)
         self.device = self._kind.device
         self.epoch = 0
+        self._digest = StreamDigest() if digest else None
+        self._delivered = 0
         self.spec = stored_spec(self._fields)
         self._checks = StepChecks(self._fields, self.num_envs, self.spec, self._kind, validate)
         self._states = PolicyStates(self.num_transitions_per_env, self.num_envs, hidden_axis, self._kind)
@@ -104,6 +109,20 @@ class RolloutRows:
     def step(self) -> int:
         """The number of rows that are filled."""
         return self._step
+
+    @property
+    def digest(self) -> StreamDigest:
+        """What was read so far, over all rollouts, in 128 bits: the mini-batches with their numbers.
+
+        It is ``batch.digest(i)`` added up over the mini-batches that were delivered, of which the storage's first has
+        ``i = 0``; of ``generator()`` each step counts as one. It is equal in every framework, is a part of the state
+        and goes on from there. Of several processes each has environments of its own: the sum of their digests is that
+        of all that was read, equal in a second run of as many processes, and no single storage's.
+
+        Raises:
+            ConfigError: The storage was made without ``digest=True``.
+        """
+        return asked_for(self._digest, "storage")
 
     # ------------------------------------------------------------------ filling it
 

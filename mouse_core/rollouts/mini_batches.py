@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.digest import StreamDigest
 from mouse_core.dtypes import namespace
 from mouse_core.errors import ConfigError, MissingFieldError
 from mouse_core.randomness import Key, Purpose
@@ -119,6 +120,27 @@ class MiniBatch(Mapping[str, Array]):
     old_sigma = _FieldAttribute("sigma")
     dagger_actions = _FieldAttribute("dagger_actions")
     rnd_state = _FieldAttribute("rnd_state")
+
+    def digest(self, index: int) -> StreamDigest:
+        """What the mini-batch holds, in 128 bits: all but ``rows``, each row a window, or each step of a recurrent one.
+
+        Where it has fields only it is ``StreamDigest.of(index, self)``. Masks, previous states, histories and hidden
+        states count, too. It is made on the host.
+
+        Args:
+            index: Its number among the mini-batches.
+        """
+        fields = StreamDigest.of(index, self.fields)
+        names = ("masks", "obs_prev_state", "obs_prev_mask", "ref_obs_prev_state", "ref_obs_prev_mask")
+        beside: dict[str, Any] = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        beside |= {f"histories of {name}": frames for name, frames in self.histories.items()}
+        # Of these each is one value: on which axis there are rows depends on the policy, as does how many.
+        hidden: dict[str, Array] = {}
+        policy_states.tree_map(lambda path, leaf: hidden.setdefault(path, leaf[None]), self.hidden_states)
+        others = [parts for parts in (beside, hidden) if parts]
+        if not others:
+            return fields
+        return StreamDigest(StreamDigest.of(index, (self.fields, *others)).total, fields.windows)
 
     def astuple(self) -> tuple[Any, ...]:
         """The 18 parts in the order that training code unpacks.

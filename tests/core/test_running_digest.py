@@ -31,6 +31,7 @@ from mouse_core.replay import (
     SamplerWithoutReplacement,
     SliceSampler,
 )
+from mouse_core.rollouts import RolloutStorage
 from mouse_core.testing import example_columns, example_store
 
 MASKED = AugmentTokensConfig(mask_prob=AugmentMaskProbConfig(reward=0.5))
@@ -494,3 +495,110 @@ def test_threads_that_sample_at_the_same_time_are_all_counted() -> None:
     for _ in range(200):
         other.sample()
     assert buffer.digest == other.digest
+
+
+# ---------------------------------------------------------------------- rollouts
+
+
+def rollout(steps: int = 5, *, hidden: float | None = None, ends: bool = True, **options: Any) -> RolloutStorage:
+    storage = RolloutStorage(4, steps, {"observations": (3,), "values": ()}, seed=2, **options)
+    fill(storage, hidden=hidden, ends=ends)
+    return storage
+
+
+def fill(storage: RolloutStorage, *, hidden: float | None = None, ends: bool = True) -> None:
+    storage.clear()
+    for step in range(storage.num_transitions_per_env):
+        number = np.arange(4) + 4 * step
+        row = {"observations": number[:, None] / 2 + np.arange(3), "values": number / 8, "rewards": number / 4}
+        states = {} if hidden is None else {"hidden_states": (np.full((2, 4, 3), hidden + step, np.float32), None)}
+        storage.add_transitions({**row, "dones": (number % 7 == 6) & ends, **states})
+    storage.compute_returns(np.zeros(4), gamma=0.5, lam=0.5)
+
+
+def read(storage: RolloutStorage, recurrent: bool = False) -> list[StreamDigest]:
+    """The digests of mini-batches, counted from 0."""
+    make = storage.recurrent_mini_batch_generator if recurrent else storage.mini_batch_generator
+    return [batch.digest(index) for index, batch in enumerate(make(2, 3))]
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+@pytest.mark.parametrize("hidden", [None, 1.0])
+def test_a_rollout_digests_the_mini_batches_that_are_read(recurrent: bool, hidden: float | None) -> None:
+    storage = rollout(hidden=hidden, digest=True)
+    assert storage.digest == StreamDigest()
+    digests = read(storage, recurrent)
+    assert storage.digest == sum(digests, StreamDigest())
+    assert storage.digest.windows == (6 * 5 if recurrent else 3 * 20)  # steps of two halves of 4 environments, or rows
+    state = json.loads(json.dumps(storage.state_dict()))
+    fill(storage, hidden=hidden)
+    read(storage, recurrent)
+    other = rollout(hidden=hidden, digest=True)
+    other.load_state_dict(state)
+    assert other.digest == sum(digests, StreamDigest())
+    read(other, recurrent)
+    assert other.digest == storage.digest
+    # Numbers go on, too: a rollout that is read again, in another order or not, is something else.
+    assert storage.digest.total != 2 * sum(digests, StreamDigest()).total % 2**128
+
+
+def test_a_mini_batch_of_fields_only_is_digested_as_a_mapping() -> None:
+    storage = rollout(digest=True)
+    batches = list(storage.mini_batch_generator(4, 2))
+    assert storage.digest == sum((StreamDigest.of(index, one) for index, one in enumerate(batches)), StreamDigest())
+
+
+def test_what_is_beside_the_fields_of_a_mini_batch_counts() -> None:
+    amp = {"amp_obs_extractor": lambda obs: obs[..., :1], "amp_ref_obs_extractor": lambda ref: ref[0]}
+    storages = [
+        rollout(),
+        rollout(hidden=1.0),
+        rollout(hidden=2.0),
+        rollout(amp_cfg=amp | {"amp_obs_extractor": lambda obs: 2 * obs[..., :1]}),
+        rollout(amp_cfg=amp),
+    ]
+    rows = [read(storage)[0] for storage in storages]
+    rows += [
+        next(iter(rollout().mini_batch_generator(2, histories={"observations": length}))).digest(0)
+        for length in (1, 2, 3)
+    ]
+    assert len(set(rows)) == len(rows)
+    assert {one.windows for one in rows} == {10}
+    # The same fields with another mask: trajectories of one length, of which an end is the only difference.
+    masked = read(rollout(), recurrent=True)[0]
+    batch = next(iter(rollout().recurrent_mini_batch_generator(2)))
+    assert dataclasses.replace(batch, masks=np.ones_like(batch.masks)).digest(0) != masked == batch.digest(0)
+
+
+def test_steps_for_distillation_are_digested() -> None:
+    def made(change: float = 0.0, **options: Any) -> RolloutStorage:
+        storage = RolloutStorage.motion_mimic("distillation", 4, 3, [2], actions_shape=[2], **options)
+        for step in range(3):
+            row = {"observations": np.full((4, 2), step + change), "actions": np.ones((4, 2)), "rewards": np.ones(4)}
+            storage.add_transitions(row | {"dones": np.zeros(4), "privileged_actions": np.zeros((4, 2))})
+        return storage
+
+    storage = made(digest=True)
+    steps = [StreamDigest.of(index, {"step": step}) for index, step in enumerate(storage.generator())]
+    assert storage.digest == sum(steps, StreamDigest())
+    other = made(0.5, digest=True)
+    assert len(list(other.generator())) == 3
+    assert other.digest.windows == storage.digest.windows == 12
+    assert other.digest != storage.digest
+
+
+def test_a_rollout_without_a_digest_has_none_and_takes_all_states() -> None:
+    plain, storage = rollout(), rollout(digest=True)
+    with pytest.raises(ConfigError, match="a storage made with digest=True"):
+        _ = plain.digest
+    read(storage)
+    state, before = storage.state_dict(), storage.digest
+    bad: list[Any] = [{"total": "?", "windows": 3, "batches": 1}, storage.digest.state_dict(), 5]
+    for digest in bad:
+        with pytest.raises(StateError):
+            storage.load_state_dict(state | {"epoch": 7, "digest": digest})
+    assert (storage.digest, storage.epoch) == (before, 3)
+    plain.load_state_dict(state)
+    assert plain.state_dict() == {name: value for name, value in state.items() if name != "digest"}
+    storage.load_state_dict(plain.state_dict())
+    assert storage.digest == StreamDigest()

@@ -26,6 +26,7 @@ from mouse_core.augment import AugmentMaskProbConfig, AugmentScalarSpec, Augment
 from mouse_core.digest import StreamDigest
 from mouse_core.replay import ArrayStorage, ReplayBuffer
 from mouse_core.testing import as_arrays, example_columns, example_store, stream_digest
+from mouse_jax import rollout_storage
 
 PACKAGES = {"numpy": mouse_core, "torch": mouse_torch, "jax": mouse_jax}
 SAMPLINGS = ("random", "last", "sequential", "batch")
@@ -317,7 +318,7 @@ def test_samples_of_buffers_and_mini_batches_of_rollouts_are_digested_alike() ->
         assert buffer.digest == samples[-1]
         if kind is None:  # JAX has functions, whose mini-batches its own tests compare
             continue
-        storage = kind(4, 6, {"observations": (3,), "actions": (2,), "values": ()}, seed=1)
+        storage = kind(4, 6, {"observations": (3,), "actions": (2,), "values": ()}, seed=1, digest=True)
         for step in range(6):
             row = {"observations": np.full((4, 3), step, np.float32), "actions": np.full((4, 2), step, np.float32)}
             storage.add_transitions(
@@ -325,8 +326,32 @@ def test_samples_of_buffers_and_mini_batches_of_rollouts_are_digested_alike() ->
             )
         storage.compute_returns(np.zeros(4), gamma=0.5, lam=0.5)
         found = [*storage.mini_batch_generator(3, 2), *storage.recurrent_mini_batch_generator(2, 1)]
-        mini_batches.append(sum((StreamDigest.of(index, one) for index, one in enumerate(found)), StreamDigest()))
+        mini_batches.append(sum((one.digest(index) for index, one in enumerate(found)), StreamDigest()))
+        assert storage.digest == mini_batches[-1]
     assert samples[0] == samples[1] == samples[2]
     assert samples[0].windows == 24
     assert mini_batches[0] == mini_batches[1]
     assert len({*samples, *mini_batches}) == 2
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_mini_batches_of_pure_functions_have_the_digests_of_a_storage(recurrent: bool) -> None:
+    """JAX's rollouts keep no digest, for they change nothing; a mini-batch says its own."""
+    storage = rollouts.RolloutStorage(4, 6, {"observations": (3,)}, seed=1, digest=True)
+    rollout = rollout_storage.init(
+        4, 6, {"observations": (3,)}, 1, hidden_states=(np.zeros((2, 4, 5), np.float32), None)
+    )
+    for step in range(6):
+        row: dict[str, Any] = {"observations": np.full((4, 3), step, np.float32), "rewards": np.ones(4, np.float32)}
+        row |= {"dones": np.arange(4) == step, "hidden_states": (np.full((2, 4, 5), step, np.float32), None)}
+        storage.add_transitions(row)
+        rollout = rollout_storage.append(rollout, row)
+    if recurrent:
+        batches: Any = rollout_storage.recurrent_mini_batches(rollout, 2, 2)[1]
+        expected = list(storage.recurrent_mini_batch_generator(2, 2))
+    else:
+        batches = rollout_storage.mini_batches(rollout, 3, 2)[1]
+        expected = list(storage.mini_batch_generator(3, 2))
+    found = [batch.digest(index) for index, batch in enumerate(batches)]
+    assert found == [batch.digest(index) for index, batch in enumerate(expected)]
+    assert sum(found, StreamDigest()) == storage.digest
