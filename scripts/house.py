@@ -31,7 +31,7 @@ FLOORS = [
     {"about", "images"},
     {"_arrow"},
     {"store"},
-    {"augment", "sampling"},
+    {"augment", "sampling", "statistics"},
     {"batches"},
     {"groups", "replay", "rollouts"},
     {"formats", "prefetch"},

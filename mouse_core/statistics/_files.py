@@ -1,0 +1,192 @@
+"""Statistics in files: LeRobot's ``meta/stats.json``, and beside it what it takes to count on."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import zipfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.errors import ConfigError
+from mouse_core.files.reading import damaged, read_json_object
+from mouse_core.files.writing import make_folder, storing, write_file
+from mouse_core.statistics._counting import Counted, Layout, Part
+from mouse_core.statistics.moments import Moments
+from mouse_core.statistics.quantiles import Sketch, Tally
+
+_JSON, _MORE, _VERSION = "stats.json", "stats.npz", 1
+_NAMES = {"obs_continuous": "observation.state", "obs_image": "observation.image", "reward": "next.reward"}
+_FIELDS = {key: name for name, key in _NAMES.items()}
+_MOMENTS = ("mean", "std", "min", "max")
+_Content = tuple[dict[str, Part], tuple[float, ...], int, str]
+
+
+def save(parts: Mapping[str, Part], shares: Sequence[float], rows: int, fingerprint: str, folder: Path) -> None:
+    """Write both files; see ``Statistics.save``."""
+    file = folder / "meta" / _JSON
+    stats = dict(read_json_object(file)) if file.is_file() else {}
+    stats |= {_NAMES.get(name, name): _entry(part, shares) for name, part in parts.items()}
+    text = json.dumps(stats, indent=2).encode()
+    fields: dict[str, Any] = {}
+    arrays: dict[str, npt.NDArray[Any]] = {}
+    for number, (name, part) in enumerate(parts.items()):
+        fields[name] = {**part.layout._asdict(), "is_image": part.is_image, "has_whole": part.whole is not None}
+        for kind, counted in (("all", part.all), ("whole", part.whole)):
+            if counted is not None:
+                arrays |= {f"{number}/{kind}/{key}": values for key, values in _arrays(counted).items()}
+    said = {"version": _VERSION, "rows": rows, "fingerprint": fingerprint, "shares": list(shares), "fields": fields}
+    said["digest"] = hashlib.sha256(text).hexdigest()
+    packed = io.BytesIO()
+    np.savez(packed, said=np.frombuffer(json.dumps(said).encode(), np.uint8), **arrays)  # type: ignore[arg-type]
+    with storing(str(file)):
+        make_folder(folder / "meta")
+        write_file(file.with_name(_MORE), packed.getvalue())
+        write_file(file, text)
+
+
+def _entry(part: Part, shares: Sequence[float]) -> dict[str, Any]:
+    """A field in LeRobot's layout: of a number a step in shape ``[1]``, of images ``[C, 1, 1]`` within 0 and 1."""
+    moments, shape = part.all.moments, part.layout.shape or (1,)
+    values = dict(zip(_MOMENTS, (moments.mean, moments.deviation, moments.low, moments.high), strict=True))
+    values |= {_key_of(share): found for share, found in part.all.quantiles(shares).items()}
+    if part.is_image:
+        shape = (*shape, 1, 1)
+        values = {name: one / 255 for name, one in values.items()}
+    found = {name: one.reshape(shape).tolist() for name, one in values.items()}
+    return {**found, "count": [int(moments.count.max(initial=0))]}
+
+
+def _key_of(share: float) -> str:
+    """ "q01" for 0.01; "q2.5" for 0.025."""
+    percent = round(share * 100, 9)
+    return f"q{int(percent):02d}" if percent == int(percent) else f"q{percent}"
+
+
+def _arrays(counted: Counted) -> dict[str, npt.NDArray[Any]]:
+    moments = counted.moments
+    found: dict[str, npt.NDArray[Any]] = {
+        "count": moments.count,
+        "moments": np.stack([moments.mean, moments.squares, moments.low, moments.high]),
+    }
+    spread = counted.spread or ()
+    tallies = [one.counts for one in spread if isinstance(one, Tally)]
+    if tallies:
+        found["tallies"] = np.stack(tallies)
+    sketches = [one for one in spread if isinstance(one, Sketch)]
+    if sketches:
+        levels = max(len(one.levels) for one in sketches)
+        padded = [one.levels + [np.empty(0)] * (levels - len(one.levels)) for one in sketches]
+        found["sketches"] = np.array(
+            [[one.count, one.error, *map(len, own)] for one, own in zip(sketches, padded, strict=True)], np.int64
+        )
+        found["kept"] = np.concatenate([np.empty(0), *(level for own in padded for level in own)])
+    return found
+
+
+# ---------------------------------------------------------------------- reading
+
+
+def load(folder: Path) -> _Content:
+    """What ``save`` or LeRobot wrote: parts, shares, rows and fingerprint; see ``Statistics.load``."""
+    file = folder / "meta" / _JSON
+    if not file.is_file():
+        raise ConfigError(f"{folder}: expected meta/{_JSON}, found none")
+    text = file.read_bytes()
+    more = file.with_name(_MORE)
+    if more.is_file():
+        found = _counted_on(more, hashlib.sha256(text).hexdigest())
+        if found is not None:
+            return found
+    stats = read_json_object(file)
+    cameras = [name for name in stats if name.startswith("observation.image")]
+    parts: dict[str, Part] = {}
+    for key, entry in stats.items():
+        name = "obs_image" if [key] == cameras else _FIELDS.get(key, key)
+        parts[name] = _part_of(file, key, entry)
+    return parts, (), max((int(part.all.moments.count.max(initial=0)) for part in parts.values()), default=0), ""
+
+
+def _part_of(file: Path, key: str, entry: Any) -> Part:
+    """What LeRobot says of a feature; quantiles cannot be counted on, so they are those that it says."""
+    try:
+        values = {name: np.asarray(entry[name], np.float64) for name in _MOMENTS}
+        (count,) = entry["count"]
+        said = {share: np.asarray(entry[name], np.float64) for name in entry if (share := _share_of(name)) is not None}
+    except (KeyError, TypeError, ValueError) as error:
+        raise damaged(file, f"{key}: expected {', '.join(_MOMENTS)} and count, found {error!r:.80}") from error
+    shape = values["mean"].shape
+    if any(one.shape != shape for one in (*values.values(), *said.values())) or not 0 <= count < 2**53:
+        raise damaged(file, f"{key}: expected numbers of one shape, and a count, found {shape} and {count!r:.40}")
+    is_image = shape[1:] == (1, 1)
+    if is_image:
+        values = {name: 255 * one for name, one in values.items()}
+        said = {share: 255 * one for share, one in said.items()}
+        shape = shape[:1]
+    elif shape == (1,) and key != "action" and not key.startswith("observation"):
+        shape = ()  # which is how LeRobot writes a number a step
+    moments = Moments(int(np.prod(shape, dtype=np.int64)))
+    mean, std, low, high = (values[name].reshape(-1) for name in _MOMENTS)
+    moments.count[:] = count
+    moments.mean, moments.squares, moments.low, moments.high = mean, std**2 * count, low, high
+    return Part(
+        Layout(shape, 1, ""), None, Counted(moments, None), is_image, {k: v.reshape(shape) for k, v in said.items()}
+    )
+
+
+def _share_of(name: str) -> float | None:
+    """0.01 for "q01"; None for what is no quantile."""
+    return float(name[1:]) / 100 if re.fullmatch(r"q\d{1,2}(\.\d+)?|q100", name) else None
+
+
+def _counted_on(file: Path, digest: str) -> _Content | None:
+    """All that was counted; None where it is of other statistics than those beside it."""
+    try:
+        with np.load(file, allow_pickle=False) as arrays:
+            said = json.loads(arrays["said"].tobytes())
+            if said["version"] != _VERSION or said["digest"] != digest:
+                return None
+            parts = {}
+            for number, (name, one) in enumerate(said["fields"].items()):
+                layout = Layout(tuple(map(int, one["shape"])), int(one["beside"]), str(one["counted"]))
+                whole = _read(arrays, f"{number}/whole", layout.width) if one["has_whole"] else None
+                everything = _read(arrays, f"{number}/all", layout.width)
+                parts[str(name)] = Part(layout, whole, everything, bool(one["is_image"]))
+            return parts, tuple(map(float, said["shares"])), int(said["rows"]), str(said["fingerprint"])
+    except (OSError, zipfile.BadZipFile, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise damaged(file, f"{error!r:.120}") from error
+
+
+def _read(arrays: Any, where: str, width: int) -> Counted:
+    moments = Moments(width)
+    moments.count = _checked(arrays[f"{where}/count"], np.int64, (width,))
+    moments.mean, moments.squares, moments.low, moments.high = _checked(
+        arrays[f"{where}/moments"], np.float64, (4, width)
+    )
+    if f"{where}/tallies" in arrays:
+        return Counted(moments, [Tally(one) for one in _checked(arrays[f"{where}/tallies"], np.int64, (width, 256))])
+    if f"{where}/sketches" not in arrays:
+        return Counted(moments, None)
+    numbers = arrays[f"{where}/sketches"]
+    _checked(numbers, np.int64, (width, numbers.shape[1]))
+    lengths = numbers[:, 2:]
+    kept = _checked(arrays[f"{where}/kept"], np.float64, (int(lengths.sum()),))
+    stretches = iter(np.split(kept, np.cumsum(lengths.reshape(-1))[:-1]))
+    sketches = []
+    for count, error, *own in numbers.tolist():
+        sketch = Sketch()
+        sketch.count, sketch.error, sketch.levels = count, error, [next(stretches) for _ in own]
+        sketches.append(sketch)
+    return Counted(moments, sketches)
+
+
+def _checked(values: npt.NDArray[Any], dtype: Any, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    if values.dtype != dtype or values.shape != shape:
+        raise ValueError(f"expected {np.dtype(dtype)} {list(shape)}, found {values.dtype} {list(values.shape)}")
+    return values

@@ -1,0 +1,318 @@
+"""Statistics of a store: count, mean, deviation, range and quantiles of its fields, by dimension."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core._base.memo import memo
+from mouse_core._base.progress import progress_bar
+from mouse_core._base.threads import THREADS, in_order
+from mouse_core.errors import ConfigError, MissingFieldError
+from mouse_core.spec import Field
+from mouse_core.statistics._counting import Counted, Layout, Part, count, layout_of
+from mouse_core.store.fields import FieldReader, bind_fields
+from mouse_core.store.snapshot import Snapshot
+from mouse_core.store.views import Store
+
+Floats = npt.NDArray[np.float64]
+Int64s = npt.NDArray[np.int64]
+
+QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
+"""The shares whose quantiles there are by default, which are LeRobot's."""
+
+# The column of rows whose observation the recording lacks, and what of a row does not come with the observation.
+_MISSING = "observation_missing"
+_MARKS = 1 << 18
+_OF_TRANSITION = ("action", "reward", "xformed_reward", "done")
+
+
+@dataclass(frozen=True, eq=False)
+class FieldStatistics:
+    """Statistics of one field, by dimension of a step; of images by channel.
+
+    Args:
+        count: How many finite numbers there are, int64; of images, how many images.
+        mean, std, min, max: float64. ``std`` is that of the rows themselves, as ``numpy.std`` has it. NaN, or infinite,
+            where ``count`` is 0.
+        quantiles: float64 by share; empty where there are none.
+        rank_error: The share of all numbers by which the rank of a quantile may be wrong, at most.
+        is_image: Whether these are channels of images.
+    """
+
+    count: Int64s
+    mean: Floats
+    std: Floats
+    min: Floats
+    max: Floats
+    quantiles: Mapping[float, Floats]
+    rank_error: float = 0.0
+    is_image: bool = False
+
+
+class Statistics(Mapping[str, FieldStatistics]):
+    """Statistics by field; ``statistics`` makes them, and ``load``.
+
+    Args:
+        parts: What was counted.
+        shares: Of the quantiles.
+        rows: How many rows were looked at.
+        fingerprint: Of the snapshot they were; empty where it is not known.
+    """
+
+    def __init__(self, parts: Mapping[str, Part], shares: Sequence[float], rows: int, fingerprint: str) -> None:
+        self._parts, self.shares = dict(parts), tuple(shares)
+        self.rows, self.fingerprint = rows, fingerprint
+
+    def __getitem__(self, name: str) -> FieldStatistics:
+        if name not in self._parts:
+            raise MissingFieldError(f"statistics: expected one of {list(self._parts)}, found {name!r}")
+        return self._found[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parts)
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __repr__(self) -> str:
+        return f"Statistics(rows={self.rows}, fields={list(self)})"
+
+    @memo
+    def _found(self) -> dict[str, FieldStatistics]:
+        return {name: _statistics_of(part, self.shares) for name, part in self._parts.items()}
+
+    @property
+    def parts(self) -> Mapping[str, Part]:
+        """What was counted, by field."""
+        return self._parts
+
+    def update(self, store: Store | Snapshot, *, progress: bool = False) -> Statistics:
+        """Those of a store whose first rows these are: the same numbers, to the bit, as ``statistics`` would find.
+
+        Only rows that came since are read, and fewer than a block (about a million numbers) before them.
+
+        Raises:
+            ConfigError: Other rows; statistics that were merged, or read without what counting on needs.
+        """
+        snapshot = _snapshot_of(store)
+        known = all(part.whole is not None for part in self._parts.values())
+        before = _first(snapshot, self.rows) if self.rows <= snapshot.num_rows and known else None
+        if before is None or before.fingerprint != self.fingerprint:
+            raise ConfigError(
+                f"statistics: expected the {self.rows} rows that they are of, and others behind them, found "
+                + (f"{snapshot.num_rows} other rows" if known else "statistics without what is needed to count on")
+            )
+        return _counted(snapshot, list(self), self.shares, before=self, progress=progress)
+
+    def merge(self, *others: Statistics) -> Statistics:
+        """Those of several parts of the data together, of the fields that all have.
+
+        Mean and deviation agree with those of the whole to rounding, and quantiles are within ``rank_error`` of it.
+
+        Raises:
+            ConfigError: A field of another shape.
+        """
+        merged = {}
+        for name, part in self._parts.items():
+            more = [other.parts[name] for other in others if name in other.parts]
+            if len(more) < len(others):
+                continue
+            total = part.all.copy()
+            for one in more:
+                if one.layout.shape != part.layout.shape:
+                    raise ConfigError(f"{name}: expected shape {part.layout.shape}, found {one.layout.shape}")
+                total.merge(one.all)
+            merged[name] = Part(part.layout, None, total, part.is_image)
+        return Statistics(merged, self.shares, self.rows + sum(other.rows for other in others), "")
+
+    def save(self, folder: str | PathLike[str]) -> None:
+        """Write them beside a dataset: ``meta/stats.json``, as LeRobot has it, and what counting on needs.
+
+        Names are LeRobot's (``observation.state`` for ``obs_continuous``, ``next.reward`` for ``reward``), images have
+        values of 0 to 1 in shape ``[C, 1, 1]``. What else a ``stats.json`` there says stays.
+
+        Args:
+            folder: The dataset's.
+
+        Raises:
+            StorageError: It cannot be written.
+        """
+        from mouse_core.statistics._files import save
+
+        save(self.parts, self.shares, self.rows, self.fingerprint, Path(folder))
+
+    @staticmethod
+    def load(folder: str | PathLike[str]) -> Statistics:
+        """Read what ``save`` or LeRobot wrote.
+
+        Raises:
+            ConfigError: There is no ``meta/stats.json``.
+            DataError: It is damaged; names the file.
+        """
+        from mouse_core.statistics._files import load
+
+        return Statistics(*load(Path(folder)))
+
+
+def statistics(
+    store: Store | Snapshot,
+    fields: Sequence[str] | None = None,
+    *,
+    quantiles: Sequence[float] = QUANTILES,
+    progress: bool = False,
+) -> Statistics:
+    """Look through all rows of a store once, in memory that does not grow with them.
+
+    Mean and deviation are those of float64 to ``1e-6`` of the deviation; lowest and highest are exact. NaN and
+    infinities count for nothing. The first row of an episode has no action and reward of its own where rows stand as
+    "arrived", so it is left out of them; a row that says ``observation_missing`` is, of observations. The numbers are a
+    function of the rows alone: not of how they lie, or of threads.
+
+    Args:
+        store: A store or a snapshot.
+        fields: Names; by default all.
+        quantiles: Shares within 0 and 1; none take a fifth of the time. Rows of more than 1,024 numbers have none.
+        progress: Whether a bar shows how far it is.
+
+    Raises:
+        ConfigError: No rows, or a share out of range.
+        MissingFieldError: A field that is not there.
+        DataError: Values that a field does not allow.
+    """
+    snapshot = _snapshot_of(store)
+    names = list(snapshot.readers) if fields is None else [fields] if isinstance(fields, str) else list(fields)
+    for name in names:
+        if name not in snapshot.readers:
+            raise MissingFieldError(f"statistics: expected fields among {list(snapshot.readers)}, found {name!r}")
+    shares = tuple(float(share) for share in quantiles)
+    if not all(0 <= share <= 1 for share in shares):
+        raise ConfigError(f"quantiles: expected shares within 0 and 1, found {list(shares)}")
+    return _counted(snapshot, names, shares, progress=progress)
+
+
+def _snapshot_of(store: Store | Snapshot) -> Snapshot:
+    snapshot = store if isinstance(store, Snapshot) else store.snapshot() if isinstance(store, Store) else None
+    if snapshot is None:
+        raise ConfigError(f"store: expected a Store or a Snapshot, found {type(store).__name__}")
+    if not snapshot.num_rows:
+        raise ConfigError("store: expected rows, found an empty store")
+    return snapshot
+
+
+def _first(snapshot: Snapshot, rows: int) -> Snapshot:
+    return Snapshot(snapshot.segments, snapshot.config, rows, budget=snapshot.budget)
+
+
+class _Block(NamedTuple):
+    """Rows of a field that are counted together."""
+
+    name: str
+    layout: Layout
+    begin: int
+    end: int
+    dropped: Int64s
+
+
+def _counted(
+    snapshot: Snapshot,
+    names: Sequence[str],
+    shares: tuple[float, ...],
+    *,
+    before: Statistics | None = None,
+    progress: bool,
+) -> Statistics:
+    """Statistics of a snapshot's fields, counted on from those of fewer rows."""
+    n = snapshot.num_rows
+    parts, blocks = {}, []
+    for name in names:
+        reader = snapshot.readers[name]
+        layout = layout_of(reader.spec, _dtype_of(reader), quantiles=bool(shares))
+        known = None if before is None else before.parts[name]
+        done, whole = 0, Counted.nothing(layout)
+        if before is not None and known is not None and known.whole is not None and known.layout == layout:
+            done, whole = before.rows // layout.block_rows * layout.block_rows, known.whole.copy()
+        parts[name] = Part(layout, whole, whole, reader.spec.image_shape is not None)
+        dropped = _dropped(snapshot, name, done)
+        begins = range(done, n, layout.block_rows)
+        ends = [min(begin + layout.block_rows, n) for begin in begins]
+        blocks += [_Block(name, layout, begin, end, dropped) for begin, end in zip(begins, ends, strict=True)]
+    total = sum(block.end - block.begin for block in blocks)
+    with (
+        progress_bar("counting", total=total, unit="rows", enabled=progress) as advance,
+        ThreadPoolExecutor(THREADS, thread_name_prefix="mouse-statistics") as pool,
+    ):
+        for block, found in zip(blocks, in_order(pool, partial(_count, snapshot), blocks), strict=True):
+            part = parts[block.name]
+            if block.end - block.begin == block.layout.block_rows:
+                part.whole.merge(found)  # type: ignore[union-attr]
+            else:
+                rest = part.whole.copy()  # type: ignore[union-attr]
+                rest.merge(found)
+                parts[block.name] = part._replace(all=rest)
+            advance(block.end - block.begin)
+    return Statistics(parts, shares, n, snapshot.fingerprint)
+
+
+def _count(snapshot: Snapshot, block: _Block) -> Counted:
+    """What is counted of some rows of a snapshot."""
+    rows = _read(snapshot, block.name, block.begin, block.end)
+    first, end = np.searchsorted(block.dropped, (block.begin, block.end))
+    if end > first:
+        rows = np.delete(rows, block.dropped[first:end] - block.begin, axis=0)
+    return count(block.layout, rows)
+
+
+def _dtype_of(reader: FieldReader) -> np.dtype[np.generic]:
+    """What a field is read in to be counted: as it is stored, or as float64 where that cannot hold what it becomes."""
+    return reader.stored_dtype(np.dtype(np.float64))
+
+
+def _read(snapshot: Snapshot, name: str, begin: int, end: int) -> npt.NDArray[Any]:
+    reader = snapshot.readers[name]
+    windows = snapshot.locate(np.array([begin]), end - begin).part(0)
+    rows: npt.NDArray[Any] = reader.read(windows, _dtype_of(reader))[0]
+    return rows
+
+
+def _dropped(snapshot: Snapshot, name: str, begin: int) -> Int64s:
+    """The rows from ``begin``, at least, in which a field has no value of its own, ascending."""
+    if name in _OF_TRANSITION:
+        arrived = snapshot.alignment == "arrived" and "done" in snapshot.readers
+        return snapshot.episode_starts if arrived else np.empty(0, np.int64)
+    if _MISSING not in snapshot.config.types or not snapshot.readers[name].spec.column.startswith("observation"):
+        return np.empty(0, np.int64)
+    said = {_MISSING: Field(_MISSING, dtype=np.int64, shape=(), fill=0)}
+    bound = bind_fields(snapshot.segments, said, snapshot.config.types, rows=snapshot.num_rows, budget=snapshot.budget)
+    found = [np.empty(0, np.int64)]
+    for first in range(begin, snapshot.num_rows if bound else 0, _MARKS):
+        windows = snapshot.locate(np.array([first]), min(_MARKS, snapshot.num_rows - first)).part(0)
+        found.append(first + np.flatnonzero(bound[_MISSING].read(windows, np.dtype(np.int64))))
+    return np.concatenate(found)
+
+
+def _statistics_of(part: Part, shares: Sequence[float]) -> FieldStatistics:
+    counted, shape = part.all, part.layout.shape
+    moments = counted.moments
+    spread = counted.spread or ()
+    values = (np.where(moments.count, moments.mean, np.nan), moments.deviation, moments.low, moments.high)
+    mean, std, low, high = (one.reshape(shape) for one in values)
+    quantiles = {share: found.reshape(shape) for share, found in counted.quantiles(shares).items()}
+    return FieldStatistics(
+        moments.count.reshape(shape),
+        mean,
+        std,
+        low,
+        high,
+        quantiles or part.said,
+        max((one.rank_error for one in spread), default=0.0),
+        part.is_image,
+    )

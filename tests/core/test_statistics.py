@@ -1,0 +1,372 @@
+"""Statistics against NumPy in float64 over all data, in parts, in files, and as rows come."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from mouse_core import ConfigError, DataError, DatasetStore, Field, MissingFieldError
+from mouse_core.statistics import QUANTILES, FieldStatistics, Statistics, statistics
+from mouse_core.statistics.moments import Moments
+from mouse_core.statistics.quantiles import Sketch
+from mouse_core.store.fields import FieldReader
+
+LENGTH = 7
+
+
+def rows(n: int, seed: int = 0, width: int = 3) -> dict[str, npt.NDArray[Any]]:
+    """Episodes of 7 rows, as they arrive: the first has no action and no reward."""
+    rng = np.random.default_rng(seed)
+    step = np.arange(n) % LENGTH
+    action = rng.normal(5, 2, (n, 2)).astype(np.float32)
+    reward = rng.normal(-1, 3, n).astype(np.float32)
+    action[step == 0], reward[step == 0] = 0, 0
+    observation = rng.normal([0, 1000, -1e-3], [1, 0.5, 1e-4], (n, 3)).astype(np.float32)[:, :width]
+    return {
+        "action": action,
+        "reward": reward,
+        "done": np.where(step == LENGTH - 1, 1, 0),
+        "episode_step": step,
+        "observation": observation,
+    }
+
+
+def store_of(columns: dict[str, npt.NDArray[Any]], **options: Any) -> DatasetStore:
+    """A store of some columns."""
+    store = DatasetStore(**options)
+    store.extend(columns)
+    return store
+
+
+def assert_are_of(found: FieldStatistics, values: npt.NDArray[Any]) -> None:
+    """Statistics are those of values, ``[n, ...]``, in float64."""
+    numbers = values.astype(np.float64)
+    scale = np.maximum(numbers.std(axis=0), 1e-30)
+    assert found.count.shape == found.mean.shape == values.shape[1:]
+    assert (found.count == len(values)).all()
+    assert (np.abs(found.mean - numbers.mean(axis=0)) <= 1e-6 * scale).all()
+    assert (np.abs(found.std - numbers.std(axis=0)) <= 1e-6 * scale).all()
+    assert (found.min == numbers.min(axis=0)).all()
+    assert (found.max == numbers.max(axis=0)).all()
+
+
+def assert_same(one: Statistics, other: Statistics) -> None:
+    """Two statistics are the same to the bit."""
+    assert list(one) == list(other)
+    for name, found in one.items():
+        like = other[name]
+        for key in ("count", "mean", "std", "min", "max"):
+            assert getattr(found, key).tobytes() == getattr(like, key).tobytes(), (name, key)
+        assert found.quantiles.keys() == like.quantiles.keys()
+        assert found.rank_error == like.rank_error
+        for share, values in found.quantiles.items():
+            assert values.tobytes() == like.quantiles[share].tobytes()
+
+
+# ---------------------------------------------------------------------- of a store
+
+
+def test_are_those_of_numpy_by_dimension() -> None:
+    columns = rows(2000)
+    found = statistics(store_of(columns))
+    assert_are_of(found["obs_continuous"], columns["observation"])
+    assert_are_of(found["time"], columns["episode_step"])
+    for share in QUANTILES:
+        expected = np.quantile(columns["observation"].astype(np.float64), share, axis=0)
+        np.testing.assert_allclose(found["obs_continuous"].quantiles[share], expected, rtol=1e-12)
+    assert found["obs_continuous"].rank_error == 0
+
+
+def test_the_first_row_of_an_episode_has_no_action_of_its_own() -> None:
+    columns = rows(2000)
+    taken = columns["episode_step"] > 0
+    arrived = statistics(store_of(columns))
+    for name in ("action", "reward", "done"):
+        assert_are_of(arrived[name], columns[name][taken])
+    outgoing = statistics(store_of(columns, alignment="outgoing"))
+    for name in ("action", "reward", "done"):
+        assert_are_of(outgoing[name], columns[name])
+
+
+def test_an_observation_that_the_recording_lacks_does_not_count() -> None:
+    columns = rows(70)
+    last = columns["done"] > 0
+    columns["observation"][last] = 0
+    found = statistics(store_of({**columns, "observation_missing": last.astype(np.int64)}))
+    assert_are_of(found["obs_continuous"], columns["observation"][~last])
+    assert_are_of(found["reward"], columns["reward"][columns["episode_step"] > 0])
+
+
+def test_how_rows_lie_says_nothing(tmp_path: Path) -> None:
+    columns = rows(5000)
+    table = {name: values.tolist() for name, values in columns.items()}
+    datasets.Dataset.from_dict(table, features=None).save_to_disk(tmp_path / "rows")
+    stored = {**columns, "observation": columns["observation"].astype(np.float64)}
+    one = statistics(store_of({**stored, "action": stored["action"].astype(np.float64)}), ["obs_continuous", "time"])
+    other = DatasetStore().from_dataset(datasets.load_from_disk(tmp_path / "rows"))
+    assert_same(one, statistics(other, ["obs_continuous", "time"]))
+
+
+def test_nan_and_infinities_count_for_nothing() -> None:
+    columns = rows(3000)
+    observation = columns["observation"]
+    observation[::7, 0], observation[5, 0], observation[6, 0], observation[:, 2] = np.nan, np.inf, -np.inf, np.nan
+    found = statistics(store_of(columns), "obs_continuous")["obs_continuous"]
+    for place in (0, 1):
+        known = observation[:, place][np.isfinite(observation[:, place])].astype(np.float64)
+        assert found.count[place] == len(known)
+        assert (found.min[place], found.max[place]) == (known.min(), known.max())
+        np.testing.assert_allclose([found.mean[place], found.std[place]], [known.mean(), known.std()], rtol=1e-9)
+        np.testing.assert_allclose(found.quantiles[0.9][place], np.quantile(known, 0.9), rtol=1e-12)
+    assert found.count[2] == 0
+    assert np.isnan(found.mean[2])
+    assert np.isnan(found.quantiles[0.5][2])
+
+
+def test_images_are_counted_by_channel_and_exactly() -> None:
+    rng = np.random.default_rng(0)
+    columns = {**rows(60), "observation_image": rng.integers(0, 200, (60, 4, 5, 3)).astype(np.uint8)}
+    columns["observation_image"][..., 1] //= 3
+    found = statistics(store_of(columns))["obs_image"]
+    pixels = columns["observation_image"].reshape(-1, 3).astype(np.float64)
+    assert found.is_image
+    assert found.count.tolist() == [60, 60, 60]
+    assert found.rank_error == 0
+    np.testing.assert_allclose(found.mean, pixels.mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(found.std, pixels.std(axis=0), rtol=1e-12)
+    for share in QUANTILES:
+        np.testing.assert_allclose(found.quantiles[share], np.quantile(pixels, share, axis=0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int8", "int64", "bool"])
+def test_any_stored_dtype(dtype: str) -> None:
+    values = np.random.default_rng(0).normal(0, 30, (5000, 2))
+    columns = {**rows(5000), "seen": (values > 0 if dtype == "bool" else values).astype(dtype)}
+    found = statistics(store_of(columns, fields=[Field("seen")]))["seen"]
+    assert_are_of(found, columns["seen"])
+
+
+def test_what_cannot_be_counted_is_said() -> None:
+    store = store_of(rows(20))
+    with pytest.raises(MissingFieldError, match=r"statistics: expected fields among .*found 'obs'"):
+        statistics(store, ["obs"])
+    with pytest.raises(ConfigError, match="quantiles: expected shares within 0 and 1, found"):
+        statistics(store, quantiles=[1.5])
+    with pytest.raises(ConfigError, match="store: expected rows"):
+        statistics(DatasetStore())
+    with pytest.raises(ConfigError, match="store: expected a Store or a Snapshot, found dict"):
+        statistics({})  # type: ignore[arg-type]
+    with pytest.raises(MissingFieldError, match="expected one of \\['time'\\]"):
+        _ = statistics(store, "time")["reward"]
+
+
+# ---------------------------------------------------------------------- as rows come
+
+
+def wide_rows(n: int) -> dict[str, npt.NDArray[Any]]:
+    """Rows with a field of 1,024 numbers, of which 1,024 rows make a block."""
+    seen = np.random.default_rng(0).normal(size=(n, 1024)).astype(np.float32)
+    return {**rows(n), "seen": seen}
+
+
+def test_rows_that_come_are_counted_on_to_the_same_bits() -> None:
+    columns = wide_rows(2500)
+    store = store_of({name: values[:400] for name, values in columns.items()}, fields=[Field("seen")])
+    found = statistics(store, quantiles=[0.5])
+    for begin, end in ((400, 1024), (1024, 1900), (1900, 2500)):
+        store.extend({name: values[begin:end] for name, values in columns.items()})
+        found = found.update(store)
+        assert_same(found, statistics(store, quantiles=[0.5]))
+    assert_are_of(found["seen"], columns["seen"])
+    assert found.update(store).rows == 2500
+
+
+def test_only_new_rows_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And fewer than a block before them."""
+    read: list[int] = []
+    before = FieldReader.read
+
+    def watched(self: FieldReader, windows: Any, *args: Any) -> Any:
+        read.append(windows.every.length)
+        return before(self, windows, *args)
+
+    columns = wide_rows(2100)
+    store = store_of({name: values[:2060] for name, values in columns.items()}, fields=[Field("seen")])
+    found = statistics(store, "seen")
+    store.extend({name: values[2060:] for name, values in columns.items()})
+    monkeypatch.setattr(FieldReader, "read", watched)
+    found.update(store)
+    assert read == [2100 - 2048]
+
+
+def test_other_rows_are_not_counted_on() -> None:
+    found = statistics(store_of(rows(100)))
+    with pytest.raises(ConfigError, match=r"expected the 100 rows that they are of, .* found 200 other rows"):
+        found.update(store_of(rows(200, seed=1)))
+    with pytest.raises(ConfigError, match="found 50 other rows"):
+        found.update(store_of(rows(50)))
+    with pytest.raises(ConfigError, match="found statistics without what is needed"):
+        found.merge(found).update(store_of(rows(200)))
+
+
+# ---------------------------------------------------------------------- laws
+
+floats = st.floats(-1e6, 1e6, width=32)
+matrices = hnp.arrays(np.float32, st.tuples(st.integers(1, 40), st.just(2)), elements=floats)
+
+
+@given(parts=st.lists(matrices, min_size=1, max_size=5))
+def test_moments_of_parts_are_those_of_the_whole(parts: list[npt.NDArray[np.float32]]) -> None:
+    merged = Moments(2)
+    for part in parts:
+        moments = Moments(2)
+        moments.add(part)
+        merged.merge(moments)
+    whole = np.concatenate(parts).astype(np.float64)
+    span = np.abs(whole).max() + 1e-30
+    assert (merged.count == len(whole)).all()
+    assert (np.abs(merged.mean - whole.mean(axis=0)) <= 1e-6 * whole.std(axis=0) + 1e-12 * span).all()
+    assert (np.abs(merged.deviation - whole.std(axis=0)) <= 1e-6 * whole.std(axis=0) + 1e-8 * span).all()
+    assert (merged.low == whole.min(axis=0)).all()
+    assert (merged.high == whole.max(axis=0)).all()
+
+
+@pytest.mark.parametrize("offset", [0, 1e4, -1e8])
+@pytest.mark.parametrize("deviation", [1e-25, 1e-3, 1, 1e25])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_moments_hold_at_any_scale_and_beside_outliers(offset: float, deviation: float, dtype: str) -> None:
+    values = (np.random.default_rng(0).normal(0, 1, (40_000, 3)) * deviation + offset).astype(dtype)
+    values[::1000, 1] *= 1e4
+    values[:, 2] = values[0, 2]
+    moments = Moments(3)
+    moments.add(values)
+    numbers = values.astype(np.float64)
+    exact = numbers - numbers[0]  # so that NumPy's own rounding is not what is compared
+    mean, std = numbers[0] + exact.mean(axis=0), exact.std(axis=0)
+    assert (np.abs(moments.mean - mean) <= 1e-6 * std + 1e-15 * np.abs(mean)).all()
+    np.testing.assert_allclose(moments.deviation, std, rtol=1e-6)
+    assert moments.deviation[2] == 0
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    data=st.data(),
+    sizes=st.lists(st.sampled_from([1, 10, 1000, 9000, 40_000]), min_size=1, max_size=5),
+    few=st.booleans(),
+)
+def test_quantiles_are_within_the_rank_error_that_is_said(data: st.DataObject, sizes: list[int], few: bool) -> None:
+    """Also of parts, and where many numbers are the same."""
+    rng = np.random.default_rng(data.draw(st.integers(0, 1000)))
+    merged, parts = Sketch(), []
+    for size in sizes:
+        numbers = rng.integers(0, 5, size).astype(np.float64) if few else rng.standard_cauchy(size)
+        sketch = Sketch()
+        sketch.add(np.sort(numbers))
+        merged.merge(sketch)
+        parts.append(numbers)
+    whole = np.sort(np.concatenate(parts))
+    assert merged.count == len(whole)
+    shares = [0, 0.01, 0.3, 0.5, 0.99, 1]
+    found = merged.quantiles(shares, whole[0], whole[-1])
+    if merged.rank_error == 0:
+        np.testing.assert_allclose(found, np.quantile(whole, shares), rtol=1e-12)
+    assert merged.rank_error <= 0.01
+    for share, value in zip(shares, found, strict=True):
+        below, up_to = (np.searchsorted(whole, value, side) / len(whole) for side in ("left", "right"))
+        slack = merged.rank_error + 1 / len(whole)
+        assert below - slack <= share <= up_to + slack, (share, value)
+
+
+def test_the_rank_error_of_many_numbers_is_small() -> None:
+    sketch = Sketch()
+    block = np.arange(1 << 20, dtype=np.float64)
+    for _ in range(100):  # a hundred million
+        sketch.add(block)
+    assert sketch.rank_error < 0.002
+    assert sum(map(len, sketch.levels)) < 9 * 8192
+    (found,) = sketch.quantiles([0.25], 0, block[-1])
+    assert abs(found / len(block) - 0.25) <= sketch.rank_error
+
+
+# ---------------------------------------------------------------------- files
+
+
+def test_are_saved_as_lerobot_has_them(tmp_path: Path) -> None:
+    columns = {**rows(700), "observation_image": np.arange(700 * 12).reshape(700, 2, 2, 3).astype(np.uint8)}
+    found = statistics(store_of(columns))
+    (tmp_path / "meta").mkdir()
+    (tmp_path / "meta" / "stats.json").write_text(json.dumps({"timestamp": {"mean": [1.0]}}))
+    found.save(tmp_path)
+    said = json.loads((tmp_path / "meta" / "stats.json").read_text())
+    assert {"timestamp", "observation.state", "action", "next.reward", "observation.image"} <= said.keys()
+    state = said["observation.state"]
+    assert state["count"] == [700]
+    assert set(state) == {"mean", "std", "min", "max", "count", *KEYS}
+    np.testing.assert_allclose(state["mean"], columns["observation"].astype(np.float64).mean(axis=0), rtol=1e-6)
+    assert np.shape(said["next.reward"]["std"]) == (1,)
+    image = said["observation.image"]
+    assert np.shape(image["mean"]) == (3, 1, 1)
+    assert 0 <= np.min(image["min"]) <= np.max(image["max"]) <= 1
+    pixels = columns["observation_image"] / 255.0
+    np.testing.assert_allclose(np.ravel(image["std"]), pixels.std(axis=(0, 1, 2)), rtol=1e-9)
+    assert_same(found, Statistics.load(tmp_path))
+
+
+KEYS = ("q01", "q10", "q50", "q90", "q99")
+
+
+def test_rows_that_come_after_a_restart_are_counted_on(tmp_path: Path) -> None:
+    columns = rows(30_000)
+    store = store_of({name: values[:20_000] for name, values in columns.items()})
+    statistics(store).save(tmp_path)
+    store.extend({name: values[20_000:] for name, values in columns.items()})
+    assert_same(Statistics.load(tmp_path).update(store), statistics(store))
+
+
+def test_what_lerobot_wrote_is_read(tmp_path: Path) -> None:
+    (tmp_path / "meta").mkdir()
+    stats = {
+        "observation.state": {"mean": [1.0, 2.0], "std": [3.0, 4.0], "min": [-9, -9], "max": [9, 9], "count": [50]},
+        "observation.images.top": {
+            name: [[[0.5]], [[0.25]], [[1.0]]] for name in ("mean", "std", "min", "max", "q01", "q99")
+        }
+        | {"count": [40]},
+        "next.reward": {"mean": [0.5], "std": [0.1], "min": [0.0], "max": [1.0], "count": [50]},
+        "action": {"mean": [0.5], "std": [0.1], "min": [0.0], "max": [1.0], "q01": [0.1], "count": [50]},
+    }
+    (tmp_path / "meta" / "stats.json").write_text(json.dumps(stats))
+    found = Statistics.load(tmp_path)
+    assert list(found) == ["obs_continuous", "obs_image", "reward", "action"]
+    assert found["obs_continuous"].std.tolist() == [3, 4]
+    assert found["reward"].mean.shape == ()
+    assert found["obs_image"].is_image
+    assert found["obs_image"].quantiles[0.99].tolist() == [127.5, 63.75, 255]
+    assert found["action"].quantiles[0.01].tolist() == [0.1]
+    assert found["action"].mean.shape == (1,)
+    both = found.merge(found)
+    assert both["obs_continuous"].count.tolist() == [100, 100]
+    assert both["obs_continuous"].mean.tolist() == [1, 2]
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"expected meta/stats.json, found none"):
+        Statistics.load(tmp_path)
+    statistics(store_of(rows(100))).save(tmp_path)
+    more = tmp_path / "meta" / "stats.npz"
+    more.write_bytes(more.read_bytes()[:-100])
+    with pytest.raises(DataError, match=r"stats.npz"):
+        Statistics.load(tmp_path)
+    more.unlink()
+    assert set(Statistics.load(tmp_path)["reward"].quantiles) == set(QUANTILES)
+    (tmp_path / "meta" / "stats.json").write_text('{"action": {"mean": [1]}}')
+    with pytest.raises(DataError, match=r"stats.json.*action: expected mean, std, min, max and count"):
+        Statistics.load(tmp_path)
