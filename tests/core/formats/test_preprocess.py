@@ -1,0 +1,327 @@
+"""preprocess: a function over all rows, in processes or here, interrupted and taken up again, opened when done."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from mouse_core import ConfigError, DataError, DatasetStore, StorageError, WorkerError
+from mouse_core import formats as every_format
+from mouse_core.formats.preprocessing import preprocess
+from mouse_core.images.pixels import encode_png
+from mouse_core.store.derived import DerivedStore, Return
+from mouse_core.testing import example_columns, example_store
+
+ROWS = 300
+
+
+def doubled(rows: dict[str, Any], *, factor: float = 2.0) -> dict[str, Any]:
+    """A new column and another observation; the discrete one is left out."""
+    return {
+        "observation": (factor * rows["observation"]).astype(np.float32),
+        "length": np.full(len(rows["reward"]), len(rows["reward"])),
+        "observation_discrete": None,
+    }
+
+
+def sums(rows: dict[str, Any]) -> dict[str, Any]:
+    """A number an episode, which needs all of it."""
+    begins = np.flatnonzero(rows["episode_step"] == 0)
+    total = np.add.reduceat(rows["reward"], begins)
+    return {"episode_return": np.repeat(total, np.diff([*begins, len(rows["reward"])]))}
+
+
+def recorded(folder: Path, rows: int = ROWS) -> Any:
+    if not folder.exists():
+        example_store(rows).to_dataset().save_to_disk(folder)
+    return datasets.load_from_disk(folder)
+
+
+def columns_of(path: str | Path) -> dict[str, Any]:
+    return every_format.open(path).to_table().to_pydict()
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_rows_are_what_the_function_makes_of_them(num_workers: int, tmp_path: Path) -> None:
+    rows = recorded(tmp_path / "rows")
+    done = preprocess(
+        rows, doubled, tmp_path / "new", columns=["observation", "reward"], num_workers=num_workers, block_rows=50
+    )
+    assert (done.rows, done.resumed_rows, done.reopened) == (ROWS, 0, False)
+    found, before = columns_of(done.path), rows.to_dict()
+    wanted = example_columns(ROWS)
+    np.testing.assert_array_equal(found.pop("observation"), (2 * wanted["observation"]).astype(np.float32))
+    assert len(set(found.pop("length"))) > 1  # blocks are of whole episodes
+    del before["observation"], before["observation_discrete"]
+    assert found == before
+    assert sorted(os.listdir(tmp_path)) == ["new", "rows"]
+    # However it is made, the files are the same.
+    again = preprocess(rows, doubled, tmp_path / "again", columns=["observation", "reward"], block_rows=50)
+    assert again.digest == done.digest == every_format.rows_digest(every_format.open(done.path))
+    same = [(tmp_path / name / "data-00003-of-00006.arrow").read_bytes() for name in ("new", "again")]
+    assert same[0] == same[1]
+
+
+def test_blocks_are_whole_episodes(tmp_path: Path) -> None:
+    done = preprocess(example_store(ROWS), sums, tmp_path / "new", columns=["reward", "episode_step"], block_rows=20)
+    found = columns_of(done.path)
+    rewards, steps = example_columns(ROWS)["reward"], example_columns(ROWS)["episode_step"]
+    begins = np.flatnonzero(steps == 0)
+    wanted = np.repeat(np.add.reduceat(rewards, begins), np.diff([*begins, ROWS]))
+    np.testing.assert_array_equal(found["episode_return"], wanted)
+
+
+def test_what_the_rows_say_of_themselves_is_kept(tmp_path: Path) -> None:
+    store = DatasetStore(alignment="outgoing", max_action_dim=4)
+    store.extend(example_columns(60))
+    done = preprocess(store, doubled, tmp_path / "new")
+    assert done.to_store().about == store.about
+    assert done.to_store().alignment == "outgoing"
+
+
+def test_parts_of_a_store_that_differ_and_derived_fields_are_columns(tmp_path: Path) -> None:
+    store = DatasetStore().from_dataset(recorded(tmp_path / "rows", 40))
+    fewer = {name: values for name, values in example_columns(50, first=40).items() if name != "xformed_reward"}
+    store.from_dataset(pa.table({name: list(values) for name, values in fewer.items() if values.ndim < 3}))
+    derived = DerivedStore(store, {"returns_to_go": Return()})
+    done = preprocess(derived, sums, tmp_path / "new", columns=["reward", "episode_step"], block_rows=30)
+    found = columns_of(done.path)
+    assert found["xformed_reward"] == [*example_columns(40)["xformed_reward"].tolist(), *[None] * 50]
+    assert found["observation_image"][40:] == [None] * 50
+    snapshot = derived.snapshot()
+    assert found["returns_to_go"] == snapshot.stored("returns_to_go", np.arange(90)).tolist()
+
+
+def halved(rows: dict[str, Any]) -> dict[str, Any]:
+    return {"observation_image": rows["observation_image"][:, ::2]}
+
+
+def test_encoded_images_are_given_as_pixels(tmp_path: Path) -> None:
+    columns = example_columns(60)
+    pixels = columns["observation_image"]
+    encoded = [{"bytes": encode_png(one, dtype=np.uint8), "path": None} for one in pixels]
+    table = pa.table({name: list(values) for name, values in columns.items() if values.ndim < 3})
+    table = table.append_column("observation_image", pa.array(encoded))
+    done = preprocess(table, halved, tmp_path / "new", columns=["observation_image"], block_rows=20)
+    np.testing.assert_array_equal(columns_of(done.path)["observation_image"], pixels[:, ::2])
+    kept = preprocess(table, sums, tmp_path / "kept", columns=["reward", "episode_step"])
+    assert columns_of(kept.path)["observation_image"] == encoded
+
+
+# ---------------------------------------------------------------------- again
+
+
+def test_nothing_is_done_twice(tmp_path: Path) -> None:
+    rows = recorded(tmp_path / "rows")
+    first = preprocess(rows, doubled, tmp_path / "new")
+    before = (tmp_path / "new" / "state.json").stat().st_mtime_ns
+    again = preprocess(tmp_path / "rows", doubled, tmp_path / "new", num_workers=2)
+    assert again.reopened
+    assert (again.rows, again.digest) == (first.rows, first.digest)
+    assert (tmp_path / "new" / "state.json").stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    ("changes", "what"),
+    [
+        ({"function": sums, "columns": ["reward", "episode_step"]}, "function, text of the function, columns"),
+        ({"function": partial(doubled, factor=3.0)}, "text of the function"),
+        ({"version": "2"}, "version"),
+        ({"rows": 200}, "rows"),
+        ({"columns": ["observation", "reward"]}, "columns"),
+    ],
+)
+def test_other_rows_or_another_function_are_told_apart(changes: dict[str, Any], what: str, tmp_path: Path) -> None:
+    def run(rows: int = ROWS, function: Any = doubled, **options: Any) -> None:
+        preprocess(example_store(rows), function, tmp_path / "new", **options)
+
+    run()
+    with pytest.raises(ConfigError, match=f"was made of something else: it differs in {what}; give another path"):
+        run(**changes)
+
+
+def waiting(rows: dict[str, Any], *, folder: str) -> dict[str, Any]:
+    """What it has begun is counted by files; it waits for one that says that it may go on."""
+    name = f"{rows['observation'][0, 0]}-{os.getpid()}-{time.monotonic_ns()}"
+    (Path(folder) / name).touch()
+    while len(os.listdir(folder)) > 4 and not (Path(folder) / "go").exists():
+        time.sleep(0.01)
+    return {"seen": rows["reward"] + 1}
+
+
+KILLED = """
+import sys
+from functools import partial
+from tests.core.formats.test_preprocess import recorded, waiting
+from mouse_core.formats.preprocessing import preprocess
+from mouse_core.images.pixels import encode_png
+from pathlib import Path
+
+if __name__ == "__main__":
+    rows, folder, target, workers = sys.argv[1:]
+    preprocess(
+        recorded(Path(rows)), partial(waiting, folder=folder), target, columns=["observation", "reward"],
+        num_workers=int(workers), block_rows=30,
+    )
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_after_a_kill_it_goes_on(workers: int, tmp_path: Path) -> None:
+    counted = tmp_path / "counted"
+    counted.mkdir()
+    rows, target = tmp_path / "rows", tmp_path / "new"
+    recorded(rows)
+    script = tmp_path / "script.py"
+    script.write_text(KILLED)
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join([os.getcwd(), *sys.path]))
+    command = [sys.executable, str(script), str(rows), str(counted), str(target), str(workers)]
+    running = subprocess.Popen(command, env=environment)
+    job = target.with_name(".new.preprocessing") / "job.json"
+    until = time.monotonic() + 60
+    while (len(os.listdir(counted)) < 5 or not job.exists()) and time.monotonic() < until:
+        time.sleep(0.02)
+    time.sleep(0.7)  # what is done is noted so often
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    begun = len(os.listdir(counted))
+    noted = json.loads(job.read_text())["shards"]
+    assert noted
+    assert not target.exists()
+    (counted / "go").touch()
+    time.sleep(0.5)  # whoever was left behind ends with the one that was killed
+    at_rest = len(os.listdir(counted))
+    assert at_rest == begun + 1
+    done = preprocess(
+        recorded(rows), partial(waiting, folder=str(counted)), target, columns=["observation", "reward"], block_rows=30
+    )
+    assert done.resumed_rows == sum(shard["rows"] for shard in noted.values())
+    blocks = len([name for name in os.listdir(done.path) if name.endswith(".arrow")])
+    assert len(os.listdir(counted)) - at_rest == blocks - len(noted)
+    np.testing.assert_array_equal(columns_of(done.path)["seen"], example_columns(ROWS)["reward"] + 1)
+    assert sorted(os.listdir(tmp_path)) == ["counted", "new", "rows", "script.py"]
+
+
+def raising(rows: dict[str, Any], *, after: int, folder: str) -> dict[str, Any]:
+    with (Path(folder) / "calls").open("a") as file:
+        file.write(".")
+    if (Path(folder) / "calls").stat().st_size == after:
+        raise LookupError("no such thing")
+    return {}
+
+
+def test_an_error_says_where_and_what_was_made_is_kept(tmp_path: Path) -> None:
+    function = partial(raising, after=4, folder=str(tmp_path))
+    with pytest.raises(
+        WorkerError, match=r"rows \d+\.\.\d+: the function raised LookupError: 'no such thing'|LookupErr"
+    ):
+        preprocess(example_store(ROWS), function, tmp_path / "new", columns=["reward"], block_rows=30)
+    assert not (tmp_path / "new").exists()
+    done = preprocess(example_store(ROWS), function, tmp_path / "new", columns=["reward"], block_rows=30)
+    assert done.resumed_rows >= 60
+    assert (tmp_path / "calls").stat().st_size == 4 + len(list((tmp_path / "new").glob("*.arrow"))) - 3
+
+
+def test_unfinished_work_of_something_else_is_not_taken_over(tmp_path: Path) -> None:
+    function = partial(raising, after=3, folder=str(tmp_path))
+    with pytest.raises(WorkerError):
+        preprocess(example_store(ROWS), function, tmp_path / "new", columns=["reward"], block_rows=30)
+    with pytest.raises(ConfigError, match=r"unfinished work is in .*of something else: it differs in rows; finish it"):
+        preprocess(example_store(200), function, tmp_path / "new", columns=["reward"], block_rows=30)
+
+
+def test_a_file_that_was_cut_is_made_again(tmp_path: Path) -> None:
+    function = partial(raising, after=4, folder=str(tmp_path))
+    with pytest.raises(WorkerError):
+        preprocess(example_store(ROWS), function, tmp_path / "new", columns=["reward"], block_rows=30)
+    part = tmp_path / ".new.preprocessing" / "part-00001.arrow"
+    os.truncate(part, part.stat().st_size - 8)
+    done = preprocess(example_store(ROWS), function, tmp_path / "new", columns=["reward"], block_rows=30)
+    assert columns_of(done.path)["reward"] == example_columns(ROWS)["reward"].tolist()
+
+
+def test_a_full_disk_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from mouse_core.formats.preprocessing import _blocks
+
+    def full(*args: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(_blocks.ShardWriter, "write", full)
+    with pytest.raises(StorageError, match="No space left on device"):
+        preprocess(example_store(ROWS), sums, tmp_path / "new", columns=["reward", "episode_step"])
+    assert os.listdir(tmp_path) == []
+
+
+# ---------------------------------------------------------------------- refusals
+
+
+def fewer(rows: dict[str, Any]) -> dict[str, Any]:
+    return {"reward": rows["reward"][1:]}
+
+
+def a_list(rows: dict[str, Any]) -> Any:
+    return [rows]
+
+
+def words(rows: dict[str, Any]) -> dict[str, Any]:
+    return {"done": np.array(["no"] * len(rows["reward"]))}
+
+
+def by_size(rows: dict[str, Any]) -> dict[str, Any]:
+    return {"new": np.zeros((len(rows["reward"]), 1 + len(rows["reward"]) % 2))}
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "message"),
+    [
+        (lambda rows: rows, ConfigError, r"<lambda>, which cannot be pickled .* define it with def at the top"),
+        (3, ConfigError, "expected a function of a dict of arrays, found 3"),
+        (fewer, DataError, r"expected \d+ rows of column 'reward', as many as the function was given, found an array"),
+        (a_list, DataError, "expected a function that returns a dict of columns, found"),
+        (words, DataError, "expected rows that a store takes"),
+        (by_size, DataError, "expected columns as the first rows have them, 'new' of fixed_size_list"),
+    ],
+)
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_functions_that_cannot_be_used(
+    function: Any, error: type[Exception], message: str, num_workers: int, tmp_path: Path
+) -> None:
+    with pytest.raises(error, match=message):
+        preprocess(
+            example_store(ROWS), function, tmp_path / "new", columns=["reward"], num_workers=num_workers, block_rows=20
+        )
+    assert not (tmp_path / "new").exists()
+
+
+def test_bad_options_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"columns: expected some of .*, found 'rewards'"):
+        preprocess(example_store(20), sums, tmp_path / "new", columns=["rewards"])
+    with pytest.raises(ConfigError, match="rows: expected some, found none"):
+        preprocess(DatasetStore(), sums, tmp_path / "new")
+    with pytest.raises(ConfigError, match="num_workers"):
+        preprocess(example_store(20), sums, tmp_path / "new", num_workers=-1)
+    with pytest.raises(ConfigError, match="block_rows"):
+        preprocess(example_store(20), sums, tmp_path / "new", block_rows=0)
+    (tmp_path / "new").mkdir()
+    with pytest.raises(ConfigError, match="expected a path where nothing is"):
+        preprocess(example_store(20), sums, tmp_path / "new")
+
+
+def test_its_errors_come_through_processes_as_they_are() -> None:
+    error = pickle.loads(pickle.dumps(StorageError("file x: expected to be able to store or read it, found: full")))
+    assert str(error).endswith("found: full")
