@@ -256,12 +256,10 @@ def test_a_file_that_was_cut_is_made_again(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_is_a_storage_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from mouse_core.formats.preprocessing import _blocks
-
     def full(*args: Any) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(_blocks.ShardWriter, "write", full)
+    monkeypatch.setattr(pa.ipc, "new_stream", full)
     with pytest.raises(StorageError, match="No space left on device"):
         preprocess(example_store(ROWS), sums, tmp_path / "new", columns=["reward", "episode_step"])
     assert os.listdir(tmp_path) == []
