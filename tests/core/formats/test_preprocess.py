@@ -91,6 +91,9 @@ def test_what_the_rows_say_of_themselves_is_kept(tmp_path: Path) -> None:
     done = preprocess(store, doubled, tmp_path / "new")
     assert done.to_store().about == store.about
     assert done.to_store().alignment == "outgoing"
+    for number, rows in enumerate((store.to_dataset(), every_format.open(done.path), done.path)):
+        again = preprocess(rows, doubled, tmp_path / str(number), columns=["reward", "observation"])
+        assert again.to_store().alignment == "outgoing"
 
 
 def test_parts_of_a_store_that_differ_and_derived_fields_are_columns(tmp_path: Path) -> None:
