@@ -2,6 +2,6 @@
 
 from mouse_core.mixtures.mixture import Mixture
 from mouse_core.mixtures.sampler import MixedWindows
-from mouse_core.mixtures.shares import Shares
+from mouse_core.sampling.shares import Schedule, Shares
 
-__all__ = ["MixedWindows", "Mixture", "Shares"]
+__all__ = ["MixedWindows", "Mixture", "Schedule", "Shares"]

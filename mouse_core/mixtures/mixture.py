@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, get_args
@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from mouse_core._base.locks import ProcessLock
 from mouse_core.errors import ConfigError
-from mouse_core.mixtures.shares import Mix, Per
+from mouse_core.mixtures.mix import Mix, Per, checked_stages, is_number, listed
 from mouse_core.mixtures.snapshot import MixtureSnapshot, check_rows
+from mouse_core.sampling.shares import Schedule
 from mouse_core.store import Snapshot, Store
 
 
@@ -29,7 +30,8 @@ class Mixture(Store):
 
     Args:
         stores: The members by name, or a sequence of them, which are called "0", "1" and so on.
-        weights: A number from 0 for each, by name or in their order; None: 1 for each. Only their ratio counts.
+        weights: A number from 0 for each, by name or in their order; None: 1 for each. Only their ratio counts. With a
+            ``mouse_core.sampling.Schedule`` it changes with the number of the batch.
         per: What a weight is for. "member": each member comes as often as its weight says. "step": every step does, so
             that a store twice as large comes twice as often. "trajectory": every episode.
         temperature: Shares are proportional to ``(weight * size) ** (1 / temperature)``, where the size is 1, or the
@@ -44,14 +46,16 @@ class Mixture(Store):
     def __init__(
         self,
         stores: Mapping[str, Store | Snapshot] | Sequence[Store | Snapshot],
-        weights: Mapping[str, float] | Sequence[float] | None = None,
+        weights: Mapping[str, float] | Sequence[float] | Schedule | None = None,
         *,
         per: Per = "member",
         temperature: float = 1.0,
         field: str | None = "member",
     ) -> None:
+        if isinstance(stores, Store | Snapshot):
+            raise ConfigError(f"stores: expected several, by name or in a list, found {stores!r:.80}")
         if not isinstance(stores, Mapping):
-            stores = {str(number): store for number, store in enumerate(_listed("stores", stores))}
+            stores = {str(number): store for number, store in enumerate(listed("stores", stores))}
         if not stores:
             raise ConfigError("mixture: expected at least one store, found none")
         for name, store in stores.items():
@@ -59,20 +63,19 @@ class Mixture(Store):
                 raise ConfigError(f"mixture: expected stores by name, found {store!r:.80} as {name!r}")
         if per not in get_args(Per):
             raise ConfigError(f"per: expected one of {list(get_args(Per))}, found {per!r}")
-        if not _is_number(temperature) or not temperature > 0:
+        if not is_number(temperature) or not temperature > 0:
             raise ConfigError(f"temperature: expected a number above 0, found {temperature!r}")
         if field is not None and (not isinstance(field, str) or not field):
             raise ConfigError(f"field: expected a name or None, found {field!r}")
         names = tuple(stores)
-        self._mix = Mix(names, _checked_weights(weights, names), per, float(temperature), field)
+        self._mix = Mix(names, checked_stages(weights, names), per, float(temperature), field)
         self._members = dict(stores)
         self._codes: dict[int, npt.NDArray[np.int64]] = {}
         self._kept: MixtureSnapshot | None = None
         self._lock = ProcessLock()
 
     def __repr__(self) -> str:
-        mix = self._mix
-        return f"Mixture({dict(zip(mix.names, mix.weights, strict=True))}, per={mix.per!r}, num_rows={len(self)})"
+        return f"Mixture({self._mix!r}, num_rows={len(self)})"
 
     def __len__(self) -> int:
         """Rows of all members together."""
@@ -88,14 +91,14 @@ class Mixture(Store):
         """The members' names, in the order of the codes in batches."""
         return self._mix.names
 
-    @property
-    def shares(self) -> dict[str, float]:
-        """What part of the windows each member has now, by name; the sum is 1.
+    def shares_at(self, batch: int = 0) -> dict[str, float]:
+        """What part of a batch's windows each member gives, with the rows that there are now, by name; the sum is 1.
 
         Raises:
             ConfigError: A member with a weight has no rows.
         """
-        windows = self.snapshot().shares.windows
+        first = [first for first, _ in self._mix.stages]
+        windows = self.snapshot().shares_of(bisect_right(first, batch) - 1).windows
         return {name: some / sum(windows) for name, some in zip(self.names, windows, strict=True)}
 
     def snapshot(self, rows: Any = None) -> MixtureSnapshot:
@@ -125,29 +128,3 @@ def _taken(member: Store | Snapshot, rows: Any) -> Snapshot:
     if isinstance(member, Store):
         return member.snapshot(rows)
     return member if rows is None else member.of_rows(rows)
-
-
-def _listed(option: str, given: Any) -> list[Any]:
-    if isinstance(given, str | Store | Snapshot) or not isinstance(given, Sequence | np.ndarray):
-        raise ConfigError(f"{option}: expected several, by name or in a list, found {given!r:.80}")
-    return list(given)
-
-
-def _is_number(value: Any) -> bool:
-    is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    return is_number and math.isfinite(value)
-
-
-def _checked_weights(weights: Any, names: tuple[str, ...]) -> tuple[float, ...]:
-    """A plain number for each name, or ConfigError."""
-    if weights is None:
-        return (1,) * len(names)
-    if isinstance(weights, Mapping):
-        if set(weights) != set(names):
-            raise ConfigError(f"weights: expected one for each of {list(names)}, found {list(weights)}")
-        weights = [weights[name] for name in names]
-    listed = _listed("weights", weights)
-    if len(listed) != len(names) or not all(_is_number(weight) and weight >= 0 for weight in listed) or not any(listed):
-        raise ConfigError(f"weights: expected {len(names)} numbers from 0, not all 0, found {listed}")
-    # 2 and 2.0 are the same weight, also in a fingerprint.
-    return tuple(int(weight) if weight == int(weight) else float(weight) for weight in listed)

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError
-from mouse_core.mixtures.shares import Mix, Shares
+from mouse_core.mixtures.mix import Mix
 from mouse_core.randomness import Key, Purpose
 from mouse_core.sampling import (
     CyclicWindows,
@@ -21,6 +21,7 @@ from mouse_core.sampling import (
     SequentialWindows,
     WindowSampler,
 )
+from mouse_core.sampling.shares import Shares, StagedShares
 from mouse_core.store.snapshot import Snapshot
 
 Int64s = npt.NDArray[np.int64]
@@ -31,9 +32,8 @@ class Members(Protocol):
 
     members: Sequence[Snapshot]
 
-    @property
-    def shares(self) -> Shares:
-        """How many windows each gets."""
+    def shares_of(self, stage: int) -> Shares:
+        """How many windows each gets in a stage."""
         ...
 
     @property
@@ -72,16 +72,18 @@ class MixedWindows:
     def batches_per_epoch(self, snapshot: Snapshot) -> int:
         """As many as hold as many windows as the epochs of all members with a share; of "last" one."""
         mixture, windows = _members(snapshot), 0
-        counts = mixture.shares.counts(self.batch_size)
+        shares = mixture.shares_of(0)
+        counts = shares.counts(self.batch_size)
         for number, member in enumerate(mixture.members):
             try:
-                if mixture.shares.windows[number]:
+                if any(weights[number] for _, weights in self.mix.stages):
                     # Of a sampler that is not known here all there is to know is how many of its own batches.
                     sized = _sized(self.each, max(1, counts[number]) if _is_last(self.each) else 1)
                     own = member.sampled_by(sized)
                     windows += own.batches_per_epoch(member) * own.batch_size
             except ConfigError as error:
-                raise ConfigError(f"mixture: member {self.mix.names[number]!r}: {error}") from error
+                if shares.windows[number]:  # else there may be rows when its stage has come
+                    raise ConfigError(f"mixture: member {self.mix.names[number]!r}: {error}") from error
         return 1 if _is_last(self.each) else -(-windows // self.batch_size)
 
     def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
@@ -103,7 +105,7 @@ class MixedWindows:
         Of members 0, 0, 1, 0 with windows at rows 5, 9, 7 of the first and 2 of the second, which begins at row 100, it
         is 5, 9, 102, 7.
         """
-        shares = mixture.shares
+        shares = StagedShares([stage * self.batch_size for stage, _ in self.mix.stages], mixture.shares_of)
         members = shares.members(begin, end)
         before, at_start = shares.counts(begin), shares.counts(epoch_start * self.batch_size)
         ends = np.cumsum(np.bincount(members, minlength=len(before))).tolist()

@@ -19,8 +19,9 @@ from mouse_core._arrow.column_types import ColumnType, Reading
 from mouse_core._arrow.dense_copies import DENSE_BYTES, DenseBudget
 from mouse_core._base.memo import memo
 from mouse_core.errors import ConfigError, SchemaError
+from mouse_core.mixtures.mix import Mix
 from mouse_core.mixtures.sampler import mixed
-from mouse_core.mixtures.shares import Mix, Shares
+from mouse_core.sampling.shares import Shares
 from mouse_core.spec import DIMS, Field, FieldSpec
 from mouse_core.store.fields import FieldReader
 from mouse_core.store.snapshot import Snapshot, SnapshotConfig
@@ -61,9 +62,14 @@ class MixtureSnapshot(Snapshot):
         return np.array([0, *accumulate(member.num_rows for member in self.members)], np.int64)
 
     @memo
-    def shares(self) -> Shares:
-        """The members' shares of the windows; ConfigError where they have none."""
-        return self.mix.shares(self.members)
+    def _shares(self) -> dict[int, Shares]:
+        return {}
+
+    def shares_of(self, stage: int) -> Shares:
+        """The members' shares of the windows in one of the mix's stages; ConfigError where they have none."""
+        if stage not in self._shares:
+            self._shares[stage] = self.mix.shares(stage, self.members)
+        return self._shares[stage]
 
     def sampled_by(self, sampler: Any) -> Any:
         """What draws from each member as ``sampler`` does; see ``Snapshot``."""

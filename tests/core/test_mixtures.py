@@ -24,9 +24,10 @@ from mouse_core import (
     PrefetchBatchifier,
     SchemaError,
     StateError,
+    WorkerError,
 )
 from mouse_core.augment import AugmentTokensConfig
-from mouse_core.mixtures import Mixture, Shares
+from mouse_core.mixtures import Mixture, Schedule, Shares
 from mouse_core.replay import ReplayBuffer
 from mouse_core.testing import SourceConformance, example_columns, example_store
 
@@ -241,7 +242,7 @@ def test_mixtures_may_be_members() -> None:
 
 
 def shares_of(mixture: Mixture) -> list[Fraction]:
-    windows = mixture.snapshot().shares.windows
+    windows = mixture.snapshot().shares_of(0).windows
     return [Fraction(some, sum(windows)) for some in windows]
 
 
@@ -252,22 +253,85 @@ def test_weights_are_for_members_steps_or_trajectories() -> None:
     assert shares_of(Mixture(members, per="step")) == [Fraction(1, 4), Fraction(3, 4)]
     assert shares_of(Mixture(members, {"b": 1, "a": 2}, per="step")) == [Fraction(2, 5), Fraction(3, 5)]
     assert shares_of(Mixture(members, per="trajectory")) == [Fraction(10, 13), Fraction(3, 13)]
-    assert Mixture(members, [3, 1]).shares == {"a": 0.75, "b": 0.25}
+    assert Mixture(members, [3, 1]).shares_at() == {"a": 0.75, "b": 0.25}
 
 
 def test_temperature_evens_shares_out() -> None:
     members = {"a": numbered(0, 100), "b": numbered(1, 400)}
     for temperature in (0.5, 2.0, 3.0):
-        found = list(Mixture(members, per="step", temperature=temperature).shares.values())
+        found = list(Mixture(members, per="step", temperature=temperature).shares_at().values())
         wanted = np.array([100.0, 400.0]) ** (1 / temperature)
         np.testing.assert_allclose(found, wanted / wanted.sum(), atol=1e-7)
+
+
+def test_a_schedule_changes_shares_from_batch_to_batch() -> None:
+    """Offline to online: recorded rows alone, then some of both, from exactly the batches that it names."""
+    stores = {"offline": numbered(0, 200), "online": numbered(1, 100)}
+    weights = Schedule({0: {"offline": 1, "online": 0}, 5: {"offline": 3, "online": 1}, 9: [0, 1]})
+    mixture = Mixture(stores, weights)
+    source = BatchSource(mixture, 8, 16, "batch")
+    online = [int((source[index]["member"][:, 0] == 1).sum()) for index in range(12)]
+    assert online == [0] * 5 + [4] * 4 + [16] * 3
+    one_by_one = BatchSource(mixture, 8, 16, "batch")
+    for index in (11, 3, 8, 4, 5, 9):
+        np.testing.assert_array_equal(one_by_one[index]["reward"], source[index]["reward"])
+    starts = np.concatenate([source[index]["reward"][:, 0] for index in range(30)])
+    mine = (starts[starts >= FAR] - FAR).astype(int).tolist()
+    assert sorted(mine[:12]) == list(range(0, 96, 8))
+    assert mixture.shares_at(4) == {"offline": 1.0, "online": 0.0}
+    assert mixture.shares_at(8) == {"offline": 0.75, "online": 0.25}
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 9), WEIGHTS), min_size=1, max_size=4), st.integers(0, 30))
+def test_each_stage_is_handed_out_as_if_it_were_the_first(stages: list[tuple[int, list[int]]], begin: int) -> None:
+    schedule = {sum(length for length, _ in stages[:k]): [*some, 1, 1, 1][:3] for k, (_, some) in enumerate(stages)}
+    if not all(map(any, schedule.values())):
+        return
+    mixture = Mixture([numbered(member, 60) for member in range(3)], Schedule(schedule))
+    source = BatchSource(mixture, 8, 4, fields=["reward", "member"])
+    first = [*schedule, 10**6]
+    for index in range(begin, begin + 5):
+        stage = max(number for number in range(len(schedule)) if first[number] <= index)
+        end = 4 * (index - first[stage] + 1)
+        assert source[index]["member"][:, 0].tolist() == oracle(schedule[first[stage]], end)[-4:]
+
+
+def test_a_linear_schedule_goes_in_equal_steps() -> None:
+    schedule = Schedule.linear([1, 0], [0.5, 0.5], batches=100, stages=2)
+    assert schedule.weights == {0: (1, 0), 50: (Fraction(3, 4), Fraction(1, 4)), 100: (Fraction(1, 2), Fraction(1, 2))}
+    assert [schedule.at(batch)[1] for batch in (0, 49, 50, 99, 100, 10**9)] == [0, 0, 0.25, 0.25, 0.5, 0.5]
+    mixture = Mixture([numbered(0, 100), numbered(1, 100)], Schedule.linear([9, 1], [1, 1], batches=7, stages=7))
+    source = BatchSource(mixture, 8, 20, fields=["reward", "member"])
+    online = [int(source[index]["member"][:, 0].sum()) for index in range(9)]
+    assert online == sorted(online)
+    assert (online[0], online[-1]) == (2, 10)
+
+
+def test_a_member_whose_stage_has_not_come_may_be_empty() -> None:
+    stores = {"offline": numbered(0, 100), "online": DatasetStore(max_action_dim=4)}
+    mixture = Mixture(stores, Schedule({0: [1, 0], 6: [1, 1]}))
+    with PrefetchBatchifier(mixture, 8, 16, num_workers=0) as loader:
+        for _ in range(4):
+            loader.next_batch()
+        state = loader.state_dict()
+        grow(stores["online"], 1, 40)
+        loader.refresh()
+        found = [int(loader.next_batch()["member"][:, 0].sum()) for _ in range(4)]
+    assert found == [0, 0, 8, 8]
+    with PrefetchBatchifier(mixture, 8, 16) as loader:  # without a refresh
+        loader.load_state_dict(state)
+        loader.next_batch()
+        loader.next_batch()
+        with pytest.raises(WorkerError, match="'online' empty"):
+            loader.next_batch()
 
 
 def test_a_member_without_weight_never_comes_and_may_be_empty() -> None:
     mixture = Mixture({"a": numbered(0, 50), "b": DatasetStore(), "c": numbered(2, 50)}, [1, 0, 1])
     batch = BatchSource(mixture, 8, 16)[0]
     assert set(batch["member"].reshape(-1).tolist()) == {0, 2}
-    assert Mixture({"a": numbered(0, 50), "b": DatasetStore()}, per="step").shares == {"a": 1.0, "b": 0.0}
+    assert Mixture({"a": numbered(0, 50), "b": DatasetStore()}, per="step").shares_at() == {"a": 1.0, "b": 0.0}
 
 
 # ------------------------------------------------------------------ members that grow
@@ -437,10 +501,18 @@ def test_bad_arguments_say_what_was_expected() -> None:
         ("per: expected", [plain], {"per": "row"}),
         ("temperature: expected", [plain], {"temperature": 0}),
         ("field: expected", [plain], {"field": ""}),
+        ("one for each of", {"a": plain}, {"weights": Schedule({0: {"b": 1}})}),
     ]
     for message, stores, options in wrong:
         with pytest.raises(ConfigError, match=message):
             Mixture(stores, **options)
+    for schedule in ({}, {1: [1]}, {0: [1], -1: [1]}, {0: [1], "b": [1]}, [1]):
+        with pytest.raises(ConfigError, match="schedule: expected"):
+            Schedule(schedule)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="at most 3"):
+        Schedule.linear([1, 0], [0, 1], batches=3, stages=4)
+    with pytest.raises(ConfigError, match="not all 0"):
+        Schedule.linear([0, 0], [0, 1], batches=3, stages=1)
     with pytest.raises(ConfigError, match="'b' empty"):
         BatchSource(Mixture({"a": plain, "b": DatasetStore()}), 8, 4)
     with pytest.raises(ConfigError, match="member 'b': sampling: expected at least 1 window of 8 steps"):

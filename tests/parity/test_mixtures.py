@@ -1,4 +1,4 @@
-"""Mixtures deliver the same batches in NumPy, PyTorch and JAX, and share windows out as grain and TorchRL do, exactly."""
+"""Mixtures deliver the same in NumPy, PyTorch and JAX, and share windows out as grain and TorchRL do, but exactly."""
 
 from __future__ import annotations
 

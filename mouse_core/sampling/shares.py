@@ -8,21 +8,21 @@ members 0, 0, 1, 0, and every later one, too.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from math import lcm
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.memo import memo
 from mouse_core.errors import ConfigError
-from mouse_core.store.snapshot import Snapshot
+from mouse_core.spec import check_count
 
 Int64s = npt.NDArray[np.int64]
-Per = Literal["member", "trajectory", "step"]
 
 LONGEST_ROUND = 1 << 26
 """Windows of the longest round. That a window is due at is a fraction ``(2k + 1) / p`` below 2; of two members ``p``
@@ -106,47 +106,109 @@ class Shares:
         return counts, member[order]
 
 
-@dataclass(frozen=True, repr=False)
-class Mix:
-    """What a mixture was told of its members; see ``Mixture``.
+class StagedShares:
+    """Shares that change with the number of the window.
 
     Args:
-        names: Those of the members.
-        weights: A number for each, from 0.
-        per: What a weight is for.
-        temperature: How far shares are evened out.
-        field: The field that says which member a window is of; None: there is none.
+        first: The window with which each stage begins, ascending, 0 first.
+        shares: Gives those of a stage, when windows of it or of a later one are asked for.
     """
 
-    names: tuple[str, ...]
-    weights: tuple[float, ...]
-    per: Per = "member"
-    temperature: float = 1.0
-    field: str | None = "member"
+    def __init__(self, first: Sequence[int], shares: Callable[[int], Shares]) -> None:
+        self._first, self._shares = first, shares
 
-    def __repr__(self) -> str:
-        """Short, as it says in states what a mixture is."""
-        even = "" if self.temperature == 1 else f" at temperature {self.temperature}"
-        return f"{dict(zip(self.names, self.weights, strict=True))} per {self.per}{even}"
+    def counts(self, n: int) -> list[int]:
+        """How many of the first ``n`` windows are of each member: the sum over the stages; see ``Shares.counts``."""
+        parts = [self._shares(stage).counts(end - begin) for stage, begin, end in self._stages(0, n)]
+        return [sum(some) for some in zip(*parts, strict=True)] or self._shares(0).counts(0)
 
-    def shares(self, members: Sequence[Snapshot]) -> Shares:
-        """The members' shares of the windows.
+    def members(self, begin: int, end: int) -> Int64s:
+        """Of which member each of the windows ``begin .. end - 1`` is, int64 ``[n]``."""
+        parts = [
+            self._shares(stage).members(some - self._first[stage], last - self._first[stage])
+            for stage, some, last in self._stages(begin, end)
+        ]
+        return np.concatenate([np.zeros(0, np.int64), *parts])
+
+    def _stages(self, begin: int, end: int) -> Iterator[tuple[int, int, int]]:
+        """The stages that some windows lie in, and which windows of each."""
+        while begin < end:
+            stage = bisect_right(self._first, begin) - 1
+            last = min([end, *self._first[stage + 1 : stage + 2]])
+            yield stage, begin, last
+            begin = last
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Weights that change with the number of the batch, in stages.
+
+    Args:
+        weights: By the number of the first batch of each stage, 0 among them: for each member a number from 0, in the
+            members' order or by their names.
+
+    Raises:
+        ConfigError: Numbers of batches that are none, or no 0 among them.
+
+    Example:
+        Recorded data alone for 1,000 batches, then half of each batch from fresh ones:
+
+            Schedule({0: {"offline": 1, "online": 0}, 1000: {"offline": 1, "online": 1}})
+    """
+
+    weights: Mapping[int, Any]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.weights, Mapping) or 0 not in self.weights:
+            raise ConfigError(f"schedule: expected weights by number of batch, from 0 on, found {self.weights!r:.200}")
+        for number in self.weights:
+            check_count("schedule", number, lowest=0)
+        object.__setattr__(self, "weights", dict(sorted(self.weights.items())))
+
+    @classmethod
+    def linear(cls, begin: Sequence[float], end: Sequence[float], *, batches: int, stages: int = 20) -> Schedule:
+        """From some shares to others within so many batches, in steps of equal size, and then on with those.
+
+        Of ``[1, 0]`` to ``[0.5, 0.5]`` in 100 batches and 2 stages it is ``[1, 0]``, from batch 50 on
+        ``[0.75, 0.25]``, and from batch 100 on ``[0.5, 0.5]``.
+
+        Args:
+            begin, end: Weights in the members' order, of which only the ratio counts.
+            batches: The number of the first batch with the shares ``end``.
+            stages: How many stages come before that one.
 
         Raises:
-            ConfigError: A member with a weight has no rows, or no member has both.
+            ConfigError: No batches or stages, more stages than batches, or weights that are none.
         """
-        sizes = [1] * len(members)
-        if self.per == "step":
-            sizes = [member.num_rows for member in members]
-        elif self.per == "trajectory":
-            sizes = [len(member.episode_starts) if member.num_rows else 0 for member in members]
-        for name, weight, member in zip(self.names, self.weights, members, strict=True):
-            if self.per == "member" and weight and not member.num_rows:
-                raise ConfigError(f"mixture: expected rows in every member with a weight, found {name!r} empty")
-        # A number as it is written: 0.7 is 7/10, of which a float is not quite that.
-        shares = [Fraction(str(weight)) * size for weight, size in zip(self.weights, sizes, strict=True)]
-        if self.temperature != 1:
-            shares = [Fraction(float(share) ** (1 / self.temperature)) for share in shares]
-        if not any(shares):
-            raise ConfigError(f"mixture: expected rows in a member with a weight, found weights {self.weights}")
-        return Shares.of(shares)
+        if check_count("stages", stages) > check_count("batches", batches):
+            raise ConfigError(f"stages: expected at most {batches}, as many as batches, found {stages}")
+        if len(begin) != len(end):
+            raise ConfigError(f"schedule: expected weights of as many members, found {begin!r} and {end!r}")
+        edges = [_normalised(weights) for weights in (begin, end)]
+        made = {}
+        for stage in range(stages + 1):
+            part = Fraction(stage, stages)
+            made[-(-batches * stage // stages)] = tuple(
+                one + (two - one) * part for one, two in zip(*edges, strict=True)
+            )
+        return cls(made)
+
+    def at(self, batch: int) -> Any:
+        """The weights that hold for a batch."""
+        return self.weights[max(first for first in self.weights if first <= batch)]
+
+
+def exact(weight: Any) -> Fraction:
+    """A weight as it is written: 0.7 is 7/10, of which a float is not quite that."""
+    return Fraction(str(weight))
+
+
+def _normalised(weights: Sequence[Any]) -> list[Fraction]:
+    """Weights that add up to 1; ConfigError where they are none."""
+    try:
+        shares = [exact(weight) for weight in weights]
+    except ValueError as error:
+        raise ConfigError(f"schedule: expected weights from 0, found {weights!r:.200}") from error
+    if min(shares, default=-1) < 0 or not any(shares):
+        raise ConfigError(f"schedule: expected weights from 0, not all 0, found {weights!r:.200}")
+    return [share / sum(shares) for share in shares]

@@ -1,0 +1,101 @@
+"""What a mixture was told of its members: names and weights, and the shares that follow from them and from the rows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal
+
+import numpy as np
+
+from mouse_core.errors import ConfigError
+from mouse_core.sampling.shares import Schedule, Shares, exact
+from mouse_core.store.snapshot import Snapshot
+
+Per = Literal["member", "trajectory", "step"]
+
+
+@dataclass(frozen=True, repr=False)
+class Mix:
+    """What a mixture was told of its members; see ``Mixture``.
+
+    Args:
+        names: Those of the members.
+        stages: The number of the first batch of each stage, and a weight from 0 for each member there.
+        per: What a weight is for.
+        temperature: How far shares are evened out.
+        field: The field that says which member a window is of; None: there is none.
+    """
+
+    names: tuple[str, ...]
+    stages: tuple[tuple[int, tuple[Any, ...]], ...]
+    per: Per = "member"
+    temperature: float = 1.0
+    field: str | None = "member"
+
+    def __repr__(self) -> str:
+        """Short, as it says in states what a mixture is."""
+        by_name = {first: dict(zip(self.names, weights, strict=True)) for first, weights in self.stages}
+        even = "" if self.temperature == 1 else f" at temperature {self.temperature}"
+        return f"{by_name if len(by_name) > 1 else by_name[0]} per {self.per}{even}"
+
+    def shares(self, stage: int, members: Sequence[Snapshot]) -> Shares:
+        """The members' shares of the windows in a stage.
+
+        Raises:
+            ConfigError: A member with a weight has no rows, or no member has both.
+        """
+        sizes, weights = [1] * len(members), self.stages[stage][1]
+        if self.per == "step":
+            sizes = [member.num_rows for member in members]
+        elif self.per == "trajectory":
+            sizes = [len(member.episode_starts) if member.num_rows else 0 for member in members]
+        for name, weight, member in zip(self.names, weights, members, strict=True):
+            if self.per == "member" and weight and not member.num_rows:
+                raise ConfigError(f"mixture: expected rows in every member with a weight, found {name!r} empty")
+        shares = [exact(weight) * size for weight, size in zip(weights, sizes, strict=True)]
+        if self.temperature != 1:
+            shares = [Fraction(float(share) ** (1 / self.temperature)) for share in shares]
+        if not any(shares):
+            raise ConfigError(f"mixture: expected rows in a member with a weight, found {self!r} and {sizes}")
+        return Shares.of(shares)
+
+
+def checked_stages(weights: Any, names: Sequence[str]) -> tuple[tuple[int, tuple[Any, ...]], ...]:
+    """The weights of some members by number of batch, or ConfigError; None are 1 for each."""
+    if isinstance(weights, Schedule):
+        return tuple((int(first), _checked(some, names)) for first, some in weights.weights.items())
+    return ((0, _checked(weights, names)),)
+
+
+def listed(option: str, given: Any) -> list[Any]:
+    """Several things in their order, or ConfigError."""
+    if isinstance(given, str) or not isinstance(given, Sequence | np.ndarray):
+        raise ConfigError(f"{option}: expected several, by name or in a list, found {given!r:.80}")
+    return list(given)
+
+
+def is_number(value: Any) -> bool:
+    """Whether something is a number, and no infinite one."""
+    known = isinstance(value, int | float | Fraction | np.integer | np.floating) and not isinstance(value, bool)
+    return known and math.isfinite(value)
+
+
+def _checked(weights: Any, names: Sequence[str]) -> tuple[Any, ...]:
+    if weights is None:
+        return (1,) * len(names)
+    if isinstance(weights, Mapping):
+        if set(weights) != set(names):
+            raise ConfigError(f"weights: expected one for each of {list(names)}, found {list(weights)}")
+        weights = [weights[name] for name in names]
+    given = listed("weights", weights)
+    if len(given) != len(names) or not all(is_number(weight) and weight >= 0 for weight in given) or not any(given):
+        raise ConfigError(f"weights: expected {len(names)} numbers from 0, not all 0, found {given}")
+    # 2 and 2.0 are the same weight, also in a fingerprint.
+    return tuple(int(weight) if weight == int(weight) else _plain(weight) for weight in given)
+
+
+def _plain(weight: Any) -> float | Fraction:
+    return weight if isinstance(weight, Fraction) else float(weight)
