@@ -109,6 +109,9 @@ class Snapshot:
             raise ConfigError(f"snapshot: expected a number of rows, found {rows!r:.200}")
         if rows == self.store_rows:
             return self
+        if self.config.made:
+            made, known = list(self.config.made), self.store_rows
+            raise ConfigError(f"snapshot: expected {known} rows, for which {made} were computed, found {rows!r:.200}")
         return Snapshot(self.segments, self.config, int(rows), budget=self.budget)
 
     def sampled_by(self, sampler: Sampler) -> Sampler:

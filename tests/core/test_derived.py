@@ -313,13 +313,37 @@ def test_a_row_that_is_there_twice_is_refused() -> None:
         all_values(derived)
 
 
-def test_derived_fields_may_be_derived_from_derived_ones() -> None:
-    store = DerivedStore(DerivedStore(example_store(60), {"to_go": Return()}), {"before": Previous("to_go")})
+@pytest.mark.parametrize("alignment", ALIGNMENTS)
+def test_derived_fields_may_be_derived_from_derived_ones(alignment: Alignment) -> None:
+    """These are of observations, so what was before stands in the row before, in either alignment."""
+    rows = DatasetStore(alignment=alignment)
+    rows.extend(example_columns(60))
+    store = DerivedStore(DerivedStore(rows, {"to_go": Return()}), {"before": Previous("to_go")})
     found = all_values(store)
     firsts = np.nonzero(example_columns(60)["episode_step"] == 0)[0]
     assert not found["before"][firsts].any()
     others = np.setdiff1d(np.arange(60), firsts)
-    assert found["before"][others].tolist() == found["to_go"][others].tolist()
+    assert found["before"][others].tolist() == found["to_go"][others - 1].tolist()
+
+
+@pytest.mark.parametrize("alignment", ALIGNMENTS)
+def test_windows_by_field_go_by_what_a_derived_field_belongs_to(alignment: Alignment) -> None:
+    store = store_of([Episode([1.0, 2.0, 4.0, 8.0], [1, 2, 3, 4], 1)] * 5, alignment)
+    derived = DerivedStore(store, {"to_go": Return(), "over": Terminated()})
+    offsets = {name: [0, 1] for name in ("reward", "to_go", "done", "over")}
+    batch = BatchSource(derived, batch_size=16, windows=offsets)[0]
+    there = batch["reward_mask"].all(axis=1)
+    assert there.any()
+    reward, to_go = batch["reward"][there], batch["to_go"][there]
+    assert (to_go[:, 0] == reward[:, 0] + to_go[:, 1]).all()
+    assert (batch["over"][there] == (batch["done"][there] == 1)).all()
+
+
+def test_a_snapshot_is_not_cut_to_rows_that_it_was_not_computed_for() -> None:
+    snapshot = DerivedStore(example_store(60), {"to_go": Return()}).snapshot()
+    assert snapshot.of_rows(60) is snapshot
+    with pytest.raises(ConfigError, match=r"expected 60 rows, for which \['to_go'\] were computed, found 50"):
+        snapshot.of_rows(50)
 
 
 # ---------------------------------------------------------------------- sources and loaders

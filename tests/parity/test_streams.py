@@ -25,6 +25,16 @@ from mouse_core import BatchSource, DatasetStore, rollouts
 from mouse_core.augment import AugmentMaskProbConfig, AugmentScalarSpec, AugmentTokensConfig
 from mouse_core.digest import StreamDigest
 from mouse_core.replay import ArrayStorage, ReplayBuffer
+from mouse_core.store import Store
+from mouse_core.store.derived import (
+    DerivedStore,
+    IsFirst,
+    NStepDiscount,
+    NStepReturn,
+    Previous,
+    Return,
+    TimeToEnd,
+)
 from mouse_core.testing import as_arrays, example_columns, example_store, stream_digest
 from mouse_jax import rollout_storage
 
@@ -45,11 +55,11 @@ AUGMENT = AugmentTokensConfig(
 )
 
 
-def loader(package: str, store: DatasetStore, **options: Any) -> Any:
+def loader(package: str, store: Store, **options: Any) -> Any:
     return PACKAGES[package].PrefetchBatchifier(store, **{**OPTIONS, **options})
 
 
-def digest(package: str, store: DatasetStore, n: int = N, **options: Any) -> str:
+def digest(package: str, store: Store, n: int = N, **options: Any) -> str:
     with loader(package, store, **options) as opened:
         return stream_digest(opened, n)
 
@@ -241,6 +251,30 @@ AROUND = (
     {**WINDOWS, "sequence_length": None, "pad": False},
     {**WINDOWS, "boundary": "episode", "pad": 0},
 )
+
+
+DERIVED = {
+    "to_go": Return(0.99),
+    "target": NStepReturn(3, 0.9),
+    "factor": NStepDiscount(3, 0.9),
+    "left": TimeToEnd(),
+    "before": Previous(),
+    "first": IsFirst(),
+}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"windows": {"to_go": [0, 1], "before": [0]}}, {"boundary": "episode", "pad": True}],
+    ids=("stream", "windows", "episode"),
+)
+def test_one_digest_for_derived_fields(options: dict[str, Any], mixed: DatasetStore, x64: bool) -> None:
+    derived = DerivedStore(mixed, DERIVED)
+    options = {**OPTIONS, **({} if x64 else SINGLE), **options}
+    expected = stream_digest(BatchSource(derived, **options), N)
+    for package in PACKAGES:
+        for workers in (0, 2):
+            assert digest(package, derived, num_workers=workers, **options) == expected
 
 
 @pytest.mark.parametrize("options", AROUND, ids=("rows", "whole", "steps"))

@@ -6,7 +6,7 @@ But for two, which say so, they are about the observation of a row: it has the s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -193,7 +193,7 @@ class Previous:
     placeholder in the first one; where they are "outgoing", what stands in the row before.
 
     Args:
-        field: "action", "reward", or another field that belongs to transitions.
+        field: "action", "reward", or another field; of one that belongs to observations, that of the row before.
     """
 
     field: str = "action"
@@ -246,6 +246,8 @@ def _marked(rows: EpisodeRows, which: npt.NDArray[np.int64]) -> Array:
 class Terminated:
     """Whether a transition ended its episode in a terminal state, bool, in the row in which its ``done`` stands."""
 
+    transition: ClassVar[bool] = True
+
     def spec(self, name: str, rows: Spec) -> FieldSpec:
         """bool, kept as uint8."""
         known_field(rows, "done", "Terminated")
@@ -260,6 +262,8 @@ class Terminated:
 @dataclass(frozen=True)
 class Truncated:
     """Whether an episode was cut short behind a transition, bool, in the row in which its ``done`` stands."""
+
+    transition: ClassVar[bool] = True
 
     def spec(self, name: str, rows: Spec) -> FieldSpec:
         """bool, kept as uint8."""

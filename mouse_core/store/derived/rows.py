@@ -25,7 +25,8 @@ class Derivation(Protocol):
 
     Its ``repr`` stands for it in fingerprints, as that of a frozen dataclass does. What an episode's rows become must
     not depend on other episodes: rows are given some episodes at a time, and when a store grows only those anew that
-    may have changed.
+    may have changed. Where the field belongs to transitions, as ``done`` does, and not to observations, an attribute
+    ``transition`` says so; ``windows=`` of sources goes by it.
     """
 
     def spec(self, name: str, rows: Spec) -> FieldSpec:
@@ -130,13 +131,14 @@ class EpisodeRows:
     def leaving(self, field: str, dtype: npt.DTypeLike | None = None) -> Array:
         """Of each row's observation what belongs to the transition that leaves it: its action, reward, done.
 
-        0 where none does, which is so in the last row of an "arrived" episode.
+        0 where none does, which is so in the last row of an "arrived" episode. Of a field of observations, what the row
+        has itself.
 
         Args:
             field, dtype: As in ``values``.
         """
         values = self.values(field, dtype)
-        if self.alignment == "outgoing":
+        if not self._is_arrived(field):
             return values
         following = np.zeros_like(values)
         following[:-1] = values[1:]
@@ -146,18 +148,23 @@ class EpisodeRows:
     def arriving(self, field: str, dtype: npt.DTypeLike | None = None) -> Array:
         """Of each row's observation what belongs to the transition that led to it: its action, reward, done.
 
-        0 where none did, which is so in the first row of an episode.
+        0 where none did, which is so in the first row of an episode. Of a field of observations, what the row before
+        has.
 
         Args:
             field, dtype: As in ``values``.
         """
         values = self.values(field, dtype)
-        if self.alignment == "outgoing":
+        if not self._is_arrived(field):
             before = np.zeros_like(values)
             before[1:] = values[:-1]
             values = before
         values[self.first_rows] = 0
         return values
+
+    def _is_arrived(self, field: str) -> bool:
+        """Whether a row's value belongs to the transition that led to the row's observation."""
+        return self.alignment == "arrived" and self._snapshot.config.fields[field].is_of_transition
 
 
 def known_field(rows: Spec, name: str, what: str) -> FieldSpec:

@@ -86,7 +86,15 @@ class DerivedStore(Store):
 def derived_snapshot(columns: DerivedColumns) -> Snapshot:
     """A snapshot with the fields that are derived from it."""
     base = columns.base
-    fields = {name: Field(name, dtype=one.dtype, shape=one.shape) for name, one in columns.specs.items()}
+    fields = {
+        name: Field(
+            name,
+            dtype=one.dtype,
+            shape=one.shape,
+            transition=bool(getattr(columns.derivations[name], "transition", False)),
+        )
+        for name, one in columns.specs.items()
+    }
     config = replace(
         base.config,
         fields={**base.config.fields, **fields},
