@@ -49,6 +49,7 @@ def of_layers(run: Run) -> list[Cause]:
         for name, one, other in _settings(pair, ours, theirs):
             if one != other:
                 found.append(Cause(name, pair.torch.path, f"{one}", f"{other}"))
+        found += _frozen(pair)
         dtype = getattr(theirs, "dtype", None)
         if dtype is not None and jnp.dtype(dtype) != jnp.float64:
             found.append(
@@ -62,6 +63,17 @@ def of_layers(run: Run) -> list[Cause]:
             where = ".".join(map(str, parts))
             found.append(Cause("dropout", where, "draws of its own, or none", f"draws with rate={module.rate:g}"))
     return found + _batch_first(run)
+
+
+def _frozen(pair: Twins) -> list[Cause]:
+    """What does not learn in PyTorch, but for the second bias of a recurrent layer, of which Flax's has one."""
+    return [
+        Cause(
+            "requires_grad", f"{pair.torch.path}.{name}".removesuffix(".value"), "False", "it learns, as each nnx.Param"
+        )
+        for name, tensor in pair.torch.arrays.items()
+        if isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad and name != "bias_hh"
+    ]
 
 
 def _batch_first(run: Run) -> list[Cause]:

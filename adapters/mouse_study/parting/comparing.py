@@ -27,14 +27,17 @@ def where_they_part(
     torch_optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
     flax_optimizer: Any = None,
     names: Mapping[str, str] | None = None,
+    updates: int = 10,
 ) -> Comparison:
-    """Train two implementations of one model for one step in float64, and say which tensor is the first to differ.
+    """Train two implementations of one model for a step in float64, and say which tensor is the first to differ.
 
     First the weights that they begin with are compared: equal ones, or how widely they are spread. Then both get those
     of PyTorch's, and one batch, and are compared in the order of a training step: what each layer was given and gave,
-    each layer alone with PyTorch's input, the loss, all gradients, running statistics, and the first update
-    that the optimizers make of the same gradients. What is beyond rounding is looked up among the causes that are
-    known, each of which is checked and not guessed. The two models stay as they are.
+    each layer alone with PyTorch's input, the loss, all gradients, running statistics, and the first updates that the
+    optimizers make of the same gradients: those of the batch, and these times 1/2, 0, -1, a million and so on. What is
+    beyond rounding is looked up among the causes that are known, each of which is checked and not guessed. Where
+    updates part, both optimizers are given gradients from which their settings can be read. The two models stay as
+    they are.
 
     Args:
         torch_module: A model, as it is trained: in training mode, or not.
@@ -43,17 +46,22 @@ def where_they_part(
         torch_loss: Called with PyTorch's model and the batch as tensors; gives a scalar.
         flax_loss: Called with Flax's model and the batch as JAX's arrays; gives a scalar. It should not call compiled
             functions, within which no layer can be looked at.
-        torch_optimizer: Makes an optimizer of parameters; with ``flax_optimizer``, or the update is not compared.
-        flax_optimizer: An ``optax.GradientTransformation``.
+        torch_optimizer: Makes an optimizer of a list of parameters; with ``flax_optimizer``, or no update is compared.
+            What a training does before or after each of its steps, such as clipping or a schedule, belongs to it as
+            hooks of its steps (``register_step_pre_hook``, ``register_step_post_hook``).
+        flax_optimizer: An ``optax.GradientTransformation``, which is compiled.
         names: As in ``transfer``.
+        updates: How many updates are compared, 1 or more. A schedule of the learning rate shows within as many.
 
     Returns:
         All that was compared, the first tensor beyond rounding, and causes; ``print`` it.
 
     Raises:
         SchemaError: As ``transfer``.
-        ConfigError: One optimizer without the other, or a loss that is no scalar.
+        ConfigError: One optimizer without the other, a loss that is no scalar, or no updates.
     """
+    if updates < 1:
+        raise ConfigError(f"updates: expected 1 or more, found {updates}")
     if (torch_optimizer is None) != (flax_optimizer is None):
         raise ConfigError("optimizers: expected one of each framework or none at all, found one")
     with jax.enable_x64(True):
@@ -66,7 +74,7 @@ def where_they_part(
         known = causes.of_weights(found) + causes.of_layers(run) + causes.of_forward(run, found)
         known += causes.of_loss(run, found) + causes.of_statistics(run, found)
         if torch_optimizer is not None:
-            stepping = Stepping(run, torch_optimizer, flax_optimizer)
+            stepping = Stepping(run, torch_optimizer, flax_optimizer, updates)
             found += stepping.compare()
             known += of_update(stepping, found)
     return Comparison(tuple(found), tuple(dict.fromkeys(known)), tuple(run.unaligned()))

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Stage = Literal["initial weights", "forward", "layer alone", "loss", "gradients", "statistics", "update"]
+Stage = Literal[
+    "initial weights", "forward", "layer alone", "loss", "gradients", "statistics", "update", "later updates"
+]
 STAGES: tuple[Stage, ...] = (
     "initial weights",
     "forward",
@@ -14,6 +16,7 @@ STAGES: tuple[Stage, ...] = (
     "gradients",
     "statistics",
     "update",
+    "later updates",
 )
 
 
@@ -23,8 +26,8 @@ class Difference:
 
     Args:
         stage: When it comes about: "layer alone" is Flax's layer given what PyTorch's was given, "update" the
-            optimizers' first step from the same gradients.
-        tensor: Which one, by PyTorch's path of the layer.
+            optimizers' first step from the same gradients, "later updates" those that follow.
+        tensor: Which one, by PyTorch's path of the layer; of later updates with the number of the update.
         absolute: The largest difference of two values.
         scale: The largest value, or of gradients a thousandth of the largest of all, if that is more.
         tolerance: What rounding may make of it, relative to ``scale``.

@@ -1,0 +1,262 @@
+"""What an optimizer does, read from its updates: which rule it follows, and with which settings.
+
+All is read from one weight of a tensor, to which gradients are given that tell settings apart. It is 0 before each
+update, so that decay adds nothing; where that is to be seen, it is 1 or 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mouse_study.parting.optimizers.rule import Array, Rule, near
+
+# Gradients beside which no epsilon counts, which no clipping touches, and beside which any epsilon counts.
+LARGE, PLAIN, SMALL, SMALLER = 1e6, 1e-3, 1e-6, 1e-9
+_IRREGULAR = (PLAIN, 0.3 * PLAIN, -0.6 * PLAIN, PLAIN, -0.1 * PLAIN)
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a probe has before one update.
+
+    Args:
+        gradient: Of the first weight of each tensor; all others have none.
+        weight: What this weight is, before the update.
+        loud: Another gradient for that of one tensor, whose last weight then has ``gradient`` too.
+    """
+
+    gradient: float
+    weight: float = 0.0
+    loud: float | None = None
+
+
+def _gradients(*values: float) -> list[Given]:
+    return [Given(value) for value in values]
+
+
+def probes(updates: int) -> dict[str, list[Given]]:
+    """Sequences of gradients, by their names. Of many the first is 0, which keeps away what is special of update 1."""
+    big, many = LARGE, max(updates, 5)
+    return {
+        "large": _gradients(*[big] * many),
+        "smaller": _gradients(*[SMALLER] * many),
+        "none, then smaller": _gradients(0, SMALLER),
+        "two nones, then smaller": _gradients(0, 0, SMALLER),
+        "none, then small": _gradients(0, SMALL),
+        "again": _gradients(0, big, big),
+        "and back": _gradients(0, big, -big),
+        "at third": _gradients(0, 0, big),
+        "again after a pause": _gradients(0, big, 0, big),
+        "and back after a pause": _gradients(0, big, 0, -big),
+        "and none": _gradients(0, big, 0, 0),
+        "at fourth": _gradients(0, 0, 0, big),
+        "ten times": _gradients(big, 10 * big),
+        "irregular": _gradients(*_IRREGULAR),
+        "steady": _gradients(*[PLAIN] * many),
+        "irregular at a weight": [Given(gradient, weight=1) for gradient in _IRREGULAR],
+        "none is loud": [Given(PLAIN, loud=PLAIN), Given(PLAIN, loud=PLAIN)],
+        "one is loud": [Given(PLAIN, loud=PLAIN), Given(PLAIN, loud=LARGE)],
+        "after a loud one": after_loud(LARGE),
+        "weight": [Given(0), Given(0, weight=1), Given(0)],
+        "twice the weight": [Given(0), Given(0, weight=2)],
+        "weight after a gradient": [Given(PLAIN), Given(0, weight=PLAIN)],
+    }
+
+
+def after_loud(size: float) -> list[Given]:
+    """A gradient in one tensor alone, then one that nothing clips."""
+    return [Given(0), Given(0, loud=size), Given(0, loud=PLAIN)]
+
+
+Responses = Mapping[str, Array]
+"""By the name of a probe: what each of its updates added to the weight."""
+
+
+def read(given: Responses) -> Rule:
+    """The rule that an optimizer follows.
+
+    For gradients ``a`` and then ``x``, Adam adds ``(first * a + x) / sqrt(second * a**2 + x**2)``, times what depends
+    on the number of the update alone. Of what it adds for 1 and then 1, and for 1 and then -1, sum and difference are
+    ``2 * first`` and 2 in the same parts: ``first`` is their quotient. With 0.9, (1.9 + -0.1) / (1.9 - -0.1) = 0.9.
+    """
+    if not given["large"].any():
+        return Rule(adaptive=False, first=0.0, second=0.0, rates=(0.0,) * len(given["large"]), explained=True)
+    with np.errstate(all="ignore"):
+        kept, after_pause = _kept(given, "again", "and back"), _kept(given, *_AFTER_PAUSE)
+        alone = given["at third"][2]
+        second = _snapped(((1 + kept) * alone / given["again"][2]) ** 2 - 1)
+        silent = given["and none"][2] / alone, given["and none"][3] / given["at fourth"][3]
+        rule = Rule(adaptive=second > 1e-6, first=kept, second=second)
+        rule = _with_momentum(rule, kept, after_pause, silent)
+        for reading in (_with_correction, _with_dampening, _with_epsilon, _with_rates, _with_decay):
+            rule = reading(rule, given)
+        expected = np.array([rule.updates(_IRREGULAR), rule.updates(_IRREGULAR, weight=1)])
+        found = np.array([given["irregular"], given["irregular at a weight"]])
+        apart, most = np.abs(expected - found).max(axis=1), np.abs(found).max(axis=1)
+        return replace(rule, explained=bool((apart <= 1e-3 * most).all() and most.all()))
+
+
+_AFTER_PAUSE = "again after a pause", "and back after a pause"
+
+
+def _kept(given: Responses, again: str, back: str) -> float:
+    one, other = given[again][-1], given[back][-1]
+    return _snapped((one + other) / (one - other))
+
+
+def _snapped(value: float) -> float:
+    """0 and 1 where a reading is as near to them as it is exact."""
+    return next((whole for whole in (0.0, 1.0) if abs(value - whole) < 1e-9), float(value))
+
+
+def _close(one: float, other: float) -> bool:
+    return abs(one - other) <= 1e-4 * abs(other)
+
+
+def _with_momentum(rule: Rule, kept: float, after_pause: float, silent: tuple[float, float]) -> Rule:
+    """Where momentum is, and how much: by what is added after a pause, and where no gradient comes any more."""
+    if kept == 0 or not np.isfinite(kept):
+        return replace(rule, first=kept)
+    # Without a gradient Adam adds first / sqrt(second), AMSGrad first, as its second moment stays, RMSprop momentum.
+    left = {"moments": kept / np.sqrt(rule.second), "largest": kept, "updates": kept / np.sqrt(1 + rule.second)}
+    where = min(left, key=lambda name: abs(left[name] - silent[0])) if rule.adaptive and rule.second < 1 else "moments"
+    first = _snapped(silent[1] / silent[0] if where == "updates" else after_pause / kept)
+    ahead = not _close(silent[0] if where == "updates" else kept, first)
+    return replace(rule, first=first, of_updates=where == "updates", largest=where == "largest", nesterov=ahead)
+
+
+def _with_correction(rule: Rule, given: Responses) -> Rule:
+    """Whether moments are corrected: then gradients that stay the same make updates that do so from the first on.
+
+    A schedule hides it, and then it is taken for what is usual.
+    """
+    found = given["large"] if rule.adaptive else given["smaller"]
+    usual = rule.adaptive and rule.first > 0 and not rule.of_updates
+    possible = (usual, not usual) if rule.first > 0 or (rule.adaptive and rule.second < 1) else (False,)
+    rates = (found / replace(rule, corrected=one).updates([LARGE] * len(found), rates=False) for one in possible)
+    corrected = next((one for one, own in zip(possible, rates, strict=True) if _steady(own)), possible[0])
+    return replace(rule, corrected=corrected)
+
+
+def _with_dampening(rule: Rule, given: Responses) -> Rule:
+    """Of momentum alone: whether all gradients but the first one count less."""
+    first, second, third = given["smaller"][0], given["none, then smaller"][1], given["two nones, then smaller"][2]
+    if rule.adaptive or rule.corrected or not rule.first or not first or not _close(second, third):
+        return rule
+    return rule if _close(second, first) else replace(rule, dampening=float(1 - second / first))
+
+
+def _with_rates(rule: Rule, given: Responses) -> Rule:
+    """The learning rates: what is left of updates from a gradient that stays the same, when the rule is known."""
+    name, size = ("steady", PLAIN) if _clipped(given) else ("large", LARGE)
+    name, size = (name, size) if rule.adaptive else ("smaller", SMALLER)
+    rates = given[name] / rule.updates([size] * len(given[name]), rates=False)
+    return replace(rule, rates=tuple(map(float, rates)))
+
+
+def _clipped(given: Responses) -> bool:
+    """Whether ten times a large gradient counts as itself."""
+    return _close(given["ten times"][1], given["large"][1])
+
+
+def _steady(values: Array) -> bool:
+    return bool(np.ptp(values) <= 1e-5 * np.abs(values).max())
+
+
+def _with_epsilon(rule: Rule, given: Responses) -> Rule:
+    """What makes updates from small gradients smaller: with 1e-8 beside the root, a gradient of 1e-9 counts 1/11."""
+    if not rule.adaptive:
+        return rule
+    found = []
+    for probe, size in (("none, then smaller", SMALLER), ("none, then small", SMALL)):
+        share = given[probe][1] / given["again"][1]
+        root = -size / replace(rule, first=0.0, of_updates=False).updates([0, size], rates=False)[1]
+        found.append((root * (1 / share - 1), root**2 * (1 / share**2 - 1), 1 / share - 1))
+    (beside, within, lost), (beside_more, within_more, _) = found
+    if lost < 1e-9:
+        return rule
+    if abs(within / within_more - 1) < abs(beside / beside_more - 1):
+        return replace(rule, epsilon=float(within), within=True)
+    return replace(rule, epsilon=float(beside))
+
+
+def _with_decay(rule: Rule, given: Responses) -> Rule:
+    """How much of a weight is taken, and whether by way of the gradient: then it is remembered as gradients are."""
+    taken = -float(given["weight"][1])
+    if not taken:
+        return rule
+    remembered = abs(given["weight"][2]) > 1e-9 * abs(taken)
+    coupled = remembered or not _close(-given["twice the weight"][1], 2 * taken)
+    if not rule.adaptive:
+        decay = -taken * SMALLER / given["none, then smaller"][1]
+        return replace(rule, decay=float(decay), taken=taken, coupled=coupled if rule.first else None)
+    if not coupled:
+        return replace(rule, decay=taken / rule.rates[1], taken=taken, coupled=False)
+    found = float(given["weight after a gradient"][1])
+    decay = _solved(lambda part: float(rule.updates([PLAIN, part * PLAIN])[1]), found, 0.0, 1.0)
+    return replace(rule, decay=decay, taken=taken, coupled=True)
+
+
+def _solved(function: Callable[[float], float], value: float, low: float, high: float) -> float:
+    """Where a function that rises or falls all the way is equal to a value."""
+    rising = function(high) > function(low)
+    for _ in range(200):
+        middle = (low + high) / 2 if low == 0 or high / low < 4 else float(np.sqrt(low * high))
+        low, high = (middle, high) if (function(middle) < value) == rising else (low, middle)
+    return (low + high) / 2
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """How gradients are clipped.
+
+    Args:
+        by: "no clipping", "value", "norm of a tensor" or "norm of all".
+        at: As what the largest gradient counts.
+        slack: What is added to a norm before it divides; 1e-6 in ``torch.nn.utils.clip_grad_norm_``.
+    """
+
+    by: str = "no clipping"
+    at: float = float("inf")
+    slack: float = 0.0
+
+    def parts_from(self, other: Clipping) -> bool:
+        """Whether two do not clip alike."""
+        if self.by != other.by or self.by == "no clipping":
+            return self.by != other.by
+        return not near(self.at, other.at) or abs(self.slack - other.slack) > max(1e-7, 1e-10 * self.at**2)
+
+    def __str__(self) -> str:
+        if self.by == "no clipping":
+            return self.by
+        slack = f" ({self.slack:.0e} added to the norm)" if self.slack > 1e-7 else ""
+        return f"by {self.by}, at {self.at:.4g}{slack}"
+
+
+def clipping(rule: Rule, loud: Responses, last: Responses, other: Responses | None) -> Clipping:
+    """How gradients are clipped before a rule.
+
+    Args:
+        rule: The rule of the loud tensor.
+        loud: What its first weight was given.
+        last: What its last weight was given.
+        other: What another tensor's first weight was given, if there is another.
+    """
+    with np.errstate(all="ignore"):
+        if not rule.explained or not _clipped(loud):
+            return Clipping()
+        quieter = [
+            not _close(one["one is loud"][1], one["none is loud"][1]) for one in (last, other) if one is not None
+        ]
+        by = "norm of all" if quieter[-1] else "norm of a tensor" if quieter[0] else "value"
+        return Clipping(by, threshold(rule, loud["after a loud one"]))
+
+
+def threshold(rule: Rule, found: Array) -> float:
+    """As what a gradient counted, from the updates of ``after_loud``."""
+    if not rule.adaptive:
+        return float(found[1] / rule.updates([0.0, 1.0, 0.0])[1])
+    return _solved(lambda size: float(rule.updates([0.0, size, PLAIN])[2]), float(found[2]), 2 * PLAIN, 1e9)
