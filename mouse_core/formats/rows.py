@@ -159,14 +159,25 @@ def _said(file: Path, schema: pa.Schema) -> About:
 
 def _batches(files: Sequence[Path], schema: pa.Schema, batch_rows: int) -> Iterator[pa.RecordBatch]:
     for file in files:
-        read = parquet_batches if file.suffix == ".parquet" else _arrow_batches
-        for batch in read(file, batch_rows):
+        for batch in file_batches(file, batch_rows):
             if not batch.schema.equals(schema):
                 batch = pa.RecordBatch.from_arrays(batch.columns, schema=schema)
             yield from _pieces(batch, batch_rows)
 
 
-def _arrow_batches(file: Path, batch_rows: int) -> Iterator[pa.RecordBatch]:
+def file_batches(file: Path, batch_rows: int) -> Iterator[pa.RecordBatch]:
+    """The validated record batches of an Arrow or Parquet file.
+
+    Args:
+        file: The file.
+        batch_rows: How many rows a batch has, at most, of Parquet; those of Arrow are as they were written.
+
+    Raises:
+        DataError: The file is damaged, was cut, or goes on after its end.
+    """
+    if file.suffix == ".parquet":
+        yield from parquet_batches(file, batch_rows)
+        return
     for number, (read, release) in enumerate(arrow.batches(file)):
         batch = read()
         if batch is None:

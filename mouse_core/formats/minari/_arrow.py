@@ -13,10 +13,12 @@ import pyarrow as pa
 
 from mouse_core.errors import DataError
 from mouse_core.files.reading import damaged, read_json_object, reading
+from mouse_core.formats.columns.blocks import bytes_a_row, rows_at_once
 from mouse_core.formats.columns.named import from_arrow
 from mouse_core.formats.columns.steps import at
 from mouse_core.formats.minari._pieces import BUDGET, KNOWN, Piece, picture_bytes, sampled, shaped, subspace
 from mouse_core.formats.minari._spaces import is_picture
+from mouse_core.formats.rows import file_batches
 
 
 def arrow_pieces(
@@ -33,7 +35,7 @@ def arrow_pieces(
         begins, before = 0, None
         for file in files:
             with reading(file):
-                for batch in _record_batches(file, suffix, rows, picture_bytes(spaces)):
+                for batch in _record_batches(file, rows, picture_bytes(spaces)):
                     piece, before = _arrow_piece(batch, number, begins, before, spaces, infos)
                     begins += batch.num_rows
                     piece.about = about
@@ -58,24 +60,12 @@ def _about(path: Path) -> dict[str, Any]:
         return about
 
 
-def _record_batches(file: Path, suffix: str, rows: int, decoded: int) -> Iterator[pa.RecordBatch]:
-    if suffix == "parquet":
-        import pyarrow.parquet as pq
-
-        with pq.ParquetFile(file) as source:
-            for batch in source.iter_batches(batch_size=max(1, min(rows, BUDGET // (decoded + 64)))):
-                batch.validate(full=True)
-                yield batch
-        return
-    with pa.memory_map(str(file)) as mapped, pa.ipc.open_file(mapped) as source:
-        for index in range(source.num_record_batches):
-            batch = source.get_batch(index)
-            # A list offset that lies beyond the values would end the interpreter when it is followed.
-            batch.validate(full=True)
-            width = batch.nbytes // max(batch.num_rows, 1) + 1 + decoded
-            step = max(1, min(rows, BUDGET // width))
-            for start in range(0, batch.num_rows, step):
-                yield batch.slice(start, step)
+def _record_batches(file: Path, rows: int, decoded: int) -> Iterator[pa.RecordBatch]:
+    """The rows of a file, as many at a time as ``BUDGET`` bytes hold with pictures of ``decoded`` bytes a row."""
+    for batch in file_batches(file, rows_at_once(decoded + 64, most=rows, budget=BUDGET)):
+        step = rows_at_once(bytes_a_row(batch) + decoded, most=rows, budget=BUDGET)
+        for start in range(0, batch.num_rows, step):
+            yield batch.slice(start, step)
 
 
 def _arrow_piece(
