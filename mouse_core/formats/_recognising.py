@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from mouse_core.errors import MouseError
+from mouse_core.files.reading import read_json_object
 from mouse_core.formats._files.h5 import H5File
 from mouse_core.formats._files.on_disk import npz_names
 
@@ -97,14 +98,10 @@ def is_ogbench(path: Path) -> bool:
     return path.suffix == ".npz" or "observations.npy" in npz_names(path)
 
 
-def _json(file: Path) -> dict[str, Any]:
-    try:
-        if not file.is_file() or file.stat().st_size > _MOST_JSON:
-            return {}
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
+def _json(file: Path) -> Mapping[str, Any]:
+    with suppress(MouseError):
+        return read_json_object(file, most_bytes=_MOST_JSON)
+    return {}
 
 
 def _begins(path: Path, magic: bytes) -> bool:

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from mouse_core.about.dataset import About
 from mouse_core.errors import ConfigError, SchemaError
-from mouse_core.formats._files.h5 import H5File
+from mouse_core.formats._files.h5 import H5File, leaves
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged, reading
 from mouse_core.formats.columns.blocks import check_batch_rows, rows_at_once
 from mouse_core.formats.columns.named import (
@@ -99,18 +99,8 @@ def read_d4rl(
 
 def _arrays(file: H5File, leave_out: Sequence[str]) -> tuple[dict[str, dict[str, Any]], dict[str, Any], list[str]]:
     """All arrays of one value a transition, by path, what else the file says, and what of it was no array of these."""
-    found: dict[str, dict[str, Any]] = {}
-
-    def collect(tree: Mapping[str, Any], path: str) -> None:
-        for name, part in tree["items"].items():
-            here = f"{path}{name}"
-            if part["kind"] == "group":
-                collect(part, f"{here}/")
-            else:
-                found[here] = part
-
     (tree,) = file.trees(["/"])
-    collect(tree, "")
+    found = {"/".join(path): part for path, part in leaves(tree)}
     groups = {path.split("/")[0] for path in found}
     missing = [key for key in _NEEDED if key not in groups]
     if missing:

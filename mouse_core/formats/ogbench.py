@@ -32,7 +32,7 @@ from mouse_core.formats.columns.named import (
     to_batches,
     travels_with_action,
 )
-from mouse_core.formats.columns.transitions import check_final, placeholder, step_numbers, transition_rows
+from mouse_core.formats.columns.transitions import check_final, one_later, step_numbers, transition_rows
 
 __all__ = ["read_ogbench"]
 
@@ -153,12 +153,7 @@ def _observation_rows(parts: Iterator[Columns], code: int, layout: str, path: st
         # is seen in the last one.
         arriving = _arriving(values, np.zeros(count, bool), code)
         masks = {"masks": one_each(values, "masks") == 0} if "masks" in values else {}
-        rows: Columns = {}
-        for key, array in {**arriving, **masks}.items():
-            head = before.get(key, placeholder(array))
-            rows[key] = np.concatenate([head, array[:-1]])
-            before[key] = array[-1:].copy()
-            rows[key][starts] = placeholder(array)
+        rows = one_later({**arriving, **masks}, before, starts)
         terminal = rows.pop("masks", np.zeros(count, bool))
         rows["done"] = np.where(last & ~starts, np.where(terminal, 1, code), 0).astype(np.int64)
         rows["episode_step"] = step_numbers(starts, step)

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -172,6 +172,19 @@ def _array(header: dict[str, Any], parts: list[bytearray]) -> npt.NDArray[Any]:
         value = joined[stop - int(lengths[index]) : stop]
         values[index] = value if header["kind"] == "text" else np.frombuffer(value, header["dtype"])
     return values
+
+
+def leaves(tree: Mapping[str, Any]) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """All that lies below a group, at any depth, and is no group: the names that lead to it, and what it is.
+
+    Args:
+        tree: As ``H5File.trees`` gives it.
+    """
+    for name, item in tree.get("items", {}).items():
+        if item["kind"] == "group":
+            yield from (((name, *path), part) for path, part in leaves(item))
+        else:
+            yield (name,), item
 
 
 # ---------------------------------------------------------------------- writing

@@ -54,6 +54,30 @@ def placeholder(values: npt.NDArray[Any], count: int = 1) -> npt.NDArray[Any]:
     return np.zeros((count, *values.shape[1:]), values.dtype)
 
 
+def one_later(values: Columns, before: Columns, begins: Bools) -> Columns:
+    """What each action brought, in the row behind the action's; zeros (or empty text) where an episode begins.
+
+    Actions 5 6 7, behind an action 4 and with begins of 0 0 1, become 4 5 0.
+
+    Args:
+        values: In the rows of the actions, ``[n, ...]``.
+        before: What stood in the last row of the piece before this one, ``[1, ...]``; is now that of this one.
+        begins: Whether an episode begins with a row, ``[n]``.
+
+    Raises:
+        DataError: Another shape than before in the same episode.
+    """
+    later: Columns = {}
+    for name, array in values.items():
+        head = placeholder(array) if begins[0] else before[name]
+        if head.shape[1:] != array.shape[1:]:
+            raise DataError(f"{name}: expected shape {list(head.shape[1:])}, found {list(array.shape[1:])}")
+        later[name] = np.concatenate([head, array[:-1]])
+        later[name][begins] = placeholder(array)
+        before[name] = array[-1:].copy()
+    return later
+
+
 def step_numbers(begins: Bools, before: int = 0) -> npt.NDArray[np.int64]:
     """How many rows of its episode come before each row, int64 ``[n]``.
 

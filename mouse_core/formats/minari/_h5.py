@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import DataError
-from mouse_core.formats._files.h5 import H5File
+from mouse_core.formats._files.h5 import H5File, leaves
 from mouse_core.formats.base import damaged, reading
 from mouse_core.formats.columns.blocks import rows_at_once
 from mouse_core.formats.minari._pieces import BUDGET, KNOWN, Piece, picture_bytes, plain_text, sampled, shaped, subspace
@@ -107,14 +107,11 @@ class _H5Episode:
         self.length = int(rewards["shape"][0])
         self._leaves: list[tuple[str, dict[str, Any], int]] = []
         self.row_bytes = picture_bytes(spaces)
-        self._collect("", self._tree, top="")
+        self._collect()
 
-    def _collect(self, path: str, items: Mapping[str, Any], top: str) -> None:
-        for name, part in items.items():
-            here, first = f"{path}/{name}", top or name
-            if part["kind"] == "group":
-                self._collect(here, part["items"], first)
-                continue
+    def _collect(self) -> None:
+        for path, part in leaves({"items": self._tree}):
+            here, first = f"/{'/'.join(path)}", path[0]
             if first not in (*KNOWN, "infos") and (part["kind"] == "empty" or not part["shape"]):
                 continue  # a single value says nothing of steps
             length = part["shape"][0] if part["shape"] else None

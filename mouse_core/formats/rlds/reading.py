@@ -38,7 +38,7 @@ from mouse_core.formats.columns.steps import (
     rlds_steps,
     stacks,
 )
-from mouse_core.formats.columns.transitions import check_final, done_codes, placeholder
+from mouse_core.formats.columns.transitions import check_final, done_codes, one_later, placeholder
 from mouse_core.formats.sources import episodes_of
 
 
@@ -168,13 +168,8 @@ def stack_rows(pieces: Iterator[Stack], *, final: str | None, path: str) -> Iter
             )
             flags = _flags(piece, where)
             staying, leaving = _split(piece)
-            begins = piece.first == 0
-            arriving: Columns = {}
-            for name, values in leaving.items():
-                head = placeholder(values) if begins else _fitting(before[name], values, name)
-                arriving[name] = np.concatenate([head, values[:-1]])
-                before[name] = values[-1:].copy()
-            if begins and "metadata_discount" in arriving:
+            arriving = one_later(leaving, before, flags["is_first"])
+            if piece.first == 0 and "metadata_discount" in arriving:
                 arriving["metadata_discount"][0] = 1
             done = done_codes(flags["is_terminal"] & flags["is_last"], flags["is_last"])
             columns = arriving | {"done": done} | staying
@@ -247,12 +242,6 @@ def _one_each(value: Any, name: str) -> npt.NDArray[Any]:
     if values.shape not in ((len(values),), (len(values), 1)) or values.dtype.kind not in "biuf":
         raise DataError(f"{name}: expected one number a step, found {values.dtype} {list(values.shape[1:])}")
     return values.reshape(len(values))
-
-
-def _fitting(before: npt.NDArray[Any], values: npt.NDArray[Any], name: str) -> npt.NDArray[Any]:
-    if before.shape[1:] != values.shape[1:]:
-        raise DataError(f"{name}: expected shape {list(before.shape[1:])}, found {list(values.shape[1:])}")
-    return before
 
 
 def write_rlds(rows: Any) -> Iterator[dict[str, Any]]:

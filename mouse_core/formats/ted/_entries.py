@@ -13,7 +13,7 @@ from typing import Any
 import numpy.typing as npt
 
 from mouse_core.files.reading import damaged, read_json_object
-from mouse_core.formats._files.h5 import H5File
+from mouse_core.formats._files.h5 import H5File, leaves
 from mouse_core.formats.ted._tensordict import Key, read_folder
 
 
@@ -61,22 +61,18 @@ class FileEntries:
         self.about: dict[str, Any] = {}
         self._file = file
         self._place = place
-        self._collect(tree, ())
-
-    def _collect(self, tree: Mapping[str, Any], path: Key) -> None:
-        for name, item in tree.get("items", {}).items():
-            if item["kind"] == "group":
-                self._collect(item, (*path, name))
-            elif item["kind"] == "number" and (item["shape"] and (path or not name.startswith("_"))):
-                self.shapes[*path, name] = tuple(item["shape"])
-            elif item["kind"] == "number" and not path:
-                values = self._file.read([(f"{self._place}/{name}", 0, 1 << 20)])[0]
-                self.about[name] = values.reshape(item["shape"]).tolist()
+        for path, item in leaves(tree):
+            alone = len(path) == 1
+            if item["kind"] == "number" and item["shape"] and not (alone and path[0].startswith("_")):
+                self.shapes[path] = tuple(item["shape"])
+            elif item["kind"] == "number" and alone:
+                values = file.read([(f"{place}/{path[0]}", 0, 1 << 20)])[0]
+                self.about[path[0]] = values.reshape(item["shape"]).tolist()
             elif item["kind"] != "text" or item["shape"]:
                 # Left out, it would be a column that vanished.
                 raise damaged(
                     self.name,
-                    f"{'/'.join((*path, name))}: expected numbers for every step, found {item['kind']} {item['shape']}",
+                    f"{'/'.join(path)}: expected numbers for every step, found {item['kind']} {item['shape']}",
                 )
 
     def read(self, keys: Sequence[Key], first: int, end: int) -> list[npt.NDArray[Any]]:
