@@ -119,8 +119,6 @@ def interleave(
     rounds: int,
     slice_seconds: float = 0.008,
     budget_seconds: float = 2.0,
-    seed: int = 0,
-    advance: Callable[[int], None] = lambda count: None,
 ) -> list[Timing]:
     """Measure contenders in turns.
 
@@ -129,10 +127,8 @@ def interleave(
         rounds: How many turns a fast one has, at least 3; fewer if the first is slow.
         slice_seconds: How long a turn lasts, about.
         budget_seconds: About how long a contender may take in all; slow ones have fewer turns, but at least 3.
-        seed: Of the order.
-        advance: Called with 1 after each round.
     """
-    order = random.Random(seed)
+    order = random.Random(0)
     turns = [_prepare(contender, slice_seconds) for contender in contenders]
     rounds = _affordable(turns[0], rounds, budget_seconds)
     for turn in turns:
@@ -146,7 +142,6 @@ def interleave(
             missing = number - len(turn.seconds)
             turn.seconds += [math.nan] * missing + [seconds]
             turn.wall += [math.nan] * missing + [wall]
-        advance(1)
     return [Timing(turn.contender, _padded(turn.seconds, rounds), _padded(turn.wall, rounds)) for turn in turns]
 
 

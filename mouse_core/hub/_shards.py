@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from mouse_core.about.dataset import About, with_about
 from mouse_core.files.noted import seal
+from mouse_core.formats.columns.blocks import bytes_a_row
 from mouse_core.hub._schema import fit_table
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ def _blocks(parts: Sequence[Part], features: Features, target: int) -> Iterator[
             table = rows[start : start + step].combine_chunks()
             first = part.first_row + start
             table = fit_table(table, features, where=part.where, first_row=first, image_roots=part.image_roots)
-            per_row = max(1, table.nbytes // table.num_rows)
+            per_row = bytes_a_row(table)
             start += table.num_rows
             # Rows can be far larger than those before them: cut what was read to size before it is kept.
             size = max(1, target // per_row)

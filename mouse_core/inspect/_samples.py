@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mouse_core.formats.columns.blocks import bytes_a_row
+
 _HEAD = 160
 _TAIL = 40
 _MOST_BYTES = 12 << 20
@@ -151,8 +153,7 @@ class Samples:
 
 
 def _most_rows(rows: pa.RecordBatch) -> int:
-    each = max(1, rows.nbytes // max(1, rows.num_rows))
-    return int(np.clip(_MOST_BYTES // each, _FEWEST, _HEAD + _TAIL))
+    return int(np.clip(_MOST_BYTES // bytes_a_row(rows), _FEWEST, _HEAD + _TAIL))
 
 
 def _copied(rows: pa.RecordBatch, first: int, end: int) -> pa.RecordBatch:

@@ -16,18 +16,17 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core.batches.source import BatchSource
-from mouse_core.digest.values import as_numpy
 from mouse_core.errors import ClosedError, ConfigError, DataError, MissingFieldError, StateError, WorkerError
 from mouse_core.prefetch.batchifier import PrefetchBatchifier
 from mouse_core.store.dataset_store import DatasetStore
-from mouse_core.testing._comparing import refused, same_arguments
+from mouse_core.testing._comparing import InArrays, refused, same_arguments
 from mouse_core.testing.digest import stream_digest
 from mouse_core.testing.examples import example_columns, example_store
 
 SMALL: Mapping[str, Any] = {"sequence_length": 8, "batch_size": 4, "seed": 11}
 
 
-class AdapterConformance:
+class AdapterConformance(InArrays):
     """Tests that a ``PrefetchBatchifier`` for some framework delivers the batches of ``mouse_core``, and nothing else.
 
     Subclass it in a test file, under a name that begins with ``Test``, and name the class to test:
@@ -43,13 +42,8 @@ class AdapterConformance:
     """
 
     loader_class: Any = PrefetchBatchifier
-    replaced_dtypes: Mapping[Any, npt.DTypeLike] = {}
     options: Mapping[str, Any] = {}
     patience: float = 60.0
-
-    def to_numpy(self, values: Any) -> npt.NDArray[Any]:
-        """A delivered array as a NumPy array; override it for a framework that ``as_numpy`` does not know."""
-        return as_numpy(values)
 
     # ------------------------------------------------------------------ batches
 

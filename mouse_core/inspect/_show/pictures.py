@@ -29,13 +29,12 @@ def picture_columns(schema: pa.Schema) -> list[str]:
     return found
 
 
-def thumbnail(value: Any, *, most: int = _MOST_PIXELS) -> str | None:
+def thumbnail(value: Any) -> str | None:
     """A picture as a ``data:`` address of a small PNG; None where it cannot be shown.
 
     Args:
         value: What ``to_pylist`` gives for a row: encoded bytes, ``{bytes, path}`` or nested lists. Files that a path
             names are not opened: the page would carry them away.
-        most: The most pixels of either side.
     """
     if isinstance(value, dict):
         value = value.get("bytes")
@@ -44,7 +43,7 @@ def thumbnail(value: Any, *, most: int = _MOST_PIXELS) -> str | None:
     try:
         is_file = isinstance(value, bytes)
         pixels = decode_image(value, max_pixels=_MOST_DECODED) if is_file else _as_pixels(np.asarray(value, np.uint8))
-        encoded = encode_png(_smaller(pixels, most)) if pixels is not None and pixels.size else None
+        encoded = encode_png(_smaller(pixels)) if pixels is not None and pixels.size else None
     except (ValueError, ImportError, OSError):
         return None
     if encoded is None:
@@ -65,9 +64,9 @@ def _as_pixels(array: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8] | None:
     return array[:, :, -1:]
 
 
-def _smaller(pixels: npt.NDArray[np.uint8], most: int) -> npt.NDArray[np.uint8]:
+def _smaller(pixels: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
     """The mean of square blocks of pixels, as large as it takes to fit."""
-    size = -(-max(pixels.shape[:2]) // most)
+    size = -(-max(pixels.shape[:2]) // _MOST_PIXELS)
     if size <= 1:
         return pixels
     height, width = (max(side // size, 1) for side in pixels.shape[:2])

@@ -12,6 +12,7 @@ _HEIGHT = 176
 _LEFT, _RIGHT, _TOP, _BOTTOM = 8, 8, 18, 26
 _ROW = 22
 _MOST_ROWS = 64
+_MOST_BARS = 32
 
 
 def histogram(edges: Sequence[float], counts: Sequence[int], *, label: str, height: int = _HEIGHT) -> str:
@@ -51,18 +52,17 @@ def histogram(edges: Sequence[float], counts: Sequence[int], *, label: str, heig
     return _svg(height, label, parts)
 
 
-def bar_chart(values: Mapping[str, int], *, label: str, most: int = 32) -> str:
-    """Counts by name, a row each, with shares.
+def bar_chart(values: Mapping[str, int], *, label: str) -> str:
+    """Counts by name, a row each, with shares; of more than 32 the last ones are one row together.
 
     Args:
         values: Counts by name.
         label: What is counted.
-        most: How many rows are drawn; the others are one row together.
     """
     items = [(name, count, "bar") for name, count in values.items()]
-    if len(items) > most:
-        rest = sum(count for _, count, _ in items[most - 1 :])
-        items = [*items[: most - 1], (f"{len(items) - most + 1} others", rest, "bar other")]
+    if len(items) > _MOST_BARS:
+        rest = sum(count for _, count, _ in items[_MOST_BARS - 1 :])
+        items = [*items[: _MOST_BARS - 1], (f"{len(items) - _MOST_BARS + 1} others", rest, "bar other")]
     total, highest = max(1, sum(values.values())), max([1, *(count for _, count, _ in items)])
     names = min(120, 14 + max([1, *(7 * len(name) for name, _, _ in items)]))
     room = _WIDTH - names - 104
