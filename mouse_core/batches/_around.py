@@ -100,7 +100,7 @@ class BlocksAround:
 
     def _make(self, block: Block) -> BlockAround:
         snapshot, windows = self.planner.snapshot, block.windows
-        anchors = Anchors.of(windows, snapshot)
+        anchors = block.anchors = Anchors.of(windows, snapshot) if block.anchors is None else block.anchors
         if isinstance(self.offsets, Seconds):
             rows = rows_at(anchors, self.offsets, self.shift, times_of(snapshot, self.offsets))
         else:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mouse_core._arrow.byte_views import ByteViews
     from mouse_core.batches._mask import Absent
     from mouse_core.ranks import Uneven
+    from mouse_core.sampling.around import Anchors
 
 # Where rows have numbers of their own each step is located, and may be a piece by itself.
 _MOST_NUMBERED_STEPS = 1 << 15
@@ -60,7 +61,7 @@ class Block:
         together: How many are copied at a time where they are asked for in turn; 0: nobody has looked where they lie.
         next_in_turn: The number behind the batches that were copied together.
         latest_miss: The latest number that was not among them when it was asked for.
-        around: What is read around their windows, where fields are delivered at offsets; by a number for each kind.
+        anchors: Their steps, and around them what is read by a number for each kind, where fields have offsets.
     """
 
     first: int
@@ -74,6 +75,7 @@ class Block:
     together: int = 0
     next_in_turn: int = 0
     latest_miss: int = -1
+    anchors: Anchors | None = None
     around: dict[int, Block] = field(default_factory=dict)
 
     @property

@@ -102,16 +102,23 @@ def rows_of(anchors: Anchors, offsets: Sequence[int], shift: int) -> Rows:
     nothing = np.zeros(0, np.int64)
     if not len(anchor):
         return Rows(start.reshape(-1), unit, nothing, nothing, nothing)
-    asked = wanted[anchor, run][:, None] + np.arange(unit)
-    there = (asked >= begin[anchor]) & (asked < end[anchor])
+    # Within a run everything is less than twice its length, so that half as many bits will do.
+    begin, end, lowest = begin[anchor, 0], end[anchor, 0], lowest[anchor, 0]
+    asked, read, steps = wanted[anchor, run], start[anchor, run], np.arange(unit, dtype=np.int32)
+    ahead, least, most = _within(unit, asked - read, lowest - read, end - 1 - read)
+    source = np.clip(steps + ahead, least, most)
+    first, behind = _within(unit, begin - asked, end - asked)
+    absent = (steps < first) | (steps >= behind)
     if anchors.there is not None:
-        there &= anchors.there[anchor, None]
-    read = start[anchor, run][:, None]
-    source = np.clip(asked, lowest[anchor], end[anchor] - 1) - read
-    first = (anchor * len(firsts) + run)[:, None] * unit
-    moved = source != np.arange(unit)
-    place = first + np.arange(unit)
-    return Rows(start.reshape(-1), unit, place[moved], (first + source)[moved], place[~there])
+        absent |= ~anchors.there[anchor, None]
+    moved = source != steps
+    place = ((anchor * len(firsts) + run) * unit)[:, None]
+    return Rows(start.reshape(-1), unit, (place + steps)[moved], (place + source)[moved], (place + steps)[absent])
+
+
+def _within(unit: int, *numbers: Int64s) -> list[npt.NDArray[np.int32]]:
+    """Some numbers as columns of 32 bits, none of them further from 0 than a run is long."""
+    return [np.clip(some, -unit, unit).astype(np.int32)[:, None] for some in numbers]
 
 
 def rows_at(anchors: Anchors, seconds: Seconds, shift: int, times: npt.NDArray[np.float64]) -> Rows:

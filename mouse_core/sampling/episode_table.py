@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.sampling.search import SortedSearch
+
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
@@ -121,6 +123,8 @@ class EpisodeTable:
         self._ids = np.zeros((num_envs, self._room), np.int64)
         self._counts = np.zeros(num_envs, np.int64)
         self._views: dict[WindowRule, WindowView] = {}
+        # How episodes are found where none comes any more.
+        self._search: SortedSearch | None = None
 
     @classmethod
     def of_begins(cls, begins: Int64s, end: int) -> EpisodeTable:
@@ -134,6 +138,7 @@ class EpisodeTable:
         table._room = len(begins)
         table._begins, table._ids = begins[None].copy(), np.arange(len(begins))[None]
         table._counts, table.end = np.array([len(begins)]), end
+        table._search = SortedSearch(begins, end)
         return table
 
     def _unfilled(self) -> Int64s:
@@ -167,6 +172,8 @@ class EpisodeTable:
         return *self._bounds(env, column, whole=True), self._ids[env, column]
 
     def _column(self, env: Int64s, step: Int64s) -> Int64s:
+        if self._search is not None:
+            return self._search.find(step)
         at: Any = 0 if self.num_envs == 1 else env
         place = self._begins.reshape(-1).searchsorted(self._spans[at] + step, side="right")
         column: Int64s = place - 1 - at * self._room
@@ -262,6 +269,7 @@ class _RunningCounts:
         # The end of each environment's share of all ranks; and of every environment the place of the oldest episode in
         # the flat table, what is gone of it, and what leads from a rank to the number among all there ever were.
         self._ends = self._oldest = self._gone = self._shift = self._closed
+        self._search: SortedSearch | None = None
 
     @property
     def total(self) -> int:
@@ -277,7 +285,7 @@ class _RunningCounts:
         at: Any = 0 if alone else env
         number = ranks + self._shift[at]
         flat = self._before.reshape(-1)
-        place = flat.searchsorted(number, side="right") - 1
+        place = flat.searchsorted(number, side="right") - 1 if self._search is None else self._search.find(number)
         number -= flat[place]
         number -= np.where(place == self._oldest[at], self._gone[at], 0)
         return env, place - at * self._table._room, number
@@ -298,6 +306,8 @@ class _RunningCounts:
         self._ends = np.cumsum(there)
         self._gone = several * (behind - before - of_oldest)
         self._shift = before + self._gone - self._ends + there
+        if table._search is not None:
+            self._search = SortedSearch(flat[: int(newest[0]) + 1], int(there[0]))
         self._at = table.end
 
     def _add_ended(self, newest: Int64s) -> None:
