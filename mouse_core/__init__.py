@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         RandomShift,
         TokenAugmenter,
     )
+    from mouse_core.sampling.offsets import Seconds
 
 __all__ = [
     "AugmentMaskProbConfig",
@@ -55,6 +56,7 @@ __all__ = [
     "RolloutError",
     "RolloutFullError",
     "SchemaError",
+    "Seconds",
     "Snapshot",
     "Spec",
     "StateError",
@@ -70,7 +72,8 @@ if not TYPE_CHECKING:  # where any name would be one
         if name in ("about", "augment", "images"):
             return import_module(f"mouse_core.{name}")
         if name in __all__:
-            return getattr(import_module("mouse_core.augment"), name)
+            room = "sampling" if name == "Seconds" else "augment"
+            return getattr(import_module(f"mouse_core.{room}"), name)
         raise AttributeError(f"module 'mouse_core' has no attribute {name!r}")
 
     def __dir__() -> list[str]:

@@ -1,5 +1,7 @@
 """Samplers: pure functions from (seed, index, snapshot) to a plan of which windows a batch consists of."""
 
+from typing import TYPE_CHECKING
+
 from mouse_core.sampling.episodes import Boundary, EpisodeWindows, Weighting
 from mouse_core.sampling.plan import ManyStarts, PaddedSampler, Plan, WindowSampler
 from mouse_core.sampling.windows import (
@@ -10,6 +12,9 @@ from mouse_core.sampling.windows import (
     window_sampler,
 )
 
+if TYPE_CHECKING:
+    from mouse_core.sampling.offsets import Seconds
+
 __all__ = [
     "Boundary",
     "CyclicWindows",
@@ -19,8 +24,19 @@ __all__ = [
     "PaddedSampler",
     "Plan",
     "RandomWindows",
+    "Seconds",
     "SequentialWindows",
     "Weighting",
     "WindowSampler",
     "window_sampler",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """What is loaded where fields have windows of their own."""
+        if name == "Seconds":
+            from mouse_core.sampling.offsets import Seconds
+
+            return Seconds
+        raise AttributeError(f"module 'mouse_core.sampling' has no attribute {name!r}")

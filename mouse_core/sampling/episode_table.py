@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.sampling.search import SortedSearch
+if TYPE_CHECKING:
+    from mouse_core.sampling.search import SortedSearch
 
 Int64s = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -138,7 +139,7 @@ class EpisodeTable:
         table._room = len(begins)
         table._begins, table._ids = begins[None].copy(), np.arange(len(begins))[None]
         table._counts, table.end = np.array([len(begins)]), end
-        table._search = SortedSearch(begins, end)
+        table._search = _sorted_search(begins, end)
         return table
 
     def _unfilled(self) -> Int64s:
@@ -307,7 +308,7 @@ class _RunningCounts:
         self._gone = several * (behind - before - of_oldest)
         self._shift = before + self._gone - self._ends + there
         if table._search is not None:
-            self._search = SortedSearch(flat[: int(newest[0]) + 1], int(there[0]))
+            self._search = _sorted_search(flat[: int(newest[0]) + 1], int(there[0]))
         self._at = table.end
 
     def _add_ended(self, newest: Int64s) -> None:
@@ -333,3 +334,9 @@ def ragged(counts: Int64s) -> tuple[Int64s, Int64s]:
     """Pairs ``(e, 0 .. counts[e] - 1)`` in order: of ``[2, 0, 1]`` it is ``(0, 0), (0, 1), (2, 0)``."""
     envs = np.repeat(np.arange(len(counts)), counts)
     return envs, np.arange(len(envs)) - (np.cumsum(counts) - counts)[envs]
+
+
+def _sorted_search(numbers: Int64s, end: int) -> SortedSearch:
+    from mouse_core.sampling.search import SortedSearch  # loaded where there are episodes
+
+    return SortedSearch(numbers, end)

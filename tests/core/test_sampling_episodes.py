@@ -24,6 +24,7 @@ from mouse_core import (
     StateError,
 )
 from mouse_core.sampling import EpisodeWindows, PaddedSampler
+from mouse_core.sampling.search import SortedSearch
 from tests.core.statistics import check_frequencies
 
 
@@ -325,3 +326,17 @@ GOLDEN: dict[str, Any] = {
     "batch step False": [[48, 38, 28], [9, 15, 0]],
     "last step True": [[48, 53, 58], [48, 53, 58]],
 }
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    steps=st.lists(st.sampled_from([0, 0, 1, 2, 3, 50, 1000]), max_size=40),
+    more=st.integers(1, 500),
+    looked_up=st.lists(st.floats(0, 1, exclude_max=True), max_size=30),
+)
+def test_many_numbers_are_found_among_sorted_ones(steps: list[int], more: int, looked_up: list[float]) -> None:
+    numbers = np.concatenate([[0], np.cumsum(steps)]).astype(np.int64)
+    end = int(numbers[-1]) + more
+    asked = np.array([int(part * end) for part in looked_up] + [0, end - 1], np.int64)
+    expected = [max(place for place, number in enumerate(numbers) if number <= one) for one in asked.tolist()]
+    assert SortedSearch(numbers, end).find(asked).tolist() == expected

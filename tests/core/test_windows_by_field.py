@@ -395,3 +395,25 @@ def test_the_same_batches_from_a_file_and_from_rows(tmp_path: Any) -> None:
     other = DatasetStore().from_dataset(load_from_disk(tmp_path / "rows"))
     options: dict[str, Any] = {"batch_size": 4, "windows": {"obs_image": [-1, 0], "action": range(9)}}
     assert stream_digest(BatchSource(store, **options), 10) == stream_digest(BatchSource(other, **options), 10)
+
+
+def test_of_whatever_is_a_store() -> None:
+    """Of a mixture, where no row of another member is taken."""
+    from mouse_core.mixtures import Mixture
+
+    lengths = {"a": [4, 7], "b": [3, 9, 2]}
+    members = {name: store_of(one, "rows", "arrived") for name, one in lengths.items()}
+    rows = [0, *np.cumsum([sum(one) for one in lengths.values()]).tolist()]
+    for pad in (True, False):
+        source = BatchSource(
+            Mixture(members), batch_size=16, windows={"obs_discrete": [-1, 0, 1], "action": [0]}, pad=pad
+        )
+        batch, starts = source[0], source.plan(0).starts.tolist()
+        for place, start in enumerate(starts):
+            member = int(start >= rows[1])
+            begin, end = episode_of(list(lengths.values())[member], start - rows[member])
+            row = start - rows[member]
+            assert batch["obs_discrete"][place].tolist() == [max(begin, row - 1), row, min(end - 1, row + 1)]
+            assert batch["action_mask"][place].tolist() == [row + 1 < end]
+            assert batch["member"][place] == member
+        assert pad or batch["obs_discrete_mask"].all()
