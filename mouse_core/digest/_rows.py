@@ -121,7 +121,8 @@ def _sum_of_alike(
                 # The least of values is NaN if one of them is. What was given mostly lies in one piece and is read
                 # faster, but of floats of 16 bits and less, which are compared one by one.
                 looked_at = values if values.dtype.kind == "f" and values.dtype.itemsize >= 4 else field
-                if np.isnan(looked_at.min()):
+                least = np.minimum.reduce(looked_at, axis=None)
+                if least != least:
                     make_one_nan(field)
     digest, seed = xxhash.xxh3_128_intdigest, layout.seed
     return sum([digest(row, seed) for row in layout.rows])

@@ -128,8 +128,7 @@ def _collect(tree: Any, path: str, found: dict[str, npt.NDArray[Any]], ones: set
     """Put the fields below ``path`` into ``found``, and the names of those that are one value into ``ones``."""
     if hasattr(tree, "keys"):  # a TensorDict is no Mapping
         for name in tree.keys():  # noqa: SIM118  and iterates over its rows
-            # As in a JSON pointer: the field "a/b" is not "b" of "a".
-            _collect(tree[name], f"{path}/{str(name).replace('~', '~0').replace('/', '~1')}", found, ones)
+            _collect(tree[name], f"{path}/{_escaped(str(name))}", found, ones)
     elif isinstance(tree, tuple):
         for number, child in enumerate(tree):
             _collect(child, f"{path}/{number}", found, ones)
@@ -141,8 +140,15 @@ def _collect(tree: Any, path: str, found: dict[str, npt.NDArray[Any]], ones: set
             ones.add(path)
 
 
+def _escaped(name: str) -> str:
+    """A name as in a JSON pointer: the field "a/b" is not "b" of "a"."""
+    return name.replace("~", "~0").replace("/", "~1") if "/" in name or "~" in name else name
+
+
 def _leaf(values: Any, path: str) -> npt.NDArray[Any]:
     """A field as an array ``[B, ...]`` of a dtype with bytes of its own; one value is ``[1]``."""
+    if type(values) is np.ndarray and values.ndim and values.dtype.kind in "biuf":  # most are, in a loop that waits
+        return values
     if isinstance(values, list):  # rows of differing length
         return _hashed(values, path)
     if hasattr(values, "detach"):
