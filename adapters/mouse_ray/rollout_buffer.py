@@ -9,6 +9,7 @@ from typing import Any
 import ray
 
 from mouse_core import groups
+from mouse_core.digest import StreamDigest
 from mouse_core.groups import BatchMaker, RLExample, RolloutRecord, StoredRollouts
 
 
@@ -26,7 +27,7 @@ class RolloutBufferActor:
 
     Args:
         root_path: The folder; on a disk that every node sees if the actor may be started on another one.
-        group_size, min_group_size, seal_timeout, compression, batch_maker, capacity, sync: As there.
+        group_size, min_group_size, seal_timeout, compression, batch_maker, capacity, sync, digest: As there.
     """
 
     def __init__(
@@ -40,9 +41,18 @@ class RolloutBufferActor:
         capacity: int | None = None,
         *,
         sync: bool = True,
+        digest: bool = False,
     ) -> None:
         self._buffer = groups.RolloutBuffer(
-            root_path, group_size, min_group_size, seal_timeout, compression, batch_maker, capacity, sync=sync
+            root_path,
+            group_size,
+            min_group_size,
+            seal_timeout,
+            compression,
+            batch_maker,
+            capacity,
+            sync=sync,
+            digest=digest,
         )
 
     def add_rollout(self, rollout: RolloutRecord) -> bool:
@@ -68,6 +78,10 @@ class RolloutBufferActor:
     def batches(self) -> list[str]:
         """The ids of all stored batches, in order."""
         return self._buffer.batches
+
+    def digest(self) -> StreamDigest:
+        """What batches were stored, in 128 bits; see the core's."""
+        return self._buffer.digest
 
     def read_batch(self, batch_id: str) -> list[RLExample]:
         """A stored batch."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.digest import StreamDigest
 from mouse_core.errors import DataError
 from mouse_core.groups.types.records import RLExample, RolloutRecord, unchecked
 from mouse_core.spec import check_count
@@ -148,6 +149,22 @@ def pack(
         arrays[name][where] = values
     arrays["mask"] = arrays["segment_ids"] > 0
     return arrays
+
+
+def examples_digest(index: int, examples: Sequence[RLExample], first_row: int = 0) -> StreamDigest:
+    """The digest of a batch of examples, each a window: tokens, which are in the loss, advantages, log-probabilities.
+
+    It is that of ``StreamDigest.of(index, arrays)`` where all are equally long, and does not depend on how they are
+    padded or packed. Uids, environments and versions are no part of it.
+
+    Args:
+        index: The batch's number.
+        examples: All of it, or a rank's share.
+        first_row: Which example of the whole batch the first one here is.
+    """
+    windows = [{name: getattr(example, name)[None] for name in _FIELDS} for example in examples]
+    digests = [StreamDigest.of(index, window, first_row + row) for row, window in enumerate(windows)]
+    return sum(digests, StreamDigest())
 
 
 def _sizes(examples: Sequence[RLExample]) -> npt.NDArray[np.int64]:

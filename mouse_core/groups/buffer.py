@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,6 +12,8 @@ from mouse_core._base.locks import ProcessLock
 from mouse_core._base.requests import Requests
 from mouse_core._base.threads import Alarm
 from mouse_core._base.tracing import refuse_traced
+from mouse_core.digest import StreamDigest
+from mouse_core.digest.states import asked_for
 from mouse_core.errors import ConfigError, DataError, StorageError
 from mouse_core.files.writing import make_folder, storing
 from mouse_core.groups._files.batches import BatchFiles
@@ -23,6 +24,7 @@ from mouse_core.groups._files.parts import check_codec
 from mouse_core.groups._files.waiting import Plan, Rules, Waiting
 from mouse_core.groups._files.writing import write_groups
 from mouse_core.groups._making import Making
+from mouse_core.groups.batches import examples_digest
 from mouse_core.groups.protocol import BatchMaker
 from mouse_core.groups.reading import StoredRollouts, select_rollouts
 from mouse_core.groups.types.records import RLExample, RolloutRecord
@@ -51,8 +53,8 @@ class RolloutBuffer:
         compression: Of messages, tokens and what else can be long: "zstd", "snappy", "gzip", "brotli", "lz4", "none".
         batch_maker: What batches are made by; without, there are none.
         capacity: The most rollouts that may wait for their groups; with more, the oldest groups are sealed as they are.
-        sync: Whether to wait for the disk. Without, a crash of the process loses nothing either, but one of the machine
-            does.
+        sync: Whether to wait for the disk. Without, a crash of the process loses nothing; one of the machine does.
+        digest: Whether a digest of the batches runs along, off by default: some 60 us an example; see ``digest``.
 
     Raises:
         ConfigError: An argument that cannot be used.
@@ -71,14 +73,14 @@ class RolloutBuffer:
         capacity: int | None = None,
         *,
         sync: bool = True,
+        digest: bool = False,
     ) -> None:
         full = check_count("group_size", group_size)
         enough = check_count("min_group_size", min_group_size)
         if isinstance(seal_timeout, bool) or not isinstance(seal_timeout, int | float) or not seal_timeout >= 0:
             raise ConfigError(f"seal_timeout: expected seconds, at least 0, found {seal_timeout!r}")
-        rules = Rules(
-            full, enough, float(seal_timeout), None if capacity is None else check_count("capacity", capacity)
-        )
+        most = None if capacity is None else check_count("capacity", capacity)
+        rules = Rules(full, enough, float(seal_timeout), most)
         self._compression = check_codec(compression)
         self._sync = bool(sync)
         self._root = Path(root_path)
@@ -91,19 +93,19 @@ class RolloutBuffer:
         self._owner = Owner(self._root / STATE / "owner")
         try:
             with self._owner.taking():
-                self._open(rules)
+                self._open(rules, digest)
         except BaseException:
             self._owner.close()
             raise
         self._alarm = Alarm(self, RolloutBuffer._seal_due, "rollout-buffer-timeout")
         self._alarm.set(self._waiting.next_due())
 
-    def _open(self, rules: Rules) -> None:
+    def _open(self, rules: Rules, digest: bool) -> None:
         index, self._index_log = open_index(self._root)
         self._parts = index.parts
-        self._batches = BatchFiles(
-            self._root, index.batches, self._index_log, compression=self._compression, sync=self._sync
-        )
+        options: dict[str, Any] = {"compression": self._compression, "sync": self._sync}
+        options["digest"] = examples_digest if digest else None
+        self._batches = BatchFiles(self._root, index.batches, self._index_log, **options)
         self._uids = {uid for part in self._parts for uid in part.uids}
         self._number = max((part.number for part in self._parts), default=-1) + 1
         self._waiting = Waiting(self._root, rules, self._uids)
@@ -146,6 +148,15 @@ class RolloutBuffer:
     def num_waiting(self) -> int:
         """Rollouts whose groups are not sealed yet."""
         return self._waiting.count
+
+    @property
+    def digest(self) -> StreamDigest:
+        """What batches were stored, in 128 bits: ``examples_digest(i, batch)`` of each with its number, added up.
+
+        It is kept with them, and begins anew after one that was stored without or whose file is gone. ConfigError: The
+        buffer was made without ``digest=True``.
+        """
+        return asked_for(self._batches.digest, "buffer")
 
     def rollouts(
         self,
@@ -331,7 +342,7 @@ class RolloutBuffer:
     def __exit__(self, *details: object) -> None:
         self.close()
 
-    @contextmanager
+    @contextlib.contextmanager
     def _step(self) -> Iterator[None]:
         """Keep other threads, and other owners of the folder, out while something changes."""
         refuse_traced("rollout buffer")

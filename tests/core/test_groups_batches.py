@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError
-from mouse_core.groups import RLExample, pack, pad
+from mouse_core.digest import StreamDigest
+from mouse_core.groups import RLExample, examples_digest, pack, pad
 
 
 def example(number: int, length: int) -> RLExample:
@@ -99,3 +101,20 @@ def test_bad_calls() -> None:
         pack([example(0, 3), example(1, 3)], 4, num_rows=1)
     with pytest.raises(ConfigError, match="num_rows: expected an integer from 1"):
         pack([example(0, 3)], 4, num_rows=True)
+
+
+def test_examples_are_digested_one_by_one_whatever_they_lie_beside() -> None:
+    examples = [example(number, length) for number, length in enumerate((5, 3, 7, 3, 0))]
+    whole = examples_digest(4, examples)
+    assert whole.windows == 5
+    assert examples_digest(4, examples[:2]) + examples_digest(4, examples[2:], first_row=2) == whole
+    assert examples_digest(4, examples[::-1]) != whole != examples_digest(5, examples)
+    alike = [example(number, 6) for number in range(3)]
+    arrays = {name: values for name, values in pad(alike).items() if name != "mask"}
+    assert examples_digest(4, alike) == StreamDigest.of(4, arrays)
+    for name in FIELDS:
+        values = getattr(alike[1], name).copy()
+        values[2] = not values[2] if name == "loss_mask" else values[2] + 1
+        assert examples_digest(4, [alike[0], replace(alike[1], **{name: values}), alike[2]]) != StreamDigest.of(
+            4, arrays
+        )

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from mouse_core.errors import MissingFieldError
+from mouse_core.digest import StreamDigest
+from mouse_core.errors import MissingFieldError, StorageError
 from mouse_core.files.log import Log
 from mouse_core.files.writing import remove, write_file
 from mouse_core.groups._files.columns import EXAMPLES, examples_to_table, table_to_examples
@@ -21,6 +22,7 @@ from mouse_core.groups._files.parts import digest_of, encode_table, read_metadat
 from mouse_core.groups.types.records import RLExample
 
 _METADATA = b"mouse_batch_metadata"
+_DIGEST, _BATCHES = b"mouse_batches_digest", "batches"
 # Two batches may be of the same rollouts and are two batches all the same.
 _TIME = b"mouse_batch_time"
 
@@ -34,12 +36,25 @@ class BatchFiles:
         log: Where new ones are noted.
         compression: Of the pages.
         sync: Whether to wait until all is on the disk.
+        digest: Digests a batch with its number, where a digest of all is to run along; each file has that of the ones
+            up to it.
     """
 
-    def __init__(self, root: Path, stored: list[StoredBatch], log: Log, *, compression: str, sync: bool) -> None:
+    def __init__(
+        self,
+        root: Path,
+        stored: list[StoredBatch],
+        log: Log,
+        *,
+        compression: str,
+        sync: bool,
+        digest: Callable[[int, Sequence[RLExample]], StreamDigest] | None = None,
+    ) -> None:
         self.stored = stored
         self._folder = root / BATCHES
         self._log, self._compression, self._sync = log, compression, sync
+        self._digest_of = digest
+        self.digest = None if digest is None else self._noted_digest()
 
     def store(self, batch: Sequence[RLExample], metadata: Mapping[str, Any], uids: tuple[str, ...]) -> str:
         """Write a batch; its id.
@@ -53,6 +68,10 @@ class BatchFiles:
             StorageError: It cannot be written; there is no such batch then.
         """
         noted = {_METADATA: json.dumps(dict(metadata), default=_plain).encode(), _TIME: str(time.time_ns()).encode()}
+        digest, number = self.digest, len(self.stored)
+        if digest is not None and self._digest_of is not None:
+            digest += self._digest_of(number, batch)
+            noted[_DIGEST] = json.dumps({**digest.state_dict(), _BATCHES: number + 1}).encode()
         if uids != tuple(example.rollout_uid for example in batch):
             noted[USED] = json.dumps(uids).encode()
         rows = pa.Table.from_batches([examples_to_table(batch)])
@@ -69,7 +88,16 @@ class BatchFiles:
             remove(self._folder / name)
             raise
         self.stored.append(stored)
+        self.digest = digest
         return batch_id
+
+    def _noted_digest(self) -> StreamDigest:
+        """The digest of all that was stored, as the last file has it; of nothing where that one has none or is gone."""
+        try:
+            noted = json.loads(read_metadata(self._folder / self.stored[-1].name)[_DIGEST])
+            return StreamDigest.from_state(noted) if noted[_BATCHES] == len(self.stored) else StreamDigest()
+        except (IndexError, KeyError, StorageError):
+            return StreamDigest()
 
     def read(self, batch_id: str) -> list[RLExample]:
         """A batch.
