@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._arrow.windows import WindowsPart
+from mouse_core.dtypes import number_kind
 from mouse_core.errors import ConfigError, MissingFieldError
 from mouse_core.sampling.plan import MASK, PaddedSampler
 from mouse_core.spec import FieldSpec, check_dtype, replaced_by
@@ -18,8 +19,10 @@ from mouse_core.store.fields import FieldReader
 if TYPE_CHECKING:
     from mouse_core._arrow.byte_views import CopiedField
     from mouse_core.augment.config import AugmentTokensConfig
+    from mouse_core.augment.stream import StreamAugment
     from mouse_core.batches._stages import Stage
     from mouse_core.sampling.offsets import FieldWindows
+    from mouse_core.statistics.normalizer import Normalizer
 
 
 class MaskReader:
@@ -68,6 +71,7 @@ class Chosen(NamedTuple):
     augment: AugmentTokensConfig | None
     views: int
     windows: FieldWindows | None
+    normalize: Normalizer | None
 
     @property
     def says_augmentation(self) -> bool:
@@ -109,18 +113,24 @@ def form_of(readers: Readers, chosen: Chosen, padded: PaddedSampler | None, *, m
         ConfigError: Something that cannot be done to these fields.
         MissingFieldError: A dtype for a field that is not there.
     """
-    delivered = _delivered_dtypes(readers, chosen.dtypes, chosen.replace_dtypes)
-    stored = {name: reader.stored_dtype(delivered[name]) for name, reader in readers.items()}
+    normalized = _normalized_dtypes(readers, chosen)
+    delivered = _delivered_dtypes(readers, {**chosen.dtypes, **normalized}, chosen.replace_dtypes)
+    stored = {
+        name: delivered[name] if name in normalized else reader.stored_dtype(delivered[name])
+        for name, reader in readers.items()
+    }
     fields = {
         name: reader.spec.replace(dtype=delivered[name], stored_dtype=stored[name]) for name, reader in readers.items()
     }
     shapes = {name: field.shape for name, field in fields.items()}
-    stages = _stages_of(readers, chosen, fields, max_num_actions)
+    read = {name: readers[name].stored_dtype(np.dtype(np.float64)) for name in normalized}
+    augment = _augment_of(readers, chosen, fields, read, max_num_actions)
+    stages = _stages_of(chosen, fields, read, augment, None if padded is None else padded.fill)
     for stage in reversed(stages):
         delivered, stored = stage.arriving_dtypes(delivered), stage.arriving_dtypes(stored)
     if stages:
         fields = dict(stages[-1].spec)
-    fill = _fill_of(padded, stored, is_augmented=bool(stages))
+    fill = _fill_of(padded, stored, is_augmented=augment is not None)
     return BatchForm(
         fields, stages, (delivered, stored), shapes, fill, padded is not None, *_copied(readers, (delivered, stored))
     )
@@ -145,21 +155,70 @@ def _copied(
     return converted, checked, (copied and not converted[0], copied and not converted[1])
 
 
-def _stages_of(
-    readers: Readers, chosen: Chosen, fields: Mapping[str, FieldSpec], max_num_actions: int
-) -> tuple[Stage, ...]:
-    """The stages that a source is asked for, in their order; those that would change nothing are left out."""
-    stages: list[Stage] = []
-    if chosen.says_augmentation:
-        if chosen.windows is not None:
-            raise ConfigError("augment, views: expected none with windows, whose fields have other axes, found some")
-        from mouse_core.augment.stream import stream_augment  # a room that is loaded where batches are augmented
+def _normalized_dtypes(readers: Readers, chosen: Chosen) -> dict[str, npt.DTypeLike]:
+    """The dtypes of fields that are normalised: float32, if nothing else is asked for."""
+    found: dict[str, npt.DTypeLike] = {}
+    for name in chosen.normalize or ():
+        if name not in readers:
+            raise MissingFieldError(f"normalize: expected fields among {list(readers)}, found {name!r}")
+        asked, spec = name in chosen.dtypes, readers[name].spec
+        found[name] = chosen.dtypes.get(name, np.float32)
+        if number_kind(check_dtype(found[name], where=f"dtypes[{name!r}]")) != "f":
+            raise ConfigError(f"normalize: {name}: expected a floating dtype, found {found[name]!r}")
+        if not asked and spec.dtype.kind in "iub" and spec.image_shape is None:
+            raise ConfigError(
+                f"normalize: {name}: expected measurements or images, found {spec.dtype}, which may be codes; "
+                f"dtypes={{{name!r}: 'float32'}} says that they are numbers"
+            )
+    return found
 
-        computed = _delivered_dtypes(readers, chosen.dtypes, {})
-        augment = stream_augment(chosen.augment, chosen.views, fields, computed, max_num_actions=max_num_actions)
-        if augment is not None:
-            stages.append(augment)
-    return tuple(stages)
+
+def _augment_of(
+    readers: Readers, chosen: Chosen, fields: Mapping[str, FieldSpec], read: DTypes, max_num_actions: int
+) -> StreamAugment | None:
+    """How batches are augmented; images that are normalised are augmented before, as they are stored."""
+    if not chosen.says_augmentation:
+        return None
+    if chosen.windows is not None:
+        raise ConfigError("augment, views: expected none with windows, whose fields have other axes, found some")
+    from mouse_core.augment.stream import stream_augment  # a room that is loaded where batches are augmented
+
+    images = {name: dtype for name, dtype in read.items() if fields[name].image_shape is not None}
+    numbers = {name: np.float32 for name in read if name not in chosen.dtypes}
+    computed = {**_delivered_dtypes(readers, {**numbers, **chosen.dtypes}, {}), **images}
+    arriving = {name: one.replace(dtype=images[name]) if name in images else one for name, one in fields.items()}
+    return stream_augment(chosen.augment, chosen.views, arriving, computed, max_num_actions=max_num_actions)
+
+
+def _stages_of(
+    chosen: Chosen, fields: Mapping[str, FieldSpec], read: DTypes, augment: StreamAugment | None, fill: float | None
+) -> tuple[Stage, ...]:
+    """What is done to a batch: numbers are normalised, then all is augmented, then images are normalised.
+
+    Args:
+        chosen: What the source is asked for.
+        fields: Those of a batch.
+        read: The dtypes that normalised fields are gathered in.
+        augment: How the batch is augmented.
+        fill: What steps are that are not there; None: as others are.
+    """
+    augmenting: tuple[Stage, ...] = () if augment is None else (augment,)
+    if chosen.normalize is None:
+        return augmenting
+    from mouse_core.statistics.stream import StreamNormalize  # a room that is loaded where batches are normalised
+
+    fills = {} if fill is None else dict.fromkeys(read, (MASK, fill))
+    if chosen.windows is not None:
+        for name in read.keys() & chosen.windows.offsets.keys():
+            fills.pop(name, None)
+            if chosen.windows.fill is not None:
+                fills[name] = (f"{name}_mask", chosen.windows.fill)
+    made = {name: one.dtype for name, one in fields.items()}
+    images = {name: one for name, one in chosen.normalize.items() if fields[name].image_shape is not None}
+    numbers = {name: one for name, one in chosen.normalize.items() if name not in images}
+    before = StreamNormalize(numbers, fields, read, made if augment is None else augment.arriving_dtypes(made), fills)
+    behind = StreamNormalize(images, before.spec if augment is None else augment.spec, read, made, fills)
+    return (*((before,) if numbers else ()), *augmenting, *((behind,) if images else ()))
 
 
 def _fill_of(padded: PaddedSampler | None, dtypes: DTypes, *, is_augmented: bool) -> float | None:

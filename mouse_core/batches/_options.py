@@ -20,6 +20,7 @@ from mouse_core.store.views import Store
 if TYPE_CHECKING:
     from mouse_core.batches._stages import Stage
     from mouse_core.ranks import Ranks, Uneven
+    from mouse_core.statistics.normalizer import Normalizer
 
 # What gives every process its part of what it finds in a dataset or a loader, by module.
 _SHARDING = {
@@ -41,6 +42,15 @@ def snapshot_of(store: Store | Snapshot) -> Snapshot:
     if not snapshot.num_rows:
         raise ConfigError("store: expected rows, found an empty store")
     return snapshot
+
+
+def normalizer_of(normalize: Any, snapshot: Snapshot) -> Normalizer | None:
+    """How a snapshot's fields are normalised: by what is given, or by what its own rows are."""
+    if not normalize:
+        return None
+    from mouse_core.statistics.normalizer import Normalizer, follow  # loaded where batches are normalised
+
+    return normalize.over(snapshot) if isinstance(normalize, Normalizer) else follow(snapshot, normalize)
 
 
 def planned_windows(readers: Readers, length: int, around: int = 0) -> int:

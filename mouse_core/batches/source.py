@@ -12,7 +12,7 @@ import numpy.typing as npt
 from mouse_core._base.memo import memo
 from mouse_core._base.memory import BatchLayout
 from mouse_core.batches import _options as asked
-from mouse_core.batches._form import Chosen, copied_fields, form_of
+from mouse_core.batches._form import BatchForm, Chosen, copied_fields, form_of
 from mouse_core.batches._pipeline import Batch, Pipeline
 from mouse_core.batches._planner import Planner
 from mouse_core.errors import ConfigError
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mouse_core.batches._by_field import PipelineAround
     from mouse_core.ranks import Ranks, Shard, Uneven
     from mouse_core.sampling.offsets import FieldWindows, Seconds
+    from mouse_core.statistics.normalizer import Normalization, Normalizer
 
 
 class BatchSource:
@@ -72,6 +73,9 @@ class BatchSource:
             ``<field>_mask``, bool, of that shape up to K: which rows are there. None lies beyond the ends of the
             anchor's episode. Offset 0 is the anchor's own row; of action, reward and done (see ``Field.transition``) it
             is the transition that leaves the anchor's observation, in either alignment.
+        normalize: How fields are normalised, by field: "mean_std", "min_max" or "quantiles", by what the rows of the
+            snapshot are; or a ``Normalizer``, whose numbers stay. Such fields come as float32 unless ``dtypes`` says
+            otherwise, with the same bits in every framework. See ``statistics.Normalizer.of``.
 
     Raises:
         ConfigError: An argument out of range, too few rows, an unknown sampling, a batch that shards do not divide.
@@ -100,6 +104,7 @@ class BatchSource:
         pad: bool | float | None = None,
         uneven: Uneven = "refuse",
         windows: Mapping[str, Iterable[int] | Seconds] | FieldWindows | None = None,
+        normalize: Mapping[str, Normalization] | Normalizer | None = None,
     ) -> None:
         snapshot = asked.snapshot_of(store)
         around = None
@@ -125,6 +130,7 @@ class BatchSource:
             augment,
             views,
             around,
+            asked.normalizer_of(normalize, snapshot),
         )
         masked = padded is not None or uneven == "pad"
         readers = asked.choose_readers(snapshot, names, chosen.required_fields, masked=masked)
@@ -146,7 +152,7 @@ class BatchSource:
             uneven=uneven,
         )
         planner.check()
-        form = form_of(readers, chosen, padded, max_num_actions=snapshot.config.dims["max_action_dim"] or 0)
+        form = _form(planner, readers, chosen)
         if around is None:
             copied = copied_fields(readers, form.shapes)
             self._set(Pipeline(planner, readers, form, fields=copied), chosen, ranks)
@@ -186,6 +192,13 @@ class BatchSource:
         return self.sampler.batch_size
 
     @property
+    def normalizer(self) -> Normalizer:
+        """How its fields are normalised, with the numbers of now: for a policy, or ``normalize`` of another source."""
+        from mouse_core.statistics.normalizer import Normalizer  # loaded where it is asked for
+
+        return Normalizer({}) if self._chosen.normalize is None else self._chosen.normalize.fixed
+
+    @property
     def fingerprint(self) -> str:
         """A digest of the data and of all that decides about a batch, but for the seed and the delivered dtypes."""
         return hashlib.sha256(json.dumps(self.identity).encode()).hexdigest()[:32]
@@ -214,9 +227,8 @@ class BatchSource:
             IndexError: The index lies before the first epoch.
             DataError: A value that its field does not allow; the message names field and row.
         """
-        if self._stages:
-            return self.gather(self.plan(index))
-        return self._pipeline.take(index)
+        batch = self._pipeline.take(index)
+        return self._staged(batch, self.plan(index)) if self._stages else batch
 
     def __getitems__(self, indices: Sequence[int]) -> list[Batch]:
         """Several batches, which is what a DataLoader without ``batch_size=None`` asks for; it warns."""
@@ -244,9 +256,12 @@ class BatchSource:
             raise ConfigError(f"plan: expected windows of {self.sequence_length} steps, found {plan.length}")
         if not self._stages:
             return self._pipeline.gather(plan, stored=stored, out=out)
+        return self._staged(self._pipeline.gather(plan, stored=stored), plan, stored=stored, out=out)
+
+    def _staged(self, batch: Batch, plan: Plan, *, stored: bool = False, out: Any = None) -> Batch:
+        """What becomes of a batch that was gathered; see ``gather``."""
         from mouse_core.batches._stages import staged  # loaded where there are some
 
-        batch = self._pipeline.gather(plan, stored=stored)
         made: Batch = staged(self._stages, batch, plan, stored=stored, out=out)
         return made
 
@@ -267,7 +282,11 @@ class BatchSource:
         else:
             source = type(self).__new__(type(self))
             pipeline = self._pipeline.forward(snapshot, growth, seed=seed, epoch_start=epoch_start)
-            source._set(pipeline, self._chosen, self.ranks)
+            chosen = self._chosen
+            if chosen.normalize is not None:  # by what the rows are, which are more now
+                chosen = chosen._replace(normalize=chosen.normalize.over(snapshot))
+                pipeline.form = _form(pipeline.planner, pipeline.readers, chosen)
+            source._set(pipeline, chosen, self.ranks)
         # Whoever takes a new snapshot every so many batches will do so again.
         source._pipeline.begin_with(max(1, epoch_start - self.epoch_start))
         return source
@@ -282,6 +301,12 @@ class BatchSource:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (self.snapshot, self.sampler, self._options())
+
+
+def _form(planner: Planner, readers: Any, chosen: Chosen) -> BatchForm:
+    """What batches of some fields are like."""
+    actions = planner.snapshot.config.dims["max_action_dim"] or 0
+    return form_of(readers, chosen, planner.padded, max_num_actions=actions)
 
 
 def _restore(snapshot: Snapshot, sampler: WindowSampler, options: dict[str, Any]) -> BatchSource:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mouse_core.replay.buffer import ReplayBuffer
     from mouse_core.replay.ensemble import ReplayBufferEnsemble
     from mouse_core.sampling.offsets import Seconds
+    from mouse_core.statistics.normalizer import Normalization, Normalizer
 
 T = TypeVar("T")
 
@@ -58,6 +59,7 @@ class Batchifier(Loader[T]):
         weighting, pad: Of windows within episodes; see ``mouse_core.BatchSource``.
         uneven: "pad" for batches that shards need not divide, with a field ``mask``; see ``mouse_core.BatchSource``.
         windows: Which rows around an anchor fields deliver, by field; see ``mouse_core.BatchSource``.
+        normalize: How fields are normalised, by field, in the workers; see ``mouse_core.BatchSource``.
         sharding: How a whole batch is laid out over devices, in JAX; None elsewhere.
         digest: Whether a digest of what is delivered runs along; see ``Loader.digest``.
 
@@ -91,6 +93,7 @@ class Batchifier(Loader[T]):
         pad: bool | float | None = None,
         uneven: Uneven = "refuse",
         windows: Mapping[str, Iterable[int] | Seconds] | None = None,
+        normalize: Mapping[str, Normalization] | Normalizer | None = None,
         sharding: Any = None,
         digest: bool = False,
     ) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mouse_core.augment.config import AugmentTokensConfig
     from mouse_core.ranks import Shard, Uneven
     from mouse_core.sampling.offsets import Seconds
+    from mouse_core.statistics.normalizer import Normalization, Normalizer
 
 # What decides about delivering batches; all other options decide about the batches.
 _DELIVERING = ("prefetch", "num_workers", "pin_memory", "device", "sharding", "digest")
@@ -52,6 +53,7 @@ class LoaderOptions:
     pad: bool | float | None = None
     uneven: Uneven = "refuse"
     windows: Mapping[str, Iterable[int] | Seconds] | None = None
+    normalize: Mapping[str, Normalization] | Normalizer | None = None
     sharding: Any = None
     digest: bool = False
 

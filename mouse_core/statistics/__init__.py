@@ -1,5 +1,14 @@
-"""Statistics of recorded data by field and dimension, saved beside them and counted on as rows come."""
+"""Statistics of recorded data by field and dimension, saved beside them, and normalisation by them."""
 
 from mouse_core.statistics.by_field import QUANTILES, FieldStatistics, Statistics, statistics
+from mouse_core.statistics.normalizer import Normalization, Normalizer, Scaling
 
-__all__ = ["QUANTILES", "FieldStatistics", "Statistics", "statistics"]
+__all__ = [
+    "QUANTILES",
+    "FieldStatistics",
+    "Normalization",
+    "Normalizer",
+    "Scaling",
+    "Statistics",
+    "statistics",
+]

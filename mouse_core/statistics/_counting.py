@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -108,14 +107,14 @@ class Part(NamedTuple):
         whole: Of its whole blocks, so that more rows can follow; None where that is not known.
         all: Of all rows.
         is_image: Whether they are images.
-        said: Quantiles by share that a file says, where nothing is known of how numbers are spread.
+        said: Quantiles by share that a file says, where nothing else is known of how numbers are spread; None: none.
     """
 
     layout: Layout
     whole: Counted | None
     all: Counted
     is_image: bool
-    said: Mapping[float, Floats] = MappingProxyType({})
+    said: Mapping[float, Floats] | None = None
 
 
 def count(layout: Layout, rows: npt.NDArray[Any]) -> Counted:

@@ -29,10 +29,9 @@ Int64s = npt.NDArray[np.int64]
 QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 """The shares whose quantiles there are by default, which are LeRobot's."""
 
-# The column of rows whose observation the recording lacks, and what of a row does not come with the observation.
+# The column that marks rows whose observation the recording lacks; so many of its rows are read together.
 _MISSING = "observation_missing"
 _MARKS = 1 << 18
-_OF_TRANSITION = ("action", "reward", "xformed_reward", "done")
 
 
 @dataclass(frozen=True, eq=False)
@@ -285,7 +284,7 @@ def _read(snapshot: Snapshot, name: str, begin: int, end: int) -> npt.NDArray[An
 
 def _dropped(snapshot: Snapshot, name: str, begin: int) -> Int64s:
     """The rows from ``begin``, at least, in which a field has no value of its own, ascending."""
-    if name in _OF_TRANSITION:
+    if snapshot.readers[name].field.is_of_transition:
         arrived = snapshot.alignment == "arrived" and "done" in snapshot.readers
         return snapshot.episode_starts if arrived else np.empty(0, np.int64)
     if _MISSING not in snapshot.config.types or not snapshot.readers[name].spec.column.startswith("observation"):
@@ -312,7 +311,7 @@ def _statistics_of(part: Part, shares: Sequence[float]) -> FieldStatistics:
         std,
         low,
         high,
-        quantiles or part.said,
+        quantiles or part.said or {},
         max((one.rank_error for one in spread), default=0.0),
         part.is_image,
     )

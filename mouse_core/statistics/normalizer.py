@@ -1,0 +1,280 @@
+"""Normalisation of fields by what was counted of them, and its inverse, for arrays of NumPy, PyTorch and JAX."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.dtypes import is_ml_float, kind_of, namespace
+from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
+from mouse_core.statistics.by_field import FieldStatistics, Statistics, statistics
+from mouse_core.store.snapshot import Snapshot
+
+Normalization = Literal["mean_std", "min_max", "quantiles"]
+"""How a field is normalised."""
+
+_SHARES = (0.01, 0.99)
+# Constants are repeated until a row is about so long: NumPy begins anew for every row.
+_ROW = 1 << 14
+# A part of a deviation below which nothing is seen: less than float32 resolves.
+_SEEN = 2.0**-25
+
+
+@dataclass(frozen=True, eq=False)
+class Scaling:
+    """``(x - centre) * (1 / spread)`` by dimension, in float32; in float64 where ``x`` has 32 bits of integer, or 64.
+
+    Where float32 does not hold a centre well enough, what it lacks is subtracted, too: of a mean of 1,000,000.03 and a
+    deviation of 1 the float32 is 1,000,000, and 0.03 is left.
+
+    Args:
+        kind: "mean_std", "min_max" or "quantiles".
+        centre, spread: float64, of a step's shape, or ``[C]`` for the channels of images; ``spread`` is above 0.
+        is_image: Whether these are channels.
+    """
+
+    kind: Normalization
+    centre: npt.NDArray[np.float64]
+    spread: npt.NDArray[np.float64]
+    is_image: bool = False
+    _tiled: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def identity(self) -> list[Any]:
+        """What decides about it: its kind, and a digest of its numbers."""
+        numbers = b"".join(np.ascontiguousarray(one, "<f8").tobytes() for one in (self.centre, self.spread))
+        return [self.kind, hashlib.sha256(numbers).hexdigest()[:16]]
+
+    def apply(self, values: Any) -> Any:
+        """Values normalised, in an array of the same framework, on the same device.
+
+        Args:
+            values: ``[..., *shape]`` of numbers; of images ``[..., H, W, C]`` or flattened, ``[..., H * W * C]``.
+
+        Returns:
+            The same shape, float32: in all frameworks the bits that a source delivers of values of this dtype.
+
+        Raises:
+            SchemaError: Values of another shape.
+        """
+        if isinstance(values, np.ndarray):
+            return self.normalized(values).astype(np.float32, copy=False)
+        xp, rows = self._rows(values)
+        dtype = np.dtype(np.float32 if _is_narrow(values.dtype) else np.float64)
+        centre, rest, factor = (one if one is None else _beside(one, values) for one in self._applied(dtype))
+        made = xp.astype(rows, getattr(xp, dtype.name)) - centre
+        made = (made if rest is None else made - rest) * factor
+        return xp.reshape(xp.astype(made, xp.float32), tuple(values.shape))
+
+    def undo(self, values: Any) -> Any:
+        """What was normalised, as it was, in an array of the same framework, on the same device, also in ``jax.jit``.
+
+        What comes back differs from what was there by ``4e-7`` of ``abs(centre) + abs(x - centre)`` at most, that is by
+        a few units in the last place of float32.
+
+        Args:
+            values: ``[..., *shape]`` of floats, as for ``apply``.
+
+        Returns:
+            The same shape; float64 for float64, else float32.
+
+        Raises:
+            SchemaError: Values of another shape, or whole numbers.
+        """
+        if kind_of(values.dtype) != "f":
+            raise SchemaError(f"undo: expected normalised values, which are floats, found {values.dtype}")
+        xp, rows = self._rows(values)
+        dtype = np.dtype(np.float32 if _is_narrow(values.dtype) else np.float64)
+        centre, rest, spread = (one if one is None else _beside(one, values) for one in self._constants(dtype))
+        made = xp.astype(rows, getattr(xp, dtype.name)) * spread
+        made = (made if rest is None else made + rest) + centre
+        return xp.reshape(made, tuple(values.shape))
+
+    def normalized(self, values: npt.NDArray[Any], empty: Any = np.empty, *, own: bool = False) -> npt.NDArray[Any]:
+        """Values of NumPy normalised, in the dtype that it is done in.
+
+        Args:
+            values: ``[..., *shape]``.
+            empty: Gives memory for the new array.
+            own: Whether ``values`` may be written to.
+        """
+        self._check(tuple(values.shape))
+        dtype = np.dtype(np.float32 if _is_narrow(values.dtype) else np.float64)
+        width = max(1, self.centre.size)
+        rows = values.size // width
+        # Of 96 rows of 17 numbers 32 are as one row of 544: a number that is a power of two, and divides 96.
+        beside = math.gcd(rows, 1 << max(0, (_ROW // width).bit_length() - 1)) if rows else 1
+        known = (beside, dtype)
+        if known not in self._tiled:
+            self._tiled[known] = [one if one is None else np.tile(one, beside) for one in self._applied(dtype)]
+        centre, rest, factor = self._tiled[known]
+        in_place = own and values.dtype == dtype and values.flags.c_contiguous and values.flags.writeable
+        made = values if in_place else empty(values.shape, dtype)
+        laid = (-1, beside * width) if rows else (0, beside * width)
+        if is_ml_float(values.dtype):
+            values = values.astype(np.float32)
+        rows_of = made.reshape(laid)
+        np.subtract(np.ascontiguousarray(values).reshape(laid), centre, out=rows_of, dtype=dtype)
+        if rest is not None:
+            np.subtract(rows_of, rest, out=rows_of)
+        np.multiply(rows_of, factor, out=rows_of)
+        return np.asarray(made)
+
+    def _applied(self, dtype: np.dtype[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None, npt.NDArray[Any]]:
+        """What is subtracted, what then, and what it is multiplied by: XLA's division has not the bits of others."""
+        centre, rest, _ = self._constants(dtype)
+        return centre, rest, (1 / self._varying(dtype)).astype(dtype)
+
+    def _constants(self, dtype: np.dtype[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any] | None, npt.NDArray[Any]]:
+        """Centre, what the dtype lacks of it (None: nothing that could be seen), and spread, ``[width]`` each."""
+        spread, centre = self._varying(dtype).astype(dtype), self.centre.astype(dtype).reshape(-1)
+        rest = (self.centre.reshape(-1) - centre).astype(dtype)
+        return centre, rest if (np.abs(rest) > _SEEN * spread).any() else None, spread
+
+    def _varying(self, dtype: np.dtype[Any]) -> npt.NDArray[np.float64]:
+        """Spreads, and 1 for those that a dtype takes for 0, or nearly so."""
+        spread = self.spread.reshape(-1)
+        return np.where(spread >= np.finfo(dtype).tiny, spread, 1.0)
+
+    def _rows(self, values: Any) -> tuple[Any, Any]:
+        """The functions for an array, and the array as rows ``[n, width]``."""
+        self._check(tuple(values.shape))
+        xp = namespace(values)
+        return xp, xp.reshape(values, (-1, max(1, self.centre.size)))
+
+    def _check(self, shape: tuple[int, ...]) -> None:
+        own = self.centre.shape
+        ends = shape[len(shape) - len(own) :] == own
+        if not ends and not (self.is_image and shape and shape[-1] % own[0] == 0):
+            wanted = f"[..., H * W * {own[0]}]" if self.is_image else f"[..., {', '.join(map(str, own))}]"
+            raise SchemaError(f"normalize: expected values {wanted}, found shape {list(shape)}")
+
+
+class Normalizer(Mapping[str, Scaling]):
+    """How fields are normalised: a ``Scaling`` by name. ``Normalizer.of`` makes one, and a source has one.
+
+    Args:
+        scalings: By field.
+        counted: The statistics that it follows: over more rows it becomes that of those. None: it stays as it is.
+    """
+
+    def __init__(self, scalings: Mapping[str, Scaling], counted: Statistics | None = None) -> None:
+        self._scalings, self._counted = dict(scalings), counted
+
+    def __getitem__(self, name: str) -> Scaling:
+        if name not in self._scalings:
+            raise MissingFieldError(f"normalize: expected one of {list(self._scalings)}, found {name!r}")
+        return self._scalings[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._scalings)
+
+    def __len__(self) -> int:
+        return len(self._scalings)
+
+    def __repr__(self) -> str:
+        return f"Normalizer({ {name: scaling.kind for name, scaling in self._scalings.items()} })"
+
+    @staticmethod
+    def of(counted: Statistics, kinds: Mapping[str, Normalization]) -> Normalizer:
+        """How fields are normalised by some statistics, whatever rows they are used for.
+
+        Args:
+            counted: The statistics.
+            kinds: By field: "mean_std", to mean 0 and deviation 1; "min_max", the lowest to -1 and the highest to 1;
+                "quantiles", of which 0.01 goes to -1 and 0.99 to 1. A dimension that never varied is only shifted.
+
+        Raises:
+            ConfigError: An unknown kind, or no such quantiles.
+            MissingFieldError: A field of which there are no statistics.
+        """
+        return _normalizer(counted, kinds, follows=False)
+
+    @property
+    def fixed(self) -> Normalizer:
+        """The same numbers, whatever rows they are used for."""
+        return Normalizer(self._scalings)
+
+    def over(self, snapshot: Snapshot) -> Normalizer:
+        """The normaliser for a snapshot: itself, or that of these rows, of which only those that came are read."""
+        before = self._counted
+        if before is None or before.fingerprint == snapshot.fingerprint:
+            return self
+        kinds = {name: scaling.kind for name, scaling in self._scalings.items()}
+        try:
+            return _normalizer(before.update(snapshot), kinds, follows=True)
+        except ConfigError:  # other rows
+            return follow(snapshot, kinds)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Normalizer, (self._scalings, self._counted)
+
+
+def follow(snapshot: Snapshot, kinds: Mapping[str, Normalization]) -> Normalizer:
+    """A normaliser by what a snapshot's rows are, which becomes that of more rows as they come.
+
+    Raises:
+        ConfigError: An unknown kind.
+        MissingFieldError: A field that is not there.
+    """
+    _check_kinds(kinds)
+    for name in kinds:
+        if name not in snapshot.readers:
+            raise MissingFieldError(f"normalize: expected fields among {list(snapshot.readers)}, found {name!r}")
+    shares = _SHARES if "quantiles" in kinds.values() else ()
+    return _normalizer(statistics(snapshot, list(kinds), quantiles=shares), kinds, follows=True)
+
+
+def _normalizer(counted: Statistics, kinds: Mapping[str, Normalization], *, follows: bool) -> Normalizer:
+    _check_kinds(kinds)
+    scalings = {name: _scaling(name, counted[name], kind) for name, kind in kinds.items()}
+    return Normalizer(scalings, counted if follows else None)
+
+
+def _check_kinds(kinds: Mapping[str, Normalization]) -> None:
+    if not isinstance(kinds, Mapping):
+        raise ConfigError(f"normalize: expected kinds by field or a Normalizer, found {kinds!r:.80}")
+    for name, kind in kinds.items():
+        if kind not in get_args(Normalization):
+            raise ConfigError(f"normalize: {name}: expected one of {list(get_args(Normalization))}, found {kind!r}")
+
+
+def _scaling(name: str, found: FieldStatistics, kind: Normalization) -> Scaling:
+    if kind == "mean_std":
+        centre, spread = found.mean, found.std
+    else:
+        low, high = found.min, found.max
+        if kind == "quantiles":
+            if not set(_SHARES) <= found.quantiles.keys():
+                raise ConfigError(
+                    f"normalize: {name}: expected statistics with the quantiles {_SHARES}, found {[*found.quantiles]}"
+                )
+            low, high = (found.quantiles[share] for share in _SHARES)
+        # Halves first: the sum of two floats may overflow.
+        centre, spread = low / 2 + high / 2, high / 2 - low / 2
+    varies = np.isfinite(spread) & (spread > 0)
+    return Scaling(
+        kind, np.where(np.isfinite(centre), centre, 0.0), np.where(varies, spread, 1.0), is_image=found.is_image
+    )
+
+
+def _is_narrow(dtype: Any) -> bool:
+    """Whether float32 holds every number of a dtype."""
+    name = str(dtype).removeprefix("torch.")
+    return name not in ("float64", "int32", "int64", "uint32", "uint64")
+
+
+def _beside(constants: npt.NDArray[Any], values: Any) -> Any:
+    """Constants where ``values`` are, of their framework."""
+    if isinstance(values, np.ndarray):
+        return constants
+    xp = namespace(values)
+    if type(values).__module__.startswith("torch"):
+        return xp.asarray(constants, device=values.device)
+    return xp.asarray(constants)
