@@ -18,7 +18,7 @@ from mouse_core.errors import ConfigError
 from mouse_core.files.reading import damaged, read_json_object
 from mouse_core.files.writing import make_folder, storing, write_file
 from mouse_core.statistics._counting import Counted, Layout, Part
-from mouse_core.statistics.moments import Moments
+from mouse_core.statistics.moments import Floats, Moments
 from mouse_core.statistics.quantiles import Sketch, Tally
 
 _JSON, _MORE, _VERSION = "stats.json", "stats.npz", 1
@@ -115,15 +115,8 @@ def load(folder: Path) -> _Content:
 
 def _part_of(file: Path, key: str, entry: Any) -> Part:
     """What LeRobot says of a feature; quantiles cannot be counted on, so they are those that it says."""
-    try:
-        values = {name: np.asarray(entry[name], np.float64) for name in _MOMENTS}
-        (count,) = entry["count"]
-        said = {share: np.asarray(entry[name], np.float64) for name in entry if (share := _share_of(name)) is not None}
-    except (KeyError, TypeError, ValueError) as error:
-        raise damaged(file, f"{key}: expected {', '.join(_MOMENTS)} and count, found {error!r:.80}") from error
+    values, said, count = _numbers_of(file, key, entry)
     shape = values["mean"].shape
-    if any(one.shape != shape for one in (*values.values(), *said.values())) or not 0 <= count < 2**53:
-        raise damaged(file, f"{key}: expected numbers of one shape, and a count, found {shape} and {count!r:.40}")
     is_image = shape[1:] == (1, 1)
     if is_image:
         values = {name: 255 * one for name, one in values.items()}
@@ -138,6 +131,20 @@ def _part_of(file: Path, key: str, entry: Any) -> Part:
     return Part(
         Layout(shape, 1, ""), None, Counted(moments, None), is_image, {k: v.reshape(shape) for k, v in said.items()}
     )
+
+
+def _numbers_of(file: Path, key: str, entry: Any) -> tuple[dict[str, Floats], dict[float, Floats], int]:
+    """The moments by name and the quantiles by share, all of one shape, and the count."""
+    try:
+        values = {name: np.asarray(entry[name], np.float64) for name in _MOMENTS}
+        (count,) = entry["count"]
+        said = {share: np.asarray(entry[name], np.float64) for name in entry if (share := _share_of(name)) is not None}
+    except (KeyError, TypeError, ValueError) as error:
+        raise damaged(file, f"{key}: expected {', '.join(_MOMENTS)} and count, found {error!r:.80}") from error
+    shape = values["mean"].shape
+    if any(one.shape != shape for one in (*values.values(), *said.values())) or not 0 <= count < 2**53:
+        raise damaged(file, f"{key}: expected numbers of one shape, and a count, found {shape} and {count!r:.40}")
+    return values, said, count
 
 
 def _share_of(name: str) -> float | None:
