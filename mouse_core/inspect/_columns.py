@@ -12,11 +12,11 @@ import pyarrow as pa
 from mouse_core.formats.columns.values import UInt64s, Values
 from mouse_core.inspect._histogram import Histogram
 from mouse_core.inspect.report import ColumnReport
+from mouse_core.statistics.moments import Moments
 
 # So many places of a vector are kept apart; wider rows are counted as a whole.
 _MOST_PLACES = 1024
 _MOST_TEXTS = 1000
-_PIECE = 1 << 20
 _PLACE_HISTOGRAMS = 16
 _NAMES = {"halffloat": "float16", "float": "float32", "double": "float64"}
 
@@ -44,8 +44,8 @@ class ColumnCounter:
         self.constant = True
         self.histogram = Histogram() if histogram else None
         self.place_histograms: list[Histogram] = []
-        self.places: _Places | None = None
-        self._total = _Moments(1)
+        self.places: Moments | None = None
+        self._total = Moments(1)
         self._first_hash: int | None = None
         self._kind = "other"
         self._value_type = ""
@@ -99,20 +99,23 @@ class ColumnCounter:
         low, high = numbers.min().item(), numbers.max().item()
         self.low, self.high = _lower(self.low, low), _higher(self.high, high)
         flat = numbers.reshape(-1)
-        for first in range(0, flat.size, _PIECE):  # in pieces: they are widened to float64
-            self._total.add(flat[first : first + _PIECE, None])
+        if flat.dtype == np.uint8:
+            # Pixels: there are only 256 values, and counting them is faster than adding them up.
+            self._total.add_counts(np.bincount(flat, minlength=256)[None])
+        else:
+            self._total.add(flat[:, None])
         if self.histogram is not None:
             self.histogram.add(numbers)
 
     def _add_places(self, numbers: npt.NDArray[Any]) -> None:
         width = numbers.shape[1]
         if self.places is None:
-            self.places = _Places(width)
+            self.places = Moments(width)
             if self.histogram is not None and width <= _PLACE_HISTOGRAMS:
                 self.place_histograms = [Histogram() for _ in range(width)]
-        if self.places.width != width:
+        if len(self.places.count) != width:
             return
-        self.places.add(numbers)
+        self.places.add(np.ascontiguousarray(numbers))
         for place, histogram in enumerate(self.place_histograms):
             column = numbers[:, place]
             histogram.add(column[np.isfinite(column)] if column.dtype.kind == "f" else column)
@@ -140,9 +143,9 @@ class ColumnCounter:
         else:
             shape = [] if self._kind == "scalar" else None
         named = self._kind if self._kind in ("image", "null") else str(self.data_type)
-        places = None
+        total, places = _by_place(self._total), None
         if self.places is not None:
-            places = self.places.result() | {"histograms": [_bars(histogram) for histogram in self.place_histograms]}
+            places = _by_place(self.places) | {"histograms": [_bars(histogram) for histogram in self.place_histograms]}
         return ColumnReport(
             name=self.name,
             dtype=_NAMES.get(self._value_type, self._value_type) or named,
@@ -153,8 +156,8 @@ class ColumnCounter:
             infinite=self.infinite,
             low=self.low,
             high=self.high,
-            mean=self._total.mean_of(0),
-            deviation=self._total.deviation_of(0),
+            mean=total["mean"][0],
+            deviation=total["deviation"][0],
             constant=self.constant and self.rows > 1 and self._first_hash is not None,
             values=dict(self.texts.most_common(20)) if self.texts_complete and self.texts else None,
             histogram=_bars(self.histogram) if self.histogram is not None else None,
@@ -175,79 +178,8 @@ def _bars(histogram: Histogram) -> dict[str, list[Any]]:
     return {"edges": edges, "counts": counts}
 
 
-class _Moments:
-    """Mean and variance of numbers that come in batches (Chan, Golub and LeVeque, 1979).
-
-    Args:
-        width: How many there are in a row, each of which is averaged apart.
-    """
-
-    def __init__(self, width: int) -> None:
-        self.count = np.zeros(width, np.int64)
-        self.mean = np.zeros(width)
-        self.squares = np.zeros(width)
-
-    def add(self, numbers: npt.NDArray[Any], there: npt.NDArray[np.bool_] | None = None) -> None:
-        """Take in ``[n, width]``; ``there`` says which of them count."""
-        if there is None and numbers.dtype == np.uint8 and numbers.shape[1] == 1:
-            # Pixels: there are only 256 values, and counting them is faster than adding them up.
-            often = np.bincount(numbers.reshape(-1), minlength=256)
-            values = np.arange(256.0)
-            count = np.full(1, len(numbers), np.int64)
-            mean = np.full(1, (often * values).sum() / len(numbers))
-            squares = np.full(1, (often * (values - mean) ** 2).sum())
-        elif there is None:
-            count = np.full(self.count.shape, len(numbers), np.int64)
-            mean = numbers.mean(axis=0, dtype=np.float64)
-            squares = numbers.var(axis=0, dtype=np.float64) * count
-        else:
-            count = there.sum(axis=0)
-            known = np.where(there, numbers, 0).astype(np.float64)
-            mean = known.sum(axis=0) / np.maximum(count, 1)
-            squares = (np.where(there, known - mean, 0) ** 2).sum(axis=0)
-        total = self.count + count
-        share = count / np.maximum(total, 1)
-        change = mean - self.mean
-        self.squares += squares + change**2 * self.count * share
-        self.mean += change * share
-        self.count = total
-
-    def mean_of(self, place: int) -> float | None:
-        return float(self.mean[place]) if self.count[place] else None
-
-    def deviation_of(self, place: int) -> float | None:
-        return float(np.sqrt(self.squares[place] / self.count[place])) if self.count[place] else None
-
-
-class _Places:
-    """The same for every place of a vector.
-
-    Args:
-        width: How many there are.
-    """
-
-    def __init__(self, width: int) -> None:
-        self.width = width
-        self.low = np.full(width, np.inf)
-        self.high = np.full(width, -np.inf)
-        self.moments = _Moments(width)
-
-    def add(self, numbers: npt.NDArray[Any]) -> None:
-        """Take in ``[n, width]``."""
-        there = np.isfinite(numbers) if numbers.dtype.kind == "f" else None
-        if there is None or there.all():
-            there, low, high = None, numbers, numbers
-        else:
-            low, high = (np.where(there, numbers, unknown) for unknown in (np.inf, -np.inf))
-        self.low = np.minimum(self.low, low.min(axis=0))
-        self.high = np.maximum(self.high, high.max(axis=0))
-        self.moments.add(numbers, there)
-
-    def result(self) -> dict[str, list[Any]]:
-        known = self.moments.count > 0
-        extremes = {"low": self.low, "high": self.high}
-        return {
-            **{name: np.where(known, values, np.array(None)).tolist() for name, values in extremes.items()},
-            "mean": [self.moments.mean_of(place) for place in range(self.width)],
-            "deviation": [self.moments.deviation_of(place) for place in range(self.width)],
-        }
+def _by_place(moments: Moments) -> dict[str, list[Any]]:
+    """Lowest, highest, mean and deviation of every place; None where no number came."""
+    found = {"low": moments.low, "high": moments.high, "mean": moments.mean, "deviation": moments.deviation}
+    known = moments.count > 0
+    return {name: np.where(known, values, np.array(None)).tolist() for name, values in found.items()}
