@@ -56,9 +56,8 @@ class Segment:
         origin: Any = None,
         image_roots: tuple[str, ...] = (),
     ) -> None:
-        self.__dict__["table"] = table
+        self.__dict__.update(table=table, indices=indices)
         self._named_roots = image_roots
-        self.indices = indices
         self.origin = origin
         self.num_rows: int = table.num_rows if indices is None else indices.num_rows
         self._parts: dict[str, ColumnPart] = {}
@@ -71,7 +70,7 @@ class Segment:
         Columns and table are made when they are asked for, as few that are sampled from are.
         """
         segment = cls.__new__(cls)
-        segment.indices = segment.origin = None
+        segment.origin = None
         segment._named_roots = image_roots
         rows, dense = extent.count, extent.dense()
         segment.num_rows, segment.extent = rows, extent.token
@@ -87,6 +86,16 @@ class Segment:
         """The steps."""
         assert self._make_table is not None
         return self._make_table()
+
+    @memo
+    def indices(self) -> pa.Table | None:
+        """Row numbers into the table, where its rows do not stand as they are."""
+        return None
+
+    @property
+    def is_picked(self) -> bool:
+        """Whether rows of the table are found through row numbers."""
+        return self.indices is not None
 
     def seal(self) -> None:
         """Make the table, and let go of what it is made from."""
@@ -191,7 +200,7 @@ class Segment:
             found = found.astype(np.int64)
             (new,) = np.nonzero(np.diff(found, prepend=last) != 1)
             known += len(new)
-            if known > _MOST_RUNS or _SHORTEST_RUNS * known > begin + len(found) + _LOOKED_AT:
+            if are_too_short(known, begin + len(found)):
                 return None
             starts.append(new + begin)
             firsts.append(found[new])
@@ -262,10 +271,9 @@ class Segment:
 
     def take(self, row: int, count: int = 1) -> pa.Table:
         """Some rows that follow each other, as a table; by default one."""
-        if self.indices is not None:
-            numbers = self.indices.column(0).slice(row, count).to_pylist()
+        if self.is_picked:
             # Not by take(): pyarrow's ends the process on slices of nested fixed-size lists.
-            taken = pa.concat_tables([self.table.slice(number, 1) for number in numbers])
+            taken = pa.concat_tables([self.table.slice(number, 1) for number in self._listed(row, count)])
         else:
             taken = self.table.slice(row, count)
         try:
@@ -276,6 +284,12 @@ class Segment:
             rows = row if count == 1 else f"{row}..{row + count - 1}"
             raise DataError(f"dataset: expected a readable row {rows}, found damaged data: {error}") from error
         return taken
+
+    def _listed(self, row: int, count: int) -> list[int]:
+        """The table's rows behind some that follow each other, whatever they are."""
+        assert self.indices is not None
+        listed: list[int] = self.indices.column(0).slice(row, count).to_pylist()
+        return listed
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.origin is not None:
@@ -308,6 +322,11 @@ def canonical(value: Any) -> bytes:
     if isinstance(value, bytes):
         value = hashlib.sha256(value).hexdigest()
     return repr(value).encode() + b"\0"
+
+
+def are_too_short(runs: int, rows: int) -> bool:
+    """Whether so many runs of so many rows are kept row by row instead."""
+    return runs > _MOST_RUNS or _SHORTEST_RUNS * runs > rows + _LOOKED_AT
 
 
 def _no_column() -> None:

@@ -58,7 +58,7 @@ class DatasetStore(Store):
         image_roots: Iterable[str | os.PathLike[str]] = (),
     ) -> None:
         # These, and what else only some stores need, are loaded with the first of them.
-        from mouse_core.store._appender import Appender
+        from mouse_core.store._intake import Appender
         from mouse_core.store._schema import StoreSchema
 
         self._budget = DenseBudget(dense_bytes)
@@ -177,8 +177,7 @@ class DatasetStore(Store):
         The store is unchanged after an error.
         """
         from mouse_core.about.dataset import read_about
-        from mouse_core.store._appender import Appender
-        from mouse_core.store._splits import segment_of, select_splits
+        from mouse_core.store._intake import Appender, segment_of, select_splits
         from mouse_core.store.evidence import warn_of_rewards
 
         parts = select_splits(dataset, splits, split_pattern)
