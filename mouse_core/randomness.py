@@ -41,6 +41,7 @@ class Purpose(IntEnum):
     GROUPS = 6
     BOOTSTRAP = 7
     MIXTURES = 8
+    SPLIT = 9
 
 
 def check_seed(seed: object) -> int:

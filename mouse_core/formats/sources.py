@@ -14,7 +14,7 @@ from mouse_core.about.dataset import read_about
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.formats.base import BATCH_ROWS, RowStream
 from mouse_core.formats.columns.named import Columns, from_arrow
-from mouse_core.store.dataset_store import DatasetStore
+from mouse_core.store.views import Store
 
 
 def row_batches(rows: Any, *, batch_rows: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
@@ -29,7 +29,7 @@ def row_batches(rows: Any, *, batch_rows: int = BATCH_ROWS) -> Iterator[pa.Recor
         SchemaError: Rows whose action, reward and done belong to the transition that leaves the observation.
     """
     _check_arrived(getattr(rows, "alignment", None) or read_about(rows, where="rows").alignment)
-    if isinstance(rows, DatasetStore):
+    if isinstance(rows, Store):
         rows = rows.to_dataset()
     if isinstance(rows, pa.Table):
         yield from rows.to_batches(max_chunksize=batch_rows)

@@ -15,7 +15,7 @@ from mouse_core.store.export import to_dataset
 from mouse_core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
-    from mouse_core.store.dataset_store import DatasetStore
+    from mouse_core.store.views import Store
 
 _COMPRESSIONS = ("zstd", "snappy")
 _SPLIT = re.compile(r"\w+(\.\w+)*")
@@ -58,17 +58,17 @@ def check_names(repo_id: str, splits: object, revision: str | None, commit_messa
 
 
 def collect_parts(
-    splits: Mapping[str, DatasetStore | Sequence[DatasetStore]],
+    splits: Mapping[str, Store | Sequence[Store]],
 ) -> tuple[str, About, dict[str, list[Part]]]:
     """The one alignment of all stores, what they say of themselves, and the rows that exist now by split."""
-    from mouse_core.store.dataset_store import DatasetStore
+    from mouse_core.store.views import Store
 
     parts: dict[str, list[Part]] = {}
     alignments: dict[str, str] = {}
     said: list[tuple[str, About]] = []
     for split, given in splits.items():
-        stores = [given] if isinstance(given, DatasetStore) else given
-        if not isinstance(stores, Sequence) or not all(isinstance(store, DatasetStore) for store in stores):
+        stores = [given] if isinstance(given, Store) else given
+        if not isinstance(stores, Sequence) or not all(isinstance(store, Store) for store in stores):
             raise ConfigError(f"split {split!r}: expected DatasetStore objects, found {given!r}")
         parts[split] = []
         for index, store in enumerate(stores):
@@ -87,7 +87,7 @@ def collect_parts(
     return next(iter(alignments)), about, parts
 
 
-def _parts_of(store: DatasetStore, where: str) -> Iterator[Part]:
+def _parts_of(store: Store, where: str) -> Iterator[Part]:
     """The store's rows as the datasets that they lie in, each as it is.
 
     ``store.to_dataset()`` would bring them to one schema in memory; here that is done while they are written.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd
     from huggingface_hub.errors import HfHubHTTPError
 
-    from mouse_core.store.dataset_store import DatasetStore
+    from mouse_core.store.views import Store
 
 _ATTEMPTS = 5
 _FIRST_PAUSE = 0.1
@@ -73,7 +73,7 @@ class PushOptions(TypedDict, total=False):
 
 
 def push_stores_to_hub(
-    stores: DatasetStore | Sequence[DatasetStore],
+    stores: Store | Sequence[Store],
     *,
     repo_id: str,
     split: str = "train",
@@ -88,7 +88,7 @@ def push_stores_to_hub(
 
 
 def push_to_hub(
-    splits: Mapping[str, DatasetStore | Sequence[DatasetStore]],
+    splits: Mapping[str, Store | Sequence[Store]],
     *,
     repo_id: str,
     private: bool | None = None,

@@ -123,6 +123,13 @@ class Mixture(Store):
                 self._kept = made
             return made
 
+    def _look(self, rows: Any = None) -> Any:
+        """ConfigError: what is chosen among the episodes of all members would have no shares."""
+        raise ConfigError(
+            f"mixture: expected its members' episodes to be looked at and chosen, as in Mixture({{{self.names[0]!r}: "
+            "store.where(...), ...}), found the mixture's"
+        )
+
 
 def _taken(member: Store | Snapshot, rows: Any) -> Snapshot:
     if isinstance(member, Store):

@@ -81,6 +81,12 @@ class MixtureSnapshot(Snapshot):
         members = [member.of_rows(rows[name]) for name, member in zip(self.mix.names, self.members, strict=True)]
         return MixtureSnapshot(self.mix, members, self._codes)
 
+    def with_columns(self, segments: Any, config: Any) -> Snapshot:
+        """ConfigError: columns come to members."""
+        raise ConfigError(
+            f"mixture: expected fields to be derived for its members {list(self.mix.names)}, found it whole"
+        )
+
     @memo
     def readers(self) -> dict[str, FieldReader]:
         """The fields that the snapshot has, by name: those of the members, and which member a row is of."""

@@ -1,7 +1,10 @@
-"""Some of a segment's rows as a segment, which shares the other one's memory and what is known of it."""
+"""Some of a snapshot's episodes as a snapshot: its segments share the memory of the others, and what is known of it."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,9 +12,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._arrow.column import ColumnPart
+from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core._arrow.windows import Stretches, cut_at_stretches
 from mouse_core._base.memo import memo
+from mouse_core.errors import ConfigError
 from mouse_core.store._segments import Segment, are_too_short
+from mouse_core.store.snapshot import Snapshot, SnapshotConfig
 
 
 class ChosenSegment(Segment):
@@ -26,9 +32,21 @@ class ChosenSegment(Segment):
         self.whole, self.firsts, self.sizes = whole, firsts, sizes
         self.begins = np.cumsum(sizes) - sizes
         self.num_rows = int(sizes.sum())
-        self.origin = None
         self._first_values = {}
-        self.__dict__["table"] = whole.table
+
+    @memo
+    def table(self) -> pa.Table:
+        """That of the other segment."""
+        return self.whole.table
+
+    @property
+    def types(self) -> dict[str, pa.DataType]:
+        """Arrow types by column name."""
+        return self.whole.types
+
+    def column(self, name: str) -> pa.ChunkedArray | None:
+        """A column of the table."""
+        return self.whole.column(name)
 
     @memo
     def indices(self) -> pa.Table | None:
@@ -39,6 +57,14 @@ class ChosenSegment(Segment):
     def is_picked(self) -> bool:
         """Always."""
         return True
+
+    @memo
+    def origin(self) -> Any:
+        """The same rows of the other segment's dataset, if it has one."""
+        if self.whole.origin is None:
+            return None
+        stretches = [np.arange(first, first + size) for first, size in zip(self.firsts, self.sizes, strict=True)]
+        return self.whole.origin.select(np.concatenate(stretches))
 
     @memo
     def runs(self) -> Stretches | None:
@@ -78,3 +104,54 @@ class ChosenSegment(Segment):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ChosenSegment, (self.whole, self.firsts, self.sizes)
+
+
+class ChosenSnapshot(Snapshot):
+    """Some of another snapshot's episodes, in their order.
+
+    Args:
+        segments: What holds their rows, and no others.
+        config, budget, store_rows: As of the other snapshot.
+        starts: The rows at which they begin, int64 ``[n]``, ascending, 0 first.
+        identity: A digest of which they are, of which rows.
+    """
+
+    def __init__(
+        self,
+        segments: Sequence[Segment],
+        config: SnapshotConfig,
+        budget: DenseBudget | None,
+        store_rows: Any,
+        starts: npt.NDArray[np.int64],
+        identity: str,
+    ) -> None:
+        super().__init__(segments, config, None, budget, store_rows=store_rows)
+        self.__dict__["episode_starts"] = starts
+        self._identity = identity
+
+    def of_rows(self, rows: Any) -> Snapshot:
+        """These rows, if the store had so many; others are for its store to choose from."""
+        if rows != self.store_rows:
+            raise ConfigError(
+                f"snapshot: expected the number of rows that its episodes were chosen from, {self.store_rows}, found "
+                f"{rows!r:.200}; a loader over the view itself has others to choose from"
+            )
+        return self
+
+    def with_columns(self, segments: Sequence[Segment], config: SnapshotConfig) -> Snapshot:
+        """The same rows with other columns; see ``Snapshot``."""
+        return ChosenSnapshot(segments, config, self.budget, self.store_rows, self.episode_starts, self._identity)
+
+    def grown_from(self, before: Snapshot) -> None:
+        """Nothing is taken over but what segments know: episodes come in between, or are no longer chosen."""
+        return None
+
+    @memo
+    def fingerprint(self) -> str:
+        """A digest of which rows these are of what, and of what is computed beside them."""
+        made = sorted(self.config.made.items())
+        return hashlib.sha256(json.dumps([self._identity, made]).encode()).hexdigest()[:32]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        of_store = (self.config, self.budget, self.store_rows)
+        return ChosenSnapshot, (self.segments, *of_store, self.episode_starts, self._identity)

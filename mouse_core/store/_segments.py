@@ -56,9 +56,8 @@ class Segment:
         origin: Any = None,
         image_roots: tuple[str, ...] = (),
     ) -> None:
-        self.__dict__.update(table=table, indices=indices)
+        self.__dict__.update(table=table, indices=indices, origin=origin)
         self._named_roots = image_roots
-        self.origin = origin
         self.num_rows: int = table.num_rows if indices is None else indices.num_rows
         self._parts: dict[str, ColumnPart] = {}
         self._first_values: dict[str, tuple[int, Any] | None] = {}
@@ -70,7 +69,6 @@ class Segment:
         Columns and table are made when they are asked for, as few that are sampled from are.
         """
         segment = cls.__new__(cls)
-        segment.origin = None
         segment._named_roots = image_roots
         rows, dense = extent.count, extent.dense()
         segment.num_rows, segment.extent = rows, extent.token
@@ -90,6 +88,11 @@ class Segment:
     @memo
     def indices(self) -> pa.Table | None:
         """Row numbers into the table, where its rows do not stand as they are."""
+        return None
+
+    @memo
+    def origin(self) -> Any:
+        """The dataset that has these rows and no others, if there is one."""
         return None
 
     @property
@@ -119,6 +122,10 @@ class Segment:
     def types(self) -> dict[str, pa.DataType]:
         """Arrow types by column name."""
         return dict(zip(self.table.schema.names, self.table.schema.types, strict=True))
+
+    def column(self, name: str) -> pa.ChunkedArray | None:
+        """A column of the table, as it is stored; None where it has none of that name."""
+        return self.table.column(name) if name in self.table.schema.names else None
 
     @memo
     def chunk_starts(self) -> npt.NDArray[np.int64]:

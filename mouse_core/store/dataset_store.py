@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ import pyarrow as pa
 from mouse_core._arrow.dense_copies import DENSE_BYTES, DenseBudget
 from mouse_core._base.checks import as_record
 from mouse_core._base.locks import ProcessLock
-from mouse_core.errors import ConfigError, DataError, SchemaError
+from mouse_core.errors import DataError, SchemaError
 from mouse_core.spec import Alignment, Field
 from mouse_core.store._segments import Segment
 from mouse_core.store.snapshot import Snapshot
@@ -100,31 +100,6 @@ class DatasetStore(Store):
     def fields(self) -> dict[str, Field]:
         """The fields that the store knows, whether it has their columns or not."""
         return dict(self._schema.fields)
-
-    @overload
-    def __getitem__(self, rows: int) -> dict[str, Any]: ...
-
-    @overload
-    def __getitem__(self, rows: slice | Sequence[int] | npt.NDArray[Any]) -> list[dict[str, Any]]: ...
-
-    def __getitem__(self, rows: int | slice | Sequence[int] | npt.NDArray[Any]) -> Any:
-        """Stored rows as Python values by column, null where their part of the store lacks the column.
-
-        Args:
-            rows: A row's number, which gives a dict, or a slice or several numbers, which give a list of such dicts,
-                as ``extend`` takes it. Negative ones count from the end. Batches come from a loader.
-
-        Raises:
-            IndexError: A number that is not in ``-len(store)..len(store) - 1``.
-            ConfigError: Something else, such as the name of a column.
-        """
-        snapshot = self.snapshot()
-        one, numbers = row_numbers(rows, snapshot.num_rows)
-        found = snapshot.rows(numbers)
-        nulls = [None] * len(numbers)
-        columns = [found.get(name, nulls) for name in self._schema.arrow_types]
-        listed = [dict(zip(self._schema.arrow_types, values, strict=True)) for values in zip(*columns, strict=True)]
-        return listed[0] if one else listed
 
     def snapshot(self, rows: int | None = None) -> Snapshot:
         """An immutable view of the rows there are now, or of the first ``rows`` of them. Copies no steps.
@@ -250,19 +225,6 @@ class DatasetStore(Store):
 
     # ------------------------------------------------------------------ back to datasets
 
-    def to_dataset(self) -> Any:
-        """The whole store as a ``datasets.Dataset``, sharing files and memory with it.
-
-        A store of one dataset gives that dataset. It says of itself what is ``about`` the store, which files, Parquet
-        and the Hub keep, and ``from_dataset`` checks. Columns that only some parts have are null in the others.
-
-        Raises:
-            ConfigError: The store is empty.
-        """
-        from mouse_core.store.export import to_dataset
-
-        return to_dataset(self.snapshot(), self._schema.arrow_types, self.about)
-
     def encode_hf_rows(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, npt.NDArray[Any]]:
         """Turn a dict of lists, as ``datasets`` yields it, into a dict of field arrays.
 
@@ -304,29 +266,3 @@ def _by_column(rows: list[Any]) -> dict[str, list[Any]]:
                 f"extend: expected rows of the columns {list(records[0])}, found {list(record)} at row {number}"
             )
     return {name: [record[name] for record in records] for name in (records[0] if records else ())}
-
-
-def row_numbers(rows: Any, count: int) -> tuple[bool, list[int]]:
-    """Whether a single row is asked for, and the numbers in ``0..count - 1`` that are; see ``__getitem__``."""
-    if isinstance(rows, slice):
-        try:
-            return False, list(range(*rows.indices(count)))
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"store: expected a slice of whole numbers, found {rows}") from error
-    one = isinstance(rows, int | np.integer)
-    try:
-        asked = np.asarray(rows)
-    except ValueError:
-        asked = np.asarray(None)
-    if not asked.size and asked.ndim == 1:
-        return False, []
-    if asked.dtype.kind not in "iu" or isinstance(rows, bool) or asked.ndim > 1:
-        raise ConfigError(
-            f"store: expected a row's number, a slice or a list of numbers, found {rows!r:.80}; "
-            "columns are those of store.to_dataset(), fields come in the batches of a BatchSource"
-        )
-    numbers = asked.reshape(-1).tolist()
-    for number in numbers:
-        if not -count <= number < count:
-            raise IndexError(f"store: expected a row in {-count}..{count - 1}, found {number}")
-    return one or not asked.ndim, [number % count for number in numbers]

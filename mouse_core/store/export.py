@@ -98,7 +98,7 @@ def _with_features(segment: Segment, features: Any) -> Any:
             table = table.append_column(name, pa.nulls(table.num_rows, data_type))
     table = cast_table_to_features(table.select(list(features)), features)
     dataset = datasets.Dataset(InMemoryTable(table), info=datasets.DatasetInfo(features=features))
-    if segment.origin is not None and segment.indices is not None:
+    if segment.indices is not None:
         dataset = dataset.select(segment.indices.column(0).to_numpy())
     return dataset
 

@@ -114,6 +114,10 @@ class Snapshot:
             raise ConfigError(f"snapshot: expected {known} rows, for which {made} were computed, found {rows!r:.200}")
         return Snapshot(self.segments, self.config, int(rows), budget=self.budget)
 
+    def with_columns(self, segments: Sequence[Segment], config: SnapshotConfig) -> Snapshot:
+        """The same rows with other columns, from as many segments of as many rows."""
+        return Snapshot(segments, config, self.num_rows, self.budget, store_rows=self.store_rows)
+
     def sampled_by(self, sampler: Sampler) -> Sampler:
         """What draws windows from these rows where ``sampler`` is asked for: itself, for rows of one store."""
         return sampler
@@ -192,16 +196,13 @@ class Snapshot:
 
         return episode_starts(self.segments, self.num_rows, self.readers, self.stored)
 
-    def stored(self, field: str, starts: npt.NDArray[np.int64], length: int = 1) -> npt.NDArray[Any]:
-        """A field's values in the windows of ``length`` rows that begin at ``starts``, ``[n * length, *shape]``.
-
-        They come as they are stored and best moved, one window after another; see ``locate``.
-
-        Raises:
-            DataError: A value that the field does not allow.
-        """
+    def stored(
+        self, field: str, starts: npt.NDArray[np.int64], length: int = 1, dtype: np.dtype[Any] | None = None
+    ) -> npt.NDArray[Any]:
+        """A field in the windows of ``length`` rows from ``starts`` on, ``[n * length, ...]``; by default as stored."""
         reader = self.readers[field]
-        values = reader.read(self.locate(starts, length).part(0), reader.stored_dtype(reader.spec.dtype))
+        kind = reader.stored_dtype(reader.spec.dtype) if dtype is None else dtype
+        values = reader.read(self.locate(starts, length).part(0), kind)
         return values.reshape(-1, *values.shape[2:])
 
     @memo

@@ -23,13 +23,13 @@ def open_store(declared: Mapping[str, Any], folder: Path) -> Any:
 
 def make_store(declared: Mapping[str, Any], folder: Path) -> None:
     """Call the function that makes the study's store, and keep what it gives, if that was not done before."""
-    from mouse_core import DatasetStore
+    from mouse_core.store import Store
 
     target = folder / "store"
     if target.exists():
         return
     made = found(declared["function"], "store")()
-    if not isinstance(made, DatasetStore):
+    if not isinstance(made, Store):
         raise ConfigError(
             f"store: expected a function that makes a DatasetStore, found {type(made).__name__}; a training that has a "
             "source of its own gives Training(batches=...)"

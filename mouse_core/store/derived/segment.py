@@ -34,7 +34,7 @@ class DerivedSegment(Segment):
         self, segment: Segment, number: int, derived: Mapping[str, pa.DataType], values: Callable[[str, int], Array]
     ) -> None:
         self._segment, self._number, self._derived, self._values = segment, number, derived, values
-        self.indices, self.origin, self.num_rows = segment.indices, segment.origin, segment.num_rows
+        self.num_rows = segment.num_rows
         # Rows that are appended may change what is derived for the rows before: memory of its own for each snapshot.
         self.extent = None if segment.extent is None else object()
         self._parts, self._first_values = {}, {}
@@ -46,6 +46,25 @@ class DerivedSegment(Segment):
         for name in self._derived:
             table = table.append_column(name, self._column(name))
         return table
+
+    @memo
+    def indices(self) -> pa.Table | None:
+        """As those of the segment."""
+        return self._segment.indices
+
+    @memo
+    def origin(self) -> Any:
+        """As that of the segment."""
+        return self._segment.origin
+
+    @property
+    def is_picked(self) -> bool:
+        """As that of the segment."""
+        return self._segment.is_picked
+
+    def column(self, name: str) -> pa.ChunkedArray | None:
+        """A column, of those of the segment without computing the others."""
+        return self._column(name) if name in self._derived else self._segment.column(name)
 
     @property
     def types(self) -> dict[str, pa.DataType]:

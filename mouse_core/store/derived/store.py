@@ -103,4 +103,4 @@ def derived_snapshot(columns: DerivedColumns) -> Snapshot:
     )
     numbered = enumerate(base.segments)
     segments = [DerivedSegment(segment, number, columns.types, columns.values) for number, segment in numbered]
-    return Snapshot(segments, config, base.num_rows, base.budget, store_rows=base.store_rows)
+    return base.with_columns(segments, config)

@@ -1,0 +1,251 @@
+"""The table of episodes: one row for each, counted once and counted on where rows come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Int64s = npt.NDArray[np.int64]
+
+OWN = ("episode", "start", "length", "return", "done")
+"""Names of the columns that every table of episodes has, before those of the rows."""
+
+_TYPES = (pa.int64(), pa.int64(), pa.int64(), pa.float64(), pa.int64())
+_SCHEMA = pa.schema(list(zip(OWN, _TYPES, strict=True)))
+# So many rows are looked at together.
+_BLOCK = 1 << 17
+# Fields whose columns the table says itself.
+_COUNTED = ("reward", "done", "time")
+
+
+class _Segment(Protocol):
+    """Rows that never change; see ``store._segments.Segment``."""
+
+    num_rows: int
+    extent: object
+
+    @property
+    def types(self) -> dict[str, pa.DataType]: ...
+    def column(self, name: str) -> pa.ChunkedArray | None: ...
+    @property
+    def is_picked(self) -> bool: ...
+    def row_numbers(self, rows: Int64s) -> Int64s: ...
+
+
+class Rows(Protocol):
+    """What is counted; see ``store.snapshot.Snapshot``."""
+
+    num_rows: int
+
+    @property
+    def segments(self) -> Sequence[_Segment]: ...
+    @property
+    def config(self) -> Any: ...
+    @property
+    def alignment(self) -> str: ...
+    @property
+    def episode_starts(self) -> Int64s: ...
+    def stored(self, field: str, starts: Int64s, length: int = ..., dtype: Any = ...) -> npt.NDArray[Any]: ...
+
+
+@dataclass(frozen=True, eq=False)
+class Episodes:
+    """The episodes of some rows.
+
+    Args:
+        table: A row for each; see ``Store.episodes``.
+        rows: The rows.
+        looked_at: Names of the columns that were looked at, whether or not they are in the table.
+        origin: What tables have in common of which one was counted on from the other: an episode of the same number and
+            length is the same in both.
+    """
+
+    table: pa.Table
+    rows: Rows
+    looked_at: frozenset[str]
+    origin: object
+
+
+def episodes_of(rows: Rows, before: Episodes | None = None) -> Episodes:
+    """The episodes of some rows.
+
+    Args:
+        rows: The rows.
+        before: Those of rows that these may have grown from: what was counted then is not counted again, but for the
+            episode that was the last.
+
+    Raises:
+        DataError: A value that its field does not allow.
+    """
+    if not rows.num_rows:
+        return Episodes(_SCHEMA.empty_table(), rows, frozenset(), object())
+    if before is None or not _are_first(before.rows, rows):
+        kept, origin, known = 0, object(), {}
+    else:
+        kept, origin = before.table.num_rows - 1, before.origin
+        known = {name: before.table.column(name).slice(0, kept) for name in before.table.column_names}
+    starts, names = rows.episode_starts, _names(rows)
+    columns: dict[str, Any] = dict(_counted(rows, starts[kept:], kept))
+    for name in names:
+        # What differed within an episode does so still.
+        if not known or name in known or (before is not None and name not in before.looked_at):
+            columns[name] = _values_by_episode(rows, name, starts[kept:])
+    there = {name: _chunked(values) for name, values in columns.items() if values is not None}
+    if known:
+        there = {name: _behind(known.get(name, _chunked(pa.nulls(kept))), values) for name, values in there.items()}
+    return Episodes(pa.table(there).combine_chunks(), rows, frozenset(names), origin)
+
+
+def _are_first(before: Rows, rows: Rows) -> bool:
+    """Whether these rows are those before with others behind them, read in the same way."""
+    if not 0 < before.num_rows <= rows.num_rows or len(before.segments) > len(rows.segments):
+        return False
+    if any(before.config.fields.get(name) != rows.config.fields.get(name) for name in _COUNTED):
+        return False
+    *firsts, last = zip(before.segments, rows.segments, strict=False)
+    grown = last[0] is last[1] or (last[0].extent is not None and last[0].extent is last[1].extent)
+    return bool(grown) and all(one is other for one, other in firsts)
+
+
+def _names(rows: Rows) -> list[str]:
+    """The columns that may be the same all through an episode: numbers, texts and the like, one for each row."""
+    # Those that are computed vary from row to row, and would be computed here.
+    ours = {rows.config.fields[name].column for name in _COUNTED if name in rows.config.fields} | {*rows.config.made}
+    found: dict[str, bool] = {}
+    for segment in rows.segments:
+        for name, data_type in segment.types.items():
+            found[name] = found.get(name, True) and _is_single(data_type)
+    return [name for name, single in found.items() if single and name not in ours and name not in OWN]
+
+
+def _is_single(data_type: pa.DataType) -> bool:
+    plain, types = _plain_type(data_type), pa.types
+    return any(test(plain) for test in (types.is_primitive, types.is_string, types.is_large_string, types.is_null))
+
+
+def _plain_type(data_type: pa.DataType) -> pa.DataType:
+    if isinstance(data_type, pa.BaseExtensionType):
+        return _plain_type(data_type.storage_type)
+    return _plain_type(data_type.value_type) if pa.types.is_dictionary(data_type) else data_type
+
+
+def _counted(rows: Rows, starts: Int64s, first: int) -> dict[str, npt.NDArray[Any]]:
+    """What the table says of the episodes that begin at ``starts``, the first of which has number ``first``."""
+    ends = np.append(starts[1:], rows.num_rows)
+    done = [rows.stored("done", ends[at : at + _BLOCK] - 1) for at in range(0, len(ends), _BLOCK)]
+    return {
+        "episode": np.arange(first, first + len(starts)),
+        "start": starts,
+        "length": ends - starts,
+        "return": _returns(rows, starts),
+        "done": np.concatenate(done).astype(np.int64),
+    }
+
+
+def _returns(rows: Rows, starts: Int64s) -> npt.NDArray[np.float64]:
+    """Sums of the rewards of episodes, float64 ``[n]``, each added up row by row, wherever blocks of rows end.
+
+    In rows that "arrived" the reward of an episode's first row is none of its own. Rewards 9, 1, 1, 9, 2 of episodes
+    that begin at rows 0 and 3 sum up to 2 and 2 then, and to 11 and 11 where rows are "outgoing".
+    """
+    sums = np.zeros(len(starts))
+    for begin, end in _blocks(int(starts[0]), rows.num_rows):
+        reward = rows.stored("reward", np.array([begin]), end - begin, np.dtype(np.float64))
+        inside = starts[starts.searchsorted(begin) : starts.searchsorted(end)]
+        if rows.alignment == "arrived":
+            reward[inside - begin] = 0
+        # Which episode each row is in: that of the row before the block, and one more at each row that begins one.
+        number = starts.searchsorted(begin) - 1 + _steps_at(inside - begin, end - begin)
+        np.add.at(sums, number, reward)
+    return sums
+
+
+def _steps_at(places: Int64s, count: int) -> Int64s:
+    """How many of some places lie at or before each of ``0 .. count - 1``: places 1, 3 of 4 give 0, 1, 1, 2."""
+    there = np.zeros(count, np.int64)
+    there[places] = 1
+    return np.cumsum(there)
+
+
+def _blocks(begin: int, end: int) -> Iterator[tuple[int, int]]:
+    return ((at, min(at + _BLOCK, end)) for at in range(begin, end, _BLOCK))
+
+
+def _values_by_episode(rows: Rows, name: str, starts: Int64s) -> pa.ChunkedArray | None:
+    """A column's value in each of the episodes that begin at ``starts``; None where one of them has several."""
+    types = [_plain_type(segment.types[name]) for segment in rows.segments if name in segment.types]
+    wanted = next((data_type for data_type in types if not pa.types.is_null(data_type)), pa.null())
+    values: list[pa.Array] = []
+    last: pa.Array | None = None
+    for segment, first, begin, end in _segments_from(rows, int(starts[0])):
+        for at, stop in _blocks(begin, end):
+            inside = starts[starts.searchsorted(at) : starts.searchsorted(stop)] - at
+            try:
+                found = _column(segment, name, at - first, stop - first).cast(wanted)
+                differs = _differs(found, last)
+            except pa.ArrowException:
+                return None  # numbers in one part of the store, texts in another; or a type that cannot be compared
+            differs[inside] = False
+            if differs.any():
+                return None
+            values.append(found.take(pa.array(inside)))
+            last = found.slice(len(found) - 1)
+    return pa.chunked_array(values, wanted)
+
+
+def _differs(values: pa.Array, before: pa.Array | None) -> npt.NDArray[np.bool_]:
+    """Whether each value is another than that before it, bool ``[n]``; null is one value, and so is NaN."""
+    if pa.types.is_null(values.type):
+        return np.zeros(len(values), np.bool_)
+    shifted = pa.concat_arrays([values.slice(0, 1) if before is None else before, values.slice(0, len(values) - 1)])
+    differs = pc.or_(pc.fill_null(pc.not_equal(values, shifted), False), pc.xor(values.is_null(), shifted.is_null()))
+    if pa.types.is_floating(values.type):
+        both = pc.and_(pc.fill_null(pc.is_nan(values), False), pc.fill_null(pc.is_nan(shifted), False))
+        differs = pc.and_not(differs, both)
+    found: npt.NDArray[np.bool_] = differs.to_numpy(zero_copy_only=False)
+    return np.array(found)
+
+
+def _column(segment: _Segment, name: str, begin: int, end: int) -> pa.Array:
+    """Rows ``begin .. end - 1`` of one of a segment's columns, in a plain type."""
+    column = segment.column(name)
+    if column is None:
+        return pa.nulls(end - begin)
+    if segment.is_picked:
+        column = column.take(pa.array(segment.row_numbers(np.arange(begin, end))))
+    else:
+        column = column.slice(begin, end - begin)
+    plain = _plain_type(column.type)
+    return pa.concat_arrays([_plain(chunk).cast(plain) for chunk in column.chunks] or [pa.array([], plain)])
+
+
+def _plain(array: pa.Array) -> pa.Array:
+    if isinstance(array, pa.ExtensionArray):
+        return _plain(array.storage)
+    return _plain(array.dictionary_decode()) if isinstance(array, pa.DictionaryArray) else array
+
+
+def _segments_from(rows: Rows, first: int) -> Iterator[tuple[_Segment, int, int, int]]:
+    """Segments with rows from ``first`` on: their first row, and which rows of all to look at, begin and end."""
+    begin = 0
+    for segment in rows.segments:
+        end = min(begin + segment.num_rows, rows.num_rows)
+        if end > first:
+            yield segment, begin, max(first, begin), end
+        begin = end
+
+
+def _chunked(values: Any) -> pa.ChunkedArray:
+    return values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([pa.array(values)])
+
+
+def _behind(known: pa.ChunkedArray, values: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A column of the episodes before, and of those behind them, in one type."""
+    wanted = known.type if pa.types.is_null(values.type) else values.type
+    return pa.chunked_array([*known.cast(wanted).chunks, *values.cast(wanted).chunks], wanted)
