@@ -28,6 +28,8 @@ class ChosenSegment(Segment):
         firsts, sizes: Where each stretch begins in it, and how many rows it has, at least one: int64 ``[n]``.
     """
 
+    is_picked = True
+
     def __init__(self, whole: Segment, firsts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> None:
         self.whole, self.firsts, self.sizes = whole, firsts, sizes
         self.begins = np.cumsum(sizes) - sizes
@@ -52,11 +54,6 @@ class ChosenSegment(Segment):
     def indices(self) -> pa.Table | None:
         """Row numbers into the table, int64; made for whoever needs them one by one."""
         return pa.table({"indices": self.row_numbers(np.arange(self.num_rows))})
-
-    @property
-    def is_picked(self) -> bool:
-        """Always."""
-        return True
 
     @memo
     def origin(self) -> Any:

@@ -44,6 +44,8 @@ class Segment:
 
     # What stands for the memory that appended rows are in: segments of the same extent have the same first rows.
     extent: object = None
+    # Whether rows of the table are found through row numbers.
+    is_picked: bool = False
     # For appended rows, the address of the first value of some columns, and values of a row; others are looked up.
     addresses: Mapping[str, tuple[int, int]] = MappingProxyType({})
     _make_table: Callable[[], pa.Table] | None = None
@@ -57,6 +59,7 @@ class Segment:
         image_roots: tuple[str, ...] = (),
     ) -> None:
         self.__dict__.update(table=table, indices=indices, origin=origin)
+        self.is_picked = indices is not None
         self._named_roots = image_roots
         self.num_rows: int = table.num_rows if indices is None else indices.num_rows
         self._parts: dict[str, ColumnPart] = {}
@@ -94,11 +97,6 @@ class Segment:
     def origin(self) -> Any:
         """The dataset that has these rows and no others, if there is one."""
         return None
-
-    @property
-    def is_picked(self) -> bool:
-        """Whether rows of the table are found through row numbers."""
-        return self.indices is not None
 
     def seal(self) -> None:
         """Make the table, and let go of what it is made from."""

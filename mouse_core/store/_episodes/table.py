@@ -29,12 +29,11 @@ class _Segment(Protocol):
 
     num_rows: int
     extent: object
+    is_picked: bool
 
     @property
     def types(self) -> dict[str, pa.DataType]: ...
     def column(self, name: str) -> pa.ChunkedArray | None: ...
-    @property
-    def is_picked(self) -> bool: ...
     def row_numbers(self, rows: Int64s) -> Int64s: ...
 
 

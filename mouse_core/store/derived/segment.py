@@ -34,7 +34,7 @@ class DerivedSegment(Segment):
         self, segment: Segment, number: int, derived: Mapping[str, pa.DataType], values: Callable[[str, int], Array]
     ) -> None:
         self._segment, self._number, self._derived, self._values = segment, number, derived, values
-        self.num_rows = segment.num_rows
+        self.num_rows, self.is_picked = segment.num_rows, segment.is_picked
         # Rows that are appended may change what is derived for the rows before: memory of its own for each snapshot.
         self.extent = None if segment.extent is None else object()
         self._parts, self._first_values = {}, {}
@@ -56,11 +56,6 @@ class DerivedSegment(Segment):
     def origin(self) -> Any:
         """As that of the segment."""
         return self._segment.origin
-
-    @property
-    def is_picked(self) -> bool:
-        """As that of the segment."""
-        return self._segment.is_picked
 
     def column(self, name: str) -> pa.ChunkedArray | None:
         """A column, of those of the segment without computing the others."""
