@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import jax
 from jax.sharding import Sharding
 
-from mouse_core.replay import buffer, ensemble
+from mouse_core.replay import Schedule, buffer, ensemble
 from mouse_core.replay.base import BaseBuffer
 from mouse_core.replay.ground.protocols import FieldKey, Sampler, Transform, Writer
 from mouse_core.replay.samplers.priorities import Beta, PrioritizedSampler
@@ -159,7 +159,7 @@ class ReplayBufferEnsemble(_InJax, ensemble.ReplayBufferEnsemble):
     def __init__(
         self,
         *buffers: Any,
-        p: Sequence[float] | None = None,
+        p: Sequence[float] | Schedule | None = None,
         transform: Transform | Sequence[Transform] | None = None,
         batch_size: int | None = None,
         seed: int = 0,

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mouse_core.errors import ConfigError
-from mouse_core.replay import buffer, ensemble
+from mouse_core.replay import Schedule, buffer, ensemble
 from mouse_core.replay.base import BaseBuffer
 from mouse_core.replay.ground.protocols import FieldKey, Sampler, Transform, Writer
 from mouse_core.replay.samplers.priorities import Beta, PrioritizedSampler
@@ -199,7 +199,7 @@ class ReplayBufferEnsemble(_Saved, ensemble.ReplayBufferEnsemble):
     def __init__(
         self,
         *buffers: Any,
-        p: Sequence[float] | None = None,
+        p: Sequence[float] | Schedule | None = None,
         transform: Transform | Sequence[Transform] | None = None,
         batch_size: int | None = None,
         seed: int = 0,

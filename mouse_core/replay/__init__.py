@@ -31,6 +31,7 @@ from mouse_core.replay.transforms.next_view import NextView
 from mouse_core.replay.transforms.pad import Pad
 from mouse_core.replay.transforms.returns import NStep, ReturnsToGo
 from mouse_core.replay.writers import ImmutableWriter, MaxValueWriter, RoundRobinWriter
+from mouse_core.sampling.shares import Schedule
 
 __all__ = [
     "ArrayStorage",
@@ -66,6 +67,7 @@ __all__ = [
     "RoundRobinWriter",
     "Sampler",
     "SamplerWithoutReplacement",
+    "Schedule",
     "Select",
     "SliceSampler",
     "SliceSamplerWithoutReplacement",

@@ -18,6 +18,7 @@ from mouse_core.replay.buffer import ReplayBuffer
 from mouse_core.replay.ground.protocols import Draw, FieldKey, Transform
 from mouse_core.replay.ground.state import check_numbers, part_of
 from mouse_core.replay.samplers.priorities import priorities_like
+from mouse_core.sampling.shares import Schedule
 from mouse_core.trees import find, flatten, structure_of, unflatten
 
 # The call of keys that seeds of members come from.
@@ -36,7 +37,8 @@ class ReplayBufferEnsemble(BaseBuffer):
 
     Args:
         *buffers: Replay buffers, ensembles, or what is a storage as it stands (a ``DatasetStore``, a dataset).
-        p: A weight for each, from 0; by default all alike.
+        p: A weight for each, from 0; by default all alike. With a ``Schedule`` they change with the number of the
+            sample, as from recorded to fresh data.
         transform: What is done to the whole batch; see ``ReplayBuffer``.
         batch_size: Windows in a batch, B (single rows, or slices), where ``sample`` is not told.
         seed: In ``[0, 2**64)``.
@@ -50,7 +52,7 @@ class ReplayBufferEnsemble(BaseBuffer):
     def __init__(
         self,
         *buffers: Any,
-        p: Sequence[float] | npt.NDArray[Any] | None = None,
+        p: Sequence[float] | npt.NDArray[Any] | Schedule | None = None,
         transform: Transform | Sequence[Transform] | None = None,
         batch_size: int | None = None,
         seed: int = 0,
@@ -70,10 +72,11 @@ class ReplayBufferEnsemble(BaseBuffer):
                 "transform=NextView() on the buffer of arrived rows"
             )
         super().__init__(transform, batch_size, seed, collate_fn, alignments[0], digest)
-        self._p = _check_weights(p, len(members))
+        stages = p.weights if isinstance(p, Schedule) else {0: p}
+        self._stages = {first: _check_weights(weights, len(members)) for first, weights in stages.items()}
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self._buffers)} buffers, p={self._p.tolist()}, seed={self._seed})"
+        return f"{type(self).__name__}({len(self._buffers)} buffers, p={list(self.p)}, seed={self._seed})"
 
     def __len__(self) -> int:
         """Rows of all members together."""
@@ -86,8 +89,12 @@ class ReplayBufferEnsemble(BaseBuffer):
 
     @property
     def p(self) -> tuple[float, ...]:
-        """The members' shares, which add up to 1."""
+        """The members' shares of the next sample, which add up to 1."""
         return tuple(self._p.tolist())
+
+    @property
+    def _p(self) -> npt.NDArray[np.float64]:
+        return self._stages[max(first for first in self._stages if first <= self._samples)]
 
     @property
     def ran_out(self) -> bool:
@@ -251,7 +258,18 @@ class ReplayBufferEnsemble(BaseBuffer):
 
     def _own_state(self) -> dict[str, Any]:
         members = {str(number): member._state() for number, member in enumerate(self._buffers)}
-        return {"kind": "ensemble", "seed": self._seed, "samples": self._samples, "p": self.p, "buffers": members}
+        return {
+            "kind": "ensemble",
+            "seed": self._seed,
+            "samples": self._samples,
+            "p": self._said_p(),
+            "buffers": members,
+        }
+
+    def _said_p(self) -> Any:
+        """All shares as a state has them: a tuple, or tuples by the number of the first sample."""
+        said = {str(first): tuple(shares.tolist()) for first, shares in self._stages.items()}
+        return said["0"] if len(said) == 1 else said
 
     def _shared(self) -> Any:
         """All members' locks, in their order."""
@@ -264,8 +282,8 @@ class ReplayBufferEnsemble(BaseBuffer):
     def _load_own(self, state: Mapping[str, Any]) -> None:
         numbers = check_numbers(state, {"kind": "ensemble"}, ("seed", "samples"))
         members = part_of(state, "buffers", {})
-        if len(members) != len(self._buffers) or list(state.get("p", ())) != list(self.p):
-            raise StateError(f"state: expected an ensemble with the shares {self.p}, found {state.get('p')}")
+        if len(members) != len(self._buffers) or _listed(state.get("p", ())) != _listed(self._said_p()):
+            raise StateError(f"state: expected an ensemble with the shares {self._said_p()}, found {state.get('p')}")
         before: list[tuple[BaseBuffer, dict[str, Any]]] = []
         try:
             for number, member in enumerate(self._buffers):
@@ -282,6 +300,11 @@ class ReplayBufferEnsemble(BaseBuffer):
 def _member_seed(seed: int, number: int) -> int:
     """A seed for each member, so that members of one seed do not draw the same rows."""
     return int(Key(seed, Purpose.REPLAY, number, _MEMBERS).bits(1)[0])
+
+
+def _listed(p: Any) -> Any:
+    """Shares of a state, in which tuples may have become lists."""
+    return {first: list(shares) for first, shares in p.items()} if isinstance(p, Mapping) else list(p)
 
 
 def _check_weights(p: Any, n: int) -> npt.NDArray[np.float64]:

@@ -21,6 +21,7 @@ from mouse_core.replay import (
     ReplayBuffer,
     ReplayBufferEnsemble,
     SamplerWithoutReplacement,
+    Schedule,
     SliceSampler,
 )
 from mouse_core.testing import example_store
@@ -51,6 +52,37 @@ def test_batches_have_as_many_rows_as_asked(weights: list[float], size: int, see
         assert (np.abs(counts - shares * size) < 1 + 1e-6).all()
         np.testing.assert_array_equal(batch["a"], batch["buffer_ids"] * 1000 + batch["index"])
         np.testing.assert_array_equal(batch["deep"]["b"], batch["a"])
+
+
+def scheduled() -> ReplayBufferEnsemble:
+    return ReplayBufferEnsemble(member(0), member(1), p=Schedule({0: [1, 0], 3: [3, 1], 5: [0, 1]}), batch_size=16)
+
+
+def test_shares_may_follow_a_schedule_by_the_number_of_the_sample() -> None:
+    """From recorded to fresh rows; a state goes on where the schedule was."""
+    ensemble = scheduled()
+    assert ensemble.p == (1.0, 0.0)
+    found = [np.bincount(ensemble.sample()["buffer_ids"], minlength=2).tolist() for _ in range(4)]
+    assert found == [[16, 0]] * 3 + [[12, 4]]
+    assert ensemble.p == (0.75, 0.25)
+    state = ensemble.state_dict()
+    wanted = [ensemble.sample() for _ in range(3)]
+    other = scheduled()
+    other.load_state_dict(state)
+    for batch in wanted:
+        np.testing.assert_array_equal(other.sample()["a"], batch["a"])
+    assert np.bincount(wanted[-1]["buffer_ids"], minlength=2).tolist() == [0, 16]
+    with pytest.raises(StateError, match="shares"):
+        ReplayBufferEnsemble(member(0), member(1), p=[3, 1]).load_state_dict(state)
+    with pytest.raises(ConfigError, match="expected 2 weights"):
+        ReplayBufferEnsemble(member(0), member(1), p=Schedule({0: [1, 0], 3: [1]}))
+
+
+def test_a_ramp_of_shares() -> None:
+    ramp = Schedule.linear([1, 0], [0.5, 0.5], batches=8, stages=8)
+    ensemble = ReplayBufferEnsemble(member(0), member(1), p=ramp, batch_size=16)
+    found = [int((ensemble.sample()["buffer_ids"] == 1).sum()) for _ in range(12)]
+    assert found == [0, 1, 2, 3, 4, 5, 6, 7, 8, 8, 8, 8]
 
 
 def test_whole_shares_are_exact_and_others_are_right_on_average() -> None:
