@@ -172,14 +172,28 @@ def _joined(members: Mapping[str, Snapshot], field: str | None) -> SnapshotConfi
         SchemaError: They do not fit together.
     """
     there = {name: member for name, member in members.items() if member.num_rows} or dict(members)
-    (first, one), *others = there.items()
-    types = dict(one.config.types)
-    for name, member in others:
-        if member.alignment != one.alignment:
+    first, alignment = next((name, member.alignment) for name, member in there.items())
+    for name, member in there.items():
+        if member.alignment != alignment:
             raise SchemaError(
-                f"mixture: expected rows of alignment {one.alignment!r} as in member {first!r}, found "
+                f"mixture: expected rows of alignment {alignment!r} as in member {first!r}, found "
                 f"{member.alignment!r} in {name!r}"
             )
+    types = _types(there)
+    dims = {name: _largest([member.config.dims[name] for member in there.values()]) for name in DIMS}
+    names = dict.fromkeys(name for member in there.values() for name in member.config.fields)
+    fields = {name: _field(name, there) for name in names if name != field}
+    if field is not None:
+        if any(field in member.readers and not isinstance(member, MixtureSnapshot) for member in there.values()):
+            raise SchemaError(f"mixture: expected members without a field {field!r}, which batches get, found one")
+        fields[field] = Field(field, dtype="int64", shape=(), fill=0, labels=tuple(members))
+    return SnapshotConfig(fields, types, dims, alignment)
+
+
+def _types(members: Mapping[str, Snapshot]) -> dict[str, ColumnType]:
+    """The columns' types; a column that is null throughout some members has that of the others."""
+    types: dict[str, ColumnType] = {}
+    for name, member in members.items():
         for column, kind in member.config.types.items():
             known = types.setdefault(column, kind)
             if "null" in (known.kind, kind.kind):
@@ -189,15 +203,7 @@ def _joined(members: Mapping[str, Snapshot], field: str | None) -> SnapshotConfi
                     f"column {column!r}: expected {known} as in the members before, found {kind} in member {name!r}; "
                     "cast one of them first, e.g. with Dataset.cast_column"
                 )
-    dims = {name: _largest([member.config.dims[name] for member in there.values()]) for name in DIMS}
-    names = dict.fromkeys(name for member in there.values() for name in member.config.fields)
-    fields = {name: _field(name, there) for name in names if name != field}
-    if field is not None:
-        if any(field in member.readers and not isinstance(member, MixtureSnapshot) for member in there.values()):
-            raise SchemaError(f"mixture: expected members without a field {field!r}, which batches get, found one")
-        fields[field] = Field(field, dtype="int64", shape=(), fill=0, labels=tuple(members))
-        types.pop(field, None)
-    return SnapshotConfig(fields, types, dims, one.alignment)
+    return types
 
 
 def _field(name: str, members: Mapping[str, Snapshot]) -> Field:

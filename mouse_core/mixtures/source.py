@@ -1,0 +1,200 @@
+"""MixtureSource: batches of several sources as one, window by window."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core._base.locks import ProcessLock
+from mouse_core.errors import ConfigError, SchemaError
+from mouse_core.mixtures.mix import Mix, checked_stages, listed
+from mouse_core.prefetch.source import Source, checked_source
+from mouse_core.sampling.shares import Schedule, Shares, StagedShares, exact
+from mouse_core.spec import FieldSpec, Spec, check_count
+
+Views = tuple[Mapping[str, npt.NDArray[Any]], ...]
+
+# Of each member so many of its batches are kept: those that the next batches take the rest of, in any thread.
+_KEPT = 4
+
+
+class MixtureSource:
+    """Batches of several sources as one: every batch takes whole windows of each, as many as its share says.
+
+    It is for sources of one's own, and for stores that are drawn from in different ways. Stores that are drawn from
+    alike are mixed by ``Mixture``, with one copy less. A member's windows come in the order of its batches, without a
+    gap, and counts are as exact as a ``Mixture``'s. Replay buffers change with what was drawn from them: they are members
+    of a ``ReplayBufferEnsemble``.
+
+    Args:
+        sources: The members by name, or a sequence of them, which are called "0", "1" and so on. Their batches are all
+            full, and of one spec.
+        weights: A number from 0 for each, by name or in their order, or a ``Schedule``; None: 1 for each.
+        batch_size: Windows in a batch; None: as the first member has.
+        field: The field that says which member a window is of, int64: its place among the names. None: there is none.
+
+    Raises:
+        ConfigError: No members, something that is no source, or weights that are none.
+        SchemaError: Members of different specs; the message names the field.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, Source] | Sequence[Source],
+        weights: Mapping[str, float] | Sequence[float] | Schedule | None = None,
+        *,
+        batch_size: int | None = None,
+        field: str | None = "member",
+    ) -> None:
+        if not isinstance(sources, Mapping):
+            sources = {str(number): source for number, source in enumerate(listed("sources", sources))}
+        if not sources:
+            raise ConfigError("mixture: expected at least one source, found none")
+        self._members = {str(name): _checked(str(name), source) for name, source in sources.items()}
+        self._mix = Mix(tuple(self._members), checked_stages(weights, list(self._members)), field=field)
+        self._size = None if batch_size is None else check_count("batch_size", batch_size)
+        self._sizes: dict[int, int] = {}
+        self._kept: OrderedDict[tuple[int, int], Views] = OrderedDict()
+        self._lock = ProcessLock()
+        self.spec = _joined(self._members, field)
+
+    def __repr__(self) -> str:
+        return f"MixtureSource({self._mix!r})"
+
+    @property
+    def members(self) -> Mapping[str, Source]:
+        """The members by name."""
+        return MappingProxyType(self._members)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The members' names, in the order of the codes in batches."""
+        return self._mix.names
+
+    @property
+    def batch_size(self) -> int:
+        """Windows in a batch."""
+        return self._windows_of(0) if self._size is None else self._size
+
+    @property
+    def fingerprint(self) -> str:
+        """A digest of the members' fingerprints, their names and weights, and the size of a batch."""
+        parts = [[name, source.fingerprint] for name, source in self._members.items()]
+        said = ["mixture", parts, repr(self._mix), self._mix.field, self.batch_size]
+        return hashlib.sha256(json.dumps(said).encode()).hexdigest()[:32]
+
+    def __len__(self) -> int:
+        """As many batches as hold as many windows as the epochs of all members with a share."""
+        windows = 0
+        for number, source in enumerate(self._members.values()):
+            if any(weights[number] for _, weights in self._mix.stages):
+                windows += len(source) * self._windows_of(number)
+        return -(-windows // self.batch_size)
+
+    def __getitem__(self, index: int) -> Any:
+        """Batch ``index``: ``{field: [B, ...]}`` in fresh memory, or of sources with several views a tuple of such.
+
+        Raises:
+            IndexError: A number below 0.
+            ConfigError: A member whose batches are not all of one size.
+        """
+        if index < 0:
+            raise IndexError(f"batch index: expected at least 0, found {index}")
+        size = self.batch_size
+        shares = StagedShares([stage * size for stage, _ in self._mix.stages], self._shares)
+        members = shares.members(index * size, (index + 1) * size)
+        before = shares.counts(index * size)
+        views: list[dict[str, npt.NDArray[Any]]] = []
+        for number in np.unique(members).tolist():
+            (places,) = np.nonzero(members == number)
+            done = 0
+            while done < len(places):
+                at, first = divmod(before[number] + done, self._windows_of(number))
+                batch = self._batch(number, at)
+                count = min(self._windows_of(number) - first, len(places) - done)
+                for view, part in enumerate(batch):
+                    if view == len(views):
+                        views.append({name: np.empty((size, *part[name].shape[1:]), part[name].dtype) for name in part})
+                    for name, values in part.items():
+                        views[view][name][places[done : done + count]] = values[first : first + count]
+                done += count
+        if self._mix.field is not None:
+            for made in views:
+                shape = next(iter(made.values())).shape[1 : self.spec.batch_dims]
+                made[self._mix.field] = np.broadcast_to(members.reshape(-1, *[1] * len(shape)), (size, *shape)).copy()
+        return views[0] if len(views) == 1 else tuple(views)
+
+    def _shares(self, stage: int) -> Shares:
+        return Shares.of([exact(weight) for weight in self._mix.stages[stage][1]])
+
+    def _windows_of(self, number: int) -> int:
+        """Windows in a batch of a member."""
+        if number not in self._sizes:
+            self._batch(number, 0)
+        return self._sizes[number]
+
+    def _batch(self, number: int, index: int) -> Views:
+        """A batch of a member, as a tuple of its views."""
+        with self._lock:
+            kept = self._kept.get((number, index))
+            if kept is not None:
+                self._kept.move_to_end((number, index))
+                return kept
+        name = self.names[number]
+        batch = self._members[name][index]
+        views = batch if isinstance(batch, tuple) else (batch,)
+        size = len(next(iter(views[0].values())))
+        with self._lock:
+            if self._sizes.setdefault(number, size) != size:
+                wanted = f"batches of {self._sizes[number]} windows of member {name!r}"
+                raise ConfigError(f"mixture: expected {wanted}, found one of {size}")
+            self._kept[number, index] = views
+            while len(self._kept) > _KEPT * len(self._members):
+                self._kept.popitem(last=False)
+        return views
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _restored, (self._members, self._mix, self._size)
+
+
+def _restored(members: Mapping[str, Source], mix: Mix, size: int | None) -> MixtureSource:
+    return MixtureSource(members, Schedule(dict(mix.stages)), batch_size=size, field=mix.field)
+
+
+def _checked(name: str, source: Any) -> Source:
+    if hasattr(source, "update_priority"):
+        raise ConfigError(f"mixture: expected sources, found a buffer {name!r}; a ReplayBufferEnsemble mixes those")
+    try:
+        return checked_source(source)
+    except ConfigError as error:
+        raise ConfigError(f"mixture: member {name!r}: {error}") from error
+
+
+def _joined(members: Mapping[str, Source], field: str | None) -> Spec:
+    """The one spec of all members, and the field that says which."""
+    first, spec = next((name, source.spec) for name, source in members.items())
+    for name, source in members.items():
+        if source.spec.alignment != spec.alignment or source.spec.batch_dims != spec.batch_dims:
+            raise SchemaError(f"mixture: expected the spec of member {first!r}, found in {name!r}: {source.spec}")
+        if list(source.spec) != list(spec):
+            raise SchemaError(
+                f"mixture: expected fields {list(spec)} as of member {first!r}, found {list(source.spec)}"
+            )
+        for one, other in zip(spec.values(), source.spec.values(), strict=True):
+            if (one.dtype, one.shape) != (other.dtype, other.shape):
+                raise SchemaError(
+                    f"field {one.name!r}: expected {one.dtype} {list(one.shape)} as of member {first!r}, "
+                    f"found {other.dtype} {list(other.shape)} of {name!r}"
+                )
+    if field is None:
+        return spec
+    if field in spec:
+        raise SchemaError(f"mixture: expected members without a field {field!r}, which batches get, found one")
+    return Spec({**spec, field: FieldSpec(field, np.dtype(np.int64), ())}, spec.alignment, spec.batch_dims)
