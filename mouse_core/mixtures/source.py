@@ -30,8 +30,8 @@ class MixtureSource:
 
     It is for sources of one's own, and for stores that are drawn from in different ways. Stores that are drawn from
     alike are mixed by ``Mixture``, with one copy less. A member's windows come in the order of its batches, without a
-    gap, and counts are as exact as a ``Mixture``'s. Replay buffers change with what was drawn from them, and are members
-    of a ``ReplayBufferEnsemble``.
+    gap, and counts are as exact as a ``Mixture``'s. Replay buffers change with what was drawn from them: these are
+    members of a ``ReplayBufferEnsemble``.
 
     Args:
         sources: The members by name, or a sequence of them, which are called "0", "1" and so on. Their batches are all
