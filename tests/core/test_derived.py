@@ -14,7 +14,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, MissingFieldError, PrefetchBatchifier
+from mouse_core import (
+    BatchSource,
+    ConfigError,
+    DataError,
+    DatasetStore,
+    MissingFieldError,
+    PrefetchBatchifier,
+    StorageError,
+)
 from mouse_core.replay import ReturnsToGo
 from mouse_core.rollouts import discounted_returns
 from mouse_core.spec import Alignment, FieldSpec, Spec
@@ -428,3 +436,73 @@ def test_bad_input_is_refused_with_what_was_found() -> None:
     for make in (lambda: Return(1.5), lambda: NStepReturn(0, 0.9), lambda: NStepDiscount(2, -1.0)):
         with pytest.raises(ConfigError):
             make()
+
+
+# ---------------------------------------------------------------------- kept on disk
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Counts in a file how often it computes."""
+
+    calls: str
+    factor: int = 2
+
+    def spec(self, name: str, rows: Spec) -> FieldSpec:
+        return FieldSpec(name, np.dtype("float32"), (3,))
+
+    def compute(self, rows: EpisodeRows) -> Any:
+        with Path(self.calls).open("a") as file:
+            file.write(".")
+        return self.factor * rows.leaving("reward")[:, None] + np.arange(3.0)
+
+
+@pytest.mark.parametrize("chosen", [None, "filtered"])
+def test_what_is_kept_on_disk_is_computed_once(chosen: str | None, tmp_path: Path) -> None:
+    calls = tmp_path / "calls"
+    calls.touch()
+
+    def store(rows: int = 90, **options: Any) -> DerivedStore:
+        dataset = part(0, rows)
+        if chosen:
+            dataset = dataset.select([row for row in range(rows) if not 20 <= row < 33])
+        counted = Counted(str(calls), **options)
+        return DerivedStore(DatasetStore().from_dataset(dataset), {"counted": counted}, path=tmp_path / "kept")
+
+    wanted = all_values(store())["counted"]
+    assert calls.read_text() == "."
+    for _ in range(2):
+        np.testing.assert_array_equal(all_values(store())["counted"], wanted)
+    carried = pickle.dumps(BatchSource(store(), 5, 4))
+    np.testing.assert_array_equal(pickle.loads(carried)[2]["counted"], BatchSource(store(), 5, 4)[2]["counted"])
+    assert calls.read_text() == "."
+    file = tmp_path / "kept" / "counted.arrow"
+    assert list(file.parent.iterdir()) == [file]
+    # What the file was not computed from, or by, and what is not whole.
+    assert not np.array_equal(all_values(store(factor=3))["counted"], wanted)
+    np.testing.assert_array_equal(all_values(store())["counted"], wanted)
+    assert len(all_values(store(rows=80))["counted"]) < len(wanted)
+    np.testing.assert_array_equal(all_values(store())["counted"], wanted)
+    assert calls.read_text() == "....."
+    for damage in (b"", file.read_bytes()[:-9], b"ARROW1\0\0" + file.read_bytes()[20:]):
+        file.write_bytes(damage)
+        np.testing.assert_array_equal(all_values(store())["counted"], wanted)
+    assert calls.read_text() == "........"
+
+
+def test_rows_that_are_appended_are_not_kept(tmp_path: Path) -> None:
+    base = DatasetStore().from_dataset(part(0, 50))
+    derived = DerivedStore(base, {"to_go": Return()}, path=tmp_path / "kept")
+    all_values(derived)
+    before = (tmp_path / "kept" / "to_go.arrow").read_bytes()
+    base.extend(example_columns(30, first=50))
+    plain = DerivedStore(example_store(80), {"to_go": Return()})
+    np.testing.assert_array_equal(all_values(derived)["to_go"], all_values(plain)["to_go"])
+    assert (tmp_path / "kept" / "to_go.arrow").read_bytes() == before
+
+
+def test_what_cannot_be_kept_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_text("a file")
+    derived = DerivedStore(DatasetStore().from_dataset(part(0, 50)), {"to_go": Return()}, path=tmp_path / "kept")
+    with pytest.raises(StorageError, match=r"derived fields: .*to_go\.arrow"):
+        all_values(derived)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import numpy.typing as npt
@@ -11,8 +13,9 @@ import pyarrow as pa
 
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
-from mouse_core.errors import ConfigError, DataError
+from mouse_core.errors import ConfigError, DataError, StorageError
 from mouse_core.spec import FieldSpec
+from mouse_core.store.derived import kept
 from mouse_core.store.derived.rows import Derivation, EpisodeRows
 from mouse_core.store.derived.segment import to_arrow
 from mouse_core.store.snapshot import Snapshot
@@ -29,7 +32,8 @@ class DerivedColumns:
     Args:
         base: The snapshot.
         derivations: How fields are computed, by name.
-        computed: Arrays by field and segment that are known already, and of which rows: the snapshot's first ones.
+        computed: Arrays by field and segment that are known already.
+        path: A folder in which values are kept, if they are.
     """
 
     def __init__(
@@ -37,8 +41,9 @@ class DerivedColumns:
         base: Snapshot,
         derivations: Mapping[str, Derivation],
         computed: Mapping[str, list[Array]] | None = None,
+        path: Path | None = None,
     ) -> None:
-        self.base, self.derivations = base, derivations
+        self.base, self.derivations, self.path = base, derivations, path
         self._computed: dict[str, list[Array]] = dict(computed or {})
         self._begun: tuple[int, dict[str, list[Array]]] = (0, {})
         self._lock = ProcessLock()
@@ -79,7 +84,7 @@ class DerivedColumns:
         Episodes that both have whole are not computed again. Where the first snapshot ends, or is another than the
         second, the episode there may go on in the second.
         """
-        later = DerivedColumns(base, self.derivations)
+        later = DerivedColumns(base, self.derivations, path=self.path)
         with self._lock:
             computed = dict(self._computed)
         common = _common_rows(self.base, base) if computed else 0
@@ -92,7 +97,7 @@ class DerivedColumns:
         first, begun = self._begun
         before = begun.get(name)
         first = first if before is not None else 0
-        values = self._compute(name, first)
+        values = self._kept(name) if before is None else self._compute(name, first)
         found: list[Array] = []
         begin = 0
         for number, segment in enumerate(self.base.segments):
@@ -131,6 +136,25 @@ class DerivedColumns:
             )
         return placed
 
+    def _kept(self, name: str) -> Array:
+        """All of a field's values, from the disk where they are kept there."""
+        if not self._is_kept:
+            return self._compute(name, 0)
+        assert self.path is not None
+        file = self.path / f"{quote(name, safe='')}.arrow"
+        said = kept.said_of(self.base, self.derivations[name], self.specs[name])
+        found = kept.load(file, said)
+        if found is None:
+            kept.write(file, self._compute(name, 0), said)
+            found = kept.load(file, said)
+        if found is None:
+            raise StorageError(f"{file}: expected the values that were written, found others")
+        return found
+
+    @memo
+    def _is_kept(self) -> bool:
+        return self.path is not None and kept.is_lasting(self.base)
+
     def _compute(self, name: str, first: int) -> Array:
         """A field's values from an episode that begins at row ``first`` on, ``[num_rows - first, *shape]``."""
         spec, derivation = self.specs[name], self.derivations[name]
@@ -158,7 +182,8 @@ class DerivedColumns:
 
     def __reduce__(self) -> tuple[Any, ...]:
         with self._lock:
-            return DerivedColumns, (self.base, self.derivations, dict(self._computed))
+            computed = {} if self._is_kept else dict(self._computed)
+            return DerivedColumns, (self.base, self.derivations, computed, self.path)
 
 
 def _common_rows(before: Snapshot, after: Snapshot) -> int:

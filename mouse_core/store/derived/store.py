@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mouse_core._arrow.column_types import column_type
@@ -31,8 +33,12 @@ class DerivedStore(Store):
         store: Any store.
         fields: How they are computed, by name, such as ``{"returns_to_go": Return()}``. They are computed from the
             fields of ``store``, and not from each other; for that make a store of this one.
+        path: A folder in which what is computed is kept, a file for each field, which the next process maps. It says
+            which rows it was computed from, and how, and is replaced where that is no longer so. Only where all rows
+            are those of datasets: appended ones are not there in the next process. None: in memory.
 
     Raises:
+        StorageError: When a field is first read: what is computed cannot be written.
         ConfigError: No store, or something that computes nothing. The first snapshot of rows raises one for a name that
             the store has, and ``MissingFieldError`` where a field is missing that another is computed from.
 
@@ -45,13 +51,16 @@ class DerivedStore(Store):
         (4, 8)
     """
 
-    def __init__(self, store: Store, fields: Mapping[str, Derivation]) -> None:
+    def __init__(
+        self, store: Store, fields: Mapping[str, Derivation], *, path: str | os.PathLike[str] | None = None
+    ) -> None:
         if not isinstance(store, Store):
             raise ConfigError(f"store: expected a Store, found {type(store).__name__}")
         for name, derivation in fields.items():
             if not hasattr(derivation, "compute") or not hasattr(derivation, "spec") or isinstance(derivation, type):
                 raise ConfigError(f"derived fields: {name!r}: expected one such as Return(), found {derivation!r:.80}")
         self._store, self._derivations = store, dict(fields)
+        self._path = None if path is None else Path(path)
         self._columns: DerivedColumns | None = None
         self._kept: Snapshot | None = None
         self._lock = ProcessLock()
@@ -76,7 +85,10 @@ class DerivedStore(Store):
             if self._kept is not None and self._columns is not None and self._columns.base is base:
                 return self._kept
             before = self._columns
-            columns = DerivedColumns(base, self._derivations) if before is None else before.taken_over(base)
+            if before is None:
+                columns = DerivedColumns(base, self._derivations, path=self._path)
+            else:
+                columns = before.taken_over(base)
             made = derived_snapshot(columns)
             if rows is None:
                 self._kept, self._columns = made, columns
