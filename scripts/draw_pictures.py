@@ -311,6 +311,78 @@ def sampling() -> Picture:
     return picture
 
 
+# What the picture of windows by field shows; docs/guides/windows-by-field.md runs the same.
+OFFSETS = {"obs_discrete": [-2, -1, 0], "action": range(4)}
+ANCHORS = (3, 6)
+
+
+def numbered_store() -> DatasetStore:
+    """The first two episodes of the pictures; o and a have the number of their step in the stream."""
+    store = DatasetStore()
+    row = 0
+    for rows in EPISODES[:2]:
+        number = np.arange(row, row + rows)
+        done = (np.arange(rows) == rows - 1).astype(np.int64)
+        chosen = np.where(np.arange(rows) == 0, 99, number - 1)  # the action that arrived with the row
+        reward, step = np.zeros(rows, np.float32), np.arange(rows)
+        store.extend(
+            {"action": chosen, "reward": reward, "done": done, "episode_step": step, "observation_discrete": number}
+        )
+        row += rows
+    return store
+
+
+def windows_by_field() -> Picture:
+    """Which rows two anchors deliver, and what becomes of those that are not there."""
+    store = numbered_store()
+    source = BatchSource(store, batch_size=len(store), sampling="last", windows=OFFSETS)
+    batch = source[0]
+    left, cell, height = 150, 38, 28
+    picture = Picture(
+        WIDTH,
+        372,
+        "Two anchors in an episode of nine rows. Of each the observations are the anchor's own and the two before, "
+        "the action from the four rows behind, where the transitions that leave the anchor's observation stand. Of the "
+        "anchor near the end two actions are not there: the last one stands for them, and the mask says so.",
+    )
+    for number, (name, letter) in enumerate((("observation", "o"), ("action", "a"))):
+        y = 36 + (height + 2) * number
+        picture.text(left - 12, y + 19, name, anchor="end", size=13, mono=True)
+        row = 0
+        for episode, rows in enumerate(EPISODES[:2]):
+            for step in range(rows):
+                placeholder = letter == "a" and step == 0
+                colour = GREY if placeholder else (BLUE, GREEN)[episode]
+                picture.box(left + cell * row, y, cell, height, colour, radius=0)
+                shown = "–" if placeholder else f"{letter}{row - number}"
+                picture.text(left + cell * (row + 0.5), y + 19, shown, size=12, colour=SOFT)
+                if not number:
+                    picture.text(left + cell * (row + 0.5), y - 8, str(row), size=11, bold=True)
+                row += 1
+    picture.text(left - 12, 28, "row", anchor="end", size=13)
+    tops = {anchor: 130 + 106 * place for place, anchor in enumerate(ANCHORS)}
+    for anchor, y in tops.items():
+        x = left + cell * (anchor + 0.5)
+        picture.path(f"M{x:g},98 L{x:g},{y + 70:g}", dashed=True, colour=VIOLET[1])
+    for anchor, y in tops.items():
+        picture.text(left - 12, y - 6, f"anchor {anchor}", anchor="end", bold=True)
+        for lane, (name, offsets) in enumerate(OFFSETS.items()):
+            line = y + 34 * lane
+            picture.text(left - 12, line + 19, name, anchor="end", size=13, mono=True)
+            letter = "oa"[lane]
+            for value, there, offset in zip(batch[name][anchor], batch[f"{name}_mask"][anchor], offsets, strict=True):
+                row = anchor + offset + (letter == "a")
+                colour = AMBER if there else (PAPER, AMBER[1])
+                picture.box(left + cell * row + 2, line, cell - 4, height, colour, radius=4)
+                picture.text(left + cell * (row + 0.5), line + 19, f"{letter}{value}", size=12, bold=bool(there))
+    y = 336
+    picture.box(left, y, 34, 22, AMBER, radius=4)
+    picture.text(left + 44, y + 16, "there: the mask is True", anchor="start", size=13)
+    picture.box(left + 250, y, 34, 22, (PAPER, AMBER[1]), radius=4)
+    picture.text(left + 294, y + 16, "not there: the edge stands for it", anchor="start", size=13)
+    return picture
+
+
 def snapshots() -> Picture:
     """A store that grows, and a loader that sees it only at refresh()."""
     picture = Picture(
@@ -345,7 +417,13 @@ def snapshots() -> Picture:
 
 def pictures() -> dict[str, str]:
     """Every picture's SVG by file name."""
-    drawn = {"overview": overview, "alignment": alignment, "sampling": sampling, "snapshots": snapshots}
+    drawn = {
+        "overview": overview,
+        "alignment": alignment,
+        "sampling": sampling,
+        "snapshots": snapshots,
+        "windows-by-field": windows_by_field,
+    }
     return {f"{name}.svg": draw().svg() for name, draw in drawn.items()}
 
 
