@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -263,7 +263,9 @@ def _counted(
 
 def _count(snapshot: Snapshot, block: _Block) -> Counted:
     """What is counted of some rows of a snapshot."""
-    rows = _read(snapshot, block.name, block.begin, block.end)
+    reader = snapshot.readers[block.name]
+    windows = snapshot.locate(np.array([block.begin]), block.end - block.begin).part(0)
+    (rows,) = reader.read(windows, _dtype_of(reader))
     first, end = np.searchsorted(block.dropped, (block.begin, block.end))
     if end > first:
         rows = np.delete(rows, block.dropped[first:end] - block.begin, axis=0)
@@ -273,13 +275,6 @@ def _count(snapshot: Snapshot, block: _Block) -> Counted:
 def _dtype_of(reader: FieldReader) -> np.dtype[np.generic]:
     """What a field is read in to be counted: as it is stored, or as float64 where that cannot hold what it becomes."""
     return reader.stored_dtype(np.dtype(np.float64))
-
-
-def _read(snapshot: Snapshot, name: str, begin: int, end: int) -> npt.NDArray[Any]:
-    reader = snapshot.readers[name]
-    windows = snapshot.locate(np.array([begin]), end - begin).part(0)
-    rows: npt.NDArray[Any] = reader.read(windows, _dtype_of(reader))[0]
-    return rows
 
 
 def _dropped(snapshot: Snapshot, name: str, begin: int) -> Int64s:

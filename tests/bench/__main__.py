@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from mouse_core.bench import machine
-from tests.bench import appends, loaders, parts, replay, rollout_groups, rollouts, workloads
+from tests.bench import appends, counting, loaders, parts, replay, rollout_groups, rollouts, workloads
 from tests.bench.results import Results, Table
 from tests.bench.show import page, picture, show_figures, show_table
 from tests.bench.workloads import Settings
@@ -87,6 +87,7 @@ def run(settings: Settings, *, quick: bool, only: str) -> Results:
     add("images", lambda: workloads.raw_images(settings))
     add("png-84x84", lambda: workloads.png_images(settings, 84, 84, colour=False))
     add("png-210x160", lambda: workloads.png_images(settings, 210, 160, colour=True))
+    add("statistics", lambda: counting.tables(settings))
     add("appends", lambda: appends.while_sampling(settings))
     add("replay", lambda: replay.tables(settings))
     add("rollouts", lambda: rollouts.tables(settings))

@@ -70,6 +70,13 @@ def goals(cores: int) -> Iterator[Goal]:
                 limit,
                 " us",
             )
+    yield Goal(
+        "statistics of 10 million rows, without quantiles",
+        "at least 0.5 of the speed of NumPy's sum by dimension",
+        lambda results: _inverse(_ratio(results, "statistics", "mouse statistics, no quantiles")),
+        0.5,
+        at_most=False,
+    )
     yield from _replay_goals()
     yield from _rollout_goals()
     yield from _group_goals()
