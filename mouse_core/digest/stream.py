@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -114,6 +115,9 @@ def _leaves(batch: Any) -> dict[str, npt.NDArray[Any]]:
 
     What is one value and no array of them, such as a temperature, is that of every window.
     """
+    if type(batch) is dict and all(map(_is_plain, batch.values())) and set(map(type, batch)) == {str}:
+        # Most are, and what takes 3 us here alone takes 20 between the steps of a training.
+        return {path: batch[name] for path, name in _paths(tuple(batch))}
     found: dict[str, npt.NDArray[Any]] = {}
     ones: set[str] = set()
     _collect(batch, "", found, ones)
@@ -122,6 +126,17 @@ def _leaves(batch: Any) -> dict[str, npt.NDArray[Any]]:
         for name in ones if len(rows) == 1 else ():
             found[name] = np.broadcast_to(found[name], (*rows, *found[name].shape[1:]))
     return dict(sorted(found.items()))
+
+
+def _is_plain(values: Any) -> bool:
+    """Whether a field is an array of plain numbers in NumPy's own memory."""
+    return type(values) is np.ndarray and values.ndim > 0 and values.dtype.kind in "biuf"
+
+
+@lru_cache(maxsize=256)
+def _paths(names: tuple[str, ...]) -> list[tuple[str, str]]:
+    """The fields of a flat batch, as ``_collect`` calls them and by their names, in the order of the former."""
+    return sorted((f"/{_escaped(name)}", name) for name in names)
 
 
 def _collect(tree: Any, path: str, found: dict[str, npt.NDArray[Any]], ones: set[str]) -> None:
@@ -147,8 +162,6 @@ def _escaped(name: str) -> str:
 
 def _leaf(values: Any, path: str) -> npt.NDArray[Any]:
     """A field as an array ``[B, ...]`` of a dtype with bytes of its own; one value is ``[1]``."""
-    if type(values) is np.ndarray and values.ndim and values.dtype.kind in "biuf":  # most are, in a loop that waits
-        return values
     if isinstance(values, list):  # rows of differing length
         return _hashed(values, path)
     if hasattr(values, "detach"):

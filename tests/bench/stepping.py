@@ -21,10 +21,11 @@ _STEPS = 50
 def steps_of(milliseconds: float) -> dict[str, Callable[[], None]]:
     """A step that computes for so long where nothing else runs, and one that waits for so long."""
     values = np.ones(20_000)
-    begin = time.perf_counter()
-    for _ in range(200):
-        np.sqrt(values, out=values)  # without the interpreter's lock, as a framework computes
-    calls = round(200 * milliseconds / 1e3 / (time.perf_counter() - begin))
+    for _ in range(2):  # the first one warms up
+        begin = time.thread_time()
+        for _ in range(1000):
+            np.sqrt(values, out=values)  # without the interpreter's lock, as a framework computes
+        calls = round(milliseconds / (time.thread_time() - begin))
 
     def compute() -> None:
         for _ in range(calls):
