@@ -389,3 +389,30 @@ def test_mini_batches_of_pure_functions_have_the_digests_of_a_storage(recurrent:
     found = [batch.digest(index) for index, batch in enumerate(batches)]
     assert found == [batch.digest(index) for index, batch in enumerate(expected)]
     assert sum(found, StreamDigest()) == storage.digest
+
+
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("package", PACKAGES)
+def test_what_a_buffer_delivers_is_digested_as_it_is_delivered(package: str, x64: bool) -> None:
+    """JAX narrows float64 without x64; the digest is of what came of that, and made before it goes to a device."""
+    kind = {"numpy": ReplayBuffer, "torch": mouse_torch.ReplayBuffer, "jax": mouse_jax.ReplayBuffer}[package]
+
+    def filled() -> Any:
+        buffer = kind(ArrayStorage(50), batch_size=6, seed=3, digest=True)
+        buffer.extend({"obs": {"x": np.arange(40.0) / 7}, "action": np.arange(40)})
+        return buffer
+
+    with jax.enable_x64(x64):
+        buffer = filled()
+        expected = sum((StreamDigest.of(index, buffer.sample()) for index in range(4)), StreamDigest())
+        assert buffer.digest == expected
+        for workers in (0, 2):
+            with PACKAGES[package].PrefetchBatchifier(filled(), num_workers=workers, digest=True) as opened:
+                for _ in range(4):
+                    opened.next_batch()
+                assert opened.digest == expected
+        plain = ReplayBuffer(ArrayStorage(50), batch_size=6, seed=3, digest=True)
+        plain.extend({"obs": {"x": np.arange(40.0) / 7}, "action": np.arange(40)})
+        for _ in range(4):
+            plain.sample()
+        assert (plain.digest == expected) == (x64 or package != "jax")
