@@ -207,18 +207,24 @@ def _stages_of(
         return augmenting
     from mouse_core.statistics.stream import StreamNormalize  # a room that is loaded where batches are normalised
 
-    fills = {} if fill is None else dict.fromkeys(read, (MASK, fill))
-    if chosen.windows is not None:
-        for name in read.keys() & chosen.windows.offsets.keys():
-            fills.pop(name, None)
-            if chosen.windows.fill is not None:
-                fills[name] = (f"{name}_mask", chosen.windows.fill)
+    fills = _fills_by_mask(chosen, read, fill)
     made = {name: one.dtype for name, one in fields.items()}
     images = {name: one for name, one in chosen.normalize.items() if fields[name].image_shape is not None}
     numbers = {name: one for name, one in chosen.normalize.items() if name not in images}
     before = StreamNormalize(numbers, fields, read, made if augment is None else augment.arriving_dtypes(made), fills)
     behind = StreamNormalize(images, before.spec if augment is None else augment.spec, read, made, fills)
     return (*((before,) if numbers else ()), *augmenting, *((behind,) if images else ()))
+
+
+def _fills_by_mask(chosen: Chosen, read: DTypes, fill: float | None) -> dict[str, tuple[str, float]]:
+    """Of fields with steps that are not there, the mask that says which, and what these are."""
+    fills = {} if fill is None else dict.fromkeys(read, (MASK, fill))
+    if chosen.windows is not None:
+        for name in read.keys() & chosen.windows.offsets.keys():
+            fills.pop(name, None)
+            if chosen.windows.fill is not None:
+                fills[name] = (f"{name}_mask", chosen.windows.fill)
+    return fills
 
 
 def _fill_of(padded: PaddedSampler | None, dtypes: DTypes, *, is_augmented: bool) -> float | None:

@@ -22,7 +22,7 @@ from mouse_core.errors import ConfigError, SchemaError
 from mouse_core.mixtures.mix import Mix
 from mouse_core.mixtures.sampler import mixed
 from mouse_core.sampling.shares import Shares
-from mouse_core.spec import DIMS, Field, FieldSpec
+from mouse_core.spec import DIMS, Alignment, Field, FieldSpec
 from mouse_core.store.fields import FieldReader
 from mouse_core.store.snapshot import Snapshot, SnapshotConfig
 
@@ -172,14 +172,7 @@ def _joined(members: Mapping[str, Snapshot], field: str | None) -> SnapshotConfi
         SchemaError: They do not fit together.
     """
     there = {name: member for name, member in members.items() if member.num_rows} or dict(members)
-    first, alignment = next((name, member.alignment) for name, member in there.items())
-    for name, member in there.items():
-        if member.alignment != alignment:
-            raise SchemaError(
-                f"mixture: expected rows of alignment {alignment!r} as in member {first!r}, found "
-                f"{member.alignment!r} in {name!r}"
-            )
-    types = _types(there)
+    alignment, types = _alignment(there), _types(there)
     dims = {name: _largest([member.config.dims[name] for member in there.values()]) for name in DIMS}
     names = dict.fromkeys(name for member in there.values() for name in member.config.fields)
     fields = {name: _field(name, there) for name in names if name != field}
@@ -188,6 +181,18 @@ def _joined(members: Mapping[str, Snapshot], field: str | None) -> SnapshotConfi
             raise SchemaError(f"mixture: expected members without a field {field!r}, which batches get, found one")
         fields[field] = Field(field, dtype="int64", shape=(), fill=0, labels=tuple(members))
     return SnapshotConfig(fields, types, dims, alignment)
+
+
+def _alignment(members: Mapping[str, Snapshot]) -> Alignment:
+    """The one that all have."""
+    first, alignment = next((name, member.alignment) for name, member in members.items())
+    for name, member in members.items():
+        if member.alignment != alignment:
+            raise SchemaError(
+                f"mixture: expected rows of alignment {alignment!r} as in member {first!r}, found "
+                f"{member.alignment!r} in {name!r}"
+            )
+    return alignment
 
 
 def _types(members: Mapping[str, Snapshot]) -> dict[str, ColumnType]:

@@ -46,9 +46,6 @@ class MemmapArray:
     dtype: str
     shape: tuple[int, ...]
 
-    def __len__(self) -> int:
-        return self.shape[0]
-
     def read(self, first: int, end: int) -> npt.NDArray[Any]:
         """Rows ``first..end - 1``.
 

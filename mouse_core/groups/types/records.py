@@ -144,11 +144,6 @@ class RolloutRecord(_ByValue):
         """Which group it belongs to."""
         return GroupKey(self.environment, self.example_id, self.policy_version)
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens of all turns."""
-        return sum(len(turn.tokens) for turn in self.turns)
-
 
 @dataclass(frozen=True, eq=False, slots=True)
 class RolloutGroup(_ByValue):
