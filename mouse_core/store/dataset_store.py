@@ -223,6 +223,18 @@ class DatasetStore(Store):
                 self._appender.extend(fields, n)
                 self._num_rows += n
 
+    def clear(self) -> None:
+        """Forget all rows, those of datasets too; columns and fields stay as they are.
+
+        Snapshots that were taken keep their rows, and so do loaders until ``refresh()``: an on-policy loop appends a
+        rollout, refreshes its loader, trains, and clears.
+        """
+        from mouse_core.store._intake import Appender
+
+        with self._lock:
+            self._segments, self._num_rows, self._kept = [], 0, None
+            self._appender = Appender(self._schema, self._segments)
+
     # ------------------------------------------------------------------ back to datasets
 
     def encode_hf_rows(self, batch: Mapping[str, Sequence[Any]]) -> dict[str, npt.NDArray[Any]]:
