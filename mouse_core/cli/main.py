@@ -11,6 +11,7 @@ from inspect import getdoc
 from typing import Any
 
 from mouse_core.cli import _data as data
+from mouse_core.cli._stats import declare_stats, run_stats
 from mouse_core.cli.command import Command, others
 from mouse_core.errors import AlignmentWarning, MouseError
 
@@ -173,6 +174,7 @@ def _pair(text: str) -> tuple[str, str]:
 _COMMANDS: dict[str, Command] = {
     "inspect": (data.declare_inspect, data.run_inspect),
     "convert": (data.declare_convert, data.run_convert),
+    "stats": (declare_stats, run_stats),
     "verify": (data.declare_verify, data.run_verify),
     "push": (data.declare_push, data.run_push),
     "bench": (_declare_bench, _run_bench),

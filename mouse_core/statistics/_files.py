@@ -55,7 +55,7 @@ def _entry(part: Part, shares: Sequence[float]) -> dict[str, Any]:
     """A field in LeRobot's layout: of a number a step in shape ``[1]``, of images ``[C, 1, 1]`` within 0 and 1."""
     moments, shape = part.all.moments, part.layout.shape or (1,)
     values = dict(zip(_MOMENTS, (moments.mean, moments.deviation, moments.low, moments.high), strict=True))
-    values |= {_key_of(share): found for share, found in part.all.quantiles(shares).items()}
+    values |= {_key_of(share): found for share, found in (part.all.quantiles(shares) or part.said or {}).items()}
     if part.is_image:
         shape = (*shape, 1, 1)
         values = {name: one / 255 for name, one in values.items()}
@@ -155,6 +155,10 @@ def _share_of(name: str) -> float | None:
 def _counted_on(file: Path, digest: str) -> _Content | None:
     """All that was counted; None where it is of other statistics than those beside it."""
     try:
+        with zipfile.ZipFile(file) as packed:
+            # Nothing is compressed, so that nothing is larger than the file.
+            if any(one.compress_type != zipfile.ZIP_STORED for one in packed.infolist()):
+                raise ValueError("expected arrays that are not compressed")
         with np.load(file, allow_pickle=False) as arrays:
             said = json.loads(arrays["said"].tobytes())
             if said["version"] != _VERSION or said["digest"] != digest:

@@ -14,11 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from mouse_core import ConfigError, DataError, DatasetStore, Field, MissingFieldError
+from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, Field, MissingFieldError
+from mouse_core.cli import main
+from mouse_core.formats.converting import convert
+from mouse_core.formats.lerobot import read_lerobot
+from mouse_core.mixtures import Mixture
 from mouse_core.statistics import QUANTILES, FieldStatistics, Statistics, statistics
 from mouse_core.statistics.moments import Moments
 from mouse_core.statistics.quantiles import Sketch
 from mouse_core.store.fields import FieldReader
+from tests.core.test_lerobot import Robot
 
 LENGTH = 7
 
@@ -370,3 +375,73 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "meta" / "stats.json").write_text('{"action": {"mean": [1]}}')
     with pytest.raises(DataError, match=r"stats.json.*action: expected mean, std, min, max and count"):
         Statistics.load(tmp_path)
+
+
+def test_what_was_read_is_saved_again(tmp_path: Path) -> None:
+    (tmp_path / "meta").mkdir()
+    entry = {name: [0.5, 1.0] for name in ("mean", "std", "min", "max", "q01", "q99")} | {"count": [7]}
+    (tmp_path / "meta" / "stats.json").write_text(json.dumps({"action": entry}))
+    Statistics.load(tmp_path).save(tmp_path / "other")
+    assert json.loads((tmp_path / "other" / "meta" / "stats.json").read_text()) == {"action": entry}
+
+
+def test_a_file_that_would_grow_in_memory_is_refused(tmp_path: Path) -> None:
+    statistics(store_of(rows(100))).save(tmp_path)
+    more = tmp_path / "meta" / "stats.npz"
+    with np.load(more) as arrays:
+        np.savez_compressed(more, **arrays)
+    with pytest.raises(DataError, match=r"stats\.npz.*not compressed"):
+        Statistics.load(tmp_path)
+
+
+# ---------------------------------------------------------------------- of whatever is a store, and of others' data
+
+
+def test_frames_of_lerobot_have_the_statistics_of_lerobot(tmp_path: Path) -> None:
+    """Which are those of all frames; rows begin with one that has no action, and end with one that has no state."""
+    robot = Robot(lengths=(5, 3, 7, 4))
+    convert(read_lerobot(robot.write(tmp_path / "robot"), final="mark"), tmp_path / "rows")
+    found = statistics(DatasetStore().from_dataset(datasets.load_from_disk(tmp_path / "rows")))
+    assert_are_of(found["obs_continuous"], robot.state)
+    assert_are_of(found["action"], robot.action)
+    assert_are_of(found["reward"], robot.reward)
+
+
+def test_views_and_mixtures_have_statistics_of_their_rows() -> None:
+    columns = rows(700)
+    store, other = store_of(columns), store_of(rows(350, seed=1))
+    parts = store.split(train=0.5, test=0.5)
+    for view in parts.values():
+        own = view.snapshot().rows(range(len(view)), {"observation"})["observation"]
+        assert_are_of(statistics(view)["obs_continuous"], np.array(own, np.float32))
+    merged = statistics(parts["train"]).merge(statistics(parts["test"]))
+    whole = statistics(store)
+    np.testing.assert_allclose(merged["reward"].mean, whole["reward"].mean, rtol=1e-6)
+    np.testing.assert_allclose(merged["reward"].std, whole["reward"].std, rtol=1e-6)
+    both = Mixture({"one": store, "other": other})
+    assert_are_of(
+        statistics(both, "obs_continuous")["obs_continuous"],
+        np.concatenate([columns["observation"], rows(350, seed=1)["observation"]]),
+    )
+    source = BatchSource(both, 8, 4, normalize={"obs_continuous": "mean_std"})
+    assert source[0]["obs_continuous"].dtype == np.float32
+
+
+# ---------------------------------------------------------------------- the command
+
+
+def test_the_command_prints_and_saves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    columns = rows(700)
+    store_of(columns).to_dataset().save_to_disk(tmp_path / "rows")
+    folder = str(tmp_path / "rows")
+    assert main(["stats", folder, "--fields", "obs_continuous,reward", "--save", folder]) == 0
+    head, *lines, _, wrote = capsys.readouterr().out.splitlines()
+    assert head.split() == ["field", "count", "mean", "std", "min", "q01", "q50", "q99", "max"]
+    assert [line.split()[0] for line in lines] == [*(f"obs_continuous[{place}]" for place in range(3)), "reward"]
+    assert lines[1].split()[1:3] == ["700", f"{columns['observation'][:, 1].mean(dtype=np.float64):.6g}"]
+    assert wrote == f"wrote {Path(folder, 'meta', 'stats.json')}"
+    assert list(Statistics.load(folder)) == ["obs_continuous", "reward"]
+    assert main(["inspect", folder]) == 0  # which what lies beside the rows does not disturb
+    capsys.readouterr()
+    assert main(["stats", folder, "--fields", "nothing"]) == 2
+    assert "mouse stats: expected fields among" in capsys.readouterr().err.replace("statistics: ", "")
