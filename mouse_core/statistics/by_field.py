@@ -115,7 +115,7 @@ class Statistics(Mapping[str, FieldStatistics]):
     def merge(self, *others: Statistics) -> Statistics:
         """Those of several parts of the data together, of the fields that all have.
 
-        Mean and deviation are within ``1e-6`` of a deviation of those of the whole, and quantiles within ``rank_error``.
+        Mean and deviation are within ``1e-6`` of a deviation of those of the whole, quantiles within ``rank_error``.
 
         Raises:
             ConfigError: A field of another shape.
