@@ -53,7 +53,8 @@ def _masks_shares_only(source: Any) -> bool:
     """
     if not isinstance(source, BatchSource):
         return False
-    return source.uneven == "pad" and not isinstance(source.sampler, PaddedSampler)
+    has_missing_steps = isinstance(source.sampler, PaddedSampler) and source.spec.batch_dims == 2
+    return source.uneven == "pad" and not has_missing_steps
 
 
 def _unmasked(batch: Any) -> Any:

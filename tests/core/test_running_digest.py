@@ -205,19 +205,23 @@ def test_a_short_last_batch_adds_up() -> None:
         assert sum((run(shard, 5) for shard in shards), StreamDigest()) == whole
 
 
+AROUND: dict[str, Any] = {"windows": {"reward": [-1, 0, 1]}, "boundary": "episode"}
+
+
 @pytest.mark.parametrize(
-    "more", [{}, {"boundary": "episode"}, {"views": 2, "augment": MASKED}], ids=["", "ends", "views"]
+    "more",
+    [{}, {"boundary": "episode"}, {"views": 2, "augment": MASKED}, AROUND, AROUND | {"sequence_length": None}],
+    ids=["", "ends", "views", "around steps", "around rows"],
 )
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 7])
 def test_what_fills_up_uneven_shards_does_not_count(count: int, more: dict[str, Any]) -> None:
     store = DatasetStore()
     store.extend(example_columns(8 * (12 + 6)))
-    options: dict[str, Any] = {"sampling": "sequential", "drop_last": False, "digest": True} | more
-    whole = run(PrefetchBatchifier(store, 8, 12, **options), 5)
+    options: dict[str, Any] = {"sequence_length": 8, "batch_size": 12, "sampling": "sequential", "digest": True}
+    options |= {"drop_last": False} | more
+    whole = run(PrefetchBatchifier(store, **options), 5)
     for ranks in (1, count):
-        shards = [
-            PrefetchBatchifier(store, 8, 12, shard=(rank, ranks), uneven="pad", **options) for rank in range(ranks)
-        ]
+        shards = [PrefetchBatchifier(store, shard=(rank, ranks), uneven="pad", **options) for rank in range(ranks)]
         assert sum((run(shard, 5) for shard in shards), StreamDigest()) == whole
 
 

@@ -293,7 +293,11 @@ def test_one_digest_for_fields_at_offsets(options: dict[str, Any], mixed: Datase
         assert sum(parts, StreamDigest()) == whole
 
 
-@pytest.mark.parametrize("options", [{}, {"augment": AUGMENT, "views": 2}, {"boundary": "episode"}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"augment": AUGMENT, "views": 2}, {"boundary": "episode"}, {"windows": {"reward": (-2, 0), "action": (0, 1)}}],
+    ids=str,
+)
 def test_the_digest_that_runs_along_is_equal_in_all_frameworks(mixed: DatasetStore, options: dict[str, Any]) -> None:
     expected = running("numpy", mixed, **SINGLE, **options)
     for package in PACKAGES:
