@@ -129,7 +129,9 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
             state = self.state_dict()
             begin = self.sampler.begin
             if not begin <= state["next_index"] < begin + len(self):
+                digest = self._digest
                 super().load_state_dict({**state, "next_index": begin})
+                self._digest = digest  # it is the same loader, of which a state cannot be known to be
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on exactly where ``state`` was taken; see ``PrefetchBatchifier``."""

@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from torch.utils.data.distributed import DistributedSampler
 
 from mouse_core import BatchSource, ConfigError, DatasetStore
+from mouse_core.digest import StreamDigest, whole_state
 from mouse_core.replay import ArrayStorage
 from mouse_core.testing import AdapterConformance, example_store, stream_digest
 from mouse_torch import DataLoader, PrefetchBatchifier, ReplayBuffer
@@ -173,6 +174,39 @@ def test_a_digest_is_the_same_however_late_the_ranks_are_known(
             found.append(loader.digest)
     assert found[0] == found[1]
     assert found[0].windows * count == OPTIONS["batch_size"] * (5 if saved_by == count == 1 else 1)
+
+
+def test_a_digest_of_all_ranks_goes_on_in_other_numbers_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    state: Any = None
+    for count, late in ((2, False), (4, True), (1, False), (2, True)):
+        states = []
+        for rank in range(count):
+            ranks(monkeypatch, *((0, 1) if late else (rank, count)))
+            with DataLoader(example_store(), **OPTIONS, digest=True) as loader:
+                if state is not None:
+                    loader.load_state_dict(state)
+                ranks(monkeypatch, rank, count)
+                for _ in range(3):
+                    loader.next_batch()
+                states.append(loader.state_dict())
+        state = whole_state(states)
+    with PrefetchBatchifier(example_store(), **OPTIONS, shard=(0, 1), digest=True) as whole:
+        for _ in range(12):
+            whole.next_batch()
+        assert whole.state_dict() == state
+
+
+def test_a_digest_goes_on_over_a_jump_to_another_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+    source = BatchSource(example_store(), **OPTIONS)
+    begin, parts = 3 * len(source), []
+    for rank in range(2):
+        ranks(monkeypatch, rank, 2)
+        with DataLoader(example_store(), **OPTIONS, digest=True) as loader:
+            loader.next_batch()
+            loader.set_epoch(3)
+            loader.next_batch()
+            parts.append(loader.digest)
+    assert sum(parts, StreamDigest()) == StreamDigest.of(0, source[0]) + StreamDigest.of(begin, source[begin])
 
 
 def test_who_it_is_may_be_known_late(monkeypatch: pytest.MonkeyPatch) -> None:
