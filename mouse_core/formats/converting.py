@@ -18,7 +18,16 @@ from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.locking import alone
 from mouse_core.files.writing import check_nothing_at, make_folder, put_in_place, storing, write_file
 from mouse_core.formats._files.on_disk import check_folder_name
-from mouse_core.formats._files.shards import Shard, ShardWriter, dataset_schema, describe, finish_names, merged
+from mouse_core.formats._files.shards import (
+    Shard,
+    ShardWriter,
+    begin_result,
+    dataset_schema,
+    describe,
+    finish_names,
+    keep_only,
+    merged,
+)
 from mouse_core.formats.base import RowDigest, RowStream, rows_digest
 from mouse_core.formats.columns.blocks import blocks, check_size
 from mouse_core.formats.columns.embedding import embedded
@@ -130,9 +139,9 @@ class _Job:
             "kind": kind,
             "shard_bytes": shard_bytes,
         }
-        state = self._load()
-        self.shards = [Shard(**shard) for shard in state["shards"]]
-        self.digest: str | None = state["digest"]
+        self.shards: list[Shard] = []
+        self.digest: str | None = None
+        self._load()
 
     def run(self, path: Path, *, single: bool, progress: bool) -> Conversion:
         """Do what is left to do."""
@@ -141,9 +150,7 @@ class _Job:
             with progress_bar("converting", total=self.stream.rows, unit="rows", enabled=progress) as advance:
                 self._write(advance)
         rows = sum(shard.rows for shard in self.shards)
-        folder = self.work / "result"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
+        folder = begin_result(self.work)
         result = folder / path.name if single else folder
         if single:
             merged([self.work / shard.name for shard in self.shards], result, self.schema)
@@ -192,8 +199,8 @@ class _Job:
                 "written is not what was read; nothing was kept"
             )
 
-    def _load(self) -> dict[str, Any]:
-        """What an interrupted conversion left behind, if it is of the same source and kind."""
+    def _load(self) -> None:
+        """Take over what an interrupted conversion left behind, if it is of the same source and kind."""
         fresh: dict[str, Any] = {"about": self.about, "shards": [], "digest": None}
         file = self.work / _JOB
         try:
@@ -206,19 +213,11 @@ class _Job:
                 f"convert: an unfinished conversion of something else is in {str(self.work)!r}: it differs in "
                 f"{', '.join(differing)}; finish it, or delete the folder"
             )
-        kept = {shard["name"] for shard in found["shards"]} | {_JOB, _LOCK}
-        for file in self.work.iterdir():
-            if file.name not in kept and file.is_file():
-                file.unlink()
+        written = [Shard(**shard) for shard in found["shards"]]
+        keep_only(self.work, {shard.name for shard in written} | {_JOB, _LOCK})
         # What a crash of the machine took along is written again, and all after it.
-        whole = list(takewhile(self._is_there, found["shards"]))
-        if len(whole) < len(found["shards"]):
-            found["shards"], found["digest"] = whole, None
-        return dict(found)
-
-    def _is_there(self, shard: dict[str, Any]) -> bool:
-        file = self.work / shard["name"]
-        return bool(file.is_file() and file.stat().st_size == shard["bytes"])
+        self.shards = list(takewhile(lambda shard: shard.is_in(self.work), written))
+        self.digest = found["digest"] if len(self.shards) == len(written) else None
 
     def _save(self) -> None:
         state = {"about": self.about, "shards": [vars(shard) for shard in self.shards], "digest": self.digest}

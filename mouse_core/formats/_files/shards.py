@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -37,6 +37,11 @@ class Shard:
     rows: int
     bytes: int
     digest: str
+
+    def is_in(self, work: Path) -> bool:
+        """Whether it lies in the working folder, as large as it was written: a crash may have taken it along."""
+        file = work / self.name
+        return file.is_file() and file.stat().st_size == self.bytes
 
 
 class ShardWriter:
@@ -99,6 +104,21 @@ class ShardWriter:
             self._writer.close()
             self._sink.close()
         remove(self._partial)
+
+
+def keep_only(work: Path, names: Collection[str]) -> None:
+    """Remove what else an interrupted call left in its working folder."""
+    for item in work.iterdir():
+        if item.name not in names:
+            remove(item)
+
+
+def begin_result(work: Path) -> Path:
+    """A new folder in the working folder, for what it all becomes."""
+    folder = work / "result"
+    remove(folder)
+    folder.mkdir()
+    return folder
 
 
 def finish_names(work: Path, result: Path, shards: Sequence[Shard], kind: str) -> dict[str, int]:

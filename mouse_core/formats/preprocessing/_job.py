@@ -22,7 +22,7 @@ from mouse_core._base.progress import progress_bar
 from mouse_core.errors import ConfigError, DataError, WorkerError
 from mouse_core.files.reading import read_json_object
 from mouse_core.files.writing import put_in_place, write_file
-from mouse_core.formats._files.shards import Shard, dataset_schema, describe, finish_names
+from mouse_core.formats._files.shards import Shard, begin_result, dataset_schema, describe, finish_names, keep_only
 from mouse_core.formats.columns.digest import RowDigest
 from mouse_core.formats.preprocessing._blocks import Work, begin_worker, run_block
 from mouse_core.formats.rows import read_rows
@@ -124,9 +124,7 @@ class Job:
             if digest.hexdigest() != shard.digest:
                 (work / shard.name).unlink()
                 raise DataError(f"{work / shard.name}: expected the rows that were written, found others; call again")
-        result = work / "result"
-        shutil.rmtree(result, ignore_errors=True)
-        result.mkdir()
+        result = begin_result(work)
         counts = finish_names(work, result, shards, "arrow")
         schema = dataset_schema(self.schema, self.work.about, "preprocess")
         describe(result, schema, self.work.about, counts, whole.hexdigest())
@@ -147,17 +145,8 @@ class Job:
             if found["edges"] == self.edges:
                 self.schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(found["schema"])))
                 shards = {int(number): Shard(**shard) for number, shard in found["shards"].items()}
-                self.shards = {number: shard for number, shard in shards.items() if self._is_there(shard)}
-        kept = {shard.name for shard in self.shards.values()} | {_JOB, _LOCK}
-        for item in folder.iterdir():
-            if item.is_dir():
-                shutil.rmtree(item, ignore_errors=True)
-            elif item.name not in kept:
-                item.unlink()
-
-    def _is_there(self, shard: Shard) -> bool:
-        file = self.work.folder / shard.name
-        return file.is_file() and file.stat().st_size == shard.bytes
+                self.shards = {number: shard for number, shard in shards.items() if shard.is_in(folder)}
+        keep_only(folder, {shard.name for shard in self.shards.values()} | {_JOB, _LOCK})
 
     def _save(self) -> None:
         assert self.schema is not None
