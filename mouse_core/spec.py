@@ -216,6 +216,11 @@ def merge_fields(fields: Iterable[Field], dims: Mapping[str, int | None]) -> dic
     return merged
 
 
+def codes_called(field: Field, word: str) -> tuple[int, ...]:
+    """The codes of a field whose label has a word in it: "task" is in the last of ``("alive", "task terminal")``."""
+    return tuple(code for code, label in enumerate(field.labels) if word in label.replace(",", " ").split())
+
+
 @dataclass(frozen=True)
 class FieldSpec:
     """What a field of a batch is.

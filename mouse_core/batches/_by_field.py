@@ -269,6 +269,11 @@ def anchors_of(
             "pad: expected boundary='episode' with pad=False, as no window that goes on in another episode has all its "
             f"rows in one, found {boundary!r}"
         )
+    if boundary not in ("stream", "episode"):
+        raise ConfigError(
+            f"pad: expected True or a number with boundary={boundary!r}, as anchors that are left out are those of "
+            "episodes, found False"
+        )
     before, behind = found.reach({name: shift_of(snapshot, name) for name in found.offsets})
     return EpisodeAnchors(length, batch_size, sampling, weighting, False, drop_last, before, behind), found
 

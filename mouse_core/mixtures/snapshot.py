@@ -23,8 +23,8 @@ from mouse_core.mixtures.mix import Mix
 from mouse_core.mixtures.sampler import mixed
 from mouse_core.sampling.shares import Shares
 from mouse_core.spec import DIMS, Alignment, Field, FieldSpec
-from mouse_core.store.fields import FieldReader
-from mouse_core.store.snapshot import Snapshot, SnapshotConfig
+from mouse_core.store.fields import FieldReader, SnapshotConfig
+from mouse_core.store.snapshot import Snapshot
 
 _CODES = ColumnType("scalar", "int64")
 

@@ -54,7 +54,7 @@ class Batchifier(Loader[T]):
         shard: See ``mouse_core.BatchSource``; None: whole batches, with a warning where there are several processes.
         augment: How batches are augmented, in the workers; see ``mouse_core.BatchSource``.
         views: With more than one, a batch is a tuple of so many; see ``mouse_core.BatchSource``.
-        boundary: "episode" for windows that lie in one episode each, with a field ``mask``; see
+        boundary: "episode", "task" or a ``sampling.Column`` for windows that lie in one, with a field ``mask``; see
             ``mouse_core.BatchSource``.
         weighting, pad: Of windows within episodes; see ``mouse_core.BatchSource``.
         uneven: "pad" for batches that shards need not divide, with a field ``mask``; see ``mouse_core.BatchSource``.

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from mouse_core.sampling.episodes import Boundary, EpisodeWindows, Weighting
+from mouse_core.sampling.episodes import Boundary, Column, EpisodeWindows, StretchWindows, Weighting
 from mouse_core.sampling.plan import ManyStarts, PaddedSampler, Plan, WindowSampler
 from mouse_core.sampling.windows import (
     CyclicWindows,
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Boundary",
+    "Column",
     "CyclicWindows",
     "EpisodeWindows",
     "LastWindows",
@@ -26,6 +27,7 @@ __all__ = [
     "RandomWindows",
     "Seconds",
     "SequentialWindows",
+    "StretchWindows",
     "Weighting",
     "WindowSampler",
     "window_sampler",

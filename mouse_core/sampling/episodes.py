@@ -21,8 +21,21 @@ from mouse_core.store.snapshot import Snapshot
 
 Int64s = npt.NDArray[np.int64]
 Known = TypeVar("Known")
-Boundary = Literal["stream", "episode"]
 Weighting = Literal["step", "trajectory"]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A boundary of windows: they lie in stretches of rows in which a column has one value, over however many episodes.
+
+    Args:
+        name: The column, of single numbers or texts, or the field that reads it. Null is a value.
+    """
+
+    name: str
+
+
+Boundary = Literal["stream", "episode", "task"] | Column
 
 
 @dataclass(frozen=True)
@@ -78,7 +91,7 @@ class EpisodeWindows:
             rule = self._rule(tiled=True)
             raise ConfigError(
                 f"sampling: expected an episode of at least {rule.length + rule.before + rule.behind} steps, found the "
-                f"longest to have {episodes_of(snapshot).longest()}; pad=True takes shorter ones"
+                f"longest to have {self._table(snapshot).longest()}; pad=True takes shorter ones"
             )
         try:
             return self._order.batches_per_epoch(_numbered(tiles))
@@ -103,7 +116,7 @@ class EpisodeWindows:
         """See ``PaddedSampler.lengths``."""
         if self.pad is False:
             return np.full(len(starts), self.sequence_length)
-        _, ends, _ = episodes_of(snapshot).episode_of(np.zeros(len(starts), np.int64), starts)
+        _, ends, _ = self._table(snapshot).episode_of(np.zeros(len(starts), np.int64), starts)
         lengths: Int64s = np.minimum(ends - starts, self.sequence_length)
         return lengths
 
@@ -124,7 +137,22 @@ class EpisodeWindows:
     def _windows(self, snapshot: Snapshot, *, tiled: bool) -> WindowView:
         rule = self._rule(tiled=tiled)
         return remembered(
-            snapshot, (rule, self.weighting), lambda: self._counted(WindowView(episodes_of(snapshot), rule))
+            snapshot,
+            (rule, self.weighting, self._stretch),
+            lambda: self._counted(WindowView(self._table(snapshot), rule)),
+        )
+
+    @property
+    def _stretch(self) -> str | None:
+        """What stays the same in all the rows that a window may lie in; None: the episode."""
+        return None
+
+    def _table(self, snapshot: Snapshot) -> EpisodeTable:
+        if self._stretch is None:
+            return episodes_of(snapshot)
+        key = ("stretches", self._stretch)
+        return remembered(
+            snapshot, key, lambda: EpisodeTable.of_begins(snapshot.stretch_starts(key[1]), snapshot.num_rows)
         )
 
     def _rule(self, *, tiled: bool) -> WindowRule:
@@ -152,6 +180,21 @@ class EpisodeAnchors(EpisodeWindows):
         return WindowRule(self.sequence_length, tiled=tiled, before=self.before, behind=self.behind)
 
 
+@dataclass(frozen=True)
+class StretchWindows(EpisodeWindows):
+    """Windows that lie in one stretch of rows each, in which a column has one value; otherwise as within episodes.
+
+    Args:
+        column: Its name; "" for the task.
+    """
+
+    column: str = ""
+
+    @property
+    def _stretch(self) -> str:
+        return self.column
+
+
 def sampler_of(
     sampling: str | WindowSampler,
     sequence_length: int,
@@ -175,10 +218,15 @@ def sampler_of(
             )
         return sampling
     length, size = check_count("sequence_length", sequence_length), check_count("batch_size", batch_size)
-    if boundary not in get_args(Boundary):
-        raise ConfigError(f"boundary: expected one of {list(get_args(Boundary))}, found {boundary!r}")
+    names = ("stream", "episode", "task")
+    if not isinstance(boundary, Column) and boundary not in names:
+        raise ConfigError(f"boundary: expected one of {list(names)} or a Column, found {boundary!r}")
+    filled = True if pad is None else pad
     if boundary == "episode":
-        return EpisodeWindows(length, size, sampling, weighting, True if pad is None else pad, drop_last)
+        return EpisodeWindows(length, size, sampling, weighting, filled, drop_last)
+    if boundary != "stream":
+        column = boundary.name if isinstance(boundary, Column) else ""
+        return StretchWindows(length, size, sampling, weighting, filled, drop_last, column=column)
     if weighting != "step" or pad is not None:
         raise ConfigError(f"boundary: expected 'episode' with weighting={weighting!r}, pad={pad!r}, found {boundary!r}")
     return window_sampler(sampling, sequence_length=length, batch_size=size, drop_last=drop_last)

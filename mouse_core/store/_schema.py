@@ -16,7 +16,7 @@ from mouse_core._base.checks import recipe, values_of
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
 from mouse_core.spec import DIMS, Alignment, Field, FieldSpec, check_alignment, merge_fields
 from mouse_core.store._segments import Segment
-from mouse_core.store.snapshot import SnapshotConfig
+from mouse_core.store.fields import SnapshotConfig
 
 if TYPE_CHECKING:
     from mouse_core.about.dataset import About

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,10 +17,29 @@ from mouse_core._arrow.gathering import gather
 from mouse_core._arrow.windows import WindowsPart
 from mouse_core.dtypes import RowError, largest_of, number_kind
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
-from mouse_core.spec import Field, FieldSpec
+from mouse_core.spec import Alignment, Field, FieldSpec
 from mouse_core.store._segments import Segment
 
 _UNSIGNED = {np.dtype(f"int{bits}"): np.dtype(f"uint{bits}") for bits in (8, 16, 32, 64)}
+
+
+@dataclass(frozen=True)
+class SnapshotConfig:
+    """What a store says about its data.
+
+    Args:
+        fields: The fields by name.
+        types: The columns' types by name.
+        dims: The dimensions that it was given, by ``spec.DIMS``.
+        alignment: "arrived" or "outgoing".
+        made: For columns that are computed from others, how; by name.
+    """
+
+    fields: Mapping[str, Field]
+    types: Mapping[str, ColumnType]
+    dims: Mapping[str, int | None]
+    alignment: Alignment
+    made: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 from typing import Any, TypeVar
@@ -14,36 +13,16 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._arrow.column import Growth
-from mouse_core._arrow.column_types import ColumnType
 from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core._arrow.windows import Stretches, Windows
 from mouse_core._base.memo import memo
 from mouse_core.errors import ConfigError
-from mouse_core.spec import Alignment, Field, Spec
+from mouse_core.spec import Alignment, Field, Spec, codes_called
 from mouse_core.store._segments import Segment, canonical, growth_of
-from mouse_core.store.fields import FieldReader, bind_fields, rows_without
+from mouse_core.store.fields import FieldReader, SnapshotConfig, bind_fields, rows_without
 
 _SAMPLED_ROWS = 8
 Sampler = TypeVar("Sampler")
-
-
-@dataclass(frozen=True)
-class SnapshotConfig:
-    """What a store says about its data.
-
-    Args:
-        fields: The fields by name.
-        types: The columns' types by name.
-        dims: The dimensions that it was given, by ``spec.DIMS``.
-        alignment: "arrived" or "outgoing".
-        made: For columns that are computed from others, how; by name.
-    """
-
-    fields: Mapping[str, Field]
-    types: Mapping[str, ColumnType]
-    dims: Mapping[str, int | None]
-    alignment: Alignment
-    made: Mapping[str, str] = field(default_factory=dict)
 
 
 class Snapshot:
@@ -186,15 +165,26 @@ class Snapshot:
     def episode_starts(self) -> npt.NDArray[np.int64]:
         """The rows at which episodes begin, int64 ``[n]``, ascending; the first read looks at all rows once.
 
-        An episode begins behind a row whose ``done`` is not 0, and where ``time`` is there, also at a row whose time is
-        0 or not larger than that of the row before.
+        An episode begins behind a row whose ``done`` is not 0 (where its codes have labels: not called "alive"), and
+        where ``time`` is there, also at a row whose time is 0 or not larger than that of the row before.
 
         Raises:
             DataError: A code of ``done`` that does not exist.
         """
         from mouse_core.store._episodes.starts import episode_starts
 
-        return episode_starts(self.segments, self.num_rows, self.readers, self.stored)
+        alive = codes_called(self.config.fields["done"], "alive") or (0,)
+        return episode_starts(self.segments, self.num_rows, self.readers, self.stored, alive)
+
+    def stretch_starts(self, column: str) -> npt.NDArray[np.int64]:
+        """The rows at which a column's value changes, int64 ``[n]``, ascending, with 0 first; "": the task.
+
+        Raises:
+            ConfigError: There is no such column, or none that says which task a row belongs to.
+        """
+        from mouse_core.store._episodes.table import starts_of
+
+        return starts_of(self, column)
 
     def stored(
         self, field: str, starts: npt.NDArray[np.int64], length: int = 1, dtype: np.dtype[Any] | None = None

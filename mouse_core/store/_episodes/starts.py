@@ -44,14 +44,16 @@ class _Found(NamedTuple):
 
 
 # A segment never changes, and a store that grows keeps those that it has.
-_known: WeakKeyDictionary[Segment, _Found] = WeakKeyDictionary()
+_known: WeakKeyDictionary[Segment, dict[tuple[int, ...], _Found]] = WeakKeyDictionary()
 _lock = ProcessLock()
 
 
-def episode_starts(segments: Sequence[Segment], rows: int, fields: Collection[str], read: Read) -> Int64s:
+def episode_starts(
+    segments: Sequence[Segment], rows: int, fields: Collection[str], read: Read, alive: tuple[int, ...] = (0,)
+) -> Int64s:
     """The rows at which episodes begin, int64 ``[n]``, ascending, 0 first.
 
-    An episode begins behind a row whose ``done`` is not 0, and, where times are known, at a row whose time is 0 or not
+    An episode begins behind a row whose ``done`` ends one, and, where times are known, at a row whose time is 0 or not
     larger than that of the row before: so an episode that was broken off ends where the next one begins.
 
     Args:
@@ -59,6 +61,7 @@ def episode_starts(segments: Sequence[Segment], rows: int, fields: Collection[st
         rows: How many rows count.
         fields: Names of the fields that there are: ``done`` and, maybe, ``time``.
         read: The values of a field in the windows of a length that begin at some rows, one after another.
+        alive: The codes of ``done`` that end no episode.
 
     Raises:
         DataError: A value that its field does not allow.
@@ -67,7 +70,7 @@ def episode_starts(segments: Sequence[Segment], rows: int, fields: Collection[st
     begin, before = 0, None
     for segment in segments:
         end = min(begin + segment.num_rows, rows)
-        found = _look(segment, begin, end, fields, read)
+        found = _look(segment, begin, end, fields, read, alive)
         if before is not None and (before.ended or _begins(np.array([before.last]), np.array([found.first]))[0]):
             parts.append(np.array([begin]))
         parts.append(found.starts + begin)
@@ -75,11 +78,13 @@ def episode_starts(segments: Sequence[Segment], rows: int, fields: Collection[st
     return np.concatenate(parts)
 
 
-def _look(segment: Segment, begin: int, end: int, fields: Collection[str], read: Read) -> _Found:
+def _look(
+    segment: Segment, begin: int, end: int, fields: Collection[str], read: Read, alive: tuple[int, ...]
+) -> _Found:
     """What the rows ``begin .. end - 1`` say, all of a segment or its first ones."""
     whole = end - begin == segment.num_rows
     with _lock:
-        found = _known.get(segment) if whole else None
+        found = _known.get(segment, {}).get(alive) if whole else None
     if found is not None:
         return found
     starts: list[Int64s] = []
@@ -88,7 +93,8 @@ def _look(segment: Segment, begin: int, end: int, fields: Collection[str], read:
     while row < end:
         length = min(_LENGTH, end - row)
         firsts = np.arange(row, min(end - length, row + (_WINDOWS - 1) * length) + 1, length)
-        done = read("done", firsts, length) != 0
+        codes = read("done", firsts, length)
+        done = codes != 0 if alive == (0,) else ~np.isin(codes, alive)
         breaks = np.concatenate([[ended], done[:-1]])
         ended = bool(done[-1])
         if "time" in fields:
@@ -106,7 +112,7 @@ def _look(segment: Segment, begin: int, end: int, fields: Collection[str], read:
     found = _Found(np.concatenate(starts), ended, first, last)
     if whole:
         with _lock:
-            _known[segment] = found
+            _known.setdefault(segment, {})[alive] = found
     return found
 
 

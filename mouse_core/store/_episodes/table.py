@@ -11,6 +11,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mouse_core.errors import ConfigError
+from mouse_core.spec import codes_called
+
 Int64s = npt.NDArray[np.int64]
 
 OWN = ("episode", "start", "length", "return", "done")
@@ -134,6 +137,43 @@ def _plain_type(data_type: pa.DataType) -> pa.DataType:
     return _plain_type(data_type.value_type) if pa.types.is_dictionary(data_type) else data_type
 
 
+_TASKS = ("task", "task_index")
+
+
+def starts_of(rows: Rows, column: str) -> Int64s:
+    """The rows at which a column's value changes; see ``Snapshot.stretch_starts``."""
+    types = {name: data_type for segment in rows.segments for name, data_type in segment.types.items()}
+    if column:
+        return np.concatenate([np.zeros(1, np.int64), _starts_in(rows, _single_column(rows, types, column))])
+    ends = codes_called(rows.config.fields["done"], "task")
+    name = next((name for name in _TASKS if name in types), None)
+    if name is None and not ends:
+        raise ConfigError(
+            f"boundary: expected a column of tasks, one of {list(_TASKS)}, or codes of 'done' that are called so, "
+            f"found {list(types)}; boundary=Column(name) takes any column"
+        )
+    starts = [np.zeros(1, np.int64)] if name is None else [np.zeros(1, np.int64), _starts_in(rows, name)]
+    for at, stop in _blocks(0, rows.num_rows) if ends else ():
+        done = rows.stored("done", np.array([at]), stop - at)
+        starts.append(np.nonzero(np.isin(done, ends))[0] + at + 1)
+    found = np.unique(np.concatenate(starts))
+    return found[found < rows.num_rows]
+
+
+def _starts_in(rows: Rows, column: str) -> Int64s:
+    changes = [np.nonzero(differs)[0] + at for _, differs, at in _changes(rows, column, 0)]
+    return np.concatenate(changes)
+
+
+def _single_column(rows: Rows, types: dict[str, pa.DataType], name: str) -> str:
+    """The column of that name, or that the field of that name reads, or ConfigError."""
+    column = rows.config.fields[name].column if name not in types and name in rows.config.fields else name
+    if column not in types or not _is_single(types[column]):
+        single = [known for known, data_type in types.items() if _is_single(data_type)]
+        raise ConfigError(f"boundary: expected a column of single numbers or texts among {single}, found {name!r}")
+    return column
+
+
 def _counted(rows: Rows, starts: Int64s, first: int) -> dict[str, npt.NDArray[Any]]:
     """What the table says of the episodes that begin at ``starts``, the first of which has number ``first``."""
     ends = np.append(starts[1:], rows.num_rows)
@@ -178,24 +218,29 @@ def _blocks(begin: int, end: int) -> Iterator[tuple[int, int]]:
 
 def _values_by_episode(rows: Rows, name: str, starts: Int64s) -> pa.ChunkedArray | None:
     """A column's value in each of the episodes that begin at ``starts``; None where one of them has several."""
-    types = [_plain_type(segment.types[name]) for segment in rows.segments if name in segment.types]
-    wanted = next((data_type for data_type in types if not pa.types.is_null(data_type)), pa.null())
     values: list[pa.Array] = []
-    last: pa.Array | None = None
-    for segment, first, begin, end in _segments_from(rows, int(starts[0])):
-        for at, stop in _blocks(begin, end):
-            inside = starts[starts.searchsorted(at) : starts.searchsorted(stop)] - at
-            try:
-                found = _column(segment, name, at - first, stop - first).cast(wanted)
-                differs = _differs(found, last)
-            except pa.ArrowException:
-                return None  # numbers in one part of the store, texts in another; or a type that cannot be compared
+    try:
+        for found, differs, at in _changes(rows, name, int(starts[0])):
+            inside = starts[starts.searchsorted(at) : starts.searchsorted(at + len(found))] - at
             differs[inside] = False
             if differs.any():
                 return None
             values.append(found.take(pa.array(inside)))
+    except pa.ArrowException:
+        return None  # numbers in one part of the store, texts in another; or a type that cannot be compared
+    return pa.chunked_array(values)
+
+
+def _changes(rows: Rows, name: str, first: int) -> Iterator[tuple[pa.Array, npt.NDArray[np.bool_], int]]:
+    """A column from row ``first`` on, block by block: its values, which differ from those before, and the first row."""
+    types = [_plain_type(segment.types[name]) for segment in rows.segments if name in segment.types]
+    wanted = next((data_type for data_type in types if not pa.types.is_null(data_type)), pa.null())
+    last: pa.Array | None = None
+    for segment, own, begin, end in _segments_from(rows, first):
+        for at, stop in _blocks(begin, end):
+            found = _column(segment, name, at - own, stop - own).cast(wanted)
+            yield found, _differs(found, last), at
             last = found.slice(len(found) - 1)
-    return pa.chunked_array(values, wanted)
 
 
 def _differs(values: pa.Array, before: pa.Array | None) -> npt.NDArray[np.bool_]:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.spec import FieldSpec, Spec, check_count, check_unit
-from mouse_core.store.derived.rows import TERMINAL, TRUNCATED, EpisodeRows, known_field
+from mouse_core.store.derived.rows import EpisodeRows, known_field
 from mouse_core.store.derived.sums import discounted_sums
 
 Array = npt.NDArray[Any]
@@ -255,8 +255,7 @@ class Terminated:
 
     def compute(self, rows: EpisodeRows) -> Array:
         """Flags, bool ``[n]``."""
-        flags: Array = rows.values("done") == TERMINAL
-        return flags
+        return rows.done_is("terminal")
 
 
 @dataclass(frozen=True)
@@ -272,5 +271,4 @@ class Truncated:
 
     def compute(self, rows: EpisodeRows) -> Array:
         """Flags, bool ``[n]``."""
-        flags: Array = rows.values("done") == TRUNCATED
-        return flags
+        return rows.done_is("truncated")

@@ -9,13 +9,14 @@ import numpy.typing as npt
 
 from mouse_core._base.memo import memo
 from mouse_core.errors import MissingFieldError
-from mouse_core.spec import Alignment, FieldSpec, Spec
+from mouse_core.spec import Alignment, FieldSpec, Spec, codes_called
 from mouse_core.store.snapshot import Snapshot
 
 Array = npt.NDArray[Any]
 Int64s = npt.NDArray[np.int64]
 
-TERMINAL, TRUNCATED = 1, 2
+# Where codes have no labels.
+_CODES = {"terminal": (1,), "truncated": (2,)}
 # What is read of a snapshot at a time.
 _LENGTH = 4096
 
@@ -101,8 +102,13 @@ class EpisodeRows:
     @memo
     def is_terminal(self) -> npt.NDArray[np.bool_]:
         """Whether each episode ended in a terminal state, bool ``[e]``: not where it was cut short or broken off."""
-        found: npt.NDArray[np.bool_] = self.values("done")[self.last_rows] == TERMINAL
-        return found
+        return self.done_is("terminal")[self.last_rows]
+
+    def done_is(self, word: str) -> npt.NDArray[np.bool_]:
+        """Whether each row's ``done`` is a code whose label has a word in it, bool ``[n]``: "terminal", "truncated"."""
+        codes = codes_called(self._snapshot.config.fields["done"], word) or _CODES[word]
+        done = self.values("done")
+        return done == codes[0] if len(codes) == 1 else np.isin(done, codes)
 
     def values(self, field: str, dtype: npt.DTypeLike | None = None) -> Array:
         """A field's values, ``[n, *shape]``, row by row.
