@@ -2,6 +2,6 @@
 
 from mouse_core.store.dataset_store import DatasetStore
 from mouse_core.store.snapshot import Snapshot
-from mouse_core.store.views import Store
+from mouse_core.store.views import Store, View
 
-__all__ = ["DatasetStore", "Snapshot", "Store"]
+__all__ = ["DatasetStore", "Snapshot", "Store", "View"]
