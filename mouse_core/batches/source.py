@@ -286,7 +286,7 @@ class BatchSource:
             pipeline = self._pipeline.forward(snapshot, growth, seed=seed, epoch_start=epoch_start)
             chosen = self._chosen
             if chosen.normalize is not None:  # by what the rows are, which are more now
-                chosen = chosen._replace(normalize=chosen.normalize.over(snapshot))
+                chosen = chosen._replace(normalize=chosen.normalize.over(snapshot, grown=True))
                 pipeline.form = _form(pipeline.planner, pipeline.readers, chosen)
             source._set(pipeline, chosen, self.ranks)
         # Whoever takes a new snapshot every so many batches will do so again.

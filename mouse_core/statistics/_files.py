@@ -25,10 +25,12 @@ _JSON, _MORE, _VERSION = "stats.json", "stats.npz", 1
 _NAMES = {"obs_continuous": "observation.state", "obs_image": "observation.image", "reward": "next.reward"}
 _FIELDS = {key: name for name, key in _NAMES.items()}
 _MOMENTS = ("mean", "std", "min", "max")
-_Content = tuple[dict[str, Part], tuple[float, ...], int, str]
+_Content = tuple[dict[str, Part], tuple[float, ...], int, tuple[str, str]]
 
 
-def save(parts: Mapping[str, Part], shares: Sequence[float], rows: int, fingerprint: str, folder: Path) -> None:
+def save(
+    parts: Mapping[str, Part], shares: Sequence[float], rows: int, fingerprints: tuple[str, str], folder: Path
+) -> None:
     """Write both files; see ``Statistics.save``."""
     file = folder / "meta" / _JSON
     stats = dict(read_json_object(file)) if file.is_file() else {}
@@ -41,7 +43,7 @@ def save(parts: Mapping[str, Part], shares: Sequence[float], rows: int, fingerpr
         for kind, counted in (("all", part.all), ("whole", part.whole)):
             if counted is not None:
                 arrays |= {f"{number}/{kind}/{key}": values for key, values in _arrays(counted).items()}
-    said = {"version": _VERSION, "rows": rows, "fingerprint": fingerprint, "shares": list(shares), "fields": fields}
+    said = {"version": _VERSION, "rows": rows, "fingerprints": fingerprints, "shares": list(shares), "fields": fields}
     said["digest"] = hashlib.sha256(text).hexdigest()
     packed = io.BytesIO()
     np.savez(packed, said=np.frombuffer(json.dumps(said).encode(), np.uint8), **arrays)  # type: ignore[arg-type]
@@ -94,7 +96,7 @@ def _arrays(counted: Counted) -> dict[str, npt.NDArray[Any]]:
 
 
 def load(folder: Path) -> _Content:
-    """What ``save`` or LeRobot wrote: parts, shares, rows and fingerprint; see ``Statistics.load``."""
+    """What ``save`` or LeRobot wrote: parts, shares, rows and both fingerprints; see ``Statistics.load``."""
     file = folder / "meta" / _JSON
     if not file.is_file():
         raise ConfigError(f"{folder}: expected meta/{_JSON}, found none")
@@ -110,7 +112,7 @@ def load(folder: Path) -> _Content:
     for key, entry in stats.items():
         name = "obs_image" if [key] == cameras else _FIELDS.get(key, key)
         parts[name] = _part_of(file, key, entry)
-    return parts, (), max((int(part.all.moments.count.max(initial=0)) for part in parts.values()), default=0), ""
+    return parts, (), max((int(part.all.moments.count.max(initial=0)) for part in parts.values()), default=0), ("", "")
 
 
 def _part_of(file: Path, key: str, entry: Any) -> Part:
@@ -169,7 +171,8 @@ def _counted_on(file: Path, digest: str) -> _Content | None:
                 whole = _read(arrays, f"{number}/whole", layout.width) if one["has_whole"] else None
                 everything = _read(arrays, f"{number}/all", layout.width)
                 parts[str(name)] = Part(layout, whole, everything, bool(one["is_image"]))
-            return parts, tuple(map(float, said["shares"])), int(said["rows"]), str(said["fingerprint"])
+            fingerprint, content = map(str, said["fingerprints"])
+            return parts, tuple(map(float, said["shares"])), int(said["rows"]), (fingerprint, content)
     except (OSError, zipfile.BadZipFile, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise damaged(file, f"{error!r:.120}") from error
 

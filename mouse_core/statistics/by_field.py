@@ -65,11 +65,14 @@ class Statistics(Mapping[str, FieldStatistics]):
         shares: Of the quantiles.
         rows: How many rows were looked at.
         fingerprint: Of the snapshot they were; empty where it is not known.
+        content: That of these rows, whatever they were chosen from.
     """
 
-    def __init__(self, parts: Mapping[str, Part], shares: Sequence[float], rows: int, fingerprint: str) -> None:
+    def __init__(
+        self, parts: Mapping[str, Part], shares: Sequence[float], rows: int, fingerprint: str, content: str
+    ) -> None:
         self._parts, self.shares = dict(parts), tuple(shares)
-        self.rows, self.fingerprint = rows, fingerprint
+        self.rows, self.fingerprint, self.content = rows, fingerprint, content
 
     def __getitem__(self, name: str) -> FieldStatistics:
         if name not in self._parts:
@@ -97,15 +100,15 @@ class Statistics(Mapping[str, FieldStatistics]):
     def update(self, store: Store | Snapshot, *, progress: bool = False) -> Statistics:
         """Those of a store whose first rows these are: the same numbers, to the bit, as ``statistics`` would find.
 
-        Only rows that came since are read, and fewer than a block (about a million numbers) before them.
+        Only rows that came since are read, and fewer than a block (about a million numbers) before them. That the
+        others are the same is seen by their number and a few of them, as a loader's state sees it.
 
         Raises:
             ConfigError: Other rows; statistics that were merged, or read without what counting on needs.
         """
         snapshot = _snapshot_of(store)
         known = all(part.whole is not None for part in self._parts.values())
-        before = _first(snapshot, self.rows) if self.rows <= snapshot.num_rows and known else None
-        if before is None or before.fingerprint != self.fingerprint:
+        if not known or self.rows > snapshot.num_rows or _content(snapshot, self.rows) != self.content:
             raise ConfigError(
                 f"statistics: expected the {self.rows} rows that they are of, and others behind them, found "
                 + (f"{snapshot.num_rows} other rows" if known else "statistics without what is needed to count on")
@@ -131,7 +134,7 @@ class Statistics(Mapping[str, FieldStatistics]):
                     raise ConfigError(f"{name}: expected shape {part.layout.shape}, found {one.layout.shape}")
                 total.merge(one.all)
             merged[name] = Part(part.layout, None, total, part.is_image)
-        return Statistics(merged, self.shares, self.rows + sum(other.rows for other in others), "")
+        return Statistics(merged, self.shares, self.rows + sum(other.rows for other in others), "", "")
 
     def save(self, folder: str | PathLike[str]) -> None:
         """Write them beside a dataset: ``meta/stats.json``, as LeRobot has it, and what counting on needs.
@@ -147,7 +150,7 @@ class Statistics(Mapping[str, FieldStatistics]):
         """
         from mouse_core.statistics._files import save
 
-        save(self.parts, self.shares, self.rows, self.fingerprint, Path(folder))
+        save(self.parts, self.shares, self.rows, (self.fingerprint, self.content), Path(folder))
 
     @staticmethod
     def load(folder: str | PathLike[str]) -> Statistics:
@@ -159,7 +162,8 @@ class Statistics(Mapping[str, FieldStatistics]):
         """
         from mouse_core.statistics._files import load
 
-        return Statistics(*load(Path(folder)))
+        parts, shares, rows, (fingerprint, content) = load(Path(folder))
+        return Statistics(parts, shares, rows, fingerprint, content)
 
 
 def statistics(
@@ -207,8 +211,9 @@ def _snapshot_of(store: Store | Snapshot) -> Snapshot:
     return snapshot
 
 
-def _first(snapshot: Snapshot, rows: int) -> Snapshot:
-    return Snapshot(snapshot.segments, snapshot.config, rows, budget=snapshot.budget)
+def _content(snapshot: Snapshot, rows: int) -> str:
+    """The fingerprint of the first rows of a snapshot."""
+    return Snapshot(snapshot.segments, snapshot.config, rows, budget=snapshot.budget).fingerprint
 
 
 class _Block(NamedTuple):
@@ -258,7 +263,7 @@ def _counted(
                 rest.merge(found)
                 parts[block.name] = part._replace(all=rest)
             advance(block.end - block.begin)
-    return Statistics(parts, shares, n, snapshot.fingerprint)
+    return Statistics(parts, shares, n, snapshot.fingerprint, _content(snapshot, n))
 
 
 def _count(snapshot: Snapshot, block: _Block) -> Counted:

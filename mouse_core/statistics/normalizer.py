@@ -201,16 +201,18 @@ class Normalizer(Mapping[str, Scaling]):
         """The same numbers, whatever rows they are used for."""
         return Normalizer(self._scalings)
 
-    def over(self, snapshot: Snapshot) -> Normalizer:
-        """The normaliser for a snapshot: itself, or that of these rows, of which only those that came are read."""
+    def over(self, snapshot: Snapshot, *, grown: bool = False) -> Normalizer:
+        """The normaliser for a snapshot: itself, or that of these rows.
+
+        Args:
+            snapshot: The rows.
+            grown: Whether they are those that it follows, with others behind them: then only those are read.
+        """
         before = self._counted
         if before is None or before.fingerprint == snapshot.fingerprint:
             return self
         kinds = {name: scaling.kind for name, scaling in self._scalings.items()}
-        try:
-            return _normalizer(before.update(snapshot), kinds, follows=True)
-        except ConfigError:  # other rows
-            return follow(snapshot, kinds)
+        return _normalizer(before.update(snapshot), kinds, follows=True) if grown else follow(snapshot, kinds)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Normalizer, (self._scalings, self._counted)

@@ -23,7 +23,10 @@ from mouse_core import (
     RandomCrop,
     SchemaError,
 )
+from mouse_core.mixtures import Mixture
 from mouse_core.statistics import Normalizer, statistics
+from mouse_core.store.derived import DerivedStore, Return
+from mouse_core.store.fields import FieldReader
 from mouse_core.testing import SourceConformance
 
 ROWS, LENGTH, SIZE = 600, 8, 4
@@ -209,6 +212,44 @@ def test_numbers_are_those_of_the_snapshot_or_stay() -> None:
     stays = kept.with_snapshot(store.snapshot(), epoch_start=10)
     assert stays.normalizer["reward"].identity == kept.normalizer["reward"].identity
     assert stays.normalizer["reward"].identity != afresh.normalizer["reward"].identity
+
+
+def test_only_rows_that_came_are_read_at_a_refresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = {**columns(1300), "seen": np.random.default_rng(0).normal(size=(1300, 1024)).astype(np.float32)}
+    store = store_of({name: values[:1100] for name, values in made.items()}, fields=[Field("seen")])
+    source = source_of(store, normalize={"seen": "mean_std"})
+    store.extend({name: values[1100:] for name, values in made.items()})
+    afresh = source_of(store, normalize={"seen": "mean_std"})
+    read: list[int] = []
+    before = FieldReader.read
+
+    def watched(self: FieldReader, windows: Any, *args: Any) -> Any:
+        read.append(windows.every.length)
+        return before(self, windows, *args)
+
+    monkeypatch.setattr(FieldReader, "read", watched)
+    grown = source.with_snapshot(store.snapshot(), epoch_start=0)
+    assert read == [1300 - 1024]
+    assert grown.fingerprint == afresh.fingerprint
+
+
+@pytest.mark.parametrize("kind", ["view", "mixture", "derived"])
+def test_any_store_is_normalised_by_its_own_rows_as_they_come(kind: str) -> None:
+    made = columns()
+    store = store_of({name: values[:305] for name, values in made.items()})
+    seen: Any = {
+        "view": lambda: store.best(0.5),
+        "mixture": lambda: Mixture({"one": store, "other": store_of(columns(200, seed=1))}, weights=[1, 2]),
+        "derived": lambda: DerivedStore(store, {"returns": Return()}),
+    }[kind]()
+    kinds = {**KINDS, "returns": "min_max"} if kind == "derived" else KINDS
+    source = source_of(seen, normalize=kinds)
+    store.extend({name: values[305:] for name, values in made.items()})
+    grown = source.with_snapshot(seen.snapshot(), epoch_start=5)
+    afresh = source_of(seen, normalize=kinds, epoch_start=5)
+    assert grown.fingerprint == afresh.fingerprint != source.fingerprint
+    for name in kinds:
+        assert grown[6][name].tobytes() == afresh[6][name].tobytes()
 
 
 def test_a_loader_resumes_exactly_after_rows_came() -> None:

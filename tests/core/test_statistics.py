@@ -213,6 +213,19 @@ def test_only_new_rows_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read == [2100 - 2048]
 
 
+def test_a_view_is_counted_on_where_its_first_rows_are_the_same(tmp_path: Path) -> None:
+    columns = rows(700)
+    store = store_of({name: values[:350] for name, values in columns.items()})
+    every, best = store.where(lambda episode: True), store.best(0.2)
+    found, of_best = statistics(every), statistics(best)
+    assert_same(found.update(every), found)
+    found.save(tmp_path)
+    store.extend({name: values[350:] for name, values in columns.items()})
+    assert_same(Statistics.load(tmp_path).update(every), statistics(every))
+    with pytest.raises(ConfigError, match=r"found \d+ other rows"):
+        of_best.update(best)
+
+
 def test_other_rows_are_not_counted_on() -> None:
     found = statistics(store_of(rows(100)))
     with pytest.raises(ConfigError, match=r"expected the 100 rows that they are of, .* found 200 other rows"):
