@@ -25,6 +25,7 @@ from mouse_core import (
     PrefetchBatchifier,
 )
 from mouse_core.digest import StreamDigest
+from mouse_core.groups import RLExample, examples_digest
 from mouse_core.replay import (
     ArrayStorage,
     LinearSchedule,
@@ -41,7 +42,7 @@ from mouse_core.replay import (
     SliceSampler,
     SliceSamplerWithoutReplacement,
 )
-from mouse_core.rollouts import RolloutStorage
+from mouse_core.rollouts import RolloutField, RolloutStorage
 from mouse_core.testing import stream_digest
 
 FILE = Path(__file__).with_name("golden.json")
@@ -308,7 +309,43 @@ def digests() -> dict[str, str]:
             for _ in range(BATCHES):
                 loader.next_batch()
             found[name] = str(loader.digest)
-    return found
+    return found | {"a buffer": buffer_digest(), "a rollout": rollout_digest(), "examples": examples()}
+
+
+def buffer_digest() -> str:
+    """Of a buffer's samples."""
+    buffer = ReplayBuffer(ArrayStorage(150), batch_size=24, seed=5, digest=True)
+    buffer.extend(transitions(200))
+    for _ in range(BATCHES):
+        buffer.sample()
+    return str(buffer.digest)
+
+
+def rollout_digest() -> str:
+    """Of mini-batches with all that may be beside their fields."""
+    extract = {"amp_obs_extractor": lambda obs: obs[..., :1], "amp_ref_obs_extractor": lambda ref: ref[0][..., :1]}
+    fields: dict[str, Any] = {"observations": (3,), "reference_observations": RolloutField((2,), mask=True)}
+    storage = RolloutStorage(4, 6, fields, seed=11, amp_cfg=extract, digest=True)
+    for step in range(6):
+        number = np.arange(4) + 4 * step
+        row = {"observations": number[:, None] / 4 + np.arange(3), "rewards": number % 3, "dones": number % 9 == 8}
+        reference = np.repeat(number[:, None] / 8, 2, axis=1), number % 4 == 1
+        states = (np.repeat(number[None, :, None] / 2, 2, axis=0), None)
+        storage.add_transitions(row | {"reference_observations": reference, "hidden_states": states})
+    for _ in storage.mini_batch_generator(3, 2, histories={"observations": 2}):
+        pass
+    for _ in storage.recurrent_mini_batch_generator(2, 1):
+        pass
+    return str(storage.digest)
+
+
+def examples() -> str:
+    """Of examples of three lengths."""
+    made = []
+    for number, length in enumerate((5, 3, 0, 7)):
+        places = np.arange(length)
+        made.append(RLExample(100 * number + places, places % 2 == 1, places / 4, -places / 8, f"r{number}"))
+    return str(examples_digest(3, made))
 
 
 def all_of_it() -> dict[str, Any]:
