@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _COMPRESSIONS = ("zstd", "snappy")
 _SPLIT = re.compile(r"\w+(\.\w+)*")
+_CONFIG = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _OID = re.compile(r"[0-9a-f]{40}")
 
 
@@ -35,7 +36,7 @@ def check_options(
     return ShardOptions(max_bytes, max_rows, compression)
 
 
-def check_names(repo_id: str, splits: object, revision: str | None, commit_message: str | None) -> None:
+def check_names(repo_id: str, config: object, splits: object, revision: str | None, commit_message: str | None) -> None:
     from huggingface_hub.errors import HFValidationError
     from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
@@ -43,6 +44,7 @@ def check_names(repo_id: str, splits: object, revision: str | None, commit_messa
         validate_repo_id(repo_id)
     except HFValidationError as error:
         raise ConfigError(f"repo_id: expected 'namespace/name', found {repo_id!r}: {error}") from error
+    _check_config(config)
     if not isinstance(splits, Mapping) or not splits:
         raise ConfigError(f"splits: expected stores by split, such as {{'train': [store]}}, found {splits!r}")
     for split in splits:
@@ -55,6 +57,13 @@ def check_names(repo_id: str, splits: object, revision: str | None, commit_messa
         raise ConfigError(f"revision: expected the name of a branch, found {revision!r}")
     if commit_message is not None and not commit_message.strip():
         raise ConfigError("commit_message: expected a text or None, found an empty one")
+
+
+def _check_config(config: object) -> None:
+    if not isinstance(config, str) or not _CONFIG.fullmatch(config) or config == "all":
+        raise ConfigError(
+            f"config: expected a name of letters, digits, '_', '-' and '.', and not 'all', found {config!r}"
+        )
 
 
 def collect_parts(

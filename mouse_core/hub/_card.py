@@ -18,17 +18,31 @@ ALIGNMENT_KEY = "mouse_alignment"
 """Where the alignment stands in the front matter of the card, where the rows say it."""
 
 _FRONT_MATTER = re.compile(r"\A\s*---[ \t]*\r?\n(.*?)(?:\r?\n|(?<=\n))---[ \t]*(?:\r?\n|\Z)", re.DOTALL)
-_SHARD = re.compile(r"data/(?P<split>[^/]+)-\d{5}-of-\d{5}(?:-[0-9a-f]+)?\.parquet")
-_CONFIG = "default"
+_SHARD = re.compile(r"(?P<split>[^/]+)-\d{5}-of-\d{5}(?:-[0-9a-f]+)?\.parquet")
+CONFIG = "default"
+"""The configuration of a dataset whose rows stand directly under ``data/``."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """A README taken apart: its front matter, and the text below it, which is never touched."""
+    """A README taken apart: its front matter, and the text below it, which is never touched.
+
+    Args:
+        metadata: The front matter.
+        body: The text.
+        newline: How its lines end.
+        config: The name of the configuration that is pushed; the others stay as they are.
+    """
 
     metadata: Mapping[str, Any] = field(default_factory=dict)
     body: str = ""
     newline: str = "\n"
+    config: str = CONFIG
+
+    @property
+    def has_others(self) -> bool:
+        """Whether the dataset has other configurations."""
+        return bool(_configs(self, mine=False))
 
 
 @dataclass(frozen=True)
@@ -41,8 +55,8 @@ class SplitEntry:
     patterns: tuple[str, ...]
 
 
-def parse_card(text: str, *, repo_id: str) -> Card:
-    """Take a README apart.
+def parse_card(text: str, *, repo_id: str, config: str = CONFIG) -> Card:
+    """Take a README apart, to push a configuration.
 
     Raises:
         ConfigError: The front matter is no YAML mapping, so it cannot be kept.
@@ -52,7 +66,7 @@ def parse_card(text: str, *, repo_id: str) -> Card:
     newline = "\r\n" if "\r\n" in text else "\n"
     match = _FRONT_MATTER.match(text)
     if match is None:
-        return Card({}, text, newline)
+        return Card({}, text, newline, config)
     try:
         metadata = yaml.safe_load(match.group(1))
     except yaml.YAMLError as error:
@@ -63,15 +77,15 @@ def parse_card(text: str, *, repo_id: str) -> Card:
         raise ConfigError(
             f"README.md of {repo_id}: expected front matter as a mapping, with 'configs' a list of mappings"
         )
-    return Card(metadata, text[match.end() :], newline)
+    return Card(metadata, text[match.end() :], newline, config)
 
 
 def check_extendable(card: Card, *, repo_id: str) -> None:
     """Raise ConfigError if another configuration is marked as default: ``datasets`` loads no two of them."""
-    for config in _configs(card, default=False):
+    for config in _configs(card, mine=False) if card.config == CONFIG else ():
         if config.get("default"):
             raise ConfigError(
-                f"README.md of {repo_id}: expected no default configuration but {_CONFIG!r},"
+                f"README.md of {repo_id}: expected no default configuration but {CONFIG!r},"
                 f" found {config.get('config_name')!r} marked as default"
             )
 
@@ -79,35 +93,42 @@ def check_extendable(card: Card, *, repo_id: str) -> None:
 def stale_files(card: Card, files: Iterable[str], *, pushed: Iterable[str], keep_other_splits: bool) -> list[str]:
     """The Parquet files that the push makes stale, except those that other configurations read.
 
-    They are the files directly under ``data/`` and those that the default configuration named until now; with
+    They are the files directly in the configuration's folder and those that it named until now; with
     ``keep_other_splits`` only what belonged to the pushed splits.
     """
-    others = [pattern for config in _configs(card, default=False) for _, pattern in _patterns(config)]
+    others = [pattern for config in _configs(card, mine=False) for _, pattern in _patterns(config)]
     replaced = _replaced_patterns(card, set(pushed) if keep_other_splits else None)
     parquet = [path for path in files if path.endswith(".parquet")]
     found = {path for path in parquet if matches(path, replaced)}
     if not keep_other_splits:
-        found |= {path for path in parquet if re.fullmatch(r"data/[^/]+", path)}
+        found |= {path for path in parquet if path.rpartition("/")[0] == config_folder(card.config)}
     return sorted(path for path in found if not matches(path, others))
 
 
 def _replaced_patterns(card: Card, splits: set[str] | None) -> list[str]:
-    """What the default configuration read until now; where splits are given, of those, and their shards by name."""
-    named = [entry for config in _configs(card, default=True) for entry in _patterns(config)]
+    """What the configuration read until now; where splits are given, of those, and their shards by name."""
+    named = [entry for config in _configs(card, mine=True) for entry in _patterns(config)]
     if splits is None:
         return [pattern for _, pattern in named]
-    return [pattern for split, pattern in named if split in splits] + [split_pattern(split) for split in splits]
+    return [pattern for split, pattern in named if split in splits] + [
+        split_pattern(split, card.config) for split in splits
+    ]
 
 
-def split_pattern(split: str) -> str:
+def config_folder(config: str) -> str:
+    """Where the shards of a configuration stand."""
+    return "data" if config == CONFIG else f"data/{config}"
+
+
+def split_pattern(split: str, config: str = CONFIG) -> str:
     """The pattern by which ``datasets`` finds the shards of a split."""
-    return f"data/{split}-*.parquet"
+    return f"{config_folder(config)}/{split}-*.parquet"
 
 
 def kept_splits(
     card: Card, files: Iterable[str], *, pushed: Iterable[str], repo_id: str
 ) -> tuple[list[SplitEntry], Any]:
-    """The splits of the default configuration that are not pushed now, and their ``datasets`` features.
+    """The splits of the configuration that are not pushed now, and their ``datasets`` features.
 
     Raises:
         ConfigError: There are such splits, but the card does not say what is in them.
@@ -120,7 +141,7 @@ def kept_splits(
     if not patterns:
         return [], None
     infos: Any = DatasetInfosDict.from_dataset_card_data(dict(card.metadata))
-    info = infos.get(_CONFIG)
+    info = infos.get(card.config)
     sizes = dict(info.splits or {}) if info is not None else {}
     if info is None or info.features is None or not patterns.keys() <= sizes.keys():
         raise ConfigError(
@@ -135,11 +156,12 @@ def kept_splits(
 
 
 def _patterns_by_split(card: Card, files: Iterable[str], repo_id: str) -> dict[str, list[str]]:
-    """What the default configuration reads, by split: as the card says, else by the names of the shards."""
-    entries = [entry for config in _configs(card, default=True) for entry in _patterns(config)]
+    """What the configuration reads, by split: as the card says, else by the names of the shards."""
+    entries = [entry for config in _configs(card, mine=True) for entry in _patterns(config)]
     if not entries:
-        shards = filter(None, map(_SHARD.fullmatch, files))
-        entries = [(shard["split"], split_pattern(shard["split"])) for shard in shards]
+        here = f"{config_folder(card.config)}/"
+        shards = filter(None, (_SHARD.fullmatch(path.removeprefix(here)) for path in files if path.startswith(here)))
+        entries = [(shard["split"], split_pattern(shard["split"], card.config)) for shard in shards]
     patterns: dict[str, dict[str, None]] = {}
     for split, pattern in entries:
         if split is None:
@@ -165,16 +187,16 @@ def render_card(
     import yaml
 
     metadata = dict(card.metadata)
-    if stated:
+    if stated and (card.config == CONFIG or not card.has_others):
         metadata[ALIGNMENT_KEY] = alignment
-    else:
-        metadata.pop(ALIGNMENT_KEY, None)
+    elif not stated:
+        metadata.pop(ALIGNMENT_KEY, None)  # not all of the rows say it
     metadata["dataset_info"] = _dataset_info(card, features, splits, download_bytes)
     metadata["configs"] = _config_list(card, splits)
     body = card.body
     if not body.strip():
         metadata.setdefault("task_categories", ["reinforcement-learning"])
-        body = _first_body(repo_id, splits, alignment, stated=stated).replace("\n", card.newline)
+        body = _first_body(repo_id, card.config, splits, alignment, stated=stated).replace("\n", card.newline)
     front = yaml.safe_dump(metadata, sort_keys=False, allow_unicode=True, width=inf, line_break=card.newline)
     return f"---{card.newline}{front}---{card.newline}{body}"
 
@@ -191,28 +213,29 @@ def _dataset_info(card: Card, features: Features, splits: Sequence[SplitEntry], 
         dataset_size=sum(split.data_bytes for split in splits),
     )
     rendered: dict[str, Any] = {}
-    DatasetInfosDict({_CONFIG: info}).to_dataset_card_data(rendered)
+    DatasetInfosDict({CONFIG: info}).to_dataset_card_data(rendered)
     mine = rendered["dataset_info"]
     stored = card.metadata.get("dataset_info") or []
     stored = [stored] if isinstance(stored, dict) else stored
-    others = [entry for entry in stored if entry.get("config_name", _CONFIG) != _CONFIG]
-    return [{"config_name": _CONFIG, **mine}, *others] if others else mine
+    others = [{"config_name": CONFIG, **entry} for entry in stored if entry.get("config_name", CONFIG) != card.config]
+    return [{"config_name": card.config, **mine}, *others] if others or card.config != CONFIG else mine
 
 
 def _config_list(card: Card, splits: Sequence[SplitEntry]) -> list[dict[str, Any]]:
-    mine: dict[str, Any] = {"config_name": _CONFIG}
-    for config in _configs(card, default=True):
+    mine: dict[str, Any] = {"config_name": card.config}
+    for config in _configs(card, mine=True):
         mine.update({key: value for key, value in config.items() if key != "data_dir"})
     mine["data_files"] = [
         {"split": split.name, "path": split.patterns[0] if len(split.patterns) == 1 else list(split.patterns)}
         for split in splits
     ]
-    return [mine, *_configs(card, default=False)]
+    return [mine, *_configs(card, mine=False)]
 
 
-def _configs(card: Card, *, default: bool) -> list[dict[str, Any]]:
+def _configs(card: Card, *, mine: bool) -> list[dict[str, Any]]:
+    """The configuration that is pushed as the card has it, or the others."""
     configs = card.metadata.get("configs") or []
-    return [dict(config) for config in configs if (config.get("config_name", _CONFIG) == _CONFIG) == default]
+    return [dict(config) for config in configs if (config.get("config_name", CONFIG) == card.config) == mine]
 
 
 def _patterns(config: Mapping[str, Any]) -> Iterator[tuple[str | None, str]]:
@@ -233,8 +256,9 @@ def matches(path: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(path, pattern) for pattern in patterns)
 
 
-def _first_body(repo_id: str, splits: Sequence[SplitEntry], alignment: str, *, stated: bool) -> str:
+def _first_body(repo_id: str, config: str, splits: Sequence[SplitEntry], alignment: str, *, stated: bool) -> str:
     name = repo_id.split("/")[-1]
+    chosen = f'"{repo_id}"' if config == CONFIG else f'"{repo_id}", "{config}"'
     sizes = "\n".join(f"| {split.name} | {split.num_rows:,} |" for split in splits)
     meaning = {
         "arrived": "led to that row's observation; the action that leaves it stands in the next row",
@@ -257,6 +281,6 @@ from datasets import load_dataset
 from mouse_core import DatasetStore
 
 store = DatasetStore(alignment="{alignment}")
-store.from_dataset(load_dataset("{repo_id}", split="{splits[0].name}"))
+store.from_dataset(load_dataset({chosen}, split="{splits[0].name}"))
 ```
 """

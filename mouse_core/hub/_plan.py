@@ -12,9 +12,11 @@ from mouse_core.about.dataset import About, joined, read_about, with_about
 from mouse_core.errors import SchemaError
 from mouse_core.hub._card import (
     ALIGNMENT_KEY,
+    CONFIG,
     Card,
     SplitEntry,
     check_extendable,
+    config_folder,
     kept_splits,
     matches,
     parse_card,
@@ -55,6 +57,7 @@ class Job:
     options: ShardOptions
     keep_other_splits: bool
     progress: bool
+    config: str = CONFIG
 
     def plan(self, remote: Remote, repo_id: str) -> Plan:
         """Work out the schema, what stays and what goes.
@@ -63,7 +66,7 @@ class Job:
             SchemaError: Types or alignments do not go together.
             ConfigError: The card cannot be extended, or does not say what the splits to keep hold.
         """
-        card = parse_card(remote.readme or "", repo_id=repo_id)
+        card = parse_card(remote.readme or "", repo_id=repo_id, config=self.config)
         check_extendable(card, repo_id=repo_id)
         typed = [
             (part.where, with_about(part.dataset.features, About())) for found in self.parts.values() for part in found
@@ -83,10 +86,19 @@ class Job:
                 about = joined([(where, read_about(kept_features, where=where)), ("the stores", about)])
                 if self.about.alignment is None or ALIGNMENT_KEY not in card.metadata:
                     about = about.replace(alignment=None)  # not all of the rows say it
+        self._check_others(card, repo_id)
         stale = stale_files(card, remote.files, pushed=self.parts, keep_other_splits=self.keep_other_splits)
         patterns = [pattern for split in kept for pattern in split.patterns]
         kept_bytes = sum(size for path, (size, _) in remote.files.items() if matches(path, patterns))
         return Plan(card, unify_features(typed), about, kept, kept_bytes, stale)
+
+    def _check_others(self, card: Card, repo_id: str) -> None:
+        """Raise SchemaError where other configurations, for which the card speaks too, have another alignment."""
+        said = card.metadata.get(ALIGNMENT_KEY, self.alignment)
+        if self.config != CONFIG and card.has_others and said != self.alignment:
+            raise SchemaError(
+                f"alignment: expected {said!r} as in the other configurations of {repo_id}, found {self.alignment!r}"
+            )
 
     def write(self, features: Features, folder: str) -> Shards:
         """Write the shards of all splits into a new folder inside ``folder``."""
@@ -97,6 +109,7 @@ class Job:
                 split: write_shards(
                     parts,
                     split=split,
+                    prefix=config_folder(self.config),
                     features=features,
                     about=self.about,
                     folder=inside,
@@ -109,7 +122,9 @@ class Job:
     def readme(self, plan: Plan, shards: Shards, repo_id: str) -> str:
         """The card that describes the dataset as it will be."""
         pushed = [
-            SplitEntry(split, self.rows[split], sum(shard.data_bytes for shard in found), (split_pattern(split),))
+            SplitEntry(
+                split, self.rows[split], sum(shard.data_bytes for shard in found), (split_pattern(split, self.config),)
+            )
             for split, found in shards.items()
         ]
         return render_card(

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
-from mouse_core.errors import StateError
+from mouse_core.errors import ConfigError, StateError
 from mouse_core.hub._arguments import check_names, check_options, collect_parts
-from mouse_core.hub._card import ALIGNMENT_KEY, parse_card
+from mouse_core.hub._card import ALIGNMENT_KEY, CONFIG, parse_card
 from mouse_core.hub._plan import Job, Shards
 from mouse_core.hub._repository import Remote, Repository, open_repository, upload_bars
 
@@ -56,7 +56,7 @@ class PushResult:
 
 
 class PushOptions(TypedDict, total=False):
-    """The keyword options of ``push_to_hub``, which says what they mean."""
+    """The keyword options of ``push_to_hub``, which says what they mean, but for ``config``."""
 
     private: bool | None
     token: str | bool | None
@@ -87,6 +87,31 @@ def push_stores_to_hub(
     return push_to_hub({split: stores}, repo_id=repo_id, **options)
 
 
+def push_named_stores_to_hub(
+    stores: Mapping[str, Store | Sequence[Store]],
+    *,
+    repo_id: str,
+    split: str = "train",
+    **options: Unpack[PushOptions],
+) -> dict[str, PushResult]:
+    """Publish stores under names, such as the members of a mixture: one configuration a name, in a commit of its own.
+
+    Configurations of other names stay as they are. What was pushed before an error stays, and makes no commit when the
+    call is made again. ``from_hub`` reads them; the options are those of ``push_to_hub``, but for ``config``.
+
+    Raises:
+        ConfigError: No stores, or a name that is none for a configuration; else see ``push_to_hub``.
+    """
+    if not isinstance(stores, Mapping) or not stores:
+        raise ConfigError(f"stores: expected stores by name, found {stores!r:.200}")
+    for name, given in stores.items():  # all of them before the first is sent
+        check_names(repo_id, name, {split: given}, options.get("revision"), options.get("commit_message"))
+        collect_parts({split: given})
+    return {
+        name: push_to_hub({split: given}, repo_id=repo_id, config=name, **options) for name, given in stores.items()
+    }
+
+
 def push_to_hub(
     splits: Mapping[str, Store | Sequence[Store]],
     *,
@@ -99,6 +124,7 @@ def push_to_hub(
     max_rows_per_shard: int | None = None,
     compression: str = "zstd",
     keep_other_splits: bool = False,
+    config: str = CONFIG,
     temp_dir: str | os.PathLike[str] | None = None,
     endpoint: str | None = None,
     progress: bool = True,
@@ -128,6 +154,8 @@ def push_to_hub(
         max_rows_per_shard: The number of rows of a Parquet file; by default any.
         compression: ``"zstd"`` or ``"snappy"``.
         keep_other_splits: Keep the dataset's splits that ``splits`` does not name.
+        config: The configuration that these are the splits of; the dataset's others stay as they are. ``load_dataset``
+            takes its name.
         temp_dir: An existing folder with room for all shards; by default the system's.
         endpoint: The Hub's address; by default ``HF_ENDPOINT`` or the public one.
         progress: Whether bars show how far writing and uploading have come.
@@ -142,11 +170,13 @@ def push_to_hub(
         huggingface_hub.errors.HfHubHTTPError: The Hub refused: wrong token, no right to write, five conflicts.
     """
     options = check_options(max_shard_size, max_rows_per_shard, compression, temp_dir)
-    check_names(repo_id, splits, revision, commit_message)
+    check_names(repo_id, config, splits, revision, commit_message)
     alignment, about, parts = collect_parts(splits)
     rows = {split: sum(len(part.dataset) for part in found) for split, found in parts.items()}
-    message = commit_message or "Push " + ", ".join(f"{split} ({count:,} steps)" for split, count in rows.items())
-    job = Job(parts, rows, alignment, about, options, keep_other_splits, progress)
+    named = "" if config == CONFIG else f"{config}: "
+    sizes = ", ".join(f"{split} ({count:,} steps)" for split, count in rows.items())
+    message = commit_message or f"Push {named}{sizes}"
+    job = Job(parts, rows, alignment, about, options, keep_other_splits, progress, config)
     with tempfile.TemporaryDirectory(prefix="mouse-push-", dir=temp_dir) as folder:
         if dry_run:
             plan = job.plan(Remote(), repo_id)

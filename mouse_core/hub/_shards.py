@@ -105,6 +105,7 @@ def write_shards(
     folder: str,
     options: ShardOptions,
     advance: Callable[[int], None],
+    prefix: str = "data",
 ) -> list[Shard]:
     """Write one split as Parquet files ``{split}-00000-of-00003.parquet`` and so on.
 
@@ -120,6 +121,7 @@ def write_shards(
         folder: An existing folder for the files.
         options: How they are cut and encoded.
         advance: Called with the number of rows each time some were written.
+        prefix: The folder in the repository that they are for.
 
     Raises:
         DataError: An image file that a row refers to cannot be read.
@@ -130,7 +132,8 @@ def write_shards(
         for block in _blocks(parts, features, target):
             writer.write(block.replace_schema_metadata(schema.metadata))
             advance(block.num_rows)
-    names = [f"data/{split}-{index:05d}-of-{len(writer.finished):05d}.parquet" for index in range(len(writer.finished))]
+    count = len(writer.finished)
+    names = [f"{prefix}/{split}-{index:05d}-of-{count:05d}.parquet" for index in range(count)]
     return [
         Shard(done.path, name, done.num_rows, os.path.getsize(done.path), done.data_bytes)
         for done, name in zip(writer.finished, names, strict=True)

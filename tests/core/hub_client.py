@@ -43,7 +43,7 @@ def checked_hub() -> Iterator[HubServer]:
     """A server for one test; afterwards, every commit that a push made must have been a whole dataset."""
     with running_hub() as server:
         yield server
-        assert not server.unknown, "the clients asked for something that the server does not speak"
+        assert not server.unknown, f"the clients asked for what the server does not speak: {server.unknown}"
         for repo in server.repos.values():
             for commit in repo.commits.values():
                 if commit.message.startswith("Push"):
@@ -109,17 +109,21 @@ def card_of(commit: Commit) -> tuple[dict[str, Any], str]:
 def assert_whole(commit: Commit) -> None:
     """What anybody sees at this commit is one whole dataset: all shards of one push, and its card."""
     metadata, _ = card_of(commit)
-    info = metadata["dataset_info"]
-    info = info if isinstance(info, dict) else next(i for i in info if i["config_name"] == "default")
-    config = next(config for config in metadata["configs"] if config["config_name"] == "default")
+    infos = metadata["dataset_info"]
+    infos = [infos] if isinstance(infos, dict) else infos
+    pushed = next(iter(metadata["configs"]))["config_name"]  # what is pushed comes first
+    assert infos[0].get("config_name", "default") == pushed
+    config = next(config for config in metadata["configs"] if config["config_name"] == pushed)
     patterns = {entry["split"]: entry["path"] for entry in config["data_files"]}
-    assert [split["name"] for split in info["splits"]] == list(patterns)
-    features = datasets.Features._from_yaml_list(info["features"])
-    for split in info["splits"]:
-        assert patterns[split["name"]] == f"data/{split['name']}-*.parquet"
-        found = [path for path in shards(commit) if path.startswith(f"data/{split['name']}-")]
+    assert [split["name"] for split in infos[0]["splits"]] == list(patterns)
+    features = datasets.Features._from_yaml_list(infos[0]["features"])
+    folder = "data" if pushed == "default" else f"data/{pushed}"
+    for split in infos[0]["splits"]:
+        begin = f"{folder}/{split['name']}-"
+        assert patterns[split["name"]] == f"{begin}*.parquet"
+        found = [path for path in shards(commit) if path.startswith(begin) and "/" not in path[len(begin) :]]
         count = len(found)
-        assert found == [f"data/{split['name']}-{i:05d}-of-{count:05d}.parquet" for i in range(count)]
+        assert found == [f"{begin}{i:05d}-of-{count:05d}.parquet" for i in range(count)]
         files = [pq.ParquetFile(io.BytesIO(commit.files[path].data)) for path in found]
         assert sum(file.metadata.num_rows for file in files) == split["num_examples"]
         for file in files:

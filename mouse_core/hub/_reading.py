@@ -1,0 +1,77 @@
+"""Reading named stores from the Hub: those of this package, and those of MOUSE."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from mouse_core.errors import ConfigError, SchemaError
+from mouse_core.store.dataset_store import DatasetStore
+
+# What columns are called in rows that nest their values as MOUSE's do, and what stores call them.
+_NESTED = {
+    "observation.continuous": "observation",
+    "observation.discrete": "observation_discrete",
+    "observation.image": "observation_image",
+    "action.continuous": "action",
+    "action.discrete": "action",
+    "step_index": "episode_step",
+}
+
+
+def from_hub(
+    repo_id: str,
+    names: Sequence[str] | None = None,
+    *,
+    split: str = "train",
+    revision: str | None = None,
+    token: str | bool | None = None,
+    **options: Any,
+) -> dict[str, DatasetStore]:
+    """The named stores of a dataset on the Hub, one for each of its configurations: members for a ``Mixture``.
+
+    They are those that ``push_named_stores_to_hub`` wrote, or MOUSE, whose rows nest what they hold:
+    ``observation.continuous`` is read as ``observation``, ``action.discrete`` as ``action``, ``step_index`` as
+    ``episode_step``, and so on. No value is converted.
+
+    Args:
+        repo_id: ``"namespace/name"``, or whatever ``datasets.load_dataset`` takes, such as a folder.
+        names: Of the configurations, in this order; None: all there are.
+        split: Which split of each.
+        revision: A branch, tag or commit.
+        token: An access token, for private datasets.
+        **options: For ``DatasetStore``; without an ``alignment`` it is what the rows say.
+
+    Raises:
+        ConfigError: No such configuration.
+        SchemaError: Rows that nest actions of several kinds, or in which a name stands twice.
+        MissingFieldError, SchemaError, DataError: Rows that a store does not take; see ``DatasetStore.from_dataset``.
+    """
+    import datasets
+
+    from mouse_core.about.dataset import read_about
+
+    known = datasets.get_dataset_config_names(repo_id, revision=revision, token=token)
+    chosen = list(known) if names is None else list(names)
+    for name in chosen:
+        if name not in known:
+            raise ConfigError(f"names: expected configurations among {list(known)} of {repo_id}, found {name!r}")
+    stores = {}
+    for name in chosen:
+        rows = _unnested(datasets.load_dataset(repo_id, name, split=split, revision=revision, token=token), name)
+        said = {"alignment": read_about(rows, where=name).alignment} | options
+        stores[name] = DatasetStore(**said).from_dataset(rows)
+    return stores
+
+
+def _unnested(rows: Any, name: str) -> Any:
+    """Rows with the columns that stores know, of whatever they nest; the same rows, of which none is copied."""
+    nested = [column for column in ("observation", "action") if isinstance(rows.features.get(column), dict)]
+    if not nested:
+        return rows
+    flat = rows.flatten()
+    renamed = {column: _NESTED[column] for column in flat.column_names if column in _NESTED}
+    names = [renamed.get(column, column) for column in flat.column_names]
+    if len(set(names)) < len(names):
+        raise SchemaError(f"{name}: expected rows that say each of {sorted(set(_NESTED.values()))} once, found {names}")
+    return flat.rename_columns(renamed)
