@@ -15,8 +15,8 @@ from flax import nnx
 from mouse_study.parting.layers import Array
 from mouse_study.parting.models import array_of, arrays_of
 from mouse_study.parting.recording import Event, as_flax_has_it
-from mouse_study.parting.report import Cause, Difference
-from mouse_study.parting.running import Run, difference, patched, run_alone
+from mouse_study.parting.report import Cause, Difference, difference
+from mouse_study.parting.running import Run, patched, run_alone
 from mouse_study.parting.weights import Twins
 
 

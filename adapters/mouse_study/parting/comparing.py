@@ -13,7 +13,8 @@ from mouse_core import ConfigError
 from mouse_study.parting import causes
 from mouse_study.parting.report import Comparison
 from mouse_study.parting.running import Run, as_float64
-from mouse_study.parting.stepping import Stepping, of_update
+from mouse_study.parting.settings import of_update
+from mouse_study.parting.stepping import Stepping
 from mouse_study.parting.weights import transfer
 
 

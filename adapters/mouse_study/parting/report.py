@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+
+from mouse_study.parting.layers import Array
+
 Stage = Literal[
     "initial weights", "forward", "layer alone", "loss", "gradients", "statistics", "update", "later updates"
 ]
@@ -51,6 +55,29 @@ class Difference:
 
     def __str__(self) -> str:
         return f"{self.stage}: {self.tensor}: {self.relative:.1e} apart, where rounding makes {self.tolerance:.0e}"
+
+
+def difference(
+    stage: Stage, tensor: str, ours: Array, theirs: Array, tolerance: float, *, least: float = 0.0
+) -> Difference:
+    """How far apart two arrays are; infinitely far, where shapes differ or only one has NaNs."""
+    if ours.shape != theirs.shape:
+        return Difference(stage, tensor, float("inf"), 1.0, tolerance)
+    with np.errstate(invalid="ignore"):
+        if ours.dtype.kind == "f" and np.isfinite(most := largest(ours - theirs)):  # so all values are
+            return Difference(stage, tensor, most, max(largest(ours), least), tolerance)
+        if not np.array_equal(np.isnan(ours), np.isnan(theirs)):
+            return Difference(stage, tensor, float("inf"), 1.0, tolerance)
+        both = ~np.isnan(ours)
+        apart = np.where(ours == theirs, 0.0, np.abs(ours - theirs))[both]
+    finite = np.abs(ours[both])
+    scale = max(float(finite[np.isfinite(finite)].max(initial=0)), least)
+    return Difference(stage, tensor, float(apart.max(initial=0)), scale, tolerance)
+
+
+def largest(values: Array) -> float:
+    """The largest value, sign aside; NaN if one is."""
+    return float(max(values.max(initial=0), -values.min(initial=0)))
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from mouse_core.trees import map_tree
 from mouse_study.parting.layers import Array, Arrays
 from mouse_study.parting.models import array_of, arrays_of, flax_layers
 from mouse_study.parting.recording import Event, Recording, as_flax_has_it, flax_recording, torch_recording
-from mouse_study.parting.report import Difference, Stage
+from mouse_study.parting.report import Difference, Stage, difference
 from mouse_study.parting.weights import Twins, twins
 
 EPS = float(np.finfo(np.float64).eps)
@@ -264,20 +264,6 @@ def split_params(module: Any) -> tuple[Any, Any, Any]:
     split: Any = nnx.split
     graph, params, rest = split(module, nnx.Param, ...)
     return graph, params, rest
-
-
-def difference(
-    stage: Stage, tensor: str, ours: Array, theirs: Array, tolerance: float, *, least: float = 0.0
-) -> Difference:
-    """How far apart two arrays are; infinitely far, where shapes differ or only one has NaNs."""
-    if ours.shape != theirs.shape or not np.array_equal(np.isnan(ours), np.isnan(theirs)):
-        return Difference(stage, tensor, float("inf"), 1.0, tolerance)
-    both = ~np.isnan(ours)
-    with np.errstate(invalid="ignore"):
-        apart = np.where(ours == theirs, 0.0, np.abs(ours - theirs))[both]
-    finite = np.abs(ours[both])
-    scale = max(float(finite[np.isfinite(finite)].max(initial=0)), least)
-    return Difference(stage, tensor, float(apart.max(initial=0)), scale, tolerance)
 
 
 def run_alone(module: Any, given: Array) -> Array:

@@ -246,7 +246,7 @@ def clipping(rule: Rule, loud: Responses, last: Responses, other: Responses | No
         other: What another tensor's first weight was given, if there is another.
     """
     with np.errstate(all="ignore"):
-        if not rule.explained or not _clipped(loud):
+        if not rule.explained or not any(rule.rates) or not _clipped(loud):
             return Clipping()
         quieter = [
             not _close(one["one is loud"][1], one["none is loud"][1]) for one in (last, other) if one is not None
