@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +23,23 @@ def console() -> Any | None:
     if not made.is_terminal:
         made.width = WIDTH
     return made
+
+
+def aligned(rows: Sequence[Sequence[str]], *, left: int = 1) -> list[str]:
+    """A table as lines of text: the first ``left`` columns begin below each other, all others end so."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [cell.ljust(width) for cell, width in zip(row[:left], widths, strict=False)]
+        cells += [cell.rjust(width) for cell, width in zip(row[left:], widths[left:], strict=True)]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def item(text: str) -> str:
+    """One of a list, in lines as long as the terminal is wide."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
+    return textwrap.fill(f"- {text}", width, subsequent_indent="  ")
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from mouse_core.errors import ConfigError, MouseError
 from mouse_core.formats.converting import convert
 from mouse_core.images.files import check_roots
 from mouse_core.spec import Alignment
+from mouse_core.store.dataset_store import DatasetStore
 
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _NETWORK = ("huggingface_hub", "httpx", "httpx2", "httpcore", "httpcore2", "requests")
@@ -44,6 +45,10 @@ class Opened:
     def rows(self) -> int:
         """Steps in all."""
         return sum(len(part) for part in self.parts.values())
+
+    def to_store(self) -> DatasetStore:
+        """A store of all parts, by reference."""
+        return DatasetStore(alignment=self.alignment, image_roots=self.image_roots).from_dataset(dict(self.parts))
 
 
 @contextmanager

@@ -106,7 +106,7 @@ def bench(
     """
     loaders = {name: _loader_class(name) for name in _chosen(frameworks)}
     options = {"sequence_length": sequence_length, "batch_size": batch_size, "fields": fields, "dtypes": dtypes}
-    store = _store(opened)
+    store = opened.to_store()
     source = BatchSource(store, **options)  # type: ignore[arg-type]
     first = {name: _first_batches(opened, make, options, seconds / 20) for name, make in loaders.items()}
     batch = source[0]
@@ -170,7 +170,7 @@ def _first_batches(
     gc.collect()
     before = private_memory()
     began = time.perf_counter()
-    loader = make(_store(opened), prefetch=_PREFETCH, **options)
+    loader = make(opened.to_store(), prefetch=_PREFETCH, **options)
     try:
         _next_ready(loader)
         first = time.perf_counter() - began
@@ -283,11 +283,6 @@ def _decoding_share(store: DatasetStore, source: BatchSource, options: Mapping[s
         [Contender("all", source.__getitem__), Contender("without", without.__getitem__)], rounds=5, budget_seconds=1.0
     )
     return max(0.0, 1 - rest.ratio(whole)[1])
-
-
-def _store(opened: Opened) -> DatasetStore:
-    store = DatasetStore(alignment=opened.alignment, image_roots=opened.image_roots)
-    return store.from_dataset(dict(opened.parts))
 
 
 def _disk_reads() -> int:

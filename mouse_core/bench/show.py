@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
-import textwrap
-
-from mouse_core._base.progress import WIDTH, console
+from mouse_core._base.progress import aligned, console, item
 from mouse_core.bench.running import BenchReport
 
 _HEAD = ("", "batches/s", "GB/s", "of the floor", "ms a batch (quartiles)")
@@ -37,15 +33,8 @@ def show(report: BenchReport) -> None:
 
 def plain(report: BenchReport) -> list[str]:
     """The same as lines of text."""
-    table = [_HEAD, *rows(report)]
-    widths = [max(len(row[column]) for row in table) for column in range(len(_HEAD))]
-    shown = [
-        "  ".join(cell.rjust(width) if place else cell.ljust(width) for place, (cell, width) in enumerate(cells))
-        for cells in (list(zip(row, widths, strict=True)) for row in table)
-    ]
-    columns = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
-    advice = [textwrap.fill(f"- {sentence}", columns, subsequent_indent="  ") for sentence in report.advice]
-    return [*heading(report), "", *shown, "", *facts(report), "", "Recommended", *advice]
+    table = aligned([_HEAD, *rows(report)])
+    return [*heading(report), "", *table, "", *facts(report), "", "Recommended", *map(item, report.advice)]
 
 
 def heading(report: BenchReport) -> list[str]:

@@ -39,6 +39,16 @@ def add_source(parser: argparse.ArgumentParser, *, hub: bool = False) -> None:
     )
 
 
+def add_fields(parser: argparse.ArgumentParser) -> None:
+    """The argument that says which fields a command looks at."""
+    parser.add_argument("--fields", metavar="A,B", type=names, help="only these fields")
+
+
+def names(text: str) -> list[str]:
+    """Names with commas between them, for argparse."""
+    return [name.strip() for name in text.split(",") if name.strip()]
+
+
 def add_alignment(parser: argparse.ArgumentParser) -> None:
     """The argument that says how rows stand."""
     parser.add_argument(

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mouse_core._base.progress import aligned
 from mouse_core.cli import _data as data
 
 if TYPE_CHECKING:
-    from mouse_core.statistics.by_field import FieldStatistics, Statistics
+    from mouse_core.statistics.by_field import FieldStatistics
 
 _HEAD = ("field", "count", "mean", "std", "min", "q01", "q50", "q99", "max")
 # Of wider fields the first dimensions are shown.
@@ -20,12 +21,7 @@ _SHOWN = 16
 def declare_stats(parser: argparse.ArgumentParser) -> None:
     """The arguments of ``mouse stats``."""
     data.add_source(parser)
-    parser.add_argument(
-        "--fields",
-        metavar="A,B",
-        type=lambda text: [name.strip() for name in text.split(",") if name.strip()],
-        help="only these fields",
-    )
+    data.add_fields(parser)
     parser.add_argument(
         "--save", metavar="FOLDER", help="also write meta/stats.json there, as LeRobot has it; usually the source"
     )
@@ -41,25 +37,15 @@ def run_stats(chosen: argparse.Namespace) -> int:
     """
     from mouse_core.bench.opening import opened
     from mouse_core.statistics.by_field import statistics
-    from mouse_core.store.dataset_store import DatasetStore
 
     with opened(chosen.source, progress=data.wants_bar(), **data.how_to_read(chosen)) as found:
-        store = DatasetStore(alignment=found.alignment, image_roots=found.image_roots).from_dataset(dict(found.parts))
-        counted = statistics(store, chosen.fields, progress=data.wants_bar())
-        for line in _lines(counted):
-            print(line)  # noqa: T201
+        counted = statistics(found.to_store(), chosen.fields, progress=data.wants_bar())
+        rows = [row for name, one in counted.items() for row in _rows(name, one)]
+        print("\n".join(aligned([_HEAD, *rows])))  # noqa: T201
         if chosen.save:
             counted.save(chosen.save)
             print(f"\nwrote {Path(chosen.save) / 'meta' / 'stats.json'}")  # noqa: T201
     return 0
-
-
-def _lines(counted: Statistics) -> Iterator[str]:
-    rows = [_HEAD, *(row for name, found in counted.items() for row in _rows(name, found))]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for name, *numbers in rows:
-        aligned = [number.rjust(width) for number, width in zip(numbers, widths[1:], strict=True)]
-        yield "  ".join([name.ljust(widths[0]), *aligned]).rstrip()
 
 
 def _rows(name: str, found: FieldStatistics) -> Iterator[tuple[str, ...]]:

@@ -121,12 +121,12 @@ def _declare_bench(parser: argparse.ArgumentParser) -> None:
     data.add_source(parser, hub=True)
     parser.add_argument("--sequence-length", type=positive, default=64, metavar="S", help="steps in a window (64)")
     parser.add_argument("--batch-size", type=positive, default=32, metavar="B", help="windows in a batch (32)")
-    parser.add_argument("--fields", metavar="A,B", type=_names, help="only these fields")
+    data.add_fields(parser)
     parser.add_argument(
         "--dtype", action="append", metavar="FIELD=DTYPE", type=_pair, default=[], help="deliver a field in this dtype"
     )
     parser.add_argument(
-        "--frameworks", metavar="A,B", type=_names, help="numpy, torch, jax; by default those that are installed"
+        "--frameworks", metavar="A,B", type=data.names, help="numpy, torch, jax; by default those that are installed"
     )
     parser.add_argument("--seconds", type=float, default=10.0, help="how long to measure, about (10)")
     parser.add_argument("--json", metavar="FILE", help="also write the figures to this file")
@@ -158,10 +158,6 @@ def _run_bench(chosen: argparse.Namespace) -> int:
     if chosen.json:
         data.write_text(chosen.json, report.to_json())
     return 0
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _pair(text: str) -> tuple[str, str]:

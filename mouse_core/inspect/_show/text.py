@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
-import textwrap
 from collections.abc import Iterator, Sequence
 
-from mouse_core._base.progress import WIDTH, console
+from mouse_core._base.progress import aligned, console, item
 from mouse_core.inspect.report import ColumnReport, Finding, Report
 
 COLUMN_HEAD = ("column", "type", "shape", "nulls", "NaN", "min", "max", "mean")
@@ -50,13 +47,10 @@ def plain(report: Report) -> list[str]:
     lines = [heading(report), ""]
     for title, head, rows in tables(report):
         lines += [title] if title else []
-        lines += [*_aligned([head, *rows]), ""]
+        lines += [*aligned([head, *rows], left=len(head)), ""]
     lines += facts(report)
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else WIDTH
     for title, _, found in _findings(report):
-        lines += ["", title]
-        for finding in found:
-            lines.append(textwrap.fill(f"- {finding.code}: {finding.message}", width, subsequent_indent="  "))
+        lines += ["", title, *(item(f"{finding.code}: {finding.message}") for finding in found)]
     return lines if report.warnings else [*lines, "", "No warnings"]
 
 
@@ -66,11 +60,6 @@ def _findings(report: Report) -> Iterator[tuple[str, str, list[Finding]]]:
         found = [finding for finding in report.findings if finding.level == level]
         if found:
             yield title, colour, found
-
-
-def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
 def heading(report: Report) -> str:
