@@ -61,7 +61,8 @@ class Batchifier(Loader[T]):
         windows: Which rows around an anchor fields deliver, by field; see ``mouse_core.BatchSource``.
         normalize: How fields are normalised, by field, in the workers; see ``mouse_core.BatchSource``.
         sharding: How a whole batch is laid out over devices, in JAX; None elsewhere.
-        digest: Whether a digest of what is delivered runs along; see ``Loader.digest``.
+        digest: Whether a digest of what is delivered runs along; see ``Loader.digest``. Off by default: of 344 KB it
+            takes 35 us of a processor, and up to 160 between the steps of a training, in the thread that makes batches.
 
     Raises:
         ConfigError: An option that the framework lacks, or that a replay buffer or a source has of its own; else see
