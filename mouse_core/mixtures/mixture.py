@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, get_args
 
@@ -123,12 +123,40 @@ class Mixture(Store):
                 self._kept = made
             return made
 
+    def where(self, *conditions: Any, **columns: Any) -> Mixture:  # type: ignore[override]
+        """The mixture of the episodes of each member that meet all of some conditions; see ``Store.where``."""
+        return self._of_each(lambda member: member.where(*conditions, **columns))
+
+    def best(self, share: float, by: str = "return") -> Mixture:  # type: ignore[override]
+        """The mixture of each member's episodes with the largest return; see ``Store.best``."""
+        return self._of_each(lambda member: member.best(share, by))
+
+    def split(self, *, seed: int = 0, by: str = "episode", **shares: float) -> dict[str, Mixture]:  # type: ignore[override]
+        """Mixtures of parts of each member, which share no episode, by name; see ``Store.split``."""
+        parts = {name: _store(name, member).split(seed=seed, by=by, **shares) for name, member in self._members.items()}
+        names = next(iter(parts.values()))
+        return {part: self._of({name: some[part] for name, some in parts.items()}) for part in names}
+
+    def _of_each(self, choose: Callable[[Store], Store]) -> Mixture:
+        return self._of({name: choose(_store(name, member)) for name, member in self._members.items()})
+
+    def _of(self, members: Mapping[str, Store]) -> Mixture:
+        """The same mixture of other members of the same names."""
+        weights = Schedule(dict(self._mix.stages))
+        mix = self._mix
+        return Mixture(members, weights, per=mix.per, temperature=mix.temperature, field=mix.field)
+
     def _look(self, rows: Any = None) -> Any:
-        """ConfigError: what is chosen among the episodes of all members would have no shares."""
+        """ConfigError: the episodes of a mixture are those of its members, each with its own numbers."""
         raise ConfigError(
-            f"mixture: expected its members' episodes to be looked at and chosen, as in Mixture({{{self.names[0]!r}: "
-            "store.where(...), ...}), found the mixture's"
+            f"mixture: expected the episodes of a member, as of mixture.members[{self.names[0]!r}], found the mixture's"
         )
+
+
+def _store(name: str, member: Store | Snapshot) -> Store:
+    if not isinstance(member, Store):
+        raise ConfigError(f"mixture: expected stores as members, to choose episodes of, found a snapshot {name!r}")
+    return member
 
 
 def _taken(member: Store | Snapshot, rows: Any) -> Snapshot:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -126,13 +126,18 @@ class MixtureSnapshot(Snapshot):
     @memo
     def episode_starts(self) -> npt.NDArray[np.int64]:
         """The rows at which episodes begin, int64 ``[n]``, ascending: those of the members; see ``Snapshot``."""
-        firsts = self.first_rows.tolist()
-        parts = [
-            member.episode_starts + first
-            for member, first in zip(self.members, firsts, strict=False)
-            if member.num_rows
-        ]
-        return np.concatenate([np.zeros(0, np.int64), *parts])
+        return self._of_members(lambda member: member.episode_starts)
+
+    def stretch_starts(self, column: str) -> npt.NDArray[np.int64]:
+        """The rows at which a column's value changes, in any of the members; see ``Snapshot``."""
+        return self._of_members(lambda member: member.stretch_starts(column))
+
+    def _of_members(self, starts: Callable[[Snapshot], npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+        """Some rows of each member, int64 ``[n]``."""
+        there = zip(self.members, self.first_rows.tolist(), strict=False)
+        return np.concatenate(
+            [np.zeros(0, np.int64), *(starts(member) + first for member, first in there if len(member))]
+        )
 
     @memo
     def fingerprint(self) -> str:

@@ -14,7 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from mouse_core.bench import machine
-from tests.bench import appends, counting, loaders, parts, replay, rollout_groups, rollouts, workloads
+from tests.bench import appends, counting, loaders, mixtures, parts, replay, rollout_groups, rollouts, workloads
 from tests.bench.results import Results, Table
 from tests.bench.show import page, picture, show_figures, show_table
 from tests.bench.workloads import Settings
@@ -82,6 +82,8 @@ def run(settings: Settings, *, quick: bool, only: str) -> Results:
     add("state-256-1", lambda: workloads.state(settings, 256, 1))
     for size in (32, 256):
         add(f"parts-{size}", lambda size=size: parts.table(settings, size))  # type: ignore[misc]
+    for size in (32, 256):
+        add(f"mixtures-{size}", lambda size=size: mixtures.table(settings, size))  # type: ignore[misc]
     add("discrete", lambda: workloads.discrete(settings))
     add("wide", lambda: workloads.wide(settings))
     add("images", lambda: workloads.raw_images(settings))

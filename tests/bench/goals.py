@@ -61,6 +61,14 @@ def goals(cores: int) -> Iterator[Goal]:
             0.9,
             at_most=False,
         )
+    for size in (32, 256):
+        yield Goal(
+            f"a mixture of 8 stores, B={size}, S=64",
+            "at most 1.15 times one store of the same rows",
+            partial(_ratio, key=f"mixtures-{size}", name="a mixture of 8"),
+            1.15,
+            unit=" times",
+        )
     for name, limit in (("NumPy", 40), ("torch", 80), ("JAX", 300)):
         for workers in (0, 1):
             yield _figure(

@@ -29,6 +29,7 @@ from mouse_core import (
 from mouse_core.augment import AugmentTokensConfig
 from mouse_core.mixtures import Mixture, Schedule, Shares
 from mouse_core.replay import ReplayBuffer
+from mouse_core.store.derived import DerivedStore, TimeToEnd
 from mouse_core.testing import SourceConformance, example_columns, example_store
 
 WEIGHTS = st.lists(st.integers(0, 50), min_size=1, max_size=7).filter(any)
@@ -529,3 +530,51 @@ def test_a_mixture_is_taken_where_a_store_is() -> None:
     buffer = ReplayBuffer(mixture, batch_size=64)
     rows = buffer.sample()
     np.testing.assert_array_equal(np.asarray(rows["reward"]) // FAR, rows["member"])
+
+
+# ------------------------------------------------------------------ with views, derived fields, windows by field
+
+
+def test_episodes_are_chosen_of_each_member_and_shares_stay() -> None:
+    mixture = Mixture({"a": numbered(0, 200), "b": numbered(1, 90)}, {"a": 3, "b": 1})
+    best = mixture.best(0.5)
+    assert {name: len(member) for name, member in best.members.items()} == {"a": 100, "b": 50}
+    assert best.shares_at() == {"a": 0.75, "b": 0.25}
+    batch = BatchSource(best, 5, 16)[0]
+    np.testing.assert_array_equal(batch["member"], batch["reward"] // FAR)
+    assert batch["reward"][batch["member"] == 0].min() >= 100  # later episodes have larger rewards
+    parts = mixture.split(train=0.7, seed=2)
+    rows = [BatchSource(part, 10, 30, "batch", boundary="episode") for part in parts.values()]
+    train, test = (set(numbers_of(source, 3).reshape(-1).tolist()) for source in rows)
+    assert not train & test
+    assert sum(len(part) for part in parts.values()) == len(mixture)
+    assert len(mixture.where(length=(11, None))) == 0
+    with pytest.raises(ConfigError, match="found a snapshot 'a'"):
+        Mixture({"a": numbered(0, 20).snapshot()}).best(0.5)
+
+
+def test_derived_fields_are_those_of_members() -> None:
+    stores = {"a": numbered(0, 200), "b": numbered(1, 90)}
+    derived = {"left": TimeToEnd()}
+    mixture = Mixture({name: DerivedStore(store, derived) for name, store in stores.items()})
+    batch = BatchSource(mixture, 5, 16)[2]
+    np.testing.assert_array_equal(batch["left"], 9 - batch["reward"].astype(int) % FAR % 10)
+    with pytest.raises(ConfigError, match="whose shares would be lost"):
+        DerivedStore(mixture, derived)
+
+
+def test_windows_by_field_and_normalised_fields_of_mixtures() -> None:
+    """Edges are those of episodes, and so of members."""
+    mixture = Mixture({"a": numbered(0, 95), "b": numbered(1, 33)})
+    options: dict[str, Any] = {"batch_size": 32, "windows": {"reward": range(-2, 3)}, "boundary": "episode"}
+    source = BatchSource(mixture, **options)
+    for index in range(6):
+        batch = source[index]
+        number = batch["reward"].astype(int)
+        there = batch["reward_mask"]
+        np.testing.assert_array_equal((number // FAR)[there], np.repeat(batch["member"][:, None], 5, 1)[there])
+        middle = batch["obs_continuous"][:, 0].astype(int)
+        np.testing.assert_array_equal(number[there], (middle[:, None] + np.arange(-1, 4))[there])
+    batch = BatchSource(mixture, 4, 8, normalize={"obs_continuous": "mean_std"})[0]
+    assert np.abs(batch["obs_continuous"]).max() < 4
+    assert batch["member"].max() == 1

@@ -56,6 +56,11 @@ class DerivedStore(Store):
     ) -> None:
         if not isinstance(store, Store):
             raise ConfigError(f"store: expected a Store, found {type(store).__name__}")
+        if hasattr(store, "shares_at"):
+            raise ConfigError(
+                "store: expected a member of a mixture, as in Mixture({name: DerivedStore(member, ...)}), found the "
+                "mixture, whose shares would be lost"
+            )
         for name, derivation in fields.items():
             if not hasattr(derivation, "compute") or not hasattr(derivation, "spec") or isinstance(derivation, type):
                 raise ConfigError(f"derived fields: {name!r}: expected one such as Return(), found {derivation!r:.80}")
