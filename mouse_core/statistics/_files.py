@@ -86,7 +86,8 @@ def _arrays(counted: Counted) -> dict[str, npt.NDArray[Any]]:
         levels = max(len(one.levels) for one in sketches)
         padded = [one.levels + [np.empty(0)] * (levels - len(one.levels)) for one in sketches]
         found["sketches"] = np.array(
-            [[one.count, one.error, *map(len, own)] for one, own in zip(sketches, padded, strict=True)], np.int64
+            [[one.count, one.error, one.turns, *map(len, own)] for one, own in zip(sketches, padded, strict=True)],
+            np.int64,
         )
         found["kept"] = np.concatenate([np.empty(0), *(level for own in padded for level in own)])
     return found
@@ -189,13 +190,14 @@ def _read(arrays: Any, where: str, width: int) -> Counted:
         return Counted(moments, None)
     numbers = arrays[f"{where}/sketches"]
     _checked(numbers, np.int64, (width, numbers.shape[1]))
-    lengths = numbers[:, 2:]
+    lengths = numbers[:, 3:]
     kept = _checked(arrays[f"{where}/kept"], np.float64, (int(lengths.sum()),))
     stretches = iter(np.split(kept, np.cumsum(lengths.reshape(-1))[:-1]))
     sketches = []
-    for count, error, *own in numbers.tolist():
+    for count, error, turns, *own in numbers.tolist():
         sketch = Sketch()
-        sketch.count, sketch.error, sketch.levels = count, error, [next(stretches) for _ in own]
+        sketch.count, sketch.error, sketch.turns = count, error, turns
+        sketch.levels = [next(stretches) for _ in own]
         sketches.append(sketch)
     return Counted(moments, sketches)
 

@@ -275,6 +275,47 @@ def test_moments_hold_at_any_scale_and_beside_outliers(offset: float, deviation:
     assert moments.deviation[2] == 0
 
 
+def test_moments_hold_where_the_rows_that_are_looked_at_first_are_the_odd_ones() -> None:
+    """Of 320,000 rows every ten thousandth is far from all others, and these are the ones near which is added."""
+    values = np.random.default_rng(0).normal(0, 1, (320_000, 1)).astype(np.float32)
+    values[::10_000] = 1e5
+    moments = Moments(1)
+    moments.add(values)
+    numbers = values.astype(np.float64)
+    np.testing.assert_allclose(moments.mean, numbers.mean(axis=0), rtol=1e-9)
+    np.testing.assert_allclose(moments.deviation, numbers.std(axis=0), rtol=1e-9)
+
+
+def test_of_many_numbers_those_in_the_middle_of_their_share_are_kept() -> None:
+    sketch, numbers = Sketch(), np.arange(1 << 20, dtype=np.float64)
+    sketch.add(numbers)
+    shares = np.linspace(0, 1, 1001).tolist()
+    off = np.abs(sketch.quantiles(shares, 0, numbers[-1]) - np.quantile(numbers, shares))
+    assert len(sketch.levels[8]) == 4096
+    assert off.max() <= 1
+    assert sketch.rank_error * len(numbers) == 128 + 256
+
+
+@pytest.mark.parametrize("order", ["ascending", "mixed", "alternating"])
+def test_the_rank_error_holds_when_numbers_come_in_any_order(order: str) -> None:
+    """And is no more than some times what is found."""
+    numbers, size = np.arange(1_200_000, dtype=np.float64), 6000
+    if order == "mixed":
+        np.random.default_rng(0).shuffle(numbers)
+    elif order == "alternating":
+        numbers = np.concatenate([numbers[::2], numbers[1::2]])
+    sketch = Sketch()
+    for begin in range(0, len(numbers), size):  # so few at a time that all errors are made when levels are full
+        sketch.add(np.sort(numbers[begin : begin + size]))
+    shares = np.linspace(0, 1, 2001).tolist()
+    found = sketch.quantiles(shares, 0, len(numbers) - 1)
+    off = (found - np.quantile(numbers, shares)) / len(numbers)
+    assert np.abs(off).max() <= sketch.rank_error < 0.002
+    assert np.abs(off.mean()) <= 0.1 * sketch.rank_error  # neither too high nor too low on the whole
+    # Whenever 8,192 numbers that stand for w each become half as many, ranks may be wrong by w more.
+    assert sketch.rank_error >= (len(sketch.levels) - 1) / 2 / 8192
+
+
 @settings(deadline=None, max_examples=30)
 @given(
     data=st.data(),
