@@ -14,7 +14,18 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from mouse_core.bench import machine
-from tests.bench import appends, counting, loaders, mixtures, parts, replay, rollout_groups, rollouts, workloads
+from tests.bench import (
+    appends,
+    around,
+    counting,
+    loaders,
+    mixtures,
+    parts,
+    replay,
+    rollout_groups,
+    rollouts,
+    workloads,
+)
 from tests.bench.results import Results, Table
 from tests.bench.show import page, picture, show_figures, show_table
 from tests.bench.workloads import Settings
@@ -84,6 +95,8 @@ def run(settings: Settings, *, quick: bool, only: str) -> Results:
         add(f"parts-{size}", lambda size=size: parts.table(settings, size))  # type: ignore[misc]
     for size in (32, 256):
         add(f"mixtures-{size}", lambda size=size: mixtures.table(settings, size))  # type: ignore[misc]
+        add(f"around-{size}", lambda size=size: around.table(settings, size))  # type: ignore[misc]
+    add("around-states-256", lambda: around.table(settings, 256, around.STATES))
     add("discrete", lambda: workloads.discrete(settings))
     add("wide", lambda: workloads.wide(settings))
     add("images", lambda: workloads.raw_images(settings))

@@ -1,0 +1,116 @@
+"""Learn to say sixteen actions at a time, as ACT does, with Flax NNX: a script to copy and change.
+
+    python examples/action_chunks_flax.py
+
+A teacher reaches for targets with an arm. A small transformer sees the last two observations and predicts the next
+sixteen actions (Zhao et al., 2023, without the style variable), then reaches by itself. ``windows=`` says which rows;
+``examples/action_chunks_torch.py`` trains on the same batches with PyTorch.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import reaching
+from flax import nnx
+
+from mouse_jax import PrefetchBatchifier, global_mean
+
+BATCH_SIZE = 128
+LEARNING_RATE = 3e-3
+WIDTH = 64
+
+Batch = dict[str, jax.Array]
+
+
+class Layer(nnx.Module):
+    """Tokens [B, T, 64] that look at each other."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.first, self.second = nnx.LayerNorm(WIDTH, rngs=rngs), nnx.LayerNorm(WIDTH, rngs=rngs)
+        self.attention = nnx.MultiHeadAttention(4, WIDTH, decode=False, rngs=rngs)
+        self.wide, self.narrow = nnx.Linear(WIDTH, 2 * WIDTH, rngs=rngs), nnx.Linear(2 * WIDTH, WIDTH, rngs=rngs)
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """What they become."""
+        tokens = tokens + self.attention(self.first(tokens))
+        return tokens + self.narrow(nnx.relu(self.wide(self.second(tokens))))
+
+
+class ChunkPolicy(nnx.Module):
+    """Observations [B, 2, 10] to chunks of actions [B, 16, 2]."""
+
+    def __init__(self, rngs: nnx.Rngs) -> None:
+        self.seen = nnx.Linear(reaching.OBSERVATION_SIZE, WIDTH, rngs=rngs)
+        places = len(reaching.SEEN) + reaching.CHUNK
+        self.places = nnx.Param(0.1 * jax.random.normal(rngs.params(), (places, WIDTH)))
+        self.one, self.two = Layer(rngs), Layer(rngs)
+        self.said = nnx.Linear(WIDTH, reaching.ACTION_SIZE, rngs=rngs)
+
+    def __call__(self, observation: jax.Array) -> jax.Array:
+        """Predict the actions."""
+        seen = self.seen(observation)
+        asked = jnp.zeros((len(seen), reaching.CHUNK, WIDTH))  # a token for each action, which has its place alone
+        tokens = jnp.concatenate([seen, asked], axis=1) + self.places[...]
+        return self.said(self.two(self.one(tokens))[:, -reaching.CHUNK :])
+
+
+def chunk_loss(policy: ChunkPolicy, batch: Batch) -> jax.Array:
+    """How far the predicted actions are from the teacher's, on average over those that there are."""
+    # The alignment is settled by `windows=`: action k of the chunk was taken k steps after the anchor was seen.
+    error = jnp.abs(policy(batch["obs_continuous"]) - batch["action"])
+    # Near the end of an episode a chunk has fewer actions. The mask is that of the actions, not of observations, which
+    # repeat the first one at the beginning.
+    return global_mean(error, batch["action_mask"])
+
+
+@nnx.jit
+def train_step(policy: ChunkPolicy, optimizer: nnx.Optimizer[Any], batch: Batch) -> jax.Array:
+    """Take one step of gradient descent, in place, and return the loss."""
+    loss, gradients = nnx.value_and_grad(chunk_loss)(policy, batch)
+    optimizer.update(policy, gradients)
+    return loss
+
+
+def main() -> None:
+    """Record, train, and reach."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--episodes", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=0)
+    chosen = parser.parse_args()
+    store = reaching.record(chosen.episodes, chosen.seed)
+    policy = ChunkPolicy(nnx.Rngs(chosen.seed))
+    predict = nnx.jit(lambda policy, observation: policy(observation))
+
+    def act(observation: reaching.Floats) -> reaching.Floats:
+        return np.asarray(predict(policy, observation))
+
+    print(f"reached untrained: {reaching.reached(act):.2f}")
+    optimizer = nnx.Optimizer(
+        policy, optax.adamw(optax.cosine_decay_schedule(LEARNING_RATE, chosen.steps)), wrt=nnx.Param
+    )
+    losses = []
+    with PrefetchBatchifier(
+        store,
+        batch_size=BATCH_SIZE,
+        seed=chosen.seed,
+        windows={"obs_continuous": reaching.SEEN, "action": range(reaching.CHUNK)},
+        fields=["obs_continuous", "action"],
+        dtypes={"obs_continuous": "float32"},
+        digest=True,
+    ) as loader:
+        for _ in range(chosen.steps):
+            losses.append(train_step(policy, optimizer, loader.next_batch()))
+        print(f"batches: {loader.digest}")
+    print(f"final loss: {np.mean(losses[-50:]):.4f}")
+    print(f"reached: {reaching.reached(act):.2f}")
+
+
+if __name__ == "__main__":
+    main()

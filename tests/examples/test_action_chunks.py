@@ -1,0 +1,82 @@
+"""The examples of action chunks, run as a user runs them; their losses, and that both learn from the same batches."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from flax import nnx
+from tensordict import TensorDict
+
+from mouse_core import BatchSource
+from tests.programs import run_program
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SCRIPTS = ("action_chunks_torch.py", "action_chunks_flax.py")
+
+
+def run(script: str, *options: str) -> dict[str, str]:
+    """Run a script and return the printed values by name, in their order."""
+    done = run_program(EXAMPLES / script, *options, frameworks=True, seconds=600)
+    assert done.returncode == 0, done.stderr
+    return dict(line.split(": ", 1) for line in done.stdout.splitlines())
+
+
+@pytest.fixture
+def examples(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
+    """The modules, imported as the scripts import them."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    return {name: importlib.import_module(name) for name in ("reaching", "action_chunks_torch", "action_chunks_flax")}
+
+
+def test_both_scripts_train_on_the_same_batches() -> None:
+    printed = [run(script, "--episodes", "5", "--steps", "8", "--seed", "3") for script in SCRIPTS]
+    for one in printed:
+        assert list(one) == ["reached untrained", "batches", "final loss", "reached"]
+        assert float(one["final loss"]) > 0
+    assert printed[0]["batches"] == printed[1]["batches"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_a_policy_learns_to_reach(script: str) -> None:
+    printed = run(script)
+    assert float(printed["reached"]) > float(printed["reached untrained"]) + 0.25
+
+
+def test_the_loss_is_that_of_the_actions_that_were_taken(examples: dict[str, Any]) -> None:
+    """Against the rows themselves: the actions after each anchor, up to its episode's end, and no others."""
+    store = examples["reaching"].record(3, 5)
+    windows = {"obs_continuous": examples["reaching"].SEEN, "action": range(examples["reaching"].CHUNK)}
+    source = BatchSource(store, batch_size=16, windows=windows, dtypes={"obs_continuous": "float32"}, seed=2)
+    batch, rows = source[0], list(store)
+    errors = []
+    for start in source.plan(0).starts.tolist():
+        for ahead in range(1, examples["reaching"].CHUNK + 1):
+            if start + ahead == len(rows) or rows[start + ahead]["episode_step"] == 0:
+                break
+            errors.append(np.abs(np.array(rows[start + ahead]["action"]) - 0.25))
+    expected = np.mean(errors)
+
+    def torch_policy(observation: torch.Tensor) -> torch.Tensor:
+        return torch.full((len(observation), examples["reaching"].CHUNK, 2), 0.25)
+
+    def flax_policy(observation: Any) -> Any:
+        return jnp.full((len(observation), examples["reaching"].CHUNK, 2), 0.25)
+
+    tensors = TensorDict({name: torch.from_numpy(values) for name, values in batch.items()}, batch_size=[16])
+    assert float(examples["action_chunks_torch"].chunk_loss(torch_policy, tensors)) == pytest.approx(expected, rel=1e-5)
+    arrays = {name: jnp.asarray(values) for name, values in batch.items()}
+    assert float(examples["action_chunks_flax"].chunk_loss(flax_policy, arrays)) == pytest.approx(expected, rel=1e-5)
+
+
+def test_both_networks_say_chunks(examples: dict[str, Any]) -> None:
+    seen = np.zeros((3, 2, 10), np.float32)
+    assert examples["action_chunks_torch"].ChunkPolicy()(torch.from_numpy(seen)).shape == (3, 16, 2)
+    assert examples["action_chunks_flax"].ChunkPolicy(nnx.Rngs(0))(jnp.asarray(seen)).shape == (3, 16, 2)
