@@ -23,6 +23,7 @@ from mouse_core import (
     PrefetchBatchifier,
     StorageError,
 )
+from mouse_core.mixtures import Mixture
 from mouse_core.replay import ReturnsToGo
 from mouse_core.rollouts import discounted_returns
 from mouse_core.spec import Alignment, FieldSpec, Spec
@@ -352,6 +353,25 @@ def test_a_snapshot_is_not_cut_to_rows_that_it_was_not_computed_for() -> None:
     assert snapshot.of_rows(60) is snapshot
     with pytest.raises(ConfigError, match=r"expected 60 rows, for which \['to_go'\] were computed, found 50"):
         snapshot.of_rows(50)
+
+
+def test_views_and_mixtures_take_stores_with_derived_fields() -> None:
+    """What is derived of an episode is the same in a view of it, whichever comes first."""
+    store = example_store(200)
+    chosen = DerivedStore(store, derivations()).best(0.3)
+    derived = DerivedStore(store.best(0.3), derivations())
+    same_values(all_values(chosen), all_values(derived))
+    mixture = Mixture({"all": DerivedStore(store, derivations()), "best": chosen})
+    source = BatchSource(mixture, 5, 16, boundary="episode")
+    plain = BatchSource(DerivedStore(store, derivations()), 5, 16)
+    assert source.spec.keys() == {*plain.spec, "member", "mask"}
+    batch = source[2]
+    there = batch["mask"][:, 1:]
+    steps_taken = batch["from_start"][:, 1:] - batch["from_start"][:, :-1]
+    assert (steps_taken[there] == 1).all()
+    assert (batch["to_end"] + batch["from_start"] >= batch["time"]).all()
+    with pytest.raises(ConfigError, match="expected fields to be derived for its members"):
+        DerivedStore(mixture, derivations()).snapshot()
 
 
 # ---------------------------------------------------------------------- sources and loaders

@@ -33,7 +33,7 @@ class DerivedSegment(Segment):
     def __init__(
         self, segment: Segment, number: int, derived: Mapping[str, pa.DataType], values: Callable[[str, int], Array]
     ) -> None:
-        self._segment, self._number, self._derived, self._values = segment, number, derived, values
+        self.rows_of, self._number, self._derived, self._values = segment, number, derived, values
         self.num_rows, self.is_picked = segment.num_rows, segment.is_picked
         # Rows that are appended may change what is derived for the rows before: memory of its own for each snapshot.
         self.extent = None if segment.extent is None else object()
@@ -42,7 +42,7 @@ class DerivedSegment(Segment):
     @memo
     def table(self) -> pa.Table:
         """The steps, with the derived columns."""
-        table = self._segment.table
+        table = self.rows_of.table
         for name in self._derived:
             table = table.append_column(name, self._column(name))
         return table
@@ -50,45 +50,45 @@ class DerivedSegment(Segment):
     @memo
     def indices(self) -> pa.Table | None:
         """As those of the segment."""
-        return self._segment.indices
+        return self.rows_of.indices
 
     @memo
     def origin(self) -> Any:
         """As that of the segment."""
-        return self._segment.origin
+        return self.rows_of.origin
 
     def column(self, name: str) -> pa.ChunkedArray | None:
         """A column, of those of the segment without computing the others."""
-        return self._column(name) if name in self._derived else self._segment.column(name)
+        return self._column(name) if name in self._derived else self.rows_of.column(name)
 
     @property
     def types(self) -> dict[str, pa.DataType]:
         """Arrow types by column name."""
-        return {**self._segment.types, **self._derived}
+        return {**self.rows_of.types, **self._derived}
 
     @memo
     def chunk_starts(self) -> npt.NDArray[np.int64]:
         """As those of the segment."""
-        return self._segment.chunk_starts
+        return self.rows_of.chunk_starts
 
     @memo
     def image_roots(self) -> tuple[str, ...]:
         """As those of the segment."""
-        return self._segment.image_roots
+        return self.rows_of.image_roots
 
     @memo
     def runs(self) -> Stretches | None:
         """As those of the segment."""
-        return self._segment.runs
+        return self.rows_of.runs
 
     def row_numbers(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """As those of the segment."""
-        return self._segment.row_numbers(rows)
+        return self.rows_of.row_numbers(rows)
 
     def part(self, name: str) -> ColumnPart:
         """One column; of those of the segment its own part, which keeps what is known of its chunks."""
         if name not in self._derived:
-            return self._segment.part(name)
+            return self.rows_of.part(name)
         if name not in self._parts:
             values = partial(self._values, name, self._number)
             self._parts.setdefault(name, _DerivedPart(values, self.chunk_starts))
@@ -100,15 +100,15 @@ class DerivedSegment(Segment):
     def first_value(self, name: str, rows: int) -> tuple[int, Any] | None:
         """As that of the segment; what is derived is there for every row, and not computed to learn that."""
         if name not in self._derived:
-            return self._segment.first_value(name, rows)
+            return self.rows_of.first_value(name, rows)
         return (0, 0) if rows > 0 else None
 
     def has_value(self, name: str, rows: int) -> bool:
         """Whether some value among the first ``rows`` rows is not null."""
-        return name in self._derived or self._segment.has_value(name, rows)
+        return name in self._derived or self.rows_of.has_value(name, rows)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return DerivedSegment, (self._segment, self._number, self._derived, self._values)
+        return DerivedSegment, (self.rows_of, self._number, self._derived, self._values)
 
 
 class _DerivedPart(ColumnPart):
