@@ -371,7 +371,7 @@ def test_views_and_mixtures_take_stores_with_derived_fields() -> None:
     assert (steps_taken[there] == 1).all()
     assert (batch["to_end"] + batch["from_start"] >= batch["time"]).all()
     with pytest.raises(ConfigError, match="expected fields to be derived for its members"):
-        DerivedStore(mixture, derivations()).snapshot()
+        DerivedStore(mixture, {"another": Return()}).snapshot()
 
 
 # ---------------------------------------------------------------------- sources and loaders
