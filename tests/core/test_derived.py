@@ -370,7 +370,7 @@ def test_views_and_mixtures_take_stores_with_derived_fields() -> None:
     steps_taken = batch["from_start"][:, 1:] - batch["from_start"][:, :-1]
     assert (steps_taken[there] == 1).all()
     assert (batch["to_end"] + batch["from_start"] >= batch["time"]).all()
-    with pytest.raises(ConfigError, match="expected fields to be derived for its members"):
+    with pytest.raises(ConfigError, match="expected a member of a mixture"):
         DerivedStore(mixture, {"another": Return()}).snapshot()
 
 
