@@ -214,6 +214,41 @@ def test_other_activations() -> None:
     assert found.first.tensor == "input of head"  # a mean lies between, so its name is not known
 
 
+class TorchFlattened(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2))
+        self.head = torch.nn.Linear(16, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.features(x.permute(0, 3, 1, 2)).flatten(1))
+
+
+class FlaxFlattened(nnx.Module):
+    """Its layers are not made in the order of their names."""
+
+    def __init__(self, *, channels_first: bool = False) -> None:
+        rngs = nnx.Rngs(0)
+        self.stem = nnx.Conv(3, 4, (3, 3), padding="VALID", rngs=rngs)
+        self.head = nnx.Linear(16, 1, rngs=rngs)
+        self.channels_first = channels_first
+
+    def __call__(self, x: Any) -> Any:
+        x = nnx.max_pool(nnx.relu(self.stem(x)), (2, 2), (2, 2))
+        x = x.transpose(0, 3, 1, 2) if self.channels_first else x
+        return self.head(x.reshape(len(x), -1))
+
+
+def test_the_order_of_what_is_flattened() -> None:
+    options = {"batch": {"x": np.random.default_rng(0).normal(size=(4, 6, 6, 3))}}
+    options |= {"torch_loss": squares, "flax_loss": squares}
+    found = compare(FlaxFlattened(), TorchFlattened(), **options)
+    assert found.first is not None
+    assert found.first.tensor == "input of head"
+    assert [(cause.name, cause.where) for cause in found.causes] == [("order of what is flattened", "input of head")]
+    assert compare(FlaxFlattened(channels_first=True), TorchFlattened(), **options).first is None
+
+
 class TorchRecurrent(torch.nn.Module):
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -307,10 +342,11 @@ def test_what_is_refused() -> None:
 
 def test_ten_layers() -> None:
     ours, theirs = TorchModel(10), FlaxModel(10, epsilon=1e-6)
-    found = compare(theirs, ours)
+    optimizers = {"torch_optimizer": lambda p: torch.optim.AdamW(p, 1e-3), "flax_optimizer": optax.adamw(1e-3)}
+    found = compare(theirs, ours, **optimizers)
     assert found.first is not None
     assert found.first.tensor == "output of blocks.0.norm1"
-    assert names(found) == {"epsilon"}
+    assert names(found) == {"epsilon", "weight decay"}
 
 
 class TorchAttention(torch.nn.Module):
@@ -362,3 +398,5 @@ def test_half_a_loss_a_compiled_one_and_dropout_of_flax() -> None:
         ("factor of the loss", "2 times that, or its sum over 2")
     ]
     assert str(compare(other, ours, flax_loss=nnx.jit(squares), **options)).startswith("no layer was seen")
+    found = compare(other, ours, flax_loss=lambda m, b: squares(m, b) + 0.01 * m(b["x"]).mean(), **options)
+    assert [cause.name for cause in found.causes] == ["what the loss makes of equal layers"]

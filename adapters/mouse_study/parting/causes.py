@@ -14,7 +14,7 @@ from flax import nnx
 
 from mouse_study.parting.layers import Array
 from mouse_study.parting.models import array_of, arrays_of
-from mouse_study.parting.recording import Event, as_flax_has_it
+from mouse_study.parting.recording import Event, as_flax_has_it, is_spatial
 from mouse_study.parting.report import Cause, Difference, difference
 from mouse_study.parting.running import Run, patched, run_alone
 from mouse_study.parting.weights import Twins
@@ -154,6 +154,7 @@ def of_forward(run: Run, found: Sequence[Difference]) -> list[Cause]:
     causes = []
     if any(one.stage == "forward" and one.beyond for one in found):
         causes += _functions_between(run)
+        causes += _flattened(run)
         causes += _attention_in_float32(run)
     alone = {one.tensor: one for one in found if one.stage == "layer alone" and one.beyond}
     for pair, event, given, output in run.calls():
@@ -216,6 +217,25 @@ def _functions_between(run: Run) -> list[Cause]:
                     break
         if event.role == "output":
             before.append((event, values, other))
+    return causes
+
+
+def _flattened(run: Run) -> list[Cause]:
+    """Images that are flattened before a linear layer: channels come first in PyTorch's, and last in Flax's.
+
+    Of 2 channels of 3 values PyTorch has a1 a2 a3 b1 b2 b3, and Flax a1 b1 a2 b2 a3 b3.
+    """
+    causes, channels = [], 0
+    for event, values, other in run.paired(run.theirs.by_key()):
+        if event.role == "output" and is_spatial(event):
+            channels = event.values.shape[1]
+        elif channels > 1 and event.role == "input" and values.ndim == 2 and values.shape[1] % channels == 0:
+            apart = values.reshape(len(values), channels, -1).swapaxes(1, 2).reshape(values.shape)
+            tolerance = run.tolerance(len(run.pairs))
+            parted = difference("forward", "", values, other.values, tolerance).beyond
+            if parted and not difference("forward", "", apart, other.values, tolerance).beyond:
+                ours, theirs = f"{channels} channels first, as [batch, channels, ...]", "channels last"
+                causes.append(Cause("order of what is flattened", f"{event}", ours, theirs))
     return causes
 
 
@@ -290,7 +310,9 @@ def of_loss(run: Run, found: Sequence[Difference]) -> list[Cause]:
             return [Cause(name, "the loss", less, "its " * (size > 2) + more)]
         if np.isclose(theirs * size, ours, rtol=1e-9, atol=0):
             return [Cause(name, "the loss", "a " * (size > 2) + more, "its mean" if size > 2 else less)]
-    return []
+    if not run.theirs.events or run.unaligned():
+        return []
+    return [Cause("what the loss makes of equal layers", "the loss", f"{ours:.6g}", f"{theirs:.6g}")]
 
 
 def _reduction(size: int, sizes: set[int]) -> tuple[str, str, str]:

@@ -15,7 +15,7 @@ from mouse_study.parting.report import Comparison
 from mouse_study.parting.running import Run, as_float64
 from mouse_study.parting.settings import of_update
 from mouse_study.parting.stepping import Stepping
-from mouse_study.parting.weights import transfer
+from mouse_study.parting.weights import transfer, twins
 
 
 def where_they_part(
@@ -65,6 +65,8 @@ def where_they_part(
         raise ConfigError(f"updates: expected 1 or more, found {updates}")
     if (torch_optimizer is None) != (flax_optimizer is None):
         raise ConfigError("optimizers: expected one of each framework or none at all, found one")
+    # Copies of Flax's have their layers in another order, so it is these two that say which are the same.
+    names = {pair.torch.path: pair.flax.path for pair in twins(torch_module, flax_module, names=names)}
     with jax.enable_x64(True):
         own = copy.deepcopy(torch_module).double()
         other = as_float64(flax_module)

@@ -181,6 +181,12 @@ def flax_recording(module: Any, pairs: Sequence[Twins]) -> Iterator[Recording]:
                 one.__call__ = before
 
 
+def is_spatial(event: Event) -> bool:
+    """Whether a tensor of PyTorch's has channels before what is convolved."""
+    layers = torch.nn.modules.conv._ConvNd | torch.nn.modules.batchnorm._BatchNorm | torch.nn.GroupNorm
+    return event.values.ndim > 2 and isinstance(event.module, layers)
+
+
 def as_flax_has_it(event: Event, shape: tuple[int, ...]) -> Array | None:
     """A tensor of PyTorch's as Flax lays it out; None if that cannot be.
 
@@ -188,9 +194,7 @@ def as_flax_has_it(event: Event, shape: tuple[int, ...]) -> Array | None:
     layers of PyTorch's may have time before the batch.
     """
     values = event.values
-    spatial = isinstance(event.module, torch.nn.modules.conv._ConvNd | torch.nn.modules.batchnorm._BatchNorm)
-    spatial = spatial or isinstance(event.module, torch.nn.GroupNorm)
-    if values.ndim > 2 and spatial:
+    if is_spatial(event):
         values = np.moveaxis(values, 1, -1)
     elif values.ndim == 3 and getattr(event.module, "batch_first", True) is False:
         values = np.swapaxes(values, 0, 1)

@@ -233,7 +233,7 @@ class Clipping:
         if self.by == "no clipping":
             return self.by
         slack = f" ({self.slack:.0e} added to the norm)" if self.slack > 1e-7 else ""
-        return f"by {self.by}, at {self.at:.4g}{slack}"
+        return f"by {self.by}, at {self.at:.3g}{slack}"
 
 
 def clipping(rule: Rule, loud: Responses, last: Responses, other: Responses | None) -> Clipping:
