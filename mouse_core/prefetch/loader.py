@@ -226,7 +226,8 @@ class Loader(Generic[T]):
     def state_dict(self) -> dict[str, Any]:
         """Everything needed to go on with the next batch, here or elsewhere: plain integers and strings.
 
-        ``seed``, ``next_index``, ``rows`` (of the snapshot), ``epoch_start`` (the index at which the first epoch over
+        ``seed``, ``next_index``, ``rows`` (of the snapshot; of a mixture a dict of them by its members' names),
+        ``epoch_start`` (the index at which the first epoch over
         the snapshot began), ``fingerprint`` (of data and configuration) and ``configuration`` (in words, to say what
         differs). The same in every framework, for every shard and any number of workers.
 

@@ -26,6 +26,7 @@ from mouse_core import (
 )
 from mouse_core.digest import StreamDigest
 from mouse_core.groups import RLExample, examples_digest
+from mouse_core.mixtures import Mixture, MixtureSource, Schedule
 from mouse_core.replay import (
     ArrayStorage,
     LinearSchedule,
@@ -124,6 +125,28 @@ def sources() -> dict[str, Any]:
     found["a subset"] = of_source(BatchSource(made.snapshot(211), 9, 8))
     found["one long batch"] = of_source(BatchSource(made, 1, 512), 3)
     return found
+
+
+def mixtures() -> dict[str, Any]:
+    """Members by weight, by step and by a schedule, and one of sources."""
+    members = {"a": store(150), "b": store(), "c": store(70)}
+    made = {
+        "weights": Mixture(members, [0.7, 0.2, 0.1]),
+        "steps": Mixture(members, per="step", temperature=2),
+        "trajectories": Mixture(members, [3, 1, 1], per="trajectory"),
+        "schedule": Mixture(members, Schedule.linear([1, 0, 0], [1, 2, 3], batches=20, stages=5)),
+    }
+    found = {name: of_source(BatchSource(one, 9, 8)) for name, one in made.items()}
+    for name, options in {
+        "in turn": {"sampling": "batch", "epoch_start": 7},
+        "episodes": {"boundary": "episode", "weighting": "trajectory"},
+        "last": {"sampling": "last"},
+    }.items():
+        found[name] = of_source(BatchSource(made["weights"], 9, 8, **options))
+    sources = {name: BatchSource(member, 9, 8, "batch") for name, member in members.items()}
+    mixed = MixtureSource(sources, [1, 2, 1], batch_size=10)
+    stream = stream_digest([mixed[index] for index in range(BATCHES)], BATCHES)
+    return {**found, "sources": {"stream": stream, "fingerprint": mixed.fingerprint}}
 
 
 def loader_states() -> dict[str, Any]:
@@ -352,6 +375,7 @@ def all_of_it() -> dict[str, Any]:
     """Everything that ``golden.json`` holds."""
     return {
         "sources": sources(),
+        "mixtures": mixtures(),
         "loader": loader_states(),
         "buffers": buffers(),
         "buffer after its state": after(buffer_state()),

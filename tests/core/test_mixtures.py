@@ -171,6 +171,20 @@ def test_every_window_of_a_member_comes_once_in_its_epochs() -> None:
     assert len(source) == -(-(25 + 11 + 50) // 16)
 
 
+def test_epochs_of_members_begin_where_the_rows_were_taken() -> None:
+    """As after a refresh: every window of each member once from there on, in another order than before."""
+    for epoch_start in (3, 8):
+        source = BatchSource(three(), 8, 16, "batch", epoch_start=epoch_start)
+        starts = np.concatenate([source[index]["reward"][:, 0] for index in range(epoch_start, epoch_start + 20)])
+        for member, windows in ((0, 25), (1, 11), (2, 50)):
+            mine = starts[starts // FAR == member].astype(int) - member * FAR
+            assert sorted(mine[:windows].tolist()) == list(range(0, 8 * windows, 8)), (epoch_start, member)
+    orders = [BatchSource(three(), 8, 16, "batch", epoch_start=begin)[begin]["reward"] for begin in (0, 4, 8)]
+    # A few windows may be at the same place in both.
+    assert (orders[0] != orders[1]).mean() > 0.6
+    assert (orders[1] != orders[2]).mean() > 0.6
+
+
 def test_random_windows_begin_anywhere_in_each_member() -> None:
     starts = numbers_of(BatchSource(three(), 8, 32), 400)[:, 0]
     for member, rows in ((0, 200), (1, 90), (2, 400)):
