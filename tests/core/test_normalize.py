@@ -163,6 +163,15 @@ def test_steps_that_are_not_there_are_what_pad_says() -> None:
     assert seen
 
 
+def test_shards_that_are_padded_have_the_windows_of_the_whole() -> None:
+    store = store_of(columns())
+    whole = source_of(store, normalize=KINDS)[3]
+    found = [source_of(store, normalize=KINDS, shard=(rank, 3), uneven="pad")[3] for rank in range(3)]
+    for name in KINDS:
+        there = np.concatenate([part[name][part["mask"].all(axis=1)] for part in found])
+        assert there.tobytes() == whole[name].tobytes()
+
+
 def test_windows_by_field_are_normalised() -> None:
     store = store_of(columns())
     windows: Any = {"action": range(3), "obs_image": [-1, 0]}
