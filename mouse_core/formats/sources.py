@@ -49,6 +49,33 @@ def row_batches(rows: Any, *, batch_rows: int = BATCH_ROWS) -> Iterator[pa.Recor
         )
 
 
+def stream_of(store: Store, *, batch_rows: int = BATCH_ROWS) -> RowStream:
+    """A store's rows as a stream; they stay where they are.
+
+    Args:
+        store: The store; a view of one has the rows of its episodes.
+        batch_rows: At most how many rows a batch has.
+
+    Raises:
+        ConfigError: There are no rows.
+    """
+    dataset = store.to_dataset()
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for table in dataset.with_format("arrow").iter(batch_size=batch_rows):
+            yield from table.to_batches()
+
+    return RowStream(
+        "a store",
+        "datasets",
+        dataset.features.arrow_schema,
+        batches,
+        alignment=store.alignment,
+        rows=len(dataset),
+        about=store.about,
+    )
+
+
 def _check_arrived(alignment: str | None) -> None:
     if alignment not in (None, "arrived"):
         raise SchemaError(f"rows: expected rows of alignment 'arrived', found {alignment!r}")

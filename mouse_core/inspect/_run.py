@@ -10,16 +10,18 @@ import numpy as np
 from mouse_core._base.progress import progress_bar
 from mouse_core.formats.base import RowStream
 from mouse_core.formats.columns.blocks import blocks
+from mouse_core.formats.sources import stream_of
 from mouse_core.inspect._findings import findings
 from mouse_core.inspect._scan import Scan
 from mouse_core.inspect.report import Finding, Report
+from mouse_core.store.views import Store
 
 
-def inspect(stream: RowStream, *, ignore: Collection[str] = (), progress: bool = False) -> Report:
+def inspect(stream: RowStream | Store, *, ignore: Collection[str] = (), progress: bool = False) -> Report:
     """Look through recorded steps once, in memory that does not grow with them.
 
     Args:
-        stream: The rows; ``mouse_core.formats.open`` gives them for a path.
+        stream: The rows; ``mouse_core.formats.open`` gives them for a path. Or a store, as a view of one is.
         ignore: Codes of findings that are known and fine.
         progress: Whether a bar shows how far it is.
 
@@ -30,6 +32,8 @@ def inspect(stream: RowStream, *, ignore: Collection[str] = (), progress: bool =
         DataError: The data are damaged.
         SchemaError: Two columns of one name.
     """
+    if isinstance(stream, Store):
+        stream = stream_of(stream)
     arrived = stream.alignment == "arrived"
     found = Scan(stream.schema, arrived=arrived)
     with (

@@ -97,6 +97,7 @@ def run(settings: Settings, *, quick: bool, only: str) -> Results:
         add(f"mixtures-{size}", lambda size=size: mixtures.table(settings, size))  # type: ignore[misc]
         add(f"around-{size}", lambda size=size: around.table(settings, size))  # type: ignore[misc]
     add("around-states-256", lambda: around.table(settings, 256, around.STATES))
+    add("views", lambda: workloads.views(settings))
     add("discrete", lambda: workloads.discrete(settings))
     add("wide", lambda: workloads.wide(settings))
     add("images", lambda: workloads.raw_images(settings))

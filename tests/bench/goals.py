@@ -46,6 +46,14 @@ def goals(cores: int) -> Iterator[Goal]:
         yield _faster(key, work, "flashbax", 2)
         yield _faster(key, f"{work}, loader, 2 workers", "flashbax", 2, "mouse PrefetchBatchifier")
     yield _faster("state-256-1", "single transitions, B=256, S=1", "TorchRL RandomSampler, LazyMemmap", 5)
+    for name in ("the best tenth", "a tenth by split"):
+        yield Goal(
+            f"views of a store, B=256, S=64: {name}",
+            "at most 1.2 times the whole store",
+            partial(_ratio, key="views", name=f"{OURS}, {name}"),
+            1.2,
+            unit=" times",
+        )
     yield Goal(
         "raw images 84x84, B=32, S=64",
         "at least 0.9 of memcpy bandwidth, in the stored dtype",

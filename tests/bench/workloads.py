@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mouse_core import PrefetchBatchifier
+from mouse_core import BatchSource, PrefetchBatchifier
 from mouse_core.bench import Contender, interleave, steady
 from tests.bench import generate
 from tests.bench.floor import Addresses, check_floor, floor, floor_name
@@ -69,6 +69,28 @@ def state(settings: Settings, batch_size: int, length: int) -> Table:
     more = [_ours(task, "mouse source[i], documented dtypes (float64 observations)", stored_dtypes=False)]
     shape = f"B={batch_size}, S={length}"
     return _windows(settings, task, f"state-{batch_size}-{length}", f"State, {shape}, six columns", more)
+
+
+def views(settings: Settings) -> Table:
+    """Windows of a tenth of the episodes beside those of all of them."""
+    folder = dataset_folder(generate.STATE, settings.rows, settings)
+    task = Task(folder, settings.folder, 64, 256, dtypes={"obs_continuous": "float32"}, multiple=_PLANNED // 256)
+    stores = {
+        "all episodes": task.store,
+        "the best tenth": task.store.best(0.1),
+        "a tenth by split": task.store.split(tenth=0.1)["tenth"],
+    }
+    contenders = [
+        Contender(
+            f"mouse source[i], {name}",
+            BatchSource(store, 64, 256, dtypes=task.dtypes).__getitem__,
+            kind="ours",
+            multiple=task.multiple,
+        )
+        for name, store in stores.items()
+    ]
+    timings = interleave(contenders, rounds=settings.rounds, budget_seconds=settings.budget)
+    return table_of("views", "Views of a store, B=256, S=64, six columns", timings)
 
 
 def discrete(settings: Settings) -> Table:

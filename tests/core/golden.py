@@ -44,6 +44,7 @@ from mouse_core.replay import (
     SliceSamplerWithoutReplacement,
 )
 from mouse_core.rollouts import RolloutField, RolloutStorage
+from mouse_core.sampling import Column
 from mouse_core.testing import stream_digest
 
 FILE = Path(__file__).with_name("golden.json")
@@ -124,6 +125,12 @@ def sources() -> dict[str, Any]:
     found["pictures"] = of_source(BatchSource(images(), 9, 8), 10)
     found["a subset"] = of_source(BatchSource(made.snapshot(211), 9, 8))
     found["one long batch"] = of_source(BatchSource(made, 1, 512), 3)
+    found["the best episodes"] = of_source(BatchSource(made.best(0.3), 9, 8))
+    found["a part of a split"] = of_source(
+        BatchSource(made.split(train=0.7, seed=5)["train"], 9, 8, boundary="episode")
+    )
+    found["a part by return"] = of_source(BatchSource(made.split(train=0.5, by="return")["train"], 3, 8))
+    found["within one done"] = of_source(BatchSource(made, 2, 8, boundary=Column("done")))
     return found
 
 

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mouse_core import BatchSource, ConfigError, DatasetStore, PrefetchBatchifier, Snapshot
+from mouse_core import BatchSource, ConfigError, DatasetStore, PrefetchBatchifier, Snapshot, formats
+from mouse_core.inspect import inspect
 from mouse_core.mixtures import Mixture
 from mouse_core.replay import ReplayBuffer
 from mouse_core.store import Store
@@ -478,6 +479,17 @@ def test_a_view_is_written_and_buffered_as_any_store(tmp_path: Any) -> None:
     assert again[:] == view[:]
     with PrefetchBatchifier(view.best(0.5), 2, 2) as loader:
         assert loader.next_batch()["action"].shape == (2, 2)
+
+
+@pytest.mark.parametrize("alignment", ["arrived", "outgoing"])
+def test_a_view_is_inspected_as_any_data(alignment: Any, tmp_path: Any) -> None:
+    store = DatasetStore(alignment=alignment)
+    store.extend(columns_of([4, 5, 6, 7], tasks=False))
+    view = store.where(length=(5, 6))
+    view.to_dataset().save_to_disk(tmp_path / "data")
+    found, wanted = inspect(view), inspect(formats.open(tmp_path / "data"))
+    assert (found.rows, found.episodes, found.columns) == (11, wanted.episodes, wanted.columns)
+    assert found.alignment == alignment
 
 
 # ---------------------------------------------------------------------- with mixtures and derived fields
