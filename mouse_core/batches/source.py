@@ -58,8 +58,9 @@ class BatchSource:
             their own: permutations and scalars are the same in all of them, and masks differ.
         boundary: "stream": windows cross the ends of episodes; "episode": each lies in one, and batches have a field
             ``mask``, bool ``[b, S]``, that says which steps are there; "task", or ``sampling.Column(name)``: the same
-            within rows of one task (column ``task`` or ``task_index``, and codes of ``done`` whose label has that
-            word), or of one value of a column, over however many episodes. For a sampling that is a name.
+            within rows of one task (column ``task`` or ``task_index``, also with ``metadata_`` before it, and codes of
+            ``done`` whose label has that word), or of one value of a column, over however many episodes. For a sampling
+            that is a name.
         weighting: With "episode" and "random": "step", every window comes equally often, so long episodes come more
             often; or "trajectory", every episode does.
         pad: With "episode": whether windows may have fewer steps than S, as those of shorter episodes and the last ones

@@ -120,7 +120,8 @@ class Store(ABC):
         The columns are ``episode``, its number in the store, which views keep; ``start``, its first row; ``length``,
         its rows; ``return``, the sum of its rewards in float64, without that of the first row where rows have
         "arrived"; ``done``, the code of its last row, 0 where it was broken off or still goes on; and every column of
-        single numbers or texts whose value stays the same all through each episode, as the name of a task does.
+        single numbers or texts whose value stays the same all through each episode, as the name of a task does. Where
+        rows have the number of a task, and the store is told its text (``about.tasks``), there is ``task``, too.
 
         What was counted is not counted again when rows come, but for the episode that was the last.
 
@@ -192,7 +193,7 @@ class Store(ABC):
             known = _counted.get(self)
         if known is not None and known.rows is snapshot:
             return snapshot, known
-        episodes = episodes_of(snapshot, known)
+        episodes = episodes_of(snapshot, known, self.about.tasks)
         if rows is None:
             with _lock:
                 _counted[self] = episodes

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mouse_core import BatchSource, ConfigError, DatasetStore, PrefetchBatchifier, Snapshot, formats
+from mouse_core.about import About, with_about
 from mouse_core.inspect import inspect
 from mouse_core.mixtures import Mixture
 from mouse_core.replay import ReplayBuffer
@@ -223,6 +224,18 @@ def test_columns_of_all_encodings_are_told_apart() -> None:
     first, *others = found.column("score").to_pylist()
     assert math.isnan(first)
     assert others == [1.0, None]
+
+
+def test_numbers_of_tasks_are_texts_where_the_dataset_says_them() -> None:
+    columns = columns_of([2, 3, 2, 4], 1, tasks=False)
+    columns["metadata_task_index"] = [0] * 2 + [7] * 3 + [0] * 2 + [5] * 4
+    table = pa.table({name: list(values) for name, values in columns.items()})
+    store = DatasetStore().from_dataset(with_about(table, About(tasks={0: "push", 7: "pull"})))
+    assert store.episodes.column("task").to_pylist() == ["push", "pull", "push", None]
+    assert store.where(task="push").episodes.column("episode").to_pylist() == [0, 2]
+    assert store.snapshot().stretch_starts("").tolist() == [0, 2, 5, 7]
+    store.extend({name: values[-4:] for name, values in columns.items()})
+    assert store.episodes.column("task").to_pylist() == ["push", "pull", "push", None, None]
 
 
 def test_rows_in_another_order_have_the_episodes_of_that_order() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -74,13 +74,14 @@ class Episodes:
     origin: object
 
 
-def episodes_of(rows: Rows, before: Episodes | None = None) -> Episodes:
+def episodes_of(rows: Rows, before: Episodes | None = None, tasks: Mapping[int, str] | None = None) -> Episodes:
     """The episodes of some rows.
 
     Args:
         rows: The rows.
         before: Those of rows that these may have grown from: what was counted then is not counted again, but for the
             episode that was the last.
+        tasks: The texts of tasks, by number.
 
     Raises:
         DataError: A value that its field does not allow.
@@ -88,20 +89,26 @@ def episodes_of(rows: Rows, before: Episodes | None = None) -> Episodes:
     if not rows.num_rows:
         return Episodes(_SCHEMA.empty_table(), rows, frozenset(), object())
     if before is None or not _are_first(before.rows, rows):
-        kept, origin, known = 0, object(), {}
+        kept, origin, known, varying = 0, object(), {}, frozenset()
     else:
         kept, origin = before.table.num_rows - 1, before.origin
         known = {name: before.table.column(name).slice(0, kept) for name in before.table.column_names}
+        varying = before.looked_at - known.keys()  # within an episode, and so they do still
     starts, names = rows.episode_starts, _names(rows)
     columns: dict[str, Any] = dict(_counted(rows, starts[kept:], kept))
-    for name in names:
-        # What differed within an episode does so still.
-        if not known or name in known or (before is not None and name not in before.looked_at):
-            columns[name] = _values_by_episode(rows, name, starts[kept:])
+    columns |= {name: _values_by_episode(rows, name, starts[kept:]) for name in names if name not in varying}
     there = {name: _chunked(values) for name, values in columns.items() if values is not None}
     if known:
         there = {name: _behind(known.get(name, _chunked(pa.nulls(kept))), values) for name, values in there.items()}
+    _name_tasks(there, tasks or {})
     return Episodes(pa.table(there).combine_chunks(), rows, frozenset(names), origin)
+
+
+def _name_tasks(columns: dict[str, pa.ChunkedArray], tasks: Mapping[int, str]) -> None:
+    """Add the texts of tasks, where there are only their numbers."""
+    numbers = next((columns[name] for name in _TASK_NUMBERS if name in columns), None)
+    if tasks and numbers is not None and "task" not in columns:
+        columns["task"] = _chunked(pa.array([tasks.get(number) for number in numbers.to_pylist()], pa.string()))
 
 
 def _are_first(before: Rows, rows: Rows) -> bool:
@@ -137,7 +144,9 @@ def _plain_type(data_type: pa.DataType) -> pa.DataType:
     return _plain_type(data_type.value_type) if pa.types.is_dictionary(data_type) else data_type
 
 
-_TASKS = ("task", "task_index")
+# Columns that say which task a row belongs to, and those that say it by number; the readers of formats add "metadata_".
+_TASKS = ("task", "task_index", "metadata_task", "metadata_task_index")
+_TASK_NUMBERS = ("task_index", "metadata_task_index")
 
 
 def starts_of(rows: Rows, column: str) -> Int64s:
