@@ -89,7 +89,8 @@ def episodes_of(rows: Rows, before: Episodes | None = None, tasks: Mapping[int, 
     if not rows.num_rows:
         return Episodes(_SCHEMA.empty_table(), rows, frozenset(), object())
     if before is None or not _are_first(before.rows, rows):
-        kept, origin, known, varying = 0, object(), {}, frozenset()
+        kept, origin, known = 0, object(), {}
+        varying: frozenset[str] = frozenset()
     else:
         kept, origin = before.table.num_rows - 1, before.origin
         known = {name: before.table.column(name).slice(0, kept) for name in before.table.column_names}
