@@ -21,6 +21,7 @@ from mouse_core import (
     replay,
 )
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError, StateError
+from mouse_core.formats.preprocessing import preprocess
 from mouse_core.randomness import Key, Purpose
 from mouse_core.replay import (
     ArrayStorage,
@@ -53,6 +54,7 @@ from mouse_core.replay import (
     SliceSamplerWithoutReplacement,
     ToFloatImage,
 )
+from mouse_core.testing import example_store
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "coming-from.md"
 KEY = Key(1, Purpose.REPLAY)
@@ -722,6 +724,17 @@ def test_T70_T71_T72_names_that_are_not_there() -> None:
     from mouse_core.formats import ted
 
     assert hasattr(ted, "TED2Flat")
+
+
+def without_reward(rows: dict[str, Any]) -> dict[str, Any]:
+    return {"reward": 0.0 * rows["reward"]}
+
+
+def test_T75_a_function_over_all_rows(tmp_path: Path) -> None:
+    store = example_store(40)
+    made = [preprocess(store, without_reward, tmp_path / "new", columns=["reward"]) for _ in range(2)]
+    assert [row["reward"] for row in made[0].to_store()[:]] == [0.0] * 40
+    assert [one.reopened for one in made] == [False, True]
 
 
 def test_T73_every_storage_has_a_size() -> None:
