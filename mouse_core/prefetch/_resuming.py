@@ -16,6 +16,8 @@ _NUMBERS = ("seed", "next_index", "epoch_start")
 # States of earlier versions have none.
 _CONFIGURATION = "configuration"
 _LONGEST_TEXT, _MOST_ENTRIES = 60, 32
+# Mixtures of mixtures.
+_DEEPEST = 16
 
 
 def state_of(source: BatchSource, next_index: int) -> dict[str, Any]:
@@ -56,12 +58,15 @@ def numbers_of(state: Any) -> dict[str, int]:
 
 def rows_of(state: Mapping[str, Any]) -> Any:
     """How many rows the store had, or by name each of its members; StateError unless they are integers from 0."""
-    return _checked_rows(state["rows"])
+    return _checked_rows(state["rows"], _DEEPEST)
 
 
-def _checked_rows(rows: Any) -> Any:
+def _checked_rows(rows: Any, levels: int) -> Any:
+    """Numbers of rows, in at most so many levels of mixtures."""
     if isinstance(rows, Mapping):
-        return {name: _checked_rows(some) for name, some in rows.items()}
+        if not levels:
+            raise StateError(f"state: expected rows of mixtures in at most {_DEEPEST} levels, found more")
+        return {name: _checked_rows(some, levels - 1) for name, some in rows.items()}
     return state_number("rows", rows)
 
 

@@ -407,6 +407,11 @@ def test_states_of_others_are_refused() -> None:
             PrefetchBatchifier(other, 8, 16).load_state_dict(state)
     with pytest.raises(StateError, match="expected rows as an integer"):
         PrefetchBatchifier(Mixture(stores, [2, 1]), 8, 16).load_state_dict({**state, "rows": {"a": -1, "b": 60}})
+    deep: Any = 1
+    for _ in range(5000):
+        deep = {"a": deep}
+    with pytest.raises(StateError, match="at most 16 levels"):
+        PrefetchBatchifier(Mixture(stores, [2, 1]), 8, 16).load_state_dict({**state, "rows": deep})
     with pytest.raises(StateError, match="'a': 2, 'b': 1"):
         PrefetchBatchifier(Mixture(stores, [2, 2]), 8, 16).load_state_dict(state)
 
