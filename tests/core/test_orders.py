@@ -172,4 +172,4 @@ def test_batches_nobody_comes_for_are_dropped() -> None:
         for index in range(first, first + 3):
             source[index]
     assert len(source._pipeline._ready) <= 64
-    assert len(source._pipeline._blocks.kept) <= 48
+    assert len(source._pipeline.blocks.kept) <= 48

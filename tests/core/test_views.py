@@ -505,6 +505,17 @@ def test_a_view_is_inspected_as_any_data(alignment: Any, tmp_path: Any) -> None:
     assert found.alignment == alignment
 
 
+def test_a_view_of_a_dataset_and_appended_rows_is_written_to_disk(tmp_path: Any) -> None:
+    example_store(200).to_dataset().save_to_disk(tmp_path / "data")
+    store = DatasetStore().from_dataset(datasets.load_from_disk(tmp_path / "data"))
+    store.extend(example_columns(90))
+    view = store.where(length=(5, None))
+    view.to_dataset().save_to_disk(tmp_path / "view")
+    again = datasets.load_from_disk(tmp_path / "view")
+    assert len(again) == len(view) == 259
+    assert again["observation_discrete"][:] == [row["observation_discrete"] for row in view[:]]
+
+
 # ---------------------------------------------------------------------- with mixtures and derived fields
 
 
