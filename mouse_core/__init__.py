@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         RandomShift,
         TokenAugmenter,
     )
+    from mouse_core.batches._stages import Map
     from mouse_core.sampling.offsets import Seconds
 
 __all__ = [
@@ -48,6 +49,7 @@ __all__ = [
     "Field",
     "FieldSpec",
     "ForkError",
+    "Map",
     "MissingFieldError",
     "MouseError",
     "PrefetchBatchifier",
@@ -72,7 +74,7 @@ if not TYPE_CHECKING:  # where any name would be one
         if name in ("about", "augment", "images"):
             return import_module(f"mouse_core.{name}")
         if name in __all__:
-            room = "sampling" if name == "Seconds" else "augment"
+            room = {"Seconds": "sampling", "Map": "batches"}.get(name, "augment")
             return getattr(import_module(f"mouse_core.{room}"), name)
         raise AttributeError(f"module 'mouse_core' has no attribute {name!r}")
 

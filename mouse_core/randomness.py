@@ -3,7 +3,7 @@
 The bits come from Philox 4x64 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) as NumPy
 implements it. A counter-based generator is a function from (key, counter) to bits, so any batch can be drawn
 without drawing the batches before it. Only raw 64-bit outputs are used, never ``Generator`` methods, whose
-streams NumPy may change between versions.
+streams NumPy may change between versions; a function of the user's is given a ``Generator``, and may use them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import cache
 from typing import Any, cast
 
 import numpy as np
@@ -42,6 +43,7 @@ class Purpose(IntEnum):
     BOOTSTRAP = 7
     MIXTURES = 8
     SPLIT = 9
+    MAP = 10
 
 
 def check_seed(seed: object) -> int:
@@ -84,6 +86,18 @@ class Key:
         drawn: npt.NDArray[np.uint64] = generator.random_raw(n)
         return drawn
 
+    def generator(self) -> np.random.Generator:
+        """A new generator that draws from the words of ``bits``, for functions of others.
+
+        The words never change; what a method of ``numpy.random.Generator`` makes of them may, from one version of NumPy
+        to another.
+        """
+        # Given as a key alone, NumPy would ask the system for entropy, which takes longer than all else, and which
+        # ``Generator.spawn`` would use.
+        _make_key_words_known()
+        counter = np.array([0, self.call, self.index, 0], np.uint64)
+        return np.random.Generator(np.random.Philox(cast("Any", _KeyWords(self.seed, int(self.purpose))), counter))
+
     def uniform(self, n: int) -> npt.NDArray[np.float64]:
         """``n`` numbers uniform on ``[0, 1)`` with 53 random bits each, float64 ``[n]``."""
         return (self.bits(n) >> np.uint64(11)).astype(np.float64) * _U53
@@ -97,6 +111,23 @@ class Key:
         pairs = self.uniform(2 * n)
         radius = np.sqrt(-2.0 * np.log1p(-pairs[:n]))
         return np.asarray(radius * np.cos(2.0 * np.pi * pairs[n:]))
+
+
+class _KeyWords:
+    """The key of a Philox, where NumPy asks for a seed; it has no children."""
+
+    def __init__(self, *words: int) -> None:
+        self._words = np.array(words, np.uint64)
+
+    def generate_state(self, n_words: int, dtype: Any = np.uint32) -> npt.NDArray[Any]:
+        """The words, for whoever asks for as many."""
+        return self._words
+
+
+@cache
+def _make_key_words_known() -> None:
+    """Have NumPy take ``_KeyWords`` for seeds; not before, as ``numpy.random`` takes long to load."""
+    np.random.bit_generator.ISeedSequence.register(_KeyWords)
 
 
 def as_integers(uniform: npt.NDArray[np.float64], high: int) -> npt.NDArray[np.int64]:

@@ -1,7 +1,22 @@
 """Batch i of a snapshot as a pure function: plan, locate, copy, deliver."""
 
+from typing import TYPE_CHECKING
+
 from mouse_core._base.memory import BatchLayout
 from mouse_core.batches._pipeline import Batch
 from mouse_core.batches.source import BatchSource
 
-__all__ = ["Batch", "BatchLayout", "BatchSource"]
+if TYPE_CHECKING:
+    from mouse_core.batches._stages import Map
+
+__all__ = ["Batch", "BatchLayout", "BatchSource", "Map"]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> object:
+        """What is loaded where a function of one's own is mapped over batches."""
+        if name == "Map":
+            from mouse_core.batches._stages import Map
+
+            return Map
+        raise AttributeError(f"module 'mouse_core.batches' has no attribute {name!r}")

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from mouse_core._arrow.byte_views import CopiedField
     from mouse_core.augment.config import AugmentTokensConfig
     from mouse_core.augment.stream import StreamAugment
-    from mouse_core.batches._stages import Stage
+    from mouse_core.batches._stages import Map, Stage
     from mouse_core.sampling.offsets import FieldWindows
     from mouse_core.statistics.normalizer import Normalizer
 
@@ -72,6 +72,7 @@ class Chosen(NamedTuple):
     views: int
     windows: FieldWindows | None
     normalize: Normalizer | None
+    map: Map | None
 
     @property
     def says_augmentation(self) -> bool:
@@ -114,7 +115,9 @@ def form_of(readers: Readers, chosen: Chosen, padded: PaddedSampler | None, *, m
         MissingFieldError: A dtype for a field that is not there.
     """
     normalized = _normalized_dtypes(readers, chosen)
-    delivered = _delivered_dtypes(readers, {**chosen.dtypes, **normalized}, chosen.replace_dtypes)
+    # A function of the user's gets the same in every framework; what it cannot hold is replaced behind it.
+    replaced = chosen.replace_dtypes if chosen.map is None else {}
+    delivered = _delivered_dtypes(readers, {**chosen.dtypes, **normalized}, replaced)
     stored = {
         name: delivered[name] if name in normalized else reader.stored_dtype(delivered[name])
         for name, reader in readers.items()
@@ -126,6 +129,12 @@ def form_of(readers: Readers, chosen: Chosen, padded: PaddedSampler | None, *, m
     read = {name: readers[name].stored_dtype(np.dtype(np.float64)) for name in normalized}
     augment = _augment_of(readers, chosen, fields, read, max_num_actions)
     stages = _stages_of(chosen, fields, read, augment, None if padded is None else padded.fill)
+    if chosen.map is not None:
+        from mouse_core.batches._stages import StreamMap  # loaded where there is something to do to batches
+
+        batch_dims = 2 if chosen.windows is None else chosen.windows.batch_dims
+        arriving = stages[-1].spec if stages else fields
+        stages = (*stages, StreamMap.of(chosen.map, arriving, replaced_by(chosen.replace_dtypes), batch_dims))
     for stage in reversed(stages):
         delivered, stored = stage.arriving_dtypes(delivered), stage.arriving_dtypes(stored)
     if stages:

@@ -53,6 +53,25 @@ def normalizer_of(normalize: Any, snapshot: Snapshot) -> Normalizer | None:
     return normalize.over(snapshot) if isinstance(normalize, Normalizer) else follow(snapshot, normalize)
 
 
+def check_map(chosen: Any, shard: tuple[int, int]) -> None:
+    """See that there is no function of one's own, or one that this shard's rows of a batch can be given to.
+
+    Raises:
+        ConfigError: Something else, or a function of whole batches.
+    """
+    if chosen is None:
+        return
+    from mouse_core.batches._stages import Map  # loaded where there is something to do to batches
+
+    if not isinstance(chosen, Map):
+        raise ConfigError(f"map: expected a mouse_core.Map, found {chosen!r:.80}")
+    if shard[1] > 1 and chosen.per == "batch":
+        raise ConfigError(
+            f"map: {chosen.version!r}: expected per='window' or per='rows' with a shard, which has some rows of each "
+            f"batch, found per='batch' with shard {shard}"
+        )
+
+
 def planned_windows(readers: Readers, length: int, around: int = 0) -> int:
     """How many windows to locate together: the hundred array operations it takes cost nearly the same for few.
 

@@ -26,6 +26,7 @@ from mouse_core.store.views import Store
 if TYPE_CHECKING:
     from mouse_core.augment.config import AugmentTokensConfig
     from mouse_core.batches._by_field import PipelineAround
+    from mouse_core.batches._stages import Map
     from mouse_core.ranks import Ranks, Shard, Uneven
     from mouse_core.sampling.offsets import FieldWindows, Seconds
     from mouse_core.statistics.normalizer import Normalization, Normalizer
@@ -79,6 +80,7 @@ class BatchSource:
         normalize: How fields are normalised, by field: "mean_std", "min_max" or "quantiles", by what the rows of the
             snapshot are; or a ``Normalizer``, whose numbers stay. Such fields come as float32 unless ``dtypes`` says
             otherwise, with the same bits in every framework. See ``statistics.Normalizer.of``.
+        map: A function of one's own that is applied last, with the fields that it makes; see ``mouse_core.Map``.
 
     Raises:
         ConfigError: An argument out of range, too few rows, an unknown sampling, a batch that shards do not divide.
@@ -108,6 +110,7 @@ class BatchSource:
         uneven: Uneven = "refuse",
         windows: Mapping[str, Iterable[int] | Seconds] | FieldWindows | None = None,
         normalize: Mapping[str, Normalization] | Normalizer | None = None,
+        map: Map | None = None,
     ) -> None:
         snapshot = asked.snapshot_of(store)
         around = None
@@ -134,6 +137,7 @@ class BatchSource:
             views,
             around,
             asked.normalizer_of(normalize, snapshot),
+            map,
         )
         masked = padded is not None or uneven == "pad"
         readers = asked.choose_readers(snapshot, names, chosen.required_fields, masked=masked)
@@ -155,6 +159,7 @@ class BatchSource:
             uneven=uneven,
         )
         planner.check()
+        asked.check_map(map, planner.shard)
         form = _form(planner, readers, chosen)
         if around is None:
             copied = copied_fields(readers, form.shapes)
@@ -265,6 +270,8 @@ class BatchSource:
         """What becomes of a batch that was gathered; see ``gather``."""
         from mouse_core.batches._stages import staged  # loaded where there are some
 
+        # What a function of the user's gets does not depend on how it is moved later.
+        stored = stored and self._chosen.map is None
         made: Batch = staged(self._stages, batch, plan, stored=stored, out=out)
         return made
 

@@ -89,7 +89,7 @@ def check_source(source: BatchSource, state: Mapping[str, Any]) -> None:
 
 def _configuration(source: BatchSource) -> dict[str, Any]:
     """What the fingerprint is a digest of, by name, with texts that are long as digests."""
-    data, sampler, fields, *augment = source.identity
+    data, sampler, fields, *stages = source.identity
     snapshot = source.snapshot
     kinds = {reader.spec.column: str(reader.column.kind) for reader in snapshot.readers.values()}
     said: dict[str, Any] = {"data": data[:12], "alignment": snapshot.alignment, "columns": kinds}
@@ -101,8 +101,11 @@ def _configuration(source: BatchSource) -> dict[str, Any]:
     else:
         said["sampling"] = sampler
     said["fields"] = {name: _field_in_words(*rest) for name, *rest in fields}
+    augment = [stage for stage in stages if stage[0] != "map"]
     if augment:
         said["augment"] = json.dumps(augment)
+    for _, version, per, shapes, dropped in (stage for stage in stages if stage[0] == "map"):
+        said["map"] = {"version": version, "per": per, "fields": json.dumps(shapes), "drop": json.dumps(dropped)}
     return {name: _shortened(value) for name, value in said.items()}
 
 
@@ -146,7 +149,7 @@ def _compared(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str
     if expected.get("sampling") == found.get("sampling"):
         return names
     both = expected.keys() & found.keys()
-    return [name for name in names if name in both or name in ("sampling", "augment")]
+    return [name for name in names if name in both or name in ("sampling", "augment", "map")]
 
 
 def _differing_parts(name: str, wanted: Any, has: Any) -> list[str]:

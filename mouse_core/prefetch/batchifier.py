@@ -23,6 +23,7 @@ from mouse_core.store.views import Store
 
 if TYPE_CHECKING:
     from mouse_core.augment.config import AugmentTokensConfig
+    from mouse_core.batches import Map
     from mouse_core.ranks import Shard, Uneven
     from mouse_core.replay.buffer import ReplayBuffer
     from mouse_core.replay.ensemble import ReplayBufferEnsemble
@@ -60,6 +61,7 @@ class Batchifier(Loader[T]):
         uneven: "pad" for batches that shards need not divide, with a field ``mask``; see ``mouse_core.BatchSource``.
         windows: Which rows around an anchor fields deliver, by field; see ``mouse_core.BatchSource``.
         normalize: How fields are normalised, by field, in the workers; see ``mouse_core.BatchSource``.
+        map: A function of one's own, in the workers; see ``mouse_core.Map``.
         sharding: How a whole batch is laid out over devices, in JAX; None elsewhere.
         digest: Whether a digest of what is delivered runs along; see ``Loader.digest``. Off by default: of 344 KB it
             takes 35 us of a processor, and up to 160 between the steps of a training, in the thread that makes batches.
@@ -95,6 +97,7 @@ class Batchifier(Loader[T]):
         uneven: Uneven = "refuse",
         windows: Mapping[str, Iterable[int] | Seconds] | None = None,
         normalize: Mapping[str, Normalization] | Normalizer | None = None,
+        map: Map | None = None,
         sharding: Any = None,
         digest: bool = False,
     ) -> None:

@@ -20,6 +20,7 @@ from mouse_core.store.views import Store
 
 if TYPE_CHECKING:
     from mouse_core.augment.config import AugmentTokensConfig
+    from mouse_core.batches import Map
     from mouse_core.ranks import Shard, Uneven
     from mouse_core.sampling.offsets import Seconds
     from mouse_core.statistics.normalizer import Normalization, Normalizer
@@ -54,6 +55,7 @@ class LoaderOptions:
     uneven: Uneven = "refuse"
     windows: Mapping[str, Iterable[int] | Seconds] | None = None
     normalize: Mapping[str, Normalization] | Normalizer | None = None
+    map: Map | None = None
     sharding: Any = None
     digest: bool = False
 
