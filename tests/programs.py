@@ -69,7 +69,9 @@ class Interpreter:
     def __init__(self, preload: str) -> None:
         answers, self._answers_end = os.pipe()
         told_end, self._told = os.pipe()
-        environment = {**os.environ, "PYTHONPATH": ""}
+        # Programs of a second or two of arithmetic, several side by side: threads of one that wait for each other by
+        # spinning hold up all others, and made one of 8 seconds take minutes. Read once, as the library is loaded.
+        environment = {**os.environ, "PYTHONPATH": "", "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
             [sys.executable, "-c", SERVER, preload, str(told_end), str(self._answers_end)],
             pass_fds=(told_end, self._answers_end),

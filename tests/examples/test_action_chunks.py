@@ -46,9 +46,10 @@ def test_both_scripts_train_on_the_same_batches() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_a_policy_learns_to_reach(script: str) -> None:
-    printed = run(script)
-    assert float(printed["final loss"]) < 0.3
-    assert float(printed["reached"]) > float(printed["reached untrained"]) + 0.05
+    """In a quarter of the steps of the script's own, and from half the episodes."""
+    printed = run(script, "--episodes", "100", "--steps", "250")
+    assert float(printed["final loss"]) < 0.35
+    assert float(printed["reached"]) > float(printed["reached untrained"])
 
 
 def test_the_loss_is_that_of_the_actions_that_were_taken(examples: dict[str, Any]) -> None:
