@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mouse_core._base.checks import state_number
@@ -101,12 +101,19 @@ def _configuration(source: BatchSource) -> dict[str, Any]:
     else:
         said["sampling"] = sampler
     said["fields"] = {name: _field_in_words(*rest) for name, *rest in fields}
-    augment = [stage for stage in stages if stage[0] != "map"]
-    if augment:
-        said["augment"] = json.dumps(augment)
+    said |= _stages_in_words(stages)
+    return {name: _shortened(value) for name, value in said.items()}
+
+
+def _stages_in_words(stages: Sequence[list[Any]]) -> dict[str, Any]:
+    """What is done to batches: what says so for a function of one's own, and for all else together."""
+    said: dict[str, Any] = {}
+    others = [stage for stage in stages if stage[0] != "map"]
+    if others:
+        said["augment"] = json.dumps(others)
     for _, version, per, shapes, dropped in (stage for stage in stages if stage[0] == "map"):
         said["map"] = {"version": version, "per": per, "fields": json.dumps(shapes), "drop": json.dumps(dropped)}
-    return {name: _shortened(value) for name, value in said.items()}
+    return said
 
 
 def _field_in_words(

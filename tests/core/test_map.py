@@ -22,6 +22,7 @@ from mouse_core import (
     Map,
     MissingFieldError,
     PrefetchBatchifier,
+    RandomShift,
     SchemaError,
     StateError,
     WorkerError,
@@ -199,6 +200,21 @@ def test_it_gets_the_same_whatever_the_framework_lacks() -> None:
     assert narrow.fingerprint == source.fingerprint
     with pytest.raises(DataError, match="'w/1': 'large'"):
         source.with_options(replace_dtypes={np.int64: np.int32})[2]
+
+
+def test_it_gets_augmented_images_as_they_are_delivered_however_they_are_moved() -> None:
+    seen = []
+
+    def brightness(fields: Fields, generator: np.random.Generator) -> Any:
+        seen.append(as_bytes(fields))
+        return {"brightness": fields["obs_image"].mean(axis=-1)}
+
+    chosen = Map(brightness, "brightness/1", {"brightness": ("float64", ())})
+    augment = AugmentTokensConfig(crop_obs_image=RandomShift(1))
+    source = BatchSource(STORE, LENGTH, SIZE, augment=augment, map=chosen)
+    delivered, stored = source[3], source.gather(source.plan(3), stored=True)
+    assert as_bytes(stored) == as_bytes(delivered)
+    assert seen[0] == seen[1]
 
 
 # ---------------------------------------------------------------------- who runs it
