@@ -139,7 +139,8 @@ def form_of(readers: Readers, chosen: Chosen, padded: PaddedSampler | None, *, m
         delivered, stored = stage.arriving_dtypes(delivered), stage.arriving_dtypes(stored)
     if stages:
         fields = dict(stages[-1].spec)
-    fill = _fill_of(padded, stored, is_augmented=augment is not None)
+    filled = {name: stored[name] for name, reader in readers.items() if not isinstance(reader, MaskReader)}
+    fill = _fill_of(padded, filled, is_augmented=augment is not None)
     return BatchForm(
         fields, stages, (delivered, stored), shapes, fill, padded is not None, *_copied(readers, (delivered, stored))
     )

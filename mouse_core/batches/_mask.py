@@ -65,6 +65,10 @@ def as_items(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 def check_fill(fill: float, dtypes: Mapping[str, np.dtype[np.generic]]) -> None:
     """Raise ConfigError unless all dtypes hold ``fill``, by the fields' names."""
+    try:
+        float(fill)
+    except OverflowError:
+        raise ConfigError("pad: expected a number that a float holds, found a larger one") from None
     for name, dtype in dtypes.items():
         with np.errstate(invalid="ignore", over="ignore"):
             held = np.asarray(fill).astype(dtype)

@@ -228,7 +228,8 @@ def sampler_of(
         column = boundary.name if isinstance(boundary, Column) else ""
         return StretchWindows(length, size, sampling, weighting, filled, drop_last, column=column)
     if weighting != "step" or pad is not None:
-        raise ConfigError(f"boundary: expected 'episode' with weighting={weighting!r}, pad={pad!r}, found {boundary!r}")
+        options = [f"weighting={weighting!r}"] * (weighting != "step") + [f"pad={pad!r}"] * (pad is not None)
+        raise ConfigError(f"boundary: expected 'episode' with {', '.join(options)}, found {boundary!r}")
     return window_sampler(sampling, sequence_length=length, batch_size=size, drop_last=drop_last)
 
 

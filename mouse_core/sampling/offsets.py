@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Literal, get_args
@@ -141,7 +141,10 @@ def field_windows(windows: Any, pad: Any, batch_dims: int) -> FieldWindows:
     pad = True if pad is None else pad
     if not isinstance(pad, bool | int | float | np.number):
         raise ConfigError(f"pad: expected True, False or a number, found {pad!r}")
-    pad = pad if isinstance(pad, bool) else float(pad)
+    try:
+        pad = pad if isinstance(pad, bool) else float(pad)
+    except OverflowError:
+        raise ConfigError("pad: expected a number that a float holds, found a larger one") from None
     return FieldWindows({name: _offsets_of(name, offsets) for name, offsets in windows.items()}, pad, batch_dims)
 
 
@@ -174,7 +177,8 @@ def _offsets_of(name: Any, offsets: Any) -> Offsets:
 
 
 def _listed(where: str, offsets: Any) -> tuple[Any, ...]:
-    if isinstance(offsets, str | bytes) or not isinstance(offsets, Iterable):
+    # Sets have no order, and mappings are something else.
+    if isinstance(offsets, str | bytes | Set | Mapping) or not isinstance(offsets, Iterable):
         hint = f"; write [{offsets!r}]" if _is_number(offsets) else ""
         raise ConfigError(f"{where}: expected a list of offsets, found {offsets!r:.80}{hint}")
     listed = tuple(offsets)
@@ -189,6 +193,8 @@ def _is_number(value: Any) -> bool:
 
 def _shown(offsets: tuple[int, ...]) -> str:
     """Offsets in words: those that follow each other as the first and the last."""
-    if len(offsets) > 2 and offsets == tuple(range(offsets[0], offsets[-1] + 1)):
+    # Counted first: what lies between two offsets may be more than memory holds.
+    counted = offsets[-1] - offsets[0] + 1 == len(offsets) > 2
+    if counted and offsets == tuple(range(offsets[0], offsets[-1] + 1)):
         return f"{offsets[0]}..{offsets[-1]}"
     return ", ".join(map(str, offsets))
