@@ -296,7 +296,13 @@ def test_a_sampler_of_ones_own_names_the_anchors() -> None:
 def test_any_number_that_the_fields_hold_fills_them(pad: float) -> None:
     """The masks hold only 0 and 1, and are not filled."""
     source = BatchSource(
-        example_store(), 4, 64, fields=["obs_continuous"], windows={"obs_continuous": [-1, 0]}, pad=pad, boundary="episode"
+        example_store(),
+        4,
+        64,
+        fields=["obs_continuous"],
+        windows={"obs_continuous": [-1, 0]},
+        pad=pad,
+        boundary="episode",
     )
     batch = source[0]
     assert not batch["obs_continuous_mask"].all()
