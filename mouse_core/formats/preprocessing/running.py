@@ -33,6 +33,9 @@ from mouse_core.store.views import Store
 
 _LOCK = "lock"
 _BLOCK_BYTES = 64 << 20
+# So that 8 processes have 4 blocks each of rows that are small; as many for any number of processes, which may be
+# another one when a call goes on.
+_LEAST_BLOCKS, _FEW_ROWS = 32, 1_000
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,8 @@ def preprocess(
         num_workers: Processes that run it; 0: the calling one does. They are started afresh, so a script needs
             ``if __name__ == "__main__":``.
         version: Of what the function does, a text.
-        block_rows: About how many rows a block has, in whole episodes; by default as many as take 64 MB.
+        block_rows: About how many rows a block has, in whole episodes; by default as many as take 64 MB, or a 32nd of
+            all rows where that is less (but 1,000). With another number unfinished work begins anew.
         progress: Whether a bar shows how far it is.
 
     Returns:
@@ -164,7 +168,8 @@ def _edges(snapshot: Snapshot, schema: pa.Schema, block_rows: int | None) -> lis
     """The first row of each block, and the end: where episodes begin, about so many rows apart."""
     if block_rows is None:
         some = stored_rows(snapshot, 0, min(len(snapshot), 256), schema)
-        block_rows = max(1, _BLOCK_BYTES * len(some) // max(some.nbytes, 1))
+        share = max(_FEW_ROWS, -(-len(snapshot) // _LEAST_BLOCKS))
+        block_rows = max(1, min(_BLOCK_BYTES * len(some) // max(some.nbytes, 1), share))
     check_count("block_rows", block_rows)
     starts = snapshot.episode_starts
     wanted = np.arange(0, len(snapshot), block_rows)

@@ -326,3 +326,19 @@ def test_bad_options_are_refused(tmp_path: Path) -> None:
 def test_its_errors_come_through_processes_as_they_are() -> None:
     error = pickle.loads(pickle.dumps(StorageError("file x: expected to be able to store or read it, found: full")))
     assert str(error).endswith("found: full")
+
+
+def test_small_rows_are_still_work_for_several_processes(tmp_path: Path) -> None:
+    rows = DatasetStore()
+    rows.extend(
+        {
+            "action": np.zeros(40_000, np.int64),
+            "reward": np.ones(40_000),
+            "done": np.arange(40_000) % 10 == 9,
+            "episode_step": np.arange(40_000) % 10,
+        }
+    )
+    whole = preprocess(rows, sums, tmp_path / "whole", columns=["reward", "episode_step"], block_rows=40_000)
+    shared = preprocess(rows, sums, tmp_path / "shared", columns=["reward", "episode_step"])
+    assert [len(list(Path(done.path).glob("*.arrow"))) for done in (whole, shared)] == [1, 32]
+    assert whole.digest == shared.digest
