@@ -197,7 +197,7 @@ def test_as_many_batches_are_planned_as_were_taken_from_the_snapshot_before() ->
             source[index]
             index += 1
             if not number:
-                planned.append(len(source._pipeline._blocks.kept[0].sizes))
+                planned.append(len(source._pipeline.blocks.kept[0].sizes))
     assert planned == [1, 20, 1, 1, 12, 5, 1]
 
 
