@@ -16,22 +16,19 @@ from mouse_core.errors import DataError
 from mouse_core.sampling.around import Anchors, Rows, rows_at, rows_of, times_of
 from mouse_core.sampling.offsets import Offsets, Seconds
 
-Int64s = npt.NDArray[np.int64]
-
 
 @dataclass(eq=False, kw_only=True)
 class BlockAround(Block):
     """The rows around the anchors of a block, as a block whose windows are the runs of rows that are read.
 
     Args:
-        rows: What is put right, counted from the first row of each batch.
-        moved, missing: The first of those in each batch, and the end.
+        rows: What is read, and put right; counted from the first row of the block.
+        moved: The first of the runs that are put right in each batch, and the end.
         refused: What is wrong, by the number of the batch.
     """
 
     rows: Rows
     moved: Sequence[int]
-    missing: Sequence[int]
     refused: Mapping[int, str]
 
     def put_right(self, values: npt.NDArray[np.generic], number: int, fill: float | None) -> None:
@@ -43,18 +40,23 @@ class BlockAround(Block):
             fill: What values become for which there is no row; None: those of the row next to it.
         """
         begin, end = self.moved[number : number + 2]
-        missing = self.missing_of(number)
-        if not values.size or (begin == end and (fill is None or not len(missing))):
+        if not values.size or (begin == end and fill is None):
             return
+        first = self.windows.bounds[number]
         rows = values.reshape(values.shape[0] * values.shape[1], -1)
         items = as_items(rows)
-        items[self.rows.moved[begin:end]] = items.take(self.rows.source[begin:end])
+        if begin < end:
+            # Whole runs are written as one item each.
+            right = items.take(self.rows.source[begin:end] - first * self.rows.unit)
+            runs = as_items(values.reshape(values.shape[0], -1))
+            runs[self.rows.moved[begin:end] - first] = right.view(runs.dtype)[:, 0]
         if fill is not None:
-            items[missing] = as_items(np.full((1, rows.shape[1]), fill, rows.dtype))[0]
+            items[~self.there(number)] = as_items(np.full((1, rows.shape[1]), fill, rows.dtype))[0]
 
-    def missing_of(self, number: int) -> Int64s:
-        """The rows of batch ``number`` that are not there, counted from its first."""
-        return self.rows.missing[self.missing[number] : self.missing[number + 1]]
+    def there(self, number: int) -> npt.NDArray[np.bool_]:
+        """Which rows of batch ``number`` are there, ``[runs * unit]``; to be copied, as it is everybody's."""
+        first, end = self.windows.bounds[number : number + 2]
+        return self.rows.there[first * self.rows.unit : end * self.rows.unit]
 
     def check(self, number: int) -> None:
         """Raise DataError if rows of batch ``number`` are not where time stamps must be."""
@@ -109,18 +111,9 @@ class BlocksAround:
         runs = len(rows.start) // max(1, len(windows)) if len(windows) else 1
         bounds = [first * runs for first in windows.bounds]
         ends = np.asarray(bounds) * rows.unit
-        moved, missing = (np.searchsorted(found, ends) for found in (rows.moved, rows.missing))
         refused: dict[int, str] = {}
         for row, why in rows.refused:
             refused.setdefault(int(np.searchsorted(ends, row, side="right")) - 1, why)
-        # From here on they are counted from the first row of each batch.
-        batch = np.repeat(ends[:-1], np.diff(moved))
-        kept = rows._replace(
-            moved=rows.moved - batch,
-            source=rows.source - batch,
-            missing=rows.missing - np.repeat(ends[:-1], np.diff(missing)),
-            refused=(),
-        )
         return BlockAround(
             first=block.first,
             end=block.end,
@@ -129,8 +122,7 @@ class BlocksAround:
             windows=snapshot.locate(rows.start, rows.unit, bounds),
             sizes=block.sizes,
             planner=self.planner,
-            rows=kept,
-            moved=moved.tolist(),
-            missing=missing.tolist(),
+            rows=rows._replace(refused=()),
+            moved=np.searchsorted(rows.moved, bounds).tolist(),
             refused=refused,
         )

@@ -83,11 +83,11 @@ class Group:
     dtypes: tuple[DTypes, DTypes]
     fill: float | None
 
-    def take(self, index: int, size: _Size) -> Batch:
-        """These fields of batch ``index``, ``[*axes, K, ...]``, and their masks, ``[*axes, K]``."""
-        block, number = self.blocks.block_with(index)
+    def take(self, anchors: Block, number: int, size: _Size) -> Batch:
+        """These fields of batch ``number`` of anchors, ``[*axes, K, ...]``, and their masks, ``[*axes, K]``."""
+        block = self.blocks.around(anchors)
         block.check(number)
-        return self._settled(self.pipeline.take(index), block, number, size, self.dtypes[False])
+        return self._settled(self.pipeline.take_of(block, number), block, number, size, self.dtypes[False])
 
     def gather(self, anchors: Block, number: int, size: _Size, *, stored: bool, out: Arrays | None) -> Batch:
         """The same of batch ``number`` of a block of anchors, in the delivered or the stored dtypes."""
@@ -106,14 +106,13 @@ class Group:
         return made
 
     def _settled(self, batch: Batch, block: BlockAround, number: int, size: _Size, dtypes: DTypes) -> Batch:
-        missing, made = block.missing_of(number), {}
+        there, made = block.there(number), {}
         for name, values in batch.items():
             block.put_right(values, number, self.fill)
             made[name] = values.reshape(*size.axes, -1, *values.shape[2:])
-            there = np.ones(values.shape[0] * values.shape[1], dtypes[mask_of(name)])
-            there[missing] = 0
-            made[mask_of(name)] = there = there.reshape(*size.axes, -1)
-            there[size.own :] = 0
+            mask = made[mask_of(name)] = there.astype(dtypes[mask_of(name)]).reshape(*size.axes, -1)
+            if size.own < len(mask):
+                mask[size.own :] = 0
         return made
 
     def forward(self, anchors: PlannedBlocks, growth: Growth) -> Group:
@@ -200,11 +199,11 @@ class PipelineAround:
 
     def take(self, index: int) -> Batch:
         """See ``Pipeline.take``."""
-        index = operator.index(index)
-        size = self._size(*self._anchors.blocks.block_with(index))
-        made = _with_axes(self._anchors.take(index), size)
+        block, number = self._anchors.blocks.block_with(operator.index(index))
+        size = self._size(block, number)
+        made = _with_axes(self._anchors.take_of(block, number), size)
         for group in self._groups:
-            made |= group.take(index, size)
+            made |= group.take(block, number, size)
         return {name: made[name] for name in self.readers}
 
     def gather(self, plan: Plan, *, stored: bool, out: Arrays | None = None) -> Batch:
@@ -222,8 +221,8 @@ class PipelineAround:
         return {name: made[name] for name in self.readers}
 
     def _size(self, block: Block, number: int) -> _Size:
-        first, end = self.planner.own(block.sizes[number])
-        axes = len(block.windows.part(number)), block.windows.length
+        (first, end), bounds = self.planner.own(block.sizes[number]), block.windows.bounds
+        axes = bounds[number + 1] - bounds[number], block.windows.length
         return _Size(axes[: self._windows.batch_dims], end - first)
 
 

@@ -148,6 +148,13 @@ class Pipeline:
         block, number = self.blocks.block_with(index)
         return self.finish(block, number, ready, stored=False, out=None)
 
+    def take_of(self, block: Block, number: int) -> Batch:
+        """The same of batch ``number`` of a block that ``blocks`` has given."""
+        if not self.readers:
+            return {}
+        ready = self._ready.pop(block.first + number * block.step, None)
+        return self.finish(block, number, ready, stored=False, out=None)
+
     def gather(self, plan: Plan, *, stored: bool, out: Mapping[str, npt.NDArray[Any]] | None = None) -> Batch:
         """The windows of a plan, whoever made it, in the delivered or the stored dtypes."""
         return self.finish(*self.block_of(plan), None, stored=stored, out=out)

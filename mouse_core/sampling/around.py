@@ -58,14 +58,14 @@ class Anchors:
 
 
 class Rows(NamedTuple):
-    """Which rows of the snapshot are read for some anchors, and which of what is read is where it belongs.
+    """Which rows of the snapshot are read for some anchors, and what of what is read belongs elsewhere.
 
     Args:
         start: Where runs of ``unit`` rows begin that are read, int64 ``[runs]``.
         unit: Rows of a run.
-        moved: The rows that are read for others than themselves, counted over all runs, int64 ``[m]``.
-        source: The rows read that belong there, int64 ``[m]``.
-        missing: Those for which there is no row, int64 ``[k]``, ascending.
+        moved: The runs whose rows are not read where they belong, int64 ``[m]``, ascending.
+        source: The rows read that belong into each row of these, counted over all runs, int64 ``[m, unit]``.
+        there: Which rows there are, bool ``[runs * unit]``.
         refused: What is wrong with some of them, and which, ascending.
     """
 
@@ -73,7 +73,7 @@ class Rows(NamedTuple):
     unit: int
     moved: Int64s
     source: Int64s
-    missing: Int64s
+    there: Bools
     refused: Sequence[tuple[int, str]] = ()
 
 
@@ -82,7 +82,7 @@ def rows_of(anchors: Anchors, offsets: Sequence[int], shift: int) -> Rows:
 
     Of an episode in rows 10..14 the rows from 13 on are asked for, four of them: 13, 14, 15, 16, of which 15 and 16 are
     not there. Read are the last four, 11, 12, 13, 14; 13 is the third row read, 14 the fourth. So what belongs where is
-    the rows read 2, 3, 3, 3, and missing are 2 and 3.
+    the rows read 2, 3, 3, 3, and there are 0 and 1.
 
     Args:
         anchors: Around which.
@@ -99,21 +99,28 @@ def rows_of(anchors: Anchors, offsets: Sequence[int], shift: int) -> Rows:
     if anchors.there is not None:
         beyond |= ~anchors.there[:, None]
     anchor, run = np.nonzero(beyond)
-    nothing = np.zeros(0, np.int64)
+    there = np.ones((*start.shape, unit), np.bool_)
     if not len(anchor):
-        return Rows(start.reshape(-1), unit, nothing, nothing, nothing)
+        return Rows(start.reshape(-1), unit, *_nothing(unit), there.reshape(-1))
     # Within a run everything is less than twice its length, so that half as many bits will do.
     begin, end, lowest = begin[anchor, 0], end[anchor, 0], lowest[anchor, 0]
     asked, read, steps = wanted[anchor, run], start[anchor, run], np.arange(unit, dtype=np.int32)
-    ahead, least, most = _within(unit, asked - read, lowest - read, end - 1 - read)
-    source = np.clip(steps + ahead, least, most)
     first, behind = _within(unit, begin - asked, end - asked)
-    absent = (steps < first) | (steps >= behind)
+    there[anchor, run] = (steps >= first) & (steps < behind)
     if anchors.there is not None:
-        absent |= ~anchors.there[anchor, None]
-    moved = source != steps
-    place = ((anchor * len(firsts) + run) * unit)[:, None]
-    return Rows(start.reshape(-1), unit, (place + steps)[moved], (place + source)[moved], (place + steps)[absent])
+        there[~anchors.there] = False
+    # A run that is read where it is asked for still has wrong rows behind its episode; a single row never does.
+    (cut,) = np.nonzero((asked != read) | (end < read + unit)) if unit > 1 else _nothing(unit)[:1]
+    asked, read, lowest, end = asked[cut], read[cut], lowest[cut], end[cut]
+    moved = anchor[cut] * len(firsts) + run[cut]
+    ahead, least, most = _within(unit, asked - read, lowest - read, end - 1 - read)
+    source = (moved * unit)[:, None] + np.clip(steps + ahead, least, most)
+    return Rows(start.reshape(-1), unit, moved, source, there.reshape(-1))
+
+
+def _nothing(unit: int) -> tuple[Int64s, Int64s]:
+    """No runs of ``unit`` rows, and none of theirs."""
+    return np.zeros(0, np.int64), np.zeros((0, unit), np.int64)
 
 
 def _within(unit: int, *numbers: Int64s) -> list[npt.NDArray[np.int32]]:
@@ -166,9 +173,8 @@ def rows_at(anchors: Anchors, seconds: Seconds, shift: int, times: npt.NDArray[n
                     "a wider tolerance takes it, holes='mask' pads",
                 )
             )
-    nothing = np.zeros(0, np.int64)
     delivered = np.minimum(row + shift, end - 1)
-    return Rows(delivered.reshape(-1), 1, nothing, nothing, np.nonzero(~near.reshape(-1))[0], refused)
+    return Rows(delivered.reshape(-1), 1, *_nothing(1), near.reshape(-1), refused)
 
 
 def clock_of(snapshot: Snapshot, seconds: Seconds) -> FieldReader:
