@@ -76,15 +76,17 @@ class Moments:
         """Take in a part.
 
         Of 3 numbers with mean 2 and 1 number with mean 6, the mean is 2 + (6 - 2) * 1/4 = 3, and the squares grow by
-        those of the part and by (6 - 2)^2 * 3 * 1/4 = 12.
+        those of the part and by (6 - 2)^2 * 3 * 1/4 = 12. Where the lowest is the highest it is the mean itself: the sum
+        of a thousand times a thousandth of 0.1 is not quite 0.1, and a constant must have no deviation at all.
         """
         total = self.count + count
         share = count / np.maximum(total, 1)
         change = mean - self.mean
-        self.squares = self.squares + squares + change**2 * self.count * share
-        self.mean = self.mean + change * share
-        self.count = total
         self.low, self.high = np.minimum(self.low, low), np.maximum(self.high, high)
+        same = self.low == self.high
+        self.squares = np.where(same, 0.0, self.squares + squares + change**2 * self.count * share)
+        self.mean = np.where(same, self.low + 0.0, self.mean + change * share)  # which makes 0.0 of -0.0
+        self.count = total
 
     @property
     def deviation(self) -> Floats:
@@ -103,25 +105,27 @@ def _moments_of(rows: Numbers) -> _Part:
     n, width = rows.shape
     # The median of a few rows is near the most of them, however far away some are.
     around = np.median(rows[:: max(1, n // 32)][:33].astype(np.float64), axis=0)
-    if not np.isfinite(around).all():
-        return _finite_moments(rows)
+    around = np.where(np.isfinite(around), around, 0.0)
     narrow = rows.dtype.char in _NARROW
     total, squares, low, high = _sums(rows, around, np.dtype(np.float32 if narrow else np.float64))
     if narrow:
         around = around.astype(np.float32).astype(np.float64)
-        spread = high - low
-        if not ((spread == 0) | ((spread > _NARROWEST) & (spread < _WIDEST))).all():
+        spread = high - low  # NaN or infinite where a number is
+        if not ((spread == 0) | ((spread > _NARROWEST) & (spread < _WIDEST)) | ~np.isfinite(spread)).all():
             total, squares, low, high = _sums(rows, around, np.dtype(np.float64))
-    if not np.isfinite(total).all() or not np.isfinite(squares).all():
-        return _finite_moments(rows)
-    mean = total / n
+    odd = ~(np.isfinite(total) & np.isfinite(squares))
+    mean = np.where(odd, 0.0, total / n)
     deviations = squares - total * mean
-    if (mean**2 * n > _FAR**2 * deviations).any():
+    if (~odd & (mean**2 * n > _FAR**2 * deviations)).any():
         around = around + mean
         total, squares, low, high = _sums(rows, around, np.dtype(np.float64))
         mean = total / n
         deviations = squares - total * mean
-    return np.full(width, n), around + mean, np.maximum(deviations, 0), low, high
+    found = np.full(width, n), around + mean, np.maximum(deviations, 0), low, high
+    if odd.any():  # only these places are looked at number by number
+        for one, exact in zip(found, _finite_moments(rows[:, odd]), strict=True):
+            one[odd] = exact
+    return found
 
 
 def _sums(rows: Numbers, around: Floats, dtype: np.dtype[Any]) -> tuple[Floats, Floats, Floats, Floats]:

@@ -260,7 +260,7 @@ def _scaling(name: str, found: FieldStatistics, kind: Normalization) -> Scaling:
             low, high = (found.quantiles[share] for share in _SHARES)
         # Halves first: the sum of two floats may overflow.
         centre, spread = low / 2 + high / 2, high / 2 - low / 2
-    varies = np.isfinite(spread) & (spread > 0)
+    varies = np.isfinite(spread) & (spread > 0) & (found.max > found.min)
     return Scaling(
         kind, np.where(np.isfinite(centre), centre, 0.0), np.where(varies, spread, 1.0), is_image=found.is_image
     )

@@ -130,11 +130,44 @@ def test_nan_and_infinities_count_for_nothing() -> None:
         known = observation[:, place][np.isfinite(observation[:, place])].astype(np.float64)
         assert found.count[place] == len(known)
         assert (found.min[place], found.max[place]) == (known.min(), known.max())
-        np.testing.assert_allclose([found.mean[place], found.std[place]], [known.mean(), known.std()], rtol=1e-9)
+        np.testing.assert_allclose([found.mean[place], found.std[place]], [known.mean(), known.std()], rtol=1e-8)
         np.testing.assert_allclose(found.quantiles[0.9][place], np.quantile(known, 0.9), rtol=1e-12)
     assert found.count[2] == 0
     assert np.isnan(found.mean[2])
     assert np.isnan(found.quantiles[0.5][2])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("constant", [0.1, 0.3, -1 / 3, 123.456])
+@pytest.mark.parametrize("other", [np.nan, np.inf])
+def test_a_constant_beside_what_does_not_count_has_no_deviation(constant: float, dtype: Any, other: float) -> None:
+    values = np.full((1000, 2), constant, dtype)
+    values[5, 0] = other
+    made = {**rows(1000), "observation": values}
+    found = statistics(store_of(made))["obs_continuous"]
+    assert found.count.tolist() == [999, 1000]
+    assert found.std.tolist() == [0, 0]
+    assert found.mean.tolist() == [float(dtype(constant))] * 2
+    twice = statistics(store_of(made)).merge(statistics(store_of(made)))["obs_continuous"]
+    assert twice.std.tolist() == [0, 0]
+    scaling = BatchSource(store_of(made), 8, 4, normalize={"obs_continuous": "mean_std"}).normalizer["obs_continuous"]
+    beside = np.array([constant * 1.01] * 2, np.float32)
+    assert np.abs(scaling.apply(beside)).max() <= abs(constant) * 0.011
+
+
+def test_a_nan_changes_nothing_of_other_dimensions() -> None:
+    values = np.random.default_rng(0).normal([0, 1000, 5, 1e-3], [1, 2, 1e20, 1e-4], (5000, 4)).astype(np.float32)
+    whole = Moments(4)
+    whole.add(values)
+    values[[3, 4000], 1] = np.nan, -np.inf
+    found = Moments(4)
+    found.add(values)
+    for name in ("count", "mean", "squares", "low", "high"):
+        kept = [0, 2, 3]
+        assert getattr(found, name)[kept].tolist() == getattr(whole, name)[kept].tolist()
+    there = values[np.isfinite(values[:, 1]), 1].astype(np.float64)
+    assert found.count[1] == len(there)
+    np.testing.assert_allclose([found.mean[1], found.deviation[1]], [there.mean(), there.std()], rtol=1e-9)
 
 
 def test_images_are_counted_by_channel_and_exactly() -> None:
