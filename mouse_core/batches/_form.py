@@ -166,11 +166,19 @@ def _copied(
 
 
 def _normalized_dtypes(readers: Readers, chosen: Chosen) -> dict[str, npt.DTypeLike]:
-    """The dtypes of fields that are normalised: float32, if nothing else is asked for."""
+    """The dtypes of fields that are normalised: float32, if nothing else is asked for.
+
+    A normaliser that is given may know more fields than a source delivers; all that are given by kinds must be there.
+    """
     found: dict[str, npt.DTypeLike] = {}
-    for name in chosen.normalize or ():
+    if chosen.normalize is None:
+        return found
+    for name, scaling in chosen.normalize.items():
+        if name not in readers and not chosen.normalize.follows:
+            continue
         if name not in readers:
             raise MissingFieldError(f"normalize: expected fields among {list(readers)}, found {name!r}")
+        scaling.check_field(readers[name].spec)
         asked, spec = name in chosen.dtypes, readers[name].spec
         found[name] = chosen.dtypes.get(name, np.float32)
         if number_kind(check_dtype(found[name], where=f"dtypes[{name!r}]")) != "f":
@@ -219,8 +227,9 @@ def _stages_of(
 
     fills = _fills_by_mask(chosen, read, fill)
     made = {name: one.dtype for name, one in fields.items()}
-    images = {name: one for name, one in chosen.normalize.items() if fields[name].image_shape is not None}
-    numbers = {name: one for name, one in chosen.normalize.items() if name not in images}
+    known = {name: one for name, one in chosen.normalize.items() if name in fields}
+    images = {name: one for name, one in known.items() if fields[name].image_shape is not None}
+    numbers = {name: one for name, one in known.items() if name not in images}
     before = StreamNormalize(numbers, fields, read, made if augment is None else augment.arriving_dtypes(made), fills)
     behind = StreamNormalize(images, before.spec if augment is None else augment.spec, read, made, fills)
     return (*((before,) if numbers else ()), *augmenting, *((behind,) if images else ()))

@@ -108,6 +108,7 @@ class Part(NamedTuple):
         all: Of all rows.
         is_image: Whether they are images.
         said: Quantiles by share that a file says, where nothing else is known of how numbers are spread; None: none.
+        has_count: Whether it is known how many numbers they were; a file may not say it.
     """
 
     layout: Layout
@@ -115,6 +116,7 @@ class Part(NamedTuple):
     all: Counted
     is_image: bool
     said: Mapping[float, Floats] | None = None
+    has_count: bool = True
 
 
 def count(layout: Layout, rows: npt.NDArray[Any]) -> Counted:

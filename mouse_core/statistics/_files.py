@@ -22,8 +22,10 @@ from mouse_core.statistics.moments import Floats, Moments
 from mouse_core.statistics.quantiles import Sketch, Tally
 
 _JSON, _MORE, _VERSION = "stats.json", "stats.npz", 1
-_NAMES = {"obs_continuous": "observation.state", "obs_image": "observation.image", "reward": "next.reward"}
+_NAMES = {"obs_continuous": "observation.state", "reward": "next.reward", "done": "next.done"}
 _FIELDS = {key: name for name, key in _NAMES.items()}
+# A single camera is the field "obs_image"; several are columns of their names, with "_" for ".".
+_CAMERA, _CAMERAS = "observation.image", "observation.images."
 _MOMENTS = ("mean", "std", "min", "max")
 _Content = tuple[dict[str, Part], tuple[float, ...], int, tuple[str, str]]
 
@@ -34,12 +36,14 @@ def save(
     """Write both files; see ``Statistics.save``."""
     file = folder / "meta" / _JSON
     stats = dict(read_json_object(file)) if file.is_file() else {}
-    stats |= {_NAMES.get(name, name): _entry(part, shares) for name, part in parts.items()}
-    text = json.dumps(stats, indent=2).encode()
+    keys = {name: _key_of(name, _cameras(stats)) for name in parts}
+    stats |= {keys[name]: _entry(part, shares) for name, part in parts.items()}
+    text = json.dumps(_without_nan(stats), indent=2, allow_nan=False).encode()
     fields: dict[str, Any] = {}
     arrays: dict[str, npt.NDArray[Any]] = {}
     for number, (name, part) in enumerate(parts.items()):
-        fields[name] = {**part.layout._asdict(), "is_image": part.is_image, "has_whole": part.whole is not None}
+        flags = {"is_image": part.is_image, "has_whole": part.whole is not None, "has_count": part.has_count}
+        fields[name] = {**part.layout._asdict(), **flags, "key": keys[name]}
         for kind, counted in (("all", part.all), ("whole", part.whole)):
             if counted is not None:
                 arrays |= {f"{number}/{kind}/{key}": values for key, values in _arrays(counted).items()}
@@ -53,19 +57,53 @@ def save(
         write_file(file, text)
 
 
+def _cameras(stats: Mapping[str, Any]) -> list[str]:
+    return [key for key in stats if key == _CAMERA or key.startswith(_CAMERAS)]
+
+
+def _key_of(name: str, cameras: Sequence[str]) -> str:
+    """LeRobot's name of a field, in a folder that has statistics of some cameras."""
+    if name == "obs_image":
+        return cameras[0] if len(cameras) == 1 else _CAMERA
+    column = _CAMERAS.replace(".", "_")
+    if not name.startswith(column):
+        return _NAMES.get(name, name)
+    known = [key for key in cameras if key.replace(".", "_") == name]
+    return known[0] if known else _CAMERAS + name.removeprefix(column)
+
+
+def _name_of(key: str, cameras: Sequence[str]) -> str:
+    """The field of a feature of LeRobot."""
+    if key in cameras:
+        return "obs_image" if len(cameras) == 1 else key.replace(".", "_")
+    return _FIELDS.get(key, key)
+
+
+def _without_nan(said: Any) -> Any:
+    """The same with null for what is no number: NaN and infinities are not JSON."""
+    if isinstance(said, Mapping):
+        return {key: _without_nan(one) for key, one in said.items()}
+    if isinstance(said, list):
+        return [_without_nan(one) for one in said]
+    return None if isinstance(said, float) and not np.isfinite(said) else said
+
+
 def _entry(part: Part, shares: Sequence[float]) -> dict[str, Any]:
-    """A field in LeRobot's layout: of a number a step in shape ``[1]``, of images ``[C, 1, 1]`` within 0 and 1."""
+    """A field in LeRobot's layout: of a number a step in shape ``[1]``, of images ``[C, 1, 1]`` within 0 and 1.
+
+    Dimensions of which nothing was counted have NaN and infinities, which the file says as null.
+    """
     moments, shape = part.all.moments, part.layout.shape or (1,)
-    values = dict(zip(_MOMENTS, (moments.mean, moments.deviation, moments.low, moments.high), strict=True))
-    values |= {_key_of(share): found for share, found in (part.all.quantiles(shares) or part.said or {}).items()}
+    values = dict(zip(_MOMENTS, (np.where(moments.count, moments.mean, np.nan), moments.deviation, moments.low, moments.high), strict=True))
+    values |= {_quantile_key(share): found for share, found in (part.all.quantiles(shares) or part.said or {}).items()}
     if part.is_image:
         shape = (*shape, 1, 1)
         values = {name: one / 255 for name, one in values.items()}
     found = {name: one.reshape(shape).tolist() for name, one in values.items()}
-    return {**found, "count": [int(moments.count.max(initial=0))]}
+    return {**found, "count": [int(moments.count.max(initial=0))]} if part.has_count else found
 
 
-def _key_of(share: float) -> str:
+def _quantile_key(share: float) -> str:
     """ "q01" for 0.01; "q2.5" for 0.025."""
     percent = round(share * 100, 9)
     return f"q{int(percent):02d}" if percent == int(percent) else f"q{percent}"
@@ -103,22 +141,22 @@ def load(folder: Path) -> _Content:
         raise ConfigError(f"{folder}: expected meta/{_JSON}, found none")
     text = file.read_bytes()
     more = file.with_name(_MORE)
-    if more.is_file():
-        found = _counted_on(more, hashlib.sha256(text).hexdigest())
-        if found is not None:
-            return found
+    found = _counted_on(more, hashlib.sha256(text).hexdigest()) if more.is_file() else None
     stats = read_json_object(file)
-    cameras = [name for name in stats if name.startswith("observation.image")]
-    parts: dict[str, Part] = {}
-    for key, entry in stats.items():
-        name = "obs_image" if [key] == cameras else _FIELDS.get(key, key)
-        parts[name] = _part_of(file, key, entry)
-    return parts, (), max((int(part.all.moments.count.max(initial=0)) for part in parts.values()), default=0), ("", "")
+    known, (parts, shares, rows, fingerprints) = found or (set(), ({}, (), None, ("", "")))
+    cameras = _cameras(stats)
+    for key in stats:
+        if key not in known:
+            parts.setdefault(_name_of(key, cameras), _part_of(file, key, stats[key]))
+    if rows is None:
+        rows = max((int(one.all.moments.count.max(initial=0)) for one in parts.values() if one.has_count), default=0)
+    return parts, shares, rows, fingerprints
 
 
 def _part_of(file: Path, key: str, entry: Any) -> Part:
     """What LeRobot says of a feature; quantiles cannot be counted on, so they are those that it says."""
     values, said, count = _numbers_of(file, key, entry)
+    nothing = _where_nothing_counted(file, key, values, said)
     shape = values["mean"].shape
     is_image = shape[1:] == (1, 1)
     if is_image:
@@ -129,23 +167,39 @@ def _part_of(file: Path, key: str, entry: Any) -> Part:
         shape = ()  # which is how LeRobot writes a number a step
     moments = Moments(int(np.prod(shape, dtype=np.int64)))
     mean, std, low, high = (values[name].reshape(-1) for name in _MOMENTS)
-    moments.count[:] = count
-    moments.mean, moments.squares, moments.low, moments.high = mean, std**2 * count, low, high
-    return Part(
-        Layout(shape, 1, ""), None, Counted(moments, None), is_image, {k: v.reshape(shape) for k, v in said.items()}
-    )
+    number = 1 if count is None else count  # of which there are, so that there is a deviation
+    moments.count = np.where(nothing, 0, number)
+    moments.mean, moments.squares = np.where(nothing, 0, mean), np.where(nothing, 0, std**2 * number)
+    moments.low, moments.high = np.where(nothing, np.inf, low), np.where(nothing, -np.inf, high)
+    quantiles = {share: one.reshape(shape) for share, one in said.items()}
+    counted = Counted(moments, None)
+    return Part(Layout(shape, 1, ""), None, counted, is_image, quantiles, has_count=count is not None)
 
 
-def _numbers_of(file: Path, key: str, entry: Any) -> tuple[dict[str, Floats], dict[float, Floats], int]:
-    """The moments by name and the quantiles by share, all of one shape, and the count."""
+def _where_nothing_counted(
+    file: Path, key: str, values: Mapping[str, Floats], said: Mapping[float, Floats]
+) -> npt.NDArray[np.bool_]:
+    """The dimensions that are null throughout, ``[width]``; others must have numbers, and no negative deviation."""
+    there = np.stack([np.isfinite(one).reshape(-1) for one in (*values.values(), *said.values())])
+    wrong = (there.any(axis=0) & ~there.all(axis=0)) | (values["std"].reshape(-1) < 0)
+    if wrong.any():
+        found = {name: float(one.reshape(-1)[wrong.argmax()]) for name, one in values.items()}
+        where = f"in dimension {wrong.argmax()}"
+        raise damaged(file, f"{key}: expected numbers or null throughout, and a deviation from 0, found {found} {where}")
+    return ~there.any(axis=0)
+
+
+def _numbers_of(file: Path, key: str, entry: Any) -> tuple[dict[str, Floats], dict[float, Floats], int | None]:
+    """The moments by name and the quantiles by share, all of one shape, and the count, which LeRobot 2.0 had not."""
     try:
         values = {name: np.asarray(entry[name], np.float64) for name in _MOMENTS}
-        (count,) = entry["count"]
+        (count,) = entry.get("count", [None])
         said = {share: np.asarray(entry[name], np.float64) for name in entry if (share := _share_of(name)) is not None}
-    except (KeyError, TypeError, ValueError) as error:
-        raise damaged(file, f"{key}: expected {', '.join(_MOMENTS)} and count, found {error!r:.80}") from error
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise damaged(file, f"{key}: expected {', '.join(_MOMENTS)}, found {error!r:.80}") from error
     shape = values["mean"].shape
-    if any(one.shape != shape for one in (*values.values(), *said.values())) or not 0 <= count < 2**53:
+    is_count = count is None or (isinstance(count, int | float) and 0 <= count < 2**53)
+    if any(one.shape != shape for one in (*values.values(), *said.values())) or not is_count:
         raise damaged(file, f"{key}: expected numbers of one shape, and a count, found {shape} and {count!r:.40}")
     return values, said, count
 
@@ -155,8 +209,8 @@ def _share_of(name: str) -> float | None:
     return float(name[1:]) / 100 if re.fullmatch(r"q\d{1,2}(\.\d+)?|q100", name) else None
 
 
-def _counted_on(file: Path, digest: str) -> _Content | None:
-    """All that was counted; None where it is of other statistics than those beside it."""
+def _counted_on(file: Path, digest: str) -> tuple[set[str], _Content] | None:
+    """All that was counted, and LeRobot's names of it; None where it is of other statistics than those beside it."""
     try:
         with zipfile.ZipFile(file) as packed:
             # Nothing is compressed, so that nothing is larger than the file.
@@ -166,14 +220,15 @@ def _counted_on(file: Path, digest: str) -> _Content | None:
             said = json.loads(arrays["said"].tobytes())
             if said["version"] != _VERSION or said["digest"] != digest:
                 return None
-            parts = {}
+            parts, keys = {}, set()
             for number, (name, one) in enumerate(said["fields"].items()):
                 layout = Layout(tuple(map(int, one["shape"])), int(one["beside"]), str(one["counted"]))
                 whole = _read(arrays, f"{number}/whole", layout.width) if one["has_whole"] else None
                 everything = _read(arrays, f"{number}/all", layout.width)
-                parts[str(name)] = Part(layout, whole, everything, bool(one["is_image"]))
+                parts[str(name)] = Part(layout, whole, everything, bool(one["is_image"]), has_count=bool(one["has_count"]))
+                keys.add(str(one["key"]))
             fingerprint, content = map(str, said["fingerprints"])
-            return parts, tuple(map(float, said["shares"])), int(said["rows"]), (fingerprint, content)
+            return keys, (parts, tuple(map(float, said["shares"])), int(said["rows"]), (fingerprint, content))
     except (OSError, zipfile.BadZipFile, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise damaged(file, f"{error!r:.120}") from error
 

@@ -39,9 +39,9 @@ class FieldStatistics:
     """Statistics of one field, by dimension of a step; of images by channel.
 
     Args:
-        count: How many finite numbers there are, int64; of images, how many images.
+        count: How many finite numbers there are, int64; of images, how many images. 0 also where a file does not say it.
         mean, std, min, max: float64. ``std`` is that of the rows themselves, as ``numpy.std`` has it. NaN, or infinite,
-            where ``count`` is 0.
+            where nothing was counted.
         quantiles: float64 by share; empty where there are none.
         rank_error: The share of all numbers by which the rank of a quantile may be wrong, at most.
         is_image: Whether these are channels of images.
@@ -101,19 +101,20 @@ class Statistics(Mapping[str, FieldStatistics]):
         """Those of a store whose first rows these are: the same numbers, to the bit, as ``statistics`` would find.
 
         Only rows that came since are read, and fewer than a block (about a million numbers) before them. That the
-        others are the same is seen by their number and a few of them, as a loader's state sees it.
+        others are the same is seen by their number and a few of them, as a loader's state sees it. Fields that were
+        not counted here, of which a file of LeRobot's said something, are left out.
 
         Raises:
             ConfigError: Other rows; statistics that were merged, or read without what counting on needs.
         """
         snapshot = _snapshot_of(store)
-        known = all(part.whole is not None for part in self._parts.values())
+        known = [name for name, part in self._parts.items() if part.whole is not None]
         if not known or self.rows > snapshot.num_rows or _content(snapshot, self.rows) != self.content:
             raise ConfigError(
                 f"statistics: expected the {self.rows} rows that they are of, and others behind them, found "
                 + (f"{snapshot.num_rows} other rows" if known else "statistics without what is needed to count on")
             )
-        return _counted(snapshot, list(self), self.shares, before=self, progress=progress)
+        return _counted(snapshot, known, self.shares, before=self, progress=progress)
 
     def merge(self, *others: Statistics) -> Statistics:
         """Those of several parts of the data together, of the fields that all have.
@@ -121,13 +122,15 @@ class Statistics(Mapping[str, FieldStatistics]):
         Mean and deviation are within ``1e-6`` of a deviation of those of the whole, quantiles within ``rank_error``.
 
         Raises:
-            ConfigError: A field of another shape.
+            ConfigError: A field of another shape, or a file that does not say how many numbers there were.
         """
         merged = {}
         for name, part in self._parts.items():
             more = [other.parts[name] for other in others if name in other.parts]
             if len(more) < len(others):
                 continue
+            if not all(one.has_count for one in (part, *more)):
+                raise ConfigError(f"{name}: expected statistics that say of how many numbers they are, found some without")
             total = part.all.copy()
             for one in more:
                 if one.layout.shape != part.layout.shape:
@@ -139,8 +142,10 @@ class Statistics(Mapping[str, FieldStatistics]):
     def save(self, folder: str | PathLike[str]) -> None:
         """Write them beside a dataset: ``meta/stats.json``, as LeRobot has it, and what counting on needs.
 
-        Names are LeRobot's (``observation.state`` for ``obs_continuous``, ``next.reward`` for ``reward``), images have
-        values of 0 to 1 in shape ``[C, 1, 1]``. What else a ``stats.json`` there says stays.
+        Names are LeRobot's (``observation.state`` for ``obs_continuous``, ``next.reward`` and ``next.done``,
+        ``observation.images.top`` for ``observation_images_top``, and for ``obs_image`` the name of the single camera
+        that a ``stats.json`` there has, else ``observation.image``). Images have values of 0 to 1 in shape
+        ``[C, 1, 1]``. Dimensions of which nothing was counted are null. What else a ``stats.json`` there says stays.
 
         Args:
             folder: The dataset's.
@@ -154,7 +159,7 @@ class Statistics(Mapping[str, FieldStatistics]):
 
     @staticmethod
     def load(folder: str | PathLike[str]) -> Statistics:
-        """Read what ``save`` or LeRobot wrote.
+        """Read what ``save`` or LeRobot wrote, features of which there is more and others.
 
         Raises:
             ConfigError: There is no ``meta/stats.json``.
@@ -306,7 +311,7 @@ def _statistics_of(part: Part, shares: Sequence[float]) -> FieldStatistics:
     mean, std, low, high = (one.reshape(shape) for one in values)
     quantiles = {share: found.reshape(shape) for share, found in counted.quantiles(shares).items()}
     return FieldStatistics(
-        moments.count.reshape(shape),
+        moments.count.reshape(shape) * part.has_count,
         mean,
         std,
         low,

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from mouse_core.dtypes import is_ml_float, kind_of, namespace
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
+from mouse_core.spec import FieldSpec
 from mouse_core.statistics.by_field import FieldStatistics, Statistics, statistics
 from mouse_core.store.snapshot import Snapshot
 
@@ -58,11 +59,13 @@ class Scaling:
             values: ``[..., *shape]`` of numbers; of images ``[..., H, W, C]`` or flattened, ``[..., H * W * C]``.
 
         Returns:
-            The same shape, float32: in all frameworks the bits that a source delivers of values of this dtype.
+            The same shape, float32: in all frameworks the bits that a source delivers of values of this dtype. Inside
+            ``jax.jit`` the compiler may contract operations, so that the last bit differs.
 
         Raises:
-            SchemaError: Values of another shape.
+            SchemaError: Values of another shape, or no array.
         """
+        _check_array("apply", values)
         if isinstance(values, np.ndarray):
             return self.normalized(values).astype(np.float32, copy=False)
         xp, rows = self._rows(values)
@@ -85,8 +88,9 @@ class Scaling:
             The same shape; float64 for float64, else float32.
 
         Raises:
-            SchemaError: Values of another shape, or whole numbers.
+            SchemaError: Values of another shape, or whole numbers, or no array.
         """
+        _check_array("undo", values)
         if kind_of(values.dtype) != "f":
             raise SchemaError(f"undo: expected normalised values, which are floats, found {values.dtype}")
         xp, rows = self._rows(values)
@@ -148,6 +152,15 @@ class Scaling:
         xp = namespace(values)
         return xp, xp.reshape(values, (-1, max(1, self.centre.size)))
 
+    def check_field(self, spec: FieldSpec) -> None:
+        """Raise SchemaError unless steps of a field have a number for each of these."""
+        expected = spec.shape if spec.image_shape is None else spec.image_shape[2:]
+        if self.centre.shape != expected:
+            raise SchemaError(
+                f"normalize: {spec.name}: expected numbers of shape {list(expected)}, as the field has, "
+                f"found a normaliser of {list(self.centre.shape)}"
+            )
+
     def _check(self, shape: tuple[int, ...]) -> None:
         own = self.centre.shape
         ends = shape[len(shape) - len(own) :] == own
@@ -195,6 +208,11 @@ class Normalizer(Mapping[str, Scaling]):
             MissingFieldError: A field of which there are no statistics.
         """
         return _normalizer(counted, kinds, follows=False)
+
+    @property
+    def follows(self) -> bool:
+        """Whether its numbers are those of the rows of a snapshot, of more as they come."""
+        return self._counted is not None
 
     @property
     def fixed(self) -> Normalizer:
@@ -270,6 +288,12 @@ def _is_narrow(dtype: Any) -> bool:
     """Whether float32 holds every number of a dtype."""
     name = str(dtype).removeprefix("torch.")
     return name not in ("float64", "int32", "int64", "uint32", "uint64")
+
+
+def _check_array(what: str, values: Any) -> None:
+    if not hasattr(values, "dtype") or not hasattr(values, "shape"):
+        kind = type(values).__name__
+        raise SchemaError(f"{what}: expected an array of NumPy, PyTorch or JAX, found a {kind}; np.asarray makes one")
 
 
 def _beside(constants: npt.NDArray[Any], values: Any) -> Any:

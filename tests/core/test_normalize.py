@@ -367,6 +367,34 @@ def test_what_cannot_be_normalised_is_said(options: Any, error: type[Exception],
         source_of(store_of(columns()), **options)
 
 
+def test_a_normaliser_may_know_more_fields_than_are_delivered() -> None:
+    store = store_of(columns())
+    whole = source_of(store, normalize=KINDS)
+    part = source_of(store, normalize=whole.normalizer, fields=["action", "done"])
+    assert set(part[3]) == {"action", "done"}
+    assert part[3]["action"].tobytes() == whole[3]["action"].tobytes()
+    assert set(part.normalizer) == set(KINDS)
+
+
+def test_a_normaliser_of_another_width_is_refused_at_once() -> None:
+    normalizer = source_of(store_of(columns()), normalize={**KINDS, "obs_image": "mean_std"}).normalizer
+    narrow = columns()
+    narrow["observation"] = narrow["observation"][:, :2]
+    message = r"normalize: obs_continuous: expected numbers of shape \[2\].*found a normaliser of \[3\]"
+    with pytest.raises(SchemaError, match=message):
+        source_of(store_of(narrow), normalize=normalizer)
+    grey = {**columns(), "observation_image": columns()["observation_image"][..., :1]}
+    with pytest.raises(SchemaError, match=r"normalize: obs_image: expected numbers of shape \[1\]"):
+        source_of(store_of(grey), normalize=normalizer)
+
+
+@pytest.mark.parametrize("method", ["apply", "undo"])
+def test_lists_are_no_arrays(method: str) -> None:
+    scaling = source_of(store_of(columns()), normalize=KINDS).normalizer["action"]
+    with pytest.raises(SchemaError, match=f"{method}: expected an array of .*, found a list; np.asarray makes one"):
+        getattr(scaling, method)([1.0, 2.0])
+
+
 def test_codes_that_are_numbers_are_normalised_where_that_is_said() -> None:
     source = source_of(store_of(columns()), normalize={"time": "min_max"}, dtypes={"time": "float32"})
     assert set(np.unique(source[0]["time"])) <= set((np.arange(10) / 4.5 - 1).astype(np.float32))

@@ -19,7 +19,7 @@ from mouse_core.cli import main
 from mouse_core.formats.converting import convert
 from mouse_core.formats.lerobot import read_lerobot
 from mouse_core.mixtures import Mixture
-from mouse_core.statistics import QUANTILES, FieldStatistics, Statistics, statistics
+from mouse_core.statistics import QUANTILES, FieldStatistics, Normalizer, Statistics, statistics
 from mouse_core.statistics.moments import Moments
 from mouse_core.statistics.quantiles import Sketch
 from mouse_core.store.fields import FieldReader
@@ -392,11 +392,109 @@ def test_the_rank_error_of_many_numbers_is_small() -> None:
 # ---------------------------------------------------------------------- files
 
 
+def entry_of(*mean: float, count: int | None = 50) -> dict[str, Any]:
+    """What LeRobot says of a feature; without a count, as its version 2.0."""
+    entry: dict[str, Any] = {"mean": list(mean), "std": [0.5] * len(mean), "min": [-9] * len(mean)}
+    entry["max"] = [9] * len(mean)
+    return entry if count is None else {**entry, "count": [count]}
+
+
+def camera_of(mean: float) -> dict[str, Any]:
+    """What LeRobot says of a camera."""
+    return {name: [[[mean]]] * 3 for name in ("mean", "std", "min", "max")} | {"count": [40]}
+
+
+def write_stats(folder: Path, stats: dict[str, Any]) -> Path:
+    """A dataset of LeRobot, as far as statistics are concerned."""
+    (folder / "meta").mkdir(parents=True)
+    (folder / "meta" / "stats.json").write_text(json.dumps(stats))
+    return folder
+
+
+def test_what_stands_for_the_same_feature_is_written_anew(tmp_path: Path) -> None:
+    images = np.arange(700 * 12).reshape(700, 2, 2, 3).astype(np.uint8)
+    made = {**rows(700), "observation_image": images}
+    folder = write_stats(
+        tmp_path / "one",
+        {"next.done": entry_of(7.0), "observation.images.top": camera_of(0.0), "timestamp": entry_of(3.0)},
+    )
+    store = store_of(made)
+    fields = ["done", "obs_image", "reward"]
+    statistics(store, fields).save(folder)
+    said = json.loads((folder / "meta" / "stats.json").read_text())
+    assert list(said) == ["next.done", "observation.images.top", "timestamp", "next.reward"]
+    np.testing.assert_allclose(np.ravel(said["observation.images.top"]["mean"]), images.mean(axis=(0, 1, 2)) / 255)
+    assert said["next.done"]["max"] == [1]
+    for keeps_all in (True, False):
+        found = Statistics.load(folder)
+        assert set(found) == {*fields, "timestamp"}
+        np.testing.assert_allclose(found["obs_image"].mean, images.mean(axis=(0, 1, 2)))
+        if keeps_all:
+            assert_same(found.update(store), statistics(store, fields))
+            (folder / "meta" / "stats.npz").unlink()
+
+
+def test_several_cameras_have_a_field_each(tmp_path: Path) -> None:
+    images = np.arange(700 * 12).reshape(700, 2, 2, 3).astype(np.uint8)
+    made = {**rows(700), "observation_images_top": images, "observation_images_in_hand": images // 2}
+    store = store_of(made, fields=[Field(name) for name in made if name.startswith("observation_images")])
+    cameras = ["observation.images.top", "observation.images.in.hand"]
+    folder = write_stats(tmp_path / "several", dict.fromkeys(cameras, camera_of(0.25)))
+    assert Statistics.load(folder)["observation_images_in_hand"].mean.tolist() == [63.75] * 3
+    statistics(store, ["observation_images_top", "observation_images_in_hand"]).save(folder)
+    assert list(json.loads((folder / "meta" / "stats.json").read_text())) == cameras
+    statistics(store, ["observation_images_top"]).save(tmp_path / "fresh")
+    said = json.loads((tmp_path / "fresh" / "meta" / "stats.json").read_text())
+    assert list(said) == ["observation.images.top"]
+
+
+def test_dimensions_of_nothing_are_null(tmp_path: Path) -> None:
+    made = rows(700)
+    made["observation"][:, 1] = np.nan
+
+    def refuse(said: str) -> None:
+        raise AssertionError(said)
+
+    found = statistics(store_of(made), ["obs_continuous"])
+    found.save(tmp_path)
+    text = (tmp_path / "meta" / "stats.json").read_text()
+    state = json.loads(text, parse_constant=refuse)["observation.state"]
+    assert [state[name][1] for name in ("mean", "std", "min", "max", "q50")] == [None] * 5
+    (tmp_path / "meta" / "stats.npz").unlink()
+    again = Statistics.load(tmp_path)["obs_continuous"]
+    assert again.count.tolist() == [700, 0, 700]
+    assert np.isnan(again.mean).tolist() == np.isnan(again.std).tolist() == [False, True, False]
+    both = Statistics.load(tmp_path).merge(found)["obs_continuous"]
+    assert both.count.tolist() == [1400, 0, 1400]
+    np.testing.assert_allclose(both.mean, found["obs_continuous"].mean)
+
+
+def test_statistics_without_a_count_normalise(tmp_path: Path) -> None:
+    found = Statistics.load(write_stats(tmp_path / "old", {"action": entry_of(1.0, 2.0, count=None)}))
+    assert found["action"].count.tolist() == [0, 0]
+    assert found["action"].std.tolist() == [0.5, 0.5]
+    scaling = Normalizer.of(found, {"action": "mean_std"})["action"]
+    assert scaling.apply(np.float32([2, 2])).tolist() == [2, 0]
+    with pytest.raises(ConfigError, match="action: expected statistics that say of how many numbers they are"):
+        found.merge(found)
+    found.save(tmp_path / "new")
+    said = (tmp_path / "new" / "meta" / "stats.json").read_text()
+    assert json.loads(said) == {"action": entry_of(1.0, 2.0, count=None)}
+    assert_same(Statistics.load(tmp_path / "new"), found)
+
+
+@pytest.mark.parametrize("change", [{"std": [-1.0, 1.0]}, {"std": [float("nan"), 1.0]}, {"q01": [None, 0.0]}])
+def test_deviations_that_are_none_are_refused(tmp_path: Path, change: dict[str, Any]) -> None:
+    folder = write_stats(tmp_path / "wrong", {"action": {**entry_of(1.0, 2.0), **change}})
+    with pytest.raises(DataError, match=r"stats.json.*action: expected numbers or null .*found .* in dimension 0"):
+        Statistics.load(folder)
+
+
 def test_are_saved_as_lerobot_has_them(tmp_path: Path) -> None:
     columns = {**rows(700), "observation_image": np.arange(700 * 12).reshape(700, 2, 2, 3).astype(np.uint8)}
     found = statistics(store_of(columns))
     (tmp_path / "meta").mkdir()
-    (tmp_path / "meta" / "stats.json").write_text(json.dumps({"timestamp": {"mean": [1.0]}}))
+    (tmp_path / "meta" / "stats.json").write_text(json.dumps({"timestamp": entry_of(1.0)}))
     found.save(tmp_path)
     said = json.loads((tmp_path / "meta" / "stats.json").read_text())
     assert {"timestamp", "observation.state", "action", "next.reward", "observation.image"} <= said.keys()
@@ -410,7 +508,9 @@ def test_are_saved_as_lerobot_has_them(tmp_path: Path) -> None:
     assert 0 <= np.min(image["min"]) <= np.max(image["max"]) <= 1
     pixels = columns["observation_image"] / 255.0
     np.testing.assert_allclose(np.ravel(image["std"]), pixels.std(axis=(0, 1, 2)), rtol=1e-9)
-    assert_same(found, Statistics.load(tmp_path))
+    loaded = Statistics.load(tmp_path)
+    assert loaded["timestamp"].mean.tolist() == 1.0
+    assert_same(found, Statistics({name: loaded.parts[name] for name in found}, loaded.shares, loaded.rows, "", ""))
 
 
 KEYS = ("q01", "q10", "q50", "q90", "q99")
@@ -460,7 +560,7 @@ def test_damaged_files_are_named(tmp_path: Path) -> None:
     more.unlink()
     assert set(Statistics.load(tmp_path)["reward"].quantiles) == set(QUANTILES)
     (tmp_path / "meta" / "stats.json").write_text('{"action": {"mean": [1]}}')
-    with pytest.raises(DataError, match=r"stats.json.*action: expected mean, std, min, max and count"):
+    with pytest.raises(DataError, match=r"stats.json.*action: expected mean, std, min, max, found"):
         Statistics.load(tmp_path)
 
 
