@@ -178,7 +178,8 @@ def _normalized_dtypes(readers: Readers, chosen: Chosen) -> dict[str, npt.DTypeL
             continue
         if name not in readers:
             raise MissingFieldError(f"normalize: expected fields among {list(readers)}, found {name!r}")
-        scaling.check_field(readers[name].spec)
+        offsets = chosen.windows is not None and name in chosen.windows.offsets
+        scaling.check_field(readers[name].spec, axes_before=1 if offsets else 0)
         asked, spec = name in chosen.dtypes, readers[name].spec
         found[name] = chosen.dtypes.get(name, np.float32)
         if number_kind(check_dtype(found[name], where=f"dtypes[{name!r}]")) != "f":

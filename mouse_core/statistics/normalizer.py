@@ -152,10 +152,11 @@ class Scaling:
         xp = namespace(values)
         return xp, xp.reshape(values, (-1, max(1, self.centre.size)))
 
-    def check_field(self, spec: FieldSpec) -> None:
-        """Raise SchemaError unless steps of a field have a number for each of these."""
-        expected = spec.shape if spec.image_shape is None else spec.image_shape[2:]
-        if self.centre.shape != expected:
+    def check_field(self, spec: FieldSpec, *, axes_before: int) -> None:
+        """Raise SchemaError unless steps of a field, behind some axes, have a number for each of these."""
+        expected = spec.shape[axes_before:] if spec.image_shape is None else spec.image_shape[2:]
+        alone = self.centre.shape == () and math.prod(expected) == 1  # which files say as shape [1]
+        if self.centre.shape != expected and not alone:
             raise SchemaError(
                 f"normalize: {spec.name}: expected numbers of shape {list(expected)}, as the field has, "
                 f"found a normaliser of {list(self.centre.shape)}"
