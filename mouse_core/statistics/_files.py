@@ -94,7 +94,13 @@ def _entry(part: Part, shares: Sequence[float]) -> dict[str, Any]:
     Dimensions of which nothing was counted have NaN and infinities, which the file says as null.
     """
     moments, shape = part.all.moments, part.layout.shape or (1,)
-    values = dict(zip(_MOMENTS, (np.where(moments.count, moments.mean, np.nan), moments.deviation, moments.low, moments.high), strict=True))
+    values = dict(
+        zip(
+            _MOMENTS,
+            (np.where(moments.count, moments.mean, np.nan), moments.deviation, moments.low, moments.high),
+            strict=True,
+        )
+    )
     values |= {_quantile_key(share): found for share, found in (part.all.quantiles(shares) or part.said or {}).items()}
     if part.is_image:
         shape = (*shape, 1, 1)
@@ -185,7 +191,9 @@ def _where_nothing_counted(
     if wrong.any():
         found = {name: float(one.reshape(-1)[wrong.argmax()]) for name, one in values.items()}
         where = f"in dimension {wrong.argmax()}"
-        raise damaged(file, f"{key}: expected numbers or null throughout, and a deviation from 0, found {found} {where}")
+        raise damaged(
+            file, f"{key}: expected numbers or null throughout, and a deviation from 0, found {found} {where}"
+        )
     return ~there.any(axis=0)
 
 
@@ -225,7 +233,9 @@ def _counted_on(file: Path, digest: str) -> tuple[set[str], _Content] | None:
                 layout = Layout(tuple(map(int, one["shape"])), int(one["beside"]), str(one["counted"]))
                 whole = _read(arrays, f"{number}/whole", layout.width) if one["has_whole"] else None
                 everything = _read(arrays, f"{number}/all", layout.width)
-                parts[str(name)] = Part(layout, whole, everything, bool(one["is_image"]), has_count=bool(one["has_count"]))
+                parts[str(name)] = Part(
+                    layout, whole, everything, bool(one["is_image"]), has_count=bool(one["has_count"])
+                )
                 keys.add(str(one["key"]))
             fingerprint, content = map(str, said["fingerprints"])
             return keys, (parts, tuple(map(float, said["shares"])), int(said["rows"]), (fingerprint, content))

@@ -39,7 +39,7 @@ class FieldStatistics:
     """Statistics of one field, by dimension of a step; of images by channel.
 
     Args:
-        count: How many finite numbers there are, int64; of images, how many images. 0 also where a file does not say it.
+        count: How many finite numbers there are, int64; of images, how many images. 0 where a file does not say it.
         mean, std, min, max: float64. ``std`` is that of the rows themselves, as ``numpy.std`` has it. NaN, or infinite,
             where nothing was counted.
         quantiles: float64 by share; empty where there are none.
@@ -130,7 +130,9 @@ class Statistics(Mapping[str, FieldStatistics]):
             if len(more) < len(others):
                 continue
             if not all(one.has_count for one in (part, *more)):
-                raise ConfigError(f"{name}: expected statistics that say of how many numbers they are, found some without")
+                raise ConfigError(
+                    f"{name}: expected statistics that say of how many numbers they are, found some without"
+                )
             total = part.all.copy()
             for one in more:
                 if one.layout.shape != part.layout.shape:

@@ -76,8 +76,8 @@ class Moments:
         """Take in a part.
 
         Of 3 numbers with mean 2 and 1 number with mean 6, the mean is 2 + (6 - 2) * 1/4 = 3, and the squares grow by
-        those of the part and by (6 - 2)^2 * 3 * 1/4 = 12. Where the lowest is the highest it is the mean itself: the sum
-        of a thousand times a thousandth of 0.1 is not quite 0.1, and a constant must have no deviation at all.
+        those of the part and by (6 - 2)^2 * 3 * 1/4 = 12. Where the lowest is the highest, that is the mean: a
+        thousand times a thousandth of 0.1 is not quite 0.1, and a constant must have no deviation at all.
         """
         total = self.count + count
         share = count / np.maximum(total, 1)
