@@ -194,7 +194,7 @@ def _where_nothing_counted(
         raise damaged(
             file, f"{key}: expected numbers or null throughout, and a deviation from 0, found {found} {where}"
         )
-    return ~there.any(axis=0)
+    return np.asarray(~there.any(axis=0))
 
 
 def _numbers_of(file: Path, key: str, entry: Any) -> tuple[dict[str, Floats], dict[float, Floats], int | None]:
