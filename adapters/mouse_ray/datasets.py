@@ -51,7 +51,7 @@ def read(
         raise ConfigError(f"read: expected a DatasetStore or a Snapshot, found {type(store).__name__}")
     rows_per_block = check_count("rows_per_block", rows_per_block)
     if not snapshot.num_rows:
-        raise ConfigError("store: expected rows, found an empty store")
+        raise ConfigError(snapshot.if_empty)
     names = list(snapshot.spec if fields is None else check_list("fields", fields))
     if not names:
         raise MissingFieldError(f"fields: expected some of {list(snapshot.spec)}, found {names}")

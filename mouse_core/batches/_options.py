@@ -40,7 +40,7 @@ def snapshot_of(store: Store | Snapshot) -> Snapshot:
         raise ConfigError(f"store: expected a DatasetStore or a Snapshot, found {type(store).__name__}")
     snapshot = store.snapshot() if isinstance(store, Store) else store
     if not snapshot.num_rows:
-        raise ConfigError("store: expected rows, found an empty store")
+        raise ConfigError(snapshot.if_empty)
     return snapshot
 
 

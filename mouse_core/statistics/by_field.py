@@ -214,7 +214,7 @@ def _snapshot_of(store: Store | Snapshot) -> Snapshot:
     if snapshot is None:
         raise ConfigError(f"store: expected a Store or a Snapshot, found {type(store).__name__}")
     if not snapshot.num_rows:
-        raise ConfigError("store: expected rows, found an empty store")
+        raise ConfigError(snapshot.if_empty)
     return snapshot
 
 

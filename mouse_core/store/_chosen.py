@@ -111,7 +111,8 @@ class ChosenSnapshot(Snapshot):
         segments: What holds their rows, and no others.
         config, budget, store_rows: As of the other snapshot.
         starts: The rows at which they begin, int64 ``[n]``, ascending, 0 first.
-        identity: A digest of which they are, of which rows.
+        root: The fingerprint of the rows that they were chosen from, which are all of a store's.
+        of_root: Those of these rows at which they begin, int64 ``[n]``, through however many choices they went.
     """
 
     def __init__(
@@ -121,11 +122,12 @@ class ChosenSnapshot(Snapshot):
         budget: DenseBudget | None,
         store_rows: Any,
         starts: npt.NDArray[np.int64],
-        identity: str,
+        root: str,
+        of_root: npt.NDArray[np.int64],
     ) -> None:
         super().__init__(segments, config, None, budget, store_rows=store_rows)
         self.__dict__["episode_starts"] = starts
-        self._identity = identity
+        self.root, self.of_root = root, of_root
 
     def of_rows(self, rows: Any) -> Snapshot:
         """These rows, if the store had so many; others are for its store to choose from."""
@@ -138,7 +140,8 @@ class ChosenSnapshot(Snapshot):
 
     def with_columns(self, segments: Sequence[Segment], config: SnapshotConfig) -> Snapshot:
         """The same rows with other columns; see ``Snapshot``."""
-        return ChosenSnapshot(segments, config, self.budget, self.store_rows, self.episode_starts, self._identity)
+        of_store = (self.budget, self.store_rows)
+        return ChosenSnapshot(segments, config, *of_store, self.episode_starts, self.root, self.of_root)
 
     def grown_from(self, before: Snapshot) -> None:
         """Nothing is taken over but what segments know: episodes come in between, or are no longer chosen."""
@@ -148,8 +151,10 @@ class ChosenSnapshot(Snapshot):
     def fingerprint(self) -> str:
         """A digest of which rows these are of what, and of what is computed beside them."""
         made = sorted(self.config.made.items())
-        return hashlib.sha256(json.dumps([self._identity, made]).encode()).hexdigest()[:32]
+        sizes = np.diff(self.episode_starts, append=self.num_rows)
+        chosen = hashlib.sha256(self.root.encode() + self.of_root.tobytes() + sizes.tobytes()).hexdigest()[:32]
+        return hashlib.sha256(json.dumps([chosen, made]).encode()).hexdigest()[:32]
 
     def __reduce__(self) -> tuple[Any, ...]:
         of_store = (self.config, self.budget, self.store_rows)
-        return ChosenSnapshot, (self.segments, *of_store, self.episode_starts, self._identity)
+        return ChosenSnapshot, (self.segments, *of_store, self.episode_starts, self.root, self.of_root)

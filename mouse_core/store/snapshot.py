@@ -43,6 +43,9 @@ class Snapshot:
         ConfigError: There are fewer rows.
     """
 
+    if_empty = "store: expected rows, found an empty store"
+    """What is said to who needs rows where there are none."""
+
     def __init__(
         self,
         segments: Sequence[Segment],

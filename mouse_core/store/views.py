@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
@@ -137,8 +136,8 @@ class Store(ABC):
             *conditions: An expression of ``pyarrow.compute`` over the columns of ``episodes``; a function of an
                 episode, a dict of these columns, that gives True or False and is asked once for each; or a dict as
                 the next.
-            **columns: For a column the value to have, a list of values, or a range ``(lowest, highest)``, both
-                included, of which None is open.
+            **columns: For a column the value to have, a list of values (or a ``range``, a set, an array), or the ends
+                ``(lowest, highest)``, both included, of which None is open.
 
         Raises:
             ConfigError: No condition, or something that is none. When the view is read: a column that there is not,
@@ -243,16 +242,12 @@ class View(Store):
         return self._store.fields
 
     def snapshot(self, rows: int | None = None) -> Snapshot:
-        """What is taken of the other store's snapshot; see ``Store.snapshot``.
+        """What is taken of the other store's snapshot, which may be nothing; see ``Store.snapshot``.
 
         Raises:
-            ConfigError: No episode is taken; see ``Store.where`` for others.
+            ConfigError: See ``Store.where``.
         """
-        snapshot = self._look(rows)[0]
-        if not snapshot.num_rows:
-            found = self._store._look(rows)[1].table.num_rows
-            raise ConfigError(f"{self._rule!r}: expected some of the store's {found} episodes, found none")
-        return snapshot
+        return self._look(rows)[0]
 
     def _look(self, rows: int | None = None) -> tuple[Snapshot, Episodes]:
         whole, episodes = self._store._look(rows)
@@ -271,12 +266,16 @@ def _taken(whole: Snapshot, episodes: Episodes, rule: Rule) -> tuple[Snapshot, E
     """What a rule takes of a snapshot and of its episodes."""
     from mouse_core.store._chosen import ChosenSegment, ChosenSnapshot
 
-    (places,) = np.nonzero(rule.taken(episodes))
+    found = episodes.table.num_rows
+    # Where there is no episode, columns of the steps are not known yet.
+    (places,) = np.nonzero(rule.taken(episodes) if found else np.zeros(0, np.bool_))
     table = episodes.table.take(pa.array(places))
     firsts, sizes = (table.column(name).to_numpy() for name in ("start", "length"))
     starts = np.cumsum(sizes) - sizes
     table = table.set_column(table.schema.get_field_index("start"), "start", pa.array(starts))
-    digest = hashlib.sha256(whole.fingerprint.encode() + firsts.tobytes() + sizes.tobytes()).hexdigest()[:32]
+    root, of_root = whole.fingerprint, firsts
+    if isinstance(whole, ChosenSnapshot):
+        root, of_root = whole.root, whole.of_root[places]
     segments = []
     if len(places):
         begins = np.cumsum([0, *whole.rows_of_segments])
@@ -284,7 +283,9 @@ def _taken(whole: Snapshot, episodes: Episodes, rule: Rule) -> tuple[Snapshot, E
         for at in np.unique(number).tolist():
             of_it = number == at
             segments.append(ChosenSegment(whole.segments[at], first[of_it], size[of_it]))
-    snapshot = ChosenSnapshot(segments, whole.config, whole.budget, whole.store_rows, starts, digest)
+    snapshot = ChosenSnapshot(segments, whole.config, whole.budget, whole.store_rows, starts, root, of_root)
+    if not len(places):
+        snapshot.if_empty = f"{rule!r}: expected some of the store's {found} episodes, found none"
     return snapshot, replace(episodes, table=table, rows=snapshot)
 
 

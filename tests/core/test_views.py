@@ -335,6 +335,24 @@ def test_a_split_of_a_view_is_the_view_of_a_split() -> None:
     assert one.episodes.equals(other.episodes)
 
 
+def test_derived_fields_leave_episodes_in_their_parts_whatever_is_chosen_beneath_as_rows_come() -> None:
+    store = store_of([3] * 40)
+    wanted = store.split(train=0.5, seed=1)
+
+    def numbers(of: Store) -> set[int]:
+        return set(of.episodes.column("episode").to_pylist())
+
+    derived: Store = DerivedStore(store.best(0.5), {"to_go": Return()})
+    derived = DerivedStore(derived.where(length=(1, None)), {"left": TimeToEnd()})
+    parts = derived.split(train=0.5, seed=1)
+    for rows in ([], [6] * 15):
+        if rows:
+            store.extend(columns_of(rows, 9))
+        for name, part in parts.items():
+            assert numbers(part) == numbers(wanted[name]) & numbers(store.best(0.5))
+        assert derived.episodes.equals(store.best(0.5).episodes)
+
+
 def test_a_split_by_a_column_keeps_equal_values_together_wherever_they_stand() -> None:
     names = [f"scene {number % 13}" for number in range(40) for _ in range(2)]
     columns = columns_of([2] * 40, 1)
@@ -447,6 +465,13 @@ def test_fingerprints_tell_choices_apart() -> None:
     assert len({BatchSource(view, 2, 2).fingerprint for view in views}) == 4
     # Whatever rule took them, and whoever holds the data.
     assert store.where(length=(1, None)).snapshot().fingerprint == store.best(1.0).snapshot().fingerprint
+    one = store.where(episode=(0, 3)).where(episode=(2, 4))
+    assert one.snapshot().fingerprint == store.where(episode=range(2, 4)).snapshot().fingerprint
+    assert one.where(episode=3).snapshot().fingerprint == store.where(episode=3).snapshot().fingerprint
+    derived = [DerivedStore(chosen, {"to_go": Return()}).where(episode=3) for chosen in (one, store.best(1.0), store)]
+    assert len({view.snapshot().fingerprint for view in derived[:2]}) == 1
+    assert derived[0].snapshot().fingerprint != store.where(episode=3).snapshot().fingerprint
+    assert pickle.loads(pickle.dumps(one.snapshot())).fingerprint == one.snapshot().fingerprint
     other = store_of([3, 3, 3, 3, 3])
     assert other.best(0.5).snapshot().fingerprint == store.best(0.5).snapshot().fingerprint
 
@@ -551,6 +576,23 @@ def test_a_mixture_is_chosen_from_by_member() -> None:
     assert len(mixture.best(0.5)) == 4
     with pytest.raises(ConfigError, match=r"expected the episodes of a member, as of mixture.members\['0'\]"):
         _ = mixture.episodes
+
+
+def test_a_view_that_is_empty_for_now_waits_for_rows() -> None:
+    fresh = DatasetStore()
+    pulling, long = fresh.where(task="pull"), fresh.where(length=(5, None))
+    fresh_parts = fresh.split(train=0.5, by="task")
+    assert [len(view) for view in (fresh, pulling, long, *fresh_parts.values())] == [0] * 5
+    with pytest.raises(ConfigError, match=r"where\(task='pull'\): expected some of the store's 0 episodes, found none"):
+        BatchSource(pulling, 2, 2)
+    fresh.extend(columns_of([3, 6], 1))
+    assert len(long) == 6
+    with PrefetchBatchifier(long, 2, 2) as loader:
+        loader.next_batch()
+        fresh.clear()
+        with pytest.raises(ConfigError, match="expected some of the store's 0 episodes, found none"):
+            loader.refresh()
+        loader.next_batch()
 
 
 # ---------------------------------------------------------------------- what is refused

@@ -137,7 +137,7 @@ def _column_of(table: pa.Table, name: Any, where: str) -> pa.ChunkedArray:
 def _holds(table: pa.Table, name: str, value: Any) -> Bools:
     """Whether a column has a value, one of several, or one in a range."""
     column = _column_of(table, name, "where")
-    several = isinstance(value, list | set | frozenset | np.ndarray)
+    several = isinstance(value, list | set | frozenset | range | np.ndarray)
     if pa.types.is_null(column.type):
         return np.full(len(column), value is None or (several and None in value))
     try:

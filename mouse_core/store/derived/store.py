@@ -20,6 +20,7 @@ from mouse_core.store.views import Store
 
 if TYPE_CHECKING:
     from mouse_core.about.dataset import About
+    from mouse_core.store._episodes.table import Episodes
 
 
 class DerivedStore(Store):
@@ -83,7 +84,15 @@ class DerivedStore(Store):
 
     def snapshot(self, rows: int | None = None) -> Snapshot:
         """The rows there are now, or those that there were; see ``Store``."""
-        base = self._store.snapshot(rows)
+        return self._derived(self._store.snapshot(rows), is_latest=rows is None)
+
+    def _look(self, rows: int | None = None) -> tuple[Snapshot, Episodes]:
+        # The episodes are those of the store, with the numbers that they have there.
+        base, episodes = self._store._look(rows)
+        snapshot = self._derived(base, is_latest=rows is None)
+        return snapshot, replace(episodes, rows=snapshot)
+
+    def _derived(self, base: Snapshot, *, is_latest: bool) -> Snapshot:
         if not base.num_rows:
             return base
         with self._lock:
@@ -95,7 +104,7 @@ class DerivedStore(Store):
             else:
                 columns = before.taken_over(base)
             made = derived_snapshot(columns)
-            if rows is None:
+            if is_latest:
                 self._kept, self._columns = made, columns
         return made
 
