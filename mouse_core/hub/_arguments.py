@@ -103,6 +103,11 @@ def _parts_of(store: Store, where: str) -> Iterator[Part]:
     """
     first_row = 0
     snapshot = store.snapshot()
+    if hasattr(snapshot, "shares_of"):
+        raise ConfigError(
+            f"{where}: expected the members of a mixture, as in push_named_stores_to_hub(mixture.members), found "
+            "the mixture, whose shares would be lost"
+        )
     for segment in snapshot.segments:
         if segment.origin is not None:
             dataset = segment.origin

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -23,17 +24,20 @@ class Mix:
 
     Args:
         names: Those of the members.
-        stages: The number of the first batch of each stage, and a weight from 0 for each member there.
+        stages: The number of the first batch of each stage, and the members' weights there, as small whole numbers as
+            have their ratio.
         per: What a weight is for.
         temperature: How far shares are evened out.
         field: The field that says which member a window is of; None: there is none.
+        skips_empty: Whether a member without rows has no share, as in parts of a mixture, and is no error.
     """
 
     names: tuple[str, ...]
-    stages: tuple[tuple[int, tuple[Any, ...]], ...]
+    stages: tuple[tuple[int, tuple[int, ...]], ...]
     per: Per = "member"
     temperature: float = 1.0
     field: str | None = "member"
+    skips_empty: bool = False
 
     def __repr__(self) -> str:
         """Short, as it says in states what a mixture is."""
@@ -52,18 +56,21 @@ class Mix:
             sizes = [member.num_rows for member in members]
         elif self.per == "trajectory":
             sizes = [len(member.episode_starts) if member.num_rows else 0 for member in members]
+        if self.per == "member" and self.skips_empty:
+            sizes = [int(member.num_rows > 0) for member in members]
         for name, weight, member in zip(self.names, weights, members, strict=True):
-            if self.per == "member" and weight and not member.num_rows:
+            if self.per == "member" and not self.skips_empty and weight and not member.num_rows:
                 raise ConfigError(f"mixture: expected rows in every member with a weight, found {name!r} empty")
         shares = [exact(weight) * size for weight, size in zip(weights, sizes, strict=True)]
-        if self.temperature != 1:
-            shares = [Fraction(float(share) ** (1 / self.temperature)) for share in shares]
         if not any(shares):
             raise ConfigError(f"mixture: expected rows in a member with a weight, found {self!r} and {sizes}")
+        if self.temperature != 1:
+            largest = max(shares)
+            shares = [_evened(share / largest, self.temperature) for share in shares]
         return Shares.of(shares)
 
 
-def checked_stages(weights: Any, names: Sequence[str]) -> tuple[tuple[int, tuple[Any, ...]], ...]:
+def checked_stages(weights: Any, names: Sequence[str]) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """The weights of some members by number of batch, or ConfigError; None are 1 for each."""
     if isinstance(weights, Schedule):
         return tuple((int(first), _checked(some, names)) for first, some in weights.weights.items())
@@ -80,10 +87,13 @@ def listed(option: str, given: Any) -> list[Any]:
 def is_number(value: Any) -> bool:
     """Whether something is a number, and no infinite one."""
     known = isinstance(value, int | float | Fraction | np.integer | np.floating) and not isinstance(value, bool)
-    return known and math.isfinite(value)
+    try:
+        return known and math.isfinite(value)
+    except OverflowError:
+        return False
 
 
-def _checked(weights: Any, names: Sequence[str]) -> tuple[Any, ...]:
+def _checked(weights: Any, names: Sequence[str]) -> tuple[int, ...]:
     if weights is None:
         return (1,) * len(names)
     if isinstance(weights, Mapping):
@@ -93,9 +103,13 @@ def _checked(weights: Any, names: Sequence[str]) -> tuple[Any, ...]:
     given = listed("weights", weights)
     if len(given) != len(names) or not all(is_number(weight) and weight >= 0 for weight in given) or not any(given):
         raise ConfigError(f"weights: expected {len(names)} numbers from 0, not all 0, found {given}")
-    # 2 and 2.0 are the same weight, also in a fingerprint.
-    return tuple(int(weight) if weight == int(weight) else _plain(weight) for weight in given)
+    # 2 and 1, 1.0 and 0.5, 0.7 and 0.35 are the same weights, also in a fingerprint: 2 and 1.
+    shares = [exact(weight if isinstance(weight, int | Fraction) else float(weight)) for weight in given]
+    common = math.lcm(*(share.denominator for share in shares))
+    whole = [int(share * common) for share in shares]
+    return tuple(share // math.gcd(*whole) for share in whole)
 
 
-def _plain(weight: Any) -> float | Fraction:
-    return weight if isinstance(weight, Fraction) else float(weight)
+def _evened(share: Fraction, temperature: float) -> Fraction:
+    """A share of at most 1 at a temperature, where no share becomes none."""
+    return Fraction(max(float(share) ** (1 / temperature), sys.float_info.min)) if share else share

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, get_args
 
@@ -37,7 +38,7 @@ class Mixture(Store):
         temperature: Shares are proportional to ``(weight * size) ** (1 / temperature)``, where the size is 1, or the
             steps or episodes of the member: 1 leaves them as they are, and larger numbers even them out.
         field: The field of batches that says which member a window is of, int64 ``[B, S]``: its place among ``names``.
-            None: there is none.
+            None: there is none. Mixtures that are members have the same, or none.
 
     Raises:
         ConfigError: No members, names or weights that are none, or an option out of range.
@@ -135,7 +136,18 @@ class Mixture(Store):
         """Mixtures of parts of each member, which share no episode, by name; see ``Store.split``."""
         parts = {name: _store(name, member).split(seed=seed, by=by, **shares) for name, member in self._members.items()}
         names = next(iter(parts.values()))
-        return {part: self._of({name: some[part] for name, some in parts.items()}) for part in names}
+        made = {part: self._of({name: some[part] for name, some in parts.items()}) for part in names}
+        for mixture in made.values():
+            # A member of few episodes may have none in a part.
+            mixture._mix = replace(mixture._mix, skips_empty=True)
+        return made
+
+    def to_dataset(self) -> Any:
+        """ConfigError: rows say neither whose they are nor with which share; each member has a dataset of its own."""
+        raise ConfigError(
+            "mixture: expected the rows of a member, as of "
+            f"mixture.members[{self.names[0]!r}].to_dataset(), found the mixture's"
+        )
 
     def _of_each(self, choose: Callable[[Store], Store]) -> Mixture:
         return self._of({name: choose(_store(name, member)) for name, member in self._members.items()})
@@ -144,7 +156,9 @@ class Mixture(Store):
         """The same mixture of other members of the same names."""
         weights = Schedule(dict(self._mix.stages))
         mix = self._mix
-        return Mixture(members, weights, per=mix.per, temperature=mix.temperature, field=mix.field)
+        made = Mixture(members, weights, per=mix.per, temperature=mix.temperature, field=mix.field)
+        made._mix = replace(made._mix, skips_empty=mix.skips_empty)
+        return made
 
     def _look(self, rows: Any = None) -> Any:
         """ConfigError: the episodes of a mixture are those of its members, each with its own numbers."""

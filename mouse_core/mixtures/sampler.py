@@ -76,7 +76,7 @@ class MixedWindows:
         counts = shares.counts(self.batch_size)
         for number, member in enumerate(mixture.members):
             try:
-                if any(weights[number] for _, weights in self.mix.stages):
+                if member.num_rows and any(weights[number] for _, weights in self.mix.stages):
                     # Of a sampler that is not known here all there is to know is how many of its own batches.
                     sized = _sized(self.each, max(1, counts[number]) if _is_last(self.each) else 1)
                     own = member.sampled_by(sized)
@@ -95,17 +95,23 @@ class MixedWindows:
         """See ``ManyStarts.starts_of_many``."""
         mixture, size = _members(snapshot), self.batch_size
         if _is_last(self.each):
-            return np.tile(self._drawn(mixture, seed, 0, size, 0), (count, 1))
-        drawn = self._drawn(mixture, seed, first * size, (first + count) * size, epoch_start)
+            begins = [begin for begin, _ in self.mix.stages]
+            stages = np.searchsorted(begins, np.arange(first, first + count), side="right") - 1
+            there, which = np.unique(stages, return_inverse=True)
+            latest = [self._drawn(mixture, mixture.shares_of(stage), seed, 0, size, 0) for stage in there.tolist()]
+            return np.stack(latest)[which]
+        shares = StagedShares([stage * size for stage, _ in self.mix.stages], mixture.shares_of)
+        drawn = self._drawn(mixture, shares, seed, first * size, (first + count) * size, epoch_start)
         return drawn.reshape(count, size)
 
-    def _drawn(self, mixture: Members, seed: int, begin: int, end: int, epoch_start: int) -> Int64s:
+    def _drawn(
+        self, mixture: Members, shares: Shares | StagedShares, seed: int, begin: int, end: int, epoch_start: int
+    ) -> Int64s:
         """Where the windows ``begin .. end - 1`` begin.
 
         Of members 0, 0, 1, 0 with windows at rows 5, 9, 7 of the first and 2 of the second, which begins at row 100, it
         is 5, 9, 102, 7.
         """
-        shares = StagedShares([stage * self.batch_size for stage, _ in self.mix.stages], mixture.shares_of)
         members = shares.members(begin, end)
         before, at_start = shares.counts(begin), shares.counts(epoch_start * self.batch_size)
         ends = np.cumsum(np.bincount(members, minlength=len(before))).tolist()

@@ -176,6 +176,13 @@ def _joined(members: Mapping[str, Snapshot], field: str | None) -> SnapshotConfi
     Raises:
         SchemaError: They do not fit together.
     """
+    for name, member in members.items():
+        own = member.mix.field if isinstance(member, MixtureSnapshot) else None
+        if own not in (None, field):
+            raise SchemaError(
+                f"mixture: expected mixtures as members with the field {field!r} as here, or with none, found "
+                f"{own!r} in {name!r}; rows of other members have no such field"
+            )
     there = {name: member for name, member in members.items() if member.num_rows} or dict(members)
     alignment, types = _alignment(there), _types(there)
     dims = {name: _largest([member.config.dims[name] for member in there.values()]) for name in DIMS}

@@ -27,6 +27,7 @@ from mouse_core import (
     WorkerError,
 )
 from mouse_core.augment import AugmentTokensConfig
+from mouse_core.formats.preprocessing import preprocess
 from mouse_core.mixtures import Mixture, Schedule, Shares
 from mouse_core.replay import ReplayBuffer
 from mouse_core.store.derived import DerivedStore, TimeToEnd
@@ -158,6 +159,21 @@ def test_last_is_the_last_windows_of_each() -> None:
     assert found == sorted(wanted)
 
 
+@pytest.mark.parametrize("options", [{}, {"boundary": "episode"}])
+def test_last_windows_follow_a_schedule(options: dict[str, Any]) -> None:
+    members = {"a": numbered(0, 60), "b": numbered(1, 60)}
+    shares = {0: [1, 0], 3: [1, 1], 5: [0, 1]}
+    source = BatchSource(Mixture(members, Schedule(shares)), 4, 4, "last", **options)
+    for index in (6, 0, 3, 2, 5, 4, 1):
+        weights = shares[max(first for first in shares if first <= index)]
+        alone = BatchSource(Mixture(members, weights), 4, 4, "last", **options)[0]
+        for name, values in source[index].items():
+            np.testing.assert_array_equal(values, alone[name])
+    # Also where many batches are planned together, as by a loader.
+    codes = [batch["member"][:, 0].tolist() for batch in (source[index] for index in range(7))]
+    assert codes == [[0] * 4] * 3 + [[0, 1] * 2] * 2 + [[1] * 4] * 2
+
+
 def test_every_window_of_a_member_comes_once_in_its_epochs() -> None:
     """Drawn as "batch", members of 25, 11 and 50 windows; each is at its own epoch."""
     source = BatchSource(three(), 8, 16, "batch")
@@ -261,6 +277,21 @@ def shares_of(mixture: Mixture) -> list[Fraction]:
     return [Fraction(some, sum(windows)) for some in windows]
 
 
+@pytest.mark.parametrize(("inner", "outer"), [("sub", "member"), ("member", None), ("member", "source")])
+def test_no_member_loses_a_field_of_its_own(inner: str, outer: str | None) -> None:
+    below = Mixture({"x": numbered(0, 60), "y": numbered(1, 60)}, field=inner)
+    with pytest.raises(SchemaError, match=f"with the field {outer!r} as here, or with none, found {inner!r} in 'in'"):
+        BatchSource(Mixture({"in": below, "z": numbered(2, 60)}, field=outer), 4, 4)
+
+
+def test_rows_of_a_mixture_are_those_of_its_members() -> None:
+    mixture = Mixture({"a": numbered(0, 60), "b": numbered(1, 60)}, [1, 3])
+    with pytest.raises(ConfigError, match=r"as of mixture.members\['a'\].to_dataset\(\)"):
+        mixture.to_dataset()
+    with pytest.raises(ConfigError, match="those of a member of a mixture, found the mixture"):
+        preprocess(mixture, dict, "never made")
+
+
 def test_weights_are_for_members_steps_or_trajectories() -> None:
     members = {"a": numbered(0, 100, episode=10), "b": numbered(1, 300, episode=100)}
     assert shares_of(Mixture(members)) == [Fraction(1, 2), Fraction(1, 2)]
@@ -277,6 +308,27 @@ def test_temperature_evens_shares_out() -> None:
         found = list(Mixture(members, per="step", temperature=temperature).shares_at().values())
         wanted = np.array([100.0, 400.0]) ** (1 / temperature)
         np.testing.assert_allclose(found, wanted / wanted.sum(), atol=1e-7)
+
+
+@pytest.mark.parametrize("per", ["member", "step"])
+@pytest.mark.parametrize("temperature", [1e-300, 1e-3, 1.0, 2.0, 1e300])
+@pytest.mark.parametrize("weights", [[1e308, 1e308], [1e-320, 3e-320], [1e308, 1e-300], [10**300, 1]])
+def test_weights_and_temperatures_of_any_size_make_shares(per: Any, temperature: float, weights: list[Any]) -> None:
+    mixture = Mixture([numbered(0, 60), numbered(1, 60)], weights, per=per, temperature=temperature)
+    shares = mixture.shares_at()
+    assert 0 < min(shares.values()) and sum(shares.values()) == pytest.approx(1)
+    if temperature == 1e-3 and weights[0] != weights[1]:
+        assert max(shares.values()) > 0.999999
+
+
+def test_weights_of_one_ratio_are_one_mixture() -> None:
+    members = [numbered(0, 60), numbered(1, 60)]
+    alike: list[Any] = [[2, 1], [4, 2], [0.5, 0.25], [1.4, 0.7], [Fraction(2, 3), Fraction(1, 3)], {"0": 2.0, "1": 1}]
+    assert len({BatchSource(Mixture(members, weights), 4, 4).fingerprint for weights in alike}) == 1
+    staged = [Schedule({0: [first, 0], 4: [3 * first, first]}) for first in (1, 0.5)]
+    assert len({BatchSource(Mixture(members, weights), 4, 4).fingerprint for weights in staged}) == 1
+    other = BatchSource(Mixture(members, [2, 1.1]), 4, 4)
+    assert other.fingerprint != BatchSource(Mixture(members, [2, 1]), 4, 4).fingerprint
 
 
 def test_a_schedule_changes_shares_from_batch_to_batch() -> None:
@@ -350,6 +402,35 @@ def test_a_member_without_weight_never_comes_and_may_be_empty() -> None:
 
 
 # ------------------------------------------------------------------ members that grow
+
+
+def test_a_view_that_is_empty_for_now_may_be_a_member() -> None:
+    whole = numbered(0, 60)
+    nothing = whole.where(length=(1000, None))
+    schedule = Schedule({0: [1, 0], 3: [0, 1]})
+    for weights, per in [([1, 0], "member"), (schedule, "member"), (None, "step"), (None, "trajectory")]:
+        for late in (nothing, DerivedStore(nothing, {"left": TimeToEnd()})):
+            mixture = Mixture({"a": whole, "b": late}, weights, per=per)
+            assert BatchSource(mixture, 4, 4, boundary="episode")[0]["member"].tolist() == [[0] * 4] * 4
+    with pytest.raises(ConfigError, match="found 'b' empty"):
+        BatchSource(Mixture({"a": whole, "b": nothing}), 4, 4)
+    fresh = DatasetStore()
+    mixture = Mixture({"a": whole, "b": fresh}, schedule).where(length=(5, None))
+    with PrefetchBatchifier(mixture, 4, 4) as loader:
+        assert loader.next_batch()["member"].tolist() == [[0] * 4] * 4
+        grow(fresh, 1, 60)
+        loader.refresh()
+        assert [loader.next_batch()["member"][0, 0] for _ in range(4)] == [0, 0, 1, 1]
+
+
+def test_a_part_of_a_mixture_goes_without_members_that_have_no_episode_in_it() -> None:
+    mixture = Mixture({"many": numbered(0, 400), "one": numbered(1, 10)}, [1, 3])
+    parts = mixture.split(train=0.5, seed=2)
+    found = [part.shares_at() for part in parts.values()]
+    assert sorted(shares["one"] for shares in found) == [0, 0.75]
+    for part, shares in zip(parts.values(), found, strict=True):
+        assert set(np.unique(BatchSource(part, 4, 8)[0]["member"])) == ({0, 1} if shares["one"] else {0})
+        assert part.where(length=(1, None)).shares_at() == shares
 
 
 def test_rows_that_come_are_taken_over_at_a_refresh_and_not_before() -> None:
