@@ -316,7 +316,8 @@ def test_temperature_evens_shares_out() -> None:
 def test_weights_and_temperatures_of_any_size_make_shares(per: Any, temperature: float, weights: list[Any]) -> None:
     mixture = Mixture([numbered(0, 60), numbered(1, 60)], weights, per=per, temperature=temperature)
     shares = mixture.shares_at()
-    assert 0 < min(shares.values()) and sum(shares.values()) == pytest.approx(1)
+    assert min(shares.values()) > 0
+    assert sum(shares.values()) == pytest.approx(1)
     if temperature == 1e-3 and weights[0] != weights[1]:
         assert max(shares.values()) > 0.999999
 
