@@ -22,7 +22,7 @@ from mouse_core.sampling.episodes import Boundary, EpisodeAnchors, Weighting, sa
 from mouse_core.sampling.offsets import FieldWindows, Offsets, Seconds, field_windows, mask_of
 from mouse_core.sampling.plan import Plan, WindowSampler
 from mouse_core.spec import FieldSpec
-from mouse_core.store.fields import FieldReader
+from mouse_core.store.fields import FieldReader, meant_by
 from mouse_core.store.snapshot import Snapshot
 
 Arrays = Mapping[str, npt.NDArray[Any]]
@@ -288,6 +288,7 @@ def readers_around(readers: Readers, windows: FieldWindows) -> dict[str, Any]:
         if not isinstance(readers.get(name), FieldReader):
             raise MissingFieldError(
                 f"windows: expected fields that are delivered, among {list(readers)}, found {name!r}"
+                f"{meant_by(name, readers)}"
             )
         if mask_of(name) in readers:
             raise ConfigError(f"windows: expected a store without a field {mask_of(name)!r}, which batches get")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import operator
 import sys
 import warnings
@@ -13,7 +12,7 @@ from mouse_core._base.checks import recipe
 from mouse_core.batches._form import MaskReader, Readers
 from mouse_core.errors import ConfigError, MissingFieldError
 from mouse_core.sampling.plan import MASK, PaddedSampler
-from mouse_core.store.fields import FieldReader
+from mouse_core.store.fields import FieldReader, meant_by
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store
 
@@ -108,7 +107,7 @@ def choose_readers(
     for option, names in (("required_fields", required), ("fields", fields or ())):
         for name in names:
             if name not in readers:
-                raise _missing(snapshot, option, name, list(readers))
+                raise _missing(snapshot, option, name, readers)
     chosen = {name: reader for name, reader in readers.items() if fields is None or name in (*fields, MASK)}
     for name in dict.fromkeys([*required, *chosen]):
         reader = readers[name]
@@ -117,7 +116,7 @@ def choose_readers(
     return chosen
 
 
-def _missing(snapshot: Snapshot, option: str, name: str, known: list[str]) -> MissingFieldError:
+def _missing(snapshot: Snapshot, option: str, name: str, readers: Readers) -> MissingFieldError:
     """What is wrong with asking for a field that is not there."""
     fields = snapshot.config.fields
     if name in fields:
@@ -125,16 +124,11 @@ def _missing(snapshot: Snapshot, option: str, name: str, known: list[str]) -> Mi
         said = recipe(snapshot.config.types, [column])
         hint = f"; {said}: rename it, or read it with Field({name!r}, column=...)" if said else ""
         return MissingFieldError(
-            f"{option}: expected {name!r} (from a column {column!r} that is not null throughout), found {known}{hint}"
+            f"{option}: expected {name!r} (from a column {column!r} that is not null throughout), found "
+            f"{list(readers)}{hint}"
         )
-    read = [field.name for field in fields.values() if field.column == name]
-    guess = next(iter(read or difflib.get_close_matches(str(name), known, n=1)), None)
-    hint = (
-        f"; column {name!r} is read as the field {guess!r}" if read else f"; did you mean {guess!r}?" if guess else ""
-    )
-    if not read and not guess and name in snapshot.config.types:
-        hint = f"; make a field of the column with DatasetStore(fields=[Field({name!r})])"
-    return MissingFieldError(f"{option}: expected {name!r}, found {known}{hint}")
+    hint = meant_by(name, readers, snapshot.config.types)
+    return MissingFieldError(f"{option}: expected {name!r}, found {list(readers)}{hint}")
 
 
 def _check_parts(snapshot: Snapshot, reader: FieldReader, option: str) -> None:

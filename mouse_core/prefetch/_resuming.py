@@ -11,6 +11,7 @@ from typing import Any
 from mouse_core._base.checks import state_number
 from mouse_core.batches.source import BatchSource
 from mouse_core.errors import StateError
+from mouse_core.sampling.plan import MASK
 
 _NUMBERS = ("seed", "next_index", "epoch_start")
 # States of earlier versions have none.
@@ -18,6 +19,13 @@ _CONFIGURATION = "configuration"
 _LONGEST_TEXT, _MOST_ENTRIES = 60, 32
 # Mixtures of mixtures.
 _DEEPEST = 16
+# Samplers of the stream of steps, and what they are called where somebody asks for one.
+_OF_STREAM = {
+    "RandomWindows": "random",
+    "LastWindows": "last",
+    "SequentialWindows": "sequential",
+    "CyclicWindows": "batch",
+}
 
 
 def state_of(source: BatchSource, next_index: int) -> dict[str, Any]:
@@ -100,7 +108,10 @@ def _configuration(source: BatchSource) -> dict[str, Any]:
         said |= {name: repr(getattr(made, name)) for name in options}
     else:
         said["sampling"] = sampler
-    said["fields"] = {name: _field_in_words(*rest) for name, *rest in fields}
+    said["fields"] = {name: _field_in_words(*rest[:5]) for name, *rest in fields}
+    # Both only where there are some.
+    around = {name: rest[5] for name, *rest in fields if len(rest) > 5 and rest[5]}
+    said |= {name: value for name, value in (("windows", around), ("derived", dict(snapshot.config.made))) if value}
     said |= _stages_in_words(stages)
     return {name: _shortened(value) for name, value in said.items()}
 
@@ -117,12 +128,12 @@ def _stages_in_words(stages: Sequence[list[Any]]) -> dict[str, Any]:
 
 
 def _field_in_words(
-    column: str = "", shape: Any = (), image_shape: Any = None, fill: str = "None", pad: str = "None", rows: str = ""
+    column: str = "", shape: Any = (), image_shape: Any = None, fill: str = "None", pad: str = "None"
 ) -> str:
-    """What a field's identity says, in words."""
+    """What a field's identity says, in words, but for the rows that are read."""
     said = [f"column {column!r} as {list(image_shape or shape)}"]
     said += [f"{name} {value}" for name, value in (("fill", fill), ("pad", pad)) if value != "None"]
-    return ", ".join([*said, rows] if rows else said)
+    return ", ".join(said)
 
 
 def _shortened(value: Any) -> Any:
@@ -138,23 +149,50 @@ def _shortened(value: Any) -> Any:
 def _differing(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     """What is different in two configurations, a sentence each."""
     said: list[str] = []
+    expected, found = _as_asked(expected), _as_asked(found)
+    if expected["boundary"] != found["boundary"]:
+        # Within episodes there is a mask.
+        expected, found = ({**one, "fields": _without_mask(one["fields"])} for one in (expected, found))
     for name in _compared(expected, found):
         wanted, has = expected.get(name), found.get(name)
         if wanted == has:
             continue
         parts = isinstance(wanted, Mapping) and isinstance(has, Mapping)
         said += _differing_parts(name, wanted, has) if parts else [_expected_and_found(name, wanted, has)]
-    # If columns or alignment are others, the digest of the data is another, too.
-    if expected["data"] != found.get("data") and not any(line.startswith(("columns", "alignment")) for line in said):
-        said.append("data: expected these rows, found others, or other values in them")
+    # If columns, alignment or derived fields are others, the digest of the data is another, too.
+    explained = any(line.startswith(("columns", "alignment", "derived")) for line in said)
+    if expected["data"] != found.get("data") and not explained:
+        said.append("data: expected these rows, found others, or other values in them, or another choice of episodes")
     return said
+
+
+def _as_asked(said: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration in the words in which it was asked for: a sampling by its name, and with a boundary."""
+    asked = {"windows": {}, "derived": {}, "boundary": None, **said}
+    if said["sampling"] in _OF_STREAM:
+        asked |= {"sampling": repr(_OF_STREAM[said["sampling"]]), "boundary": "'stream'"}
+    elif said["sampling"] not in map(repr, _OF_STREAM.values()):
+        pass  # one's own
+    elif "column" in said:
+        asked["boundary"] = "'task'" if asked.pop("column") == "''" else f"Column({said['column']})"
+    elif "behind" in said:  # follows from the offsets of windows that are not filled up, in whichever boundary
+        asked = {name: value for name, value in asked.items() if name not in ("before", "behind")}
+    elif "weighting" in said:
+        asked["boundary"] = "'episode'"
+    return asked
+
+
+def _without_mask(fields: Any) -> Any:
+    return {name: value for name, value in fields.items() if name != MASK} if isinstance(fields, Mapping) else fields
 
 
 def _compared(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str]:
     """What to compare two configurations by: everything, but options of the sampling only where it is the same one."""
     names = [name for name in dict.fromkeys([*expected, *found]) if name != "data"]
-    if expected.get("sampling") == found.get("sampling"):
+    if all(expected[name] == found[name] for name in ("sampling", "boundary")):
         return names
+    # An anchor's boundary is not known.
+    names = [name for name in names if name != "boundary" or None not in (expected[name], found[name])]
     both = expected.keys() & found.keys()
     return [name for name in names if name in both or name in ("sampling", "augment", "map")]
 

@@ -19,7 +19,7 @@ from mouse_core._base.threads import THREADS, in_order
 from mouse_core.errors import ConfigError, MissingFieldError
 from mouse_core.spec import Field
 from mouse_core.statistics._counting import Counted, Layout, Part, count, layout_of
-from mouse_core.store.fields import FieldReader, bind_fields
+from mouse_core.store.fields import FieldReader, bind_fields, meant_by
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store
 
@@ -202,7 +202,8 @@ def statistics(
     names = list(snapshot.readers) if fields is None else [fields] if isinstance(fields, str) else list(fields)
     for name in names:
         if name not in snapshot.readers:
-            raise MissingFieldError(f"statistics: expected fields among {list(snapshot.readers)}, found {name!r}")
+            hint = meant_by(name, snapshot.readers, snapshot.config.types)
+            raise MissingFieldError(f"statistics: expected fields among {list(snapshot.readers)}, found {name!r}{hint}")
     shares = tuple(float(share) for share in quantiles)
     if not all(0 <= share <= 1 for share in shares):
         raise ConfigError(f"quantiles: expected shares within 0 and 1, found {list(shares)}")

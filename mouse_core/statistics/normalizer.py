@@ -15,6 +15,7 @@ from mouse_core.dtypes import is_ml_float, kind_of, namespace
 from mouse_core.errors import ConfigError, MissingFieldError, SchemaError
 from mouse_core.spec import FieldSpec
 from mouse_core.statistics.by_field import FieldStatistics, Statistics, statistics
+from mouse_core.store.fields import meant_by
 from mouse_core.store.snapshot import Snapshot
 
 Normalization = Literal["mean_std", "min_max", "quantiles"]
@@ -247,7 +248,8 @@ def follow(snapshot: Snapshot, kinds: Mapping[str, Normalization]) -> Normalizer
     _check_kinds(kinds)
     for name in kinds:
         if name not in snapshot.readers:
-            raise MissingFieldError(f"normalize: expected fields among {list(snapshot.readers)}, found {name!r}")
+            hint = meant_by(name, snapshot.readers, snapshot.config.types)
+            raise MissingFieldError(f"normalize: expected fields among {list(snapshot.readers)}, found {name!r}{hint}")
     shares = _SHARES if "quantiles" in kinds.values() else ()
     return _normalizer(statistics(snapshot, list(kinds), quantiles=shares), kinds, follows=True)
 
@@ -258,12 +260,17 @@ def _normalizer(counted: Statistics, kinds: Mapping[str, Normalization], *, foll
     return Normalizer(scalings, counted if follows else None)
 
 
-def _check_kinds(kinds: Mapping[str, Normalization]) -> None:
+def _check_kinds(kinds: Any) -> None:
+    if isinstance(kinds, Statistics):
+        raise ConfigError(
+            "normalize: expected kinds by field or a Normalizer, found Statistics; Normalizer.of(statistics, "
+            "{'action': 'mean_std'}) makes a Normalizer of them"
+        )
     if not isinstance(kinds, Mapping):
         raise ConfigError(f"normalize: expected kinds by field or a Normalizer, found {kinds!r:.80}")
     for name, kind in kinds.items():
         if kind not in get_args(Normalization):
-            raise ConfigError(f"normalize: {name}: expected one of {list(get_args(Normalization))}, found {kind!r}")
+            raise ConfigError(f"normalize: {name}: expected one of {list(get_args(Normalization))}, found {kind!r:.80}")
 
 
 def _scaling(name: str, found: FieldStatistics, kind: Normalization) -> Scaling:

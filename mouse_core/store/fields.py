@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import difflib
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -291,3 +292,20 @@ def _always_within(dtype: np.dtype[Any], bounds: tuple[int, int] | None) -> bool
         return bounds[0] <= 0 and bounds[1] >= 1
     limits = np.iinfo(dtype)
     return bounds[0] <= limits.min and bounds[1] >= limits.max
+
+
+def meant_by(name: Any, readers: Mapping[str, Any], columns: Container[str] = ()) -> str:
+    """What to ask for in place of a name that is no field, for the end of a message; empty where nobody knows.
+
+    Args:
+        name: What was asked for.
+        readers: Of the fields that there are, by name.
+        columns: Those that there are.
+    """
+    read = [field for field, reader in readers.items() if name and reader.spec.column == name]
+    if read:
+        return f"; column {name!r} is read as the field {read[0]!r}"
+    close = difflib.get_close_matches(str(name), readers, n=1)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; make a field of the column with DatasetStore(fields=[Field({name!r})])" if name in columns else ""

@@ -34,6 +34,7 @@ from mouse_core import (
     StateError,
     WorkerError,
 )
+from mouse_core.statistics import statistics
 
 GOOD = {
     "action": 1,
@@ -876,8 +877,8 @@ def test_a_state_of_another_dataset_or_configuration() -> None:
         "alignment": "alignment: expected outgoing, found arrived",
         "sequence length": "sequence_length: expected 5, found 4",
         "batch size": "batch_size: expected 4, found 2",
-        "sampling": "sampling: expected CyclicWindows, found RandomWindows",
-        "last": "sampling: expected LastWindows, found RandomWindows",
+        "sampling": "sampling: expected 'batch', found 'random'",
+        "last": "sampling: expected 'last', found 'random'",
         "fields": "fields: expected no 'action', found one",
         "width of observations": "obs_continuous: expected column 'observation' as [5], pad 0, found column",
         "number of actions": "q_star: expected column 'metadata_q_star' as [5]",
@@ -1135,3 +1136,23 @@ BatchSource(store, 4, 8)[0]
     assert ran.returncode == 1
     assert "DataError" in ran.stderr
     assert "damaged" in ran.stderr
+
+
+def test_columns_where_fields_are_expected() -> None:
+    store = DatasetStore().from_dataset(table(40))
+    asked: list[Any] = [
+        lambda: BatchSource(store, fields=["observation"]),
+        lambda: BatchSource(store, normalize={"observation": "mean_std"}),
+        lambda: BatchSource(store, windows={"observation": [0]}),
+        lambda: statistics(store, ["observation"]),
+    ]
+    for ask in asked:
+        with pytest.raises(MissingFieldError, match=r"; column 'observation' is read as the field 'obs_continuous'$"):
+            ask()
+
+
+def test_statistics_are_no_normalizer() -> None:
+    store = DatasetStore().from_dataset(table(40))
+    with pytest.raises(ConfigError, match=r"normalize: expected kinds.*found Statistics; Normalizer\.of") as caught:
+        BatchSource(store, normalize=statistics(store))  # type: ignore[arg-type]
+    assert "array" not in str(caught.value)

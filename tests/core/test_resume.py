@@ -18,7 +18,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mouse_core import BatchSource, DatasetStore, PrefetchBatchifier
+from mouse_core import BatchSource, DatasetStore, PrefetchBatchifier, StateError
+from mouse_core.sampling import Column
+from mouse_core.store.derived import DerivedStore, Return
 from tests.core.oracle import assert_same, digest
 
 SAMPLINGS = ("random", "last", "sequential", "batch")
@@ -302,3 +304,58 @@ def test_a_loop_that_refreshes_ends_with_the_new_epoch() -> None:
                 loader.refresh()
         assert seen == 1 + whole
         assert len(list(loader)) == whole
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "said"),
+    [
+        ({"boundary": "episode"}, {}, "boundary: expected 'episode', found 'stream'"),
+        (
+            {},
+            {"boundary": "episode", "sampling": "batch"},
+            "boundary: expected 'stream', found 'episode'; sampling: expected 'random', found 'batch'",
+        ),
+        (
+            {"boundary": Column("action")},
+            {"boundary": Column("reward")},
+            "boundary: expected Column('action'), found Column('reward')",
+        ),
+        (
+            {"windows": {"action": range(8)}, "sequence_length": None},
+            {"windows": {"action": range(16)}, "sequence_length": None},
+            "windows: action: expected offsets 0..7, pad=True, of [B], found offsets 0..15, pad=True, of [B]",
+        ),
+        (
+            {"windows": {"action": [0]}, "sequence_length": None},
+            {"windows": {"action": [0]}, "sequence_length": None, "pad": False, "boundary": "episode"},
+            "windows: action: expected offsets 0, pad=True, of [B], found offsets 0, pad=False, of [B]",
+        ),
+        (
+            {"windows": {"action": [0]}, "sequence_length": None},
+            {},
+            "windows: expected 'action', found none; sequence_length: expected 1, found 4",
+        ),
+    ],
+)
+def test_what_differs_is_said_as_it_is_asked_for(wanted: dict[str, Any], found: dict[str, Any], said: str) -> None:
+    loaders = [
+        PrefetchBatchifier(store_of(), **({"sequence_length": 4, "batch_size": 2} | options), num_workers=0)
+        for options in (wanted, found)
+    ]
+    with pytest.raises(StateError) as caught:
+        loaders[0].load_state_dict(loaders[1].state_dict())
+    assert str(caught.value).startswith(f"state: expected one of this dataset and configuration; {said}")
+    assert "mask" not in str(caught.value)
+
+
+def test_a_state_of_other_derived_fields_or_another_view_says_so() -> None:
+    def loader(store: Any) -> PrefetchBatchifier:
+        return PrefetchBatchifier(store, 2, 2, num_workers=0)
+
+    def derived(discount: float) -> DerivedStore:
+        return DerivedStore(store_of(), {"return": Return(discount)})
+
+    with pytest.raises(StateError, match=r"; derived: return: expected Return\(discount=0.5.*=0.9, [^;]*$"):
+        loader(derived(0.5)).load_state_dict(loader(derived(0.9)).state_dict())
+    with pytest.raises(StateError, match=r"data: expected these rows, .* or another choice of episodes$"):
+        loader(store_of().best(0.5)).load_state_dict(loader(store_of().best(0.25)).state_dict())

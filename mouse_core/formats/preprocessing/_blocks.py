@@ -6,6 +6,7 @@ import os
 import pickle
 import shutil
 import threading
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing import connection, parent_process
@@ -17,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core.about.dataset import About, with_about
-from mouse_core.errors import ConfigError, DataError, MouseError, WorkerError
+from mouse_core.errors import AlignmentWarning, ConfigError, DataError, MouseError, WorkerError
 from mouse_core.files.writing import storing
 from mouse_core.formats._files.shards import Shard, ShardWriter, dataset_schema
 from mouse_core.formats.base import BATCH_ROWS, RowStream
@@ -171,7 +172,10 @@ def _check_opens(table: pa.Table, about: About, where: str) -> None:
 
     if {"action", "reward", "done"} <= {*table.schema.names}:
         try:
-            len(DatasetStore(alignment=about.alignment).from_dataset(with_about(table, about)).snapshot().spec)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", AlignmentWarning)  # the source has said it, where it was opened
+                store = DatasetStore(alignment=about.alignment).from_dataset(with_about(table, about))
+            len(store.snapshot().spec)
         except MouseError as error:
             raise DataError(f"{where}: expected rows that a store takes: {error}") from error
 

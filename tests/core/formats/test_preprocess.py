@@ -21,6 +21,7 @@ import pytest
 
 from mouse_core import ConfigError, DataError, DatasetStore, StorageError, WorkerError
 from mouse_core import formats as every_format
+from mouse_core.errors import AlignmentWarning
 from mouse_core.formats.preprocessing import preprocess
 from mouse_core.images.pixels import encode_png
 from mouse_core.store.derived import DerivedStore, Return
@@ -342,3 +343,11 @@ def test_small_rows_are_still_work_for_several_processes(tmp_path: Path) -> None
     shared = preprocess(rows, sums, tmp_path / "shared", columns=["reward", "episode_step"])
     assert [len(list(Path(done.path).glob("*.arrow"))) for done in (whole, shared)] == [1, 32]
     assert whole.digest == shared.digest
+
+
+def test_rewards_where_episodes_begin_are_warned_of_once(tmp_path: Path) -> None:
+    rows = {"action": [0] * 20, "reward": [1.0] * 20, "done": [0] * 20, "episode_step": [*range(10)] * 2}
+    datasets.Dataset.from_dict(rows).save_to_disk(tmp_path / "rows")
+    with pytest.warns(AlignmentWarning) as caught:
+        preprocess(tmp_path / "rows", sums, tmp_path / "new", columns=["reward", "episode_step"])
+    assert len(caught) == 1
