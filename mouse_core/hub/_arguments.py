@@ -109,7 +109,8 @@ def _parts_of(store: Store, where: str) -> Iterator[Part]:
             "the mixture, whose shares would be lost"
         )
     for segment in snapshot.segments:
-        if segment.origin is not None:
+        # Columns that are computed are not in the dataset that the rows lie in.
+        if segment.origin is not None and segment.types.keys() <= {*segment.origin.column_names}:
             dataset = segment.origin
         else:
             try:

@@ -37,6 +37,11 @@ class ChosenSegment(Segment):
         self.num_rows = int(sizes.sum())
         self._first_values = {}
 
+    @property
+    def is_lasting(self) -> bool:
+        """Whether those of the other segment last."""
+        return self.whole.is_lasting
+
     @memo
     def table(self) -> pa.Table:
         """That of the other segment."""
@@ -95,6 +100,16 @@ class ChosenSegment(Segment):
     def image_roots(self) -> tuple[str, ...]:
         """Those of the other segment."""
         return self.whole.image_roots
+
+    def take(self, row: int, count: int = 1) -> pa.Table:
+        """Some rows that follow each other, as a table; by default one."""
+        if count == 1 or self.whole.is_picked:
+            return super().take(row, count)
+        first, last = (self.begins.searchsorted([row, row + count - 1], side="right") - 1).tolist()
+        lows = np.maximum(row - self.begins[first : last + 1], 0)
+        highs = np.minimum(row + count - self.begins[first : last + 1], self.sizes[first : last + 1])
+        parts = zip((self.firsts[first : last + 1] + lows).tolist(), (highs - lows).tolist(), strict=True)
+        return pa.concat_tables([self.whole.take(begin, size) for begin, size in parts])
 
     def _listed(self, row: int, count: int) -> list[int]:
         listed: list[int] = self.row_numbers(np.arange(row, row + count)).tolist()

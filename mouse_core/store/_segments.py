@@ -98,6 +98,16 @@ class Segment:
         """The dataset that has these rows and no others, if there is one."""
         return None
 
+    @property
+    def recorded(self) -> Segment:
+        """The segment without the columns that are computed beside its own."""
+        return self
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether its rows are those of a dataset, and so there in the next process."""
+        return self.extent is None
+
     def seal(self) -> None:
         """Make the table, and let go of what it is made from."""
         if self.table is not None:

@@ -526,3 +526,86 @@ def test_what_cannot_be_kept_is_a_storage_error(tmp_path: Path) -> None:
     derived = DerivedStore(DatasetStore().from_dataset(part(0, 50)), {"to_go": Return()}, path=tmp_path / "kept")
     with pytest.raises(StorageError, match=r"derived fields: .*to_go\.arrow"):
         all_values(derived)
+
+
+def test_a_file_is_of_exactly_these_rows(tmp_path: Path) -> None:
+    columns = example_columns(90)
+    names = ("action", "reward", "done", "episode_step", "observation")
+
+    def store(change: tuple[int, float] | None = None, column: str = "reward") -> DerivedStore:
+        rows = {name: np.array(columns[name]) for name in names}
+        if change is not None:
+            rows[column][change[0]] += change[1]
+        dataset = datasets.Dataset.from_dict({name: list(values) for name, values in rows.items()})
+        return DerivedStore(DatasetStore().from_dataset(dataset), {"to_go": Return()}, path=tmp_path / "kept")
+
+    all_values(store())
+    before = (tmp_path / "kept" / "to_go.arrow").stat().st_mtime_ns
+    all_values(store((40, 3.0), "observation"))  # which returns are not computed from
+    assert (tmp_path / "kept" / "to_go.arrow").stat().st_mtime_ns == before
+    changed = store((40, 3.0))
+    assert changed.snapshot().fingerprint == store().snapshot().fingerprint  # a few rows are in it, and not this one
+    fresh = DerivedStore(changed._store, {"to_go": Return()})
+    np.testing.assert_array_equal(all_values(changed)["to_go"], all_values(fresh)["to_go"])
+
+
+def test_views_of_rows_that_are_appended_are_not_kept(tmp_path: Path) -> None:
+    view = example_store(80).where(length=(1, None))
+    all_values(DerivedStore(view, {"to_go": Return()}, path=tmp_path / "kept"))
+    assert not (tmp_path / "kept").exists()
+
+
+def test_snapshots_that_nobody_reads_do_not_make_it_compute_again() -> None:
+    base, counting = example_store(60), Computed()
+    derived = DerivedStore(base, {"zero": counting})
+    all_values(derived)
+    for first in (60, 70, 80):
+        base.extend(example_columns(10, first=first))
+        derived.snapshot()
+    before = counting.rows
+    starts = derived.snapshot().episode_starts
+    all_values(derived)
+    assert before == 60
+    assert counting.rows - before == 90 - starts[starts < 60].max()
+
+
+class Computed:
+    """Zeros, which counts of how many rows."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+
+    def __repr__(self) -> str:
+        return "Computed()"
+
+    def spec(self, name: str, rows: Spec) -> FieldSpec:
+        return FieldSpec(name, np.dtype("float32"), ())
+
+    def compute(self, rows: EpisodeRows) -> Any:
+        self.rows += len(rows)
+        return np.zeros(len(rows), np.float32)
+
+
+def test_a_function_is_asked_once_of_episodes_of_a_store_with_derived_fields() -> None:
+    base, asked = example_store(60), []
+
+    def even(episode: dict[str, Any]) -> bool:
+        asked.append(episode["episode"])
+        return episode["episode"] % 2 == 0
+
+    view = DerivedStore(base, {"to_go": Return()}).where(even)
+    view.snapshot()
+    first = len(asked)
+    base.extend(example_columns(30, first=60))
+    view.snapshot()
+    # What was the last episode may have gone on.
+    assert len(asked) <= base.episodes.num_rows + 1
+    assert len(asked) > first
+
+
+def test_at_a_discount_of_nothing_infinity_is_no_neighbour() -> None:
+    store = DatasetStore(alignment="outgoing")
+    store.extend({"action": [0] * 3, "reward": [1.0, np.inf, 2.0], "done": [0, 0, 1], "episode_step": [0, 1, 2]})
+    derived = DerivedStore(store, {"to_go": Return(0.0), "of_two": NStepReturn(2, 0.0)})
+    values = all_values(derived)
+    assert values["to_go"].tolist() == values["of_two"].tolist() == [1.0, np.inf, 2.0]

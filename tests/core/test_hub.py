@@ -16,10 +16,12 @@ import pyarrow.parquet as pq
 import pytest
 from huggingface_hub.errors import HfHubHTTPError
 
-from mouse_core import DatasetStore
+from mouse_core import BatchSource, DatasetStore
 from mouse_core.about import read_about
 from mouse_core.errors import DataError, SchemaError
 from mouse_core.hub import read_alignment
+from mouse_core.store.derived import DerivedStore, Return
+from mouse_core.testing import example_store
 from tests.core.hub_client import (
     REPO,
     assert_whole,
@@ -339,3 +341,19 @@ def test_importing_the_module_imports_no_client() -> None:
         "assert not heavy, heavy\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("kind", ["whole", "of a view", "view"])
+def test_derived_fields_are_published(kind: str, hub: HubServer, tmp_path: Path) -> None:
+    dataset = example_store(60).to_dataset()
+    dataset.save_to_disk(tmp_path / "rows")
+    base = DatasetStore().from_dataset(datasets.load_from_disk(tmp_path / "rows"))
+    derived = DerivedStore(base.best(0.5) if kind == "of a view" else base, {"to_go": Return()})
+    store = derived.best(0.5) if kind == "view" else derived
+    push(hub, {"train": store})
+    snapshot = store.snapshot()
+    published = table_of(head(hub), "train")
+    assert published.column("to_go").to_pylist() == snapshot.stored("to_go", np.arange(len(snapshot))).tolist()
+    # Read back, it is a field like others.
+    again = DatasetStore().from_dataset(published)
+    assert BatchSource(again, 4, 3)[1]["to_go"].tolist() == BatchSource(store, 4, 3)[1]["to_go"].tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,10 +21,12 @@ class RowDigest:
 
     Args:
         schema: The columns, for a stream that may turn out empty; by default those of the first batch.
+        hashed: Makes what digests values, with ``update`` and ``digest``.
     """
 
-    def __init__(self, schema: pa.Schema | None = None) -> None:
-        self._columns = None if schema is None else _begun(schema)
+    def __init__(self, schema: pa.Schema | None = None, hashed: Callable[[], Any] = hashlib.sha256) -> None:
+        self._hashed = hashed
+        self._columns = None if schema is None else _begun(schema, hashed)
         self.rows = 0
 
     def update(self, batch: pa.RecordBatch) -> None:
@@ -33,7 +36,7 @@ class RowDigest:
             SchemaError: The columns are not those of the rows before.
         """
         if self._columns is None:
-            self._columns = _begun(batch.schema)
+            self._columns = _begun(batch.schema, self._hashed)
         if batch.schema.names != list(self._columns):
             raise SchemaError(f"digest: expected columns {list(self._columns)}, found {batch.schema.names}")
         for column, array in zip(self._columns.values(), batch.columns, strict=True):
@@ -48,16 +51,16 @@ class RowDigest:
         return whole.hexdigest()
 
 
-def _begun(schema: pa.Schema) -> dict[str, _ColumnDigest]:
-    return {column.name: _ColumnDigest(_canonical(column.type)) for column in schema}
+def _begun(schema: pa.Schema, hashed: Callable[[], Any]) -> dict[str, _ColumnDigest]:
+    return {column.name: _ColumnDigest(_canonical(column.type), hashed) for column in schema}
 
 
 class _ColumnDigest:
     """One level of a column: its nulls, its list lengths, and its values or the level below."""
 
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self._values = hashlib.sha256()
+    def __init__(self, kind: str, hashed: Callable[[], Any]) -> None:
+        self.kind, self._hashed = kind, hashed
+        self._values = hashed()
         self._valid = _Runs()
         self._lengths = _Runs()
         self._children: list[_ColumnDigest] = []
@@ -97,7 +100,7 @@ class _ColumnDigest:
 
     def _child(self, number: int, kind: str) -> _ColumnDigest:
         if number == len(self._children):
-            self._children.append(_ColumnDigest(kind))
+            self._children.append(_ColumnDigest(kind, self._hashed))
         return self._children[number]
 
     def digest(self) -> bytes:

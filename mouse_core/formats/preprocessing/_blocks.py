@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing import connection, parent_process
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,9 @@ from mouse_core.formats.columns.digest import RowDigest
 from mouse_core.formats.columns.embedding import embedded
 from mouse_core.formats.columns.named import Columns, from_arrow, to_arrow
 from mouse_core.store.snapshot import Snapshot
+
+Block: TypeAlias = "tuple[Shard, pa.Schema, str]"
+"""The file of a block, the schema of what was made, and a digest of what it was made of."""
 
 
 @dataclass(frozen=True)
@@ -48,8 +51,8 @@ class Work:
     about: About
     folder: Path
 
-    def run(self, number: int, begin: int, end: int, made: pa.Schema | None) -> tuple[Shard, pa.Schema]:
-        """Rows ``begin .. end - 1`` of the source as file ``number``; the file, and the schema of what was made.
+    def run(self, number: int, begin: int, end: int, made: pa.Schema | None) -> Block:
+        """Rows ``begin .. end - 1`` of the source as file ``number``; see ``Block``.
 
         Args:
             number: Which block it is.
@@ -62,7 +65,8 @@ class Work:
             StorageError: It cannot be written.
         """
         where = f"preprocess: rows {begin}..{end - 1}"
-        table = _with_images(stored_rows(self.snapshot, begin, end, self.schema), self.snapshot, where)
+        source = stored_rows(self.snapshot, begin, end, self.schema)
+        table = _with_images(source, self.snapshot, where)
         given = {name: _values(table, name, where) for name in self.columns or table.schema.names}
         function = pickle.loads(self.function)
         try:
@@ -74,7 +78,7 @@ class Work:
             raise DataError(f"{where}: expected columns as the first rows have them, {_in_words(made, table.schema)}")
         if made is None:
             _check_opens(table, self.about, where)
-        return self._write(number, table), table.schema
+        return self._write(number, table), table.schema, contents(source)
 
     def _write(self, number: int, table: pa.Table) -> Shard:
         digest = RowDigest(table.schema)
@@ -119,6 +123,16 @@ def stored_rows(snapshot: Snapshot, begin: int, end: int, schema: pa.Schema) -> 
     return pa.concat_tables(parts).combine_chunks()
 
 
+def contents(table: pa.Table) -> str:
+    """A digest of what some rows hold, whatever Arrow's encoding of them; of images by path, of the path."""
+    import xxhash
+
+    digest = RowDigest(table.schema, xxhash.xxh3_128)
+    for batch in table.to_batches():
+        digest.update(batch)
+    return digest.hexdigest()
+
+
 def _column(table: pa.Table, field: pa.Field) -> pa.ChunkedArray:
     if field.name not in table.schema.names:
         return pa.chunked_array([pa.nulls(table.num_rows, field.type)])
@@ -139,9 +153,12 @@ def _values(table: pa.Table, name: str, where: str) -> npt.NDArray[Any]:
     if name not in table.schema.names:
         raise ConfigError(f"columns: expected some of {table.schema.names}, found {name!r}")
     try:
-        return from_arrow(table.column(name), where=f"{where}: column {name!r}")
+        values = from_arrow(table.column(name), where=f"{where}: column {name!r}")
     except MouseError as error:
         raise DataError(f"{error}; columns=[...] names those that the function is given") from error
+    # Changes in place would be lost for some types and not for others, as what comes back untouched stays as stored.
+    values.flags.writeable = False
+    return values
 
 
 def _replaced(table: pa.Table, given: Columns, returned: Any, where: str) -> pa.Table:
@@ -206,7 +223,7 @@ def _end_with(parent: int) -> None:
     os._exit(1)
 
 
-def run_block(number: int, begin: int, end: int, made: pa.Schema | None) -> tuple[Shard, pa.Schema]:
+def run_block(number: int, begin: int, end: int, made: pa.Schema | None) -> Block:
     """``Work.run`` of what this process was begun with."""
     assert _work is not None
     return _work.run(number, begin, end, made)

@@ -24,7 +24,7 @@ from mouse_core.files.reading import read_json_object
 from mouse_core.files.writing import put_in_place, write_file
 from mouse_core.formats._files.shards import Shard, begin_result, dataset_schema, describe, finish_names, keep_only
 from mouse_core.formats.columns.digest import RowDigest
-from mouse_core.formats.preprocessing._blocks import Work, begin_worker, run_block
+from mouse_core.formats.preprocessing._blocks import Block, Work, begin_worker, contents, run_block, stored_rows
 from mouse_core.formats.rows import read_rows
 
 MADE = "preprocessed.json"
@@ -42,6 +42,29 @@ def check_same(found: Any, made_of: Mapping[str, str], what: str, remedy: str) -
         raise ConfigError(f"preprocess: {what} of something else: it differs in {', '.join(differing)}; {remedy}")
 
 
+def check_sources(
+    work: Work, blocks: Mapping[int, tuple[int, int]], sources: Mapping[int, str], what: str, remedy: str
+) -> None:
+    """Raise ConfigError, saying of which rows, if blocks were made of others; see ``check_same``."""
+    for number, (begin, end) in blocks.items():
+        if contents(stored_rows(work.snapshot, begin, end, work.schema)) != sources[number]:
+            raise ConfigError(
+                f"preprocess: {what} of something else: it differs in rows, some of {begin}..{end - 1}; {remedy}"
+            )
+
+
+@contextmanager
+def _said_by(file: Path) -> Iterator[None]:
+    """Errors of what a file should say of unfinished work, with what to do."""
+    try:
+        yield
+    except (DataError, KeyError, TypeError, ValueError, AttributeError, pa.ArrowException) as error:
+        raise DataError(
+            f"{file}: expected what preprocess noted of its work, found something else ({error}); delete the folder "
+            f"{str(file.parent)!r}, and call again"
+        ) from error
+
+
 class Job:
     """One run over all rows, and what of it is done.
 
@@ -55,6 +78,8 @@ class Job:
         self.work, self.edges, self.made_of = work, edges, made_of
         self._noted = 0.0
         self.shards: dict[int, Shard] = {}
+        # Digests of the rows that blocks were made of.
+        self.sources: dict[int, str] = {}
         self.schema: pa.Schema | None = None
         self._load()
 
@@ -77,8 +102,9 @@ class Job:
                 # The first block says what columns there are.
                 first = 1 if self.schema is None else 0
                 for numbers in (todo[:first], todo[first:]):
-                    for shard, schema, number in self._done(numbers, submit, 2 * num_workers or 1):
-                        self.shards[number], self.schema = shard, self.schema or schema
+                    for (shard, schema, source), number in self._done(numbers, submit, 2 * num_workers or 1):
+                        self.shards[number], self.sources[number] = shard, source
+                        self.schema = self.schema or schema
                         advance(shard.rows)
                         if time.monotonic() > self._noted + _NOTED:
                             self._save()
@@ -88,7 +114,7 @@ class Job:
 
     def _done(
         self, numbers: Sequence[int], submit: Callable[..., Future[Any]], ahead: int
-    ) -> Iterator[tuple[Shard, pa.Schema, int]]:
+    ) -> Iterator[tuple[Block, int]]:
         """Blocks as they are done, in any order; so many are under way."""
         left = iter(numbers)
         under_way: dict[Future[Any], int] = {}
@@ -101,14 +127,14 @@ class Job:
             for future in wait(under_way, return_when=FIRST_COMPLETED).done:
                 number = under_way.pop(future)
                 try:
-                    shard, schema = future.result()
+                    block = future.result()
                 except BrokenProcessPool as error:
                     raise WorkerError(
                         "preprocess: a process ended in the middle of its work: it was killed, as for memory (fewer "
                         "num_workers, or smaller block_rows, take less), or could not begin, as where a script lacks "
                         "if __name__ == '__main__': or the function stands in no module"
                     ) from error
-                yield shard, schema, number
+                yield block, number
 
     def _finish(self, target: Path) -> str:
         """Read back what was written, and give it its place; the digest of all rows."""
@@ -128,7 +154,8 @@ class Job:
         counts = finish_names(work, result, shards, "arrow")
         schema = dataset_schema(self.schema, self.work.about, "preprocess")
         describe(result, schema, self.work.about, counts, whole.hexdigest())
-        made = {"made of": dict(self.made_of), "digest": whole.hexdigest()}
+        sources = [self.sources[number] for number in sorted(self.shards)]
+        made = {"made of": dict(self.made_of), "digest": whole.hexdigest(), "edges": self.edges, "sources": sources}
         (result / MADE).write_text(json.dumps(made, indent=2), encoding="utf-8")
         put_in_place(result, target)
         shutil.rmtree(work, ignore_errors=True)
@@ -139,13 +166,21 @@ class Job:
         folder = self.work.folder
         found: dict[str, Any] = {}
         if (folder / _JOB).exists():
-            found = dict(read_json_object(folder / _JOB))
+            with _said_by(folder / _JOB):
+                found = dict(read_json_object(folder / _JOB))
             remedy = "finish it, or delete the folder"
-            check_same(found.get("made of"), self.made_of, f"unfinished work is in {str(folder)!r},", remedy)
-            if found["edges"] == self.edges:
-                self.schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(found["schema"])))
-                shards = {int(number): Shard(**shard) for number, shard in found["shards"].items()}
-                self.shards = {number: shard for number, shard in shards.items() if shard.is_in(folder)}
+            what = f"unfinished work is in {str(folder)!r},"
+            check_same(found.get("made of"), self.made_of, what, remedy)
+            with _said_by(folder / _JOB):
+                if found["edges"] == self.edges:
+                    schema = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(found["schema"])))
+                    shards = {int(number): Shard(**shard) for number, shard in found["shards"].items()}
+                    sources = {number: str(found["sources"][str(number)]) for number in shards}
+                    self.shards = {number: shard for number, shard in shards.items() if shard.is_in(folder)}
+                    self.sources = {number: sources[number] for number in self.shards}
+                    self.schema = schema if self.shards else None
+            blocks = {number: (self.edges[number], self.edges[number + 1]) for number in self.shards}
+            check_sources(self.work, blocks, self.sources, what, remedy)
         keep_only(folder, {shard.name for shard in self.shards.values()} | {_JOB, _LOCK})
 
     def _save(self) -> None:
@@ -155,6 +190,7 @@ class Job:
             "edges": self.edges,
             "schema": base64.b64encode(self.schema.serialize()).decode(),
             "shards": {str(number): vars(shard) for number, shard in self.shards.items()},
+            "sources": {str(number): source for number, source in self.sources.items()},
         }
         write_file(self.work.folder / _JOB, json.dumps(state).encode(), only_writer=True)
         self._noted = time.monotonic()

@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core.about.dataset import About, read_about
-from mouse_core.errors import ConfigError
+from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.locking import alone
 from mouse_core.files.reading import read_json_object
 from mouse_core.files.writing import check_nothing_at, make_folder, storing
@@ -24,7 +25,7 @@ from mouse_core.formats.base import RowStream
 from mouse_core.formats.opening import open
 from mouse_core.formats.preprocessing._blocks import Work, stored_rows, stored_schema
 from mouse_core.formats.preprocessing._function import identity, pickled
-from mouse_core.formats.preprocessing._job import MADE, Job, check_same
+from mouse_core.formats.preprocessing._job import MADE, Job, check_same, check_sources
 from mouse_core.formats.rows import read_rows
 from mouse_core.spec import check_count, check_list
 from mouse_core.store.dataset_store import DatasetStore
@@ -77,11 +78,12 @@ def preprocess(
     The function is called with the columns of some whole episodes, ``{name: array [n, ...]}``, encoded images as
     pixels, and returns a dict of columns ``[n, ...]`` of the same rows: those that are new or other than before; None
     for one that is to be left out. All others are taken over as they are stored. It must be pure: blocks are made in
-    any order and, after an interruption, again. What it is given may be read-only.
+    any order and, after an interruption, again. What it is given is read-only.
 
     Blocks are files of a folder ``.NAME.preprocessing`` beside ``path``, which becomes ``path`` when all is there and
     was read back. After an interruption at any moment the same call goes on where it was, with any ``num_workers``.
-    When all is there, and rows and function are the same, nothing is done. The same function is one of the same name,
+    When all is there, and rows and function are the same, nothing is done; all rows are read to see that they are. Of
+    images that rows name by path the path counts. The same function is one of the same name,
     text and arguments; what it calls is not looked at, so change ``version`` when that changes.
 
     Args:
@@ -126,12 +128,12 @@ def preprocess(
         **identity(function, version),
         "columns": json.dumps(names),
     }
-    if (target / MADE).is_file():
-        return _reopened(target, made_of)
-    check_nothing_at(target, "preprocess")
-    edges = _edges(snapshot, schema, block_rows)
     work_folder = target.with_name(f".{target.name}.preprocessing")
     work = Work(snapshot, schema, pickled(function), names, about, work_folder)
+    if (target / MADE).is_file():
+        return _reopened(target, made_of, work)
+    check_nothing_at(target, "preprocess")
+    edges = _edges(snapshot, schema, block_rows)
     with storing(f"preprocess: {str(path)!r}"):
         make_folder(work_folder)
         with alone(work_folder / _LOCK, "preprocess"):
@@ -182,9 +184,18 @@ def _edges(snapshot: Snapshot, schema: pa.Schema, block_rows: int | None) -> lis
     return [*dict.fromkeys(edges.tolist()), len(snapshot)]
 
 
-def _reopened(target: Path, made_of: Mapping[str, str]) -> Preprocessed:
+def _reopened(target: Path, made_of: Mapping[str, str], work: Work) -> Preprocessed:
     """What an earlier call made, if it is of the same rows and function."""
     found = read_json_object(target / MADE)
-    check_same(found.get("made of"), made_of, f"{str(target)!r} was made", "give another path, or delete it")
+    what, remedy = f"{str(target)!r} was made", "give another path, or delete it"
+    check_same(found.get("made of"), made_of, what, remedy)
+    try:
+        edges, sources = [int(edge) for edge in found["edges"]], dict(enumerate(found["sources"]))
+        blocks = dict(enumerate(pairwise(edges)))
+        if len(blocks) != len(sources) or edges[:1] != [0] or edges[-1] != len(work.snapshot):
+            raise ValueError(f"{len(sources)} digests of rows up to {edges[-1:]}")
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{target / MADE}: expected what preprocess notes, found something else ({error})") from error
+    check_sources(work, blocks, sources, what, remedy)
     rows = read_rows(target).rows
     return Preprocessed(str(target), int(rows or 0), str(found.get("digest")), int(rows or 0), reopened=True)

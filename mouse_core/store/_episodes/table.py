@@ -35,6 +35,8 @@ class _Segment(Protocol):
     is_picked: bool
 
     @property
+    def recorded(self) -> Any: ...
+    @property
     def types(self) -> dict[str, pa.DataType]: ...
     def column(self, name: str) -> pa.ChunkedArray | None: ...
     def row_numbers(self, rows: Int64s) -> Int64s: ...
@@ -118,7 +120,9 @@ def _are_first(before: Rows, rows: Rows) -> bool:
         return False
     if any(before.config.fields.get(name) != rows.config.fields.get(name) for name in _COUNTED):
         return False
-    *firsts, last = zip(before.segments, rows.segments, strict=False)
+    # Columns that are computed are not in the table.
+    recorded = ([segment.recorded for segment in one.segments] for one in (before, rows))
+    *firsts, last = zip(*recorded, strict=False)
     grown = last[0] is last[1] or (last[0].extent is not None and last[0].extent is last[1].extent)
     return bool(grown) and all(one is other for one, other in firsts)
 

@@ -16,7 +16,7 @@ from mouse_core._base.memo import memo
 from mouse_core.errors import ConfigError, DataError, StorageError
 from mouse_core.spec import FieldSpec
 from mouse_core.store.derived import kept
-from mouse_core.store.derived.rows import Derivation, EpisodeRows
+from mouse_core.store.derived.rows import Derivation, EpisodeRows, digest_of
 from mouse_core.store.derived.segment import to_arrow
 from mouse_core.store.snapshot import Snapshot
 
@@ -34,6 +34,7 @@ class DerivedColumns:
         derivations: How fields are computed, by name.
         computed: Arrays by field and segment that are known already.
         path: A folder in which values are kept, if they are.
+        digests: Those that are known of the values of fields that others are computed from, by name.
     """
 
     def __init__(
@@ -42,10 +43,14 @@ class DerivedColumns:
         derivations: Mapping[str, Derivation],
         computed: Mapping[str, list[Array]] | None = None,
         path: Path | None = None,
+        digests: Mapping[str, str] | None = None,
     ) -> None:
         self.base, self.derivations, self.path = base, derivations, path
         self._computed: dict[str, list[Array]] = dict(computed or {})
-        self._begun: tuple[int, dict[str, list[Array]]] = (0, {})
+        # By field, an earlier snapshot of the store, and what is known of it.
+        self._begun: dict[str, tuple[Snapshot, list[Array]]] = {}
+        self._digests = dict(digests or {})
+        self._fields_read: dict[str, set[str]] = {}
         self._lock = ProcessLock()
 
     @memo
@@ -86,17 +91,23 @@ class DerivedColumns:
         """
         later = DerivedColumns(base, self.derivations, path=self.path)
         with self._lock:
-            computed = dict(self._computed)
-        common = _common_rows(self.base, base) if computed else 0
-        starts = base.episode_starts if common else np.zeros(1, np.int64)
-        later._begun = int(starts[np.searchsorted(starts, common) - 1]) if common else 0, computed
+            # What nobody read of this snapshot may have been read of one before.
+            later._begun = {**self._begun, **{name: (self.base, arrays) for name, arrays in self._computed.items()}}
         return later
+
+    def _known_before(self, name: str) -> tuple[int, list[Array] | None]:
+        """The first row that must be computed, and arrays by segment that have the rows before it."""
+        if name not in self._begun:
+            return 0, None
+        earlier, arrays = self._begun.pop(name)
+        common = _common_rows(earlier, self.base)
+        starts = self.base.episode_starts
+        first = int(starts[np.searchsorted(starts, common) - 1]) if common else 0
+        return first, arrays if first else None
 
     def _by_segment(self, name: str) -> list[Array]:
         """A field's values, computed or taken over."""
-        first, begun = self._begun
-        before = begun.get(name)
-        first = first if before is not None else 0
+        first, before = self._known_before(name)
         values = self._kept(name) if before is None else self._compute(name, first)
         found: list[Array] = []
         begin = 0
@@ -128,7 +139,9 @@ class DerivedColumns:
             taken = numbers[: there - len(values)]
             placed[taken] = known[taken]
         placed[numbers[there - len(values) :]] = values
-        if len(np.unique(numbers)) < there:
+        is_there = np.zeros(rows, np.bool_)
+        is_there[numbers] = True
+        if np.count_nonzero(is_there) < there:
             raise DataError(
                 f"expected each row of a dataset at most once in the store, found some of rows {begin}.."
                 f"{begin + there - 1} twice, for which {name!r} would have two values; flatten_indices() of the "
@@ -143,13 +156,22 @@ class DerivedColumns:
         assert self.path is not None
         file = self.path / f"{quote(name, safe='')}.arrow"
         said = kept.said_of(self.base, self.derivations[name], self.specs[name])
-        found = kept.load(file, said)
+        found = kept.load(file, said, self._digest)
         if found is None:
-            kept.write(file, self._compute(name, 0), said)
-            found = kept.load(file, said)
+            values = self._compute(name, 0)
+            read = {field: self._digest(field) for field in sorted({"", *self._fields_read[name]})}
+            kept.write(file, values, said, read)
+            found = kept.load(file, said, self._digest)
         if found is None:
             raise StorageError(f"{file}: expected the values that were written, found others")
         return found
+
+    def _digest(self, field: str) -> str:
+        """That of a field's values; see ``digest_of``."""
+        if field not in self._digests:
+            edges = np.append(np.arange(0, self.base.num_rows, _ROWS), self.base.num_rows)
+            self._digests[field] = digest_of(self.base, field, edges)
+        return self._digests[field]
 
     @memo
     def _is_kept(self) -> bool:
@@ -161,6 +183,7 @@ class DerivedColumns:
         values = np.empty((self.base.num_rows - first, *spec.shape), spec.stored_dtype)
         for rows, begin in self._blocks(first):
             found = np.asarray(derivation.compute(rows))
+            self._fields_read.setdefault(name, set()).update(rows.fields_read)
             wanted = (len(rows), *spec.shape)
             if found.shape != wanted:
                 raise DataError(f"{derivation!r}: expected values of shape {list(wanted)}, found {found.shape}")
@@ -183,7 +206,7 @@ class DerivedColumns:
     def __reduce__(self) -> tuple[Any, ...]:
         with self._lock:
             computed = {} if self._is_kept else dict(self._computed)
-            return DerivedColumns, (self.base, self.derivations, computed, self.path)
+            return DerivedColumns, (self.base, self.derivations, computed, self.path, self._digests)
 
 
 def _common_rows(before: Snapshot, after: Snapshot) -> int:

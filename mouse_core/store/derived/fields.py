@@ -106,7 +106,8 @@ class NStepReturn:
         """The sums, float64 ``[n]``."""
         rewards, taken = rows.leaving(self.reward, np.float64).reshape(len(rows)), _steps_taken(rows, self.n)
         total = np.zeros(len(rows))
-        for ahead in range(min(self.n, int(taken.max()))):
+        # At a discount of 0 the first reward is all, and others are not looked at: 0 times infinity is no number.
+        for ahead in range(min(self.n if self.discount else 1, int(taken.max()))):
             # With two steps of rewards 4, 2, 8: 4 2 8 and then half of 2 8, where so many are taken.
             (summed,) = np.nonzero(taken > ahead)
             total[summed] += self.discount**ahead * rewards[summed + ahead]

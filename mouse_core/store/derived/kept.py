@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mouse_core.errors import MissingFieldError
 from mouse_core.files.writing import make_folder, replacing, storing
 from mouse_core.spec import FieldSpec
 from mouse_core.store.derived.segment import to_arrow
@@ -18,14 +19,14 @@ from mouse_core.store.snapshot import Snapshot
 
 Array = npt.NDArray[Any]
 
-_VERSION = 1
+_VERSION = 2
 _KEY = b"mouse_derived"
 
 
 def is_lasting(snapshot: Snapshot) -> bool:
     """Whether all rows are those of datasets, and so there in the next process."""
     segments = snapshot.segments
-    return all(segment.extent is None for segment in segments) and snapshot.num_rows == sum(
+    return all(segment.is_lasting for segment in segments) and snapshot.num_rows == sum(
         segment.num_rows for segment in segments
     )
 
@@ -42,14 +43,17 @@ def said_of(snapshot: Snapshot, how: object, spec: FieldSpec) -> dict[str, Any]:
     }
 
 
-def load(file: Path, said: Mapping[str, Any]) -> Array | None:
+def load(file: Path, said: Mapping[str, Any], digest: Callable[[str], str]) -> Array | None:
     """The values of a file, ``[rows, *shape]``, mapped; None where there is none of which all that is said holds.
 
+    ``digest`` gives that of a field's values; the file says which fields it was computed from, and what theirs was.
     A file that is damaged or cut counts as none, for what was in it can be computed again.
     """
     try:
         with pa.memory_map(str(file)) as source, pa.ipc.open_file(source) as reader:
-            if json.loads((reader.schema.metadata or {}).get(_KEY, b"null")) != said:
+            found = json.loads((reader.schema.metadata or {}).get(_KEY, b"null"))
+            read = found.pop("read") if isinstance(found, dict) and "read" in found else None
+            if found != said or not isinstance(read, dict) or any(digest(name) != read[name] for name in read):
                 return None
             batch = reader.get_batch(0)
             batch.validate()
@@ -58,20 +62,20 @@ def load(file: Path, said: Mapping[str, Any]) -> Array | None:
             column = column.flatten()
         values: Array = column.to_numpy(zero_copy_only=True)
         # Values of another type, or another number of them, are damage, too.
-        found: Array = values.view(said["dtype"]).reshape(said["rows"], *said["shape"])
-        return found
-    except (OSError, ValueError, pa.ArrowException):
+        shaped: Array = values.view(said["dtype"]).reshape(said["rows"], *said["shape"])
+        return shaped
+    except (OSError, ValueError, MissingFieldError, pa.ArrowException):
         return None
 
 
-def write(file: Path, values: Array, said: Mapping[str, Any]) -> None:
-    """Write the values of a file, which replace any that it has.
+def write(file: Path, values: Array, said: Mapping[str, Any], read: Mapping[str, str]) -> None:
+    """Write the values of a file, which replace any that it has; ``read`` are digests of the fields behind them.
 
     Raises:
         StorageError: It cannot be written; the file that was there still is.
     """
     column = to_arrow(np.ascontiguousarray(values))
-    schema = pa.schema([(file.stem, column.type)], metadata={_KEY: json.dumps(said).encode()})
+    schema = pa.schema([(file.stem, column.type)], metadata={_KEY: json.dumps({**said, "read": dict(read)}).encode()})
     with storing(f"derived fields: {str(file)!r}"):
         make_folder(file.parent)
         with (

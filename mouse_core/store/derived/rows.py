@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any, Protocol
 
 import numpy as np
@@ -62,6 +63,7 @@ class EpisodeRows:
         self._snapshot, self._begin = snapshot, begin
         self.lengths = lengths
         self.num_rows = int(lengths.sum())
+        self.fields_read: set[str] = set()
 
     def __len__(self) -> int:
         return self.num_rows
@@ -122,6 +124,7 @@ class EpisodeRows:
             DataError: A value that it does not allow.
         """
         reader = self._snapshot.readers.get(field)
+        self.fields_read.add(field)
         if reader is None:
             known = list(self._snapshot.readers)
             raise MissingFieldError(f"derived fields: expected a field {field!r} to compute from, found {known}")
@@ -171,6 +174,29 @@ class EpisodeRows:
     def _is_arrived(self, field: str) -> bool:
         """Whether a row's value belongs to the transition that led to the row's observation."""
         return self.alignment == "arrived" and self._snapshot.config.fields[field].is_of_transition
+
+
+def digest_of(snapshot: Snapshot, field: str, begins: Int64s) -> str:
+    """A digest of a field's values in all rows, as they are stored; "" of where episodes begin.
+
+    Args:
+        snapshot: The rows.
+        field: Its name.
+        begins: Rows at which what is read at a time begins, and the end, int64 ``[n]``.
+    """
+    import xxhash
+
+    if not field:
+        return str(xxhash.xxh3_128_hexdigest(np.ascontiguousarray(snapshot.episode_starts).view(np.uint8).data))
+    if field not in snapshot.readers:
+        raise MissingFieldError(f"derived fields: expected a field {field!r}, found {list(snapshot.readers)}")
+    reader = snapshot.readers[field]
+    dtype = reader.stored_dtype(reader.spec.dtype)
+    digest = xxhash.xxh3_128(f"{dtype.str} {reader.spec.shape}".encode())
+    for begin, end in pairwise(begins.tolist()):
+        values = EpisodeRows(snapshot, begin, np.array([end - begin])).values(field, dtype)
+        digest.update(values.reshape(-1).view(np.uint8).data)
+    return str(digest.hexdigest())
 
 
 def known_field(rows: Spec, name: str, what: str) -> FieldSpec:

@@ -39,6 +39,16 @@ class DerivedSegment(Segment):
         self.extent = None if segment.extent is None else object()
         self._parts, self._first_values = {}, {}
 
+    @property
+    def recorded(self) -> Segment:
+        """The segment without the columns that are computed."""
+        return self.rows_of.recorded
+
+    @property
+    def is_lasting(self) -> bool:
+        """As that of the segment."""
+        return self.rows_of.is_lasting
+
     @memo
     def table(self) -> pa.Table:
         """The steps, with the derived columns."""

@@ -35,7 +35,8 @@ class DerivedStore(Store):
         fields: How they are computed, by name, such as ``{"returns_to_go": Return()}``. They are computed from the
             fields of ``store``, and not from each other; for that make a store of this one.
         path: A folder in which what is computed is kept, a file for each field, which the next process maps. It says
-            which rows it was computed from, and how, and is replaced where that is no longer so. Only where all rows
+            which values it was computed from, and how, and is replaced where that is no longer so: all values of the
+            fields that it is computed from are read to see that they are the same. Only where all rows
             are those of datasets: appended ones are not there in the next process. None: in memory.
 
     Raises:
@@ -79,8 +80,12 @@ class DerivedStore(Store):
 
     @property
     def about(self) -> About:
-        """What is known of the rows of the store; see ``Store``."""
-        return self._store.about
+        """What is known of the rows of the store, and which fields are derived, for whoever reads them when written."""
+        said = self._store.about
+        if not len(self._store):
+            return said
+        derived = [one for name, one in self.snapshot().config.fields.items() if name in self._derivations]
+        return said.replace(fields=(*said.fields, *derived))
 
     def snapshot(self, rows: int | None = None) -> Snapshot:
         """The rows there are now, or those that there were; see ``Store``."""

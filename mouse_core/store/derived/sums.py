@@ -38,8 +38,8 @@ def discounted_sums(values: Floats, lengths: npt.NDArray[np.int64], discount: fl
         >>> discounted_sums(np.array([1.0, 2.0, 4.0, 8.0]), np.array([3, 1]), 0.5)
         array([3., 4., 4., 8.])
     """
-    if len(values) == len(lengths):
-        return values
+    if len(values) == len(lengths) or discount == 0.0:
+        return values  # without a product: nothing times infinity is no number
     rows = min(_PIECE, int(lengths.max()))
     pieces = -(-lengths // rows)
     last_piece = np.cumsum(pieces) - 1

@@ -158,6 +158,61 @@ def test_other_rows_or_another_function_are_told_apart(changes: dict[str, Any], 
         run(**changes)
 
 
+def with_one_other(row: int) -> pa.Table:
+    columns = {name: np.array(values) for name, values in example_columns(ROWS).items() if values.ndim < 3}
+    columns["reward"][row] += 3
+    return pa.table({name: list(values) for name, values in columns.items()})
+
+
+def test_one_row_of_others_is_enough(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"columns": ["reward"], "block_rows": 30}
+    preprocess(with_one_other(0), a_sum, tmp_path / "new", **options)
+    assert preprocess(with_one_other(0), a_sum, tmp_path / "new", **options).reopened
+    other = np.array([row for row in range(1, ROWS - 1) if row % 43])[100]
+    preprocess(with_one_other(int(other)), a_sum, tmp_path / "other", **options)
+    with pytest.raises(ConfigError, match=r"was made of something else: it differs in rows, some of \d+\.\.\d+; give"):
+        preprocess(with_one_other(int(other) + 1), a_sum, tmp_path / "other", **options)
+    # What is half done, too.
+    function = partial(raising, after=7, folder=str(tmp_path))
+    with pytest.raises(WorkerError):
+        preprocess(with_one_other(20), function, tmp_path / "half", **options)
+    with pytest.raises(ConfigError, match=r"unfinished work .* it differs in rows, some of .*; finish it, or delete"):
+        preprocess(with_one_other(21), function, tmp_path / "half", **options)
+
+
+def a_sum(rows: dict[str, Any]) -> dict[str, Any]:
+    return {"sum": rows["reward"].cumsum()}
+
+
+def in_place(rows: dict[str, Any], *, column: str) -> dict[str, Any]:
+    rows[column][:] = rows[column][0]
+    return rows
+
+
+@pytest.mark.parametrize("column", ["reward", "flag", "task"])
+def test_changes_in_place_are_refused(column: str, tmp_path: Path) -> None:
+    columns: dict[str, Any] = {name: list(example_columns(20)[name]) for name in ("action", "reward", "done")}
+    table = pa.table({**columns, "flag": [row > 3 for row in range(20)], "task": [f"task {row}" for row in range(20)]})
+    with pytest.raises(WorkerError, match="read-only"):
+        preprocess(table, partial(in_place, column=column), tmp_path / "new")
+
+
+@pytest.mark.parametrize("said", ["", "{", "[]", "no edges", "no sources", "no schema"])
+def test_a_note_that_is_damaged_says_what_to_do(said: str, tmp_path: Path) -> None:
+    function = partial(raising, after=4, folder=str(tmp_path))
+    with pytest.raises(WorkerError):
+        preprocess(example_store(ROWS), function, tmp_path / "new", columns=["reward"], block_rows=30)
+    job = tmp_path / ".new.preprocessing" / "job.json"
+    if said.startswith("no "):
+        noted = json.loads(job.read_text())
+        del noted[said[3:]]
+        said = json.dumps(noted)
+    job.write_text(said)
+    with pytest.raises(DataError, match=r"job\.json.*delete the folder .*\.new\.preprocessing'?, and call again"):
+        preprocess(example_store(ROWS), function, tmp_path / "new", columns=["reward"], block_rows=30)
+    assert job.exists()
+
+
 def waiting(rows: dict[str, Any], *, folder: str) -> dict[str, Any]:
     """What it has begun is counted by files; it waits for one that says that it may go on."""
     name = f"{rows['observation'][0, 0]}-{os.getpid()}-{time.monotonic_ns()}"
