@@ -37,11 +37,6 @@ class ChosenSegment(Segment):
         self.num_rows = int(sizes.sum())
         self._first_values = {}
 
-    @property
-    def is_lasting(self) -> bool:
-        """Whether those of the other segment last."""
-        return self.whole.is_lasting
-
     @memo
     def table(self) -> pa.Table:
         """That of the other segment."""

@@ -46,6 +46,8 @@ class Segment:
     extent: object = None
     # Whether rows of the table are found through row numbers.
     is_picked: bool = False
+    # The segment that has the same rows without the columns that are computed, for one that has such.
+    rows_of: Segment | None = None
     # For appended rows, the address of the first value of some columns, and values of a row; others are looked up.
     addresses: Mapping[str, tuple[int, int]] = MappingProxyType({})
     _make_table: Callable[[], pa.Table] | None = None
@@ -97,16 +99,6 @@ class Segment:
     def origin(self) -> Any:
         """The dataset that has these rows and no others, if there is one."""
         return None
-
-    @property
-    def recorded(self) -> Segment:
-        """The segment without the columns that are computed beside its own."""
-        return self
-
-    @property
-    def is_lasting(self) -> bool:
-        """Whether its rows are those of a dataset, and so there in the next process."""
-        return self.extent is None
 
     def seal(self) -> None:
         """Make the table, and let go of what it is made from."""

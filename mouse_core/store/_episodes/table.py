@@ -35,8 +35,6 @@ class _Segment(Protocol):
     is_picked: bool
 
     @property
-    def recorded(self) -> Any: ...
-    @property
     def types(self) -> dict[str, pa.DataType]: ...
     def column(self, name: str) -> pa.ChunkedArray | None: ...
     def row_numbers(self, rows: Int64s) -> Int64s: ...
@@ -121,10 +119,18 @@ def _are_first(before: Rows, rows: Rows) -> bool:
     if any(before.config.fields.get(name) != rows.config.fields.get(name) for name in _COUNTED):
         return False
     # Columns that are computed are not in the table.
-    recorded = ([segment.recorded for segment in one.segments] for one in (before, rows))
+    recorded = ([_recorded(segment) for segment in one.segments] for one in (before, rows))
     *firsts, last = zip(*recorded, strict=False)
     grown = last[0] is last[1] or (last[0].extent is not None and last[0].extent is last[1].extent)
     return bool(grown) and all(one is other for one, other in firsts)
+
+
+def _recorded(segment: Any) -> _Segment:
+    """The segment without the columns that are computed."""
+    while segment.rows_of is not None:
+        segment = segment.rows_of
+    found: _Segment = segment
+    return found
 
 
 def _names(rows: Rows) -> list[str]:

@@ -14,6 +14,8 @@ import pyarrow as pa
 from mouse_core.errors import MissingFieldError
 from mouse_core.files.writing import make_folder, replacing, storing
 from mouse_core.spec import FieldSpec
+from mouse_core.store._chosen import ChosenSegment
+from mouse_core.store._segments import Segment
 from mouse_core.store.derived.segment import to_arrow
 from mouse_core.store.snapshot import Snapshot
 
@@ -26,9 +28,15 @@ _KEY = b"mouse_derived"
 def is_lasting(snapshot: Snapshot) -> bool:
     """Whether all rows are those of datasets, and so there in the next process."""
     segments = snapshot.segments
-    return all(segment.is_lasting for segment in segments) and snapshot.num_rows == sum(
+    return all(_is_lasting(segment) for segment in segments) and snapshot.num_rows == sum(
         segment.num_rows for segment in segments
     )
+
+
+def _is_lasting(segment: Segment) -> bool:
+    while segment.rows_of is not None or isinstance(segment, ChosenSegment):
+        segment = segment.whole if isinstance(segment, ChosenSegment) else segment.rows_of or segment
+    return segment.extent is None
 
 
 def said_of(snapshot: Snapshot, how: object, spec: FieldSpec) -> dict[str, Any]:

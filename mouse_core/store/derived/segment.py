@@ -30,6 +30,8 @@ class DerivedSegment(Segment):
         values: Gives the values of such a column for the rows of a segment's table, ``[rows, *shape]``.
     """
 
+    rows_of: Segment
+
     def __init__(
         self, segment: Segment, number: int, derived: Mapping[str, pa.DataType], values: Callable[[str, int], Array]
     ) -> None:
@@ -38,16 +40,6 @@ class DerivedSegment(Segment):
         # Rows that are appended may change what is derived for the rows before: memory of its own for each snapshot.
         self.extent = None if segment.extent is None else object()
         self._parts, self._first_values = {}, {}
-
-    @property
-    def recorded(self) -> Segment:
-        """The segment without the columns that are computed."""
-        return self.rows_of.recorded
-
-    @property
-    def is_lasting(self) -> bool:
-        """As that of the segment."""
-        return self.rows_of.is_lasting
 
     @memo
     def table(self) -> pa.Table:
