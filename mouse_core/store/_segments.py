@@ -46,8 +46,6 @@ class Segment:
     extent: object = None
     # Whether rows of the table are found through row numbers.
     is_picked: bool = False
-    # The segment that has the same rows without the columns that are computed, for one that has such.
-    rows_of: Segment | None = None
     # For appended rows, the address of the first value of some columns, and values of a row; others are looked up.
     addresses: Mapping[str, tuple[int, int]] = MappingProxyType({})
     _make_table: Callable[[], pa.Table] | None = None

@@ -127,9 +127,8 @@ def _are_first(before: Rows, rows: Rows) -> bool:
 
 def _recorded(segment: Any) -> _Segment:
     """The segment without the columns that are computed."""
-    while segment.rows_of is not None:
-        segment = segment.rows_of
-    found: _Segment = segment
+    inner = getattr(segment, "rows_of", segment)
+    found: _Segment = segment if inner is segment else _recorded(inner)
     return found
 
 

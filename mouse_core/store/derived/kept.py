@@ -16,7 +16,7 @@ from mouse_core.files.writing import make_folder, replacing, storing
 from mouse_core.spec import FieldSpec
 from mouse_core.store._chosen import ChosenSegment
 from mouse_core.store._segments import Segment
-from mouse_core.store.derived.segment import to_arrow
+from mouse_core.store.derived.segment import DerivedSegment, to_arrow
 from mouse_core.store.snapshot import Snapshot
 
 Array = npt.NDArray[Any]
@@ -34,9 +34,9 @@ def is_lasting(snapshot: Snapshot) -> bool:
 
 
 def _is_lasting(segment: Segment) -> bool:
-    while segment.rows_of is not None or isinstance(segment, ChosenSegment):
-        segment = segment.whole if isinstance(segment, ChosenSegment) else segment.rows_of or segment
-    return segment.extent is None
+    if isinstance(segment, ChosenSegment):
+        return _is_lasting(segment.whole)
+    return _is_lasting(segment.rows_of) if isinstance(segment, DerivedSegment) else segment.extent is None
 
 
 def said_of(snapshot: Snapshot, how: object, spec: FieldSpec) -> dict[str, Any]:

@@ -30,8 +30,6 @@ class DerivedSegment(Segment):
         values: Gives the values of such a column for the rows of a segment's table, ``[rows, *shape]``.
     """
 
-    rows_of: Segment
-
     def __init__(
         self, segment: Segment, number: int, derived: Mapping[str, pa.DataType], values: Callable[[str, int], Array]
     ) -> None:
