@@ -13,6 +13,7 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from mouse_core import DatasetStore
 from mouse_core.errors import ConfigError, SchemaError
+from mouse_core.mixtures import Mixture
 from tests.core.hub_client import (
     REPO,
     checked_hub,
@@ -40,6 +41,12 @@ def test_branches(hub: HubServer, tmp_path: Path) -> None:
     assert len(load(hub, tmp_path, revision=str(result.oid))["train"]) == 6
     push(hub, {"train": make_store(7)}, revision="runs/2")
     assert table_of(head(hub, branch="runs/2"), "train").num_rows == 7
+
+
+def test_a_mixture_is_published_by_member(hub: HubServer) -> None:
+    with pytest.raises(ConfigError, match=r"push_named_stores_to_hub\(mixture.members\)"):
+        push(hub, {"train": Mixture([make_store(5), make_store(6)])})
+    assert not hub.writes()
 
 
 def test_visibility_is_what_was_asked_for(hub: HubServer) -> None:
