@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
@@ -184,8 +184,8 @@ def statistics(
 
     Mean and deviation are those of float64 to ``1e-6`` of the deviation; lowest and highest are exact. NaN and
     infinities count for nothing. The first row of an episode has no action and reward of its own where rows stand as
-    "arrived", so it is left out of them; a row that says ``observation_missing`` is, of observations. The numbers are a
-    function of the rows alone: not of how they lie, or of threads.
+    "arrived", so it is left out of them; a row that says ``observation_missing`` is, of observations. A null that a
+    field fills is no measurement either, images aside. The numbers are a function of the rows alone: not of how they lie, or of threads.
 
     Args:
         store: A store or a snapshot.
@@ -225,13 +225,14 @@ def _content(snapshot: Snapshot, rows: int) -> str:
 
 
 class _Block(NamedTuple):
-    """Rows of a field that are counted together."""
+    """Rows of a field that are counted together; ``with_nulls`` reads NaN where the field fills a null."""
 
     name: str
     layout: Layout
     begin: int
     end: int
     dropped: Int64s
+    with_nulls: FieldReader | None
 
 
 def _counted(
@@ -253,10 +254,10 @@ def _counted(
         if before is not None and known is not None and known.whole is not None and known.layout == layout:
             done, whole = before.rows // layout.block_rows * layout.block_rows, known.whole.copy()
         parts[name] = Part(layout, whole, whole, reader.spec.image_shape is not None)
-        dropped = _dropped(snapshot, name, done)
+        dropped, with_nulls = _dropped(snapshot, name, done), _with_nulls(snapshot, reader)
         begins = range(done, n, layout.block_rows)
         ends = [min(begin + layout.block_rows, n) for begin in begins]
-        blocks += [_Block(name, layout, begin, end, dropped) for begin, end in zip(begins, ends, strict=True)]
+        blocks += [_Block(name, layout, begin, end, dropped, with_nulls) for begin, end in zip(begins, ends, strict=True)]
     total = sum(block.end - block.begin for block in blocks)
     with (
         progress_bar("counting", total=total, unit="rows", enabled=progress) as advance,
@@ -279,6 +280,10 @@ def _count(snapshot: Snapshot, block: _Block) -> Counted:
     reader = snapshot.readers[block.name]
     windows = snapshot.locate(np.array([block.begin]), block.end - block.begin).part(0)
     (rows,) = reader.read(windows, _dtype_of(reader))
+    if block.with_nulls is not None:
+        there = ~np.isnan(block.with_nulls.read(windows, np.dtype(np.float64))[0])
+        if not there.all():
+            rows = np.where(there, rows.astype(np.float64), np.nan)
     first, end = np.searchsorted(block.dropped, (block.begin, block.end))
     if end > first:
         rows = np.delete(rows, block.dropped[first:end] - block.begin, axis=0)
@@ -288,6 +293,17 @@ def _count(snapshot: Snapshot, block: _Block) -> Counted:
 def _dtype_of(reader: FieldReader) -> np.dtype[np.generic]:
     """What a field is read in to be counted: as it is stored, or as float64 where that cannot hold what it becomes."""
     return reader.stored_dtype(np.dtype(np.float64))
+
+
+def _with_nulls(snapshot: Snapshot, reader: FieldReader) -> FieldReader | None:
+    """What reads a field with NaN for its nulls; None where they count for nothing anyway, and of images."""
+    field = reader.field
+    if field.fill is None or not np.isfinite(field.fill) or field.image:
+        return None
+    double, shape = np.dtype(np.float64), reader.column.shape
+    plain = replace(field, dtype=double, vector_dtype=None, shape=shape, dim=None, fill=np.nan, bounds=None, labels=())
+    types = snapshot.config.types
+    return bind_fields(snapshot.segments, {field.name: plain}, types, rows=snapshot.num_rows).get(field.name)
 
 
 def _dropped(snapshot: Snapshot, name: str, begin: int) -> Int64s:

@@ -111,6 +111,29 @@ def test_an_observation_that_the_recording_lacks_does_not_count() -> None:
     assert_are_of(found["reward"], columns["reward"][columns["episode_step"] > 0])
 
 
+def test_nulls_that_a_field_fills_do_not_count() -> None:
+    arms = [[1.0, 5.0], None, [3.0, None], [2.0, 7.0], None, [2.0, 6.0]]
+    table = datasets.Dataset.from_dict(
+        {
+            "action": [0.0] * 6,
+            "reward": [0.0] * 6,
+            "done": [0] * 5 + [1],
+            "sensor": [1, 2, None, None, 3, 5],
+            "arm": arms,
+            "episode_step": [0, 1, None, 3, 4, 5],
+        }
+    )
+    fields = [Field("sensor", fill=-999), Field("arm", fill=-5.0, shape=(2,))]
+    store = DatasetStore(fields=fields).from_dataset(table)
+    found = statistics(store, ["sensor", "arm", "time"])
+    assert (found["sensor"].count, found["sensor"].mean, found["sensor"].min) == (4, 2.75, 1)
+    assert found["sensor"].quantiles[0.5] == 2.5
+    assert found["arm"].count.tolist() == [4, 3]
+    assert found["arm"].min.tolist() == [1, 5]
+    assert (found["time"].count, found["time"].min) == (5, 0)
+    assert BatchSource(store, 1, 6, sampling="last")[0]["sensor"].min() == -999  # batches have what is filled in
+
+
 def test_how_rows_lie_says_nothing(tmp_path: Path) -> None:
     columns = rows(5000)
     table = {name: values.tolist() for name, values in columns.items()}
