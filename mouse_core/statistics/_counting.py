@@ -14,8 +14,9 @@ from mouse_core.spec import FieldSpec
 from mouse_core.statistics.moments import Floats, Moments
 from mouse_core.statistics.quantiles import Sketch, Tally
 
-# So many numbers make a block, about; a block has a power of two of rows.
-_BLOCK = 1 << 20
+# So many numbers make a block, about; a block has a power of two of rows. Behind the last whole block the rows are
+# counted in so many pieces of one.
+_BLOCK, _PIECES = 1 << 20, 16
 # Of longer rows there are no quantiles, images aside.
 MOST_PLACES = 1024
 
@@ -43,6 +44,11 @@ class Layout(NamedTuple):
         """Rows of a block."""
         fitting = max(64, _BLOCK // max(1, self.width * self.beside))
         return 1 << (fitting.bit_length() - 1)
+
+    @property
+    def piece_rows(self) -> int:
+        """Rows of a piece of the block that is not whole yet."""
+        return self.block_rows // _PIECES
 
 
 def layout_of(field: FieldSpec, stored: np.dtype[Any], *, quantiles: bool) -> Layout:
@@ -107,6 +113,7 @@ class Part(NamedTuple):
         whole: Of its whole blocks, so that more rows can follow; None where that is not known.
         all: Of all rows.
         is_image: Whether they are images.
+        pieces: Of the whole pieces behind the whole blocks, so that few rows are read again; None: not known.
         said: Quantiles by share that a file says, where nothing else is known of how numbers are spread; None: none.
         has_count: Whether it is known how many numbers they were; a file may not say it.
     """
@@ -117,6 +124,7 @@ class Part(NamedTuple):
     is_image: bool
     said: Mapping[float, Floats] | None = None
     has_count: bool = True
+    pieces: Counted | None = None
 
 
 def count(layout: Layout, rows: npt.NDArray[Any]) -> Counted:

@@ -100,7 +100,8 @@ class Statistics(Mapping[str, FieldStatistics]):
     def update(self, store: Store | Snapshot, *, progress: bool = False) -> Statistics:
         """Those of a store whose first rows these are: the same numbers, to the bit, as ``statistics`` would find.
 
-        Only rows that came since are read, and fewer than a block (about a million numbers) before them. That the
+        Only rows that came since are read, and before them fewer than a block (about a million numbers), or than a
+        sixteenth of one, where these were counted here and not loaded. That the
         others are the same is seen by their number and a few of them, as a loader's state sees it. Fields that were
         not counted here, of which a file of LeRobot's said something, are left out.
 
@@ -246,33 +247,53 @@ def _counted(
     """Statistics of a snapshot's fields, counted on from those of fewer rows."""
     n = snapshot.num_rows
     parts, blocks = {}, []
+    rests: dict[str, Counted] = {}  # of the rows behind the last piece
     for name in names:
         reader = snapshot.readers[name]
         layout = layout_of(reader.spec, _dtype_of(reader), quantiles=bool(shares))
         known = None if before is None else before.parts[name]
-        done, whole = 0, Counted.nothing(layout)
+        done, whole, pieces = 0, Counted.nothing(layout), Counted.nothing(layout)
         if before is not None and known is not None and known.whole is not None and known.layout == layout:
             done, whole = before.rows // layout.block_rows * layout.block_rows, known.whole.copy()
-        parts[name] = Part(layout, whole, whole, reader.spec.image_shape is not None)
+            if known.pieces is not None and done == n // layout.block_rows * layout.block_rows:
+                done, pieces = before.rows // layout.piece_rows * layout.piece_rows, known.pieces.copy()
+        parts[name] = Part(layout, whole, whole, reader.spec.image_shape is not None, pieces=pieces)
         dropped, with_nulls = _dropped(snapshot, name, done), _with_nulls(snapshot, reader)
-        begins = range(done, n, layout.block_rows)
-        ends = [min(begin + layout.block_rows, n) for begin in begins]
-        blocks += [_Block(name, layout, begin, end, dropped, with_nulls) for begin, end in zip(begins, ends, strict=True)]
+        stretches = _stretches(layout, done, n)
+        blocks += [_Block(name, layout, begin, end, dropped, with_nulls) for begin, end in stretches]
     total = sum(block.end - block.begin for block in blocks)
     with (
         progress_bar("counting", total=total, unit="rows", enabled=progress) as advance,
         ThreadPoolExecutor(THREADS, thread_name_prefix="mouse-statistics") as pool,
     ):
         for block, found in zip(blocks, in_order(pool, partial(_count, snapshot), blocks), strict=True):
-            part = parts[block.name]
-            if block.end - block.begin == block.layout.block_rows:
+            part, rows = parts[block.name], block.end - block.begin
+            if rows == block.layout.block_rows:
                 part.whole.merge(found)  # type: ignore[union-attr]
+            elif rows == block.layout.piece_rows:
+                part.pieces.merge(found)  # type: ignore[union-attr]
             else:
-                rest = part.whole.copy()  # type: ignore[union-attr]
-                rest.merge(found)
-                parts[block.name] = part._replace(all=rest)
-            advance(block.end - block.begin)
+                rests[block.name] = found
+            advance(rows)
+    for name, part in parts.items():
+        total = part.whole.copy()  # type: ignore[union-attr]
+        total.merge(part.pieces)  # type: ignore[arg-type]
+        if name in rests:
+            total.merge(rests[name])
+        parts[name] = part._replace(all=total)
     return Statistics(parts, shares, n, snapshot.fingerprint, _content(snapshot, n))
+
+
+def _stretches(layout: Layout, begin: int, end: int) -> Iterator[tuple[int, int]]:
+    """Rows that are counted together, from the beginning of a block or of a piece of the last one.
+
+    Of 300 rows in blocks of 128 and pieces of 8 these are two blocks, five pieces from row 256 on, and the last 4 rows.
+    """
+    whole = end // layout.block_rows * layout.block_rows
+    for first in range(begin, whole, layout.block_rows):
+        yield first, first + layout.block_rows
+    for first in range(max(begin, whole), end, layout.piece_rows):
+        yield first, min(first + layout.piece_rows, end)
 
 
 def _count(snapshot: Snapshot, block: _Block) -> Counted:
