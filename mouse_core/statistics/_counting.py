@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -49,6 +49,17 @@ class Layout(NamedTuple):
     def piece_rows(self) -> int:
         """Rows of a piece of the block that is not whole yet."""
         return self.block_rows // _PIECES
+
+    def stretches(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
+        """Rows that are counted together, from the beginning of a block or of a piece of the last one.
+
+        Of 300 rows in blocks of 128 and pieces of 8 these are two blocks, five pieces from row 256 on, and 4 rows.
+        """
+        whole = end // self.block_rows * self.block_rows
+        for first in range(begin, whole, self.block_rows):
+            yield first, first + self.block_rows
+        for first in range(max(begin, whole), end, self.piece_rows):
+            yield first, min(first + self.piece_rows, end)
 
 
 def layout_of(field: FieldSpec, stored: np.dtype[Any], *, quantiles: bool) -> Layout:
@@ -111,7 +122,7 @@ class Part(NamedTuple):
     Args:
         layout: How.
         whole: Of its whole blocks, so that more rows can follow; None where that is not known.
-        all: Of all rows.
+        all: Of all rows; while they are counted, of those behind the last whole piece.
         is_image: Whether they are images.
         pieces: Of the whole pieces behind the whole blocks, so that few rows are read again; None: not known.
         said: Quantiles by share that a file says, where nothing else is known of how numbers are spread; None: none.
@@ -125,6 +136,22 @@ class Part(NamedTuple):
     said: Mapping[float, Floats] | None = None
     has_count: bool = True
     pieces: Counted | None = None
+
+    def with_stretch(self, found: Counted, rows: int) -> Part:
+        """With what was counted of the next stretch, of so many rows."""
+        known = {self.layout.block_rows: self.whole, self.layout.piece_rows: self.pieces}.get(rows)
+        if known is None:
+            return self._replace(all=found)
+        known.merge(found)
+        return self
+
+    def summed(self) -> Part:
+        """With what was counted of all rows."""
+        total = Counted.nothing(self.layout) if self.whole is None else self.whole.copy()
+        for one in (self.pieces, self.all):
+            if one is not None:
+                total.merge(one)
+        return self._replace(all=total)
 
 
 def count(layout: Layout, rows: npt.NDArray[Any]) -> Counted:

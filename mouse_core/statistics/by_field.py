@@ -186,7 +186,8 @@ def statistics(
     Mean and deviation are those of float64 to ``1e-6`` of the deviation; lowest and highest are exact. NaN and
     infinities count for nothing. The first row of an episode has no action and reward of its own where rows stand as
     "arrived", so it is left out of them; a row that says ``observation_missing`` is, of observations. A null that a
-    field fills is no measurement either, images aside. The numbers are a function of the rows alone: not of how they lie, or of threads.
+    field fills is no measurement either, images aside. The numbers are a function of the rows alone: not of how they
+    lie, or of threads.
 
     Args:
         store: A store or a snapshot.
@@ -247,7 +248,6 @@ def _counted(
     """Statistics of a snapshot's fields, counted on from those of fewer rows."""
     n = snapshot.num_rows
     parts, blocks = {}, []
-    rests: dict[str, Counted] = {}  # of the rows behind the last piece
     for name in names:
         reader = snapshot.readers[name]
         layout = layout_of(reader.spec, _dtype_of(reader), quantiles=bool(shares))
@@ -257,9 +257,9 @@ def _counted(
             done, whole = before.rows // layout.block_rows * layout.block_rows, known.whole.copy()
             if known.pieces is not None and done == n // layout.block_rows * layout.block_rows:
                 done, pieces = before.rows // layout.piece_rows * layout.piece_rows, known.pieces.copy()
-        parts[name] = Part(layout, whole, whole, reader.spec.image_shape is not None, pieces=pieces)
+        parts[name] = Part(layout, whole, Counted.nothing(layout), reader.spec.image_shape is not None, pieces=pieces)
         dropped, with_nulls = _dropped(snapshot, name, done), _with_nulls(snapshot, reader)
-        stretches = _stretches(layout, done, n)
+        stretches = layout.stretches(done, n)
         blocks += [_Block(name, layout, begin, end, dropped, with_nulls) for begin, end in stretches]
     total = sum(block.end - block.begin for block in blocks)
     with (
@@ -267,33 +267,10 @@ def _counted(
         ThreadPoolExecutor(THREADS, thread_name_prefix="mouse-statistics") as pool,
     ):
         for block, found in zip(blocks, in_order(pool, partial(_count, snapshot), blocks), strict=True):
-            part, rows = parts[block.name], block.end - block.begin
-            if rows == block.layout.block_rows:
-                part.whole.merge(found)  # type: ignore[union-attr]
-            elif rows == block.layout.piece_rows:
-                part.pieces.merge(found)  # type: ignore[union-attr]
-            else:
-                rests[block.name] = found
-            advance(rows)
-    for name, part in parts.items():
-        total = part.whole.copy()  # type: ignore[union-attr]
-        total.merge(part.pieces)  # type: ignore[arg-type]
-        if name in rests:
-            total.merge(rests[name])
-        parts[name] = part._replace(all=total)
+            parts[block.name] = parts[block.name].with_stretch(found, block.end - block.begin)
+            advance(block.end - block.begin)
+    parts = {name: part.summed() for name, part in parts.items()}
     return Statistics(parts, shares, n, snapshot.fingerprint, _content(snapshot, n))
-
-
-def _stretches(layout: Layout, begin: int, end: int) -> Iterator[tuple[int, int]]:
-    """Rows that are counted together, from the beginning of a block or of a piece of the last one.
-
-    Of 300 rows in blocks of 128 and pieces of 8 these are two blocks, five pieces from row 256 on, and the last 4 rows.
-    """
-    whole = end // layout.block_rows * layout.block_rows
-    for first in range(begin, whole, layout.block_rows):
-        yield first, first + layout.block_rows
-    for first in range(max(begin, whole), end, layout.piece_rows):
-        yield first, min(first + layout.piece_rows, end)
 
 
 def _count(snapshot: Snapshot, block: _Block) -> Counted:
