@@ -73,16 +73,24 @@ class BlocksAround:
         shift: How many rows after the anchor the one at offset 0 lies: 1 where a transition stands in the row that it
             leads to, else 0.
         number: Tells the blocks of several such from each other.
+        single: Whether no rows are read but those that are asked for, each for itself, and not as runs.
     """
 
-    def __init__(self, anchors: PlannedBlocks, offsets: Offsets, shift: int, number: int) -> None:
-        self.anchors, self.offsets, self.shift, self.number = anchors, offsets, shift, number
+    def __init__(
+        self, anchors: PlannedBlocks, offsets: Offsets, shift: int, number: int, *, single: bool = False
+    ) -> None:
+        self.anchors, self.offsets, self.shift, self.number, self.single = anchors, offsets, shift, number, single
         self.planner, self.begin_with = anchors.planner, 1
         self._lock = ProcessLock()
 
     def on(self, anchors: PlannedBlocks) -> BlocksAround:
         """The same around other anchors."""
-        return BlocksAround(anchors, self.offsets, self.shift, self.number)
+        return BlocksAround(anchors, self.offsets, self.shift, self.number, single=self.single)
+
+    @property
+    def singly(self) -> BlocksAround:
+        """The same, with every row read for itself."""
+        return BlocksAround(self.anchors, self.offsets, self.shift, ~self.number, single=True)
 
     def block_with(self, index: int) -> tuple[BlockAround, int]:
         """See ``Blocks.block_with``."""
@@ -106,7 +114,7 @@ class BlocksAround:
         if isinstance(self.offsets, Seconds):
             rows = rows_at(anchors, self.offsets, self.shift, times_of(snapshot, self.offsets))
         else:
-            rows = rows_of(anchors, self.offsets, self.shift)
+            rows = rows_of(anchors, self.offsets, self.shift, single=self.single)
         # Runs for an anchor, and for a window.
         runs = len(rows.start) // max(1, len(windows)) if len(windows) else 1
         bounds = [first * runs for first in windows.bounds]

@@ -16,7 +16,7 @@ from mouse_core.batches._form import BatchForm, DTypes, MaskReader, Readers, cop
 from mouse_core.batches._mask import check_fill
 from mouse_core.batches._pipeline import Batch, Pipeline, PlannedBlocks
 from mouse_core.batches._planner import Block, Planner
-from mouse_core.errors import ConfigError, MissingFieldError
+from mouse_core.errors import ConfigError, DataError, MissingFieldError
 from mouse_core.sampling.around import clock_of
 from mouse_core.sampling.episodes import Boundary, EpisodeAnchors, Weighting, sampler_of
 from mouse_core.sampling.offsets import FieldWindows, Offsets, Seconds, field_windows, mask_of
@@ -87,12 +87,26 @@ class Group:
         """These fields of batch ``number`` of anchors, ``[*axes, K, ...]``, and their masks, ``[*axes, K]``."""
         block = self.blocks.around(anchors)
         block.check(number)
-        return self._settled(self.pipeline.take_of(block, number), block, number, size, self.dtypes[False])
+        try:
+            batch = self.pipeline.take_of(block, number)
+        except DataError:
+            return self._gathered(self._singly(anchors), number, size, stored=False, out=None)
+        return self._settled(batch, block, number, size, self.dtypes[False])
 
     def gather(self, anchors: Block, number: int, size: _Size, *, stored: bool, out: Arrays | None) -> Batch:
         """The same of batch ``number`` of a block of anchors, in the delivered or the stored dtypes."""
         block = self.blocks.around(anchors)
         block.check(number)
+        try:
+            return self._gathered(block, number, size, stored=stored, out=out)
+        except DataError:
+            return self._gathered(self._singly(anchors), number, size, stored=stored, out=out)
+
+    def _singly(self, anchors: Block) -> BlockAround:
+        """The same without rows that are only read with them: what is wrong with these is not to matter."""
+        return self.blocks.singly.around(anchors)
+
+    def _gathered(self, block: BlockAround, number: int, size: _Size, *, stored: bool, out: Arrays | None) -> Batch:
         targets, form = None, self.pipeline.form
         if out is not None:
             rows = len(block.windows.part(number)), block.windows.length
@@ -173,7 +187,9 @@ class PipelineAround:
         anchors = Pipeline(planner, plain, part, fields=copied_fields(plain, part.shapes))
         groups = []
         for number, ((offsets, shift), fields) in enumerate(chosen.items()):
-            blocks = BlocksAround(anchors.blocks, offsets, shift, number)
+            # Decoding costs more than finding rows one by one.
+            encoded = any(reader.column.kind.kind == "image" for reader in fields.values())
+            blocks = BlocksAround(anchors.blocks, offsets, shift, number, single=encoded)
             part = replace(part_of(form, fields), is_padded=False, fill=None)
             pipeline = Pipeline(planner, fields, part, fields=copied_fields(fields, part.shapes), blocks=blocks)
             groups.append(Group(pipeline, blocks, form.dtypes, windows.fill))

@@ -14,7 +14,16 @@ import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
 
-from mouse_core import BatchSource, ConfigError, DatasetStore, Field, MissingFieldError, PrefetchBatchifier, StateError
+from mouse_core import (
+    BatchSource,
+    ConfigError,
+    DataError,
+    DatasetStore,
+    Field,
+    MissingFieldError,
+    PrefetchBatchifier,
+    StateError,
+)
 from mouse_core.sampling import RandomWindows
 from mouse_core.testing import SourceConformance, example_store, stream_digest
 from tests.core.oracle import assert_same
@@ -355,6 +364,53 @@ def test_encoded_images_are_decoded_once(monkeypatch: pytest.MonkeyPatch) -> Non
                 np.testing.assert_array_equal(batch["obs_image"][window, step, place], wanted)
     distinct = {max(0, int(start) + step) for start in starts for step in range(-3, 6)}
     assert sum(looked_at) == len(distinct)
+
+
+class First:
+    """The first row of an episode, and then its others, one a batch."""
+
+    sequence_length = batch_size = 1
+
+    def __init__(self, begin: int, length: int) -> None:
+        self.begin, self.length = begin, length
+
+    def batches_per_epoch(self, snapshot: Any) -> int:
+        return self.length
+
+    def starts(self, seed: int, index: int, snapshot: Any, epoch_start: int) -> np.ndarray:
+        return np.array([self.begin + index % self.length])
+
+
+@pytest.mark.parametrize("column", ["reward", "observation_image"])
+@pytest.mark.parametrize("alignment", ["arrived", "outgoing"])
+@pytest.mark.parametrize("offsets", [range(4), range(-3, 1), range(8)])
+def test_what_is_wrong_in_another_episode_does_not_matter(column: str, alignment: Any, offsets: range) -> None:
+    """A null, a broken image or a code that does not exist, beside an episode that is shorter than what is asked for."""
+    from mouse_core.images import encode_png
+
+    rows = rows_of([3, 3, 4])
+    pictures = np.random.default_rng(0).integers(0, 256, (10, 4, 5, 3), dtype=np.uint8)
+    columns: dict[str, Any] = {name: values.tolist() for name, values in rows.items()}
+    columns["observation_image"] = [{"bytes": encode_png(picture), "path": None} for picture in pictures]
+    for row in (1, 7):
+        wrong = {"reward": None, "observation_image": {"bytes": b"broken", "path": None}}
+        columns[column][row] = wrong[column]
+    table = pa.table({**columns, "action": _listed(rows["action"]), "observation": _listed(rows["observation"])})
+    store = DatasetStore(alignment=alignment).from_dataset(table)
+    field = column.replace("observation", "obs")
+    first, broken = (
+        BatchSource(store, batch_size=1, sampling=First(begin, 3), fields=[field], windows={field: offsets})
+        for begin in (3, 0)
+    )
+    shift = ALIGNED[alignment] if field in TRANSITION else 0
+    for index in range(3):
+        for batch in (first[index], first.gather(first.plan(index))):
+            nearest = [min(max(3 + index + offset + shift, 3 + shift), 5) for offset in offsets]
+            wanted = pictures[nearest].reshape(len(offsets), -1) if field == "obs_image" else rows[column][nearest]
+            np.testing.assert_array_equal(batch[field][0], wanted)
+    with pytest.raises(DataError):
+        for index in range(3):
+            broken[index]
 
 
 @pytest.mark.parametrize(
