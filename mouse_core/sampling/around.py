@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from mouse_core._arrow.windows import Windows
-from mouse_core.errors import ConfigError, MissingFieldError
+from mouse_core.errors import ConfigError, DataError, MissingFieldError
 from mouse_core.sampling.episodes import episodes_of, remembered
 from mouse_core.sampling.offsets import Seconds, runs_of
 from mouse_core.store.fields import FieldReader
@@ -55,6 +55,25 @@ class Anchors:
         if len(across):
             begin[across], end[across], _ = table.episode_of(np.zeros(len(across), np.int64), row[across])
         return cls(row, begin, end, there)
+
+
+class Clock(NamedTuple):
+    """The time stamps of a snapshot.
+
+    Args:
+        times: That of every row, in seconds, float64 ``[rows]``.
+        dtype: What they are stored in.
+    """
+
+    times: npt.NDArray[np.float64]
+    dtype: np.dtype[np.generic]
+
+    def spacing(self, times: npt.NDArray[np.float64]) -> npt.NDArray[np.floating[Any]] | float:
+        """How far from each other the stored numbers are at some times from 0 on: of float32 at 1,024 s 0.00012 s."""
+        if self.dtype.kind != "f":
+            return 0.0
+        with np.errstate(over="ignore", invalid="ignore"):
+            return np.spacing(times.astype(self.dtype))
 
 
 class Rows(NamedTuple):
@@ -130,22 +149,24 @@ def _within(unit: int, *numbers: Int64s) -> list[npt.NDArray[np.int32]]:
     return [np.clip(some, -unit, unit).astype(np.int32)[:, None] for some in numbers]
 
 
-def rows_at(anchors: Anchors, seconds: Seconds, shift: int, times: npt.NDArray[np.float64]) -> Rows:
+def rows_at(anchors: Anchors, seconds: Seconds, shift: int, clock: Clock) -> Rows:
     """The rows whose time stamps are nearest to some seconds from those of anchors, within their episodes.
 
     Of time stamps 0.0, 0.1, 0.2 and the anchor at 0.1, 0.04 seconds later is 0.14: the row at 0.1 is nearest, 0.04
-    away. Of two rows that are as near the earlier one is taken.
+    away. Of two rows that are as near the earlier one is taken, but of all that have the anchor's time the anchor.
 
     Args:
         anchors: Around which.
         seconds: Which rows, and how near they must be.
         shift: See ``BlocksAround``: the row so many after the nearest one, which so many last rows do not have.
-        times: The time stamp of every row of the snapshot, float64 ``[rows]``.
+        clock: The time stamps.
     """
+    times = clock.times
     begin, end = (bound[:, None] for bound in (anchors.begin, anchors.end))
     # Rows that have one so many rows behind them; of an episode of one row that row, for which all is missing.
     last = np.maximum(end - shift, begin + 1)
-    wanted = times[anchors.row][:, None] + np.asarray(seconds.offsets)
+    now, anchor_row = times[anchors.row][:, None], anchors.row[:, None]
+    wanted = now + np.asarray(seconds.offsets)
     low, high = (np.broadcast_to(bound, wanted.shape).copy() for bound in (begin, last))
     while (open_ := low < high).any():  # the first row that is not before: halve what is left of each
         middle = (low + high) // 2
@@ -155,7 +176,10 @@ def rows_at(anchors: Anchors, seconds: Seconds, shift: int, times: npt.NDArray[n
     after = np.minimum(low, last - 1)
     ahead = np.maximum(after - 1, begin)
     row = np.where(np.abs(times[ahead] - wanted) <= np.abs(times[after] - wanted), ahead, after)
-    near = (np.abs(times[row] - wanted) <= seconds.tolerance) & (end - begin > shift)
+    own = times[row] == now
+    row = np.where(own, np.minimum(anchor_row, last - 1), row)
+    tolerance = np.fmax(seconds.tolerance, clock.spacing(np.maximum(np.abs(wanted), np.abs(now))))
+    near = (np.abs(times[row] - wanted) <= tolerance) & (end - begin > shift) & ~(own & (anchor_row >= last))
     if anchors.there is not None:
         near &= anchors.there[:, None]
     refused: list[tuple[int, str]] = []
@@ -169,7 +193,7 @@ def rows_at(anchors: Anchors, seconds: Seconds, shift: int, times: npt.NDArray[n
             refused.append(
                 (
                     place,
-                    f"{seconds.clock}: expected a row within {seconds.tolerance:g} s of "
+                    f"{seconds.clock}: expected a row within {tolerance[anchor, offset]:g} s of "
                     f"{float(wanted[anchor, offset]):.6f} s, {seconds.offsets[offset]:+g} s from row "
                     f"{int(anchors.row[anchor])}, found the nearest at {found:.6f} s (row {int(row[anchor, offset])}); "
                     "a wider tolerance takes it, holes='mask' pads",
@@ -197,13 +221,26 @@ def clock_of(snapshot: Snapshot, seconds: Seconds) -> FieldReader:
     return reader
 
 
-def times_of(snapshot: Snapshot, seconds: Seconds) -> npt.NDArray[np.float64]:
-    """The time stamps of all rows of a snapshot, float64 ``[rows]``; looked up once.
+def times_of(snapshot: Snapshot, seconds: Seconds) -> Clock:
+    """The time stamps of all rows of a snapshot; looked up once.
 
     Raises:
-        DataError: A value that the field does not allow.
+        DataError: A value that the field does not allow, or one before that of the row before, in one episode.
     """
-    return remembered(snapshot, ("times", seconds.clock), lambda: _times(snapshot, clock_of(snapshot, seconds)))
+    return remembered(snapshot, ("times", seconds.clock), lambda: _clock(snapshot, clock_of(snapshot, seconds)))
+
+
+def _clock(snapshot: Snapshot, reader: FieldReader) -> Clock:
+    times = _times(snapshot, reader)
+    back = np.nonzero(times[1:] < times[:-1])[0] + 1
+    back = back[~np.isin(back, snapshot.episode_starts)]
+    if len(back):
+        row = int(back[0])
+        raise DataError(
+            f"{reader.spec.name}: expected time stamps that ascend within an episode, found {times[row]:g} s at row "
+            f"{row} behind {times[row - 1]:g} s"
+        )
+    return Clock(times, reader.column.reading.dtype)
 
 
 def _times(snapshot: Snapshot, reader: FieldReader) -> npt.NDArray[np.float64]:

@@ -135,6 +135,47 @@ def test_times_of_rows_that_come_later() -> None:
         assert mask.tolist() == [start - 2 >= begin, start + 3 < end]
 
 
+@pytest.mark.parametrize("alignment", ["arrived", "outgoing"])
+def test_no_seconds_is_the_anchors_own_row_where_stamps_repeat(alignment: Any) -> None:
+    """With stamps 0, 0, 1, 1, 1 the reward of row 3 is its own, and the last arrived row has none."""
+    store, shift = store_of([5], [0, 0, 1, 1, 1], alignment), SHIFT[alignment]
+    windows = {"obs_discrete": Seconds([0.0]), "reward": Seconds([0.0])}
+    batch = BatchSource(store, batch_size=5, sampling="last", windows=windows)[0]
+    assert batch["obs_discrete"][:, 0].tolist() == [0, 1, 2, 3, 4]
+    assert batch["obs_discrete_mask"].all()
+    assert batch["reward"][:, 0].tolist() == [min(row + shift, 4) for row in range(5)]
+    assert batch["reward_mask"][:, 0].tolist() == [True, True, True, True, not shift]
+
+
+def test_a_clock_that_goes_back_is_refused_with_its_row() -> None:
+    """Within an episode; the next one may begin anywhere."""
+    seconds = {"obs_discrete": Seconds([0.0])}
+    assert BatchSource(store_of([3, 2], [5, 6, 7, 0, 1]), batch_size=5, windows=seconds)[0]["obs_discrete_mask"].all()
+    with pytest.raises(DataError, match=r"timestamp: .* ascend .* found 1 s at row 4 behind 4 s"):
+        BatchSource(store_of([2, 4], [5, 6, 3, 4, 1, 2]), batch_size=2, windows=seconds)[0]
+
+
+@pytest.mark.parametrize("rate", [30, 50])
+def test_coarse_stamps_are_as_near_as_they_can_be(rate: int) -> None:
+    """Stamps in float32 of 40 minutes: from 1,024 s on they are further from each other than the default tolerance."""
+    count = 40 * 60 * rate
+    step = np.arange(count)
+    store = DatasetStore(fields=[Field("timestamp")])
+    store.extend(
+        {
+            "action": step,
+            "reward": np.zeros(count),
+            "done": (step == count - 1).astype(int),
+            "observation_discrete": step,
+            "timestamp": (step / rate).astype(np.float32),
+        }
+    )
+    windows = {"obs_discrete": Seconds([-1 / rate, 0, 1 / rate])}
+    batch = BatchSource(store, batch_size=count, sampling="last", fields=["obs_discrete"], windows=windows)[0]
+    np.testing.assert_array_equal(batch["obs_discrete"], np.clip(step[:, None] + [-1, 0, 1], 0, count - 1))
+    assert batch["obs_discrete_mask"].sum() == 3 * count - 2
+
+
 def source_of(seconds: Seconds, **options: Any) -> BatchSource:
     return BatchSource(store_of([5], range(5)), batch_size=1, windows={"action": seconds}, **options)
 
