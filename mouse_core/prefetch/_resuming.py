@@ -117,11 +117,14 @@ def _configuration(source: BatchSource) -> dict[str, Any]:
 
 
 def _stages_in_words(stages: Sequence[list[Any]]) -> dict[str, Any]:
-    """What is done to batches: what says so for a function of one's own, and for all else together."""
+    """What is done to batches: how fields are normalised and augmented, and by which function of one's own."""
     said: dict[str, Any] = {}
-    others = [stage for stage in stages if stage[0] != "map"]
-    if others:
-        said["augment"] = json.dumps(others)
+    for _, scalings in (stage for stage in stages if stage[0] == "normalize"):
+        numbers = {name: f"{kind} by numbers {digest}" for name, (kind, digest) in scalings.items()}
+        said["normalize"] = {**said.get("normalize", {}), **numbers}
+    augment = [stage for stage in stages if stage[0] not in ("map", "normalize")]
+    if augment:
+        said["augment"] = json.dumps(augment)
     for _, version, per, shapes, dropped in (stage for stage in stages if stage[0] == "map"):
         said["map"] = {"version": version, "per": per, "fields": json.dumps(shapes), "drop": json.dumps(dropped)}
     return said
@@ -194,7 +197,7 @@ def _compared(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str
     # An anchor's boundary is not known.
     names = [name for name in names if name != "boundary" or None not in (expected[name], found[name])]
     both = expected.keys() & found.keys()
-    return [name for name in names if name in both or name in ("sampling", "augment", "map")]
+    return [name for name in names if name in both or name in ("sampling", "normalize", "augment", "map")]
 
 
 def _differing_parts(name: str, wanted: Any, has: Any) -> list[str]:

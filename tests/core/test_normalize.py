@@ -22,6 +22,7 @@ from mouse_core import (
     PrefetchBatchifier,
     RandomCrop,
     SchemaError,
+    StateError,
 )
 from mouse_core.mixtures import Mixture
 from mouse_core.statistics import Normalizer, statistics
@@ -277,6 +278,29 @@ def test_a_loader_resumes_exactly_after_rows_came() -> None:
             other.refresh()
             loader.refresh()
             assert other.next_batch()["action"].tobytes() == loader.next_batch()["action"].tobytes()
+
+
+@pytest.mark.parametrize(
+    ("normalize", "says"),
+    [
+        ({"reward": "min_max"}, "; normalize: reward: expected min_max by numbers .*, found mean_std by numbers"),
+        (
+            {"action": "mean_std"},
+            "; normalize: expected 'action', found none; normalize: expected no 'reward', found one",
+        ),
+        (None, "; normalize: expected none, found .*reward"),
+    ],
+)
+def test_a_state_says_which_field_was_normalised_otherwise(normalize: Any, says: str) -> None:
+    store = store_of(columns())
+    with PrefetchBatchifier(store, LENGTH, SIZE, normalize={"reward": "mean_std"}) as loader:
+        state = loader.state_dict()
+    with (
+        PrefetchBatchifier(store, LENGTH, SIZE, normalize=normalize) as loader,
+        pytest.raises(StateError, match=says) as found,
+    ):
+        loader.load_state_dict(state)
+    assert "augment" not in str(found.value)
 
 
 def test_numbers_are_part_of_the_fingerprint() -> None:
