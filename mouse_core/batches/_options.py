@@ -210,7 +210,7 @@ def warn_of_collation(indices: Sequence[int]) -> None:
 
 def identity_of(snapshot: Snapshot, sampler: object, readers: Readers, stages: Sequence[Stage]) -> list[Any]:
     """What decides about batches, but for the seed, the delivered dtypes, and what shards deliver of a batch."""
-    from mouse_core.sampling.identity import sampler_identity
+    from mouse_core._base.identity import sampler_identity
 
     masked = isinstance(sampler, PaddedSampler)
     fields = [

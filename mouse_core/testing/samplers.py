@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._base.identity import sampler_identity
 from mouse_core.batches.source import BatchSource
 from mouse_core.errors import ConfigError, DataError, MouseError, StateError
 from mouse_core.randomness import Key, Purpose
@@ -17,7 +18,6 @@ from mouse_core.replay.buffer import ReplayBuffer
 from mouse_core.replay.ground.protocols import Draw, PrioritySampler
 from mouse_core.replay.ground.protocols import Sampler as ReplaySampler
 from mouse_core.replay.storages.array import ArrayStorage
-from mouse_core.sampling.identity import sampler_identity
 from mouse_core.sampling.plan import PaddedSampler, WindowSampler
 from mouse_core.testing._comparing import refused
 from mouse_core.testing.examples import example_store

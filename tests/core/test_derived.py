@@ -609,3 +609,29 @@ def test_at_a_discount_of_nothing_infinity_is_no_neighbour() -> None:
     derived = DerivedStore(store, {"to_go": Return(0.0), "of_two": NStepReturn(2, 0.0)})
     values = all_values(derived)
     assert values["to_go"].tolist() == values["of_two"].tolist() == [1.0, np.inf, 2.0]
+
+
+@dataclass(frozen=True)
+class Weighted:
+    weights: Any
+
+    def spec(self, name: str, rows: Spec) -> FieldSpec:
+        return FieldSpec(name, np.dtype("float32"), ())
+
+    def compute(self, rows: EpisodeRows) -> Any:
+        return np.full(len(rows), self.weights.sum(), np.float32)
+
+
+class Plain(Weighted):
+    __repr__ = object.__repr__
+
+
+@pytest.mark.parametrize("kind", [Weighted, Plain])
+def test_a_derivation_is_told_by_all_of_its_values(kind: type[Weighted]) -> None:
+    store, weights = example_store(40), np.zeros(5000)
+    other = weights.copy()
+    other[2500] = 1
+    found = [DerivedStore(store, {"w": kind(one)}).snapshot().fingerprint for one in (weights, weights.copy(), other)]
+    assert found[0] == found[1] != found[2]
+    with pytest.raises(ConfigError, match="derived fields: expected a derivation whose repr says what it is"):
+        DerivedStore(store, {"w": Plain(lambda: 0)})

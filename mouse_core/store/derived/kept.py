@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mouse_core._base.identity import derivation_identity
 from mouse_core.errors import MissingFieldError
 from mouse_core.files.writing import make_folder, replacing, storing
 from mouse_core.spec import FieldSpec
@@ -45,7 +46,7 @@ def said_of(snapshot: Snapshot, how: object, spec: FieldSpec) -> dict[str, Any]:
         "version": _VERSION,
         "rows": snapshot.num_rows,
         "fingerprint": snapshot.fingerprint,
-        "how": repr(how),
+        "how": derivation_identity(how),
         "dtype": spec.stored_dtype.name,
         "shape": list(spec.shape),
     }

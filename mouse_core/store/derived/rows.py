@@ -25,7 +25,8 @@ _LENGTH = 4096
 class Derivation(Protocol):
     """How a field is computed from others: a pure function of whole episodes.
 
-    Its ``repr`` stands for it in fingerprints, as that of a frozen dataclass does. What an episode's rows become must
+    Its ``repr`` stands for it in fingerprints, as that of a frozen dataclass does; where it has none of its own, or one
+    that leaves values of arrays out, class and attributes do. What an episode's rows become must
     not depend on other episodes: rows are given some episodes at a time, and when a store grows only those anew that
     may have changed. Where the field belongs to transitions, as ``done`` does, and not to observations, an attribute
     ``transition`` says so; ``windows=`` of sources goes by it.

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mouse_core._arrow.column_types import column_type
+from mouse_core._base.identity import derivation_identity
 from mouse_core._base.locks import ProcessLock
 from mouse_core.errors import ConfigError
 from mouse_core.spec import Field
@@ -66,6 +67,7 @@ class DerivedStore(Store):
         for name, derivation in fields.items():
             if not hasattr(derivation, "compute") or not hasattr(derivation, "spec") or isinstance(derivation, type):
                 raise ConfigError(f"derived fields: {name!r}: expected one such as Return(), found {derivation!r:.80}")
+            derivation_identity(derivation)  # which refuses one that has none
         self._store, self._derivations = store, dict(fields)
         self._path = None if path is None else Path(path)
         self._columns: DerivedColumns | None = None
@@ -130,7 +132,7 @@ def derived_snapshot(columns: DerivedColumns) -> Snapshot:
         base.config,
         fields={**base.config.fields, **fields},
         types={**base.config.types, **{name: column_type(kind) for name, kind in columns.types.items()}},
-        made={**base.config.made, **{name: repr(one) for name, one in columns.derivations.items()}},
+        made={**base.config.made, **{name: derivation_identity(one) for name, one in columns.derivations.items()}},
     )
     numbered = enumerate(base.segments)
     segments = [DerivedSegment(segment, number, columns.types, columns.values) for number, segment in numbered]

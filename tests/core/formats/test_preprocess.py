@@ -213,6 +213,50 @@ def test_a_note_that_is_damaged_says_what_to_do(said: str, tmp_path: Path) -> No
     assert job.exists()
 
 
+ANEW = """
+import sys
+from functools import partial
+from mouse_core.formats.preprocessing import preprocess
+from mouse_core.testing import example_store
+
+def scaled(rows, *, names, factor=1):
+    return {"scaled": rows["reward"] * FACTOR}
+
+function = partial(scaled, names={"alpha", "beta", "gamma", "delta"})
+print(preprocess(example_store(40), function, sys.argv[1], columns=["reward"]).reopened)
+"""
+
+
+def test_a_function_is_known_by_what_it_does_where_its_text_is_not(tmp_path: Path) -> None:
+    def run(factor: int, hashes: str) -> tuple[str, str]:
+        environment = dict(os.environ, PYTHONPATH=os.pathsep.join([os.getcwd(), *sys.path]), PYTHONHASHSEED=hashes)
+        done = subprocess.run(
+            [sys.executable, "-", str(tmp_path / "new")],
+            input=ANEW.replace("FACTOR", str(factor)),
+            env=environment,
+            capture_output=True,
+            text=True,
+        )
+        return done.stdout.strip(), done.stderr
+
+    assert [run(2, hashes)[0] for hashes in ("1", "2")] == ["False", "True"]
+    out, error = run(3, "1")
+    assert not out
+    assert "differs in text of the function" in error
+
+
+def named(rows: dict[str, Any], *, names: list[str]) -> dict[str, Any]:
+    return {}
+
+
+def test_equal_arguments_are_the_same_whatever_objects_they_are(tmp_path: Path) -> None:
+    one = "x" * 30
+    again = "".join(["x"] * 30)
+    preprocess(example_store(20), partial(named, names=[one, one]), tmp_path / "new", columns=["reward"])
+    function = partial(named, names=[one, again])
+    assert preprocess(example_store(20), function, tmp_path / "new", columns=["reward"]).reopened
+
+
 def waiting(rows: dict[str, Any], *, folder: str) -> dict[str, Any]:
     """What it has begun is counted by files; it waits for one that says that it may go on."""
     name = f"{rows['observation'][0, 0]}-{os.getpid()}-{time.monotonic_ns()}"

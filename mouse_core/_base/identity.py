@@ -1,4 +1,4 @@
-"""What a sampler is, in words that are the same in every process."""
+"""What an object is that draws or computes, in words that are the same in every process."""
 
 from __future__ import annotations
 
@@ -14,8 +14,23 @@ from mouse_core.errors import ConfigError
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
-def sampler_identity(sampler: object) -> str:
+def derivation_identity(derivation: object) -> str:
+    """As ``sampler_identity``, of what a field is derived by; arrays of which its ``repr`` leaves values out count whole.
+
+    Raises:
+        ConfigError: An attribute that cannot be told apart from others by its value, such as a function.
+    """
+    if "..." not in repr(derivation):
+        return sampler_identity(derivation, "derived fields: expected a derivation")
+    return _by_attributes(derivation, "derived fields: expected a derivation")
+
+
+def sampler_identity(sampler: object, wanted: str = "sampling: expected a sampler") -> str:
     """The sampler's ``repr``; where that is Python's own, which has an address in it, its class and attributes.
+
+    Args:
+        sampler: The sampler.
+        wanted: How the message begins.
 
     Raises:
         ConfigError: An attribute that cannot be told apart from others by its value, such as a function.
@@ -24,32 +39,38 @@ def sampler_identity(sampler: object) -> str:
         shown = repr(sampler)
         if not _ADDRESS.search(shown):
             return shown
+    return _by_attributes(sampler, wanted)
+
+
+def _by_attributes(sampler: object, wanted: str) -> str:
     kind = type(sampler)
     slots = [name for base in kind.__mro__ for name in getattr(base, "__slots__", ())]
     values = {name: getattr(sampler, name) for name in slots if hasattr(sampler, name)} | getattr(
         sampler, "__dict__", {}
     )
-    shown = ", ".join(f"{name}={_canonical(values[name], f'{kind.__name__}.{name}')}" for name in sorted(values))
+    shown = ", ".join(
+        f"{name}={_canonical(values[name], f'{kind.__name__}.{name}', wanted)}" for name in sorted(values)
+    )
     return f"{kind.__module__}.{kind.__qualname__}({shown})"
 
 
-def _canonical(value: Any, where: str) -> str:
+def _canonical(value: Any, where: str, wanted: str) -> str:
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
         return f"{value.dtype.str}{value.shape}:{digest}"
     if isinstance(value, list | tuple):
-        return f"{type(value).__name__}[{', '.join(_canonical(item, where) for item in value)}]"
+        return f"{type(value).__name__}[{', '.join(_canonical(item, where, wanted) for item in value)}]"
     if isinstance(value, Mapping):
-        items = sorted((_canonical(key, where), _canonical(item, where)) for key, item in value.items())
+        items = sorted((_canonical(key, where, wanted), _canonical(item, where, wanted)) for key, item in value.items())
         return f"{type(value).__name__}{items}"
     if isinstance(value, Set):
-        return f"{type(value).__name__}{sorted(_canonical(item, where) for item in value)}"
+        return f"{type(value).__name__}{sorted(_canonical(item, where, wanted) for item in value)}"
     shown = repr(value)
     if _ADDRESS.search(shown):
         if not _has_repr(value) and hasattr(value, "__dict__"):
-            return sampler_identity(value)
+            return sampler_identity(value, wanted)
         raise ConfigError(
-            f"sampling: expected a sampler whose repr says what it is (a frozen dataclass has one), for the "
+            f"{wanted} whose repr says what it is (a frozen dataclass has one), for the "
             f"fingerprint of a checkpoint; found {where} = {shown:.80}"
         )
     return shown
