@@ -15,7 +15,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
 def derivation_identity(derivation: object) -> str:
-    """As ``sampler_identity``, of what a field is derived by; arrays of which its ``repr`` leaves values out count whole.
+    """As ``sampler_identity``, of what a field is derived by; arrays that its ``repr`` abbreviates count whole.
 
     Raises:
         ConfigError: An attribute that cannot be told apart from others by its value, such as a function.
