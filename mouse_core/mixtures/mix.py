@@ -51,16 +51,8 @@ class Mix:
         Raises:
             ConfigError: A member with a weight has no rows, or no member has both.
         """
-        sizes, weights = [1] * len(members), self.stages[stage][1]
-        if self.per == "step":
-            sizes = [member.num_rows for member in members]
-        elif self.per == "trajectory":
-            sizes = [len(member.episode_starts) if member.num_rows else 0 for member in members]
-        if self.per == "member" and self.skips_empty:
-            sizes = [int(member.num_rows > 0) for member in members]
-        for name, weight, member in zip(self.names, weights, members, strict=True):
-            if self.per == "member" and not self.skips_empty and weight and not member.num_rows:
-                raise ConfigError(f"mixture: expected rows in every member with a weight, found {name!r} empty")
+        weights = self.stages[stage][1]
+        sizes = self._sizes(weights, members)
         shares = [exact(weight) * size for weight, size in zip(weights, sizes, strict=True)]
         if not any(shares):
             raise ConfigError(f"mixture: expected rows in a member with a weight, found {self!r} and {sizes}")
@@ -68,6 +60,19 @@ class Mix:
             largest = max(shares)
             shares = [_evened(share / largest, self.temperature) for share in shares]
         return Shares.of(shares)
+
+    def _sizes(self, weights: Sequence[int], members: Sequence[Snapshot]) -> list[int]:
+        """What each member's weight is multiplied by: its steps, its episodes, or 1."""
+        if self.per == "step":
+            return [member.num_rows for member in members]
+        if self.per == "trajectory":
+            return [len(member.episode_starts) if member.num_rows else 0 for member in members]
+        if self.skips_empty:
+            return [int(member.num_rows > 0) for member in members]
+        for name, weight, member in zip(self.names, weights, members, strict=True):
+            if weight and not member.num_rows:
+                raise ConfigError(f"mixture: expected rows in every member with a weight, found {name!r} empty")
+        return [1] * len(members)
 
 
 def checked_stages(weights: Any, names: Sequence[str]) -> tuple[tuple[int, tuple[int, ...]], ...]:

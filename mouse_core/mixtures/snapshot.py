@@ -176,13 +176,7 @@ def _joined(members: Mapping[str, Snapshot], field: str | None) -> SnapshotConfi
     Raises:
         SchemaError: They do not fit together.
     """
-    for name, member in members.items():
-        own = member.mix.field if isinstance(member, MixtureSnapshot) else None
-        if own not in (None, field):
-            raise SchemaError(
-                f"mixture: expected mixtures as members with the field {field!r} as here, or with none, found "
-                f"{own!r} in {name!r}; rows of other members have no such field"
-            )
+    _check_nested(members, field)
     there = {name: member for name, member in members.items() if member.num_rows} or dict(members)
     alignment, types = _alignment(there), _types(there)
     dims = {name: _largest([member.config.dims[name] for member in there.values()]) for name in DIMS}
@@ -193,6 +187,17 @@ def _joined(members: Mapping[str, Snapshot], field: str | None) -> SnapshotConfi
             raise SchemaError(f"mixture: expected members without a field {field!r}, which batches get, found one")
         fields[field] = Field(field, dtype="int64", shape=(), fill=0, labels=tuple(members))
     return SnapshotConfig(fields, types, dims, alignment)
+
+
+def _check_nested(members: Mapping[str, Snapshot], field: str | None) -> None:
+    """Raise SchemaError if a member is a mixture that says by another field which member a window is of."""
+    for name, member in members.items():
+        own = member.mix.field if isinstance(member, MixtureSnapshot) else None
+        if own not in (None, field):
+            raise SchemaError(
+                f"mixture: expected mixtures as members with the field {field!r} as here, or with none, found "
+                f"{own!r} in {name!r}; rows of other members have no such field"
+            )
 
 
 def _alignment(members: Mapping[str, Snapshot]) -> Alignment:

@@ -61,7 +61,6 @@ def in_words(value: Any, within: tuple[Any, ...] = ()) -> str:
         return repr(value)
     if any(value is one for one in within):
         return f"itself, {[value is one for one in within].index(True)}"
-    within = (*within, value)
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         digest = hashlib.sha256(np.ascontiguousarray(value).tobytes()).hexdigest()
         return f"array({value.dtype}, {value.shape}, {digest})"
@@ -69,13 +68,21 @@ def in_words(value: Any, within: tuple[Any, ...] = ()) -> str:
         return _text(value)
     if inspect.isclass(value):
         return _name(value)
+    if type(value) in (dict, set, frozenset, tuple, list):
+        return _collection_in_words(value, (*within, value))
+    return _object_in_words(value, (*within, value))
+
+
+def _collection_in_words(value: Any, within: tuple[Any, ...]) -> str:
     if type(value) is dict:
         pairs = sorted((in_words(key, within), in_words(item, within)) for key, item in value.items())
         return f"dict({pairs})"
-    if type(value) in (set, frozenset):
-        return f"{type(value).__name__}({sorted(in_words(item, within) for item in value)})"
-    if type(value) in (tuple, list):
-        return f"{type(value).__name__}({[in_words(item, within) for item in value]})"
+    words = [in_words(item, within) for item in value]
+    return f"{type(value).__name__}({words if isinstance(value, tuple | list) else sorted(words)})"
+
+
+def _object_in_words(value: Any, within: tuple[Any, ...]) -> str:
+    """Those of what an object is pickled as."""
     known = copyreg.dispatch_table.get(type(value))
     parts = known(value) if known is not None else value.__reduce_ex__(4)
     if isinstance(parts, str):
