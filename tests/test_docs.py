@@ -111,8 +111,14 @@ def run_page(page: Path, text: str, folder: Path) -> subprocess.CompletedProcess
 
 
 WITH_PYTHON = [page for page in PAGES if program(page.read_text(encoding="utf-8")).strip()]
-# Pages that need what only a lane of its own has.
-IN_LANES = {ROOT / "docs" / "guides" / "in-your-trainer.md": pytest.mark.trainers}
+# Pages that need what only a lane of its own has, and those that take many seconds.
+GUIDES = ROOT / "docs" / "guides"
+IN_LANES = {
+    GUIDES / "in-your-trainer.md": pytest.mark.trainers,
+    GUIDES / "ray.md": pytest.mark.slow,
+    GUIDES / "studies.md": pytest.mark.slow,
+    GUIDES / "where-two-implementations-part.md": pytest.mark.slow,
+}
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ def kills(folder: Path, first: int, stride: int) -> int:
     return int(run.stdout)
 
 
+@pytest.mark.slow
 def test_a_kill_at_some_steps(tmp_path: Path) -> None:
     assert kills(tmp_path, 2, 11) > 5
 

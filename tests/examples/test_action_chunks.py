@@ -35,6 +35,7 @@ def examples(monkeypatch: pytest.MonkeyPatch) -> dict[str, ModuleType]:
     return {name: importlib.import_module(name) for name in ("reaching", "action_chunks_torch", "action_chunks_flax")}
 
 
+@pytest.mark.slow
 def test_both_scripts_train_on_the_same_batches() -> None:
     printed = [run(script, "--episodes", "5", "--steps", "8", "--seed", "3") for script in SCRIPTS]
     for one in printed:

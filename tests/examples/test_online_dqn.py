@@ -31,6 +31,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return importlib.import_module("online_dqn")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_a_short_training(example: ModuleType, framework: str) -> None:
     """The same seed trains the same; the network changes; the buffer is learnt from as soon as it may be."""

@@ -324,6 +324,7 @@ def trained(seed: Any, rewards: jax.Array) -> Any:
     return rollout.seed, [(batch.rows, batch["returns"]) for batch in batches], rollout_storage.permutation(rollout)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [np.uint32, np.int32, np.uint8])
 def test_seeds_may_be_traced(dtype: Any) -> None:
     seeds = np.array([0, 1, 7, 200], dtype)

@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
-from torchrl.data import LazyTensorStorage, ReplayBuffer, ReplayBufferEnsemble
 
 import mouse_core
 import mouse_jax
@@ -122,13 +121,14 @@ def test_shares_are_those_of_grain_within_a_few_windows(weights: list[float]) ->
 
 def test_shares_are_those_of_torchrl_in_the_long_run() -> None:
     """``ReplayBufferEnsemble`` draws of which buffer a batch is; of ours every batch has all."""
+    data = pytest.importorskip("torchrl.data", reason="torchrl is not installed")
     shares = [0.7, 0.2, 0.1]
     torch.manual_seed(0)
     buffers = []
     for code in range(3):
-        buffers.append(ReplayBuffer(storage=LazyTensorStorage(50), batch_size=20))
+        buffers.append(data.ReplayBuffer(storage=data.LazyTensorStorage(50), batch_size=20))
         buffers[-1].extend(TensorDict({"code": torch.full((50,), code)}, batch_size=[50]))
-    ensemble = ReplayBufferEnsemble(*buffers, p=torch.tensor(shares), num_buffer_sampled=1, batch_size=20)
+    ensemble = data.ReplayBufferEnsemble(*buffers, p=torch.tensor(shares), num_buffer_sampled=1, batch_size=20)
     theirs = np.bincount(np.concatenate([ensemble.sample()["code"].reshape(-1).numpy() for _ in range(600)]))
     source = BatchSource(Mixture([example_store(60) for _ in shares], shares), 6, 20, fields=["reward", "member"])
     for index in range(5):

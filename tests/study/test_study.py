@@ -141,6 +141,7 @@ def test_online_training_goes_on_with_its_buffer(tmp_path: Path) -> None:
     assert online.runs[0].digest == online.runs[1].digest is not None
 
 
+@pytest.mark.slow
 def test_loaders_that_a_training_makes_for_itself_are_digested(tmp_path: Path) -> None:
     told = {**OF_STORE, "frameworks": {"numpy": trained.train_on_two_loaders}}
     variants = {"killed": {"killed_at": 16}, "other": {"own_seed": 6}, "plain": {"uses": False}, "late": {"late": True}}
@@ -157,7 +158,15 @@ def test_loaders_that_a_training_makes_for_itself_are_digested(tmp_path: Path) -
     assert runs["late"].undigested == "1 loader made after the first step had begun"
 
 
-SCRIPT = "import sys; from pathlib import Path; from tests.study import trained; trained.main(Path(sys.argv[1]), **{})"
+# Whoever began the tests may have had Ctrl-C ignored, as shells do for what runs in the background.
+SCRIPT = """
+import signal, sys
+from pathlib import Path
+from tests.study import trained
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+trained.main(Path(sys.argv[1]), **{})
+"""
 
 
 def begun(folder: Path, **options: Any) -> subprocess.Popen[str]:
