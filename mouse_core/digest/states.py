@@ -78,7 +78,8 @@ def whole_state(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         >>> loaders = [PrefetchBatchifier(store, 8, 4, shard=(rank, 2), digest=True) for rank in range(2)]
         >>> rewards = [loader.next_batch()["reward"] for loader in loaders]
         >>> state = whole_state([loader.state_dict() for loader in loaders])
-        >>> state["digest"]["windows"], state["digest"]["ranks"]
+        >>> digest = state["digest"]
+        >>> digest["windows"], digest["ranks"]
         (4, 1)
     """
     if not states:

@@ -44,8 +44,8 @@ def killed(folder: Path, steps: int, seeds: int, seconds: float, draw: random.Ra
     studies, runs = 0, 0
 
     def next_kill() -> float:
-        # Of 10 s: the first after 0.5 to 4 s, the second 0.5 to 5.5 s later, the third 0.5 to 7 s.
-        return time.monotonic() + seconds * draw.uniform(0.05, 0.4 + 0.15 * (studies + runs))
+        # Of 10 s: the first after 0.5 to 4 s, the second 0.5 to 6.5 s later, the third 0.5 to 9 s.
+        return time.monotonic() + seconds * draw.uniform(0.05, 0.4 + 0.25 * (studies + runs))
 
     while True:
         process = subprocess.Popen(

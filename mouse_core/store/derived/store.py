@@ -50,7 +50,8 @@ class DerivedStore(Store):
         >>> from mouse_core.store.derived import DerivedStore, Return, TimeToEnd
         >>> from mouse_core.testing import example_store
         >>> store = DerivedStore(example_store(), {"returns_to_go": Return(), "steps_left": TimeToEnd()})
-        >>> BatchSource(store, 8, 4)[0]["returns_to_go"].shape
+        >>> batch = BatchSource(store, 8, 4)[0]
+        >>> batch["returns_to_go"].shape
         (4, 8)
     """
 
