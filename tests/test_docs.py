@@ -116,6 +116,7 @@ GUIDES = ROOT / "docs" / "guides"
 IN_LANES = {
     GUIDES / "in-your-trainer.md": pytest.mark.trainers,
     GUIDES / "ray.md": pytest.mark.slow,
+    GUIDES / "rollouts.md": pytest.mark.slow,
     GUIDES / "studies.md": pytest.mark.slow,
     GUIDES / "where-two-implementations-part.md": pytest.mark.slow,
 }

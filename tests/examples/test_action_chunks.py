@@ -79,6 +79,7 @@ def test_the_loss_is_that_of_the_actions_that_were_taken(examples: dict[str, Any
     assert float(examples["action_chunks_flax"].chunk_loss(flax_policy, arrays)) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_both_networks_say_chunks(examples: dict[str, Any]) -> None:
     seen = np.zeros((3, 2, 10), np.float32)
     assert examples["action_chunks_torch"].ChunkPolicy()(torch.from_numpy(seen)).shape == (3, 16, 2)

@@ -105,6 +105,7 @@ def _accumulate(rank: int, count: int) -> Any:
     return results
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_accumulated_gradients_are_those_of_one_process(count: int) -> None:
     """Also where micro-batches differ in what is there; and an infinite loss is infinite in all processes."""
