@@ -82,15 +82,17 @@ def sum_of_rows(leaves: Mapping[str, npt.NDArray[Any]], index: int, rows: npt.ND
         view: The number of the view.
     """
     kinds = {name: _kind_of(values) for name, values in leaves.items()}
-    mixed = [name for name, kind in kinds.items() if kind is None]
-    if not mixed:
+    needs = {name: kind for name, kind in kinds.items() if not isinstance(kind, str)}
+    if not needs:
         return _sum_of_alike(leaves, kinds, index, rows, view)
-    needs = [_needs_wider(leaves[name]) for name in mixed]
-    kinds_there, kind_of = np.unique(np.stack(needs, axis=1), axis=0, return_inverse=True)
-    parts = [kind_of.reshape(-1) == kind for kind in range(len(kinds_there))]
-    return sum(
-        sum_of_rows({name: values[part] for name, values in leaves.items()}, index, rows[part], view) for part in parts
-    )
+    combinations, which = np.unique(np.stack([*needs.values()], axis=1), axis=0, return_inverse=True)
+    total = 0
+    for number, wider in enumerate(combinations.tolist()):
+        part = which.reshape(-1) == number
+        own = {name: values[part] for name, values in leaves.items()}
+        settled = {name: _KINDS[leaves[name].dtype.kind in "iu"][wide] for name, wide in zip(needs, wider, strict=True)}
+        total += _sum_of_alike(own, {**kinds, **settled}, index, rows[part], view)
+    return total
 
 
 def _sum_of_alike(
@@ -152,24 +154,27 @@ def _layout(kinds: _Kinds, rows: int) -> tuple[_Layout | None, int]:
 # ---------------------------------------------------------------------- widths
 
 
-def _kind_of(values: npt.NDArray[Any]) -> str | None:
+# Of floats and of integers the dtype in which values count, and that where it is too narrow.
+_KINDS = (("<f4", "<f8"), ("<i8", "<u8"))
+
+
+def _kind_of(values: npt.NDArray[Any]) -> str | npt.NDArray[np.bool_]:
     """The dtype in which values count: bool, int64 or float32, or, where these are too narrow, uint64 or float64.
 
-    None where they are too narrow for some rows and not for others.
+    Where they are too narrow for some rows and not for others, which these are, bool ``[B]``.
     """
     kind, itemsize = values.dtype.kind, values.dtype.itemsize
     if kind == "b":
         return "|b1"
     if kind in "iu":
         fits = kind == "i" or itemsize < 8 or not values.size or values.max() < 1 << 63
-        usual, wider = "<i8", "<u8"
     else:
         fits = kind != "f" or itemsize < 8 or not values.size
-        usual, wider = "<f4", "<f8"
+    usual, wider = _KINDS[kind in "iu"]
     if fits:
         return usual
     needs = _needs_wider(values)
-    return wider if needs.all() else None if needs.any() else usual
+    return wider if needs.all() else needs if needs.any() else usual
 
 
 def _needs_wider(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

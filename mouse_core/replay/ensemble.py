@@ -73,7 +73,8 @@ class ReplayBufferEnsemble(BaseBuffer):
             )
         super().__init__(transform, batch_size, seed, collate_fn, alignments[0], digest)
         stages = p.weights if isinstance(p, Schedule) else {0: p}
-        self._stages = {first: _check_weights(weights, len(members)) for first, weights in stages.items()}
+        checked = {first: _check_weights(weights, len(members)) for first, weights in stages.items()}
+        self._schedule = Schedule(checked)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({len(self._buffers)} buffers, p={list(self.p)}, seed={self._seed})"
@@ -94,7 +95,8 @@ class ReplayBufferEnsemble(BaseBuffer):
 
     @property
     def _p(self) -> npt.NDArray[np.float64]:
-        return self._stages[max(first for first in self._stages if first <= self._samples)]
+        weights: npt.NDArray[np.float64] = self._schedule.at(self._samples)
+        return weights
 
     @property
     def ran_out(self) -> bool:
@@ -268,7 +270,7 @@ class ReplayBufferEnsemble(BaseBuffer):
 
     def _said_p(self) -> Any:
         """All shares as a state has them: a tuple, or tuples by the number of the first sample."""
-        said = {str(first): tuple(shares.tolist()) for first, shares in self._stages.items()}
+        said = {str(first): tuple(shares.tolist()) for first, shares in self._schedule.weights.items()}
         return said["0"] if len(said) == 1 else said
 
     def _shared(self) -> Any:

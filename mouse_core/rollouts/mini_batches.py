@@ -130,17 +130,14 @@ class MiniBatch(Mapping[str, Array]):
         Args:
             index: Its number among the mini-batches.
         """
-        fields = StreamDigest.of(index, self.fields)
         names = ("masks", "obs_prev_state", "obs_prev_mask", "ref_obs_prev_state", "ref_obs_prev_mask")
         beside: dict[str, Any] = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         beside |= {f"histories of {name}": frames for name, frames in self.histories.items()}
         # Of these each is one value: on which axis there are rows depends on the policy, as does how many.
         hidden: dict[str, Array] = {}
         policy_states.tree_map(lambda path, leaf: hidden.setdefault(path, leaf[None]), self.hidden_states)
-        others = [parts for parts in (beside, hidden) if parts]
-        if not others:
-            return fields
-        return StreamDigest(StreamDigest.of(index, (self.fields, *others)).total, fields.windows)
+        total = StreamDigest.of(index, (self.fields, *(parts for parts in (beside, hidden) if parts))).total
+        return StreamDigest(total, len(next(iter(self.fields.values()))))
 
     def astuple(self) -> tuple[Any, ...]:
         """The 18 parts in the order that training code unpacks.
