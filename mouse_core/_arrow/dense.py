@@ -18,9 +18,9 @@ _Ints = npt.NDArray[np.int64]
 
 def plain(array: pa.Array) -> pa.Array:
     """What an extension array stores and what a dictionary array stands for."""
-    while isinstance(array, pa.ExtensionArray):
-        array = array.storage
-    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+    while isinstance(array, pa.ExtensionArray | pa.DictionaryArray):
+        array = array.storage if isinstance(array, pa.ExtensionArray) else array.dictionary_decode()
+    return array
 
 
 def dense_rows(

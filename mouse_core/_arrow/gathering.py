@@ -80,8 +80,13 @@ def _regular(column: Column, begin: Int64s, row: Int64s, length: int, width: int
 def _gather_irregular(
     column: Column, chunk: Int64s, row: Int64s, target: Int64s, length: int, steps: npt.NDArray[Any]
 ) -> None:
-    if column.kind.kind == "image" and _share_rows(column, chunk, row, target, length, steps):
-        return
+    if not (column.kind.kind == "image" and _share_rows(column, chunk, row, target, length, steps)):
+        _gather_slices(column, chunk, row, target, length, steps)
+
+
+def _gather_slices(
+    column: Column, chunk: Int64s, row: Int64s, target: Int64s, length: int, steps: npt.NDArray[Any]
+) -> None:
     # Rows that follow each other in source and target are one slice, and slices of one type are converted together.
     joined = (np.diff(chunk) == 0) & (np.diff(row) == length) & (np.diff(target) == length)
     begins = [0, *(np.nonzero(~joined)[0] + 1).tolist(), len(chunk)]
@@ -125,7 +130,7 @@ def _share_rows(
     where, which = (target[:, None] + within).reshape(-1), which.reshape(-1)
     read = np.empty((distinct.shape[1], *steps.shape[1:]), steps.dtype)
     try:
-        _gather_irregular(column, distinct[0], distinct[1], np.arange(len(read)), 1, read)
+        _gather_slices(column, distinct[0], distinct[1], np.arange(len(read)), 1, read)
     except RowError as error:
         raise RowError(int(where[which == error.row][0]), str(error)) from error
     steps[where] = read[which]

@@ -1,8 +1,9 @@
-"""What an object is that draws or computes, in words that are the same in every process."""
+"""What an object is that draws or computes, or a stored value, in words that are the same in every process."""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
 from collections.abc import Mapping, Set
 from typing import Any
@@ -12,6 +13,16 @@ import numpy as np
 from mouse_core.errors import ConfigError
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+
+
+def canonical(value: Any) -> bytes:
+    """The same bytes for the same value, however Arrow encoded it."""
+    if isinstance(value, dict) and set(value) == {"bytes", "path"}:
+        # Where the pixels are stored, the path they once had says nothing.
+        value = os.path.basename(value["path"] or "") if value["bytes"] is None else value["bytes"]
+    if isinstance(value, bytes):
+        value = hashlib.sha256(value).hexdigest()
+    return repr(value).encode() + b"\0"
 
 
 def derivation_identity(derivation: object) -> str:

@@ -116,7 +116,7 @@ class BlocksAround:
         else:
             rows = rows_of(anchors, self.offsets, self.shift, single=self.single)
         # Runs for an anchor, and for a window.
-        runs = len(rows.start) // max(1, len(windows)) if len(windows) else 1
+        runs = len(rows.start) // len(windows) if len(windows) else 1
         bounds = [first * runs for first in windows.bounds]
         ends = np.asarray(bounds) * rows.unit
         refused: dict[int, str] = {}

@@ -88,7 +88,7 @@ class Group:
         block = self.blocks.around(anchors)
         block.check(number)
         try:
-            batch = self.pipeline.take_of(block, number)
+            batch = self.pipeline.take_from(block, number)
         except DataError:
             return self._gathered(self._singly(anchors), number, size, stored=False, out=None)
         return self._settled(batch, block, number, size, self.dtypes[False])
@@ -215,9 +215,15 @@ class PipelineAround:
 
     def take(self, index: int) -> Batch:
         """See ``Pipeline.take``."""
-        block, number = self._anchors.blocks.block_with(operator.index(index))
+        return self._take_from(*self._anchors.blocks.block_with(operator.index(index)))
+
+    def take_of(self, plan: Plan) -> Batch:
+        """See ``Pipeline.take_of``."""
+        return self._take_from(*self._anchors.block_of(plan))
+
+    def _take_from(self, block: Block, number: int) -> Batch:
         size = self._size(block, number)
-        made = _with_axes(self._anchors.take_of(block, number), size)
+        made = _with_axes(self._anchors.take_from(block, number), size)
         for group in self._groups:
             made |= group.take(block, number, size)
         return {name: made[name] for name in self.readers}

@@ -240,10 +240,12 @@ def _fills_by_mask(chosen: Chosen, read: DTypes, fill: float | None) -> dict[str
     """Of fields with steps that are not there, the mask that says which, and what these are."""
     fills = {} if fill is None else dict.fromkeys(read, (MASK, fill))
     if chosen.windows is not None:
+        from mouse_core.sampling.offsets import mask_of  # loaded where there are some
+
         for name in read.keys() & chosen.windows.offsets.keys():
             fills.pop(name, None)
             if chosen.windows.fill is not None:
-                fills[name] = (f"{name}_mask", chosen.windows.fill)
+                fills[name] = (mask_of(name), chosen.windows.fill)
     return fills
 
 

@@ -148,7 +148,11 @@ class Pipeline:
         block, number = self.blocks.block_with(index)
         return self.finish(block, number, ready, stored=False, out=None)
 
-    def take_of(self, block: Block, number: int) -> Batch:
+    def take_of(self, plan: Plan) -> Batch:
+        """The same of a plan of this pipeline."""
+        return self.take_from(*self.block_of(plan))
+
+    def take_from(self, block: Block, number: int) -> Batch:
         """The same of batch ``number`` of a block that ``blocks`` has given."""
         if not self.readers:
             return {}

@@ -235,8 +235,10 @@ class BatchSource:
             IndexError: The index lies before the first epoch.
             DataError: A value that its field does not allow; the message names field and row.
         """
-        batch = self._pipeline.take(index)
-        return self._staged(batch, self.plan(index)) if self._stages else batch
+        if not self._stages:
+            return self._pipeline.take(index)
+        plan = self.plan(index)
+        return self._staged(self._pipeline.take_of(plan), plan)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Batch]:
         """Several batches, which is what a DataLoader without ``batch_size=None`` asks for; it warns."""
@@ -293,8 +295,9 @@ class BatchSource:
             source = type(self).__new__(type(self))
             pipeline = self._pipeline.forward(snapshot, growth, seed=seed, epoch_start=epoch_start)
             chosen = self._chosen
-            if chosen.normalize is not None:  # by what the rows are, which are more now
-                chosen = chosen._replace(normalize=chosen.normalize.over(snapshot, grown=True))
+            normalize = None if chosen.normalize is None else chosen.normalize.over(snapshot, grown=True)
+            if normalize is not chosen.normalize:  # by what the rows are, which are more now
+                chosen = chosen._replace(normalize=normalize)
                 pipeline.form = _form(pipeline.planner, pipeline.readers, chosen)
             source._set(pipeline, chosen, self.ranks)
         # Whoever takes a new snapshot every so many batches will do so again.

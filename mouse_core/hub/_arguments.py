@@ -103,7 +103,7 @@ def _parts_of(store: Store, where: str) -> Iterator[Part]:
     """
     first_row = 0
     snapshot = store.snapshot()
-    if hasattr(snapshot, "shares_of"):
+    if snapshot.has_shares:
         raise ConfigError(
             f"{where}: expected the members of a mixture, as in push_named_stores_to_hub(mixture.members), found "
             "the mixture, whose shares would be lost"

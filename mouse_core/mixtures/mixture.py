@@ -44,6 +44,8 @@ class Mixture(Store):
         ConfigError: No members, names or weights that are none, or an option out of range.
     """
 
+    has_shares = True
+
     def __init__(
         self,
         stores: Mapping[str, Store | Snapshot] | Sequence[Store | Snapshot],
@@ -136,11 +138,8 @@ class Mixture(Store):
         """Mixtures of parts of each member, which share no episode, by name; see ``Store.split``."""
         parts = {name: _store(name, member).split(seed=seed, by=by, **shares) for name, member in self._members.items()}
         names = next(iter(parts.values()))
-        made = {part: self._of({name: some[part] for name, some in parts.items()}) for part in names}
-        for mixture in made.values():
-            # A member of few episodes may have none in a part.
-            mixture._mix = replace(mixture._mix, skips_empty=True)
-        return made
+        # A member of few episodes may have none in a part.
+        return {part: self._of({name: some[part] for name, some in parts.items()}, skips_empty=True) for part in names}
 
     def to_dataset(self) -> Any:
         """ConfigError: rows say neither whose they are nor with which share; each member has a dataset of its own."""
@@ -150,14 +149,15 @@ class Mixture(Store):
         )
 
     def _of_each(self, choose: Callable[[Store], Store]) -> Mixture:
-        return self._of({name: choose(_store(name, member)) for name, member in self._members.items()})
+        members = {name: choose(_store(name, member)) for name, member in self._members.items()}
+        return self._of(members, skips_empty=self._mix.skips_empty)
 
-    def _of(self, members: Mapping[str, Store]) -> Mixture:
+    def _of(self, members: Mapping[str, Store], *, skips_empty: bool) -> Mixture:
         """The same mixture of other members of the same names."""
         weights = Schedule(dict(self._mix.stages))
         mix = self._mix
         made = Mixture(members, weights, per=mix.per, temperature=mix.temperature, field=mix.field)
-        made._mix = replace(made._mix, skips_empty=mix.skips_empty)
+        made._mix = replace(made._mix, skips_empty=skips_empty)
         return made
 
     def _look(self, rows: Any = None) -> Any:

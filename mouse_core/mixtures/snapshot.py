@@ -43,6 +43,8 @@ class MixtureSnapshot(Snapshot):
         SchemaError: Members that do not fit together; the message names the field or the column.
     """
 
+    has_shares = True
+
     def __init__(self, mix: Mix, members: Sequence[Snapshot], codes: dict[int, npt.NDArray[np.int64]] | None = None):
         self.mix, self.members = mix, tuple(members)
         self._codes = {} if codes is None else codes

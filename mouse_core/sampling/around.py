@@ -248,8 +248,7 @@ def _times(snapshot: Snapshot, reader: FieldReader) -> npt.NDArray[np.float64]:
     while row < len(times):
         length = min(_LENGTH, len(times) - row)
         last = min(len(times) - length, row + (_WINDOWS - 1) * length)
-        windows = snapshot.locate(np.arange(row, last + 1, length), length)
-        n = len(windows) * length
-        reader.read(windows.part(0), times.dtype, times[row : row + n].reshape(-1, length, *reader.spec.shape))
-        row += n
+        found = snapshot.stored(reader.spec.name, np.arange(row, last + 1, length), length, times.dtype).reshape(-1)
+        times[row : row + len(found)] = found
+        row += len(found)
     return times

@@ -101,10 +101,8 @@ class FieldWindows:
         return sum(found)
 
     def identity(self, name: str) -> str:
-        """What decides about the rows of a field, in words; empty where it has no offsets."""
-        offsets = self.offsets.get(name)
-        if offsets is None:
-            return ""
+        """What decides about the rows of a field with offsets, in words."""
+        offsets = self.offsets[name]
         shown = repr(offsets) if isinstance(offsets, Seconds) else f"offsets {_shown(offsets)}"
         return f"{shown}, pad={self.pad!r}, of [{', '.join('BS'[: self.batch_dims])}]"
 
@@ -135,8 +133,6 @@ def field_windows(windows: Any, pad: Any, batch_dims: int) -> FieldWindows:
     Raises:
         ConfigError: No mapping of names to offsets, no offsets, or something else than True, False or a number.
     """
-    if isinstance(windows, FieldWindows):
-        return windows
     if not isinstance(windows, Mapping) or not windows:
         raise ConfigError(f"windows: expected offsets by field, as in {{'action': range(8)}}, found {windows!r:.80}")
     pad = True if pad is None else pad

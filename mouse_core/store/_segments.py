@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
@@ -240,11 +238,20 @@ class Segment:
         found = self._first_values[name]
         return None if found is None or found[0] >= rows else found
 
+    @property
+    def recorded(self) -> Segment:
+        """The same rows without columns that are computed."""
+        return self
+
+    def begins_as(self, other: Segment) -> bool:
+        """Whether the rows of both are the same, as far as both have them."""
+        return self is other or (self.extent is not None and self.extent is other.extent)
+
     def has_value(self, name: str, rows: int) -> bool:
         """Whether some value among the first ``rows`` rows is not null."""
         if name not in self.table.schema.names:
             return False
-        if rows == self.num_rows and self.indices is None:
+        if rows == self.num_rows and not self.is_picked:
             column = self.table.column(name)
             return not rows or column.null_count < len(column)
         return not rows or self.first_value(name, rows) is not None
@@ -253,7 +260,7 @@ class Segment:
         """The first row whose value is not null."""
         if not self.num_rows or column.null_count == len(column):
             return None
-        if self.indices is None:
+        if not self.is_picked:
             row = 0
             for chunk in column.iterchunks():
                 if chunk.null_count < len(chunk):
@@ -263,6 +270,7 @@ class Segment:
         if not column.null_count:
             return 0
         there = np.asarray(column.is_valid())
+        assert self.indices is not None  # as rows are picked
         numbers = self.indices.column(0)
         try:
             numbers.validate()
@@ -311,22 +319,12 @@ def growth_of(before: Sequence[Segment], after: Sequence[Segment]) -> Growth | N
     replaced = None
     if appended[0] is last[0]:
         kept, appended = kept + 1, appended[1:]
-    elif appended[0].extent is not None and appended[0].extent is last[0].extent:
+    elif appended[0].begins_as(last[0]):
         replaced = last[0]
     else:
         return None
     # Segments of datasets may say more about the shapes of rows.
     return Growth(kept, appended, replaced) if all(segment.extent is not None for segment in appended) else None
-
-
-def canonical(value: Any) -> bytes:
-    """The same bytes for the same value, however Arrow encoded it."""
-    if isinstance(value, dict) and set(value) == {"bytes", "path"}:
-        # Where the pixels are stored, the path they once had says nothing.
-        value = os.path.basename(value["path"] or "") if value["bytes"] is None else value["bytes"]
-    if isinstance(value, bytes):
-        value = hashlib.sha256(value).hexdigest()
-    return repr(value).encode() + b"\0"
 
 
 def are_too_short(runs: int, rows: int) -> bool:

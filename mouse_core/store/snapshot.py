@@ -18,7 +18,7 @@ from mouse_core._arrow.windows import Stretches, Windows
 from mouse_core._base.memo import memo
 from mouse_core.errors import ConfigError
 from mouse_core.spec import Alignment, Field, Spec, codes_called
-from mouse_core.store._segments import Segment, canonical, growth_of
+from mouse_core.store._segments import Segment, growth_of
 from mouse_core.store.fields import FieldReader, SnapshotConfig, bind_fields, rows_without
 
 _SAMPLED_ROWS = 8
@@ -45,6 +45,9 @@ class Snapshot:
 
     if_empty = "store: expected rows, found an empty store"
     """What is said to who needs rows where there are none."""
+
+    #: See ``Store.has_shares``.
+    has_shares = False
 
     def __init__(
         self,
@@ -201,6 +204,8 @@ class Snapshot:
     @memo
     def fingerprint(self) -> str:
         """A digest of schema, length and a few rows: equal for equal data on every host, in constant time."""
+        from mouse_core._base.identity import canonical  # loaded where it is asked for
+
         columns = {reader.spec.column for reader in self.readers.values()}
         digest = hashlib.sha256()
         # What is computed follows from the rest, and from how.

@@ -31,6 +31,9 @@ class Store(ABC):
     of other stores' segments copies no step.
     """
 
+    #: Whether rows are drawn by shares, as those of a mixture: whoever takes the rows alone would lose these.
+    has_shares = False
+
     @abstractmethod
     def snapshot(self, rows: int | None = None) -> Snapshot:
         """An immutable view of the rows there are now, or of those that there were; it copies no steps.

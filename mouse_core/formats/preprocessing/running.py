@@ -161,7 +161,7 @@ def _snapshot_of(rows: Any) -> tuple[Snapshot, About]:
         snapshot, about = rows, About("outgoing" if rows.alignment == "outgoing" else None)
     else:
         snapshot, about = rows.snapshot(), rows.about
-    if hasattr(snapshot, "shares_of"):
+    if snapshot.has_shares:
         raise ConfigError(
             "rows: expected those of a member of a mixture, found the mixture, whose shares would be lost"
         )

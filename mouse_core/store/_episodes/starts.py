@@ -27,6 +27,11 @@ class Segment(Protocol):
         """How many."""
         ...
 
+    @property
+    def recorded(self) -> Segment:
+        """The same rows without columns that are computed."""
+        ...
+
 
 class _Found(NamedTuple):
     """What a segment says.
@@ -83,8 +88,7 @@ def _look(
 ) -> _Found:
     """What the rows ``begin .. end - 1`` say, all of a segment or its first ones."""
     whole = end - begin == segment.num_rows
-    # A segment that has columns beside another's has its rows.
-    segment = getattr(segment, "rows_of", segment)
+    segment = segment.recorded
     with _lock:
         found = _known.get(segment, {}).get(alive) if whole else None
     if found is not None:

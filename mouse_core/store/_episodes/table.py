@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mouse_core._arrow.dense import plain
 from mouse_core.errors import ConfigError
 from mouse_core.spec import codes_called
 
@@ -31,9 +32,11 @@ class _Segment(Protocol):
     """Rows that never change; see ``store._segments.Segment``."""
 
     num_rows: int
-    extent: object
     is_picked: bool
 
+    @property
+    def recorded(self) -> _Segment: ...
+    def begins_as(self, other: Any) -> bool: ...
     @property
     def types(self) -> dict[str, pa.DataType]: ...
     def column(self, name: str) -> pa.ChunkedArray | None: ...
@@ -119,17 +122,9 @@ def _are_first(before: Rows, rows: Rows) -> bool:
     if any(before.config.fields.get(name) != rows.config.fields.get(name) for name in _COUNTED):
         return False
     # Columns that are computed are not in the table.
-    recorded = ([_recorded(segment) for segment in one.segments] for one in (before, rows))
+    recorded = ([segment.recorded for segment in one.segments] for one in (before, rows))
     *firsts, last = zip(*recorded, strict=False)
-    grown = last[0] is last[1] or (last[0].extent is not None and last[0].extent is last[1].extent)
-    return bool(grown) and all(one is other for one, other in firsts)
-
-
-def _recorded(segment: Any) -> _Segment:
-    """The segment without the columns that are computed."""
-    inner = getattr(segment, "rows_of", segment)
-    found: _Segment = segment if inner is segment else _recorded(inner)
-    return found
+    return last[0].begins_as(last[1]) and all(one is other for one, other in firsts)
 
 
 def _names(rows: Rows) -> list[str]:
@@ -284,14 +279,8 @@ def _column(segment: _Segment, name: str, begin: int, end: int) -> pa.Array:
         column = column.take(pa.array(segment.row_numbers(np.arange(begin, end))))
     else:
         column = column.slice(begin, end - begin)
-    plain = _plain_type(column.type)
-    return pa.concat_arrays([_plain(chunk).cast(plain) for chunk in column.chunks] or [pa.array([], plain)])
-
-
-def _plain(array: pa.Array) -> pa.Array:
-    if isinstance(array, pa.ExtensionArray):
-        return _plain(array.storage)
-    return _plain(array.dictionary_decode()) if isinstance(array, pa.DictionaryArray) else array
+    wanted = _plain_type(column.type)
+    return pa.concat_arrays([plain(chunk).cast(wanted) for chunk in column.chunks] or [pa.array([], wanted)])
 
 
 def _segments_from(rows: Rows, first: int) -> Iterator[tuple[_Segment, int, int, int]]:

@@ -125,11 +125,11 @@ class DerivedColumns:
         """The values of a segment's last rows, and what is known of those before, where its table has the rows."""
         segment = self.base.segments[number]
         rows = int(segment.chunk_starts[-1])
-        if segment.indices is None and len(values) == rows:
+        if not segment.is_picked and len(values) == rows:
             return values
         placed = np.zeros((rows, *values.shape[1:]), values.dtype)
         there = min(segment.num_rows, self.base.num_rows - begin)
-        if segment.indices is None:
+        if not segment.is_picked:
             if known is not None:
                 placed[: there - len(values)] = known[: there - len(values)]
             placed[there - len(values) : there] = values
@@ -213,9 +213,8 @@ def _common_rows(before: Snapshot, after: Snapshot) -> int:
     """How many first rows two snapshots have in common, as far as their segments say so."""
     rows = 0
     for one, other in zip(before.segments, after.segments, strict=False):
-        same = one is other
-        if same or (one.extent is not None and one.extent is other.extent):
+        if one.begins_as(other):
             rows += min(one.num_rows, other.num_rows)
-        if not same:
+        if one is not other:
             break
     return min(rows, before.num_rows, after.num_rows)

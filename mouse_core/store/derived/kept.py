@@ -17,7 +17,7 @@ from mouse_core.files.writing import make_folder, replacing, storing
 from mouse_core.spec import FieldSpec
 from mouse_core.store._chosen import ChosenSegment
 from mouse_core.store._segments import Segment
-from mouse_core.store.derived.segment import DerivedSegment, to_arrow
+from mouse_core.store.derived.segment import to_arrow
 from mouse_core.store.snapshot import Snapshot
 
 Array = npt.NDArray[Any]
@@ -35,9 +35,8 @@ def is_lasting(snapshot: Snapshot) -> bool:
 
 
 def _is_lasting(segment: Segment) -> bool:
-    if isinstance(segment, ChosenSegment):
-        return _is_lasting(segment.whole)
-    return _is_lasting(segment.rows_of) if isinstance(segment, DerivedSegment) else segment.extent is None
+    segment = segment.recorded
+    return _is_lasting(segment.whole) if isinstance(segment, ChosenSegment) else segment.extent is None
 
 
 def said_of(snapshot: Snapshot, how: object, spec: FieldSpec) -> dict[str, Any]:

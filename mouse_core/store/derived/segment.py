@@ -39,6 +39,11 @@ class DerivedSegment(Segment):
         self.extent = None if segment.extent is None else object()
         self._parts, self._first_values = {}, {}
 
+    @property
+    def recorded(self) -> Segment:
+        """The same rows without columns that are computed."""
+        return self.rows_of.recorded
+
     @memo
     def table(self) -> pa.Table:
         """The steps, with the derived columns."""

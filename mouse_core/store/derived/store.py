@@ -60,7 +60,7 @@ class DerivedStore(Store):
     ) -> None:
         if not isinstance(store, Store):
             raise ConfigError(f"store: expected a Store, found {type(store).__name__}")
-        if hasattr(store, "shares_at"):
+        if store.has_shares:
             raise ConfigError(
                 "store: expected a member of a mixture, as in Mixture({name: DerivedStore(member, ...)}), found the "
                 "mixture, whose shares would be lost"
