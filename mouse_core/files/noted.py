@@ -59,24 +59,24 @@ class Noted:
 
     Args:
         rows: In all files.
-        digest: Of all rows; see ``rows_digest``.
+        digest: Of all rows; see ``rows_digest``. None where it was not known.
         files: By name.
         sha256: Of the description in which this stands, apart from itself.
     """
 
     rows: int
-    digest: str
+    digest: str | None
     files: Mapping[str, NotedFile]
     sha256: str
 
 
-def note(folder: Path, rows: Mapping[str, int], digest: str) -> None:
+def note(folder: Path, rows: Mapping[str, int], digest: str | None) -> None:
     """Add to the ``state.json`` of a folder what lies there.
 
     Args:
         folder: Complete apart from this.
         rows: How many each file holds, by name.
-        digest: Of all rows.
+        digest: Of all rows; None where it is not known.
     """
     sizes: dict[str, int | None] = {**rows, _INFO: None}
     files = {name: {"rows": count, **_measured(folder / name)} for name, count in sizes.items()}
@@ -102,7 +102,8 @@ def noted(folder: Path) -> Noted | None:
         for file in files.values():
             if type(file.bytes) is not int or type(file.rows) not in (int, type(None)):
                 raise DataError(f"expected numbers of bytes and rows, found {file!r:.200}")
-        return Noted(int(found["rows"]), str(found["digest"]), files, str(found["sha256"]))
+        digest = None if found["digest"] is None else str(found["digest"])
+        return Noted(int(found["rows"]), digest, files, str(found["sha256"]))
 
 
 def check_counts(rows: Mapping[Path, int]) -> None:

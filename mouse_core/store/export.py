@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,8 @@ import pyarrow as pa
 from mouse_core._arrow.column_types import ColumnType, column_type
 from mouse_core.about.dataset import About, read_about, with_about
 from mouse_core.errors import ConfigError, DataError
+from mouse_core.files.noted import note
+from mouse_core.files.writing import making
 from mouse_core.images.pixels import encode_png
 from mouse_core.spec import Field
 from mouse_core.store._schema import StoreSchema
@@ -45,6 +49,26 @@ def to_dataset(snapshot: Snapshot, types: Mapping[str, pa.DataType], about: Abou
     # Parts that say different things do not go together, as datasets sees it; all of it is said once, of the whole.
     dataset = parts[0] if len(parts) == 1 else datasets.concatenate_datasets([_saying_nothing(part) for part in parts])
     return dataset if read_about(dataset) == about else with_about(dataset, about)
+
+
+def save(dataset: Any, path: str | os.PathLike[str]) -> None:
+    """Write a dataset to a folder that is whole or not there; see ``Store.save``.
+
+    Args:
+        dataset: A ``datasets.Dataset``.
+        path: The folder. There must be nothing yet.
+
+    Raises:
+        ConfigError: Something is at ``path``, or another process is writing it.
+        StorageError: It cannot be written; nothing is left.
+    """
+    with making(path, "save") as partial_folder:
+        dataset.save_to_disk(str(partial_folder))
+        rows = {}
+        for file in sorted(Path(partial_folder).glob("data-*.arrow")):
+            with pa.memory_map(str(file)) as source:
+                rows[file.name] = sum(batch.num_rows for batch in pa.ipc.open_stream(source))
+        note(partial_folder, rows, None)
 
 
 def _saying_nothing(dataset: Any) -> Any:

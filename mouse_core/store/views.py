@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
@@ -112,6 +113,24 @@ class Store(ABC):
         from mouse_core.store.export import to_dataset
 
         return to_dataset(self.snapshot(), self.columns, self.about)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the rows to a folder that ``datasets.load_from_disk`` and ``formats.open`` open.
+
+        The folder appears when all of it is on the disk, so that neither a kill nor a power cut leaves a part of it.
+        The SHA-256 of every file is noted, for ``mouse verify``. Nothing that is there is written over, as others may
+        have it mapped: rows that come later go to another folder, or to a ``DatasetStore.open``.
+
+        Args:
+            path: The folder. There must be nothing yet.
+
+        Raises:
+            ConfigError: Something is at ``path``, another process is writing it, or the store is empty.
+            StorageError: It cannot be written; nothing is left.
+        """
+        from mouse_core.store.export import save
+
+        save(self.to_dataset(), path)
 
     # ------------------------------------------------------------------ episodes
 

@@ -152,6 +152,7 @@ def rows(tmp_path_factory: pytest.TempPathFactory) -> RowStream:
 
 WRITERS: dict[str, Callable[[RowStream, Path], Any]] = {
     "saved": lambda rows, path: rows.write(path),
+    "of-a-store": lambda rows, path: rows.to_store().save(path),
     "converted": lambda rows, path: convert(rows, path, shard_bytes=2000),
     "parts": lambda rows, path: convert(rows, path, to="parquet", shard_bytes=2000),
     "one.parquet": convert,

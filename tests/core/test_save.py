@@ -1,0 +1,72 @@
+"""`Store.save`: a folder that is whole or not there, that others may map, and that is never written over."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import datasets
+import pytest
+
+from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, formats
+from mouse_core.formats.verifying import verify
+from mouse_core.testing import example_store, stream_digest
+
+
+def test_what_was_saved_is_what_there_was(tmp_path: Path) -> None:
+    store = example_store(90)
+    store.save(tmp_path / "deep" / "saved")
+    for reopened in (
+        DatasetStore().from_dataset(datasets.load_from_disk(str(tmp_path / "deep" / "saved"))),
+        formats.open(tmp_path / "deep" / "saved").to_store(),
+    ):
+        assert reopened.snapshot().fingerprint == store.snapshot().fingerprint
+        assert reopened.about == store.about
+        assert stream_digest(BatchSource(reopened, 5, 4), 9) == stream_digest(BatchSource(store, 5, 4), 9)
+    assert [path.name for path in (tmp_path / "deep").iterdir()] == ["saved"]
+
+
+def test_a_view_is_saved_with_its_own_rows(tmp_path: Path) -> None:
+    view = example_store(90).best(0.5)
+    view.save(tmp_path / "best")
+    assert formats.open(tmp_path / "best").rows == len(view) < 90
+
+
+def test_nothing_is_written_over(tmp_path: Path) -> None:
+    """The rows that a store has mapped stay under it: it is refused to save onto its own folder, as any other is."""
+    example_store(50).save(tmp_path / "saved")
+    mapped = DatasetStore().from_dataset(datasets.load_from_disk(str(tmp_path / "saved")))
+    source = BatchSource(mapped, 5, 4)
+    expected = stream_digest(source, 9)
+    mapped.extend(example_store(10)[:])
+    before = {path.name: path.read_bytes() for path in (tmp_path / "saved").iterdir()}
+    for store in (mapped, example_store(20)):
+        with pytest.raises(ConfigError, match=r"save: expected a path where nothing is, found .*saved"):
+            store.save(tmp_path / "saved")
+    assert {path.name: path.read_bytes() for path in (tmp_path / "saved").iterdir()} == before
+    assert stream_digest(source, 9) == expected
+    mapped.save(tmp_path / "longer")
+    assert formats.open(tmp_path / "longer").rows == 60
+
+
+def test_an_empty_store_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected a store with rows"):
+        DatasetStore().save(tmp_path / "saved")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_changed_byte_is_seen_by_verify(tmp_path: Path) -> None:
+    example_store(50).save(tmp_path / "saved")
+    found = verify(tmp_path / "saved")
+    assert (found.rows, found.digest) == (50, None)
+    assert found.compared == "every file has the SHA-256 that was noted when it was written"
+    digest = formats.open(tmp_path / "saved").digest()
+    assert verify(tmp_path / "saved", digest=digest).digest == digest
+    (file,) = (tmp_path / "saved").glob("*.arrow")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(DataError, match=f"{file}: expected the SHA-256"):
+        verify(tmp_path / "saved")
+    state = json.loads((tmp_path / "saved" / "state.json").read_text())
+    assert state["_mouse"]["rows"] == 50
