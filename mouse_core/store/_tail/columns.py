@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from math import inf, isfinite, prod
 from typing import Any, cast
@@ -23,18 +24,39 @@ from mouse_core.store._tail.values import (
 )
 
 
+@dataclass(frozen=True)
+class ColumnRoom:
+    """The memory of a column of numbers; what most columns never need is there only where somebody else keeps it.
+
+    Args:
+        values: The numbers, ``[rows * width]``, those of a row behind those of the row before.
+        nulls: Which rows are null, bool ``[rows]``.
+        ends: Where rows that differ in length begin and end among the values, int32 ``[rows + 1]``.
+        since: int64 ``[1]``: 0 while all rows are of one length; else the first row that may not be, plus 1.
+    """
+
+    values: npt.NDArray[Any]
+    nulls: npt.NDArray[np.bool_] | None = None
+    ends: npt.NDArray[np.int32] | None = None
+    since: npt.NDArray[np.int64] | None = None
+
+
 class NumbersExtent:
     """The memory of numbers, or arrays of numbers, and which rows are null; most often none.
 
     Args:
         column: How they are kept.
-        values: The memory, ``[rows * width]``.
+        room: The memory.
+        count: Rows that are there already.
     """
 
-    def __init__(self, column: TailColumn, values: npt.NDArray[Any]) -> None:
-        self._column, self._values = column, values
+    def __init__(self, column: TailColumn, room: ColumnRoom, count: int = 0) -> None:
+        self._column, self._room, self._values = column, room, room.values
+        values = room.values
         self.address, self.width = values.ctypes.data, column.width
         self._nulls: npt.NDArray[np.bool_] | None = None
+        if room.nulls is not None and room.nulls[:count].any():
+            self._nulls = room.nulls
         # Writing through a memoryview, which knows no float16, is three times as fast as through NumPy.
         self.cells: Any = values if values.dtype == np.float16 else memoryview(cast("Any", values))
 
@@ -45,7 +67,8 @@ class NumbersExtent:
 
     def _put_null(self, row: int) -> None:
         if self._nulls is None:
-            self._nulls = np.zeros(len(self._values) // self.width, np.bool_)
+            kept = self._room.nulls
+            self._nulls = np.zeros(len(self._values) // self.width, np.bool_) if kept is None else kept
         self._nulls[row] = True
 
     def forget(self, row: int) -> None:
@@ -63,8 +86,8 @@ class NumbersExtent:
 class ScalarExtent(NumbersExtent):
     """Numbers, one a row."""
 
-    def __init__(self, column: TailColumn, values: npt.NDArray[Any]) -> None:
-        super().__init__(column, values)
+    def __init__(self, column: TailColumn, room: ColumnRoom, count: int = 0) -> None:
+        super().__init__(column, room, count)
         # The type that most values have, and all those which need no conversion.
         self.kind = {"b": bool, "f": float}.get(column.kind.dtype.kind, int)
         self.plain = plain_types(column.kind.dtype)
@@ -112,11 +135,13 @@ class ScalarExtent(NumbersExtent):
 class VectorExtent(NumbersExtent):
     """Arrays of numbers, one a row; rows of one dimension may differ in length."""
 
-    def __init__(self, column: TailColumn, values: npt.NDArray[Any]) -> None:
-        super().__init__(column, values)
+    def __init__(self, column: TailColumn, room: ColumnRoom, count: int = 0) -> None:
+        super().__init__(column, room, count)
         # Row n ends where row n + 1 begins. Most often all rows are of one length, and no extent needs its own.
-        self._ends = _equal_ends(len(values) // self.width, self.width)
+        self._ends = _equal_ends(len(room.values) // self.width, self.width)
         self.is_regular = True
+        if room.ends is not None and room.since is not None and 0 < room.since[0] <= count:
+            self._ends, self.is_regular = room.ends, False
         # Arrays of this shape need no check; images of other dtypes do.
         self._plain_shape = None if column.image and column.kind.dtype != np.uint8 else column.shape
         self.dtype: np.dtype[Any] = column.kind.dtype
@@ -155,20 +180,27 @@ class VectorExtent(NumbersExtent):
 
     def _end(self, row: int, size: int) -> None:
         if size != self.width or not self.is_regular:
-            self._make_irregular()
+            self._make_irregular(row)
             self._ends[row + 1] = self._ends[row] + size
 
-    def _make_irregular(self) -> None:
-        if self.is_regular:
-            self._ends = self._ends.copy()
-            self.is_regular = False
+    def _make_irregular(self, row: int) -> None:
+        if not self.is_regular:
+            return
+        room, equal = self._room, self._ends
+        if room.ends is None or room.since is None:
+            self._ends = equal.copy()
+        else:
+            room.ends[: row + 1] = equal[: row + 1]
+            room.since[0] = row + 1
+            self._ends = room.ends
+        self.is_regular = False
 
     def put_many(self, row: int, values: npt.NDArray[Any]) -> None:
         """Write arrays ``[n, *shape]`` that ``prepare`` has checked."""
         begin, width = int(self._ends[row]), prod(values.shape[1:])
         self._values[begin : begin + values.size] = values.reshape(-1)
         if width != self.width or not self.is_regular:
-            self._make_irregular()
+            self._make_irregular(row)
             self._ends[row + 1 : row + len(values) + 1] = begin + width * np.arange(1, len(values) + 1)
 
     def to_arrow(self, rows: int) -> pa.Array:
@@ -231,8 +263,13 @@ def column_extents(columns: Mapping[str, TailColumn], rows: int) -> dict[str, Co
         if column.is_object:
             extents[name] = ObjectExtent(column)
         else:
-            extents[name] = (VectorExtent if column.shape else ScalarExtent)(column, values[name])
+            extents[name] = numbers_extent(column, ColumnRoom(values[name]))
     return extents
+
+
+def numbers_extent(column: TailColumn, room: ColumnRoom, count: int = 0) -> ScalarExtent | VectorExtent:
+    """Some memory as that of a column's numbers, of which ``count`` rows are there already."""
+    return (VectorExtent if column.shape else ScalarExtent)(column, room, count)
 
 
 @lru_cache(maxsize=16)

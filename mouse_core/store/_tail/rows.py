@@ -44,14 +44,18 @@ class Extent:
     """
 
     def __init__(self, columns: Mapping[str, TailColumn], before: int = 0, coming: int = 0) -> None:
-        self.columns = dict(columns)
         widest = max((column.row_bytes for column in columns.values()), default=1)
         most = max(16, min(_MOST_ROWS, _MOST_BYTES // max(widest, 1)))
-        self.rows = min(most, max(_FIRST_ROWS, 2 * before, coming))
-        self.count = 0
+        rows = min(most, max(_FIRST_ROWS, 2 * before, coming))
+        self._hold(columns, rows, column_extents(columns, rows))
+
+    def _hold(
+        self, columns: Mapping[str, TailColumn], rows: int, extents: dict[str, ColumnExtent], count: int = 0
+    ) -> None:
+        """Take memory for ``rows`` rows, of which ``count`` are there already."""
+        self.columns, self.rows, self.extents, self.count = dict(columns), rows, extents, count
         # Stands for its memory, which it does not keep alive.
         self.token = object()
-        self.extents = column_extents(columns, self.rows)
         self._sort()
 
     def append(self, row: Mapping[str, Any]) -> bool:

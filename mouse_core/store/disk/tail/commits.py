@@ -1,0 +1,213 @@
+"""Commits: how many rows of a tail file count, and the checksums that tell whether they are those that were written.
+
+Rows share checksums block by block. Those of a block that is full stand in a table, and are never written again. Those
+of the block in progress are part of the commit, so a commit of 5000 rows in blocks of 4096 has one line in the table,
+for rows 0..4095, and checksums of its own for rows 4096..4999.
+
+There are four places for commits. Those that wait for the disk take turns in two, the others in the other two: so while
+one is written, the last one of its kind is whole, and none that has reached the disk is lost to one that may not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from mouse_core.errors import DataError
+from mouse_core.files.reading import damaged
+from mouse_core.store.disk.tail.layout import SLOTS, TailLayout
+
+
+@dataclass(frozen=True)
+class Commit:
+    """How many rows count, as a place for commits says.
+
+    Args:
+        number: How many commits came before.
+        rows: How many rows count.
+        since: For each column from which row on rows differ in length; see ``ColumnRoom``.
+        sums: The checksums of the block in progress.
+        is_synced: Whether it has reached the disk, and is known to have.
+        is_shown: Whether readers may count on it.
+    """
+
+    number: int
+    rows: int
+    since: npt.NDArray[np.int64]
+    sums: list[int]
+    is_synced: bool
+    is_shown: bool
+
+
+def place_of(number: int, *, sync: bool) -> int:
+    """In which place a commit is written."""
+    return SLOTS // 2 * sync + number % (SLOTS // 2)
+
+
+def write_commit(place: npt.NDArray[np.uint64], layout: TailLayout, commit: Commit) -> None:
+    """Write a commit, which has not reached the disk."""
+    words = np.empty(layout.slot_words - 1, np.uint64)
+    words[0], words[1] = commit.number, commit.rows
+    words[2 : 2 + len(commit.since)] = commit.since.view(np.uint64)
+    words[2 + len(commit.since) : -1] = commit.sums
+    words[-1] = xxhash.xxh3_64_intdigest(words[:-1].data, layout.seed)
+    place[:-1] = words
+
+
+def confirm(place: npt.NDArray[np.uint64]) -> None:
+    """Say of a commit that it has reached the disk."""
+    place[-1] = place[-2]
+
+
+def read_commits(places: Sequence[npt.NDArray[np.uint64]], layout: TailLayout) -> list[Commit]:
+    """The commits that are whole, those of most rows first."""
+    found = []
+    for number, place in enumerate(places):
+        words = place.copy()  # before it is looked at: the writer may be at work
+        columns, waits = len(layout.columns), number >= SLOTS // 2
+        rows, since = int(words[1]), words[2 : 2 + columns].view(np.int64)
+        if xxhash.xxh3_64_intdigest(words[:-2].data, layout.seed) != int(words[-2]) or rows > layout.rows:
+            continue
+        is_synced = waits and bool(words[-1] == words[-2])
+        sums = [int(word) for word in words[2 + columns : -2]]
+        found.append(Commit(int(words[0]), rows, since, sums, is_synced, is_synced or not waits))
+    return sorted(found, key=lambda commit: (commit.rows, commit.number), reverse=True)
+
+
+class Sums:
+    """The checksums of rows as they come.
+
+    Args:
+        layout: Where they lie.
+        arrays: The arrays of all parts, by name.
+        objects: Gives the bytes that lie in the file of objects, from one place to another.
+    """
+
+    def __init__(
+        self,
+        layout: TailLayout,
+        arrays: Mapping[str, npt.NDArray[Any]],
+        objects: Callable[[int, int], bytes] | None = None,
+    ) -> None:
+        self._layout, self._objects = layout, objects
+        self._parts = [(part, arrays[part.name]) for part in layout.parts]
+        self._ends = [arrays.get(f"{number}.ends") for number in range(len(layout.columns))]
+        self._widths = [column.width for column in layout.columns.values()]
+        self._sizes = [array for part, array in self._parts if part.kind == "sizes"]
+        self._states = self._begun()
+        self.rows = 0
+        self.objects_end = 0
+
+    def _begun(self) -> list[Any]:
+        return [xxhash.xxh3_64(seed=self._layout.seed) for _ in range(self._layout.sums)]
+
+    def copy(self) -> Sums:
+        """The same, to go on from here on without changing this one."""
+        copied = Sums.__new__(Sums)
+        copied.__dict__.update(self.__dict__, _states=[state.copy() for state in self._states])
+        return copied
+
+    @property
+    def now(self) -> list[int]:
+        """The checksums of the block in progress."""
+        return [state.intdigest() for state in self._states]
+
+    def advance(self, rows: int, since: npt.NDArray[np.int64], full: Callable[[int, list[int]], None]) -> None:
+        """Take the rows up to ``rows``.
+
+        Args:
+            rows: How many there are then.
+            since: See ``Commit``.
+            full: Is told of every block that they fill, and its checksums.
+        """
+        size = self._layout.block_rows
+        while self.rows < rows:
+            end = min(rows, self.rows // size * size + size)
+            self._take(self.rows, end, since)
+            self.rows = end
+            if end % size == 0:
+                full(end // size - 1, self.now)
+                self._states = self._begun()
+
+    def _take(self, begin: int, end: int, since: npt.NDArray[np.int64]) -> None:
+        for (part, array), state in zip(self._parts, self._states, strict=False):
+            if part.kind == "values":
+                state.update(self._values(part.column, array, begin, end, int(since[part.column])))
+            elif part.kind == "ends":
+                # Those of rows before the first that differs follow from their number.
+                first = int(since[part.column]) - 1
+                if 0 <= first < end:
+                    state.update(array[max(first, begin) + 1 : end + 1].view(np.uint8).data)
+            else:
+                state.update(array[begin:end].view(np.uint8).data)
+        if self._objects is not None:
+            size = sum(int(np.maximum(sizes[begin:end], 0).sum()) for sizes in self._sizes)
+            self._states[-1].update(self._objects(self.objects_end, self.objects_end + size))
+            self.objects_end += size
+
+    def _values(self, column: int, array: npt.NDArray[Any], begin: int, end: int, since: int) -> memoryview:
+        ends = self._ends[column]
+        if ends is not None and 0 < since <= end:
+            return array[int(ends[begin]) : int(ends[end])].view(np.uint8).data
+        return array[begin * self._widths[column] : end * self._widths[column]].view(np.uint8).data
+
+
+def check_rows_of(path: str, layout: TailLayout, table: npt.NDArray[np.uint64], sums: Sums, commit: Commit) -> Sums:
+    """Read the rows of a commit that are not in ``sums`` yet; the checksums with them.
+
+    Raises:
+        DataError: They are not what was written; the message names file, rows and column.
+    """
+    known = sums.copy()
+
+    def check(begin: int, expected: Sequence[int], found: Sequence[int]) -> None:
+        for number, (one, other) in enumerate(zip(expected, found, strict=True)):
+            if one != other:
+                end = min(begin + layout.block_rows, commit.rows)
+                names = [*(list(layout.columns)[part.column] for part in layout.parts), "objects"]
+                where = f"rows {begin}..{end - 1}, column {names[number]!r}"
+                raise damaged(path, "expected the rows that were written, found damage", at=where)
+
+    known.advance(
+        commit.rows,
+        commit.since,
+        lambda block, found: check(block * layout.block_rows, [int(word) for word in table[block]], found),
+    )
+    check(known.rows // layout.block_rows * layout.block_rows, commit.sums, known.now)
+    return known
+
+
+def chosen_commit(
+    layout: TailLayout,
+    places: Sequence[npt.NDArray[np.uint64]],
+    check: Callable[[Commit], Sums],
+    *,
+    same: bool,
+    shown: int | None = None,
+) -> tuple[Commit | None, Sums | None]:
+    """The commit of most rows whose rows are those that were written, and their checksums.
+
+    Args:
+        layout: The file's layout.
+        places: Where commits are.
+        check: Gives the checksums of a commit's rows, or raises DataError.
+        same: Whether the machine was not restarted since: then nothing can be missing.
+        shown: For readers, the fewest rows that are worth looking at: only what they may count on.
+
+    Raises:
+        DataError: Rows are damaged that had reached the disk, or had been written by the same system.
+    """
+    for commit in read_commits(places, layout):
+        if shown is not None and (commit.rows < shown or not commit.is_shown):
+            continue
+        try:
+            return commit, check(commit)
+        except DataError:
+            if same or commit.is_synced:
+                raise
+    return None, None

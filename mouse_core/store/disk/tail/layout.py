@@ -1,0 +1,321 @@
+"""Where what lies in a tail file, and what its header says of it.
+
+A file for 4 rows of a column ``x`` of int64, in pages of 4096 bytes::
+
+    page 0   head    what the columns are, how many rows there is room for; written once
+    page 1   live    how many rows count, and what tells the file from a copy of it; a number for each column
+    page 2-5 slots   four commits, each in a page of its own
+    page 6   blocks  the checksums of each block of rows that is full
+    page 7   rows    32 bytes of x
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import xxhash
+
+from mouse_core._arrow.column_types import NUMPY_NAMES, ColumnType
+from mouse_core._base.memo import memo
+from mouse_core._base.memory import BatchLayout
+from mouse_core.errors import ConfigError
+from mouse_core.files.reading import damaged
+from mouse_core.store._tail.columns import ColumnRoom
+from mouse_core.store._tail.values import TailColumn
+
+PAGE = 4096
+FORMAT = 1
+"""The version of the format; a file of a newer one is refused."""
+SLOTS = 4
+_MAGIC = b"mousetai"
+# The magic, the version, how many bytes describe the columns, and their checksum.
+_HEAD = struct.Struct("<8sIIQ")
+MOST_DESCRIBED = 16 << 20
+# Before the numbers of the columns on the live page: rows acknowledged, and where and when.
+LIVE = 8
+_BLOCK_BYTES = 1 << 18
+_MOST_IN_A_BLOCK = 4096
+# Where rows of an array end is kept in int32.
+_MOST_VALUES = (1 << 31) - 1
+_BYTE = np.dtype(np.uint8)
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the arrays that a column lies in, which has checksums of its own.
+
+    Args:
+        column: Of which column, by number.
+        kind: "values", "nulls" (a byte a row), "ends" (of rows that differ in length), "sizes" (of objects, in bytes).
+        shape: Of the array.
+        dtype: Of the array.
+    """
+
+    column: int
+    kind: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @property
+    def name(self) -> str:
+        """What the array is called among all."""
+        return f"{self.column}.{self.kind}"
+
+
+@dataclass(frozen=True)
+class TailLayout:
+    """Where what lies in a tail file.
+
+    Args:
+        columns: How each column is kept, by name.
+        rows: How many rows there is room for.
+        identity: What no other file has, 16 digits; checksums depend on it.
+    """
+
+    columns: Mapping[str, TailColumn]
+    rows: int
+    identity: str
+
+    @memo
+    def block_rows(self) -> int:
+        """Rows that share a checksum: some 256 KB of them, at most 4096."""
+        row_bytes = sum(column.row_bytes for column in self.columns.values())
+        return max(16, min(_MOST_IN_A_BLOCK, _BLOCK_BYTES // max(row_bytes, 1)))
+
+    @memo
+    def parts(self) -> tuple[Part, ...]:
+        """The arrays that the rows lie in."""
+        return tuple(self._parts())
+
+    def _parts(self) -> Iterator[Part]:
+        for number, column in enumerate(self.columns.values()):
+            if column.is_object:
+                yield Part(number, "sizes", (self.rows,), np.dtype(np.int64))
+                continue
+            yield Part(number, "values", (self.rows * column.width,), column.kind.dtype)
+            if column.nullable:
+                yield Part(number, "nulls", (self.rows,), np.dtype(np.bool_))
+            if may_differ(column):
+                yield Part(number, "ends", (self.rows + 1,), np.dtype(np.int32))
+
+    @property
+    def has_objects(self) -> bool:
+        """Whether values of some column lie in a file of their own."""
+        return any(column.is_object for column in self.columns.values())
+
+    @property
+    def sums(self) -> int:
+        """How many checksums a block has: one for each part, and one for what lies in the file of objects."""
+        return len(self.parts) + self.has_objects
+
+    @memo
+    def seed(self) -> int:
+        """What checksums begin with, so that those of another file are none."""
+        return int(self.identity, 16)
+
+    # ------------------------------------------------------------------ where what begins
+
+    @memo
+    def description(self) -> bytes:
+        """What the head says, as JSON."""
+        said = {
+            "identity": self.identity,
+            "rows": self.rows,
+            "columns": {name: _described(column) for name, column in self.columns.items()},
+        }
+        return json.dumps(said).encode()
+
+    @memo
+    def live_at(self) -> int:
+        """Where the live page begins."""
+        return _in_pages(_HEAD.size + len(self.description))
+
+    @memo
+    def slots_at(self) -> int:
+        """Where the commits begin."""
+        return self.live_at + _in_pages(8 * (LIVE + len(self.columns)))
+
+    @property
+    def slot_words(self) -> int:
+        """How many words of 8 bytes a commit is: its number, its rows, a number a column, the checksums of the block in
+        progress, its own checksum, and that once more when it is on the disk.
+        """
+        return 4 + len(self.columns) + self.sums
+
+    @property
+    def slot_bytes(self) -> int:
+        """From one commit to the next: a torn write of one leaves the others as they are."""
+        return _in_pages(8 * self.slot_words)
+
+    @memo
+    def blocks_at(self) -> int:
+        """Where the checksums of full blocks begin."""
+        return self.slots_at + SLOTS * self.slot_bytes
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks there are, the last one included, which may be shorter."""
+        return -(-self.rows // self.block_rows)
+
+    @memo
+    def rows_at(self) -> int:
+        """Where the rows begin."""
+        return self.blocks_at + _in_pages(8 * self.blocks * self.sums)
+
+    @memo
+    def memory(self) -> BatchLayout:
+        """How the arrays lie among the rows."""
+        return BatchLayout({part.name: (part.shape, part.dtype) for part in self.parts})
+
+    @property
+    def nbytes(self) -> int:
+        """How long the file is."""
+        return self.rows_at + max(PAGE, _in_pages(self.memory.nbytes))
+
+    # ------------------------------------------------------------------ from and to memory
+
+    def head(self) -> bytes:
+        """The first page or pages."""
+        checksum = xxhash.xxh3_64_intdigest(self.description)
+        return _HEAD.pack(_MAGIC, FORMAT, len(self.description), checksum) + self.description
+
+    def live(self, memory: Any) -> npt.NDArray[np.int64]:
+        """The numbers of the live page."""
+        return np.frombuffer(memory, np.int64, LIVE + len(self.columns), self.live_at)
+
+    def slots(self, memory: Any) -> list[npt.NDArray[np.uint64]]:
+        """The commits, each ``[slot_words]``."""
+        return [
+            np.frombuffer(memory, np.uint64, self.slot_words, self.slots_at + number * self.slot_bytes)
+            for number in range(SLOTS)
+        ]
+
+    def table(self, memory: Any) -> npt.NDArray[np.uint64]:
+        """The checksums of full blocks, ``[blocks, sums]``."""
+        words = np.frombuffer(memory, np.uint64, self.blocks * self.sums, self.blocks_at)
+        return words.reshape(self.blocks, self.sums)
+
+    def arrays(self, memory: Any) -> dict[str, npt.NDArray[Any]]:
+        """The arrays of all parts, by name."""
+        return self.memory.arrays(memoryview(memory)[self.rows_at :]) if self.parts else {}
+
+    def rooms(self, arrays: Mapping[str, npt.NDArray[Any]], since: npt.NDArray[np.int64]) -> dict[str, ColumnRoom]:
+        """The memory of each column of numbers.
+
+        Args:
+            arrays: What ``arrays`` gave.
+            since: For each column from which row on rows differ in length; see ``ColumnRoom``.
+        """
+        return {
+            name: ColumnRoom(
+                arrays[f"{number}.values"],
+                arrays.get(f"{number}.nulls"),
+                arrays.get(f"{number}.ends"),
+                since[number : number + 1],
+            )
+            for number, (name, column) in enumerate(self.columns.items())
+            if not column.is_object
+        }
+
+
+def may_differ(column: TailColumn) -> bool:
+    """Whether rows of a column may differ in length; a null has none."""
+    if not column.shape:
+        return False
+    return column.nullable or (column.widths is not None and column.widths[0] != column.widths[1])
+
+
+def check_rows(columns: Mapping[str, TailColumn], rows: int) -> None:
+    """Raise ConfigError if there cannot be room for so many rows."""
+    widest = max((column.width for column in columns.values() if column.shape and not column.is_object), default=1)
+    if not 0 < rows <= _MOST_VALUES // max(widest, 1) - 1:
+        raise ConfigError(f"tail: expected 1..{_MOST_VALUES // max(widest, 1) - 1} rows, found {rows}")
+
+
+def read_layout(path: str, content: bytes) -> TailLayout:
+    """The layout that a file's head describes.
+
+    Args:
+        path: The file, for messages.
+        content: Its first bytes, as many as the head may have.
+
+    Raises:
+        DataError: It is no such file, or a damaged one; or a newer version wrote it.
+    """
+    if len(content) < _HEAD.size or content[:8] != _MAGIC:
+        raise damaged(path, "expected a tail of appended rows, found something else")
+    _, version, size, checksum = _HEAD.unpack_from(content)
+    if version > FORMAT:
+        raise damaged(path, f"expected format {FORMAT} or older, found {version}: a newer release wrote it")
+    described = content[_HEAD.size : _HEAD.size + size]
+    if not 0 < size <= MOST_DESCRIBED or len(described) < size or xxhash.xxh3_64_intdigest(described) != checksum:
+        raise damaged(path, "expected a head as it was written, found damage")
+    said = json.loads(described)
+    columns = {str(name): _column(column) for name, column in said["columns"].items()}
+    rows, identity = int(said["rows"]), str(said["identity"])
+    check_rows(columns, rows)
+    layout = TailLayout(columns, rows, identity)
+    if layout.description != described or not columns:
+        raise damaged(path, "expected a description of columns, found another")
+    return layout
+
+
+def _in_pages(size: int) -> int:
+    return -(-size // PAGE) * PAGE
+
+
+def _described(column: TailColumn) -> dict[str, Any]:
+    kind, stored = column.kind, column.arrow_type
+    schema = None if stored is None else pa.schema([pa.field("", stored)]).serialize().to_pybytes()
+    return {
+        "kind": [kind.kind, kind.value_type, kind.depth],
+        "shape": list(map(int, column.shape)),
+        "arrow_type": None if schema is None else base64.b64encode(schema).decode(),
+        "nullable": column.nullable,
+        "widths": None if column.widths is None else list(map(int, column.widths)),
+        "bounds": None if column.bounds is None else [_plain(bound) for bound in column.bounds],
+        "image": column.image,
+        "pixel": column.pixel.name,
+        "whole": column.whole,
+        "single": column.single,
+        "allowed": column.allowed,
+        "object_bytes": int(column.object_bytes),
+    }
+
+
+def _plain(number: Any) -> Any:
+    return number.item() if isinstance(number, np.generic) else number
+
+
+def _column(said: Mapping[str, Any]) -> TailColumn:
+    kind, value_type, depth = said["kind"]
+    stored = said["arrow_type"]
+    if stored is not None:
+        stored = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(stored))).field(0).type
+    elif kind not in ("scalar", "list") or value_type not in NUMPY_NAMES:
+        raise ValueError(f"expected numbers, found {kind} of {value_type}")
+    shape, widths, bounds = said["shape"], said["widths"], said["bounds"]
+    if not all(size > 0 for size in shape) or (widths is not None and not 0 <= widths[0] <= widths[1] == shape[0]):
+        raise ValueError(f"expected a shape, found {shape}, {widths}")
+    return TailColumn(
+        ColumnType(str(kind), str(value_type), int(depth)),
+        shape=tuple(map(int, shape)),
+        arrow_type=stored,
+        nullable=bool(said["nullable"]),
+        widths=None if widths is None else (int(widths[0]), int(widths[1])),
+        bounds=None if bounds is None else (bounds[0], bounds[1]),
+        image=bool(said["image"]),
+        pixel=np.dtype(str(said["pixel"])),
+        whole=bool(said["whole"]),
+        single=bool(said["single"]),
+        allowed=str(said["allowed"]),
+        object_bytes=int(said["object_bytes"]),
+    )

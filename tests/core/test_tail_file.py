@@ -1,0 +1,199 @@
+"""The file that appended rows lie in: whole after a kill, after a power cut as far as it was synced, never wrong."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mouse_core.errors import ConfigError, DataError, StorageError
+from mouse_core.store._segments import Segment
+from mouse_core.store._tail.rows import Extent, prepare
+from mouse_core.store._tail.schema import tail_column
+from mouse_core.store.disk.tail import TailFile, TailReader
+
+Row = dict[str, Any]
+
+
+def row(number: int) -> Row:
+    """A row of which every value says which it is."""
+    return {
+        "observation": np.arange(4, dtype=np.float32) + number,
+        "action": number % 5,
+        "reward": number / 2,
+        "done": number % 100 == 99,
+        "episode_step": None if number % 7 == 3 else number % 100,
+        "half": np.float16(number % 512),
+        "history": np.arange(number % 4, dtype=np.int16) + number % 1000,
+        "pixels": np.full((2, 3), number % 256, np.uint8),
+    }
+
+
+COLUMNS = {name: tail_column(value, None, known=None, shape=None) for name, value in row(107).items()}
+COLUMNS["history"] = replace(COLUMNS["history"], widths=(0, 3))  # as a field says that fills up what is shorter
+
+
+def made(path: Path, rows: int = 1000) -> TailFile:
+    return TailFile.create(path, COLUMNS, rows)
+
+
+def put(tail: TailFile, begin: int, end: int) -> None:
+    for number in range(begin, end):
+        if not tail.extent.append(row(number)):
+            tail.extent.put(row(number))
+
+
+def rows_of(extent: Extent) -> list[Row]:
+    listed: list[Row] = Segment.of_extent(extent, ()).table.to_pylist()
+    return listed
+
+
+def expected(count: int) -> list[Row]:
+    listed = [
+        {name: getattr(value, "tolist", lambda v=value: v)() for name, value in row(i).items()} for i in range(count)
+    ]
+    return listed
+
+
+def test_rows_are_those_of_an_extent_in_memory(tmp_path: Path) -> None:
+    memory, tail = Extent(COLUMNS), made(tmp_path / "tail")
+    for number in range(300):
+        for extent in (memory, tail.extent):
+            if not extent.append(row(number)):
+                extent.put(row(number))
+    assert Segment.of_extent(tail.extent, ()).table.equals(Segment.of_extent(memory, ()).table)
+    assert rows_of(tail.extent) == expected(300)
+
+
+def test_readers_see_what_was_committed(tmp_path: Path) -> None:
+    tail = made(tmp_path / "tail")
+    reader = TailReader(tmp_path / "tail")
+    assert reader.committed() == 0
+    for end in (1, 2, 50, 400, 401, 1000):
+        put(tail, tail.extent.count, end)
+        before = reader.committed()
+        tail.commit(sync=end % 2 == 0)
+        assert before < reader.committed() == end
+        assert rows_of(reader.extent(end)) == expected(end)
+        assert rows_of(reader.extent(before)) == expected(before)
+    assert rows_of(TailReader(tmp_path / "tail").extent(0)) == []
+
+
+def test_a_reader_shares_memory_between_what_it_saw_and_sees(tmp_path: Path) -> None:
+    tail = made(tmp_path / "tail")
+    reader = TailReader(tmp_path / "tail")
+    put(tail, 0, 10)
+    tail.commit(sync=False)
+    early = Segment.of_extent(reader.extent(reader.committed()), ())
+    put(tail, 10, 20)
+    tail.commit(sync=False)
+    later = Segment.of_extent(reader.extent(reader.committed()), ())
+    assert later.begins_as(early)
+    assert later.addresses["reward"] == early.addresses["reward"]
+    assert not Segment.of_extent(TailReader(tmp_path / "tail").extent(0), ()).begins_as(early)
+
+
+def killed(path: Path, work: Callable[[], None]) -> None:
+    """Do some work in a process that ends without any of Python's leave-taking."""
+    process = os.fork()
+    if not process:
+        try:
+            work()
+        finally:
+            os._exit(0)
+    assert os.waitpid(process, 0)[1] == 0
+
+
+@pytest.mark.parametrize("committed", [0, 1, 300, 500])
+def test_all_rows_that_count_survive_the_process(tmp_path: Path, committed: int) -> None:
+    path = tmp_path / "tail"
+
+    def work() -> None:
+        tail = made(path)
+        put(tail, 0, committed)
+        tail.commit(sync=False)
+        put(tail, committed, 500)
+
+    killed(path, work)
+    tail = TailFile.recover(path)
+    assert rows_of(tail.extent) == expected(500)
+    put(tail, 500, 700)
+    tail.commit(sync=False)
+    tail.close()
+    reader = TailReader(path)
+    assert rows_of(reader.extent(reader.committed())) == expected(700)
+    assert rows_of(TailFile.recover(path).extent) == expected(700)
+
+
+def test_a_copy_has_what_was_committed(tmp_path: Path) -> None:
+    """Whoever copied it may have met the writer at work."""
+    tail = made(tmp_path / "tail")
+    put(tail, 0, 300)
+    tail.commit(sync=True)
+    put(tail, 300, 500)
+    shutil.copy(tmp_path / "tail", tmp_path / "copy")
+    copy = TailFile.recover(tmp_path / "copy")
+    assert rows_of(copy.extent) == expected(300)
+    put(copy, 300, 1000)
+    copy.close()
+    assert rows_of(TailFile.recover(tmp_path / "copy").extent) == expected(1000)
+
+
+def test_many_rows_at_once(tmp_path: Path) -> None:
+    tail = made(tmp_path / "tail")
+    columns = {name: [row(number)[name] for number in range(600)] for name in COLUMNS}
+    prepared = {name: prepare(columns[name], column) for name, column in COLUMNS.items()}
+    tail.extent.put_many(prepared, 0, 600)
+    tail.commit(sync=True)
+    assert rows_of(tail.extent) == expected(600)
+    assert rows_of(TailFile.recover(tmp_path / "tail").extent) == expected(600)
+
+
+def test_a_row_that_is_refused_changes_nothing(tmp_path: Path) -> None:
+    tail = made(tmp_path / "tail")
+    put(tail, 0, 10)
+    assert not tail.extent.append(row(10) | {"pixels": "none"})
+    with pytest.raises(Exception, match="pixels"):
+        tail.extent.put(row(10) | {"history": None, "pixels": "none"})
+    tail.close()
+    assert rows_of(TailFile.recover(tmp_path / "tail").extent) == expected(10)
+
+
+def test_damage_is_an_error_that_names_file_rows_and_column(tmp_path: Path) -> None:
+    path = tmp_path / "tail"
+    tail = made(path)
+    put(tail, 0, 800)
+    tail.commit(sync=True)
+    content = bytearray(path.read_bytes())
+    at = content.index(np.arange(4, dtype=np.float32).tobytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"tail, rows 0\.\.799, column 'observation': .*damage"):
+        TailReader(path).committed()
+    with pytest.raises(DataError, match=r"tail, rows 0\.\.799, column 'observation': .*damage"):
+        TailFile.recover(path)
+
+
+def test_what_is_no_tail(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="none"):
+        TailReader(tmp_path / "tail")
+    made(tmp_path / "tail").close()
+    with pytest.raises(StorageError, match="exists"):
+        made(tmp_path / "tail")
+    content = (tmp_path / "tail").read_bytes()
+    for damaged in (b"", content[:3], content[:200], content[:-1], content + b"x", b"x" + content[1:]):
+        (tmp_path / "tail").write_bytes(damaged)
+        for opened in (TailReader, TailFile.recover):
+            with pytest.raises(DataError, match="tail"):
+                opened(tmp_path / "tail")
+    newer = bytearray(content)
+    newer[8] = 9
+    (tmp_path / "tail").write_bytes(newer)
+    with pytest.raises(DataError, match="found 9: a newer release wrote it"):
+        TailReader(tmp_path / "tail")
