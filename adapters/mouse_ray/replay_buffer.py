@@ -84,6 +84,10 @@ class ReplayBufferActor:
         """Forget all rows."""
         self._buffer.empty()
 
+    def refresh(self) -> None:
+        """Take over the rows that the store has now, where a ``DatasetStore`` is the storage."""
+        self._buffer.refresh()
+
     def size(self) -> int:
         """Rows there are."""
         return len(self._buffer)

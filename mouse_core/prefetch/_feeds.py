@@ -183,6 +183,11 @@ class BufferFeed(Feed):
         source, next_index = self.source.restored(state)
         return BufferFeed(source), next_index
 
+    def refreshed(self, next_index: int) -> Feed:
+        """The same feed, of a buffer with the rows that its store has now; what was drawn ahead stays as it is."""
+        self.source.buffer.refresh()
+        return self
+
 
 def feed_of(source: Any, store: Store | None) -> Feed:
     """How a loader goes along ``source``: a ``BatchSource`` of ``store``, a ``BufferSource``, or somebody's own."""

@@ -19,7 +19,7 @@ from mouse_core.replay.ground.state import part_of
 from mouse_core.replay.samplers._recorded import RecordedSlices
 from mouse_core.replay.samplers.slices import SliceSampler
 from mouse_core.replay.samplers.uniform import RandomSampler
-from mouse_core.replay.storages._dataset import DatasetStorage
+from mouse_core.replay.storages._dataset import DatasetStorage, no_store
 from mouse_core.replay.storages.ring import check_part
 from mouse_core.replay.transforms._fields import GATHERED
 from mouse_core.replay.writers import ImmutableWriter, MaxValueWriter, RoundRobinWriter
@@ -103,7 +103,7 @@ class Parts:
     def _recorded_slices(storage: Storage, sampler: Sampler) -> RecordedSlices | None:
         """What draws slices of recorded rows, if these are windows: they depend on the number of the sample alone."""
         if type(sampler) is SliceSampler and sampler.gives_windows and isinstance(storage, DatasetStorage):
-            return RecordedSlices(storage.snapshot, storage, sampler)
+            return RecordedSlices(storage, sampler)
         return None
 
     def shared(self) -> AbstractContextManager[Any]:
@@ -172,6 +172,30 @@ class Parts:
         self._check_process()
         self.storage.empty()
         self.sync()
+
+    def refresh(self, sample: int) -> None:
+        """Take later rows of a store over, before sample number ``sample`` is drawn."""
+        storage: Any = self.storage
+        if not hasattr(storage, "refresh"):
+            raise no_store(f"{storage!r:.80}")
+        self.sync()
+        first = len(storage)
+        storage.refresh()
+        if self._changes != storage.changes:
+            if self._recorded is not None:
+                self._recorded.forget()
+            self.sync()
+        elif len(storage) > first:
+            slots = np.arange(first, len(storage), dtype=np.int64)
+            for part in (self.sampler, self._own_episodes):
+                if hasattr(part, "grew"):
+                    part.grew(storage)
+                    part.wrote(storage, Write(slots, first, self._reader(slots)))
+                elif part is not None:
+                    part.reset(storage)
+            if self._recorded is not None:
+                self._recorded.grew(sample)
+            self._told = storage.written
 
     def sync(self) -> None:
         """Tell the sampler of what was written, here or elsewhere, since it was told last."""

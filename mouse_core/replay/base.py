@@ -159,6 +159,29 @@ class BaseBuffer:
             ends = self.ran_out
             yield self._handed_out(drawn)
 
+    def refresh(self) -> None:
+        """Take over the rows that a ``DatasetStore`` has now, where it is the storage; the next sample draws from them.
+
+        Rows that were there keep their ``index`` and their priorities, and later ones have the largest priority, as
+        rows that are written. An epoch without replacement begins anew. Only where the store forgot rows, as
+        ``clear()`` does, all is looked at anew, and no priority is known. The number of the next sample goes on, and
+        batches depend on where between two samples this was called, as they do on writes.
+
+        Raises:
+            ConfigError: No store: rows that are written, a snapshot or a dataset; of an ensemble, in all members.
+        """
+        with self._lock, self._shared():
+            self._refresh()
+
+    @property
+    def _grows(self) -> bool:
+        """Whether there is a store to take later rows from."""
+        return bool(getattr(getattr(self, "storage", None), "grows", False))
+
+    def _refresh(self) -> None:
+        """See ``refresh``; the locks are held."""
+        raise NotImplementedError
+
     def draw(self, batch_size: int | None = None, *, seed: int | None = None) -> Drawn:
         """The first half of ``sample``: choose the next batch's rows and gather them, under the lock.
 

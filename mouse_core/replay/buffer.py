@@ -29,8 +29,8 @@ class ReplayBuffer(BaseBuffer):
     the buffer, on nothing else.
 
     Args:
-        storage: Where rows lie; a ``DatasetStore``, a ``Snapshot``, a dataset or a table is one that cannot be written
-            to. By default a ``ListStorage`` of 1000 rows.
+        storage: Where rows lie; a ``DatasetStore`` (see ``refresh``), a ``Snapshot``, a dataset or a table is one that
+            cannot be written to. By default a ``ListStorage`` of 1000 rows.
         sampler: Which rows a batch consists of; by default a ``RandomSampler``.
         writer: Where rows go; by default a ring, or for a storage that cannot be written to an ``ImmutableWriter``.
         transform: A callable from batch to batch, or a list of them, applied in order; ``inverse`` of each, where it
@@ -284,6 +284,9 @@ class ReplayBuffer(BaseBuffer):
     def batch_of(self, drawn: Drawn) -> Any:
         """What ``draw`` gave as a batch, transformed, before it is handed to a framework."""
         return self._transformed(assemble(drawn.rows, drawn.draw, self._collate), drawn.key)
+
+    def _refresh(self) -> None:
+        self._parts.refresh(self._samples)
 
     @property
     def ran_out(self) -> bool:

@@ -18,6 +18,7 @@ from mouse_core.replay.buffer import ReplayBuffer
 from mouse_core.replay.ground.protocols import Draw, FieldKey, Transform
 from mouse_core.replay.ground.state import check_numbers, part_of
 from mouse_core.replay.samplers.priorities import priorities_like
+from mouse_core.replay.storages._dataset import no_store
 from mouse_core.sampling.shares import Schedule
 from mouse_core.trees import find, flatten, structure_of, unflatten
 
@@ -151,6 +152,17 @@ class ReplayBufferEnsemble(BaseBuffer):
                 raise
             self._samples += 1
             return Drawn(parts, Draw(np.array(shares, np.int64)), key, *self.counts)
+
+    @property
+    def _grows(self) -> bool:
+        return any(member._grows for member in self._buffers)
+
+    def _refresh(self) -> None:
+        if not self._grows:
+            raise no_store("members of which none has one")
+        for member in self._buffers:
+            if member._grows:
+                member._refresh()
 
     def _mark(self) -> Any:
         return self._samples, [member._mark() for member in self._buffers]

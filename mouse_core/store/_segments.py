@@ -311,20 +311,23 @@ class Segment:
 
 
 def growth_of(before: Sequence[Segment], after: Sequence[Segment]) -> Growth | None:
-    """What was appended to some segments; None where others are not the same with rows appended."""
-    kept, last = len(before) - 1, before[-1:]
-    appended = after[max(kept, 0) :]
-    if not last or not appended or after[:kept] != before[:kept]:
-        return None
-    replaced = None
-    if appended[0] is last[0]:
+    """What was appended to some segments that others continue; None where it is more than appended rows."""
+    kept, last = len(before) - 1, before[-1]
+    appended, replaced = after[kept:], None
+    if appended[0] is last:
         kept, appended = kept + 1, appended[1:]
-    elif appended[0].begins_as(last[0]):
-        replaced = last[0]
     else:
-        return None
+        replaced = last
     # Segments of datasets may say more about the shapes of rows.
     return Growth(kept, appended, replaced) if all(segment.extent is not None for segment in appended) else None
+
+
+def continues(before: Sequence[Segment], after: Sequence[Segment]) -> bool:
+    """Whether segments are some earlier ones, with rows behind them; of no segments it is not known."""
+    kept = len(before) - 1
+    if kept < 0 or len(after) <= kept or after[:kept] != before[:kept]:
+        return False
+    return after[kept] is before[kept] or after[kept].begins_as(before[kept])
 
 
 def are_too_short(runs: int, rows: int) -> bool:

@@ -18,7 +18,7 @@ from mouse_core._arrow.windows import Stretches, Windows
 from mouse_core._base.memo import memo
 from mouse_core.errors import ConfigError
 from mouse_core.spec import Alignment, Field, Spec, codes_called
-from mouse_core.store._segments import Segment, growth_of
+from mouse_core.store._segments import Segment, continues, growth_of
 from mouse_core.store.fields import FieldReader, SnapshotConfig, bind_fields, rows_without
 
 _SAMPLED_ROWS = 8
@@ -121,22 +121,22 @@ class Snapshot:
 
         Fields are bound as in the earlier one then, in a time that does not grow with its rows.
         """
-        grown = None
-        if self.num_rows >= before.num_rows and self.config == before.config:
-            grown = growth_of(before.segments, self.segments)
+        same = self.config == before.config and self.begins_as(before)
+        grown = growth_of(before.segments, self.segments) if same else None
         if grown is not None and "readers" not in self.__dict__:
-            fields = self.config.fields
+            fields, types = self.config.fields, self.config.types
             # Only a column that was null throughout may have become a field.
-            types = self.config.types
             absent = {name: one for name, one in fields.items() if name not in before.readers and one.column in types}
             late = self._bound(absent) if absent else {}
-            readers = {
-                name: late[name] if name in late else before.readers[name].forward(grown)
-                for name in fields
-                if name in late or name in before.readers
-            }
+            names = [name for name in fields if name in late or name in before.readers]
+            readers = {name: late[name] if name in late else before.readers[name].forward(grown) for name in names}
             self.__dict__.setdefault("readers", readers)
         return grown
+
+    def begins_as(self, before: Snapshot) -> bool:
+        """Whether its first rows are known to be those of an earlier snapshot."""
+        plain = type(self) is type(before) is Snapshot  # of others rows come in between
+        return plain and self.num_rows >= before.num_rows and continues(before.segments, self.segments)
 
     def _bound(self, fields: Mapping[str, Field]) -> dict[str, FieldReader]:
         return bind_fields(self.segments, fields, self.config.types, rows=self.num_rows, budget=self.budget)

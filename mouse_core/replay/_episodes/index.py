@@ -76,6 +76,11 @@ class EpisodeIndex:
             # The rows are written, and this is no time to complain: the next draw looks again.
             self._is_whole = False
 
+    def grew(self, storage: Storage) -> None:
+        """There is room for more rows, and no row was overwritten so far."""
+        if self._episodes is not None:
+            self._episodes.steps = storage.capacity // self._episodes.num_envs
+
     def reset(self, storage: Storage) -> None:
         """All rows may be others: look at them at the next draw."""
         self._episodes, self._is_whole, self._found = None, not len(storage), None

@@ -212,6 +212,10 @@ class Sampler(Protocol):
 
     It may have ``adds``, the names of the fields of its draws beside ``index`` and ``traj_id``: rows that have one are
     then refused when they are written, otherwise when they are drawn.
+
+    It may have ``grew(storage)``: the storage has a larger capacity now, and room behind its rows, none of which was
+    ever overwritten; what came is told by ``wrote`` next. So it is where a buffer over a store takes later rows over.
+    A sampler without it is told to ``reset``.
     """
 
     @property

@@ -28,16 +28,17 @@ class RecordedSlices:
     """Batches of recorded rows by the number of the sample, as ``BatchSource`` gives them by their index.
 
     Args:
-        snapshot: The rows.
-        storage: The same as a storage.
+        storage: The rows of a snapshot, ``storage.snapshot``.
         sampler: Says where slices begin.
     """
 
-    def __init__(self, snapshot: Snapshot, storage: Storage, sampler: SliceSampler) -> None:
-        self._snapshot = snapshot
+    def __init__(self, storage: Any, sampler: SliceSampler) -> None:
         self._storage = storage
         self._sampler = sampler
         self._sources: dict[tuple[Any, ...], BatchSource] = {}
+        # Those of fewer rows, of which others are made when they are asked for, and the number of the first sample.
+        self._before: dict[tuple[Any, ...], BatchSource] = {}
+        self._first_sample = 0
         self._known_whole: bool | None = None
 
     @property
@@ -53,7 +54,7 @@ class RecordedSlices:
         Raises:
             ConfigError, MissingFieldError, SchemaError: As the sampler's ``draw``.
         """
-        return self._is_whole or MASK not in self._snapshot.readers
+        return self._is_whole or MASK not in self._storage.snapshot.readers
 
     def draw(self, batch_size: int, key: Key) -> tuple[dict[str, npt.NDArray[Any]], Draw]:
         """The rows of the sample that ``key`` names, and what the sampler says of them.
@@ -80,17 +81,31 @@ class RecordedSlices:
         if source is None:
             if len(self._sources) >= _SOURCES_KEPT:
                 self._sources.clear()
-            windows = (_Slices if self._is_whole else _PaddedSlices)(self._storage, self._sampler, batch_size)
-            source = self._sources[name] = BatchSource(self._snapshot, sampling=windows, seed=seed)
+            source = self._sources[name] = self._made(name, batch_size, seed)
         return source
+
+    def _made(self, name: tuple[Any, ...], batch_size: int, seed: int) -> BatchSource:
+        kind = _Slices if self._is_whole else _PaddedSlices
+        before = self._before.pop(name, None)
+        if before is None or type(before.sampler) is not kind:
+            windows = kind(self._storage, self._sampler, batch_size)
+            return BatchSource(self._storage.snapshot, sampling=windows, seed=seed)
+        before.sampler.forget()
+        return before.with_snapshot(self._storage.snapshot, epoch_start=self._first_sample)
+
+    def grew(self, sample: int) -> None:
+        """There are more rows from sample number ``sample`` on, behind those that there were."""
+        self._before |= self._sources
+        self._sources, self._first_sample, self._known_whole = {}, sample, None
 
     def forget(self) -> None:
         """Ask the sampler anew."""
         self._sources.clear()
+        self._before.clear()
         self._known_whole = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_sources": {}}
+        return {**self.__dict__, "_sources": {}, "_before": {}}
 
 
 class _Slices:
@@ -122,6 +137,11 @@ class _Slices:
         planned = samples, self._sampler.windows(self._storage, self.batch_size, keys)
         self._planned.append(planned)
         return planned
+
+    def forget(self) -> None:
+        """Plan anew: there are more rows."""
+        self._planned.clear()
+        self._draws = {}
 
     def draw(self, key: Key) -> Draw:
         """What the sampler says of the sample that ``key`` names."""

@@ -72,6 +72,10 @@ class SliceSampling:
         """The rows may all be others: the next draw looks at them once."""
         self.episodes.reset(storage)
 
+    def grew(self, storage: Storage) -> None:
+        """There is room for more rows; see ``Sampler``."""
+        self.episodes.grew(storage)
+
     def _shown(self) -> str:
         """What it is made as, in the ``repr`` and in states."""
         span = "" if self._rule.tiled else f", span={self._span}"

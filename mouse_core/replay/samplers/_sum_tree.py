@@ -102,6 +102,12 @@ class SumTree:
         self._sums[0][len(weights) :] = 0.0
         self._add_up_all(0, self.size)
 
+    def grown(self, size: int) -> SumTree:
+        """A tree of so many numbers, at least as many, of which the first have the weights of these."""
+        tree = SumTree(size)
+        tree.assign(self.weights)
+        return tree
+
     def draw(self, uniform: Floats) -> Int64s:
         """Numbers drawn in proportion to their weights; one of weight 0 is never drawn.
 

@@ -159,6 +159,11 @@ class PrioritizedSampler:
         self._size = len(storage)
         self._begin = self._end - self._size
 
+    def grew(self, storage: Storage) -> None:
+        """There is room for more rows; see ``Sampler``."""
+        if self._tree is not None:
+            self._tree = self._tree.grown(storage.capacity)
+
     def _settle(self, storage: Storage) -> SumTree:
         """The tree, with the weights of all rows in it."""
         tree = self._tree

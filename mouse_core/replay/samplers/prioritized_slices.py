@@ -93,6 +93,14 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
         SliceSampling.reset(self, storage)
         self._forget()
 
+    def grew(self, storage: Storage) -> None:
+        """There is room for more rows; see ``Sampler``."""
+        PrioritizedSampler.grew(self, storage)
+        SliceSampling.grew(self, storage)
+        if self._starting is not None:
+            self._starting = self._starting.grown(storage.capacity)
+            self._begins = np.append(self._begins, np.zeros(storage.capacity - len(self._begins), np.bool_))
+
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
         """``batch_size`` slices, and importance weights, float32 of the shape of ``index``.
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core._base.checks import is_whole
 from mouse_core.about.dataset import joined, read_about
 from mouse_core.batches.source import BatchSource
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, StateError
@@ -32,17 +33,19 @@ class DatasetStorage:
 
     Args:
         snapshot: The rows.
+        store: Where there may be more of them later.
     """
 
     ndim = 1
     num_envs = 1
     writable = False
-    changes = 0
 
-    def __init__(self, snapshot: Snapshot) -> None:
+    def __init__(self, snapshot: Snapshot, store: Store | None = None) -> None:
         if not snapshot.num_rows:
             raise ConfigError("storage: expected rows, found an empty store")
         self.snapshot = snapshot
+        self.changes = 0
+        self._store = store
         self._sources: dict[int, BatchSource] = {}
 
     def __repr__(self) -> str:
@@ -65,6 +68,33 @@ class DatasetStorage:
     def alignment(self) -> Alignment:
         """That of the store."""
         return self.snapshot.alignment
+
+    @property
+    def grows(self) -> bool:
+        """Whether there is a store to take later rows from."""
+        return self._store is not None
+
+    def refresh(self) -> None:
+        """Take the rows over that the store has now. Those that were there keep their slots, or ``changes`` grows.
+
+        Raises:
+            ConfigError: There is no store.
+        """
+        if self._store is None:
+            raise no_store("a snapshot, a dataset or a copy of a buffer")
+        self._become(self._store.snapshot())
+
+    def _become(self, snapshot: Snapshot) -> None:
+        if snapshot is self.snapshot:
+            return
+        if snapshot.begins_as(self.snapshot) and snapshot.spec == self.snapshot.spec:
+            self._sources = {
+                length: source.with_snapshot(snapshot, epoch_start=0) for length, source in self._sources.items()
+            }
+        else:
+            self.changes += 1
+            self._sources = {}
+        self.snapshot = snapshot
 
     def append(self, rows: Any, *, one: bool = False) -> tuple[int, int]:
         """Always raises ConfigError."""
@@ -130,7 +160,8 @@ class DatasetStorage:
         return found.reshape(*slots.shape, *found.shape[2:])
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_sources": {}}
+        # A store stays in its process; a copy has the rows that there are.
+        return {**self.__dict__, "_sources": {}, "_store": None}
 
     def lock(self) -> None:
         """Nobody writes here."""
@@ -138,17 +169,34 @@ class DatasetStorage:
 
     def state(self) -> dict[str, Any]:
         """Which rows these are; they are not saved again."""
-        return {"kind": "dataset", "size": len(self), "fingerprint": self.snapshot.fingerprint}
+        return _state_of(self.snapshot)
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Check that ``state`` was taken from the same rows."""
-        own = self.state()
-        if not isinstance(state, Mapping) or state.get("kind") != own["kind"]:
+        """Have the rows that ``state`` was taken from: those that there are, or as many of the store's or of these."""
+        if not isinstance(state, Mapping) or state.get("kind") != "dataset":
             raise StateError(f"storage: expected the state of a dataset, found {state!r:.200}")
-        if state.get("size") != own["size"]:
-            raise StateError(f"storage: expected the state of {own['size']} rows, found {state.get('size')!r:.80}")
-        if dict(state) != own:
+        snapshot = self._of_rows(state.get("size"))
+        if dict(state) != _state_of(snapshot):
             raise StateError("storage: expected the state of these rows, found that of others (as many, other values)")
+        self._become(snapshot)
+
+    def _of_rows(self, rows: Any) -> Snapshot:
+        """The first rows of the store, or of those that there are."""
+        there = max(len(self), 0 if self._store is None else len(self._store))
+        if not is_whole(rows) or not 1 <= rows <= there:
+            raise StateError(f"storage: expected the state of {there} rows, found {rows!r:.80}")
+        if rows > len(self) and self._store is not None:
+            return self._store.snapshot(rows)
+        return self.snapshot if rows == len(self) else self.snapshot.of_rows(rows)
+
+
+def _state_of(snapshot: Snapshot) -> dict[str, Any]:
+    return {"kind": "dataset", "size": snapshot.num_rows, "fingerprint": snapshot.fingerprint}
+
+
+def no_store(found: str) -> ConfigError:
+    """What to raise where a buffer has no store to take later rows from."""
+    return ConfigError(f"refresh: expected a buffer over a DatasetStore, found one over {found}")
 
 
 def _refusal() -> ConfigError:
@@ -166,7 +214,7 @@ def as_storage(storage: Any) -> Storage:
     if isinstance(storage, Snapshot):
         return DatasetStorage(storage)
     if isinstance(storage, Store):
-        return DatasetStorage(storage.snapshot())
+        return DatasetStorage(storage.snapshot(), storage)
     try:
         parts = storage if isinstance(storage, Mapping) else {"dataset": storage}
         about = joined((str(name), read_about(part, where=str(name))) for name, part in parts.items())

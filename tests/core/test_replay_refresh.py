@@ -1,0 +1,242 @@
+"""Buffers over a store that grows: after ``refresh()`` they are as buffers that rows were written to."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mouse_core import ConfigError, DatasetStore, Field, PrefetchBatchifier, StateError
+from mouse_core.replay import (
+    ArrayStorage,
+    NextView,
+    PrioritizedReplayBuffer,
+    PrioritizedSampler,
+    PrioritizedSliceSampler,
+    RandomSampler,
+    ReplayBuffer,
+    ReplayBufferEnsemble,
+    SamplerWithoutReplacement,
+    SliceSampler,
+    SliceSamplerWithoutReplacement,
+)
+from mouse_core.testing import example_columns
+
+ROWS = 600
+CUTS = (40, 41, 90, 300, 301, ROWS)
+
+
+def columns(first: int, end: int) -> dict[str, Any]:
+    random = np.random.default_rng(3)
+    done = random.random(ROWS) < 0.1
+    rows = {
+        "observation": random.normal(size=(ROWS, 3)).astype(np.float32),
+        "action": random.integers(0, 4, ROWS),
+        "reward": np.arange(ROWS, dtype=np.float32),
+        "done": done.astype(np.int64),
+    }
+    return {name: values[first:end] for name, values in rows.items()}
+
+
+SAMPLERS: dict[str, Callable[[], Any]] = {
+    "rows": RandomSampler,
+    "every row once": lambda: SamplerWithoutReplacement(drop_last=True),
+    "priorities": lambda: PrioritizedSampler(alpha=0.8),
+    "slices": lambda: SliceSampler(sequence_length=6, pad=False),
+    "padded slices": lambda: SliceSampler(sequence_length=6),
+    "by trajectory": lambda: SliceSampler(sequence_length=6, weighting="trajectory"),
+    "with a span": lambda: SliceSampler(sequence_length=6, span=True),
+    "short": lambda: SliceSampler(sequence_length=6, strict_length=False, pad=False),
+    "every slice once": lambda: SliceSamplerWithoutReplacement(sequence_length=4),
+    "slices by priorities": lambda: PrioritizedSliceSampler(sequence_length=6),
+    "slices by priorities, with a span": lambda: PrioritizedSliceSampler(sequence_length=6, span=(False, True)),
+}
+
+
+def written(sampler: Any, **options: Any) -> ReplayBuffer:
+    """The oracle: a buffer that the rows are written to, with the fields and dtypes of a store's."""
+    return ReplayBuffer(ArrayStorage(ROWS, alignment="arrived"), sampler, batch_size=8, seed=5, **options)
+
+
+def same(one: ReplayBuffer, other: ReplayBuffer) -> None:
+    ours, theirs = one.sample(), other.sample()
+    for name, values in theirs.items():
+        np.testing.assert_array_equal(ours[name], values, name)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_buffer_over_a_store_draws_what_one_does_that_the_rows_are_written_to(sampler: str) -> None:
+    store = DatasetStore()
+    store.extend(columns(0, CUTS[0]))
+    buffer, oracle = ReplayBuffer(store, SAMPLERS[sampler](), batch_size=8, seed=5), written(SAMPLERS[sampler]())
+    oracle.extend(buffer[:])
+    for before, end in pairwise(CUTS):
+        for _ in range(3):
+            same(buffer, oracle)
+            if buffer.prioritized:
+                index = buffer.sample()["index"]
+                oracle.sample()
+                buffer.update_priority(index, index % 7 / 3)
+                oracle.update_priority(index, index % 7 / 3)
+        store.extend(columns(before, end))
+        assert len(buffer) == before
+        buffer.refresh()
+        assert (len(buffer), buffer.stats()["written"]) == (end, end)
+        oracle.extend(buffer[before:])
+    for _ in range(3):
+        same(buffer, oracle)
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_a_state_brings_back_the_rows_of_its_time(sampler: str) -> None:
+    store = DatasetStore()
+    store.extend(columns(0, 100))
+    buffer = ReplayBuffer(store, SAMPLERS[sampler](), batch_size=8, seed=5)
+    states, expected = [], []
+    for end in (200, 350, ROWS):
+        buffer.sample()
+        if buffer.prioritized:
+            buffer.update_priority(np.arange(50), np.arange(50) / 9)
+        states.append(buffer.state_dict())
+        ahead = copy.deepcopy(buffer)
+        expected.append([ahead.sample() for _ in range(3)])
+        store.extend(columns(len(store), end))
+        buffer.refresh()
+    # One that saw fewer rows, one that sees more, and one that only has a snapshot.
+    fewer = ReplayBuffer(store.snapshot(100), SAMPLERS[sampler](), batch_size=8, seed=1)
+    assert len(fewer) == 100
+    for number, state in enumerate(states):
+        for other in (ReplayBuffer(store, SAMPLERS[sampler](), batch_size=8, seed=1), buffer):
+            other.load_state_dict(state)
+            assert len(other) == (100, 200, 350)[number]
+            for batch in expected[number]:
+                found = other.sample()
+                for name, values in batch.items():
+                    np.testing.assert_array_equal(found[name], values, name)
+            other.refresh()
+            assert len(other) == ROWS
+    with pytest.raises(StateError, match="expected the state of 100 rows, found 350"):
+        fewer.load_state_dict(states[2])
+    assert len(fewer) == 100
+
+
+def test_rows_that_the_store_forgot_are_gone_and_no_priority_is_known() -> None:
+    store = DatasetStore()
+    store.extend(columns(0, 100))
+    buffer = PrioritizedReplayBuffer(storage=store, batch_size=50, seed=5)
+    buffer.update_priority(np.arange(100), np.zeros(100))
+    buffer.update_priority([3], [1000.0])
+    assert set(buffer.sample()["index"].tolist()) == {3}
+    store.clear()
+    store.extend(columns(200, 300))  # as many, and others
+    buffer.refresh()
+    batch = buffer.sample()
+    assert len(set(batch["index"].tolist())) > 20
+    np.testing.assert_array_equal(batch["reward"], 200 + batch["index"])
+    store.clear()
+    buffer.refresh()
+    with pytest.raises(ConfigError, match="found an empty buffer"):
+        buffer.sample()
+    store.extend(columns(0, 10))
+    buffer.refresh()
+    assert set(buffer.sample()["index"].tolist()) == set(range(10))
+
+
+def test_datasets_that_come_later_leave_priorities_as_they_are() -> None:
+    first, later = DatasetStore(), DatasetStore()
+    first.extend(columns(0, 100))
+    later.extend(columns(100, 200))
+    store = DatasetStore().from_dataset(first.to_dataset())
+    buffer = PrioritizedReplayBuffer(storage=store, batch_size=300, seed=5)
+    buffer.update_priority(np.arange(100), np.zeros(100))
+    store.from_dataset(later.to_dataset())
+    buffer.refresh()
+    assert buffer.sample()["index"].min() >= 100
+
+
+def test_a_column_that_had_no_values_becomes_a_field() -> None:
+    store = DatasetStore(fields=[Field("level", dtype="float32", fill=-1.0)])
+    store.extend({**columns(0, 50), "level": [None] * 50})
+    buffer = ReplayBuffer(store, batch_size=4)
+    assert "level" not in buffer.sample()
+    store.extend({**columns(50, 90), "level": np.ones(40, np.float32)})
+    buffer.refresh()
+    np.testing.assert_array_equal(buffer[:]["level"], np.where(np.arange(90) < 50, -1, 1))
+
+
+def test_episodes_that_go_on_are_one() -> None:
+    """The last episode of the first rows goes on in those that come later: there are slices with steps of both."""
+    store = DatasetStore()
+    given = {**columns(0, 30), "done": np.zeros(30, np.int64)}
+    store.extend(given)
+    buffer = ReplayBuffer(store, SliceSampler(sequence_length=20, pad=False), batch_size=200)
+    assert buffer.sample()["reward"].max() == 29
+    store.extend({**columns(30, 60), "done": np.zeros(30, np.int64)})
+    buffer.refresh()
+    batch = buffer.sample()
+    assert ((batch["reward"][:, 0] < 30) & (batch["reward"][:, -1] >= 30)).any()
+    assert (np.diff(batch["reward"], axis=1) == 1).all()
+    assert set(batch["traj_id"].reshape(-1).tolist()) == {0}
+
+
+def test_transforms_that_look_along_episodes_see_the_rows_behind() -> None:
+    store = DatasetStore()
+    store.extend(columns(0, 5))
+    buffer = ReplayBuffer(store, transform=NextView(takes="arrived"), seed=5)
+    store.extend(columns(5, 60))
+    buffer.refresh()
+    oracle = written(None, transform=NextView(takes="arrived"))
+    oracle.extend(buffer[:])
+    for _ in range(3):
+        batch, expected = buffer.sample(64), oracle.sample(64)
+        assert batch["index"].max() > 40
+        for name, values in expected["next"].items():
+            np.testing.assert_array_equal(batch["next"][name], values, name)
+
+
+def test_an_ensemble_refreshes_the_members_that_have_a_store() -> None:
+    store = DatasetStore()
+    store.extend(columns(0, 50))
+    fresh = ReplayBuffer(ArrayStorage(100, alignment="arrived"))
+    inner = ReplayBufferEnsemble(store, batch_size=8)
+    fresh.extend(ReplayBuffer(store)[:10])
+    mixed = ReplayBufferEnsemble(fresh, inner, ReplayBuffer(store.snapshot()), batch_size=90)
+    store.extend(columns(50, 70))
+    assert len(mixed) == 10 + 50 + 50
+    mixed.refresh()
+    assert len(mixed) == 10 + 70 + 50
+    mixed.sample()
+    with pytest.raises(ConfigError, match="refresh: expected a buffer over a DatasetStore"):
+        ReplayBufferEnsemble(fresh).refresh()
+
+
+@pytest.mark.parametrize("kind", ["rows", "snapshot", "copy", "dataset"])
+def test_without_a_store_there_is_nothing_to_refresh_from(kind: str) -> None:
+    store = DatasetStore()
+    store.extend(example_columns(50))
+    given: Any = {"rows": None, "snapshot": store.snapshot(), "copy": store, "dataset": store.to_dataset()}[kind]
+    buffer = ReplayBuffer(given)
+    if kind == "copy":
+        buffer = pickle.loads(pickle.dumps(buffer))
+        assert len(buffer) == 50
+    with pytest.raises(ConfigError, match="refresh: expected a buffer over a DatasetStore, found one over"):
+        buffer.refresh()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_over_a_buffer_refreshes_the_buffer(workers: int) -> None:
+    store = DatasetStore()
+    store.extend(columns(0, 50))
+    buffer = ReplayBuffer(store, batch_size=200)
+    with PrefetchBatchifier(buffer, num_workers=workers, prefetch=2) as loader:
+        assert loader.next_batch()["index"].max() < 50
+        store.extend(columns(50, 600))
+        loader.refresh()
+        assert len(buffer) == 600
+        batches = [loader.next_batch() for _ in range(4)]  # those that were drawn ahead come first
+        assert batches[-1]["index"].max() >= 50
