@@ -187,11 +187,12 @@ class Parts:
             self.sync()
         elif len(storage) > first:
             slots = np.arange(first, len(storage), dtype=np.int64)
-            for part in (self.sampler, self._own_episodes):
+            told: list[Any] = [part for part in (self.sampler, self._own_episodes) if part is not None]
+            for part in told:
                 if hasattr(part, "grew"):
                     part.grew(storage)
                     part.wrote(storage, Write(slots, first, self._reader(slots)))
-                elif part is not None:
+                else:
                     part.reset(storage)
             if self._recorded is not None:
                 self._recorded.grew(sample)
