@@ -106,6 +106,38 @@ def alone(path: Path, what: str, *, wait: bool = False) -> Iterator[None]:
         os.close(file)
 
 
+class Held(Descriptor):
+    """A lock file that is held until it is closed, or until its holder ends, and that says who holds it.
+
+    A forked child that closes it leaves the parent's lock as it is, and as long as it does not, the lock is held.
+
+    Args:
+        path: The file, made if it is not there.
+        what: What it is for; begins the message.
+
+    Raises:
+        ConfigError: Another one holds it, whom the message names; or the system or the file system has no such locks.
+    """
+
+    def __init__(self, path: Path, what: str) -> None:
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0), 0o666)
+        try:
+            try:
+                is_free = lock(self._file, wait=False)
+            except OSError as error:
+                raise ConfigError(f"{what}: expected a file system with locks (flock), found none: {error}") from error
+            if is_free is None:
+                raise ConfigError(f"{what}: expected a system with file locks (flock), found none")
+            if not is_free or not is_at(path, self._file):
+                holder = os.read(self._file, _LONGEST_NAME).decode(errors="replace") or "another process"
+                raise ConfigError(f"{what}: expected to be its only writer, found {holder} writing")
+            os.ftruncate(self._file, 0)
+            os.write(self._file, this_process().encode())
+        except BaseException:
+            self.close()
+            raise
+
+
 class FileLock:
     """A lock between processes and threads, which take turns; its holder may take it again.
 

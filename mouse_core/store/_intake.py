@@ -6,13 +6,16 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import pyarrow as pa
 
+from mouse_core._arrow.dense_copies import DenseBudget
+from mouse_core._base.checks import as_record
+from mouse_core._base.locks import ProcessLock
 from mouse_core.dtypes import RowError
-from mouse_core.errors import ConfigError, DataError
+from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.files.arrow import check_mapped
 from mouse_core.spec import FieldSpec
 from mouse_core.store._schema import REFUSALS, StoreSchema
@@ -20,6 +23,70 @@ from mouse_core.store._segments import Segment
 from mouse_core.store._tail.columns import ColumnExtent
 from mouse_core.store._tail.rows import Extent, Refused, prepare
 from mouse_core.store.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    from mouse_core.about.dataset import About
+
+
+class Rows:
+    """The rows of a store: segments, and those that are being appended; here all in memory, or lying elsewhere.
+
+    Args:
+        schema: The store's schema.
+        budget: Of the memory for dense copies.
+    """
+
+    #: The folder that the rows lie in.
+    path: str | None = None
+
+    def __init__(self, schema: StoreSchema, budget: DenseBudget) -> None:
+        self.schema, self.budget = schema, budget
+        self.segments: list[Segment] = []
+        self.count = 0
+        self.appender = Appender(schema, self.segments)
+        self.lock = ProcessLock()
+        self._kept: Snapshot | None = None
+
+    def seen(self) -> Self:
+        """The rows with those that somebody else has written since, where there may be some."""
+        return self
+
+    def snapshot(self) -> Snapshot:
+        """All rows that there are now; see ``DatasetStore.snapshot``."""
+        with self.lock:
+            rows = self.seen()
+            if self._kept is None or self._kept.num_rows != rows.count:
+                open_segment = self.appender.segment()
+                segments = self.segments if open_segment is None else [*self.segments, open_segment]
+                self._kept = Snapshot(segments, self.schema.config(), budget=self.budget)
+            return self._kept
+
+    def take(self, segments: Sequence[Segment], said: Sequence[tuple[str, About]]) -> None:
+        """Have more segments, behind the rows there are; see ``DatasetStore.from_dataset``.
+
+        Args:
+            segments: Them.
+            said: For each what to call it in messages, and what it says of itself.
+        """
+        with self.lock:
+            schema = self.schema.merged(segments, said)
+            self.appender.close()
+            self.segments.extend(segments)
+            self.schema, self.appender = schema, Appender(schema, self.segments)
+            self._kept = None  # also where no row comes, columns may
+            self.count += sum(segment.num_rows for segment in segments)
+
+    def clear(self) -> None:
+        """Forget all rows; see ``DatasetStore.clear``."""
+        with self.lock:
+            self.segments, self.count, self._kept = [], 0, None
+            self.appender = Appender(self.schema, self.segments)
+
+    def flush(self) -> None:
+        """There is nothing to write; see ``DatasetStore.flush``."""
+
+    def close(self) -> None:
+        """There is nothing to close; see ``DatasetStore.close``."""
 
 
 class Appender:
@@ -232,3 +299,18 @@ def segment_of(part: Any, image_roots: tuple[str, ...]) -> Segment:
 
 def _named(dataset: Mapping[Any, Any], names: Iterable[Any]) -> list[tuple[str, Any]]:
     return [(f"split {name!r}", dataset[name]) for name in names]
+
+
+def by_column(rows: list[Any]) -> dict[str, list[Any]]:
+    """A list of rows as columns."""
+    records: list[dict[str, Any]] = []
+    for number, row in enumerate(rows):
+        record = as_record(row)
+        if record is None:
+            raise DataError(f"extend: expected a list of dicts, found {row!r:.200} at row {number}")
+        records.append(dict(record))
+        if record.keys() != records[0].keys():
+            raise SchemaError(
+                f"extend: expected rows of the columns {list(records[0])}, found {list(record)} at row {number}"
+            )
+    return {name: [record[name] for record in records] for name in (records[0] if records else ())}

@@ -71,7 +71,7 @@ class StoreSchema:
 
         Args:
             segments: The segments.
-            said: For each what to call it in messages, and what it says.
+            said: For each what to call it in messages, and what it says; of no segments perhaps that of the store.
 
         Raises:
             MissingFieldError: A required column is missing.
@@ -81,7 +81,7 @@ class StoreSchema:
         merged = copy.copy(self)
         merged._adopt(said)
         merged._merge_columns(segments)
-        for segment, (_, about) in zip(segments, said, strict=True):
+        for segment, (_, about) in zip(segments, said, strict=False):
             merged.all_say_alignment &= about.alignment is not None or not segment.num_rows
         return merged
 

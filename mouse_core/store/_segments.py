@@ -121,7 +121,7 @@ class Segment:
 
     def column(self, name: str) -> pa.ChunkedArray | None:
         """A column of the table, as it is stored; None where it has none of that name."""
-        return self.table.column(name) if name in self.table.schema.names else None
+        return self.table.column(name) if name in self.types else None
 
     @memo
     def chunk_starts(self) -> npt.NDArray[np.int64]:
@@ -146,10 +146,11 @@ class Segment:
                 part = ColumnPart(self._make_columns[name], self.chunk_starts, same_chunks=True)
                 part.begin[0], part.width[0] = self.addresses[name]
             else:
-                is_there = name in self.table.schema.names
+                is_there = name in self.types
                 is_image = is_there and column_type(self.types[name]).kind == "image"
+                make = self._make_columns.get(name)
                 part = ColumnPart(
-                    partial(self.table.column, name) if is_there else _no_column,
+                    make or (partial(self.table.column, name) if is_there else _no_column),
                     self.chunk_starts,
                     same_chunks=self._same_chunks,
                     alike=self._alike if self._is_mapped else None,
@@ -229,7 +230,7 @@ class Segment:
 
     def first_value(self, name: str, rows: int) -> tuple[int, Any] | None:
         """The first value among the first ``rows`` rows that is not null, and its row; None where all are."""
-        if name not in self.table.schema.names:
+        if name not in self.types:
             return None
         if name not in self._first_values:
             row = self._find_first(self.table.column(name))
@@ -249,7 +250,7 @@ class Segment:
 
     def has_value(self, name: str, rows: int) -> bool:
         """Whether some value among the first ``rows`` rows is not null."""
-        if name not in self.table.schema.names:
+        if name not in self.types:
             return False
         if rows == self.num_rows and not self.is_picked:
             column = self.table.column(name)

@@ -268,7 +268,7 @@ def rows_without(segments: Sequence[Segment], rows: int, column: str) -> str | N
     for segment in segments:
         end = min(begin + segment.num_rows, rows)
         if segment.extent is None and not segment.has_value(column, end - begin):
-            why = "null throughout" if column in segment.table.schema.names else "missing"
+            why = "null throughout" if column in segment.types else "missing"
             return f"column {column!r} {why} in rows {begin}..{end - 1}"
         begin += segment.num_rows
     return None

@@ -1127,9 +1127,7 @@ indices = pa.ipc.open_stream(pa.memory_map({str(path)!r})).read_all()
 table = pa.table({{"action": np.zeros(1000, int), "reward": np.zeros(1000), "done": np.zeros(1000, int)}})
 store = DatasetStore()
 segment = Segment(table, indices)
-store._schema = store._schema.merged([segment], [("indices", About())])
-store._segments.append(segment)
-store._num_rows += segment.num_rows
+store._rows.take([segment], [("indices", About())])
 BatchSource(store, 4, 8)[0]
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=600)

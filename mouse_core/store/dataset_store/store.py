@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -13,10 +13,8 @@ import pyarrow as pa
 
 from mouse_core._arrow.dense_copies import DENSE_BYTES, DenseBudget
 from mouse_core._base.checks import as_record
-from mouse_core._base.locks import ProcessLock
-from mouse_core.errors import DataError, SchemaError
+from mouse_core.errors import DataError
 from mouse_core.spec import Alignment, Field
-from mouse_core.store._segments import Segment
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store
 
@@ -58,35 +56,105 @@ class DatasetStore(Store):
         image_roots: Iterable[str | os.PathLike[str]] = (),
     ) -> None:
         # These, and what else only some stores need, are loaded with the first of them.
-        from mouse_core.store._intake import Appender
+        from mouse_core.store._intake import Rows
         from mouse_core.store._schema import StoreSchema
 
         self._budget = DenseBudget(dense_bytes)
         dims = {"max_action_dim": max_action_dim, "max_obs_continuous_dim": max_obs_continuous_dim}
-        self._schema = StoreSchema(fields, dims, alignment, image_roots)
-        self._segments: list[Segment] = []
-        self._num_rows = 0
-        self._kept: Snapshot | None = None
-        self._appender = Appender(self._schema, self._segments)
-        self._lock = ProcessLock()
+        self._rows = Rows(StoreSchema(fields, dims, alignment, image_roots), self._budget)
+
+    # ------------------------------------------------------------------ in a folder
+
+    @classmethod
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        mode: Literal["r", "a"] = "r",
+        *,
+        sync: Literal["none", "flush", "append"] = "flush",
+        verify: bool = True,
+        **options: Any,
+    ) -> DatasetStore:
+        """The store that lies in a folder, which rows are written to as they come.
+
+        A folder has one writer at a time, ``mode="a"``, and any number of readers in any process, also while it is
+        written; they see the rows that were flushed. When a process ends, however it does, every row that ``append`` or
+        ``extend`` returned of is kept. When the machine stops, ``sync`` says what is:
+
+        - "none": the rows in sealed files; those of the last 64 MB may be lost.
+        - "flush": the rows before the last ``flush()``.
+        - "append": every row that ``append`` or ``extend`` returned of.
+
+        Args:
+            path: The folder.
+            mode: "r" reads a store that is there, and writes nothing; "a" writes one, which is made if it is not there.
+            sync: What a writer waits for, as above.
+            verify: Whether a file's digest is compared when its rows are first read; that reads all of the file once.
+            **options: Those of the class. An alignment that is not given is the one that the rows have.
+
+        Returns:
+            The store. A writer's is closed by ``close()``, or at the end of a ``with`` block.
+
+        Raises:
+            ConfigError: There is no store to read, something else lies in the folder, or another process writes to it,
+                which the message names; the file system has no locks.
+            DataError: The store is damaged, or a newer release wrote it.
+            SchemaError: Options that do not fit what the rows say of themselves.
+            StorageError: The folder cannot be read, or be written.
+        """
+        from mouse_core.store.disk.opening import open_rows
+
+        store = cls(**options)
+        store._rows = open_rows(path, mode, sync, verify, store._rows)
+        return store
+
+    @property
+    def path(self) -> str | None:
+        """The folder that the store was opened in; None where there is none."""
+        return self._rows.path
+
+    def flush(self) -> None:
+        """Show readers the rows so far, and wait until they are on the disk, as ``sync`` says; see ``open``.
+
+        Raises:
+            StorageError: They cannot be written. They are still there, for another attempt.
+        """
+        self._rows.flush()
+
+    def close(self) -> None:
+        """Seal the rows of a store that was opened to be written, and let others write; others have nothing to close.
+
+        What was read so far can still be read.
+
+        Raises:
+            StorageError: Rows cannot be written; the store is still open.
+        """
+        self._rows.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
 
     # ------------------------------------------------------------------ what is there
 
     def __len__(self) -> int:
-        return self._num_rows
+        return self._rows.seen().count
 
     def __repr__(self) -> str:
-        return f"DatasetStore(num_rows={len(self)}, columns={list(self.columns)}, alignment={self.alignment!r})"
+        where = "" if self.path is None else f", path={self.path!r}"
+        return f"DatasetStore(num_rows={len(self)}, columns={list(self.columns)}, alignment={self.alignment!r}{where})"
 
     @property
     def alignment(self) -> Alignment:
         """Which transition a row's action, reward and done belong to."""
-        return self._schema.alignment
+        return self._rows.schema.alignment
 
     @property
     def columns(self) -> dict[str, pa.DataType]:
         """The stored columns' Arrow types by name; where parts of the store differ in encoding, that of the first."""
-        return dict(self._schema.arrow_types)
+        return dict(self._rows.seen().schema.arrow_types)
 
     @property
     def about(self) -> About:
@@ -94,12 +162,12 @@ class DatasetStore(Store):
 
         The alignment is None where "arrived" is only taken for granted, for neither said it. Appended rows have it.
         """
-        return self._schema.about()
+        return self._rows.seen().schema.about()
 
     @property
     def fields(self) -> dict[str, Field]:
         """The fields that the store knows, whether it has their columns or not."""
-        return dict(self._schema.fields)
+        return dict(self._rows.seen().schema.fields)
 
     def snapshot(self, rows: int | None = None) -> Snapshot:
         """An immutable view of the rows there are now, or of the first ``rows`` of them. Copies no steps.
@@ -107,12 +175,7 @@ class DatasetStore(Store):
         Raises:
             ConfigError: The store has fewer than ``rows`` rows.
         """
-        with self._lock:
-            if self._kept is None or self._kept.num_rows != len(self):
-                open_segment = self._appender.segment()
-                segments = self._segments if open_segment is None else [*self._segments, open_segment]
-                self._kept = Snapshot(segments, self._schema.config(), budget=self._budget)
-            kept = self._kept
+        kept = self._rows.snapshot()
         return kept if rows is None else kept.of_rows(rows)
 
     # ------------------------------------------------------------------ datasets
@@ -152,22 +215,16 @@ class DatasetStore(Store):
         The store is unchanged after an error.
         """
         from mouse_core.about.dataset import read_about
-        from mouse_core.store._intake import Appender, segment_of, select_splits
+        from mouse_core.store._intake import segment_of, select_splits
         from mouse_core.store.evidence import warn_of_rewards
 
         parts = select_splits(dataset, splits, split_pattern)
-        segments = [segment_of(part, self._schema.image_roots) for _, part in parts]
+        segments = [segment_of(part, self._rows.schema.image_roots) for _, part in parts]
         said = [(where, read_about(part, where=where)) for where, part in parts]
-        with self._lock:
-            schema = self._schema.merged(segments, said)
-            self._appender.close()
-            self._segments.extend(segments)
-            self._schema, self._appender = schema, Appender(schema, self._segments)
-            self._kept = None  # also where no row comes, columns may
-            self._num_rows += sum(segment.num_rows for segment in segments)
+        self._rows.take(segments, said)
         if self.alignment == "arrived":
             for segment, (where, _) in zip(segments, parts, strict=True):
-                warn_of_rewards(segment, self._schema.fields, where, stacklevel=2)
+                warn_of_rewards(segment, self._rows.schema.fields, where, stacklevel=2)
         return self
 
     # ------------------------------------------------------------------ appended rows
@@ -192,9 +249,10 @@ class DatasetStore(Store):
             if type(row).__name__ == "DatasetStore":
                 raise DataError("append: expected a dict, found a DatasetStore; extend(other[:]) takes its rows")
             raise DataError(f"append: expected a dict, found {row!r:.200}")
-        with self._lock.mine():
-            self._appender.append(fields)
-            self._num_rows += 1
+        rows = self._rows
+        with rows.lock.mine():
+            rows.appender.append(fields)
+            rows.count += 1
 
     def extend(self, columns: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Add many steps at once, column by column.
@@ -208,7 +266,9 @@ class DatasetStore(Store):
 
         The store is unchanged after an error.
         """
-        fields = _by_column(columns) if isinstance(columns, list) else as_record(columns)
+        from mouse_core.store._intake import by_column
+
+        fields = by_column(columns) if isinstance(columns, list) else as_record(columns)
         try:
             if fields is None:
                 raise TypeError
@@ -219,9 +279,10 @@ class DatasetStore(Store):
             raise DataError(f"extend: expected columns of one length, found {lengths}")
         n = next(iter(lengths.values()), 0)
         if n:
-            with self._lock:
-                self._appender.extend(fields, n)
-                self._num_rows += n
+            rows = self._rows
+            with rows.lock:
+                rows.appender.extend(fields, n)
+                rows.count += n
 
     def clear(self) -> None:
         """Forget all rows, those of datasets too; columns and fields stay as they are.
@@ -229,11 +290,7 @@ class DatasetStore(Store):
         Snapshots that were taken keep their rows, and so do loaders until ``refresh()``: an on-policy loop appends a
         rollout, refreshes its loader, trains, and clears.
         """
-        from mouse_core.store._intake import Appender
-
-        with self._lock:
-            self._segments, self._num_rows, self._kept = [], 0, None
-            self._appender = Appender(self._schema, self._segments)
+        self._rows.clear()
 
     # ------------------------------------------------------------------ back to datasets
 
@@ -252,29 +309,14 @@ class DatasetStore(Store):
         from mouse_core.store.export import rows_to_table
 
         shapes = {name: spec.shape for name, spec in self.snapshot().spec.items() if spec.image_shape is None}
-        fields = self._schema.fields.items()
+        fields = self._rows.schema.fields.items()
         encoder = DatasetStore(
-            **self._schema.dims,
+            **self._rows.schema.dims,
             fields=[replace(field, shape=shapes.get(name, field.shape)) for name, field in fields],
             alignment=self.alignment,
-            image_roots=self._schema.image_roots,
+            image_roots=self._rows.schema.image_roots,
         )
-        encoder.from_dataset(rows_to_table(batch, self._schema))
+        encoder.from_dataset(rows_to_table(batch, self._rows.schema))
         encoded = encoder.snapshot()
         windows = encoded.locate(np.arange(len(encoder)), 1).part(0)
         return {name: reader.read(windows, reader.spec.dtype)[:, 0] for name, reader in encoded.readers.items()}
-
-
-def _by_column(rows: list[Any]) -> dict[str, list[Any]]:
-    """A list of rows as columns."""
-    records: list[dict[str, Any]] = []
-    for number, row in enumerate(rows):
-        record = as_record(row)
-        if record is None:
-            raise DataError(f"extend: expected a list of dicts, found {row!r:.200} at row {number}")
-        records.append(dict(record))
-        if record.keys() != records[0].keys():
-            raise SchemaError(
-                f"extend: expected rows of the columns {list(records[0])}, found {list(record)} at row {number}"
-            )
-    return {name: [record[name] for record in records] for name in (records[0] if records else ())}

@@ -1,0 +1,204 @@
+"""The manifest of a store's folder: which files its rows lie in, in which order, and what is known of them.
+
+It is one JSON file that is replaced, never edited, so whoever reads it sees one state of the store. It begins with the
+SHA-256 of its own text, in which 64 zeros stand in the place of the digest::
+
+    {"sha256": "5f0c...", "mouse_store": {"format": 1, "about": {...}, "schemas": [...], "segments": {...}, ...}}
+
+What is known of segments stands in lists, an entry a segment, so that ten thousand of them are read in 20 ms::
+
+    "segments": {"number": [3, 4], "rows": [65536, 65536], "bytes": [...], ...}
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from mouse_core.about.dataset import About
+from mouse_core.errors import DataError
+from mouse_core.files.reading import MOST_JSON, damaged, reading
+from mouse_core.files.writing import write_file
+
+NAME = "manifest.json"
+"""Of the file in a store's folder."""
+
+FORMAT = 1
+"""The version of the form that is written; older ones are read."""
+
+_KEY = "mouse_store"
+_HEAD = b'{"sha256": "'
+_UNKNOWN = b"0" * 64
+_LISTS = ("number", "rows", "bytes", "digest", "schema", "appended")
+# A longer manifest than others of our files: a million segments.
+_MOST_BYTES = 8 * MOST_JSON
+
+
+class Sealed(NamedTuple):
+    """A sealed segment: an Arrow file of one record batch, which is never changed.
+
+    Args:
+        number: Which its name has; those of a store only grow, and none is used for two files.
+        rows: How many it holds.
+        bytes: The size of the file.
+        digest: Of the file's bytes, xxh3 with 128 bits, as 32 hexadecimal digits.
+        schema: Which of the manifest's schemas it has.
+        appended: Whether its rows were appended to the store, and are not those of a dataset.
+        nulls: Columns that have no value at all in it.
+    """
+
+    number: int
+    rows: int
+    bytes: int
+    digest: str
+    schema: int
+    appended: bool = True
+    nulls: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Its file in the store's folder."""
+        return f"segments/{self.number:06d}.arrow"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """One state of a store.
+
+    Args:
+        about: What the rows say of themselves.
+        schemas: Names and Arrow types of columns, of which each segment has one.
+        segments: The sealed ones, in the order of their rows.
+        tails: The numbers of the files of rows behind them that are not sealed yet; the last is appended to.
+        dropped: How many rows there were before the first segment that are not kept any more.
+        next_number: Which no file has yet, nor any that was there before.
+    """
+
+    about: About = field(default_factory=About)
+    schemas: tuple[pa.Schema, ...] = ()
+    segments: tuple[Sealed, ...] = ()
+    tails: tuple[int, ...] = ()
+    dropped: int = 0
+    next_number: int = 0
+
+    @property
+    def rows(self) -> int:
+        """How many rows are in sealed segments."""
+        return sum(one.rows for one in self.segments)
+
+    def with_schema(self, schema: pa.Schema) -> tuple[Manifest, int]:
+        """The same where a schema is among those known, and its number."""
+        bare = bare_schema(schema)
+        for number, known in enumerate(self.schemas):
+            if known.equals(bare):
+                return self, number
+        return replace(self, schemas=(*self.schemas, bare)), len(self.schemas)
+
+    def to_bytes(self) -> bytes:
+        """The text of the file."""
+        lists = {name: [getattr(one, name) for one in self.segments] for name in _LISTS}
+        said = {
+            "format": FORMAT,
+            "about": json.loads(self.about.to_json()),
+            "schemas": [base64.b64encode(schema.serialize()).decode() for schema in self.schemas],
+            "segments": lists,
+            "nulls": {str(one.number): list(one.nulls) for one in self.segments if one.nulls},
+            "tails": list(self.tails),
+            "dropped": self.dropped,
+            "next_number": self.next_number,
+        }
+        text = _HEAD + _UNKNOWN + b'", ' + json.dumps({_KEY: said}, allow_nan=False).encode()[1:] + b"\n"
+        return text.replace(_UNKNOWN, hashlib.sha256(text).hexdigest().encode(), 1)
+
+
+def bare_schema(schema: pa.Schema) -> pa.Schema:
+    """Names and types alone."""
+    return pa.schema([pa.field(one.name, one.type) for one in schema])
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Put a manifest in the place of the one there is, and wait until it is on the disk.
+
+    Raises:
+        StorageError: It cannot be written; the one before is still there.
+    """
+    write_file(folder / NAME, manifest.to_bytes(), only_writer=True)
+
+
+def is_store(folder: Path) -> bool:
+    """Whether a folder looks like that of a store; never fails."""
+    try:
+        with (folder / NAME).open("rb") as stream:
+            head = stream.read(len(_HEAD) + 64 + 32)
+    except OSError:
+        return False
+    return head.startswith(_HEAD) and _KEY.encode() in head
+
+
+def parse_manifest(file: Path, text: bytes) -> Manifest:
+    """The manifest that a file's text is.
+
+    Raises:
+        DataError: It is damaged, or a newer release wrote it.
+    """
+    with reading(file):
+        if len(text) > _MOST_BYTES:
+            raise damaged(file, f"expected at most {_MOST_BYTES} bytes, found {len(text)}")
+        said = _checked(file, text)
+        try:
+            return _manifest_of(said)
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, pa.ArrowException) as error:
+            raise damaged(file, f"expected what a store writes, found {error!r:.200}") from error
+
+
+def _checked(file: Path, text: bytes) -> dict[str, Any]:
+    """What the file says, if its digest is right and its version is known."""
+    begin, end = len(_HEAD), len(_HEAD) + len(_UNKNOWN)
+    wanted = hashlib.sha256(text[:begin] + _UNKNOWN + text[end:]).hexdigest()
+    found = text[begin:end].decode(errors="replace")
+    try:
+        whole = json.loads(text)
+        said = whole[_KEY]
+        version = said["format"]
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
+        raise damaged(file, f"expected the manifest of a store, found damage ({error!r:.80})") from error
+    if type(version) is int and version > FORMAT:
+        raise damaged(
+            file, f"expected version {FORMAT} at most, found version {version}, which a newer mouse-data wrote"
+        )
+    if not text.startswith(_HEAD) or found != wanted or type(version) is not int or version < 1:
+        raise damaged(file, f"expected the SHA-256 {wanted} of what it says, found {found!r:.80}; it is damaged")
+    return dict(said)
+
+
+def _manifest_of(said: Mapping[str, Any]) -> Manifest:
+    schemas = tuple(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text))) for text in said["schemas"])
+    lists = [said["segments"][name] for name in _LISTS]
+    nulls = {int(number): tuple(map(str, names)) for number, names in said["nulls"].items()}
+    segments = tuple(
+        Sealed(number, rows, size, digest, schema, appended, nulls.get(number, ()))
+        for number, rows, size, digest, schema, appended in zip(*lists, strict=True)
+    )
+    tails, dropped, next_number = tuple(said["tails"]), said["dropped"], said["next_number"]
+    numbers = [*(one.number for one in segments), *tails]
+    _check_counts([dropped, next_number, *numbers], 0)
+    _check_counts([number for one in segments for number in (one.rows, one.bytes)], 1)
+    _check_counts([one.schema for one in segments], 0)
+    if len(set(numbers)) < len(numbers) or any(number >= next_number for number in numbers):
+        raise DataError(f"expected files of different numbers below {next_number}")
+    if any(one.schema >= len(schemas) for one in segments) or not all(type(one.digest) is str for one in segments):
+        raise DataError("expected segments of a known schema and digest")
+    about = About.from_json(json.dumps(said["about"]), where="the manifest")
+    return Manifest(about, schemas, segments, tails, dropped, next_number)
+
+
+def _check_counts(counts: Sequence[Any], lowest: int) -> None:
+    if not all(type(count) is int and lowest <= count < 1 << 62 for count in counts):
+        raise DataError(f"expected whole numbers from {lowest} on")

@@ -1,0 +1,233 @@
+"""Stores in folders: what was written is what is read, by whomever, and one process writes."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from mouse_core import BatchSource, DatasetStore, Field, PrefetchBatchifier
+from mouse_core.errors import ClosedError, ConfigError, DataError, ForkError, SchemaError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def rows(count: int, seed: int = 0, **more: Any) -> dict[str, Any]:
+    """Episodes of 50 rows."""
+    draw = np.random.default_rng(seed)
+    number = np.arange(count) % 50
+    return {
+        "observation": draw.normal(size=(count, 4)).astype(np.float32),
+        "action": draw.integers(0, 3, count),
+        "reward": draw.normal(size=count),
+        "done": (number == 49).astype(np.int64),
+        "episode_step": number,
+        **more,
+    }
+
+
+def assert_same(one: DatasetStore, other: DatasetStore) -> None:
+    """Rows, fingerprints, batches and shards of both are the same."""
+    assert one[:] == other[:]
+    assert one.about == other.about
+    assert one.snapshot().fingerprint == other.snapshot().fingerprint
+    for options in ({}, {"shard": (1, 2)}, {"sampling": "sequential"}):
+        sources = [BatchSource(store, 16, 8, seed=3, **options) for store in (one, other)]
+        for number in range(2):
+            first, second = (source[number] for source in sources)
+            assert first.keys() == second.keys()
+            assert all(first[name].tobytes() == second[name].tobytes() for name in first)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "store"
+
+
+def test_what_was_written_is_what_is_read(folder: Path) -> None:
+    memory = DatasetStore()
+    with DatasetStore.open(folder, "a") as writer:
+        for seed, count in enumerate((700, 1, 2500)):
+            writer.extend(rows(count, seed))
+            memory.extend(rows(count, seed))
+            writer.append({name: values[0] for name, values in rows(1, seed).items()})
+            memory.append({name: values[0] for name, values in rows(1, seed).items()})
+            writer.flush()
+            assert_same(writer, memory)
+            assert_same(DatasetStore.open(folder), memory)
+    assert_same(DatasetStore.open(folder), memory)
+    assert writer.path == str(folder)
+    assert memory.path is None
+
+
+def test_a_reader_sees_what_was_flushed_and_a_loader_what_is_refreshed(folder: Path) -> None:
+    with DatasetStore.open(folder, "a") as writer:
+        writer.extend(rows(500))
+        writer.flush()
+        reader = DatasetStore.open(folder)
+        with PrefetchBatchifier(reader, 16, 8) as loader:
+            next(iter(loader))
+            writer.extend(rows(300, 1))
+            writer.flush()
+            assert len(reader) == 800
+            loader.refresh()
+            again = BatchSource(reader, 16, 8)
+            assert loader.state_dict()["rows"] == 800
+            assert len(again.snapshot) == 800
+
+
+def test_a_writer_goes_on_where_the_last_one_ended(folder: Path) -> None:
+    memory = DatasetStore()
+    for seed in range(4):
+        with DatasetStore.open(folder, "a") as writer:
+            assert_same(writer, memory) if seed else None
+            writer.extend(rows(300, seed))
+        memory.extend(rows(300, seed))
+    assert_same(DatasetStore.open(folder), memory)
+
+
+def test_datasets_are_written_into_the_folder(folder: Path) -> None:
+    import datasets
+
+    data = datasets.Dataset.from_dict({name: list(values) for name, values in rows(900).items()})
+    memory = DatasetStore().from_dataset(data.shuffle(seed=0)).from_dataset(data)
+    with DatasetStore.open(folder, "a") as writer:
+        assert writer.from_dataset(data.shuffle(seed=0)).from_dataset(data) is writer
+        assert_same(writer, memory)
+        writer.extend(rows(10, 1))
+        memory.extend(rows(10, 1))
+    assert_same(DatasetStore.open(folder), memory)
+
+
+def test_what_the_rows_say_of_themselves_is_kept(folder: Path) -> None:
+    options: dict[str, Any] = {"fields": [Field("extra", "metadata_extra", fill=7)], "max_action_dim": 5}
+    with DatasetStore.open(folder, "a", alignment="outgoing", **options) as writer:
+        writer.extend(rows(200, metadata_extra=np.arange(200)))
+    reader = DatasetStore.open(folder)
+    assert reader.alignment == "outgoing"
+    assert reader.about.max_action_dim == 5
+    assert "extra" in reader.snapshot().spec
+    with pytest.raises(SchemaError, match="alignment 'arrived', found 'outgoing'"):
+        DatasetStore.open(folder, alignment="arrived")
+
+
+def test_a_folder_has_one_writer(folder: Path) -> None:
+    writer = DatasetStore.open(folder, "a")
+    with pytest.raises(ConfigError, match=f"only writer, found process {os.getpid()} on"):
+        DatasetStore.open(folder, "a")
+    program = f"from mouse_core import DatasetStore; DatasetStore.open({str(folder)!r}, 'a')"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert f"found process {os.getpid()} on" in ran.stderr
+    writer.close()
+    writer.close()
+    with pytest.raises(ClosedError, match="found it closed"):
+        writer.append({})
+    DatasetStore.open(folder, "a").close()
+
+
+def test_a_reader_refuses_to_write(folder: Path) -> None:
+    with DatasetStore.open(folder, "a") as writer:
+        writer.extend(rows(10))
+        reader = DatasetStore.open(folder)
+        for refused in (
+            lambda: reader.append({"observation": [1.0]}),
+            lambda: reader.extend(rows(1)),
+            lambda: reader.from_dataset(pa.table({"observation": [[1.0]]})),
+            reader.clear,
+        ):
+            with pytest.raises(ConfigError, match="found one opened to be read"):
+                refused()
+
+
+def test_a_forked_child_refuses_to_write(folder: Path) -> None:
+    with DatasetStore.open(folder, "a") as writer:
+        writer.extend(rows(10))
+        child = os.fork()
+        if not child:
+            code = 1
+            try:
+                writer.append({name: values[0] for name, values in rows(1).items()})
+            except ForkError:
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitpid(child, 0)[1] == 0
+        writer.extend(rows(10))
+    assert len(DatasetStore.open(folder)) == 20
+
+
+def test_what_is_no_store_is_refused(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"expected a folder with a store .*found nothing"):
+        DatasetStore.open(folder)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match=r"or an empty one, found \['notes.txt'\]"):
+        DatasetStore.open(tmp_path / "other", "a")
+    assert os.listdir(tmp_path / "other") == ["notes.txt"]
+    for wrong in ({"mode": "w"}, {"mode": "a", "sync": "always"}):
+        with pytest.raises(ConfigError, match="open: expected"):
+            DatasetStore.open(folder, **wrong)
+
+
+def test_readers_and_snapshots_travel_as_paths(folder: Path) -> None:
+    with DatasetStore.open(folder, "a") as writer:
+        writer.extend(rows(20_000))
+        writer.flush()
+        reader = DatasetStore.open(folder)
+        for whole in (reader, reader.snapshot(), writer, writer.snapshot()):
+            sent = pickle.dumps(whole)
+            assert len(sent) < 20_000
+            received = pickle.loads(sent)
+            again = received.snapshot() if isinstance(received, DatasetStore) else received
+            assert again.fingerprint == writer.snapshot().fingerprint
+
+
+def test_forgotten_rows_are_gone(folder: Path) -> None:
+    with DatasetStore.open(folder, "a") as writer:
+        writer.extend(rows(300))
+        writer.flush()
+        reader = DatasetStore.open(folder)
+        kept = reader.snapshot()
+        kept.rows([0])
+        writer.clear()
+        assert len(reader) == len(writer) == 0
+        assert not list((folder / "segments").iterdir())
+        assert kept.rows([299])["reward"] == [rows(300)["reward"][299]]
+        writer.extend(rows(200, 1))
+    assert_same(DatasetStore.open(folder), _in_memory(rows(200, 1)))
+
+
+def _in_memory(columns: dict[str, Any]) -> DatasetStore:
+    store = DatasetStore()
+    store.extend(columns)
+    return store
+
+
+def test_damage_is_an_error_that_names_the_file(folder: Path) -> None:
+    with DatasetStore.open(folder, "a") as writer:
+        writer.extend(rows(300))
+    (segment,) = (folder / "segments").iterdir()
+    for path in (segment, folder / "manifest.json"):
+        whole = path.read_bytes()
+        for damaged in (whole[:-1], whole[:100], b"", whole[:200] + bytes([whole[200] ^ 4]) + whole[201:]):
+            path.write_bytes(damaged)
+            with pytest.raises(DataError, match=path.name):
+                _ = DatasetStore.open(folder)[0]
+        path.write_bytes(whole)
+    assert len(DatasetStore.open(folder)[:]) == 300
+
+
+def test_a_newer_format_is_refused_by_name(folder: Path) -> None:
+    DatasetStore.open(folder, "a").close()
+    file = folder / "manifest.json"
+    file.write_text(file.read_text().replace('"format": 1', '"format": 2'))
+    for mode in ("r", "a"):
+        with pytest.raises(DataError, match="version 1 at most, found version 2, which a newer mouse-data wrote"):
+            DatasetStore.open(folder, mode)
