@@ -34,6 +34,7 @@ class TokenAugmenter(Augmenter[dict[str, jax.Array]]):
         image_shape: ``(H, W, C)`` of a flattened ``obs_image`` that is to be cropped.
         validate: Whether actions, done codes and states out of range are an error. None: on the CPU, yes; on a device,
             no, since the check waits for everything queued there. Where it is not checked, such a code stays as it is.
+        batch_dims: 2, or 1 for batches ``[B, ...]`` without steps, as ``windows=`` of a source gives them.
 
     Raises:
         ConfigError: Arguments of another kind.
@@ -59,6 +60,7 @@ class TokenAugmenter(Augmenter[dict[str, jax.Array]]):
         *,
         image_shape: tuple[int, int, int] | None = None,
         validate: bool | None = None,
+        batch_dims: int = 2,
     ) -> None:
         super().__init__(
             augment,
@@ -67,6 +69,7 @@ class TokenAugmenter(Augmenter[dict[str, jax.Array]]):
             seed=seed,
             image_shape=image_shape,
             validate=validate,
+            batch_dims=batch_dims,
         )
 
     def _read(self, step_stream: dict[str, jax.Array]) -> Mapping[str, jax.Array]:

@@ -30,6 +30,7 @@ class TokenAugmenter(Augmenter[TensorDict]):
         image_shape: ``(H, W, C)`` of a flattened ``obs_image`` that is to be cropped.
         validate: Whether actions, done codes and states out of range are an error. None: on the CPU, yes; on a device,
             no, since the check waits for everything queued there. Where it is not checked, such a code stays as it is.
+        batch_dims: 2, or 1 for batches ``[B, ...]`` without steps, as ``windows=`` of a source gives them.
 
     Raises:
         ConfigError: Arguments of another kind.
@@ -56,6 +57,7 @@ class TokenAugmenter(Augmenter[TensorDict]):
         *,
         image_shape: tuple[int, int, int] | None = None,
         validate: bool | None = None,
+        batch_dims: int = 2,
     ) -> None:
         super().__init__(
             augment,
@@ -64,6 +66,7 @@ class TokenAugmenter(Augmenter[TensorDict]):
             seed=seed,
             image_shape=image_shape,
             validate=validate,
+            batch_dims=batch_dims,
         )
         try:
             self._device = None if device is None else torch.device(device)

@@ -8,9 +8,10 @@ from typing import Any, Generic, TypeVar
 import numpy.typing as npt
 
 from mouse_core._base.tracing import refuse_traced
+from mouse_core.augment._checks import check_choice
 from mouse_core.augment.config import AugmentTokensConfig
 from mouse_core.augment.draws import Draws, draw_shared, with_masks
-from mouse_core.augment.transform import apply
+from mouse_core.augment.transform import apply, check_masked_as
 from mouse_core.errors import ConfigError, SchemaError, StateError
 from mouse_core.randomness import Key, Purpose, check_seed
 
@@ -34,6 +35,7 @@ class Augmenter(Generic[T]):
         seed: int = 0,
         image_shape: tuple[int, int, int] | None = None,
         validate: bool | None = None,
+        batch_dims: int = 2,
     ) -> None:
         if not isinstance(augment, AugmentTokensConfig):
             raise ConfigError(f"augment: expected an AugmentTokensConfig, found {augment!r}")
@@ -41,6 +43,8 @@ class Augmenter(Generic[T]):
         self._seed = check_seed(seed)
         self._image_shape = image_shape
         self._validate = validate
+        check_choice("augmenter: batch_dims", batch_dims, (1, 2))
+        self._batch_dims = batch_dims
         self._updates = 0
         self._calls = 0
         self._shared: tuple[tuple[int, int], Draws] | None = None
@@ -54,8 +58,9 @@ class Augmenter(Generic[T]):
         """Draw permutations, scalars and crops for this batch; they hold until the next update.
 
         Raises:
-            ConfigError: A number of actions or states that is needed and not known, or a crop larger than the image.
-            SchemaError: A batch without two leading dimensions.
+            ConfigError: A number of actions or states that is needed and not known, a crop larger than the image, or a
+                field by name that the batch lacks.
+            SchemaError: A batch without its leading dimensions.
         """
         if self._config.active:
             fields = self._read(step_stream)
@@ -78,9 +83,11 @@ class Augmenter(Generic[T]):
         if self._shared is None:  # a state was loaded
             self._shared = self._draw(fields, self._updates - 1)
         shape, shared = self._shared
-        if _shape(fields) != shape:
-            raise SchemaError(f"augmenter: expected a batch {list(shape)}, as updated, found {list(_shape(fields))}")
+        if (found := self._shape(fields)) != shape:
+            raise SchemaError(f"augmenter: expected a batch {list(shape)}, as updated, found {list(found)}")
         draws = with_masks(shared, self._config, self._key(self._updates - 1, self._calls), shape, fields=set(fields))
+        for name, fill in draws.fills.items():
+            check_masked_as(name, fill, fields[name])
         self._calls += 1
         return self._place(draws, fields)
 
@@ -95,7 +102,11 @@ class Augmenter(Generic[T]):
             return step_stream
         fields = self._read(step_stream)
         augmented = apply(
-            fields, self.next_draws(step_stream), image_shape=self._image_shape, validate=self._checks(fields)
+            fields,
+            self.next_draws(step_stream),
+            image_shape=self._image_shape,
+            validate=self._checks(fields),
+            batch_dims=self._batch_dims,
         )
         if augmented is fields:
             return step_stream
@@ -126,12 +137,22 @@ class Augmenter(Generic[T]):
         config = self._config
         if "q_star" in fields and not config.max_num_actions:
             config = config.with_sizes(max_num_actions=fields["q_star"].shape[-1])
+        config.check_named(fields)
         image_shape = self._image_shape
-        if "obs_image" in fields and fields["obs_image"].ndim == 5:
-            image_shape = tuple(fields["obs_image"].shape[2:])
-        shape = _shape(fields)
+        if "obs_image" in fields and fields["obs_image"].ndim >= self._batch_dims + 3:
+            image_shape = tuple(fields["obs_image"].shape[-3:])
+        shape = self._shape(fields)
         shared = draw_shared(config, self._key(update, 0), shape, fields=set(fields), image_shape=image_shape)
         return shape, self._place(shared, fields)
+
+    def _shape(self, fields: Mapping[str, Any]) -> tuple[int, int]:
+        """``(B, S)`` of a batch; ``(B, 1)`` without steps."""
+        for name, values in fields.items():
+            if values.ndim < self._batch_dims:
+                axes = "[B, S, ...]" if self._batch_dims == 2 else "[B, ...]"
+                raise SchemaError(f"augment: {name}: expected {axes}, found shape {tuple(values.shape)}")
+            return int(values.shape[0]), int(values.shape[1]) if self._batch_dims == 2 else 1
+        raise SchemaError("augment: expected a batch with fields, found an empty one")
 
     def _key(self, update: int, call: int) -> Key:
         return Key(self._seed, Purpose.AUGMENT, update, call)
@@ -168,6 +189,7 @@ class TokenAugmenter(Augmenter[dict[str, npt.NDArray[Any]]]):
         seed: In ``[0, 2**64)``.
         image_shape: ``(H, W, C)`` of a flattened ``obs_image`` that is to be cropped.
         validate: Whether actions, done codes and states out of range are an error; None: yes.
+        batch_dims: 2, or 1 for batches ``[B, ...]`` without steps, as ``windows=`` of a source gives them.
 
     Raises:
         ConfigError: Arguments of another kind.
@@ -192,6 +214,7 @@ class TokenAugmenter(Augmenter[dict[str, npt.NDArray[Any]]]):
         *,
         image_shape: tuple[int, int, int] | None = None,
         validate: bool | None = None,
+        batch_dims: int = 2,
     ) -> None:
         if device not in (None, "cpu"):
             raise ConfigError(f"device: expected None or 'cpu' for NumPy batches, found {device!r}")
@@ -202,6 +225,7 @@ class TokenAugmenter(Augmenter[dict[str, npt.NDArray[Any]]]):
             seed=seed,
             image_shape=image_shape,
             validate=validate,
+            batch_dims=batch_dims,
         )
 
     def _read(self, step_stream: dict[str, npt.NDArray[Any]]) -> Mapping[str, npt.NDArray[Any]]:
@@ -211,11 +235,3 @@ class TokenAugmenter(Augmenter[dict[str, npt.NDArray[Any]]]):
         self, step_stream: dict[str, npt.NDArray[Any]], changed: Mapping[str, Any]
     ) -> dict[str, npt.NDArray[Any]]:
         return {**step_stream, **changed}
-
-
-def _shape(fields: Mapping[str, Any]) -> tuple[int, int]:
-    for name, values in fields.items():
-        if values.ndim < 2:
-            raise SchemaError(f"augment: {name}: expected [B, S, ...], found shape {tuple(values.shape)}")
-        return int(values.shape[0]), int(values.shape[1])
-    raise SchemaError("augment: expected a batch with fields, found an empty one")

@@ -2,83 +2,35 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
 from mouse_core.augment._checks import check_choice, check_kind, check_number
+from mouse_core.augment.by_field import ByField, MaskFields, PermuteFields, ScaleFields, check_by_field, check_once
+from mouse_core.augment.scalar import AugmentScalarSpec
 from mouse_core.errors import ConfigError
-from mouse_core.randomness import Key
 from mouse_core.spec import STANDARD_FIELDS, check_count
 
 PermuteAction = Literal[False, "input", "target", "both"]
 """What is renamed when actions are permuted: nothing, `action`, the columns of `q_star`, or both jointly."""
+PERMUTED: Mapping[PermuteAction, tuple[str, ...]] = {
+    False: (),
+    "input": ("action",),
+    "target": ("q_star",),
+    "both": ("action", "q_star"),
+}
+"""The fields of each."""
 
 # Whose options scale and shift each field of numbers: "reward" stands for scale_reward and shift_reward.
 _SCALED_BY = {"reward": "reward", "xformed_reward": "reward", "obs_continuous": "obs"}
 DONE_CODES = next(len(field.labels) for field in STANDARD_FIELDS if field.name == "done")
 """How many codes of ``done`` are permuted."""
-MASKED_AS = {"time": -1}
-"""What masked values become where that is not 0, which is a time."""
 IMAGE_SCALARS = frozenset({"scale_obs_image", "shift_obs_image"})
 """The options of scalars that change pixels."""
 
 PerImage = Literal["sequence", "step"]
 """Whether one random number holds for all images of a sequence row, or each step has its own."""
-
-
-@dataclass(frozen=True)
-class AugmentScalarSpec:
-    """The distribution of one random scalar a batch: uniform on ``[low, high)`` if both are given, else Gaussian.
-
-    Args:
-        mean: Mean of the Gaussian; may be left out where ``low`` and ``high`` are given, and does nothing there.
-        std: Standard deviation of the Gaussian, at least 0; with 0 the scalar is ``mean``.
-        low: Lowest value of the uniform distribution.
-        high: End of the uniform distribution, itself excluded; with ``low == high`` the scalar is that value.
-
-    Raises:
-        ConfigError: Only one bound, ``low > high``, a negative ``std``, a number that is not finite, or neither
-            bounds nor ``mean``.
-    """
-
-    mean: float | None = None
-    std: float = 0.0
-    low: float | None = None
-    high: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("mean", "std", "low", "high"):
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, check_number(f"AugmentScalarSpec: {name}", value))
-        if (self.low is None) != (self.high is None):
-            raise ConfigError(
-                f"AugmentScalarSpec: expected both low and high or neither, found low={self.low}, high={self.high}"
-            )
-        if self.low is not None and self.high is not None and self.low > self.high:
-            raise ConfigError(f"AugmentScalarSpec: expected low <= high, found low={self.low}, high={self.high}")
-        if self.std < 0:
-            raise ConfigError(f"AugmentScalarSpec: expected std of at least 0, found {self.std}")
-        if self.low is None and self.mean is None:
-            raise ConfigError("AugmentScalarSpec: expected mean, or low and high, found neither")
-
-    def is_always(self, value: float) -> bool:
-        """Whether every draw is ``value``."""
-        if self.low is not None:
-            return self.low == self.high == value
-        return self.std == 0 and self.mean == value
-
-    def draw(self, key: Key) -> float:
-        """The scalar of a key."""
-        if self.low is not None and self.high is not None:
-            if self.low == self.high:
-                return self.low
-            drawn = self.low + (self.high - self.low) * float(key.uniform(1)[0])
-            return min(drawn, math.nextafter(self.high, self.low))
-        mean = self.mean or 0.0
-        return mean if self.std == 0 else mean + self.std * float(key.normal(1)[0])
 
 
 @dataclass(frozen=True)
@@ -170,7 +122,8 @@ class AugmentTokensConfig:
     """Which augmentations are made. By default none.
 
     Scalars are drawn once a batch; permutations once a sequence row, and hold for all its steps; masks anew for every
-    step and every view. The order is: permute, scale and shift, crop, mask.
+    step and every view. The order is: permute, scale and shift, crop, mask. Most options are for standard fields, and
+    pass over those that a batch lacks; ``by_field`` is for fields of any name, which must be there.
 
     Args:
         scale_reward, shift_reward: ``reward * scale + shift``. Touches ``reward`` alone: not ``xformed_reward``, and
@@ -184,14 +137,16 @@ class AugmentTokensConfig:
         permute_obs_discrete: Whether the states of ``obs_discrete`` are permuted.
         crop_obs_image: A ``RandomShift`` or ``RandomCrop`` of ``obs_image``.
         mask_prob: Probabilities with which fields are masked.
+        by_field: What is done to fields by their names: any number of ``PermuteFields``, ``ScaleFields`` and
+            ``MaskFields``. What each draws depends on seed, index and its fields, not on what else is asked for.
         deliver_masks: Whether a batch also gets ``<field>_mask``, bool ``[B, S]``, True where masked, for every field
-            that ``mask_prob`` names with a probability above 0.
+            that is masked with a probability above 0.
         max_num_actions: Number of actions; 0: as the data or the caller say.
         max_num_obs_discrete: Number of states of ``obs_discrete``; 0: as the caller says.
         enabled: False switches everything off.
 
     Raises:
-        ConfigError: A value of another kind than described.
+        ConfigError: A value of another kind than described, or a field that one thing is done to twice.
     """
 
     scale_reward: AugmentScalarSpec | None = None
@@ -210,6 +165,7 @@ class AugmentTokensConfig:
     max_num_actions: int = 0
     max_num_obs_discrete: int = 0
     enabled: bool = True
+    by_field: tuple[ByField, ...] = ()
 
     def __post_init__(self) -> None:
         where = "AugmentTokensConfig"
@@ -222,6 +178,47 @@ class AugmentTokensConfig:
         check_kind(f"{where}: mask_prob", self.mask_prob, AugmentMaskProbConfig)
         for name in ("max_num_actions", "max_num_obs_discrete"):
             check_count(f"{where}: {name}", getattr(self, name), lowest=0)
+        object.__setattr__(self, "by_field", check_by_field(f"{where}: by_field", self.by_field))
+        check_once(where, "permuted", (*self.renamed, *(name for one in self.permutes for name in one.fields)))
+        scaled = (*self.scaled(self.scalars()), *(name for one in self.scales for name in one.fields))
+        check_once(where, "scaled", scaled)
+        check_once(where, "masked", (*self.mask_prob.active(), *(name for one in self.hides for name in one.fields)))
+
+    @property
+    def renamed(self) -> list[str]:
+        """The standard fields that are permuted by options of their own."""
+        switched = {"done": self.permute_done, "obs_discrete": self.permute_obs_discrete}
+        return [*PERMUTED[self.permute_action], *(name for name, is_on in switched.items() if is_on)]
+
+    @property
+    def permutes(self) -> list[PermuteFields]:
+        """The permutations by field."""
+        return [one for one in self.by_field if isinstance(one, PermuteFields)]
+
+    @property
+    def scales(self) -> list[ScaleFields]:
+        """What is scaled by field."""
+        return [one for one in self.by_field if isinstance(one, ScaleFields)]
+
+    @property
+    def hides(self) -> list[MaskFields]:
+        """The masks by field that hide anything."""
+        return [one for one in self.by_field if isinstance(one, MaskFields) and one.probability > 0]
+
+    @property
+    def named(self) -> list[str]:
+        """The fields that something is done to by their names."""
+        return list(dict.fromkeys(name for one in self.by_field for name in one.fields))
+
+    def masked(self) -> list[str]:
+        """The fields that may be masked."""
+        return [*self.mask_prob.active(), *(name for one in self.hides for name in one.fields)]
+
+    def check_named(self, fields: Collection[str]) -> None:
+        """Raise ConfigError for a field by name that is not among those of a batch."""
+        for name in self.named if self.enabled else ():
+            if name not in fields:
+                raise ConfigError(f"augment: by_field: expected fields among {list(fields)}, found {name!r}")
 
     def scalars(self) -> dict[str, AugmentScalarSpec]:
         """The scalars that are drawn, by option: those that are given and not fixed where they would do nothing."""
@@ -250,6 +247,9 @@ class AugmentTokensConfig:
             or self.permute_obs_discrete
             or self.crop_obs_image is not None
             or self.mask_prob.active()
+            or self.permutes
+            or self.scales
+            or self.hides
         )
 
     def with_sizes(self, *, max_num_actions: int = 0, max_num_obs_discrete: int = 0) -> AugmentTokensConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Callable, Collection
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -10,9 +11,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mouse_core.augment.by_field import ScaleFields
 from mouse_core.augment.config import (
     DONE_CODES,
     IMAGE_SCALARS,
+    PERMUTED,
     AugmentMaskProbConfig,
     AugmentTokensConfig,
     RandomCrop,
@@ -53,12 +56,14 @@ class Draws(NamedTuple):
     Args:
         affine: By field, the scale and shift of its values.
         permutations: By field, int64 ``[B, n]``: code ``c`` of row ``b`` becomes ``permutation[b, c]``. For ``q_star``
-            it is the columns that move.
+            it is the columns that move, as for those of ``columns``.
         pixels: uint8 ``[256]``: what each value of a pixel becomes; None where they stay.
         crop: Which pixels are taken; None: all.
         masks: By field, bool ``[B, S]``, True where values are masked; they are not delivered.
         delivered_masks: The same for masks that are delivered with the batch. (Two places rather than a flag, since
             under ``jax.jit`` a flag would be a value, and the structure of a pytree is not.)
+        columns: By field, int64 ``[B, n]``: what stands in column ``c`` of row ``b`` moves to ``columns[b, c]``.
+        fills: By masked field, what its values become, ``[]``; where there is none, 0, and -1 for ``time``.
     """
 
     affine: dict[str, Affine]
@@ -67,6 +72,8 @@ class Draws(NamedTuple):
     crop: Crop | None
     masks: dict[str, Any]
     delivered_masks: dict[str, Any]
+    columns: dict[str, Any]
+    fills: dict[str, Any]
 
     def map(self, function: Callable[[Any], Any]) -> Draws:
         """The same with ``function`` applied to every array."""
@@ -74,7 +81,7 @@ class Draws(NamedTuple):
         return mapped
 
 
-NO_DRAWS = Draws({}, {}, None, None, {}, {})
+NO_DRAWS = Draws({}, {}, None, None, {}, {}, {}, {})
 
 
 class _Stream(IntEnum):
@@ -98,6 +105,9 @@ class _Stream(IntEnum):
 
 
 _STREAMS = 256
+# Where the streams of fields by name begin, far behind those of all calls; so many calls each.
+_NAMED_STREAMS = 1 << 63
+_CALLS_OF_NAMED = 1 << 32
 _MASK_STREAMS = {
     option.name: _Stream.MASKS + number for number, option in enumerate(dataclasses.fields(AugmentMaskProbConfig))
 }
@@ -160,8 +170,15 @@ def draw_shared(
         for field, options in config.scaled(scalars).items()
         if there(field)
     }
-    renamed = _draw_permutations(config, key, shape[0], there)
-    return NO_DRAWS._replace(affine=affine, permutations=renamed, pixels=pixels, crop=crop)
+    for scaling in config.scales:
+        affine.update(dict.fromkeys(filter(there, scaling.fields), _draw_affine(scaling, key)))
+    renamed, columns = _draw_permutations(config, key, shape[0], there), {}
+    for permuting in config.permutes:
+        if any(map(there, permuting.fields)):
+            drawn = permutations(_named_stream(key, "permute", permuting.fields), shape[0], permuting.size)
+            renamed.update(dict.fromkeys(filter(there, permuting.codes), drawn))
+            columns.update(dict.fromkeys(filter(there, permuting.columns), drawn))
+    return NO_DRAWS._replace(affine=affine, permutations=renamed, pixels=pixels, crop=crop, columns=columns)
 
 
 def with_masks(
@@ -180,13 +197,24 @@ def with_masks(
         if fields is None or field in fields:
             drawn = _bernoulli(_stream(key, _MASK_STREAMS[field], call=key.call), probability, shape[0] * shape[1])
             masks[field] = drawn.reshape(shape)
+    fills = {}
+    for hiding in config.hides:
+        there = [field for field in hiding.fields if fields is None or field in fields]
+        if there:
+            stream = _named_stream(key, "mask", hiding.fields, call=key.call)
+            drawn = _bernoulli(stream, hiding.probability, shape[0] * shape[1]).reshape(shape)
+            masks.update(dict.fromkeys(there, drawn))
+        for field in there:
+            value = hiding.fill_of(field)
+            fills[field] = np.asarray(value, np.int64 if isinstance(value, int) else np.float64)
+    shared = shared._replace(fills=fills)
     return shared._replace(delivered_masks=masks) if config.deliver_masks else shared._replace(masks=masks)
 
 
 def cut(draws: Draws, first: int, count: int) -> Draws:
     """The draws for rows ``[first, first + count)`` of the batch."""
-    taken = draws._replace(affine={}, pixels=None).map(lambda values: values[first : first + count])
-    return taken._replace(affine=draws.affine, pixels=draws.pixels)
+    taken = draws._replace(affine={}, pixels=None, fills={}).map(lambda values: values[first : first + count])
+    return taken._replace(affine=draws.affine, pixels=draws.pixels, fills=draws.fills)
 
 
 def crop_size(config: RandomShift | RandomCrop, image_shape: tuple[int, int, int] | None) -> tuple[int, int]:
@@ -211,12 +239,30 @@ def _stream(key: Key, stream: int, *, call: int = 0) -> Key:
     return key.with_call(call * _STREAMS + stream)
 
 
+def _named_stream(key: Key, what: str, fields: tuple[str, ...], *, call: int = 0) -> Key:
+    """The stream of what is done to fields by their names; another for other names."""
+    named = hashlib.blake2b(repr((what, *fields)).encode(), digest_size=8).digest()
+    number = int.from_bytes(named, "little") % (_NAMED_STREAMS // _CALLS_OF_NAMED)
+    return key.with_call(_NAMED_STREAMS + number * _CALLS_OF_NAMED + call % _CALLS_OF_NAMED)
+
+
+def _draw_affine(scaling: ScaleFields, key: Key) -> Affine:
+    if scaling.line is not None:
+        return Affine(*map(np.float64, scaling.line))
+    options = {"scale": scaling.scale, "shift": scaling.shift}
+    return Affine(
+        *(
+            None if spec is None else np.float64(spec.draw(_named_stream(key, option, scaling.fields)))
+            for option, spec in options.items()
+        )
+    )
+
+
 def _draw_permutations(
     config: AugmentTokensConfig, key: Key, rows: int, there: Callable[[str], bool]
 ) -> dict[str, npt.NDArray[np.int64]]:
     drawn = {}
-    renamed = {False: (), "input": ("action",), "target": ("q_star",), "both": ("action", "q_star")}
-    actions = [field for field in renamed[config.permute_action] if there(field)]
+    actions = [field for field in PERMUTED[config.permute_action] if there(field)]
     if actions:
         size = _needed("max_num_actions", config.max_num_actions, "permute_action")
         drawn.update(dict.fromkeys(actions, permutations(_stream(key, _Stream.ACTION), rows, size)))

@@ -1,7 +1,8 @@
-"""Cropping images, over the array API."""
+"""Cropping images and changing their pixels, over the array API."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,11 +10,65 @@ import numpy as np
 import numpy.typing as npt
 from array_api_compat import is_numpy_array
 
+from mouse_core.augment._arrays import Array, arange, beside, check_rows
 from mouse_core.augment.draws import Crop
 from mouse_core.dtypes import namespace
+from mouse_core.errors import ConfigError, SchemaError
+
+# Images with more of them say how many there are: what comes last may be a width.
+_MOST_CHANNELS = 4
 
 Empty = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
 """Gives memory for a new array of a shape and dtype, as ``np.empty`` does."""
+
+
+def change_images(
+    images: Array,
+    crop: Crop | None,
+    pixels: Array | None,
+    image_shape: tuple[int, int, int] | None,
+    empty: Empty,
+) -> Array:
+    """Images ``[B, S, H, W, C]`` or flattened, cropped and with other pixels; ``[B, S, K, ...]`` with offsets."""
+    if crop is not None:
+        check_rows("obs_image", images, len(crop.rows))
+        axes, pixels_each = images.shape[:-1], 0 if image_shape is None else math.prod(image_shape)
+        flat = images.ndim == 3 or (images.ndim == 4 and images.shape[3] == pixels_each)
+        if flat:
+            images = images.reshape((*axes, *_image_shape(images, image_shape)))
+        if images.ndim not in (5, 6) or crop.rows.shape[1] not in (1, images.shape[1]):
+            raise SchemaError(
+                f"augment: obs_image: expected [B, S, H, W, C] as it was drawn for, found shape {tuple(images.shape)}"
+            )
+        shape = tuple(images.shape[-3:])
+        if not flat and shape[2] > _MOST_CHANNELS and tuple(image_shape or ()) != shape:
+            raise SchemaError(
+                f"augment: obs_image: expected images [B, S, H, W, C] of 1 to {_MOST_CHANNELS} channels, found shape "
+                f"{tuple(images.shape)}; image_shape=(H, W, C) says that there are so many"
+            )
+        images = _cropped(images, Crop(beside(crop.rows, images), beside(crop.columns, images)), empty)
+        if flat:
+            images = images.reshape((*axes, -1))
+    return images if pixels is None else _map_pixels(images, beside(pixels, images), empty)
+
+
+def _cropped(images: Array, crop: Crop, empty: Empty) -> Array:
+    """``crop_images``, where a step may have several images, ``[B, S, K, H, W, C]``, which are cut alike."""
+    if images.ndim == 5:
+        return crop_images(images, crop, empty)
+    batch, length, offsets, *image = images.shape
+    if crop.rows.shape[1] != 1:
+        # Of 2 steps with 3 images each, the crops 0, 1 are those of images 0, 0, 0, 1, 1, 1.
+        crop = Crop(*(_repeated(places, offsets) for places in crop))
+    cropped = crop_images(images.reshape((batch, length * offsets, *image)), crop, empty)
+    return cropped.reshape((batch, length, offsets, *cropped.shape[2:]))
+
+
+def _repeated(places: Array, times: int) -> Array:
+    """``[B, T, n]`` as ``[B, T * times, n]``."""
+    batch, crops, count = places.shape
+    wide = namespace(places).broadcast_to(places[:, :, None], (batch, crops, times, count))
+    return wide.reshape((batch, crops * times, count))
 
 
 def crop_images(images: Any, crop: Crop, empty: Empty = np.empty) -> Any:
@@ -78,3 +133,36 @@ def _first(places: npt.NDArray[np.int64]) -> list[int]:
     before = np.maximum((places == 0).sum(axis=1) - 1, 0)
     first: list[int] = (places[np.arange(len(places)), before] - before).tolist()
     return first
+
+
+def _image_shape(images: Array, image_shape: tuple[int, int, int] | None) -> tuple[int, int, int]:
+    if image_shape is None:
+        raise ConfigError("crop_obs_image: expected the image_shape (H, W, C) of a flattened obs_image, found None")
+    if images.shape[-1] != int(np.prod(image_shape)):
+        raise SchemaError(
+            f"augment: obs_image: expected {int(np.prod(image_shape))} pixels for images {tuple(image_shape)}, "
+            f"found shape {tuple(images.shape)}"
+        )
+    return image_shape
+
+
+def _map_pixels(images: Array, table: Array, empty: Empty) -> Array:
+    """``table[pixel]`` for every pixel; those outside 0..255 count as the nearest inside, NaN stays.
+
+    A table, rather than arithmetic, is exact everywhere; also under ``jax.jit``, which may round otherwise.
+    """
+    xp = namespace(images)
+    floating = xp.isdtype(images.dtype, "real floating")
+    table = xp.astype(table, images.dtype)
+    if is_numpy_array(images) and not floating:
+        mapped = empty(images.shape, images.dtype)
+        # NumPy widens indices to 64 bits: row by row, that takes little memory.
+        for source, target in zip(images, mapped, strict=True):
+            np.take(table, source, out=target, mode="clip")
+        return mapped
+    places = xp.clip(xp.round(images), 0, 255) if floating else xp.clip(images, 0, 255)
+    if floating:
+        places = xp.where(xp.isnan(images), xp.zeros_like(images), places)
+    places = xp.astype(places, arange(xp, images, 1).dtype)
+    mapped = xp.reshape(xp.take(table, xp.reshape(places, (-1,))), images.shape)
+    return xp.where(xp.isnan(images), images, mapped) if floating else mapped

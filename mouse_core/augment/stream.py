@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.memory import ArrayMemory
-from mouse_core.augment.config import IMAGE_SCALARS, MASKED_AS, AugmentTokensConfig
+from mouse_core.augment.by_field import MASKED_AS
+from mouse_core.augment.config import IMAGE_SCALARS, AugmentTokensConfig
 from mouse_core.augment.draws import Draws, crop_size, cut, draw_shared, with_masks
 from mouse_core.augment.images import Empty
-from mouse_core.augment.transform import mask, transform
+from mouse_core.augment.transform import mask, transform, with_steps, without_steps
 from mouse_core.dtypes import convert
 from mouse_core.errors import ConfigError, DataError, SchemaError
 from mouse_core.randomness import Key, Purpose
@@ -37,6 +38,8 @@ class StreamAugment:
         arriving: The fields of a batch before it is augmented.
         computed: The dtypes that numbers are scaled and shifted in, by field: those of ``arriving``, but where a
             framework cannot hold them. So every framework gets the same numbers, rounded to what it can hold.
+        batch_dims: 2, or 1 for batches ``[B, ...]`` without steps.
+        offsets: The fields whose shape begins with an axis of offsets.
         memory: For large new arrays.
     """
 
@@ -44,6 +47,8 @@ class StreamAugment:
     views: int
     arriving: Mapping[str, FieldSpec]
     computed: DTypes
+    batch_dims: int = 2
+    offsets: frozenset[str] = frozenset()
     memory: ArrayMemory = field(default_factory=lambda: ArrayMemory(_POOL_FROM), compare=False, repr=False)
 
     def arriving_dtypes(self, dtypes: DTypes) -> dict[str, np.dtype[np.generic]]:
@@ -60,7 +65,8 @@ class StreamAugment:
 
     @property
     def _scaled(self) -> set[str]:
-        return set(self.config.scaled(self.config.scalars()))
+        config = self.config
+        return {*config.scaled(config.scalars()), *(name for one in config.scales for name in one.fields)}
 
     @property
     def _image_shape(self) -> tuple[int, int, int] | None:
@@ -72,7 +78,9 @@ class StreamAugment:
         """Fields whose new values a narrower dtype, which holds the stored ones, may not hold."""
         config = self.config
         permuted = {"action": config.permute_action in ("input", "both"), "obs_discrete": config.permute_obs_discrete}
-        return {name for name, is_so in permuted.items() if is_so} | (MASKED_AS.keys() & config.mask_prob.active())
+        by_option = {name for name, is_so in permuted.items() if is_so} | (MASKED_AS.keys() & config.mask_prob.active())
+        coded = {name for one in config.permutes for name in one.codes}
+        return by_option | coded | {name for one in config.hides for name in one.fields if one.fill_of(name) != 0}
 
     @property
     def _redraws(self) -> bool:
@@ -92,9 +100,10 @@ class StreamAugment:
         if image is not None and image.image_shape is not None and self.config.crop_obs_image is not None:
             height, width = crop_size(self.config.crop_obs_image, image.image_shape)
             size = (height, width, image.image_shape[2])
-            found["obs_image"] = image.replace(shape=(height * width * size[2],), image_shape=size)
+            shape = (*image.shape[:-1], height * width * size[2])
+            found["obs_image"] = image.replace(shape=shape, image_shape=size)
         if self.config.deliver_masks:
-            for name in self.config.mask_prob.active():
+            for name in self.config.masked():
                 if name in self.arriving:
                     found[f"{name}_mask"] = FieldSpec(f"{name}_mask", np.dtype(bool), (), "", np.dtype(bool))
         return found
@@ -138,6 +147,8 @@ class StreamAugment:
             DataError: A code out of range, or a number that its dtype cannot hold.
         """
         (batch,) = arrived
+        if self.batch_dims == 1:
+            batch = with_steps(batch)
         rows = next(iter(batch.values())).shape[0]
         there = set(batch)
         empty = self.memory.empty
@@ -158,7 +169,7 @@ class StreamAugment:
                 kept = batch.keys() - changed.keys()
                 changed |= {name: _copied(batch[name], batch[name].dtype, empty) for name in kept}
             views.append({**batch, **changed})
-        return tuple(views)
+        return tuple(map(without_steps, views)) if self.batch_dims == 1 else tuple(views)
 
     def _transformed(self, batch: Batch, draws: Draws, *, stored: bool) -> Batch:
         """What all views of a batch share, in the dtypes that they are delivered in."""
@@ -184,6 +195,8 @@ def stream_augment(
     computed: DTypes,
     *,
     max_num_actions: int = 0,
+    batch_dims: int = 2,
+    offsets: Collection[str] = (),
 ) -> StreamAugment | None:
     """How a source augments its batches; None if it leaves them as they are.
 
@@ -192,10 +205,12 @@ def stream_augment(
         views: How many views of a batch are made, at least 1.
         arriving, computed: See ``StreamAugment``.
         max_num_actions: Number of actions that the data say, or 0.
+        batch_dims, offsets: See ``StreamAugment``.
 
     Raises:
         ConfigError: Something that cannot be done to these fields: a number of actions or states that is needed and
-            not known, a dtype that does not suit, a crop larger than the images.
+            not known, a dtype that does not suit, a crop larger than the images, a field by name that is not there,
+            a mask to deliver where the batch has a field of its name.
     """
     check_count("views", views)
     config = AugmentTokensConfig(enabled=False) if config is None else config
@@ -208,15 +223,33 @@ def stream_augment(
     elif config.permute_action and not config.max_num_actions:
         known = max_num_actions or (arriving["q_star"].shape[-1] if "q_star" in arriving else 0)
         config = config.with_sizes(max_num_actions=known)
-    augment = StreamAugment(config, int(views), arriving, computed)
+    config.check_named(arriving)
+    augment = StreamAugment(config, int(views), arriving, computed, batch_dims, frozenset(offsets))
+    _check_fields(augment)
     # What cannot work is found now, on a batch of one step, not in a worker at the first batch.
     stored = augment.arriving_dtypes({name: field.stored_dtype for name, field in arriving.items()})
-    step = {name: np.zeros((1, 1, *field.shape), stored[name]) for name, field in arriving.items()}
+    axes = (1, 1)[:batch_dims]
+    step = {name: np.zeros((*axes, *field.shape), stored[name]) for name, field in arriving.items()}
     try:
         augment((step,), Key(0, Purpose.AUGMENT), shape=(1, 1), first=0)
     except SchemaError as error:
         raise ConfigError(str(error)) from error
     return augment
+
+
+def _check_fields(augment: StreamAugment) -> None:
+    """Raise ConfigError for what no array says: masks that have the name of a field, vectors instead of codes."""
+    config, arriving = augment.config, augment.arriving
+    for name in config.renamed:
+        shape = arriving[name].shape[name in augment.offsets :] if name in arriving else ()
+        if shape and name != "q_star":
+            raise ConfigError(f"augment: {name}: expected integer codes [B, S] to permute, found {list(shape)} a step")
+    for name in config.masked() if config.deliver_masks else ():
+        if name in arriving and f"{name}_mask" in arriving:
+            raise ConfigError(
+                f"augment: deliver_masks: {name}: expected no field {name}_mask, as the batch has one already; leave "
+                f"masks out, or the field"
+            )
 
 
 def _copied(values: npt.NDArray[Any], dtype: np.dtype[Any], empty: Empty) -> npt.NDArray[Any]:

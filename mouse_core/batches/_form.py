@@ -198,15 +198,27 @@ def _augment_of(
     """How batches are augmented; images that are normalised are augmented before, as they are stored."""
     if not chosen.says_augmentation:
         return None
+    batch_dims, offsets = 2, ()
     if chosen.windows is not None:
-        raise ConfigError("augment, views: expected none with windows, whose fields have other axes, found some")
+        batch_dims, offsets = chosen.windows.batch_dims, tuple(chosen.windows.offsets)
+        if chosen.windows.fill is not None:
+            # It would be augmented, too: a code of its own is none that can be permuted.
+            raise ConfigError(f"pad: expected True or False with augment or views, found {chosen.windows.fill}")
     from mouse_core.augment.stream import stream_augment  # a room that is loaded where batches are augmented
 
     images = {name: dtype for name, dtype in read.items() if fields[name].image_shape is not None}
     numbers = {name: np.float32 for name in read if name not in chosen.dtypes}
     computed = {**_delivered_dtypes(readers, {**numbers, **chosen.dtypes}, {}), **images}
     arriving = {name: one.replace(dtype=images[name]) if name in images else one for name, one in fields.items()}
-    return stream_augment(chosen.augment, chosen.views, arriving, computed, max_num_actions=max_num_actions)
+    return stream_augment(
+        chosen.augment,
+        chosen.views,
+        arriving,
+        computed,
+        max_num_actions=max_num_actions,
+        batch_dims=batch_dims,
+        offsets=offsets,
+    )
 
 
 def _stages_of(

@@ -22,7 +22,10 @@ from mouse_core import (
     BatchSource,
     DatasetStore,
     Field,
+    MaskFields,
+    PermuteFields,
     PrefetchBatchifier,
+    ScaleFields,
 )
 from mouse_core.digest import StreamDigest
 from mouse_core.groups import RLExample, examples_digest
@@ -93,6 +96,14 @@ AUGMENT = AugmentTokensConfig(
     permute_action="both",
     mask_prob=AugmentMaskProbConfig(reward=0.1, obs_continuous=0.15),
 )
+BY_NAME = AugmentTokensConfig(
+    by_field=[
+        PermuteFields(5, codes="action", columns="q_star"),
+        ScaleFields("reward", scale=AugmentScalarSpec(low=0.5, high=2.0)),
+        ScaleFields("obs_continuous", endpoints=((0, -1), (2, 1))),
+        MaskFields(["time", "done"], 0.2),
+    ]
+)
 
 
 def of_source(source: Any, n: int = BATCHES) -> dict[str, Any]:
@@ -111,6 +122,8 @@ def sources() -> dict[str, Any]:
         "some fields": {"fields": ["time", "obs_continuous"], "dtypes": {"obs_continuous": "float32"}},
         "augmented": {"augment": AUGMENT},
         "three views": {"augment": AUGMENT, "views": 3},
+        "augmented by name": {"augment": BY_NAME, "views": 2},
+        "augmented around anchors": {"augment": BY_NAME, "sequence_length": None, "windows": {"action": range(4)}},
         "a later epoch": {"epoch_start": 1000, "sampling": "batch"},
         **{
             f"episodes {weighting} {pad}": {"boundary": "episode", "weighting": weighting, "pad": pad}
@@ -119,7 +132,8 @@ def sources() -> dict[str, Any]:
         },
         "episodes side by side": {"boundary": "episode", "sampling": "sequential"},
     }
-    found = {name: of_source(BatchSource(made, 9, 8, **chosen)) for name, chosen in options.items()}
+    sized = {"sequence_length": 9, "batch_size": 8}
+    found = {name: of_source(BatchSource(made, **{**sized, **chosen})) for name, chosen in options.items()}
     found["fields of one's own"] = of_source(BatchSource(store(fields=own), 9, 8))
     found["outgoing"] = of_source(BatchSource(store(alignment="outgoing", max_action_dim=7), 9, 8))
     found["pictures"] = of_source(BatchSource(images(), 9, 8), 10)

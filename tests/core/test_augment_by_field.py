@@ -1,0 +1,405 @@
+"""Augmentation of fields by their names: which values come, in plain Python, also at offsets around an anchor."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mouse_core import (
+    AugmentMaskProbConfig,
+    AugmentScalarSpec,
+    AugmentTokensConfig,
+    BatchSource,
+    ConfigError,
+    DataError,
+    DatasetStore,
+    Field,
+    MaskFields,
+    PermuteFields,
+    PrefetchBatchifier,
+    RandomCrop,
+    RandomShift,
+    ScaleFields,
+    SchemaError,
+    StateError,
+    TokenAugmenter,
+)
+from mouse_core.augment import Draws, apply, cut, draw
+from mouse_core.randomness import Key, Purpose
+from tests.core.augment_cases import UNIFORM, assert_same
+
+ACTIONS, SIZE, LENGTH = 5, 6, 4
+KEY = Key(7, Purpose.AUGMENT, 11)
+CONFIG = AugmentTokensConfig(
+    by_field=[
+        PermuteFields(ACTIONS, codes=["action", "previous"], columns=["q_star", "legal"]),
+        PermuteFields(3, codes="room"),
+        ScaleFields("torque", endpoints=((-2, 0), (2, 1))),
+        ScaleFields(["left", "right"], scale=UNIFORM, shift=AugmentScalarSpec(mean=0.5, std=1.0)),
+        MaskFields(["torque", "room"], 0.4, 2),
+        MaskFields("left", 0.3, math.nan),
+        MaskFields("legal", 0.3, True),
+        MaskFields("time", 0.3),
+    ],
+    deliver_masks=True,
+)
+
+
+def make_batch(*, offsets: tuple[int, ...] = (), size: int = SIZE) -> dict[str, np.ndarray]:
+    """Fields of a user's own, at so many offsets."""
+    random, shape = np.random.default_rng(3), (size, LENGTH, *offsets)
+    return {
+        "action": random.integers(0, ACTIONS, shape),
+        "previous": random.integers(0, ACTIONS, shape).astype(np.uint8),
+        "q_star": random.normal(size=(*shape, ACTIONS)).astype(np.float32),
+        "legal": random.random((*shape, ACTIONS)) < 0.5,
+        "room": random.integers(0, 3, shape).astype(np.int16),
+        "torque": random.normal(size=(*shape, 2)).astype(np.float32),
+        "left": random.normal(size=(*shape, 3)),
+        "right": random.normal(size=shape).astype(np.float32),
+        "time": random.integers(0, 99, shape),
+        "else": random.normal(size=shape),
+    }
+
+
+def by_hand(batch: dict[str, np.ndarray], draws: Draws) -> dict[str, np.ndarray]:
+    """What must come out, value by value."""
+    found = {name: values.copy() for name, values in batch.items()}
+    fills = {"torque": 2, "room": 2, "left": math.nan, "legal": True, "time": -1}
+    for name, values in batch.items():
+        for place in np.ndindex(values.shape):
+            row, step, last = place[0], place[1], place[-1]
+            if name in draws.permutations:
+                found[name][place] = draws.permutations[name][row, values[place]]
+            elif name in draws.columns:
+                found[name][(*place[:-1], draws.columns[name][row, last])] = values[place]
+            elif name in draws.affine:
+                number = values.dtype.type
+                found[name][place] = number(values[place] * number(draws.affine[name].scale)) + number(
+                    draws.affine[name].shift
+                )
+        if name in fills:
+            hidden = draws.delivered_masks[name]
+            for row, step in np.argwhere(hidden):
+                found[name][row, step] = fills[name]
+            found[f"{name}_mask"] = hidden
+    return found
+
+
+@pytest.mark.parametrize("offsets", [(), (1,), (3,), (ACTIONS,)], ids=str)
+def test_values_are_those_by_hand(offsets: tuple[int, ...]) -> None:
+    batch = make_batch(offsets=offsets)
+    kept = {name: values.copy() for name, values in batch.items()}
+    draws = draw(CONFIG, KEY, (SIZE, LENGTH), fields=batch)
+    augmented = apply(batch, draws)
+    assert_same(augmented, by_hand(kept, draws))
+    assert_same(batch, kept)
+    assert augmented["else"] is batch["else"]
+
+
+def test_fields_of_one_permutation_stay_in_step() -> None:
+    batch = make_batch()
+    augmented = apply(batch, draw(CONFIG, KEY, (SIZE, LENGTH)))
+    for codes in ("action", "previous"):
+        for columns in ("q_star", "legal"):
+            if columns == "legal":  # which is masked, too
+                continue
+            before = np.take_along_axis(batch[columns], batch[codes][..., None].astype(int), 2)
+            after = np.take_along_axis(augmented[columns], augmented[codes][..., None].astype(int), 2)
+            assert np.array_equal(before, after)
+    assert (augmented["action"] != batch["action"]).any()
+
+
+def test_endpoints_become_what_they_are_said_to() -> None:
+    numbers = np.array([[-2.0, 0.0, 2.0, 4.0]])
+    config = AugmentTokensConfig(by_field=[ScaleFields("x", endpoints=((-2, 0), (2, 1)))])
+    assert apply({"x": numbers}, draw(config, KEY, (1, 4)))["x"].tolist() == [[0.0, 0.5, 1.0, 1.5]]
+    turned = AugmentTokensConfig(by_field=[ScaleFields("x", endpoints=((0, 10), (2, 0)))])
+    assert apply({"x": numbers}, draw(turned, KEY, (1, 4)))["x"].tolist() == [[20.0, 10.0, 0.0, -10.0]]
+
+
+def test_masks_hide_all_fields_of_a_step_or_none_and_differ_by_view() -> None:
+    one, other = (draw(CONFIG, KEY.with_call(call), (64, 32)) for call in range(2))
+    assert np.array_equal(one.delivered_masks["torque"], one.delivered_masks["room"])
+    assert not np.array_equal(one.delivered_masks["torque"], one.delivered_masks["left"])
+    assert not np.array_equal(one.delivered_masks["torque"], other.delivered_masks["torque"])
+    assert np.array_equal(one.permutations["room"], other.permutations["room"])
+    assert abs(one.delivered_masks["torque"].mean() - 0.4) < 5 * math.sqrt(0.24 / 2048)
+
+
+def test_what_one_draws_does_not_depend_on_what_else_is_asked_for() -> None:
+    whole = draw(CONFIG, KEY, (SIZE, LENGTH))
+    for part in CONFIG.by_field:
+        alone = draw(AugmentTokensConfig(by_field=[part], deliver_masks=True), KEY, (SIZE, LENGTH))
+        for kind in ("permutations", "columns", "affine", "delivered_masks"):
+            for name, drawn in getattr(alone, kind).items():
+                assert np.array_equal(drawn, getattr(whole, kind)[name])
+    turned = AugmentTokensConfig(by_field=CONFIG.by_field[::-1], permute_done=True, deliver_masks=True)
+    assert np.array_equal(draw(turned, KEY, (SIZE, LENGTH)).columns["legal"], whole.columns["legal"])
+
+
+def test_other_names_draw_other_numbers() -> None:
+    drawn = [
+        draw(AugmentTokensConfig(by_field=[PermuteFields(50, codes=name)]), KEY, (4, 1)).permutations[name]
+        for name in ("one", "other")
+    ]
+    assert not np.array_equal(*drawn)
+
+
+def test_a_shard_has_its_rows() -> None:
+    batch = make_batch()
+    draws = draw(CONFIG, KEY, (SIZE, LENGTH))
+    part = apply({name: values[2:5] for name, values in batch.items()}, cut(draws, 2, 3))
+    assert_same(part, {name: values[2:5] for name, values in apply(batch, draws).items()})
+
+
+REFUSED: list[tuple[Any, str]] = [
+    (lambda: PermuteFields(0, codes="a"), "PermuteFields: size: expected an integer from 1, found 0"),
+    (lambda: PermuteFields(3), "PermuteFields: expected at least one field, found none"),
+    (lambda: PermuteFields(3, codes="a", columns="a"), "each field to be named once, found a 2 times"),
+    (lambda: PermuteFields(3, codes=[1]), "PermuteFields: codes: expected names of fields, found 1"),
+    (lambda: ScaleFields("a"), "ScaleFields: a: expected scale, shift or both, or endpoints, found neither"),
+    (lambda: ScaleFields("a", UNIFORM, endpoints=((0, 1), (1, 2))), "found endpoints beside them"),
+    (lambda: ScaleFields("a", endpoints=((1, 0), (1, 2))), "ScaleFields: a: expected endpoints of two numbers"),
+    (lambda: ScaleFields("a", endpoints=(1, 2)), "ScaleFields: a: expected endpoints as"),
+    (lambda: ScaleFields("a", scale=2.0), "ScaleFields: a: scale: expected AugmentScalarSpec"),
+    (lambda: MaskFields("a", 1.5), "MaskFields: a: probability: expected a number from 0 to 1, found 1.5"),
+    (lambda: MaskFields("a", 0.5, "x"), "MaskFields: a: expected a number of at most 64 bits as value, found 'x'"),
+    (lambda: MaskFields("a", 0.5, 1 << 63), "of at most 64 bits"),
+    (lambda: AugmentTokensConfig(by_field=MaskFields("a", 0.5)), "by_field: expected a list of PermuteFields"),
+    (lambda: AugmentTokensConfig(by_field=["a"]), "by_field: expected a list of PermuteFields"),
+    (
+        lambda: AugmentTokensConfig(permute_action="both", by_field=[PermuteFields(2, columns="q_star")]),
+        "expected each field to be permuted once, found q_star 2 times",
+    ),
+    (
+        lambda: AugmentTokensConfig(scale_obs=UNIFORM, by_field=[ScaleFields("obs_continuous", UNIFORM)]),
+        "expected each field to be scaled once, found obs_continuous 2 times",
+    ),
+    (
+        lambda: AugmentTokensConfig(
+            mask_prob=AugmentMaskProbConfig(reward=0.1), by_field=[MaskFields(["x", "reward"], 0.1)]
+        ),
+        "expected each field to be masked once, found reward 2 times",
+    ),
+]
+
+
+@pytest.mark.parametrize(("make", "message"), REFUSED, ids=[message[:50] for _, message in REFUSED])
+def test_configurations_that_are_none(make: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        make()
+
+
+# ---------------------------------------------------------------------- in sources
+
+
+FIELDS = [
+    Field("previous", transition=True),
+    Field("legal"),
+    Field("room"),
+    Field("torque", dtype="float32"),
+    Field("camera", image=True),
+]
+
+
+def make_store(rows: int = 90, **options: Any) -> DatasetStore:
+    random = np.random.default_rng(1)
+    store = DatasetStore(fields=FIELDS, max_action_dim=ACTIONS, **options)
+    steps = np.arange(rows) % 30
+    store.extend(
+        {
+            "action": random.integers(0, ACTIONS, rows),
+            "previous": random.integers(0, ACTIONS, rows).astype(np.int8),
+            "reward": random.normal(size=rows),
+            "done": np.where(steps == 29, 1, 0),
+            "episode_step": steps,
+            "metadata_q_star": random.normal(size=(rows, ACTIONS)),
+            "legal": random.integers(0, 2, (rows, ACTIONS)).astype(np.uint8),
+            "room": random.integers(0, 3, rows).astype(np.uint8),
+            "torque": random.normal(size=(rows, 2)),
+            "observation_image": random.integers(0, 256, (rows, 6, 5, 1), dtype=np.uint8),
+        }
+    )
+    return store
+
+
+AUGMENT = AugmentTokensConfig(
+    by_field=[
+        PermuteFields(ACTIONS, codes=["action", "previous"], columns=["q_star", "legal"]),
+        ScaleFields("torque", endpoints=((-1, -10), (1, 10))),
+        MaskFields(["room", "torque"], 0.3, 300),
+    ],
+    permute_done=True,
+    mask_prob=AugmentMaskProbConfig(time=0.2),
+)
+DTYPES = {"room": "int64", "legal": "int64"}
+WINDOWS: list[dict[str, Any]] = [
+    {"sequence_length": 4},
+    {"sequence_length": None, "windows": {"action": range(5), "q_star": [-1, 0, 2], "time": [0, 1], "torque": [-1, 0]}},
+    {"sequence_length": 3, "windows": {"action": range(3), "q_star": [0], "done": [0, 1], "room": [-2, 0]}},
+]
+
+
+@pytest.mark.parametrize("options", WINDOWS, ids=["plain", "anchors", "anchors and steps"])
+def test_sources_deliver_what_apply_makes(options: dict[str, Any]) -> None:
+    asked = {"batch_size": 6, "seed": 5, "dtypes": DTYPES, **options}
+    store = make_store()
+    plain, augmented = BatchSource(store, **asked), BatchSource(store, augment=AUGMENT, **asked)
+    assert augmented.spec.batch_dims == plain.spec.batch_dims
+    for index in range(4):
+        batch, plan = plain[index], plain.plan(index)
+        draws = draw(AUGMENT, plan.key, (6, plan.length), fields=batch)
+        expected = apply(batch, draws, batch_dims=plain.spec.batch_dims)
+        assert_same(augmented[index], expected)
+        assert (augmented[index]["action"] != batch["action"]).any()
+        for name, spec in augmented.spec.items():
+            found = augmented[index][name]
+            assert (found.dtype, found.shape[plain.spec.batch_dims :]) == (spec.dtype, spec.shape)
+
+
+@pytest.mark.parametrize("options", WINDOWS, ids=["plain", "anchors", "anchors and steps"])
+def test_views_shards_and_stored_dtypes(options: dict[str, Any]) -> None:
+    asked = {"batch_size": 6, "seed": 5, "dtypes": DTYPES, "augment": AUGMENT, **options}
+    store = make_store()
+    one, views = BatchSource(store, **asked), BatchSource(store, views=2, **asked)
+    first, second = views[3]
+    assert_same(first, one[3])
+    assert np.array_equal(first["action"], second["action"])
+    assert not np.array_equal(first["room"], second["room"])
+    assert not any(np.shares_memory(first[name], second[name]) for name in first)
+    parts = [BatchSource(store, shard=(rank, 3), **asked)[3] for rank in range(3)]
+    assert_same({name: np.concatenate([part[name] for part in parts]) for name in first}, first)
+    stored = one.gather(one.plan(3), stored=True)
+    assert_same({name: stored[name].astype(spec.dtype) for name, spec in one.spec.items()}, first)
+    out = {name: np.empty((6, *first[name].shape[1:]), one.spec[name].dtype) for name in first}
+    assert_same(one.gather(one.plan(3), out), first)
+
+
+def test_offsets_of_an_anchor_share_a_permutation_a_mask_and_a_crop() -> None:
+    store = make_store()
+    config = AugmentTokensConfig(
+        permute_action="both",
+        crop_obs_image=RandomCrop(3, 2),
+        by_field=[MaskFields("room", 0.5, 9)],
+    )
+    asked = {
+        "sequence_length": None,
+        "batch_size": 8,
+        "windows": {"action": range(3), "q_star": range(3), "room": [0, 1, 2], "obs_image": [0, 0]},
+    }
+    source = BatchSource(store, augment=config, **asked)
+    plain, batch = BatchSource(store, **asked)[0], source[0]
+    values = [np.take_along_axis(made["q_star"], made["action"][..., None], 2) for made in (plain, batch)]
+    assert np.array_equal(*values)
+    assert not np.array_equal(plain["action"], batch["action"])
+    assert set((batch["room"] == 9).sum(axis=1)) <= {0, 3}
+    assert np.array_equal(batch["obs_image"][:, 0], batch["obs_image"][:, 1])
+    assert source.spec["obs_image"].shape == (2, 6)
+    assert batch["obs_image"].shape == (8, 2, 6)
+    for row in range(8):
+        images = plain["obs_image"][row, 0].reshape(6, 5)
+        assert any(
+            np.array_equal(images[y : y + 3, x : x + 2].ravel(), batch["obs_image"][row, 0])
+            for y in range(4)
+            for x in range(4)
+        )
+
+
+def test_frames_of_a_step_are_cut_alike_and_those_of_others_are_not() -> None:
+    config = AugmentTokensConfig(crop_obs_image=RandomShift(2, per="step"))
+    asked = {"sequence_length": 5, "batch_size": 3, "windows": {"obs_image": [-1, 0]}, "sampling": "random"}
+    store = make_store()
+    plain, source = BatchSource(store, **asked)[2], BatchSource(store, augment=config, **asked)
+    batch, plan = source[2], source.plan(2)
+    draws = draw(config, plan.key, (3, 5), image_shape=(6, 5, 1))
+    for row, step, frame in np.ndindex(3, 5, 2):
+        image = plain["obs_image"][row, step, frame].reshape(6, 5)
+        cut_out = image[np.ix_(draws.crop.rows[row, step], draws.crop.columns[row, step])]
+        assert np.array_equal(batch["obs_image"][row, step, frame], cut_out.ravel())
+
+
+def test_resuming_and_workers_with_windows() -> None:
+    asked = {"batch_size": 6, "seed": 5, "dtypes": DTYPES, "augment": AUGMENT, **WINDOWS[1]}
+    store = make_store()
+    with PrefetchBatchifier(store, num_workers=2, **asked) as loader:
+        for _ in range(5):
+            loader.next_batch()
+        state, expected = loader.state_dict(), loader.next_batch()
+    with PrefetchBatchifier(store, num_workers=0, **asked) as loader:
+        loader.load_state_dict(state)
+        assert_same(loader.next_batch(), expected)
+    other = AugmentTokensConfig(by_field=AUGMENT.by_field[:2], permute_done=True)
+    with PrefetchBatchifier(store, **asked | {"augment": other}) as loader, pytest.raises(StateError, match="augment"):
+        loader.load_state_dict(state)
+
+
+BAD: list[tuple[Any, dict[str, Any], str]] = [
+    (PermuteFields(5, codes="actoin"), {}, "by_field: expected fields among"),
+    (PermuteFields(5, codes="torque"), {}, "torque: expected integer codes"),
+    (PermuteFields(4, columns="legal"), {}, "legal: expected [B, S, 4] for 4 codes"),
+    (ScaleFields("room", UNIFORM), {}, "room: expected floating numbers to scale or shift, found uint8"),
+    (MaskFields("room", 0.1, 300), {}, "room: expected a dtype that holds it, for 300 where masked, found uint8"),
+    (MaskFields("room", 0.1, 0.5), {}, "room: expected a dtype that holds it, for 0.5 where masked"),
+    (MaskFields("action", 0.1, math.nan), {}, "action: expected a dtype that holds it, for nan where masked"),
+    (MaskFields("torque", 0.1, 1e300), {}, "torque: expected a dtype that holds it, for 1e+300 where masked"),
+    (MaskFields("action", 0.1), {"windows": {"action": [0, 1]}, "pad": -1}, "pad: expected True or False with augment"),
+]
+
+
+@pytest.mark.parametrize(("part", "options", "message"), BAD, ids=[message[:40] for *_, message in BAD])
+def test_what_does_not_suit_a_source(part: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        BatchSource(make_store(), augment=AugmentTokensConfig(by_field=[part]), **options)
+
+
+def test_masks_that_windows_deliver_are_not_written_over() -> None:
+    config = AugmentTokensConfig(by_field=[MaskFields("room", 0.1)], deliver_masks=True)
+    assert BatchSource(make_store(), augment=config, windows={"action": [0]})[0]["room_mask"].dtype == bool
+    with pytest.raises(ConfigError, match="deliver_masks: room: expected no field room_mask"):
+        BatchSource(make_store(), augment=config, windows={"room": [0]})
+
+
+def test_a_code_out_of_range_names_its_place() -> None:
+    config = AugmentTokensConfig(by_field=[PermuteFields(2, codes="room")])
+    batch = {"room": np.zeros((2, 3, 4), np.int64)}
+    batch["room"][1, 2, 3] = 2
+    with pytest.raises(DataError, match=r"room: expected 0\.\.1, found 2 at row 1, step 2, offset 3 of the batch"):
+        apply(batch, draw(config, KEY, (2, 3)))
+
+
+# ---------------------------------------------------------------------- the augmenter
+
+
+def test_the_augmenter_takes_fields_by_name_with_and_without_steps() -> None:
+    batch = make_batch()
+    augmenter = TokenAugmenter(CONFIG, seed=KEY.seed)
+    augmenter.update_augmentations(batch)
+    draws = draw(CONFIG, Key(KEY.seed, Purpose.AUGMENT, 0), (SIZE, LENGTH))
+    assert_same(augmenter(batch), apply(batch, draws))
+    single = {name: values[:, 0] for name, values in batch.items()}
+    augmenter = TokenAugmenter(CONFIG, seed=KEY.seed, batch_dims=1)
+    augmenter.update_augmentations(single)
+    draws = draw(CONFIG, Key(KEY.seed, Purpose.AUGMENT, 0), (SIZE, 1))
+    found = augmenter(single)
+    assert_same(found, apply(single, draws, batch_dims=1))
+    assert found["torque_mask"].shape == (SIZE,)
+
+
+def test_the_augmenter_misses_a_field_by_name() -> None:
+    batch = make_batch()
+    del batch["legal"]
+    augmenter = TokenAugmenter(CONFIG)
+    with pytest.raises(ConfigError, match=r"by_field: expected fields among .*, found 'legal'"):
+        augmenter.update_augmentations(batch)
+    narrow = {**make_batch(), "room": np.zeros((SIZE, LENGTH), np.uint8)}
+    augmenter = TokenAugmenter(AugmentTokensConfig(by_field=[MaskFields("room", 0.5, 256)]))
+    augmenter.update_augmentations(narrow)
+    with pytest.raises(SchemaError, match="room: expected a dtype that holds it, for 256 where masked, found uint8"):
+        augmenter(narrow)
+    with pytest.raises(ConfigError, match="batch_dims"):
+        TokenAugmenter(CONFIG, batch_dims=3)
