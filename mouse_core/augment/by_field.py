@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -156,8 +157,8 @@ def check_once(where: str, what: str, fields: Iterable[str]) -> None:
             raise ConfigError(f"{where}: expected each field to be {what} once, found {field} {times} times")
 
 
-def _names(where: str, given: object) -> Names:
-    names = (given,) if isinstance(given, str) else check_list(where, given)  # type: ignore[arg-type,var-annotated]
+def _names(where: str, given: Any) -> Names:
+    names: Names = (given,) if isinstance(given, str) else check_list(where, given)
     for name in names:
         if not isinstance(name, str) or not name:
             raise ConfigError(f"{where}: expected names of fields, found {name!r}")
@@ -170,16 +171,16 @@ def _check_some(where: str, fields: Names) -> None:
     check_once(where, "named", fields)
 
 
-def _endpoints(where: str, given: object) -> tuple[tuple[float, float], tuple[float, float]]:
+def _endpoints(where: str, given: Any) -> tuple[tuple[float, float], tuple[float, float]]:
     try:
-        (low, from_low), (high, from_high) = given  # type: ignore[misc]
+        (low, from_low), (high, from_high) = given
     except (TypeError, ValueError):
         raise ConfigError(
             f"{where}: expected endpoints as ((number, what it becomes), (another, what that becomes)), found {given!r}"
         ) from None
-    low, from_low, high, from_high = (
-        check_number(f"{where}: endpoints", number) for number in (low, from_low, high, from_high)
-    )
-    if low == high or not math.isfinite((from_high - from_low) / (high - low)):
-        raise ConfigError(f"{where}: expected endpoints of two numbers that differ, found {low} and {high}")
-    return (low, from_low), (high, from_high)
+    where = f"{where}: endpoints"
+    one = check_number(where, low), check_number(where, from_low)
+    other = check_number(where, high), check_number(where, from_high)
+    if one[0] == other[0] or not math.isfinite((other[1] - one[1]) / (other[0] - one[0])):
+        raise ConfigError(f"{where}: expected two numbers that differ, found {one[0]} and {other[0]}")
+    return one, other

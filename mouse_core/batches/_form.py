@@ -198,9 +198,9 @@ def _augment_of(
     """How batches are augmented; images that are normalised are augmented before, as they are stored."""
     if not chosen.says_augmentation:
         return None
-    batch_dims, offsets = 2, ()
+    batch_dims, offsets = 2, frozenset[str]()
     if chosen.windows is not None:
-        batch_dims, offsets = chosen.windows.batch_dims, tuple(chosen.windows.offsets)
+        batch_dims, offsets = chosen.windows.batch_dims, frozenset(chosen.windows.offsets)
         if chosen.windows.fill is not None:
             # It would be augmented, too: a code of its own is none that can be permuted.
             raise ConfigError(f"pad: expected True or False with augment or views, found {chosen.windows.fill}")
