@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from mouse_core.errors import ConfigError, DataError, StorageError
@@ -19,6 +20,9 @@ from mouse_core.store._tail.schema import tail_column
 from mouse_core.store.disk.tail import TailFile, TailReader
 
 Row = dict[str, Any]
+
+
+IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
 def row(number: int) -> Row:
@@ -31,11 +35,24 @@ def row(number: int) -> Row:
         "episode_step": None if number % 7 == 3 else number % 100,
         "half": np.float16(number % 512),
         "history": np.arange(number % 4, dtype=np.int16) + number % 1000,
+        "text": None if number % 11 == 5 else "é" * (number % 6) + str(number),
+        "seen": b"" if number % 13 == 6 else bytes([number % 256]) * (number % 9),
+        "info": {"lives": number % 3, "names": [str(number)] * (number % 3)},
+        "frame": {
+            "bytes": None if number % 5 else bytes([number % 256]),
+            "path": None if number % 3 else f"{number}.png",
+        },
+        "unknown": None,
         "pixels": np.full((2, 3), number % 256, np.uint8),
     }
 
 
-COLUMNS = {name: tail_column(value, None, known=None, shape=None) for name, value in row(107).items()}
+BINARY = {"seen": pa.binary(), "frame": IMAGE}
+COLUMNS = {
+    name: tail_column(value, None, known=None, shape=None) for name, value in row(107).items() if name not in BINARY
+}
+# Bytes that nobody takes for images.
+COLUMNS |= {name: replace(COLUMNS["text"], arrow_type=arrow_type) for name, arrow_type in BINARY.items()}
 COLUMNS["history"] = replace(COLUMNS["history"], widths=(0, 3))  # as a field says that fills up what is shorter
 
 
@@ -138,6 +155,7 @@ def test_a_copy_has_what_was_committed(tmp_path: Path) -> None:
     tail.commit(sync=True)
     put(tail, 300, 500)
     shutil.copy(tmp_path / "tail", tmp_path / "copy")
+    shutil.copy(tmp_path / "tail.objects", tmp_path / "copy.objects")
     copy = TailFile.recover(tmp_path / "copy")
     assert rows_of(copy.extent) == expected(300)
     put(copy, 300, 1000)

@@ -72,9 +72,9 @@ class NumbersExtent:
         self._nulls[row] = True
 
     def forget(self, row: int) -> None:
-        """Whatever was put into a row that does not count, put it as if it had not been."""
+        """Whatever was put into a row that does not count, or behind it, put it as if it had not been."""
         if self._nulls is not None:
-            self._nulls[row] = False
+            self._nulls[row:] = False
 
     def _validity(self, rows: int) -> pa.Buffer | None:
         """Arrow's bits of the first ``rows`` rows; None where none of them is null."""
@@ -238,7 +238,7 @@ class ObjectExtent:
         self._items.extend(values)
 
     def forget(self, row: int) -> None:
-        """Whatever was put into a row that does not count, put it as if it had not been."""
+        """Whatever was put into a row that does not count, or behind it, put it as if it had not been."""
         del self._items[row:]
 
     def to_arrow(self, rows: int) -> pa.Array:

@@ -1,8 +1,8 @@
 """Commits: how many rows of a tail file count, and the checksums that tell whether they are those that were written.
 
-Rows share checksums block by block. Those of a block that is full stand in a table, and are never written again. Those
-of the block in progress are part of the commit, so a commit of 5000 rows in blocks of 4096 has one line in the table,
-for rows 0..4095, and checksums of its own for rows 4096..4999.
+Rows share checksums block by block. Those of a full block stand in a table, and are never written again. Those of the
+block in progress are part of the commit. So a commit of 5000 rows, in blocks of 4096 rows, has one line in the table, for
+rows 0..4095, and checksums of its own for rows 4096..4999.
 
 There are four places for commits. Those that wait for the disk take turns in two, the others in the other two: so while
 one is written, the last one of its kind is whole, and none that has reached the disk is lost to one that may not.
@@ -10,7 +10,7 @@ one is written, the last one of its kind is whole, and none that has reached the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,10 @@ import xxhash
 
 from mouse_core.errors import DataError
 from mouse_core.files.reading import damaged
-from mouse_core.store.disk.tail.layout import SLOTS, TailLayout
+from mouse_core.store.disk.tail.layout import TailLayout
+
+# Of each kind of commit there are two places.
+_EACH = 2
 
 
 @dataclass(frozen=True)
@@ -46,12 +49,12 @@ class Commit:
 
 def place_of(number: int, *, sync: bool) -> int:
     """In which place a commit is written."""
-    return SLOTS // 2 * sync + number % (SLOTS // 2)
+    return _EACH * sync + number % _EACH
 
 
 def write_commit(place: npt.NDArray[np.uint64], layout: TailLayout, commit: Commit) -> None:
     """Write a commit, which has not reached the disk."""
-    words = np.empty(layout.slot_words - 1, np.uint64)
+    words = np.empty(layout.place_words - 1, np.uint64)
     words[0], words[1] = commit.number, commit.rows
     words[2 : 2 + len(commit.since)] = commit.since.view(np.uint64)
     words[2 + len(commit.since) : -1] = commit.sums
@@ -69,7 +72,7 @@ def read_commits(places: Sequence[npt.NDArray[np.uint64]], layout: TailLayout) -
     found = []
     for number, place in enumerate(places):
         words = place.copy()  # before it is looked at: the writer may be at work
-        columns, waits = len(layout.columns), number >= SLOTS // 2
+        columns, waits = len(layout.columns), number >= _EACH
         rows, since = int(words[1]), words[2 : 2 + columns].view(np.int64)
         if xxhash.xxh3_64_intdigest(words[:-2].data, layout.seed) != int(words[-2]) or rows > layout.rows:
             continue
@@ -84,21 +87,29 @@ class Sums:
 
     Args:
         layout: Where they lie.
-        arrays: The arrays of all parts, by name.
+        memory: The file's.
         objects: Gives the bytes that lie in the file of objects, from one place to another.
     """
 
-    def __init__(
-        self,
-        layout: TailLayout,
-        arrays: Mapping[str, npt.NDArray[Any]],
-        objects: Callable[[int, int], bytes] | None = None,
-    ) -> None:
+    def __init__(self, layout: TailLayout, memory: Any, objects: Callable[[int, int], bytes] | None = None) -> None:
         self._layout, self._objects = layout, objects
-        self._parts = [(part, arrays[part.name]) for part in layout.parts]
+        self._bytes = memoryview(memory)[layout.rows_at :]
+        arrays = layout.arrays(memory)
+        # Slicing bytes takes a fifth of the time of slicing arrays.
+        begins = {name: begin for name, (begin, _, _) in layout.memory.fields.items()}
+        widths = [column.width for column in layout.columns.values()]
+        self._parts = [
+            (
+                part.kind,
+                part.column,
+                begins[part.name],
+                part.dtype.itemsize,
+                widths[part.column] if part.kind == "values" else 1,
+            )
+            for part in layout.parts
+        ]
         self._ends = [arrays.get(f"{number}.ends") for number in range(len(layout.columns))]
-        self._widths = [column.width for column in layout.columns.values()]
-        self._sizes = [array for part, array in self._parts if part.kind == "sizes"]
+        self._sizes = [arrays[part.name] for part in layout.parts if part.kind == "sizes"]
         self._states = self._begun()
         self.rows = 0
         self.objects_end = 0
@@ -135,26 +146,22 @@ class Sums:
                 self._states = self._begun()
 
     def _take(self, begin: int, end: int, since: npt.NDArray[np.int64]) -> None:
-        for (part, array), state in zip(self._parts, self._states, strict=False):
-            if part.kind == "values":
-                state.update(self._values(part.column, array, begin, end, int(since[part.column])))
-            elif part.kind == "ends":
-                # Those of rows before the first that differs follow from their number.
-                first = int(since[part.column]) - 1
-                if 0 <= first < end:
-                    state.update(array[max(first, begin) + 1 : end + 1].view(np.uint8).data)
-            else:
-                state.update(array[begin:end].view(np.uint8).data)
+        for (kind, column, place, size, width), state in zip(self._parts, self._states, strict=False):
+            first, last, ends = begin * width, end * width, self._ends[column]
+            if ends is not None and kind != "nulls":
+                differs = int(since[column]) - 1
+                if not 0 <= differs < end:
+                    if kind == "ends":
+                        continue  # they follow from the rows' numbers
+                elif kind == "ends":
+                    first, last = max(differs, begin) + 1, end + 1
+                else:
+                    first, last = int(ends[begin]), int(ends[end])
+            state.update(self._bytes[place + first * size : place + last * size])
         if self._objects is not None:
             size = sum(int(np.maximum(sizes[begin:end], 0).sum()) for sizes in self._sizes)
             self._states[-1].update(self._objects(self.objects_end, self.objects_end + size))
             self.objects_end += size
-
-    def _values(self, column: int, array: npt.NDArray[Any], begin: int, end: int, since: int) -> memoryview:
-        ends = self._ends[column]
-        if ends is not None and 0 < since <= end:
-            return array[int(ends[begin]) : int(ends[end])].view(np.uint8).data
-        return array[begin * self._widths[column] : end * self._widths[column]].view(np.uint8).data
 
 
 def check_rows_of(path: str, layout: TailLayout, table: npt.NDArray[np.uint64], sums: Sums, commit: Commit) -> Sums:

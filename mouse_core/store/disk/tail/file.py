@@ -10,13 +10,12 @@ import mmap
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+
+import pyarrow as pa
 
 from mouse_core.files.locking import Descriptor
 from mouse_core.files.reading import damaged, reading
 from mouse_core.files.writing import remove, storing, sync_folders
-from mouse_core.store._tail.columns import ColumnExtent, numbers_extent
-from mouse_core.store._tail.rows import Extent
 from mouse_core.store._tail.values import TailColumn
 from mouse_core.store.disk.tail.commits import (
     Commit,
@@ -28,43 +27,10 @@ from mouse_core.store.disk.tail.commits import (
     read_commits,
     write_commit,
 )
-from mouse_core.store.disk.tail.layout import MOST_DESCRIBED, TailLayout, check_rows, read_layout
+from mouse_core.store.disk.tail.extent import COUNT_UNIT, TailExtent, check_ends, column_extents_of, read_objects_of
+from mouse_core.store.disk.tail.layout import TailLayout, check_rows, read_layout
 from mouse_core.store.disk.tail.mapping import mapped, open_file, origin, set_aside, sync_mapped
-
-# The count is kept as a multiple of this prime, so a flipped bit makes it none.
-_UNIT = 4294967291
-
-
-class TailExtent(Extent):
-    """Room for rows in a mapped file, and how many there are in the same file.
-
-    Args:
-        layout: Where what lies.
-        extents: The columns, over the file's memory.
-        told: Where the count stands, int64 ``[1]``; None: nobody is told.
-        count: Rows that are there.
-    """
-
-    def __init__(self, layout: TailLayout, extents: dict[str, ColumnExtent], told: Any, count: int) -> None:
-        self._hold(layout.columns, layout.rows, extents, count)
-        self._told = told
-
-    def append(self, row: Mapping[str, Any]) -> bool:
-        """As for any extent."""
-        if not Extent.append(self, row):
-            return False
-        self._told[0] = self.count * _UNIT
-        return True
-
-    def put(self, row: Mapping[str, Any]) -> None:
-        """As for any extent."""
-        Extent.put(self, row)
-        self._told[0] = self.count * _UNIT
-
-    def put_many(self, prepared: Mapping[str, Any], done: int, rows: int) -> None:
-        """As for any extent."""
-        Extent.put_many(self, prepared, done, rows)
-        self._told[0] = self.count * _UNIT
+from mouse_core.store.disk.tail.objects import ObjectsFile, objects_path
 
 
 class TailFile(Descriptor):
@@ -79,15 +45,16 @@ class TailFile(Descriptor):
 
     extent: TailExtent
 
-    def __init__(self, path: Path, file: int, layout: TailLayout, memory: mmap.mmap) -> None:
-        self.path, self._file, self.layout, self._memory = path, file, layout, memory
+    def __init__(
+        self, path: Path, file: int, layout: TailLayout, memory: mmap.mmap, objects: ObjectsFile | None
+    ) -> None:
+        self.path, self._file, self.layout, self._memory, self._objects = path, file, layout, memory, objects
         self._arrays = layout.arrays(memory)
         self._live = layout.live(memory)
         self._since = self._live[-len(layout.columns) :]
-        self._places, self._table = layout.slots(memory), layout.table(memory)
-        self._sums = Sums(layout, self._arrays)
+        self._places, self._table = layout.places(memory), layout.table(memory)
+        self._sums = Sums(layout, memory, None if objects is None else objects.read)
         self._number = 0
-        self._named = False  # a process that made it may have died before its name was on the disk
         self.committed = self.synced = 0
 
     @classmethod
@@ -102,40 +69,53 @@ class TailFile(Descriptor):
         check_rows(columns, rows)
         layout = TailLayout(dict(columns), rows, os.urandom(8).hex())
         with storing(f"tail {path}"):
-            file = open_file(path, create=True)
+            file, tail = open_file(path, create=True), None
             try:
                 set_aside(file, layout.nbytes)
                 memory = mapped(file, layout.nbytes, write=True)
                 memory[: len(layout.head())] = layout.head()
-                tail = cls(path, file, layout, memory)
+                objects = ObjectsFile(objects_path(path), create=True) if layout.has_objects else None
+                tail = cls(path, file, layout, memory, objects)
+                # Whoever names it may count on it.
+                tail._sync()
+                sync_folders([path.parent])
             except BaseException:
-                os.close(file)
-                remove(path)
+                if tail is None:
+                    os.close(file)
+                    remove(path)
+                else:
+                    tail.remove()
                 raise
-            tail._live[0], tail._live[1] = 0, origin(file)
+            tail._live[1] = origin(file)
             tail._open(0)
             return tail
 
     @classmethod
-    def recover(cls, path: str | os.PathLike[str]) -> TailFile:
+    def recover(cls, path: str | os.PathLike[str], image_roots: tuple[str, ...] = ()) -> TailFile:
         """A file that was left, by a process that ended or a machine that was restarted, to go on with.
 
         All rows that counted are there if the machine was not restarted since. Otherwise those of the last commit that
         is whole are, which are at least those that were synced.
+
+        Args:
+            path: The file.
+            image_roots: Folders in which images that are named by path may lie.
 
         Raises:
             DataError: Rows that were committed are damaged, or it is no such file, or a newer version wrote it.
             StorageError: It cannot be read or written.
         """
         path = Path(path)
-        with storing(f"tail {path}"), reading(path):
+        with reading(path), storing(f"tail {path}"):
             file = open_file(path)
             try:
-                layout, memory = map_layout(path, file, write=True)
-                tail = cls(path, file, layout, memory)
+                layout, memory = map_layout(path, file, image_roots, write=True)
+                objects = ObjectsFile(objects_path(path)) if layout.has_objects else None
+                tail = cls(path, file, layout, memory, objects)
             except BaseException:
                 os.close(file)
                 raise
+            sync_folders([path.parent])
             tail._recover()
             return tail
 
@@ -153,9 +133,11 @@ class TailFile(Descriptor):
         self._sums = sums or self._sums
         rows = 0 if commit is None else commit.rows
         if same:
-            counted, rest = divmod(int(self._live[0]), _UNIT)
+            counted, rest = divmod(int(self._live[0]), COUNT_UNIT)
             if rest or not rows <= counted <= layout.rows:
                 raise damaged(self.path, f"expected {rows}..{layout.rows} rows, found a damaged count")
+            if commit is not None:
+                self._check_since(commit)
             rows = counted
         else:
             self._since[:] = 0 if commit is None else commit.since
@@ -164,7 +146,7 @@ class TailFile(Descriptor):
         for part in layout.parts:
             if part.kind == "nulls":
                 self._arrays[part.name][rows:] = False
-        self._live[0] = rows * _UNIT
+        self._live[0] = rows * COUNT_UNIT
         self._open(rows)
         self._write(sync=True)
         for place in self._places:
@@ -173,13 +155,20 @@ class TailFile(Descriptor):
                 place[:] = 0
         self._live[1] = now
 
+    def _check_since(self, commit: Commit) -> None:
+        """Raise DataError if rows of a commit differ in length from another row on than they did."""
+        for before, now in zip(commit.since.tolist(), self._since.tolist(), strict=True):
+            if before != now and (before or 0 < now <= commit.rows):
+                raise damaged(self.path, f"expected rows that differ in length from {before} on, found {now}")
+
     def _open(self, rows: int) -> None:
-        rooms = self.layout.rooms(self._arrays, self._since)
-        extents: dict[str, ColumnExtent] = {
-            name: numbers_extent(self.layout.columns[name], room, rows) for name, room in rooms.items()
-        }
+        layout, end = self.layout, 0
+        before: list[pa.Array] = []
+        if self._objects is not None:
+            end, before = read_objects_of(self._objects, layout, self._arrays, 0, 0, rows)
+        extents = column_extents_of(layout, self._arrays, self._since, before, rows)
         told = memoryview(self._live[:1])  # type: ignore[arg-type]
-        self.extent = TailExtent(self.layout, extents, told, rows)
+        self.extent = TailExtent(layout, extents, rows, told, self._objects, end)
 
     def commit(self, *, sync: bool) -> None:
         """Let readers see the rows there are, each with a checksum.
@@ -205,38 +194,40 @@ class TailFile(Descriptor):
         self._number += 1
         if sync:
             with storing(f"tail {self.path}"):
-                sync_mapped(self._file, self._memory)
-                if not self._named:
-                    sync_folders([self.path.parent])
-                    self._named = True
+                self._sync()
             confirm(place)
             self.synced = rows
         self.committed = rows
+
+    def _sync(self) -> None:
+        if self._objects is not None:
+            self._objects.sync()
+        sync_mapped(self._file, self._memory)
+
+    def close(self) -> None:
+        """Let go of the files; may be called twice. Rows that count stay where they are."""
+        super().close()
+        if self._objects is not None:
+            self._objects.close()
 
     def remove(self) -> None:
         """Close the file and remove it; who reads it keeps its rows."""
         self.close()
         remove(self.path)
+        if self._objects is not None:
+            remove(self._objects.path)
 
 
-def map_layout(path: Path, file: int, *, write: bool) -> tuple[TailLayout, mmap.mmap]:
+def map_layout(
+    path: Path, file: int, image_roots: tuple[str, ...] = (), *, write: bool
+) -> tuple[TailLayout, mmap.mmap]:
     """What an open file's head describes, and the file as memory.
 
     Raises:
         DataError: It is no tail file, or is damaged, or a newer version wrote it.
     """
     size = os.fstat(file).st_size
-    layout = read_layout(str(path), os.pread(file, MOST_DESCRIBED + 64, 0))
+    layout = read_layout(str(path), lambda begin, count: os.pread(file, count, begin), image_roots)
     if size != layout.nbytes:
         raise damaged(path, f"expected {layout.nbytes} bytes, found {size}")
     return layout, mapped(file, size, write=write)
-
-
-def check_ends(path: Path, layout: TailLayout, arrays: Mapping[str, Any], since: Any, rows: int) -> None:
-    """Raise DataError if rows that differ in length lie elsewhere than among the values."""
-    for part in layout.parts:
-        if part.kind == "ends" and since[part.column]:
-            ends, most = arrays[part.name][: rows + 1], len(arrays[f"{part.column}.values"])
-            if ends[0] != 0 or ends[-1] > most or (ends[1:] < ends[:-1]).any():
-                name = list(layout.columns)[part.column]
-                raise damaged(path, f"expected rows of column {name!r} among its values, found others")

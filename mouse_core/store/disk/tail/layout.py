@@ -3,10 +3,14 @@
 A file for 4 rows of a column ``x`` of int64, in pages of 4096 bytes::
 
     page 0   head    what the columns are, how many rows there is room for; written once
-    page 1   live    how many rows count, and what tells the file from a copy of it; a number for each column
-    page 2-5 slots   four commits, each in a page of its own
-    page 6   blocks  the checksums of each block of rows that is full
-    page 7   rows    32 bytes of x
+    page 1   place   of a commit that waits for the disk
+    page 2   live    how many rows count, what tells the file from a copy of it; places of two commits that do not wait
+    page 3   place   of another commit that waits for the disk
+    page 4   blocks  the checksums of each block of rows that is full
+    page 5   rows    32 bytes of x
+
+What changes with every commit lies side by side, so that it is one write for the disk. The commits that wait for it
+have pages of their own: a page that is torn leaves the other.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ from __future__ import annotations
 import base64
 import json
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,22 +31,20 @@ from mouse_core._arrow.column_types import NUMPY_NAMES, ColumnType
 from mouse_core._base.memo import memo
 from mouse_core._base.memory import BatchLayout
 from mouse_core.errors import ConfigError
-from mouse_core.files.reading import damaged
+from mouse_core.files.reading import MOST_JSON, damaged
 from mouse_core.store._tail.columns import ColumnRoom
 from mouse_core.store._tail.values import TailColumn
 
 PAGE = 4096
 FORMAT = 1
 """The version of the format; a file of a newer one is refused."""
-SLOTS = 4
 _MAGIC = b"mousetai"
 # The magic, the version, how many bytes describe the columns, and their checksum.
 _HEAD = struct.Struct("<8sIIQ")
-MOST_DESCRIBED = 16 << 20
 # Before the numbers of the columns on the live page: rows acknowledged, and where and when.
 LIVE = 8
-_BLOCK_BYTES = 1 << 18
-_MOST_IN_A_BLOCK = 4096
+_BLOCK_BYTES = 1 << 20
+_MOST_IN_A_BLOCK = 1 << 15
 # Where rows of an array end is kept in int32.
 _MOST_VALUES = (1 << 31) - 1
 _BYTE = np.dtype(np.uint8)
@@ -86,7 +88,7 @@ class TailLayout:
 
     @memo
     def block_rows(self) -> int:
-        """Rows that share a checksum: some 256 KB of them, at most 4096."""
+        """Rows that share a checksum: some 1 MB of them."""
         row_bytes = sum(column.row_bytes for column in self.columns.values())
         return max(16, min(_MOST_IN_A_BLOCK, _BLOCK_BYTES // max(row_bytes, 1)))
 
@@ -106,10 +108,15 @@ class TailLayout:
             if may_differ(column):
                 yield Part(number, "ends", (self.rows + 1,), np.dtype(np.int32))
 
+    @memo
+    def objects(self) -> tuple[TailColumn, ...]:
+        """The columns whose values lie in a file of their own."""
+        return tuple(column for column in self.columns.values() if column.is_object)
+
     @property
     def has_objects(self) -> bool:
-        """Whether values of some column lie in a file of their own."""
-        return any(column.is_object for column in self.columns.values())
+        """Whether there are such columns."""
+        return bool(self.objects)
 
     @property
     def sums(self) -> int:
@@ -133,32 +140,33 @@ class TailLayout:
         }
         return json.dumps(said).encode()
 
-    @memo
-    def live_at(self) -> int:
-        """Where the live page begins."""
-        return _in_pages(_HEAD.size + len(self.description))
-
-    @memo
-    def slots_at(self) -> int:
-        """Where the commits begin."""
-        return self.live_at + _in_pages(8 * (LIVE + len(self.columns)))
-
     @property
-    def slot_words(self) -> int:
+    def place_words(self) -> int:
         """How many words of 8 bytes a commit is: its number, its rows, a number a column, the checksums of the block in
         progress, its own checksum, and that once more when it is on the disk.
         """
         return 4 + len(self.columns) + self.sums
 
+    @memo
+    def places_at(self) -> tuple[int, int, int, int]:
+        """Where the places of commits begin: of two that do not wait for the disk, and two that do."""
+        size, live = 8 * self.place_words, self.live_at
+        first = live + 8 * (LIVE + len(self.columns))
+        return first, first + size, live - _in_pages(size), live + self._live_bytes
+
+    @memo
+    def live_at(self) -> int:
+        """Where the live page begins."""
+        return _in_pages(_HEAD.size + len(self.description)) + _in_pages(8 * self.place_words)
+
     @property
-    def slot_bytes(self) -> int:
-        """From one commit to the next: a torn write of one leaves the others as they are."""
-        return _in_pages(8 * self.slot_words)
+    def _live_bytes(self) -> int:
+        return _in_pages(8 * (LIVE + len(self.columns) + 2 * self.place_words))
 
     @memo
     def blocks_at(self) -> int:
         """Where the checksums of full blocks begin."""
-        return self.slots_at + SLOTS * self.slot_bytes
+        return self.places_at[-1] + _in_pages(8 * self.place_words)
 
     @property
     def blocks(self) -> int:
@@ -191,12 +199,9 @@ class TailLayout:
         """The numbers of the live page."""
         return np.frombuffer(memory, np.int64, LIVE + len(self.columns), self.live_at)
 
-    def slots(self, memory: Any) -> list[npt.NDArray[np.uint64]]:
-        """The commits, each ``[slot_words]``."""
-        return [
-            np.frombuffer(memory, np.uint64, self.slot_words, self.slots_at + number * self.slot_bytes)
-            for number in range(SLOTS)
-        ]
+    def places(self, memory: Any) -> list[npt.NDArray[np.uint64]]:
+        """The places of commits, each ``[place_words]``, in the order of ``places_at``."""
+        return [np.frombuffer(memory, np.uint64, self.place_words, begin) for begin in self.places_at]
 
     def table(self, memory: Any) -> npt.NDArray[np.uint64]:
         """The checksums of full blocks, ``[blocks, sums]``."""
@@ -240,26 +245,28 @@ def check_rows(columns: Mapping[str, TailColumn], rows: int) -> None:
         raise ConfigError(f"tail: expected 1..{_MOST_VALUES // max(widest, 1) - 1} rows, found {rows}")
 
 
-def read_layout(path: str, content: bytes) -> TailLayout:
+def read_layout(path: str, read: Callable[[int, int], bytes], image_roots: tuple[str, ...] = ()) -> TailLayout:
     """The layout that a file's head describes.
 
     Args:
         path: The file, for messages.
-        content: Its first bytes, as many as the head may have.
+        read: Gives bytes of the file, from a place on and so many of them, or fewer where it ends.
+        image_roots: Folders in which images that are named by path may lie.
 
     Raises:
         DataError: It is no such file, or a damaged one; or a newer version wrote it.
     """
-    if len(content) < _HEAD.size or content[:8] != _MAGIC:
+    head = read(0, _HEAD.size)
+    if len(head) < _HEAD.size or head[:8] != _MAGIC:
         raise damaged(path, "expected a tail of appended rows, found something else")
-    _, version, size, checksum = _HEAD.unpack_from(content)
+    _, version, size, checksum = _HEAD.unpack(head)
     if version > FORMAT:
         raise damaged(path, f"expected format {FORMAT} or older, found {version}: a newer release wrote it")
-    described = content[_HEAD.size : _HEAD.size + size]
-    if not 0 < size <= MOST_DESCRIBED or len(described) < size or xxhash.xxh3_64_intdigest(described) != checksum:
+    described = read(_HEAD.size, min(size, MOST_JSON))
+    if len(described) < size or xxhash.xxh3_64_intdigest(described) != checksum:
         raise damaged(path, "expected a head as it was written, found damage")
     said = json.loads(described)
-    columns = {str(name): _column(column) for name, column in said["columns"].items()}
+    columns = {str(name): _column(column, image_roots) for name, column in said["columns"].items()}
     rows, identity = int(said["rows"]), str(said["identity"])
     check_rows(columns, rows)
     layout = TailLayout(columns, rows, identity)
@@ -295,7 +302,7 @@ def _plain(number: Any) -> Any:
     return number.item() if isinstance(number, np.generic) else number
 
 
-def _column(said: Mapping[str, Any]) -> TailColumn:
+def _column(said: Mapping[str, Any], image_roots: tuple[str, ...]) -> TailColumn:
     kind, value_type, depth = said["kind"]
     stored = said["arrow_type"]
     if stored is not None:
@@ -318,4 +325,5 @@ def _column(said: Mapping[str, Any]) -> TailColumn:
         single=bool(said["single"]),
         allowed=str(said["allowed"]),
         object_bytes=int(said["object_bytes"]),
+        image_roots=image_roots,
     )

@@ -6,12 +6,14 @@ import os
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from mouse_core.files.reading import reading
-from mouse_core.store._tail.columns import ColumnExtent, numbers_extent
 from mouse_core.store.disk.tail.commits import Sums, check_rows_of, chosen_commit
-from mouse_core.store.disk.tail.file import TailExtent, check_ends, map_layout
+from mouse_core.store.disk.tail.extent import TailExtent, check_ends, column_extents_of, read_objects_of
+from mouse_core.store.disk.tail.file import map_layout
 from mouse_core.store.disk.tail.mapping import open_file, origin
+from mouse_core.store.disk.tail.objects import ObjectsFile, objects_path
 
 
 class TailReader:
@@ -19,6 +21,7 @@ class TailReader:
 
     Args:
         path: The file.
+        image_roots: Folders in which images that are named by path may lie.
 
     Attributes:
         token: Stands for the file: extents of the same reader have the same first rows.
@@ -28,20 +31,24 @@ class TailReader:
         ConfigError: It is not there.
     """
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    def __init__(self, path: str | os.PathLike[str], image_roots: tuple[str, ...] = ()) -> None:
         self.path = Path(path)
         self.token = object()
+        self._objects: ObjectsFile | None = None
         with reading(self.path):
             file = open_file(self.path, write=False)
             try:
-                self.layout, memory = map_layout(self.path, file, write=False)
+                self.layout, memory = map_layout(self.path, file, image_roots, write=False)
                 self._origin = origin(file)
+                if self.layout.has_objects:
+                    self._objects = ObjectsFile(objects_path(self.path), write=False)
             finally:
                 os.close(file)
-        self._live, self._places = self.layout.live(memory), self.layout.slots(memory)
+        self._live, self._places = self.layout.live(memory), self.layout.places(memory)
         self._arrays, self._table = self.layout.arrays(memory), self.layout.table(memory)
-        self._sums = Sums(self.layout, self._arrays)
+        self._sums = Sums(self.layout, memory, None if self._objects is None else self._objects.read)
         self._since = np.zeros(len(self.layout.columns), np.int64)
+        self._values = [pa.array([], column.arrow_type) for column in self.layout.objects]
 
     def committed(self) -> int:
         """How many rows were committed so far; costs what is new of them, whose checksums are checked.
@@ -60,16 +67,22 @@ class TailReader:
         )
         if commit is not None and sums is not None:
             check_ends(self.path, layout, self._arrays, commit.since, commit.rows)
+            if self._objects is not None:
+                begin, at = self._sums.rows, self._sums.objects_end
+                _, values = read_objects_of(self._objects, layout, self._arrays, at, begin, commit.rows)
+                self._values = [pa.concat_arrays(parts) for parts in zip(self._values, values, strict=True)]
             self._sums, self._since = sums, commit.since
         return self._sums.rows
 
     def extent(self, rows: int) -> TailExtent:
         """The first ``rows`` rows, of those ``committed`` spoke of."""
         since = np.where(self._since > rows, 0, self._since)
-        rooms = self.layout.rooms(self._arrays, since)
-        extents: dict[str, ColumnExtent] = {
-            name: numbers_extent(self.layout.columns[name], room, rows) for name, room in rooms.items()
-        }
-        extent = TailExtent(self.layout, extents, None, rows)
+        extents = column_extents_of(self.layout, self._arrays, since, self._values, rows)
+        extent = TailExtent(self.layout, extents, rows)
         extent.token = self.token
         return extent
+
+    def close(self) -> None:
+        """Let go of the files; what was read of them stays."""
+        if self._objects is not None:
+            self._objects.close()

@@ -1,0 +1,143 @@
+"""An extent whose memory is a mapped file, and which says in the same file how many rows there are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from mouse_core.files.reading import damaged, reading
+from mouse_core.files.writing import storing
+from mouse_core.store._tail.columns import ColumnExtent, numbers_extent
+from mouse_core.store._tail.rows import Extent
+from mouse_core.store.disk.tail.layout import TailLayout
+from mouse_core.store.disk.tail.objects import FiledObjects, ObjectsFile, read_objects
+
+# The count is kept as a multiple of this prime, so a flipped bit makes it none.
+COUNT_UNIT = 4294967291
+
+
+class TailExtent(Extent):
+    """Room for rows in a mapped file, and how many there are in the same file.
+
+    Args:
+        layout: Where what lies.
+        extents: The columns, over the file's memory.
+        count: Rows that are there.
+        told: Where the count stands, int64 ``[1]``; None: nobody is told, and no row is taken.
+        objects: Where objects lie, if some column has them.
+        objects_end: Where those of the next row begin.
+    """
+
+    def __init__(
+        self,
+        layout: TailLayout,
+        extents: dict[str, ColumnExtent],
+        count: int,
+        told: Any = None,
+        objects: ObjectsFile | None = None,
+        objects_end: int = 0,
+    ) -> None:
+        self._hold(layout.columns, layout.rows, extents, count)
+        self._told, self._objects, self.objects_end = told, objects, objects_end
+        self._filed = [extent for extent in extents.values() if isinstance(extent, FiledObjects)]
+
+    def append(self, row: Mapping[str, Any]) -> bool:
+        """As for any extent; raises StorageError where objects cannot be written."""
+        if not Extent.append(self, row):
+            return False
+        if self._objects is not None:
+            self._write_objects(self._objects, self.count - 1)
+        self._told[0] = self.count * COUNT_UNIT
+        return True
+
+    def put(self, row: Mapping[str, Any]) -> None:
+        """As for any extent; raises StorageError where objects cannot be written."""
+        Extent.put(self, row)
+        if self._objects is not None:
+            self._write_objects(self._objects, self.count - 1)
+        self._told[0] = self.count * COUNT_UNIT
+
+    def put_many(self, prepared: Mapping[str, Any], done: int, rows: int) -> None:
+        """As for any extent; raises StorageError where objects cannot be written."""
+        Extent.put_many(self, prepared, done, rows)
+        if self._objects is not None:
+            self._write_objects(self._objects, self.count - rows)
+        self._told[0] = self.count * COUNT_UNIT
+
+    def _write_objects(self, file: ObjectsFile, begin: int) -> None:
+        """Write the objects of the rows from ``begin`` on, or take these rows back."""
+        rows = zip(*(extent.encoded for extent in self._filed), strict=True)
+        content = b"".join(value for row in rows for value in row if value is not None)
+        try:
+            with storing(f"objects {file.path}"):
+                file.write(content, self.objects_end)
+        except BaseException:
+            self.count = begin
+            for extent in self.extents.values():
+                extent.forget(begin)
+            raise
+        for extent in self._filed:
+            extent.written(begin, self.count)
+        self.objects_end += len(content)
+
+
+def column_extents_of(
+    layout: TailLayout,
+    arrays: Mapping[str, Any],
+    since: npt.NDArray[np.int64],
+    objects: Sequence[pa.Array],
+    rows: int,
+) -> dict[str, ColumnExtent]:
+    """The columns of a file over its memory.
+
+    Args:
+        layout: Where what lies.
+        arrays: The arrays of all parts, by name.
+        since: From which row on rows of a column differ in length; see ``ColumnRoom``.
+        objects: The values of columns of objects so far.
+        rows: How many rows are there.
+    """
+    rooms, filed = layout.rooms(arrays, since), iter(objects)
+    return {
+        name: FiledObjects(column, arrays[f"{number}.sizes"], next(filed))
+        if column.is_object
+        else numbers_extent(column, rooms[name], rows)
+        for number, (name, column) in enumerate(layout.columns.items())
+    }
+
+
+def read_objects_of(
+    file: ObjectsFile, layout: TailLayout, arrays: Mapping[str, Any], at: int, begin: int, end: int
+) -> tuple[int, list[pa.Array]]:
+    """Where the objects of some rows end, and these, by column.
+
+    Args:
+        file: Where they are.
+        layout: Where the sizes lie.
+        arrays: The arrays of all parts, by name.
+        at: Where those of the first row begin.
+        begin: The first row.
+        end: The row after the last.
+
+    Raises:
+        DataError: They are no such values.
+    """
+    sizes = [arrays[part.name][begin:end] for part in layout.parts if part.kind == "sizes"]
+    with reading(file.path):
+        values = read_objects(file, at, layout.objects, sizes)
+    return at + sum(int(np.maximum(some, 0).sum()) for some in sizes), values
+
+
+def check_ends(path: Path, layout: TailLayout, arrays: Mapping[str, Any], since: Any, rows: int) -> None:
+    """Raise DataError if rows that differ in length lie elsewhere than among the values."""
+    for part in layout.parts:
+        if part.kind == "ends" and since[part.column]:
+            ends, most = arrays[part.name][: rows + 1], len(arrays[f"{part.column}.values"])
+            if ends[0] != 0 or ends[-1] > most or (ends[1:] < ends[:-1]).any():
+                name = list(layout.columns)[part.column]
+                raise damaged(path, f"expected rows of column {name!r} among its values, found others")
