@@ -1,8 +1,8 @@
 """Commits: how many rows of a tail file count, and the checksums that tell whether they are those that were written.
 
 Rows share checksums block by block. Those of a full block stand in a table, and are never written again. Those of the
-block in progress are part of the commit. So a commit of 5000 rows, in blocks of 4096 rows, has one line in the table, for
-rows 0..4095, and checksums of its own for rows 4096..4999.
+block in progress are part of the commit. So a commit of 5000 rows, in blocks of 4096 rows, has one line in the table,
+for rows 0..4095, and checksums of its own for rows 4096..4999.
 
 There are four places for commits. Those that wait for the disk take turns in two, the others in the other two: so while
 one is written, the last one of its kind is whole, and none that has reached the disk is lost to one that may not.
