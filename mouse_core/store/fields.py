@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from mouse_core._arrow.column import Column, Growth
 from mouse_core._arrow.column_types import ColumnType, Reading, check_readable, fixed_shape
@@ -257,6 +258,16 @@ def _first_value(segments: Sequence[Segment], name: str, rows: int) -> tuple[int
             return begin + found[0], found[1], segment.image_roots
         begin += segment.num_rows
     return None
+
+
+def stored_types(segments: Sequence[Segment]) -> dict[str, pa.DataType]:
+    """The Arrow types of all columns, each as the first segment that has values of it: null where none has."""
+    found: dict[str, pa.DataType] = {}
+    for segment in segments:
+        for name, data_type in segment.types.items():
+            if name not in found or pa.types.is_null(found[name]):
+                found[name] = data_type
+    return found
 
 
 def rows_without(segments: Sequence[Segment], rows: int, column: str) -> str | None:

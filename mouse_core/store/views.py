@@ -17,6 +17,7 @@ from mouse_core._arrow.windows import Stretches, cut_at_stretches
 from mouse_core._base.locks import ProcessLock
 from mouse_core.errors import ConfigError
 from mouse_core.spec import Alignment, Field
+from mouse_core.store.fields import stored_types
 from mouse_core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -65,11 +66,11 @@ class Store(ABC):
 
     @property
     def columns(self) -> dict[str, pa.DataType]:
-        """The stored columns' Arrow types by name; where parts of the store differ in encoding, that of the first."""
-        found: dict[str, pa.DataType] = {}
-        for segment in self.snapshot().segments:
-            found |= {name: data_type for name, data_type in segment.types.items() if name not in found}
-        return found
+        """The stored columns' Arrow types by name; where parts of the store differ in encoding, that of the first.
+
+        A part in which a column is null throughout says nothing of its type.
+        """
+        return stored_types(self.snapshot().segments)
 
     @property
     def fields(self) -> dict[str, Field]:

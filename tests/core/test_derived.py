@@ -10,6 +10,7 @@ from typing import Any
 
 import datasets
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -635,3 +636,18 @@ def test_a_derivation_is_told_by_all_of_its_values(kind: type[Weighted]) -> None
     assert found[0] == found[1] != found[2]
     with pytest.raises(ConfigError, match="derived fields: expected a derivation whose repr says what it is"):
         DerivedStore(store, {"w": Plain(lambda: 0)})
+
+
+def test_a_first_part_without_a_column_says_nothing_of_its_type() -> None:
+    """Null throughout in the first part, vectors in the second: the whole has vectors, as any store has."""
+    rows = {"action": [0, 1, 2], "reward": [0.0, 1.0, 2.0], "done": [0, 0, 1]}
+    store = DatasetStore()
+    store.from_dataset(pa.table({**rows, "metadata_q_star": pa.nulls(3), "note": pa.nulls(3)}))
+    store.from_dataset(pa.table({**rows, "metadata_q_star": [[1.0, 2.0]] * 3, "note": pa.nulls(3)}))
+    derived = DerivedStore(store, {"to_go": Return()})
+    assert derived.columns == {**store.columns, "to_go": pa.float32()}
+    assert derived.columns["metadata_q_star"] == pa.list_(pa.float64())
+    assert derived.columns["note"] == pa.null()
+    found = derived.to_dataset()
+    assert found["metadata_q_star"][:] == [None] * 3 + [[1.0, 2.0]] * 3
+    assert DatasetStore().from_dataset(found).columns["metadata_q_star"] == pa.list_(pa.float64())

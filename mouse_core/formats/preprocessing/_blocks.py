@@ -100,16 +100,6 @@ class Work:
         return shard
 
 
-def stored_schema(snapshot: Snapshot) -> pa.Schema:
-    """The columns of a snapshot's tables, each as the first of them that has values of it."""
-    found: dict[str, pa.DataType] = {}
-    for segment in snapshot.segments:
-        for name, kind in segment.types.items():
-            if name not in found or pa.types.is_null(found[name]):
-                found[name] = kind
-    return pa.schema(list(found.items()))
-
-
 def stored_rows(snapshot: Snapshot, begin: int, end: int, schema: pa.Schema) -> pa.Table:
     """Rows ``begin .. end - 1`` as a table in one piece; columns that a part of the store lacks are null in it."""
     parts, first = [], 0

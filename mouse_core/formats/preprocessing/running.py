@@ -23,12 +23,13 @@ from mouse_core.files.writing import check_nothing_at, make_folder, storing
 from mouse_core.formats._files.on_disk import check_folder_name
 from mouse_core.formats.base import RowStream
 from mouse_core.formats.opening import open
-from mouse_core.formats.preprocessing._blocks import Work, stored_rows, stored_schema
+from mouse_core.formats.preprocessing._blocks import Work, stored_rows
 from mouse_core.formats.preprocessing._function import identity, pickled
 from mouse_core.formats.preprocessing._job import MADE, Job, check_same, check_sources
 from mouse_core.formats.rows import read_rows
 from mouse_core.spec import check_count, check_list
 from mouse_core.store.dataset_store import DatasetStore
+from mouse_core.store.fields import stored_types
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store
 
@@ -117,7 +118,7 @@ def preprocess(
         raise ConfigError(f"version: expected a text, found {version!r}")
     names = None if columns is None else check_list("columns", columns)
     snapshot, about = _snapshot_of(rows)
-    schema = stored_schema(snapshot)
+    schema = pa.schema(list(stored_types(snapshot.segments).items()))
     for name in names or ():
         if name not in schema.names:
             raise ConfigError(f"columns: expected some of {schema.names}, found {name!r}")
