@@ -1,15 +1,17 @@
 """What a power cut leaves of a folder, at every moment of a program's life.
 
 Nothing but ``fsync`` brings anything to the disk: of a file its content, of a folder the names in it. After every call
-that changes names or syncs, the folder is kept as two machines would find it. One has lost all that was not synced. The
-other has every name as it is by then, as if renames went ahead of what they name, and of content that was not synced
-the first half.
+that changes names or syncs, the folder is kept as two machines would find it, or three. One has lost all that was not
+synced. The second has every name as it is by then, as if renames went ahead of what they name, and of content that was
+not synced the first half. The third has the names, too, and of every page of a file either what was synced or what it
+was changed to since, by chance: a mapped file reaches the disk page by page, in any order.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+import random
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,17 +21,18 @@ from typing import Any
 
 import pytest
 
-CHANGES = ("fsync", "replace", "rename", "unlink", "rmdir", "mkdir", "ftruncate", "link")
+CHANGES = ("fsync", "fdatasync", "replace", "rename", "unlink", "rmdir", "mkdir", "ftruncate", "link")
 Tree = dict[str, Any]
 """By name: the bytes of a file, or the tree of a folder."""
+_PAGE = 4096
 
 
 @dataclass(frozen=True)
 class Moment:
-    """What two machines find after a change, and what had been promised by then."""
+    """What the machines find after a change, and what had been promised by then."""
 
     change: str
-    found: tuple[Tree, Tree]
+    found: tuple[Tree, ...]
     promised: list[Any]
 
 
@@ -38,10 +41,11 @@ class Disk:
 
     Args:
         root: The folder.
+        by_page: Whether there is the third machine, for folders with mapped files.
     """
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, *, by_page: bool = False) -> None:
+        self.root, self.by_page = root, by_page
         self.moments: list[Moment] = []
         self._promised: list[Any] = []
         self._contents: dict[int, bytes] = {}
@@ -49,6 +53,7 @@ class Disk:
         # A file that is open keeps its number for itself, also when it is removed.
         self._open: list[int] = []
         self._lock = threading.RLock()
+        self._rng = random.Random(0)
         for folder, _, names in os.walk(root):
             for path in (folder, *(os.path.join(folder, name) for name in names)):
                 self._sync(path)
@@ -68,12 +73,18 @@ class Disk:
             return self._contents.get(number, b"")
         return {name: self._synced(*inner) for name, inner in self._names.get(number, {}).items()}
 
-    def _named(self, path: Path) -> Any:
+    def _named(self, path: Path, *, by_page: bool = False) -> Any:
         if path.is_dir():
-            return {inner.name: self._named(inner) for inner in path.iterdir()}
+            return {inner.name: self._named(inner, by_page=by_page) for inner in path.iterdir()}
         content = path.read_bytes()
         synced = self._contents.get(path.stat().st_ino, b"")
-        return synced + content[len(synced) :][: (len(content) - len(synced)) // 2]
+        if not by_page:
+            return synced + content[len(synced) :][: (len(content) - len(synced)) // 2]
+        if content == synced:
+            return content
+        synced = synced.ljust(len(content), b"\0")
+        pages = range(0, len(content), _PAGE)
+        return b"".join(self._rng.choice((content, synced))[at : at + _PAGE] for at in pages)
 
     def promise(self, what: Any) -> None:
         """From now on the program may count on something."""
@@ -81,7 +92,9 @@ class Disk:
         self._keep(f"the promise of {what!r:.50}")
 
     def _keep(self, change: str) -> None:
-        found = (self._synced(self.root.stat().st_ino), self._named(self.root))
+        synced = self._synced(self.root.stat().st_ino)
+        found = (synced, self._named(self.root))
+        found += (self._named(self.root, by_page=True),) if self.by_page else ()
         moment = Moment(change, found, list(self._promised))
         if not self.moments or (found, moment.promised) != (self.moments[-1].found, self.moments[-1].promised):
             self.moments.append(moment)
@@ -94,7 +107,7 @@ class Disk:
             def followed(*arguments: Any, **options: Any) -> Any:
                 with self._lock:
                     done = call(*arguments, **options)
-                    if name == "fsync":
+                    if name in ("fsync", "fdatasync"):
                         self._sync(os.readlink(f"/proc/self/fd/{arguments[0]}"))
                     self._keep(f"{name} {arguments[0]}")
                     return done

@@ -1,0 +1,134 @@
+"""What a writer does for its folder beside writing: old rows are dropped, and small files are put together.
+
+Both make a manifest of another and change no file. Rows are dropped a whole file at a time, the oldest first::
+
+    max_rows=1000, files of 120 rows each: 8 files are 960 rows; room for 120 more would be 1,080
+    -> the oldest is dropped first, 840 rows stay, and at most 960 are there when the next file is full
+
+Files are put together where eight or more neighbours have no file among them as large as the others together, so that
+a row is written again only into a file at least twice as large as the one that it was in::
+
+    sizes 64, 9, 8, 1, 1, 1, 1, 1, 1, 1, 1   the last eight become one of 8
+    sizes 64, 9, 8, 8                        too few; with eight of 8 they become one of 64
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from mouse_core.errors import ConfigError
+from mouse_core.files.writing import remove
+from mouse_core.store.disk.leases import Leases
+from mouse_core.store.disk.manifest import Manifest, Sealed
+
+PARTS = 8
+"""Files that the rows kept by ``max_rows`` or ``max_bytes`` lie in, at least: one of them is dropped at a time."""
+
+_FEWEST = 8
+
+
+def check_limit(name: str, limit: int | None) -> None:
+    """Raise ConfigError unless a limit is one.
+
+    Args:
+        name: Of the argument.
+        limit: Its value.
+    """
+    if limit is not None and (type(limit) is not int or limit < PARTS):
+        raise ConfigError(f"{name}: expected None or a whole number of at least {PARTS}, found {limit!r:.80}")
+
+
+def retained(
+    manifest: Manifest, *, max_rows: int | None, max_bytes: int | None, rows: int = 0, size: int = 0
+) -> Manifest:
+    """A manifest without the oldest segments, as many as there are too many rows or bytes.
+
+    The newest segment stays, however large it is.
+
+    Args:
+        manifest: What there is.
+        max_rows: How many rows there may be; None: any number.
+        max_bytes: How many bytes the files may have; None: any number.
+        rows: Rows that there are or will be beside those of sealed segments.
+        size: Bytes, likewise.
+    """
+    rows, size, drop = rows + manifest.rows, size + sum(one.bytes for one in manifest.segments), 0
+    for one in manifest.segments[:-1]:
+        too_many = max_rows is not None and rows > max_rows
+        if not too_many and (max_bytes is None or size <= max_bytes):
+            break
+        rows, size, drop = rows - one.rows, size - one.bytes, drop + 1
+    if not drop:
+        return manifest
+    dropped = manifest.dropped + sum(one.rows for one in manifest.segments[:drop])
+    # A new number, as readers of the state before may need the files that this one does not name.
+    number = manifest.next_number + 1
+    return replace(manifest, segments=manifest.segments[drop:], dropped=dropped, next_number=number)
+
+
+def small_run(segments: Sequence[Sealed], most_bytes: int, most_rows: int | None = None) -> range:
+    """Which neighbours are to be one segment; an empty range where none are.
+
+    Only the newest are looked at, as far as they would go into one segment.
+
+    Args:
+        segments: Those there are.
+        most_bytes: How large a segment may be.
+        most_rows: How many rows a segment may have; None: any number.
+    """
+    found, size, rows, largest = range(0), 0, 0, 0
+    for first in range(len(segments) - 1, -1, -1):
+        one, last = segments[first], segments[-1]
+        size, rows, largest = size + one.bytes, rows + one.rows, max(largest, one.bytes)
+        unlike = one.schema != last.schema or one.appended != last.appended
+        if unlike or size > most_bytes or (most_rows is not None and rows > most_rows):
+            break
+        if len(segments) - first >= _FEWEST and 2 * largest <= size:
+            found = range(first, len(segments))
+    return found
+
+
+def joined(manifest: Manifest, run: range, sealed: Sealed) -> Manifest:
+    """A manifest in which one segment stands in the place of several neighbours."""
+    segments = (*manifest.segments[: run.start], sealed, *manifest.segments[run.stop :])
+    return replace(manifest, segments=segments, next_number=max(manifest.next_number, sealed.number) + 1)
+
+
+def rows_of(tables: Sequence[pa.Table]) -> pa.Table:
+    """The rows of some segments of one schema."""
+    return pa.concat_tables(tables)
+
+
+class Unneeded:
+    """Files that the manifest does not name any more, each kept as long as a reader may need it.
+
+    Args:
+        folder: The store's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._leases = Leases(folder)
+        self._files: dict[Path, int] = {}
+
+    def add(self, file: Path, state: int) -> None:
+        """Have a file removed that was last named by the manifest of this state."""
+        self._files.setdefault(file, state)
+
+    def remove_free(self) -> None:
+        """Remove those that nobody needs."""
+        free: dict[int, bool] = {}
+        for file, state in list(self._files.items()):
+            if state not in free:
+                free[state] = self._leases.is_free(state)
+            if free[state]:
+                remove(file)
+                del self._files[file]
+
+    def close(self) -> None:
+        """Remove what nobody needs; the next writer sees to the rest."""
+        self.remove_free()
+        self._leases.close()

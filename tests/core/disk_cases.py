@@ -1,0 +1,130 @@
+"""Rows whose every value follows from their number, and what must hold of a folder of them whatever happened to it."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from mouse_core import BatchSource, DatasetStore
+
+KINDS = ("numbers", "mixed")
+_EPISODE = 7
+
+
+def rows_of(kind: str, first: int, count: int) -> dict[str, Any]:
+    """Columns of ``count`` rows from number ``first`` on.
+
+    Args:
+        kind: "numbers", or "mixed": also with texts, nulls, rows of differing length, structs and images.
+        first: The first number.
+        count: How many.
+    """
+    number = np.arange(first, first + count)
+    columns: dict[str, Any] = {
+        "number": number,
+        "observation": number[:, None] * np.array([1.0, 10.0, 0.25]),
+        "action": number % 4,
+        "reward": (number / 4).astype(np.float32),
+        "done": np.where(number % _EPISODE == _EPISODE - 1, 1, 0),
+        "episode_step": number % _EPISODE,
+    }
+    if kind == "mixed":
+        columns |= {
+            "text": [f"row {n} " * ((n + 1) % 5) for n in number.tolist()],
+            "sometimes": [None if n % 3 == 1 else n * 2 for n in number.tolist()],
+            "ragged": [[float(n)] * ((n + 1) % 4) for n in number.tolist()],
+            "about": [{"n": n, "name": f"{n}"} for n in number.tolist()],
+            "observation_image": (number[:, None, None, None] + np.arange(48).reshape(4, 4, 3)).astype(np.uint8),
+        }
+    return columns
+
+
+def row_of(kind: str, number: int) -> dict[str, Any]:
+    """One row, as ``append`` takes it."""
+    return {name: values[0] for name, values in rows_of(kind, number, 1).items()}
+
+
+def table_of(kind: str, first: int, count: int) -> pa.Table:
+    """The same rows as a table."""
+    made = DatasetStore()
+    made.extend(rows_of(kind, first, count))
+    return made.snapshot().segments[0].table
+
+
+def kind_of(store: DatasetStore) -> str:
+    """Which kind of rows a store has."""
+    return "mixed" if "text" in store.columns else "numbers"
+
+
+def _listed(kind: str, first: int, count: int) -> dict[str, list[Any]]:
+    return {name: [_plain(value) for value in values] for name, values in rows_of(kind, first, count).items()}
+
+
+def _plain(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def numbers_in(store: DatasetStore) -> range:
+    """The numbers of a store's rows.
+
+    Raises:
+        AssertionError: A value that was not written, a row that is torn, twice or missing.
+    """
+    snapshot = store.snapshot()
+    count = snapshot.num_rows
+    if not count:
+        return range(0)
+    found = snapshot.rows(range(count))
+    first = found["number"][0]
+    expected = _listed(kind_of(store), first, count)
+    assert found.keys() == expected.keys(), f"columns {list(found)}"
+    for name, values in expected.items():
+        if name == "observation_image" and type(found[name][0]) is dict:
+            continue  # encoded: batches show it
+        if found[name] != values:
+            row = next(at for at, (one, other) in enumerate(zip(found[name], values, strict=True)) if one != other)
+            raise AssertionError(
+                f"wrong row: {name!r} of row {row} of {count} from number {first} on is {found[name][row]!r:.80}, "
+                f"and was written as {values[row]!r:.80}"
+            )
+    return range(first, first + count)
+
+
+def check_batches(store: DatasetStore, batches: int = 2, seed: int = 0) -> None:
+    """What batches hold is what was written."""
+    if len(store) < 4:
+        return
+    first = store[0]["number"]
+    source = BatchSource(store, 4, 8, seed=seed)
+    for at in range(batches):
+        batch = source[at]
+        number = batch["obs_continuous"][..., 0]
+        assert (np.diff(number, axis=1) == 1).all(), "wrong row: windows are not of rows that follow each other"
+        assert number.min() >= first, "wrong row: a window before the first row"
+        assert number.max() < first + len(store), "wrong row: a window behind the last row"
+        assert (batch["reward"] * 4 == number).all(), "wrong row: reward"
+        assert (batch["obs_continuous"] == number[..., None] * np.array([1.0, 10.0, 0.25])).all(), "wrong row"
+        assert (batch["time"] == number % _EPISODE).all(), "wrong row: time"
+
+
+def leftovers(folder: Path) -> list[str]:
+    """Files of a folder that its manifest does not name."""
+    said = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["mouse_store"]
+    named = {*said["segments"]["number"], *said["tails"]}
+    files = [path.relative_to(folder) for path in folder.rglob("*") if path.is_file()]
+    return [
+        str(file)
+        for file in files
+        if str(file) not in ("manifest.json", "lock") and _number(file.name) not in named
+    ]
+
+
+def _number(name: str) -> int | None:
+    """The number in the name of a file, as 12 in ``tail-000012.rows``."""
+    found = re.fullmatch(r"(tail-)?(\d{6,})\.[a-z]+", name)
+    return None if found is None else int(found[2])

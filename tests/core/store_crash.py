@@ -1,0 +1,385 @@
+"""Stores on disk whose process is killed at any moment of its life, again and again, as a program of its own.
+
+A life is a forked child that opens a folder, appends, extends, flushes, takes datasets, clears, saves and closes at
+random, and says what was acknowledged. Half of them kill themselves at one of the calls that change files, or in the
+middle of a write; the others are killed from outside after some milliseconds, wherever they are. Nothing a child does
+is undone by Python: the signal is SIGKILL. A folder goes through several lives, and is looked at after each, by a
+process of its own.
+
+    python -m tests.core.store_crash --kills 10000
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mouse_core import DatasetStore, formats
+from tests.core.disk_cases import KINDS, check_batches, leftovers, numbers_in, row_of, rows_of, table_of
+
+STEPS = (
+    "write",
+    "pwrite",
+    "replace",
+    "rename",
+    "fsync",
+    "fdatasync",
+    "unlink",
+    "ftruncate",
+    "posix_fallocate",
+    "mkdir",
+    "open",
+)
+SYNC = ("none", "flush", "append")
+LIVES = 6
+"""Of a folder, at most."""
+
+
+@dataclass
+class Life:
+    """What is known of a folder.
+
+    Args:
+        kind: Of its rows.
+        options: For ``DatasetStore.open``.
+        acknowledged: The number behind the last acknowledged row.
+        flushed: The number behind the last row that was flushed or synced.
+        begun: The number behind the last row that a call was begun with.
+        lowest: The lowest number that must be there, once ``clear`` was acknowledged.
+        clearing: Whether a ``clear`` was begun, and neither came to its end.
+        saving: Folders that were begun to be saved, and their rows where they came to their end.
+    """
+
+    kind: str
+    options: dict[str, Any]
+    acknowledged: int = 0
+    flushed: int = 0
+    begun: int = 0
+    lowest: int = 0
+    clearing: bool = False
+    saving: dict[str, int | None] = field(default_factory=dict)
+
+    def hears(self, said: list[Any]) -> None:
+        """Take in a line of the child."""
+        what, value = said
+        if what == "begins":
+            self.begun = max(self.begun, value)
+        elif what == "acknowledged":
+            self.acknowledged = value
+            if self.options["sync"] == "append":
+                self.flushed = value
+        elif what == "flushed":
+            self.flushed = value
+        elif what == "clearing":
+            self.clearing = True
+        elif what == "cleared":
+            self.clearing, self.lowest = False, value
+        elif what == "saving":
+            self.saving[value] = None
+        elif what == "saved":
+            self.saving[value[0]] = value[1]
+
+
+# ---------------------------------------------------------------------- the child
+
+
+def live(folder: Path, life: Life, rng: random.Random, tell: Callable[[str, Any], None], calls: int) -> None:
+    """So many calls of a store on disk, by chance."""
+    following, saved = life.begun, 0
+    store = DatasetStore.open(folder, "a", **life.options)
+    tell("opened", len(store))
+    if len(store):
+        following = store[-1]["number"] + 1
+    for _ in range(calls):
+        what = rng.choices(
+            ("append", "extend", "flush", "reopen", "dataset", "clear", "save", "read"),
+            (40, 30, 12, 5, 4, 1, 1, 3),
+        )[0]
+        if what == "append" and not store.columns:
+            what = "extend"  # a single row may have a null or nothing in it, which says nothing of types
+        if what == "append":
+            for _ in range(rng.randint(1, 20)):
+                tell("begins", following + 1)
+                store.append(row_of(life.kind, following))
+                following += 1
+                tell("acknowledged", following)
+        elif what in ("extend", "dataset"):
+            count = rng.choice((4, 10, 60, 300))
+            tell("begins", following + count)
+            if what == "extend":
+                store.extend(rows_of(life.kind, following, count))
+            else:
+                store.from_dataset(table_of(life.kind, following, count))
+            following += count
+            tell("acknowledged", following)
+        elif what == "flush":
+            store.flush()
+            tell("flushed", following)
+        elif what == "reopen":
+            store.close()
+            tell("flushed", following)
+            store = DatasetStore.open(folder, "a", **life.options)
+        elif what == "clear":
+            tell("clearing", following)
+            store.clear()
+            tell("cleared", following)
+        elif what == "save" and len(store):
+            saved += 1
+            target = f"{folder}.saved-{os.getpid()}-{saved}"
+            tell("saving", target)
+            store.save(target)
+            tell("saved", [target, len(store)])
+        elif what == "read":
+            check_batches(store, seed=following)
+    store.close()
+    tell("flushed", following)
+
+
+def _killed_at(step: int, half: bool) -> None:
+    """Let this process be killed at a call that changes files; of a write only half is done then if ``half``."""
+    count = 0
+
+    def counting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any, **options: Any) -> Any:
+            nonlocal count
+            if name == "open" and not arguments[1] & os.O_CREAT:
+                return call(*arguments, **options)
+            count += 1
+            if count == step:
+                if half and name in ("write", "pwrite"):
+                    call(arguments[0], bytes(arguments[1])[: len(arguments[1]) // 2], *arguments[2:])
+                os.kill(os.getpid(), signal.SIGKILL)
+            # A killed process leaves what it wrote to the system, whether or not that has reached the disk.
+            return None if name in ("fsync", "fdatasync") else call(*arguments, **options)
+
+        return counted
+
+    for name in STEPS:
+        if hasattr(os, name):
+            setattr(os, name, counting(name, getattr(os, name)))
+
+
+def _forked(work: Callable[[], None]) -> int:
+    """A child that does some work, and says on standard error what went wrong."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        work()
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+    os._exit(0)
+
+
+def begin(folder: Path, life: Life, told: Path, seed: int, step: int, half: bool) -> int:
+    """A life in a child of its own; its process."""
+
+    def work() -> None:
+        write, file = os.write, os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        if step:
+            _killed_at(step, half)
+        live(
+            folder,
+            life,
+            random.Random(seed),
+            lambda *values: write(file, (json.dumps(values) + "\n").encode()),  # type: ignore[arg-type]
+            calls=60,
+        )
+
+    return _forked(work)
+
+
+# ---------------------------------------------------------------------- what must hold
+
+
+def check(folder: Path, life: Life) -> None:
+    """What was acknowledged is there, once, as it was; first for a reader, then for the next writer."""
+    # Before its first file had its name nothing was acknowledged.
+    readable = (folder / "manifest.json").exists()
+    assert readable or not life.acknowledged, "refused: there is no manifest"
+    early = DatasetStore.open(folder) if readable else None
+    if early is not None:
+        _compare(numbers_in(early), life, life.flushed, "a reader")
+        check_batches(early)
+    before = None if early is None else early.snapshot().num_rows
+    store = DatasetStore.open(folder, "a", **life.options)
+    found = numbers_in(store)
+    _compare(found, life, life.acknowledged, "the next writer")
+    check_batches(store)
+    store.close()
+    with DatasetStore.open(folder) as late:
+        assert numbers_in(late) == found, f"lost: {numbers_in(late)} instead of {found} after closing"
+    left = leftovers(folder)
+    assert not left, f"leftovers: {left}"
+    if early is not None and before:
+        check_batches(early)
+        assert early.snapshot().num_rows >= 0
+    for target, rows in life.saving.items():
+        there = Path(target).exists()
+        assert there or rows is None, f"lost: {target} was saved"
+        if there:
+            assert rows in (None, formats.open(target).rows), f"torn: {target}"
+            assert formats.open(target).to_store()[-1] is not None
+        assert not list(folder.parent.glob(f".{Path(target).name}.*")) or rows is None
+
+
+def _compare(found: range, life: Life, acknowledged: int, who: str) -> None:
+    """Hold the numbers that are there against those that must and may be."""
+    if not len(found):
+        nothing = life.lowest if not life.clearing else life.begun
+        assert acknowledged <= nothing, f"lost: all up to {acknowledged} for {who}"
+        return
+    assert found.stop >= acknowledged, f"lost: {found.stop}..{acknowledged - 1} for {who}"
+    assert found.stop <= life.begun, f"torn: {found} though only rows below {life.begun} were begun, for {who}"
+    limit = life.options.get("max_rows")
+    if limit is None:
+        lowest = life.lowest
+        assert found.start <= lowest or life.clearing, f"lost: {lowest}..{found.start - 1} for {who}"
+    else:
+        kept = min(limit // 2, acknowledged - life.lowest)
+        assert len(found) >= kept or life.clearing, f"lost: {found} of {kept} that stay, for {who}"
+    assert found.start >= life.lowest or who == "a reader" or life.clearing, f"repeated: {found} after a clear"
+
+
+def _next_life(folder: Path, life: Life) -> Life:
+    """What is known after recovery: what is there now was promised, and nothing else."""
+    with DatasetStore.open(folder) as store:
+        found = (store[0]["number"], store[-1]["number"] + 1) if len(store) else (life.begun, life.begun)
+    return Life(life.kind, life.options, found[1], found[1], max(found[1], life.begun), found[0])
+
+
+# ---------------------------------------------------------------------- all of it
+
+
+def _options(rng: random.Random) -> dict[str, Any]:
+    options: dict[str, Any] = {"sync": rng.choice(SYNC)}
+    if rng.random() < 0.3:
+        options["max_rows"] = rng.choice((200, 1000))
+    return options
+
+
+def main(root: Path, kills: int, seed: int, *, keep: bool = False, show: bool = False) -> Counter[str]:
+    """Kill until there were so many kills; how many kills there were, and of which faults."""
+    warnings.simplefilter("ignore")
+    os.environ["HF_DATASETS_DISABLE_PROGRESS_BARS"] = "1"
+    import datasets
+
+    datasets.disable_progress_bars()
+    # What is slow the first time is done before the first fork, and its threads have ended by then.
+    for kind in KINDS:
+        live(root / f"warm-{kind}", Life(kind, {"sync": "none"}), random.Random(1), lambda *values: None, calls=40)
+        check(root / f"warm-{kind}", Life(kind, {"sync": "none"}, begun=10**9, clearing=True))
+    deadline = time.monotonic() + 20
+    while threading.active_count() > 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    counts: Counter[str] = Counter()
+    rng, number = random.Random(seed), 0
+    while counts["kills"] < kills:
+        number += 1
+        folder = root / str(number) / "store"
+        folder.parent.mkdir()
+        life = Life(rng.choice(KINDS), _options(rng))
+        for at in range(LIVES):
+            fault = _one(folder, life, rng, counts, at)
+            if fault:
+                counts[fault.split(":")[0]] += 1
+                print(f"folder {number}, life {at}, {life.options}: {fault}", file=sys.stderr, flush=True)
+                break
+            if counts["kills"] >= kills:
+                break
+            life = _known(folder, life, root / str(number) / "known")
+        else:
+            fault = ""
+        if not (keep and fault):
+            shutil.rmtree(folder.parent, ignore_errors=True)
+        if show and number % 50 == 0:
+            print(dict(counts), file=sys.stderr, flush=True)
+    return counts
+
+
+def _one(folder: Path, life: Life, rng: random.Random, counts: Counter[str], at: int) -> str:
+    """One life and what is found behind it; the fault, if there is one."""
+    told, said = folder.parent / f"told-{at}", folder.parent / f"fault-{at}"
+    by_step = rng.random() < 0.5
+    step = int(rng.expovariate(1 / 40)) + 1 if by_step else 0
+    pid = begin(folder, life, told, rng.getrandbits(32), step, rng.random() < 0.5)
+    status = None
+    if not by_step:
+        wait, begun = rng.random() * 0.06, time.monotonic()
+        # The clock runs from the first call on.
+        while not told.exists() and status is None and time.monotonic() - begun < 2:
+            time.sleep(0.001)
+            status = _ended(pid)
+        time.sleep(wait)
+        status = _ended(pid) if status is None else status
+        if status is None:
+            os.kill(pid, signal.SIGKILL)
+    status = os.waitpid(pid, 0)[1] if status is None else status
+    if os.WIFEXITED(status) and status:
+        return "refused: the child ended by an error, see above"
+    if os.WIFSIGNALED(status) and os.WTERMSIG(status) != signal.SIGKILL:
+        return f"signal: the child ended by signal {os.WTERMSIG(status)}"
+    counts["kills" if status else "ends"] += 1
+    for line in told.read_text().splitlines() if told.exists() else ():
+        life.hears(json.loads(line))
+
+    def checked() -> None:
+        try:
+            check(folder, life)
+        except BaseException as error:
+            said.write_text(str(error) if isinstance(error, AssertionError) else f"refused: {error!r}")
+            raise
+
+    status = os.waitpid(_forked(checked), 0)[1]
+    if os.WIFSIGNALED(status):
+        return f"signal: the check ended by signal {os.WTERMSIG(status)}"
+    return said.read_text() if said.exists() else ""
+
+
+def _ended(pid: int) -> int | None:
+    """The status of a child; None while it lives."""
+    ended, status = os.waitpid(pid, os.WNOHANG)
+    return status if ended else None
+
+
+def _known(folder: Path, life: Life, file: Path) -> Life:
+    """What is there for the next life, found by a process of its own."""
+
+    def work() -> None:
+        known = _next_life(folder, life)
+        file.write_text(json.dumps([known.acknowledged, known.begun, known.lowest]))
+
+    os.waitpid(_forked(work), 0)
+    acknowledged, begun, lowest = json.loads(file.read_text())
+    return Life(life.kind, life.options, acknowledged, acknowledged, begun, lowest)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--kills", type=int, default=300)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--folder", type=Path, help="where faulty folders are kept; by default they are removed")
+    chosen = parser.parse_args()
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as temporary:
+        base = chosen.folder or Path(temporary)
+        base.mkdir(exist_ok=True)
+        found = main(base, chosen.kills, chosen.seed, keep=chosen.folder is not None, show=True)
+    print(json.dumps({**found, "seconds": round(time.monotonic() - began, 1)}))
+    sys.exit(bool(found.keys() - {"kills", "ends"}))

@@ -1,0 +1,234 @@
+"""A store on disk keeps what it promised: killed, without power, with damaged files, while others read it."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mouse_core import DatasetStore
+from tests.core.damaged_files import damaged_copies
+from tests.core.disk_cases import KINDS, leftovers, numbers_in, row_of, rows_of, table_of
+from tests.core.power_cut import Disk
+
+ROOT = Path(__file__).resolve().parents[2]
+
+pytestmark = pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="needs fork, and files told by descriptors")
+
+
+def program(name: str, *arguments: str, timeout: float = 300) -> str:
+    run = subprocess.run(
+        [sys.executable, "-m", f"tests.core.{name}", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+    )
+    assert run.returncode == 0, f"{run.stdout}\n{run.stderr[-4000:]}"
+    return run.stdout
+
+
+# ---------------------------------------------------------------------- kills
+
+
+@pytest.mark.slow
+def test_kills() -> None:
+    found = json.loads(program("store_crash", "--kills", "300", "--seed", "1").splitlines()[-1])
+    assert found["kills"] == 300
+
+
+# ---------------------------------------------------------------------- power cuts
+
+
+def life(folder: Path, kind: str, sync: str, disk: Disk) -> None:
+    """A program, and what it was promised by when: numbers of rows that must be there, from and to."""
+    number = 0
+
+    def add(count: int) -> None:
+        nonlocal number
+        if count == 1:
+            store.append(row_of(kind, number))
+        else:
+            store.extend(rows_of(kind, number, count))
+        number += count
+        disk.promise((first, number) if sync == "append" else "nothing")
+
+    def synced(done: Callable[[], None]) -> None:
+        done()
+        disk.promise((first, number) if sync != "none" else "nothing")
+
+    first = 0
+    store = DatasetStore.open(folder, "a", sync=sync)
+    add(20)
+    add(1)
+    synced(store.flush)
+    add(7)
+    store.from_dataset(table_of(kind, number, 12))
+    number += 12
+    add(1)
+    synced(store.flush)
+    synced(store.flush)
+    synced(store.close)
+    store = DatasetStore.open(folder, "a", sync=sync)
+    add(9)
+    synced(store.flush)
+    disk.promise("clearing")
+    first = number
+    store.clear()
+    add(5)
+    synced(store.flush)
+    add(30)
+    synced(store.close)
+    store = DatasetStore.open(folder, "a", sync=sync)
+    add(3)
+
+
+@pytest.mark.parametrize("sync", ["none", "flush", "append"])
+@pytest.mark.parametrize("kind", [KINDS[0], pytest.param(KINDS[1], marks=pytest.mark.slow)])
+def test_power_cuts(kind: str, sync: str, tmp_path: Path) -> None:
+    """Cut after every call that syncs or changes names: what was promised is there, and nothing is torn."""
+    root = tmp_path / "disk"
+    root.mkdir()
+    disk = Disk(root, by_page=True)
+    with disk.watched():
+        life(root / "runs" / "store", kind, sync, disk)
+    seen = 0
+    for moment, machine in disk.machines(tmp_path / "machines"):
+        folder = machine / "runs" / "store"
+        # Once rows were asked to be forgotten they may be gone, and need not.
+        begins = moment.promised.index("clearing") if "clearing" in moment.promised else 0
+        promised = [one for one in moment.promised[begins:] if isinstance(one, tuple)]
+        first, stop = promised[-1] if promised else (0, 0)
+        with DatasetStore.open(folder, "a", sync=sync) as store:
+            found = numbers_in(store)
+            assert found.stop >= stop, f"{moment.change}: {found}, promised {first, stop}"
+            if found:
+                assert found.start == 0 if not begins else found.start in (0, 50), f"{moment.change}: {found}"
+                assert found.start <= first or not promised, f"{moment.change}: {found}, promised {first, stop}"
+            number = found.stop
+            store.extend(rows_of(kind, number, 4))
+        with DatasetStore.open(folder) as store:
+            assert numbers_in(store) == (range(found.start, number + 4) if len(found) else range(number, number + 4))
+        assert not leftovers(folder), moment.change
+        shutil.rmtree(machine)
+        seen += 1
+    assert seen > 30
+
+
+# ---------------------------------------------------------------------- damage
+
+READER = """
+import json, sys, warnings
+warnings.simplefilter("ignore")
+from mouse_core import DatasetStore
+from mouse_core.errors import MouseError
+from tests.core.disk_cases import check_batches, numbers_in
+for path in sys.argv[2:]:
+    print(json.dumps([path, "begins", ""]), flush=True)
+    try:
+        store = DatasetStore.open(path, sys.argv[1])
+        found = numbers_in(store)
+        check_batches(store)
+        said = ["read", [found.start, found.stop]]
+    except MouseError as error:
+        said = ["refused", str(error)]
+    except AssertionError as error:
+        said = ["wrong", str(error)]
+    except Exception as error:
+        said = ["foreign", repr(error)]
+    print(json.dumps([path, *said]), flush=True)
+"""
+
+
+def read_copies(copies: list[Path], mode: str, rows: int) -> Counter[str]:
+    """What becomes of damaged copies; a child reads them, as it may be ended by a signal."""
+    done = subprocess.run(
+        [sys.executable, "-c", READER, mode, *map(str, copies)], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0, f"{lines[-1:]}: {done.returncode}: {done.stderr[-2000:]}"
+    counts: Counter[str] = Counter()
+    for path, what, said in lines:
+        if what == "begins":
+            continue
+        counts[what] += 1
+        assert what in ("read", "refused"), f"{path}: {what}: {said}"
+        if what == "refused":
+            assert path in said, f"{path}: {said}"
+        else:
+            # What is left out without a word would be a wrong dataset.
+            assert said == [0, rows], f"{path}: {said}"
+    assert counts.total() == len(copies)
+    return counts
+
+
+def make(folder: Path, kind: str, *, closed: bool) -> int:
+    """A store with several files, by a process that may have been killed before it closed it; its rows."""
+
+    def written() -> None:
+        store = DatasetStore.open(folder, "a")
+        store.extend(rows_of(kind, 0, 40))
+        store.from_dataset(table_of(kind, 40, 30))
+        store.extend(rows_of(kind, 70, 30))
+        store.close()
+        store = DatasetStore.open(folder, "a")
+        store.extend(rows_of(kind, 100, 900))
+        store.flush()
+        if closed:
+            store.close()
+
+    pid = os.fork()
+    if not pid:
+        try:
+            written()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    return 1000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("closed", [True, False])
+def test_damaged_copies(kind: str, closed: bool, tmp_path: Path) -> None:
+    rows = make(tmp_path / "store", kind, closed=closed)
+    (tmp_path / "copies").mkdir()
+    copies = damaged_copies(tmp_path / "store", tmp_path / "copies", count=50, seed=len(kind) + closed)
+    rng = random.Random(closed)
+    for number in range(10):
+        copy = tmp_path / "copies" / f"swapped-{number}"
+        shutil.copytree(tmp_path / "store", copy)
+        one, other = rng.sample(sorted(copy.glob("segments/*.arrow")), 2)
+        content = one.read_bytes()
+        one.write_bytes(other.read_bytes())
+        other.write_bytes(content)
+        copies.append(copy)
+    for number in range(10):
+        copy = tmp_path / "copies" / f"edited-{number}"
+        shutil.copytree(tmp_path / "store", copy)
+        said = json.loads((copy / "manifest.json").read_text())
+        lists = said["mouse_store"]["segments"]
+        rng.choice(list(lists.values())).reverse() if number % 2 else lists["rows"].__setitem__(0, 39)
+        (copy / "manifest.json").write_text(json.dumps(said))
+        copies.append(copy)
+    counts = read_copies(copies, "r", rows)
+    assert counts["refused"] > 40
+    read_copies(copies, "a", rows)
+
+
+# ---------------------------------------------------------------------- a writer and readers
+
+
+@pytest.mark.slow
+def test_a_writer_and_readers() -> None:
+    found = json.loads(program("store_together", "--seconds", "10"))
+    assert found["kills"] >= 2
+    assert found["reader-0"]["batches"] > 50
