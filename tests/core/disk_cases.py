@@ -120,7 +120,7 @@ def leftovers(folder: Path) -> list[str]:
     return [
         str(file)
         for file in files
-        if str(file) not in ("manifest.json", "lock") and _number(file.name) not in named
+        if str(file) not in ("manifest.json", "lock", "readers") and _number(file.name) not in named
     ]
 
 

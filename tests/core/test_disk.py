@@ -198,8 +198,10 @@ def test_forgotten_rows_are_gone(folder: Path) -> None:
         kept.rows([0])
         writer.clear()
         assert len(reader) == len(writer) == 0
-        assert not list((folder / "segments").iterdir())
         assert kept.rows([299])["reward"] == [rows(300)["reward"][299]]
+        del kept
+        writer.flush()
+        assert not list((folder / "segments").iterdir())
         writer.extend(rows(200, 1))
     assert_same(DatasetStore.open(folder), _in_memory(rows(200, 1)))
 

@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mouse_core import ConfigError, DataError, DatasetStore
 from mouse_core.store.disk.leases import Lease, Leases
 from mouse_core.store.disk.manifest import Manifest, Sealed
-from mouse_core.store.disk.upkeep import retained, small_run
+from mouse_core.store.disk.upkeep import Limits, small_run
+from tests.core.disk_cases import check_batches, leftovers, numbers_in, rows_of, table_of
 
 
 def manifest_of(sizes: list[int]) -> Manifest:
@@ -23,8 +25,8 @@ def manifest_of(sizes: list[int]) -> Manifest:
 @given(st.lists(st.integers(1, 50), max_size=30), st.integers(8, 200), st.integers(0, 30))
 def test_the_oldest_are_dropped_and_no_more_than_need_be(sizes: list[int], most: int, coming: int) -> None:
     before = manifest_of(sizes)
-    by_rows = retained(before, max_rows=most, max_bytes=None, rows=coming)
-    by_bytes = retained(before, max_rows=None, max_bytes=10 * most, size=10 * coming)
+    by_rows = Limits(max_rows=most).retained(before, rows=coming)
+    by_bytes = Limits(max_bytes=10 * most).retained(before, size=10 * coming)
     assert by_rows == by_bytes
     kept = len(by_rows.segments)
     assert by_rows.segments == before.segments[len(sizes) - kept :]
@@ -32,7 +34,6 @@ def test_the_oldest_are_dropped_and_no_more_than_need_be(sizes: list[int], most:
     assert by_rows.rows + coming <= most or kept <= 1
     if kept < len(sizes):
         assert sum(sizes[len(sizes) - kept - 1 :]) + coming > most
-        assert by_rows.next_number > before.next_number
 
 
 def test_writing_small_files_writes_no_row_often() -> None:
@@ -65,17 +66,121 @@ def test_only_like_files_are_put_together() -> None:
 def test_a_reader_that_looks_at_a_state_keeps_its_files(tmp_path: Path) -> None:
     asked = Leases(tmp_path)
     lease, later = Lease(tmp_path, 7), Lease(tmp_path, 9)
-    assert asked.is_free(6)
-    assert not asked.is_free(7)
+    assert asked.is_free(0, 6)
+    assert asked.is_free(8, 8)
+    assert asked.is_free(9, 8)
+    assert not asked.is_free(5, 7)
     lease.close()
-    assert asked.is_free(8)
-    assert not asked.is_free(9)
+    assert asked.is_free(0, 8)
+    assert not asked.is_free(0, 9)
     # A child that closes its copy, or ends, lets go of nothing.
     if not os.fork():
         later.close()
         os._exit(0)
     os.wait()
-    assert not asked.is_free(9)
-    assert pickle.loads(pickle.dumps(later)) is None
+    assert not asked.is_free(9, 9)
+    assert type(pickle.loads(pickle.dumps(later))) is Lease
     del later
-    assert asked.is_free(9)
+    assert asked.is_free(0, 9)
+
+
+# ---------------------------------------------------------------------- through DatasetStore.open
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in (folder / "segments").iterdir())
+
+
+@pytest.mark.xfail(strict=False, reason="rows are only dropped when others are sealed, and those in memory are not yet")
+@pytest.mark.parametrize("limit", [{"max_rows": 800}, {"max_bytes": 120_000}])
+@pytest.mark.parametrize("at_once", [1, 37, 5000])
+def test_the_newest_rows_stay(limit: dict[str, int], at_once: int, tmp_path: Path) -> None:
+    rows = 1500 if at_once == 1 else 5000
+    with DatasetStore.open(tmp_path / "store", "a", **limit) as store:
+        for first in range(0, rows, at_once):
+            store.extend(rows_of("numbers", first, min(at_once, rows - first)))
+            assert len(store) <= limit.get("max_rows", rows)
+            if first % 100 == 0:
+                store.flush()
+        assert numbers_in(store).stop == rows
+        check_batches(store)
+    with DatasetStore.open(tmp_path / "store") as store:
+        found = numbers_in(store)
+        assert found.stop == rows
+        assert len(found) < rows
+        if "max_rows" in limit:
+            assert 0.7 * 800 <= len(found) <= 800
+        else:
+            assert sum(path.stat().st_size for path in (tmp_path / "store").rglob("*.arrow")) <= limit["max_bytes"]
+
+
+def test_rows_of_datasets_are_dropped_too(tmp_path: Path) -> None:
+    with DatasetStore.open(tmp_path / "store", "a", max_rows=800) as store:
+        for first in range(0, 3000, 1000):
+            store.from_dataset(table_of("numbers", first, 1000))
+            assert 600 < len(store) <= 800
+        assert numbers_in(store).stop == 3000
+
+
+def test_who_has_rows_keeps_them(tmp_path: Path) -> None:
+    """Rows that were never looked at are there when the reader that has a snapshot of them asks."""
+    folder = tmp_path / "store"
+    writer = DatasetStore.open(folder, "a", max_rows=80)
+    writer.extend(rows_of("numbers", 0, 50))
+    writer.flush()
+    for other in (DatasetStore.open(folder), writer):
+        had = other.snapshot()
+        first = other[0]["number"]
+        before = len(other)
+        had = other.snapshot()
+        for number in range(int(other[-1]["number"]) + 1, int(other[-1]["number"]) + 301, 20):
+            writer.extend(rows_of("numbers", number, 20))
+            writer.flush()
+        assert other[0]["number"] > first
+        assert had.rows(range(before))["number"] == list(range(first, first + before))
+        there = len(files(folder))
+        del had
+        writer.flush()
+        assert len(files(folder)) < there
+    del other
+    writer.close()
+    assert not leftovers(folder)
+
+
+def test_the_next_writer_leaves_a_reader_its_files(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    with DatasetStore.open(folder, "a") as writer:
+        writer.extend(rows_of("numbers", 0, 50))
+    reader = DatasetStore.open(folder)
+    had = reader.snapshot()
+    with DatasetStore.open(folder, "a") as writer:
+        writer.clear()
+    with DatasetStore.open(folder, "a") as writer:
+        assert files(folder)
+        assert had.rows([7])["number"] == [7]
+    assert len(reader) == 0
+    del had
+    with DatasetStore.open(folder, "a"):
+        assert not files(folder)
+
+
+@pytest.mark.parametrize("limit", [{"max_rows": 0}, {"max_rows": 7}, {"max_bytes": -1}, {"max_rows": 2.5}])
+def test_a_limit_is_a_number(limit: dict[str, int], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(limit))}: expected None or a whole number of at least 8"):
+        DatasetStore.open(tmp_path / "store", "a", **limit)
+    assert not (tmp_path / "store").exists()
+
+
+def test_a_reader_drops_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected mode 'a', found 'r'"):
+        DatasetStore.open(tmp_path, max_rows=100)
+
+
+def test_rows_without_their_manifest_are_not_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    with DatasetStore.open(folder, "a") as writer:
+        writer.extend(rows_of("numbers", 0, 50))
+    (folder / "manifest.json").unlink()
+    with pytest.raises(DataError, match=r"manifest.json: expected the manifest of the rows in .*arrow"):
+        DatasetStore.open(folder, "a")
+    assert files(folder)

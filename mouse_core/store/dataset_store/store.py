@@ -73,6 +73,8 @@ class DatasetStore(Store):
         *,
         sync: Literal["none", "flush", "append"] = "flush",
         verify: bool = True,
+        max_rows: int | None = None,
+        max_bytes: int | None = None,
         **options: Any,
     ) -> DatasetStore:
         """The store that lies in a folder, which rows are written to as they come.
@@ -90,6 +92,9 @@ class DatasetStore(Store):
             mode: "r" reads a store that is there, and writes nothing; "a" writes one, which is made if it is not there.
             sync: What a writer waits for, as above.
             verify: Whether a file's digest is compared when its rows are first read; that reads all of the file once.
+            max_rows: How many rows a writer keeps, at most; None: all. The oldest are dropped a whole file at a time,
+                about an eighth of them; stores and snapshots that others opened keep theirs.
+            max_bytes: How many bytes of files a writer keeps, likewise.
             **options: Those of the class. An alignment that is not given is the one that the rows have.
 
         Returns:
@@ -103,9 +108,10 @@ class DatasetStore(Store):
             StorageError: The folder cannot be read, or be written.
         """
         from mouse_core.store.disk.opening import open_rows
+        from mouse_core.store.disk.upkeep import Limits
 
         store = cls(**options)
-        store._rows = open_rows(path, mode, sync, verify, store._rows)
+        store._rows = open_rows(path, mode, sync, verify, store._rows, Limits(max_rows, max_bytes))
         return store
 
     @property

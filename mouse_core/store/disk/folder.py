@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from mouse_core.errors import ConfigError
 from mouse_core.files.locking import Held
-from mouse_core.files.reading import reading
-from mouse_core.files.writing import make_folder, remove, remove_leftovers, storing
+from mouse_core.files.reading import damaged, reading
+from mouse_core.files.writing import make_folder, remove_leftovers, storing
+from mouse_core.store.disk.leases import READERS, Lease, Unneeded
 from mouse_core.store.disk.manifest import NAME, Manifest, parse_manifest, write_manifest
 
 _LOCK = "lock"
 # What a writer makes: a crash may leave some that no manifest names.
 _OURS = re.compile(r"tail-(\d{6,})\..*|(\d{6,})\.arrow")
+_SEGMENTS = "segments"
 
 
 class ReadFolder:
@@ -23,6 +26,9 @@ class ReadFolder:
     Args:
         path: The folder.
 
+    Attributes:
+        lease: Keeps the files that the manifest names, for whoever has it.
+
     Raises:
         ConfigError: There is no store.
     """
@@ -30,7 +36,7 @@ class ReadFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._file = -1
-        self.manifest = Manifest()
+        self.manifest, self.lease = Manifest(), Lease()
         if not (path / NAME).exists():
             what = "nothing" if not path.exists() else "a folder without one" if path.is_dir() else "a file"
             raise ConfigError(
@@ -44,11 +50,23 @@ class ReadFolder:
 
         The file that was read stays open: so no other file can have its number, and two that differ are told apart.
         """
+        if self._is_read():
+            return False
+        # Until a lease is had, its writer may remove what a manifest names.
+        while True:
+            self._read()
+            self.lease = Lease(self.path, self.manifest.next_number)
+            if self._is_read():
+                return True
+
+    def _is_read(self) -> bool:
+        """Whether the manifest that was read is still the one there is."""
+        with storing(f"manifest {self.path / NAME}"):
+            return self._file >= 0 and os.path.samestat(os.stat(self.path / NAME), os.fstat(self._file))
+
+    def _read(self) -> None:
         file = self.path / NAME
         with storing(f"manifest {file}"):
-            found = os.stat(file)
-            if self._file >= 0 and os.path.samestat(found, os.fstat(self._file)):
-                return False
             opened = os.open(file, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
         try:
             with reading(file), os.fdopen(os.dup(opened), "rb") as stream:
@@ -58,7 +76,6 @@ class ReadFolder:
             raise
         self.close()
         self._file, self.manifest = opened, manifest
-        return True
 
     def close(self) -> None:
         """Close the manifest; may be called twice."""
@@ -78,7 +95,7 @@ class WrittenFolder:
 
     Raises:
         ConfigError: Another one writes to it, or it holds something else.
-        DataError: The manifest is damaged.
+        DataError: The manifest is damaged, or is not there beside files of rows.
         StorageError: It cannot be written.
     """
 
@@ -92,47 +109,73 @@ class WrittenFolder:
                 raise ConfigError(f"{path}: expected a folder with a store, or an empty one, found {_shown(path)}")
             self._lock = Held(path / _LOCK, f"store {path}")
         try:
+            with storing(f"store {path}"):
+                self._unneeded = Unneeded(path)
             if file.exists():
                 with reading(file):
                     self.manifest = parse_manifest(file, file.read_bytes())
                 self.remove_unnamed()
             else:
-                self.remove_unnamed()
+                # A store's first file is its manifest: where there are others it was lost, and they must not be.
+                rows = sorted(name for name in self._found() if name not in (READERS, _LOCK))
+                if rows:
+                    raise damaged(file, f"expected the manifest of the rows in {rows[:4]}, found none")
+                remove_leftovers(path, only_writer=True)
                 self.replace(Manifest())
+            self.lease = Lease(path, self.manifest.next_number)
         except BaseException:
             self._lock.close()
             raise
 
     def replace(self, manifest: Manifest) -> None:
-        """Have another manifest, on the disk; see ``write_manifest``."""
+        """Have another manifest, on the disk; see ``write_manifest``. What it does not name is for ``clean``."""
+        before = self.manifest
+        dropped = before.file_numbers() - manifest.file_numbers()
+        if dropped and manifest.next_number == before.next_number:
+            # Readers of the state before may need them: it must be told from this one.
+            manifest = replace(manifest, next_number=manifest.next_number + 1)
         write_manifest(self.path, manifest)
         self.manifest = manifest
+        if manifest.next_number != before.next_number:
+            self.lease = Lease(self.path, manifest.next_number)
+        for name, number in self._found().items() if dropped else ():
+            if number in dropped:
+                self._unneeded.add(self.path / name, number, before.next_number)
 
-    def new_number(self) -> int:
-        """A number that no file had; it is only taken with the manifest that names the file."""
-        return self.manifest.next_number
+    def clean(self) -> None:
+        """Remove files that no manifest names any more, and whose rows nobody has any more."""
+        self._unneeded.remove_free()
 
     def remove_unnamed(self) -> None:
         """Remove files that no manifest names any more, or yet: what a crash left, and what was sealed or dropped."""
         remove_leftovers(self.path, only_writer=True)
-        segments = {one.number for one in self.manifest.segments}
-        for folder, named in ((self.path, set(self.manifest.tails)), (self.path / "segments", segments)):
+        remove_leftovers(self.path / _SEGMENTS, only_writer=True)
+        named = self.manifest.file_numbers()
+        for name, number in self._found().items():
+            if number not in named:
+                self._unneeded.add(self.path / name, number, self.manifest.next_number - 1)
+        self._unneeded.remove_free()
+
+    def _found(self) -> dict[str, int]:
+        """Files of rows, and the number of each."""
+        found = {}
+        for folder in ("", _SEGMENTS):
             try:
-                found = os.listdir(folder)
+                names = os.listdir(self.path / folder)
             except FileNotFoundError:
                 continue
-            for name in found:
-                match = _OURS.fullmatch(name)
-                if match and int(match[1] or match[2]) not in named:
-                    remove(folder / name)
+            matches = {os.path.join(folder, name): _OURS.fullmatch(name) for name in names}
+            found |= {name: int(match[1] or match[2]) for name, match in matches.items() if match}
+        return found
 
     def close(self) -> None:
         """Let others write."""
+        self._unneeded.close()
         self._lock.close()
 
 
 def _is_ours(name: str) -> bool:
-    return name in (_LOCK, "segments") or name.startswith(f".{NAME}") or _OURS.fullmatch(name) is not None
+    return name in (_LOCK, READERS, _SEGMENTS) or name.startswith(f".{NAME}") or _OURS.fullmatch(name) is not None
 
 
 def _shown(path: Path) -> list[str]:

@@ -5,7 +5,8 @@ that drops old rows, or puts one file in the place of several, removes a file on
 that named it. States are numbered by ``next_number`` of their manifests, which grows whenever a file is dropped::
 
     state 7 names the files 4, 5, 6     a reader locks byte 7 of the file "readers"
-    state 9 names the file 8            which is 4, 5 and 6 in one: byte 7 is locked, so these three stay
+    state 9 names the file 8            which is 4, 5 and 6 in one; they can be needed in states 5..7, 6..7 and 7..7,
+                                        and byte 7 is locked, so these three stay
     the reader looks again              it locks byte 9 and lets go of byte 7: they are removed
 
 The locks are shared and belong to open files (``F_OFD_SETLK`` of Linux), so that the system frees them when their
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from mouse_core.files.locking import Descriptor
+from mouse_core.files.writing import remove
 
 fcntl: Any
 try:
@@ -47,13 +49,12 @@ class Lease(Descriptor):
     A forked child has it too, and keeps it as long as it lives itself.
 
     Args:
-        folder: The store's.
+        folder: The store's; None: nobody looks at anything.
         state: ``next_number`` of its manifest.
     """
 
-    def __init__(self, folder: Path, state: int) -> None:
-        self.state = state
-        if _can_lock():
+    def __init__(self, folder: Path | None = None, state: int = 0) -> None:
+        if folder is not None and _can_lock():
             # Readers of a folder that was made elsewhere, or is copied, are no worse off than without locks.
             with suppress(OSError):
                 self._file = os.open(folder / READERS, os.O_RDONLY | _BINARY)
@@ -61,7 +62,7 @@ class Lease(Descriptor):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Files stay for another process as long as whoever sent it there keeps what it sent.
-        return type(None), ()
+        return Lease, ()
 
 
 class Leases(Descriptor):
@@ -74,13 +75,47 @@ class Leases(Descriptor):
     def __init__(self, folder: Path) -> None:
         self._file = os.open(folder / READERS, os.O_RDWR | os.O_CREAT | _BINARY, 0o644)
 
-    def is_free(self, state: int) -> bool:
-        """Whether nobody looks at a state up to this one."""
-        if not _can_lock():
+    def is_free(self, first: int, last: int) -> bool:
+        """Whether nobody looks at a state among ``first``..``last``."""
+        if first > last or not _can_lock():
             return True
         try:
-            asked = struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, state + 1, 0)
+            asked = struct.pack(_LOCK, fcntl.F_WRLCK, os.SEEK_SET, first, last + 1 - first, 0)
             found = fcntl.fcntl(self._file, fcntl.F_OFD_GETLK, asked)
         except OSError:  # a file system without such locks
             return True
         return bool(struct.unpack(_LOCK, found)[0] == fcntl.F_UNLCK)
+
+
+class Unneeded:
+    """Files that the manifest does not name any more, each kept as long as a reader may need it.
+
+    Args:
+        folder: The store's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._leases = Leases(folder)
+        self._files: dict[Path, tuple[int, int]] = {}
+
+    def add(self, file: Path, number: int, state: int) -> None:
+        """Have a file removed.
+
+        Args:
+            file: The file.
+            number: Its own; states up to that did not name it.
+            state: The last that did.
+        """
+        self._files.setdefault(file, (number + 1, state))
+
+    def remove_free(self) -> None:
+        """Remove those that nobody needs."""
+        for file, states in list(self._files.items()):
+            if self._leases.is_free(*states):
+                remove(file)
+                del self._files[file]
+
+    def close(self) -> None:
+        """Remove what nobody needs; the next writer sees to the rest."""
+        self.remove_free()
+        self._leases.close()

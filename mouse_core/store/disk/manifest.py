@@ -93,6 +93,10 @@ class Manifest:
         """How many rows are in sealed segments."""
         return sum(one.rows for one in self.segments)
 
+    def file_numbers(self) -> set[int]:
+        """The numbers of all files."""
+        return {one.number for one in self.segments}.union(self.tails)
+
     def with_schema(self, schema: pa.Schema) -> tuple[Manifest, int]:
         """The same where a schema is among those known, and its number."""
         bare = bare_schema(schema)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,6 +15,7 @@ from mouse_core.store._intake import Rows
 from mouse_core.store._schema import StoreSchema
 from mouse_core.store._segments import Segment
 from mouse_core.store.disk.folder import ReadFolder
+from mouse_core.store.disk.leases import Lease
 from mouse_core.store.disk.manifest import Manifest, Sealed
 from mouse_core.store.disk.sealed import SealedFile, SealedSegment
 
@@ -64,7 +66,7 @@ class FolderRows(Rows):
         # What stands for the rows of each file that were appended to it, by its number.
         self._tokens: dict[int, object] = {}
 
-    def _adopt(self, manifest: Manifest, known: Sequence[Segment] = ()) -> None:
+    def _adopt(self, manifest: Manifest, lease: Lease, known: Sequence[Segment] = ()) -> None:
         """Take over what a manifest says, with the segments that are known already."""
         told, about = self._told, manifest.about
         if told.told.alignment is None and about.alignment is not None:
@@ -77,6 +79,13 @@ class FolderRows(Rows):
         files = {one.file.sealed: one for one in known if isinstance(one, SealedSegment)}
         self.segments[:] = [files.get(one) or self._sealed_segment(manifest, one) for one in manifest.segments]
         self.count, self._kept = manifest.rows, None
+        self._have(lease)
+
+    def _have(self, lease: Lease) -> None:
+        """Keep the files of the state that there is; those of older ones are kept by whoever still has their rows."""
+        for segment in self.segments:
+            if isinstance(segment, SealedSegment):
+                segment.file.lease = lease
 
     def _sealed_segment(self, manifest: Manifest, sealed: Sealed) -> SealedSegment:
         file = SealedFile(self.folder_path, sealed, manifest.schemas[sealed.schema], verify=self._verify)
@@ -94,30 +103,31 @@ class ReadRows(FolderRows):
     def __init__(self, folder: Path, told: StoreSchema, budget: DenseBudget, verify: bool) -> None:
         super().__init__(folder, told, budget, verify)
         self._folder = ReadFolder(folder)
-        self.appender = Refusing(self._refused)  # type: ignore[assignment]
-        self._adopt(self._folder.manifest)
+        self.appender = Refusing(partial(_refused, self.path))  # type: ignore[assignment]
+        self._adopt(self._folder.manifest, self._folder.lease)
 
     def seen(self) -> Self:
         """The rows that were flushed by now."""
         with self.lock:
             if self._folder.look():
-                self._adopt(self._folder.manifest, self.segments)
+                self._adopt(self._folder.manifest, self._folder.lease, self.segments)
         return self
 
     def take(self, segments: Any, said: Any) -> None:
         """Refuse rows."""
-        raise self._refused()
+        raise _refused(self.path)
 
     def clear(self) -> None:
         """Refuse to forget rows."""
-        raise self._refused()
+        raise _refused(self.path)
 
     def close(self) -> None:
         """Let go of the manifest, which is opened again if somebody asks."""
         self._folder.close()
 
-    def _refused(self) -> ConfigError:
-        return ConfigError(
-            f"store {self.path}: expected a store that was opened to be written, found one opened to be read; "
-            f"DatasetStore.open({self.path!r}, 'a') opens it for its one writer"
-        )
+
+def _refused(path: str) -> ConfigError:
+    return ConfigError(
+        f"store {path}: expected a store that was opened to be written, found one opened to be read; "
+        f"DatasetStore.open({path!r}, 'a') opens it for its one writer"
+    )

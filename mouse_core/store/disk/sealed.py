@@ -15,8 +15,9 @@ import pyarrow as pa
 from mouse_core._base.memo import memo
 from mouse_core.errors import DataError
 from mouse_core.files.reading import damaged, reading
-from mouse_core.files.writing import make_folder, remove, storing, sync_files
+from mouse_core.files.writing import make_folder, remove, storing, sync_files, sync_folders
 from mouse_core.store._segments import Segment
+from mouse_core.store.disk.leases import Lease
 from mouse_core.store.disk.manifest import Sealed, bare_schema
 
 MOST_BYTES = 64 << 20
@@ -60,6 +61,7 @@ def write_segment(folder: Path, number: int, table: pa.Table) -> tuple[Sealed, p
             with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
                 writer.write_batch(batch)
             sync_files([path])
+            sync_folders([path.parent])
             with path.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as memory:
                 sealed = sealed._replace(bytes=len(memory), digest=digest_of(memory))
         except BaseException:
@@ -87,10 +89,10 @@ def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column if storage is None else pa.chunked_array([chunk.storage for chunk in column.chunks], storage)
 
 
-def pieces_of(segment: Segment) -> Iterator[pa.Table]:
+def pieces_of(segment: Segment, most_bytes: int = MOST_BYTES, most_rows: int | None = None) -> Iterator[pa.Table]:
     """The rows of a segment in tables, each about as large as a sealed segment is to be."""
     origin, row = segment.origin, 0
-    rows = _SIZED_BY
+    rows = min(_SIZED_BY, most_rows or _SIZED_BY)
     while row < segment.num_rows:
         count = min(rows, segment.num_rows - row)
         if origin is not None and segment.is_picked:
@@ -99,7 +101,7 @@ def pieces_of(segment: Segment) -> Iterator[pa.Table]:
             table = segment.take(row, count)
         if count == rows and rows == _SIZED_BY and row == 0 and segment.num_rows > rows:
             # The first rows say how large others are.
-            rows = max(1, MOST_BYTES // max(table.nbytes // count, 1))
+            rows = max(1, min(most_rows or segment.num_rows, most_bytes // max(table.nbytes // count, 1)))
             continue
         yield table
         row += count
@@ -120,6 +122,8 @@ class SealedFile:
 
     def __init__(self, folder: Path, sealed: Sealed, schema: pa.Schema, *, verify: bool) -> None:
         self.folder, self.sealed, self.schema, self.verify = folder, sealed, schema, verify
+        # Keeps the file where it lies, for as long as this object may be asked for rows.
+        self.lease = Lease()
 
     @property
     def path(self) -> Path:

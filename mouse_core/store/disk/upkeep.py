@@ -15,14 +15,9 @@ a row is written again only into a file at least twice as large as the one that 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
-
-import pyarrow as pa
+from dataclasses import dataclass, replace
 
 from mouse_core.errors import ConfigError
-from mouse_core.files.writing import remove
-from mouse_core.store.disk.leases import Leases
 from mouse_core.store.disk.manifest import Manifest, Sealed
 
 PARTS = 8
@@ -31,43 +26,58 @@ PARTS = 8
 _FEWEST = 8
 
 
-def check_limit(name: str, limit: int | None) -> None:
-    """Raise ConfigError unless a limit is one.
+@dataclass(frozen=True)
+class Limits:
+    """Which rows of a folder stay: the newest ones.
 
     Args:
-        name: Of the argument.
-        limit: Its value.
-    """
-    if limit is not None and (type(limit) is not int or limit < PARTS):
-        raise ConfigError(f"{name}: expected None or a whole number of at least {PARTS}, found {limit!r:.80}")
-
-
-def retained(
-    manifest: Manifest, *, max_rows: int | None, max_bytes: int | None, rows: int = 0, size: int = 0
-) -> Manifest:
-    """A manifest without the oldest segments, as many as there are too many rows or bytes.
-
-    The newest segment stays, however large it is.
-
-    Args:
-        manifest: What there is.
         max_rows: How many rows there may be; None: any number.
-        max_bytes: How many bytes the files may have; None: any number.
-        rows: Rows that there are or will be beside those of sealed segments.
-        size: Bytes, likewise.
+        max_bytes: How many bytes their files may have; None: any number.
+
+    Raises:
+        ConfigError: A limit that is none.
     """
-    rows, size, drop = rows + manifest.rows, size + sum(one.bytes for one in manifest.segments), 0
-    for one in manifest.segments[:-1]:
-        too_many = max_rows is not None and rows > max_rows
-        if not too_many and (max_bytes is None or size <= max_bytes):
-            break
-        rows, size, drop = rows - one.rows, size - one.bytes, drop + 1
-    if not drop:
-        return manifest
-    dropped = manifest.dropped + sum(one.rows for one in manifest.segments[:drop])
-    # A new number, as readers of the state before may need the files that this one does not name.
-    number = manifest.next_number + 1
-    return replace(manifest, segments=manifest.segments[drop:], dropped=dropped, next_number=number)
+
+    max_rows: int | None = None
+    max_bytes: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, limit in vars(self).items():
+            if limit is not None and (type(limit) is not int or limit < PARTS):
+                raise ConfigError(f"{name}: expected None or a whole number of at least {PARTS}, found {limit!r:.80}")
+
+    def refuse_for_readers(self) -> None:
+        """Raise ConfigError where there is a limit: a reader drops no rows."""
+        if self != ALL:
+            raise ConfigError("max_rows, max_bytes: expected mode 'a', found 'r'; only the writer drops rows")
+
+    def of_a_file(self, most_bytes: int) -> tuple[int, int | None]:
+        """How many bytes and rows a file may have, so that dropping the oldest drops no more than a part of them."""
+        size = most_bytes if self.max_bytes is None else min(most_bytes, self.max_bytes // PARTS)
+        return size, None if self.max_rows is None else self.max_rows // PARTS
+
+    def retained(self, manifest: Manifest, rows: int = 0, size: int = 0) -> Manifest:
+        """A manifest without the oldest segments, as many as there are too many rows or bytes.
+
+        The newest segment stays, however large it is.
+
+        Args:
+            manifest: What there is.
+            rows: Rows that there are or will be beside those of sealed segments.
+            size: Bytes, likewise.
+        """
+        rows, size, drop = rows + manifest.rows, size + sum(one.bytes for one in manifest.segments), 0
+        for one in manifest.segments[:-1]:
+            too_many = self.max_rows is not None and rows > self.max_rows
+            if not too_many and (self.max_bytes is None or size <= self.max_bytes):
+                break
+            rows, size, drop = rows - one.rows, size - one.bytes, drop + 1
+        dropped = manifest.dropped + sum(one.rows for one in manifest.segments[:drop])
+        return replace(manifest, segments=manifest.segments[drop:], dropped=dropped) if drop else manifest
+
+
+ALL = Limits()
+"""Where all rows stay."""
 
 
 def small_run(segments: Sequence[Sealed], most_bytes: int, most_rows: int | None = None) -> range:
@@ -96,39 +106,3 @@ def joined(manifest: Manifest, run: range, sealed: Sealed) -> Manifest:
     """A manifest in which one segment stands in the place of several neighbours."""
     segments = (*manifest.segments[: run.start], sealed, *manifest.segments[run.stop :])
     return replace(manifest, segments=segments, next_number=max(manifest.next_number, sealed.number) + 1)
-
-
-def rows_of(tables: Sequence[pa.Table]) -> pa.Table:
-    """The rows of some segments of one schema."""
-    return pa.concat_tables(tables)
-
-
-class Unneeded:
-    """Files that the manifest does not name any more, each kept as long as a reader may need it.
-
-    Args:
-        folder: The store's.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._leases = Leases(folder)
-        self._files: dict[Path, int] = {}
-
-    def add(self, file: Path, state: int) -> None:
-        """Have a file removed that was last named by the manifest of this state."""
-        self._files.setdefault(file, state)
-
-    def remove_free(self) -> None:
-        """Remove those that nobody needs."""
-        free: dict[int, bool] = {}
-        for file, state in list(self._files.items()):
-            if state not in free:
-                free[state] = self._leases.is_free(state)
-            if free[state]:
-                remove(file)
-                del self._files[file]
-
-    def close(self) -> None:
-        """Remove what nobody needs; the next writer sees to the rest."""
-        self.remove_free()
-        self._leases.close()

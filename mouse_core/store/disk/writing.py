@@ -6,6 +6,7 @@ import os
 import weakref
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,8 @@ from mouse_core.store._schema import StoreSchema
 from mouse_core.store._segments import Segment
 from mouse_core.store.disk.folder import WrittenFolder
 from mouse_core.store.disk.reading import FolderRows, Refusing
-from mouse_core.store.disk.sealed import pieces_of, write_segment
+from mouse_core.store.disk.sealed import MOST_BYTES, pieces_of, write_segment
+from mouse_core.store.disk.upkeep import Limits
 
 if TYPE_CHECKING:
     from mouse_core.about.dataset import About
@@ -37,6 +39,7 @@ class _FolderAppender(Appender):
         if segment is not None:
             self._rows_of.seal([segment.table], appended=True)
         self._extent = None
+        self._rows_of._drop()
 
 
 class WrittenRows(FolderRows):
@@ -45,14 +48,17 @@ class WrittenRows(FolderRows):
     Args:
         folder, told, budget, verify: See ``FolderRows``.
         sync: See ``DatasetStore.open``.
+        limits: Which rows stay.
     """
 
-    def __init__(self, folder: Path, told: StoreSchema, budget: DenseBudget, verify: bool, sync: str) -> None:
+    def __init__(
+        self, folder: Path, told: StoreSchema, budget: DenseBudget, verify: bool, sync: str, limits: Limits
+    ) -> None:
         super().__init__(folder, told, budget, verify)
-        self._sync, self._process = sync, os.getpid()
+        self._sync, self._limits, self._process = sync, limits, os.getpid()
         self._folder = WrittenFolder(folder)
         try:
-            self._adopt(self._folder.manifest)
+            self._adopt(self._folder.manifest, self._folder.lease)
             self.appender = _FolderAppender(self)
         except BaseException:
             self._folder.close()
@@ -64,13 +70,14 @@ class WrittenRows(FolderRows):
         with self.lock:
             self._check()
             self.appender.close()
+            self._folder.clean()
 
     def close(self) -> None:
         """See ``DatasetStore.close``."""
         with self.lock:
             if not isinstance(self.appender, Refusing):
                 self.flush()
-                self._refuse(self._closed)
+                self._refuse(partial(_closed, self.path))
 
     def take(self, segments: Sequence[Segment], said: Sequence[tuple[str, About]]) -> None:
         """Write the rows of segments into the folder; see ``Rows``."""
@@ -80,8 +87,10 @@ class WrittenRows(FolderRows):
             self.appender.close()
             before, self.schema = self.schema, schema
             try:
-                tables = (table for segment in segments for table in pieces_of(segment))
+                most = self._limits.of_a_file(MOST_BYTES)
+                tables = (table for segment in segments for table in pieces_of(segment, *most))
                 self.count += self.seal(tables, appended=False)
+                self._drop()
             except BaseException:
                 self.schema = before
                 raise
@@ -95,7 +104,21 @@ class WrittenRows(FolderRows):
             self._folder.replace(replace(self._folder.manifest, segments=(), tails=(), dropped=dropped))
             self.segments, self.count, self._kept = [], 0, None
             self.appender = _FolderAppender(self)
-            self._folder.remove_unnamed()
+            self._folder.clean()
+
+    def _drop(self) -> None:
+        """Forget the oldest rows, where there are more than are to stay."""
+        before = self._folder.manifest
+        manifest = self._limits.retained(before)
+        dropped = len(before.segments) - len(manifest.segments)
+        if dropped:
+            self._folder.replace(manifest)
+            # Snapshots have a list of their own.
+            del self.segments[:dropped]
+            self.count -= manifest.dropped - before.dropped
+            self._kept = None
+            self._have(self._folder.lease)
+            self._folder.clean()
 
     def seal(self, tables: Iterable[pa.Table], *, appended: bool) -> int:
         """Write tables as sealed segments behind those that there are, and have a manifest that names them.
@@ -117,6 +140,7 @@ class WrittenRows(FolderRows):
             self._folder.replace(replace(manifest, about=about, segments=segments, next_number=number))
             self.segments += [self._sealed_segment(self._folder.manifest, sealed) for sealed in added]
             self._kept = None
+            self._have(self._folder.lease)
         return sum(sealed.rows for sealed in added)
 
     def _check(self) -> None:
@@ -132,16 +156,19 @@ class WrittenRows(FolderRows):
     def let_go(self) -> None:
         """In a forked child: the parent is the one writer."""
         if not isinstance(self.appender, Refusing):
-            self._refuse(self._forked)
+            self._refuse(partial(_forked, self.path, self._process))
 
-    def _closed(self) -> ClosedError:
-        return ClosedError(f"store {self.path}: expected an open one, found it closed")
 
-    def _forked(self) -> ForkError:
-        return ForkError(
-            f"store {self.path}: expected to be written in process {self._process}, found the forked child "
-            f"{os.getpid()}; DatasetStore.open({self.path!r}) reads it there"
-        )
+# Of the path alone: a store that its own errors refer to would keep files from being removed until Python looks for such.
+def _closed(path: str) -> ClosedError:
+    return ClosedError(f"store {path}: expected an open one, found it closed")
+
+
+def _forked(path: str, process: int) -> ForkError:
+    return ForkError(
+        f"store {path}: expected to be written in process {process}, found the forked child {os.getpid()}; "
+        f"DatasetStore.open({path!r}) reads it there"
+    )
 
 
 _writers: weakref.WeakSet[WrittenRows] = weakref.WeakSet()
