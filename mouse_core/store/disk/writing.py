@@ -159,7 +159,7 @@ class WrittenRows(FolderRows):
             self._refuse(partial(_forked, self.path, self._process))
 
 
-# Of the path alone: a store that its own errors refer to would keep files from being removed until Python looks for such.
+# Of the path alone: a store that its own errors refer to would keep files until Python looks for such circles.
 def _closed(path: str) -> ClosedError:
     return ClosedError(f"store {path}: expected an open one, found it closed")
 
