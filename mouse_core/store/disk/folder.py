@@ -158,7 +158,7 @@ class WrittenFolder:
 
     def _found(self) -> dict[str, int]:
         """Files of rows, and the number of each."""
-        found = {}
+        found: dict[str, int] = {}
         for folder in ("", _SEGMENTS):
             try:
                 names = os.listdir(self.path / folder)

@@ -103,7 +103,7 @@ class ReadRows(FolderRows):
     def __init__(self, folder: Path, told: StoreSchema, budget: DenseBudget, verify: bool) -> None:
         super().__init__(folder, told, budget, verify)
         self._folder = ReadFolder(folder)
-        self.appender = Refusing(partial(_refused, self.path))  # type: ignore[assignment]
+        self.appender = Refusing(partial(_refused, self.folder_path))  # type: ignore[assignment]
         self._adopt(self._folder.manifest, self._folder.lease)
 
     def seen(self) -> Self:
@@ -115,19 +115,19 @@ class ReadRows(FolderRows):
 
     def take(self, segments: Any, said: Any) -> None:
         """Refuse rows."""
-        raise _refused(self.path)
+        raise _refused(self.folder_path)
 
     def clear(self) -> None:
         """Refuse to forget rows."""
-        raise _refused(self.path)
+        raise _refused(self.folder_path)
 
     def close(self) -> None:
         """Let go of the manifest, which is opened again if somebody asks."""
         self._folder.close()
 
 
-def _refused(path: str) -> ConfigError:
+def _refused(path: Path) -> ConfigError:
     return ConfigError(
         f"store {path}: expected a store that was opened to be written, found one opened to be read; "
-        f"DatasetStore.open({path!r}, 'a') opens it for its one writer"
+        f"DatasetStore.open({str(path)!r}, 'a') opens it for its one writer"
     )

@@ -77,7 +77,7 @@ class WrittenRows(FolderRows):
         with self.lock:
             if not isinstance(self.appender, Refusing):
                 self.flush()
-                self._refuse(partial(_closed, self.path))
+                self._refuse(partial(_closed, self.folder_path))
 
     def take(self, segments: Sequence[Segment], said: Sequence[tuple[str, About]]) -> None:
         """Write the rows of segments into the folder; see ``Rows``."""
@@ -156,18 +156,18 @@ class WrittenRows(FolderRows):
     def let_go(self) -> None:
         """In a forked child: the parent is the one writer."""
         if not isinstance(self.appender, Refusing):
-            self._refuse(partial(_forked, self.path, self._process))
+            self._refuse(partial(_forked, self.folder_path, self._process))
 
 
 # Of the path alone: a store that its own errors refer to would keep files until Python looks for such circles.
-def _closed(path: str) -> ClosedError:
+def _closed(path: Path) -> ClosedError:
     return ClosedError(f"store {path}: expected an open one, found it closed")
 
 
-def _forked(path: str, process: int) -> ForkError:
+def _forked(path: Path, process: int) -> ForkError:
     return ForkError(
         f"store {path}: expected to be written in process {process}, found the forked child {os.getpid()}; "
-        f"DatasetStore.open({path!r}) reads it there"
+        f"DatasetStore.open({str(path)!r}) reads it there"
     )
 
 
