@@ -44,6 +44,7 @@ class Purpose(IntEnum):
     MIXTURES = 8
     SPLIT = 9
     MAP = 10
+    LENGTHS = 11
 
 
 def check_seed(seed: object) -> int:

@@ -233,6 +233,8 @@ class FieldSpec:
         column: The column it is read from, empty if it is made.
         stored_dtype: The dtype it is stored and moved in, before it becomes ``dtype``; by default that.
         image_shape: ``(H, W, C)`` of an image field, whose ``shape`` is ``(H * W * C,)``; else None.
+        per_sequence: Whether it has no value for a step, but one for each of the B sequences' first step, and the end:
+            ``[B + 1]``.
     """
 
     name: str
@@ -241,6 +243,7 @@ class FieldSpec:
     column: str = ""
     stored_dtype: np.dtype[np.generic] = None  # type: ignore[assignment]  # __post_init__ makes it dtype
     image_shape: tuple[int, int, int] | None = None
+    per_sequence: bool = False
 
     def __post_init__(self) -> None:
         stored: Any = self.stored_dtype
@@ -262,7 +265,7 @@ class Spec(Mapping[str, FieldSpec]):
         fields: Field specs by name, in the order of a batch.
         alignment: "arrived" or "outgoing".
         batch_dims: How many axes come before ``shape``: 2 where windows have steps, ``[B, S]``, and 1 where there are
-            single rows, ``[B]``.
+            single rows, ``[B]``, or windows are packed, ``[T]``.
 
     Raises:
         ConfigError: Another alignment, or a field that has another name than it is under.
@@ -280,6 +283,11 @@ class Spec(Mapping[str, FieldSpec]):
             if not isinstance(one, FieldSpec) or one.name != name:
                 raise ConfigError(f"spec: field {name!r}: expected a FieldSpec of that name, found {one!r:.80}")
         object.__setattr__(self, "fields", MappingProxyType(dict(self.fields)))
+
+    @property
+    def is_packed(self) -> bool:
+        """Whether windows lie one behind the other, T rows in all, and a field says where each begins."""
+        return any(one.per_sequence for one in self.fields.values())
 
     def __getitem__(self, name: str) -> FieldSpec:
         try:
@@ -300,7 +308,8 @@ class Spec(Mapping[str, FieldSpec]):
         """A line for the alignment, and one for every field."""
         lines = [f"alignment: {self.alignment}"]
         for name, spec in self.fields.items():
-            shape = ", ".join([*("B", "S")[: self.batch_dims], *map(str, spec.shape)])
+            axes = "T" if self.is_packed else ("B", "S")[: self.batch_dims]
+            shape = "B + 1" if spec.per_sequence else ", ".join([*axes, *map(str, spec.shape)])
             image = f", images {list(spec.image_shape)}" if spec.image_shape else ""
             column = f" from column {spec.column!r}" if spec.column and spec.column != name else ""
             lines.append(f"{name}: {spec.dtype} [{shape}]{image}{column}")

@@ -95,6 +95,8 @@ def array_maker(source: BatchSource, *, placement: Placement, x64: bool, default
     """
     sources = placement.sources(source)
     rows = sum(-(-own.batch_size // own.shard[1]) for own in sources)
+    if source.spec.is_packed:  # filled up to one size, or of a size that hardly comes again
+        rows = 0 if isinstance(source.packed, bool) else source.packed
     make = ArrayMaker(sources, placement, source.spec, x64, default_device, rows)
     return Staged(make.gather, make.transfer, make.delivered, None if placement.parts is None else make.rows_of)
 

@@ -10,6 +10,7 @@ from mouse_torch import groups
 from mouse_torch.augment import TokenAugmenter
 from mouse_torch.data_loader import DataLoader
 from mouse_torch.means import global_count, global_mean
+from mouse_torch.nested import as_nested
 from mouse_torch.prefetch import PrefetchBatchifier
 from mouse_torch.replay import PrioritizedReplayBuffer, ReplayBuffer, ReplayBufferEnsemble
 from mouse_torch.rollouts import RolloutStorage
@@ -24,6 +25,7 @@ __all__ = [
     "RolloutStorage",
     "TensorStorage",
     "TokenAugmenter",
+    "as_nested",
     "global_count",
     "global_mean",
     "groups",

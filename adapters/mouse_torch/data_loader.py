@@ -18,7 +18,7 @@ from mouse_core.sampling import WindowSampler
 from mouse_core.store import Store
 from mouse_torch.prefetch import PrefetchBatchifier
 from mouse_torch.tracing import untraced
-from mouse_torch.transfer import from_numpy
+from mouse_torch.transfer import batch_dims, from_numpy
 
 # Who takes a TensorDict for a dict and finds nothing in it; and who takes a batch while the last one is trained on, so
 # that a state is one batch too far, by module.
@@ -82,8 +82,8 @@ class DataLoader(PrefetchBatchifier, torch.utils.data.DataLoader[Any]):
             shard = _ranks_so_far() if unsettled else (0, 1)
         self._begin(shard, cut=whole and unsettled)
         dataset = EpochDataset(self.source, unsettled=unsettled)
-        batch_dims = self.source.spec.batch_dims if isinstance(self.source, Source) else 2
-        made = _as_it_is if as_dict else partial(_as_tensor_dict, batch_dims)
+        dims = batch_dims(self.source.spec) if isinstance(self.source, Source) else 2
+        made = _as_it_is if as_dict else partial(_as_tensor_dict, dims)
         torch.utils.data.DataLoader.__init__(
             self, dataset, batch_size=None, sampler=EpochSampler(dataset), collate_fn=made
         )
@@ -261,11 +261,11 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _as_tensor_dict(batch_dims: int, batch: Any) -> Any:
+def _as_tensor_dict(dims: int, batch: Any) -> Any:
     """A batch ``{field: [B, S, ...]}``, or several views, as TensorDicts ``[B, S]``; or of so many axes."""
     if isinstance(batch, tuple):
-        return tuple(_as_tensor_dict(batch_dims, view) for view in batch)
-    return TensorDict(batch, batch_size=next(iter(batch.values())).shape[:batch_dims])
+        return tuple(_as_tensor_dict(dims, view) for view in batch)
+    return TensorDict(batch, batch_size=next(iter(batch.values())).shape[:dims])
 
 
 def _plain(batch: Any) -> Any:

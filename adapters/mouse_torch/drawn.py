@@ -15,7 +15,7 @@ from mouse_core.dtypes import is_number
 from mouse_core.prefetch import Staged
 from mouse_core.replay.source import BufferSource
 from mouse_core.trees import flatten, map_tree
-from mouse_torch.transfer import InFlight, slab_tensors, stream_of, under_way
+from mouse_torch.transfer import InFlight, batch_dims, slab_tensors, stream_of, under_way
 from mouse_torch.trees import tensor_dict
 
 
@@ -38,7 +38,7 @@ def _placed(source: Any, device: torch.device, pin: bool, stream: torch.cuda.Str
     if isinstance(source, BufferSource):
         return _moved(batch, device, pin, stream, size=None)
     views = batch if isinstance(batch, tuple) else (batch,)
-    sizes = [next(iter(view.values())).shape[: source.spec.batch_dims] for view in views]
+    sizes = [next(iter(view.values())).shape[: batch_dims(source.spec)] for view in views]
     moved = [_moved(view, device, pin, stream, size=size) for view, size in zip(views, sizes, strict=True)]
     return InFlight(tuple(made.views[0] for made in moved), moved[-1].event)
 

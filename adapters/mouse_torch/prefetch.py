@@ -22,6 +22,9 @@ from mouse_torch.trees import as_state
 class PrefetchBatchifier(Batchifier[TensorDict]):
     """Batches as ``TensorDict[B, S]``, made ahead in threads, in index order; ``[B]`` where there are no steps.
 
+    Packed batches have the batch size ``[]``, as ``cu_seqlens`` and fields have no axis in common; ``as_nested`` makes
+    nested tensors of them.
+
     On the host tensors share the memory that was gathered into. With ``device="cuda"`` a batch is gathered into one
     pinned slab in its stored dtypes, copied ahead of time on a stream of its own, and widened on the device.
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from tensordict import TensorDict
 
-from mouse_core import BatchSource, SchemaError
+from mouse_core import BatchSource, SchemaError, Spec
 from mouse_core.batches import BatchLayout
 from mouse_core.dtypes import is_ml_float, named_dtype
 from mouse_core.prefetch import Staged
@@ -21,23 +21,32 @@ from mouse_core.sampling import Plan
 
 
 def host_maker(source: BatchSource, *, pin: bool) -> Callable[[int], TensorDict]:
-    """The function from an index to a TensorDict ``[B, S]``, or ``[B]``, on the host, in pinned memory if asked."""
+    """The function from an index to a TensorDict on the host, in pinned memory if asked; see ``batch_dims``."""
     if pin:
         return partial(_make_pinned, source)
-    return Staged(source.__getitem__, partial(_tensors, source.spec.batch_dims))
+    return Staged(source.__getitem__, partial(_tensors, batch_dims(source.spec)))
 
 
-def _tensors(batch_dims: int, gathered: Any) -> TensorDict:
+def batch_dims(spec: Spec) -> int:
+    """How many axes the batch size of a TensorDict has: of ``[B, S]`` or ``[B]``, and none of packed windows.
+
+    ``cu_seqlens`` has B + 1 values and other fields T rows. A TensorDict of size ``[T]`` would hold it wrapped only, so
+    that neither attention nor ``torch.nested`` takes it.
+    """
+    return 0 if spec.is_packed else spec.batch_dims
+
+
+def _tensors(dims: int, gathered: Any) -> TensorDict:
     views = []
     for view in gathered if isinstance(gathered, tuple) else (gathered,):
         tensors = {name: from_numpy(values) for name, values in view.items()}
-        views.append(TensorDict(tensors, batch_size=next(iter(tensors.values())).shape[:batch_dims]))
+        views.append(TensorDict(tensors, batch_size=next(iter(tensors.values())).shape[:dims]))
     return _delivered(views)
 
 
 def _make_pinned(source: BatchSource, index: int) -> TensorDict:
     plan = source.plan(index)
-    layout = source.layout(len(plan.starts))
+    layout = source.layout(plan)
     slabs = _gather_slabs(source, plan, layout, pin=True, stored=False)
     size = _size(source, plan)
     return _delivered([TensorDict(slab_tensors(layout, slab), batch_size=size) for slab in slabs])
@@ -45,7 +54,7 @@ def _make_pinned(source: BatchSource, index: int) -> TensorDict:
 
 def _size(source: BatchSource, plan: Plan) -> list[int]:
     """The axes of a batch that come before those of its fields."""
-    return [len(plan.starts), plan.length][: source.spec.batch_dims]
+    return [len(plan.starts), plan.length][: batch_dims(source.spec)]
 
 
 def _gather_slabs(
@@ -169,7 +178,7 @@ def device_maker(source: BatchSource, *, device: torch.device, pin: bool) -> Sta
 
 def _gather_stored(source: BatchSource, pin: bool, index: int) -> _Slabs:
     plan = source.plan(index)
-    layout = source.layout(len(plan.starts), stored=True)
+    layout = source.layout(plan, stored=True)
     return _Slabs(layout, _gather_slabs(source, plan, layout, pin=pin, stored=True), _size(source, plan))
 
 

@@ -128,7 +128,7 @@ class Windows:
         self.length = length
         self.stretches = stretches
         self.lengths = lengths
-        self._physical = physical
+        self.physical = physical
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -138,6 +138,11 @@ class Windows:
         """About how much memory they take."""
         return (_WINDOW_BYTES + (0 if self.lengths is None else self.length)) * len(self.rows)
 
+    @property
+    def planned(self) -> Windows:
+        """The windows that were planned, where these are their steps."""
+        return self
+
     def part(self, number: int) -> WindowsPart:
         """The windows of one of the batches."""
         return WindowsPart(self, number)
@@ -145,7 +150,7 @@ class Windows:
     @memo
     def starts(self) -> Int64s:
         """The first row of each window in the tables, int64 ``[n]``."""
-        return self.rows if self._physical is None else self._physical[:, 0]
+        return self.rows if self.physical is None else self.physical[:, 0]
 
     @memo
     def stretch(self) -> Int64s:
@@ -167,15 +172,15 @@ class Windows:
     def is_whole(self) -> npt.NDArray[np.bool_]:
         """Whether all of a window lies side by side in one chunk, bool ``[n]``."""
         whole: npt.NDArray[np.bool_] = self.starts + self.length <= self.stretches.starts[self.stretch + 1]
-        if self._physical is not None:
-            whole &= (self._physical[:, 1:] - self._physical[:, :-1] == 1).all(axis=1)
+        if self.physical is not None:
+            whole &= (self.physical[:, 1:] - self.physical[:, :-1] == 1).all(axis=1)
         return whole
 
     @memo
     def pieces(self) -> Pieces:
         """All windows, cut where one stretch ends; there must be some."""
-        if self._physical is not None and self.length > 1:
-            return _in_rows(*_join_steps(self.steps(np.arange(len(self))), self.length), self.bounds)
+        if self.physical is not None and self.length > 1:
+            return in_rows(*join_steps(self.steps(np.arange(len(self))), self.length), self.bounds)
         stretch, row, size = _cut(self)
         return Pieces(*self.stretches.located(stretch, row), size)
 
@@ -195,10 +200,10 @@ class Windows:
     def steps(self, windows: Int64s) -> Steps:
         """All steps of some windows."""
         within = np.arange(self.length)
-        if self._physical is None:
+        if self.physical is None:
             rows = self.starts[windows, None] + within
         else:
-            rows = self._physical[windows]
+            rows = self.physical[windows]
         rows = rows.reshape(-1)
         stretch = self.stretches.find(rows)
         target = (windows[:, None] * self.length + within).reshape(-1)
@@ -314,7 +319,7 @@ def cut_at_stretches(stretches: Stretches, starts: Int64s, length: Int64s) -> tu
     return stretch[there], (begin - stretches.starts[stretch])[there], (end - begin)[there], which[there]
 
 
-def _join_steps(steps: Steps, length: int) -> tuple[Int64s, Int64s, Int64s, Int64s]:
+def join_steps(steps: Steps, length: int) -> tuple[Int64s, Int64s, Int64s, Int64s]:
     """The same of single steps, joined to pieces where they lie side by side in one window."""
     joined = (np.diff(steps.chunk) == 0) & (np.diff(steps.row) == 1)
     # A window of the next batch may begin where this one ends.
@@ -324,7 +329,7 @@ def _join_steps(steps: Steps, length: int) -> tuple[Int64s, Int64s, Int64s, Int6
     return steps.chunk[begins], steps.row[begins], sizes, steps.target[begins] // length
 
 
-def _in_rows(chunk: Int64s, row: Int64s, size: Int64s, window: Int64s, bounds: Sequence[int]) -> Pieces:
+def in_rows(chunk: Int64s, row: Int64s, size: Int64s, window: Int64s, bounds: Sequence[int]) -> Pieces:
     """Pieces with a row for each batch, filled up with pieces of no steps.
 
     Pieces of windows 0, 1, 1, 2 with bounds 0, 2, 3: the batches begin with pieces 0 and 3 and have 3 and 1. So the

@@ -73,11 +73,17 @@ class Chosen(NamedTuple):
     windows: FieldWindows | None
     normalize: Normalizer | None
     map: Map | None
+    packed: bool | int = False
 
     @property
     def says_augmentation(self) -> bool:
         """Whether something else than no augmentation is asked for, allowed or not."""
         return self.augment is not None or type(self.views) is not int or self.views != 1
+
+    @property
+    def sees_values(self) -> bool:
+        """Whether all that is done to a batch is done to single values, wherever they stand."""
+        return self.windows is None and self.map is None and not self.says_augmentation
 
 
 @dataclass(frozen=True, eq=False)

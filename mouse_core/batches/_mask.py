@@ -1,16 +1,24 @@
-"""The steps of windows that are not there, and what becomes of them."""
+"""The steps of windows that are not there, and what becomes of them: they are filled up, or left out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._arrow.windows import Windows
+from mouse_core._arrow.windows import Pieces, Windows, cut_at_stretches, in_rows, join_steps
+from mouse_core._base.checks import is_whole
+from mouse_core._base.memo import memo
+from mouse_core._base.memory import ArrayMemory
 from mouse_core.errors import ConfigError
+from mouse_core.sampling.lengths import sequence_fields, sequence_specs
 from mouse_core.sampling.plan import MASK
+from mouse_core.spec import FieldSpec
+
+Batch = dict[str, npt.NDArray[Any]]
 
 
 class Absent:
@@ -74,3 +82,145 @@ def check_fill(fill: float, dtypes: Mapping[str, np.dtype[np.generic]]) -> None:
             held = np.asarray(fill).astype(dtype)
         if dtype.kind != "f" and name != MASK and held != fill:
             raise ConfigError(f"pad: expected a number that {name} ({dtype}) holds, found {fill}")
+
+
+class PackedWindows(Windows):
+    """The steps that are there of some windows, as windows of one step each, which lie one behind the other.
+
+    They are found window by window: of windows of 3 and 2 steps that begin at rows 10 and 40, each in one chunk, the
+    pieces have 3 and 2 rows. Which rows the steps are, 10, 11, 12, 40, 41, is worked out for what is read row by row.
+
+    Args:
+        whole: The windows, with lengths or without.
+    """
+
+    def __init__(self, whole: Windows) -> None:
+        self.whole = whole
+        self.each = np.full(len(whole.rows), whole.length) if whole.lengths is None else whole.lengths
+        before = np.concatenate([[0], np.cumsum(self.each)])
+        self.bounds = before[np.asarray(whole.bounds)].tolist()
+        self.length, self.stretches, self.lengths = 1, whole.stretches, None
+
+    def __len__(self) -> int:
+        return self.bounds[-1]
+
+    @property
+    def planned(self) -> Windows:
+        """See ``Windows.planned``."""
+        return self.whole
+
+    @property
+    def nbytes(self) -> int:
+        """About how much memory they take."""
+        return self.whole.nbytes
+
+    @memo
+    def rows(self) -> npt.NDArray[np.int64]:
+        """The snapshot's row of each step, int64 ``[steps]``."""
+        before = np.cumsum(self.each) - self.each
+        rows: npt.NDArray[np.int64] = np.arange(len(self)) + np.repeat(self.whole.rows - before, self.each)
+        return rows
+
+    @memo
+    def physical(self) -> npt.NDArray[np.int64] | None:
+        """See ``Windows``."""
+        return None if self.whole.physical is None else self.whole.physical[self.whole.there][:, None]
+
+    @memo
+    def pieces(self) -> Pieces:
+        """See ``Windows.pieces``."""
+        whole = self.whole
+        if whole.physical is None:
+            stretch, row, size, window = cut_at_stretches(whole.stretches, whole.rows, self.each)
+            chunk, row = whole.stretches.located(stretch, row)
+        else:
+            steps, there = whole.steps(np.arange(len(whole))), whole.there.reshape(-1)
+            there_only = type(steps)(*(part[there] for part in steps))
+            chunk, row, size, window = join_steps(there_only, whole.length)
+        return in_rows(chunk, row, size, window, whole.bounds)
+
+
+@dataclass(frozen=True, eq=False)
+class Packing:
+    """How the windows of a batch are packed: what is there lies one behind the other, and nothing else.
+
+    Args:
+        capacity: How many rows there are to be, the last of which are 0; None: as many as there are.
+        from_steps: Whether batches come without what is not there already, ``[T, 1, ...]``, and not ``[b, S, ...]``.
+        memory: For large new arrays.
+    """
+
+    capacity: int | None
+    from_steps: bool
+    memory: ArrayMemory = field(default_factory=ArrayMemory, repr=False)
+
+    @property
+    def identity(self) -> list[Any]:
+        """What decides about it, for the fingerprint."""
+        return ["packed", self.capacity]
+
+    def spec(self, fields: Mapping[str, FieldSpec]) -> dict[str, FieldSpec]:
+        """The fields of a packed batch.
+
+        Raises:
+            ConfigError: A field of a name that one of them has.
+        """
+        made = sequence_specs(masked=self.capacity is not None)
+        for name in made.keys() & fields.keys() - {MASK}:
+            raise ConfigError(f"packed: expected a store without a field {name!r}, which batches get, found one")
+        return {name: one for name, one in fields.items() if name != MASK} | made
+
+    def rows(self, lengths: npt.NDArray[np.int64]) -> int:
+        """How many rows there are of windows of some lengths."""
+        return int(lengths.sum()) if self.capacity is None else self.capacity
+
+    def __call__(self, batch: Any, lengths: npt.NDArray[np.int64], out: Any) -> Any:
+        """A batch of windows of so many steps each, or each of its views, packed.
+
+        Args:
+            batch: What was gathered, and changed by all stages.
+            lengths: Of each window, int64 ``[b]``; 0 for one that another shard has.
+            out: Arrays to write to, by field, or such for each view; None: fresh ones.
+
+        Raises:
+            DataError: More rows than the capacity.
+        """
+        if not isinstance(batch, tuple):
+            return self._packed(batch, lengths, out)
+        targets = [None] * len(batch) if out is None else out
+        return tuple(self._packed(view, lengths, target) for view, target in zip(batch, targets, strict=True))
+
+    def _packed(self, view: Batch, lengths: npt.NDArray[np.int64], out: Mapping[str, npt.NDArray[Any]] | None) -> Batch:
+        made = sequence_fields(lengths, self.capacity)
+        total, rows = int(lengths.sum()), self.rows(lengths)
+        there: Any = None
+        batch: Batch = {}
+        for name, values in view.items():
+            if name == MASK:
+                continue
+            if self.from_steps:
+                steps = values.reshape(total, *values.shape[2:])
+            else:
+                there = np.arange(values.shape[1]) < lengths[:, None] if there is None else there
+                steps = values[there]
+            if out is None and rows == total:
+                batch[name] = steps
+                continue
+            shape = (rows, *steps.shape[1:])
+            batch[name] = self.memory.empty(shape, steps.dtype) if out is None else out[name]
+            batch[name][:total] = steps
+            batch[name][total:] = 0
+        if out is None:
+            return batch | made
+        for name, values in made.items():
+            out[name][...] = values
+        return {name: out[name] for name in (*batch, *made)}
+
+
+def check_packed(packed: Any) -> int | None:
+    """The capacity that is asked for, if there is one; ConfigError where it is none."""
+    if packed is True:
+        return None
+    if not is_whole(packed) or packed < 1:
+        raise ConfigError(f"packed: expected True, False or how many rows to fill up to, found {packed!r:.80}")
+    return int(packed)

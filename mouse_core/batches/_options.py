@@ -5,21 +5,33 @@ from __future__ import annotations
 import operator
 import sys
 import warnings
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from mouse_core._base.checks import recipe
-from mouse_core.batches._form import MaskReader, Readers
+from mouse_core.batches._form import Chosen, MaskReader, Readers
 from mouse_core.errors import ConfigError, MissingFieldError
-from mouse_core.sampling.plan import MASK, PaddedSampler
+from mouse_core.sampling.plan import MASK, PaddedSampler, Plan
 from mouse_core.store.fields import FieldReader, meant_by
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store
 
 if TYPE_CHECKING:
-    from mouse_core.batches._stages import Stage
+    from mouse_core.batches._mask import Packing
     from mouse_core.ranks import Ranks, Uneven
+    from mouse_core.sampling.lengths import Cut
     from mouse_core.statistics.normalizer import Normalizer
+
+
+class _Identified(Protocol):
+    """What says of itself what decides about batches."""
+
+    @property
+    def identity(self) -> list[Any]: ...
+
 
 # What gives every process its part of what it finds in a dataset or a loader, by module.
 _SHARDING = {
@@ -173,6 +185,70 @@ def check_shard(shard: Any, batch_size: int, uneven: Uneven) -> tuple[int, int]:
     return rank, count
 
 
+def check_even(shard: tuple[int, int], uneven: Uneven, index: int, size: int) -> None:
+    """Raise ConfigError unless the shards divide batch ``index`` of ``size`` windows evenly, or need not."""
+    count = shard[1]
+    if size % count and uneven == "refuse":
+        raise ConfigError(
+            f"shard: expected batches that {count} shards divide evenly, found batch {index} with {size} windows; "
+            "leave the rest of an epoch out with drop_last=True, choose a batch_size and a count that divide it, "
+            "or mask what is missing with uneven='pad'"
+        )
+
+
+def cut_of(
+    lengths: Iterable[int] | None, sampling: Any, sequence_length: int | None, pad: Any, *, padded: bool
+) -> Cut | None:
+    """How windows are cut to lengths that are drawn; None: they are not."""
+    if lengths is None and not hasattr(sampling, "cut_many"):
+        return None
+    from mouse_core.sampling.lengths import cut_of  # loaded where lengths are drawn
+
+    return cut_of(lengths, sampling, sequence_length, pad, padded=padded)
+
+
+def packs_first(chosen: Chosen, cut: Cut | None, uneven: Uneven) -> bool:
+    """Whether the steps that are not there are left out before anything is read: else it is the last thing done.
+
+    Raises:
+        ConfigError: Lengths of windows that are single rows.
+    """
+    packed = chosen.packed is not False
+    if chosen.windows is not None and chosen.windows.batch_dims == 1 and (packed or cut is not None):
+        option = "packed" if packed else "lengths"
+        raise ConfigError(
+            f"{option}: expected a sequence_length with windows, as single rows have no steps, found none"
+        )
+    return packed and chosen.sees_values and uneven == "refuse"
+
+
+def packing_of(packed: bool | int, *, from_steps: bool) -> Packing:
+    """How batches are packed."""
+    from mouse_core.batches._mask import Packing, check_packed  # loaded where batches are packed
+
+    return Packing(check_packed(packed), from_steps)
+
+
+def lengths_of(shard: tuple[int, int], plan: Plan) -> npt.NDArray[np.int64]:
+    """How many steps of each window of a plan are there and are this shard's, int64 ``[b]``."""
+    lengths = np.full(len(plan.starts), plan.length) if plan.lengths is None else plan.lengths
+    rank, count = shard
+    own = plan.global_size * (rank + 1) // count - plan.first
+    return lengths if own == len(lengths) else np.where(np.arange(len(lengths)) < own, lengths, 0)
+
+
+def axes_of(source: Any, batch: int | Plan, packing: Packing | None) -> dict[str, tuple[int, ...]]:
+    """The axes before those of each field of a BatchSource, of so many windows or those of a plan."""
+    if packing is None:
+        windows = len(batch.starts) if isinstance(batch, Plan) else batch
+        return dict.fromkeys(source.spec, (windows, source.sequence_length)[: source.spec.batch_dims])
+    if not isinstance(batch, Plan):
+        raise ConfigError(f"layout: expected a plan, as packed windows have as many rows as there are, found {batch!r}")
+    lengths = lengths_of(source.shard, batch)
+    rows = packing.rows(lengths)
+    return {name: (len(lengths) + 1 if one.per_sequence else rows,) for name, one in source.spec.items()}
+
+
 def check_sharded_once(shard: tuple[int, int]) -> None:
     """See that nobody who asks on behalf of several processes shards again what is a shard.
 
@@ -208,7 +284,7 @@ def warn_of_collation(indices: Sequence[int]) -> None:
     )
 
 
-def identity_of(snapshot: Snapshot, sampler: object, readers: Readers, stages: Sequence[Stage]) -> list[Any]:
+def identity_of(snapshot: Snapshot, sampler: object, readers: Readers, stages: Sequence[_Identified]) -> list[Any]:
     """What decides about batches, but for the seed, the delivered dtypes, and what shards deliver of a batch."""
     from mouse_core._base.identity import sampler_identity
 

@@ -121,13 +121,15 @@ class Pipeline:
         """The plan of batch ``index``; raises as ``take``."""
         index = operator.index(index)
         block, number = self.blocks.block_with(index)
-        windows, size = block.part(number), block.sizes[number]
+        windows, size = block.windows.planned, block.sizes[number]
+        part = slice(*windows.bounds[number : number + 2])
         return Plan(
-            block.windows.rows[windows.begin : windows.end],
+            windows.rows[part],
             self.planner.sampler.sequence_length,
             Key(self.planner.seed, Purpose.AUGMENT, index),
             size,
             self.planner.own(size)[0],
+            None if windows.lengths is None else windows.lengths[part],
             block,
             number,
         )
@@ -167,7 +169,7 @@ class Pipeline:
         """The block that a plan is of, and its number there; a block of its own where somebody else made it."""
         if isinstance(plan.block, Block) and plan.block.planner is self.planner:
             return plan.block, plan.number
-        return self.planner.of_starts(plan.starts, plan.global_size), 0
+        return self.planner.of_plan(plan), 0
 
     def finish(
         self, block: Block, number: int, copied: Batch | None, *, stored: bool, out: Mapping[str, Any] | None

@@ -16,8 +16,9 @@ import numpy.typing as npt
 from mouse_core._arrow.windows import Windows, WindowsPart
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
+from mouse_core.batches._options import check_even
 from mouse_core.errors import ConfigError
-from mouse_core.sampling.plan import PaddedSampler, WindowSampler
+from mouse_core.sampling.plan import PaddedSampler, Plan, WindowSampler
 from mouse_core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from mouse_core.batches._mask import Absent
     from mouse_core.ranks import Uneven
     from mouse_core.sampling.around import Anchors
+
+Int64s = npt.NDArray[np.int64]
 
 # Where rows have numbers of their own each step is located, and may be a piece by itself.
 _MOST_NUMBERED_STEPS = 1 << 15
@@ -109,6 +112,7 @@ class Planner:
         windows: Windows of several batches are located together, about so many.
         padded: The sampler, if its windows may have fewer steps than they are long.
         uneven: What becomes of batches that the shards do not divide evenly; see ``BatchSource``.
+        packed: Whether only the steps that are there are located.
     """
 
     sampler: WindowSampler
@@ -119,6 +123,7 @@ class Planner:
     windows: int
     padded: PaddedSampler | None
     uneven: Uneven = "refuse"
+    packed: bool = False
 
     @memo
     def batches_per_epoch(self) -> int:
@@ -143,16 +148,7 @@ class Planner:
         """
         last = self.epoch_start + self.batches_per_epoch - 1
         if self.shard[1] > 1 and self.uneven == "refuse":
-            self._check_even(last, len(self._starts(last)))
-
-    def _check_even(self, index: int, size: int) -> None:
-        count = self.shard[1]
-        if size % count and self.uneven == "refuse":
-            raise ConfigError(
-                f"shard: expected batches that {count} shards divide evenly, found batch {index} with {size} windows; "
-                "leave the rest of an epoch out with drop_last=True, choose a batch_size and a count that divide it, "
-                "or mask what is missing with uneven='pad'"
-            )
+            check_even(self.shard, self.uneven, last, len(self._starts(last)))
 
     def own(self, size: int) -> tuple[int, int]:
         """Which windows of a whole batch of ``size`` this shard has: the first, and the one behind its last.
@@ -171,9 +167,9 @@ class Planner:
         first, end = self.own(size)
         return first, first - -size // self.shard[1] if self.uneven == "pad" else end
 
-    def of_starts(self, starts: npt.NDArray[np.int64], size: int) -> Block:
-        """A block of one batch of ``size`` windows in all: of those that begin at ``starts``, from wherever."""
-        return Block(0, 1, 1, 0, self._locate(starts), [size], self)
+    def of_plan(self, plan: Plan) -> Block:
+        """A block of one batch: of the windows of a plan, from wherever."""
+        return Block(0, 1, 1, 0, self._locate(plan.starts, None, plan.lengths), [plan.global_size], self)
 
     def block(self, first: int, step: int, batches: int, kind: int) -> Block:
         """So many batches from ``first`` on, ``step`` apart, located together."""
@@ -182,7 +178,6 @@ class Planner:
         if whole is not None:
             whole = whole[::step]
             size = whole.shape[1]
-            self._check_even(first, size)
             rows = np.ascontiguousarray(whole[:, slice(*self._delivered(size))])
             sizes, bounds = [size] * batches, list(range(0, rows.size + 1, rows.shape[1]))
             rows = rows.reshape(-1)
@@ -190,39 +185,48 @@ class Planner:
             starts = self._starts_in_parts(first, end) if step == 1 else []
             starts = starts or [self._starts(index) for index in range(first, end, step)]
             sizes = [len(part) for part in starts]
-            for number, size in enumerate(sizes):
-                self._check_even(first + number * step, size)
             parts = [part[slice(*self._delivered(len(part)))] for part in starts]
             bounds = [0, *np.cumsum([len(part) for part in parts]).tolist()]
             rows = np.concatenate(parts)
+        for number, size in enumerate(sizes if self.shard[1] > 1 else ()):
+            check_even(self.shard, self.uneven, first + number * step, size)
+        lengths = None
+        if (cut := getattr(self.sampler, "cut_many", None)) is not None:
+            own = [slice(*self._delivered(size)) for size in sizes]
+            rows, lengths = cut(self.seed, range(first, end, step), own, sizes, rows, self.snapshot)
         rows.flags.writeable = False
-        return Block(first, end, step, kind, self._locate(rows, bounds), sizes, self)
+        return Block(first, end, step, kind, self._locate(rows, bounds, lengths), sizes, self)
 
-    def _locate(self, starts: npt.NDArray[np.int64], bounds: Sequence[int] | None = None) -> Windows:
+    def _locate(self, starts: Int64s, bounds: Sequence[int] | None, lengths: Int64s | None) -> Windows:
         """See ``Snapshot.locate``; raises ConfigError if some windows are not in the snapshot."""
-        length, lengths = self.sampler.sequence_length, None
-        if self.padded is not None:
+        length = self.sampler.sequence_length
+        if self.padded is not None and lengths is None:
             lengths = self.padded.lengths(starts, self.snapshot)
         last = self.snapshot.num_rows - (length if lengths is None else lengths)
         if len(starts) and not (starts.min() >= 0 and (starts <= last).all()):
             last = int(np.min(last))
             raise ConfigError(f"sampler: expected starts in 0..{last}, found {int(starts.min())}..{int(starts.max())}")
-        return self.snapshot.locate(starts, length, bounds, lengths)
+        windows = self.snapshot.locate(starts, length, bounds, lengths)
+        if not self.packed:
+            return windows
+        from mouse_core.batches._mask import PackedWindows  # loaded where batches are packed
 
-    def _starts_together(self, first: int, batches: int) -> npt.NDArray[np.int64] | None:
+        return PackedWindows(windows)
+
+    def _starts_together(self, first: int, batches: int) -> Int64s | None:
         """The starts of several batches, drawn by one call, int64 ``[batches, B]``; None if the sampler cannot."""
         draw = getattr(self.sampler, "starts_of_many", None)
         if draw is None or batches == 1:
             return None
-        starts: npt.NDArray[np.int64] | None = draw(self.seed, first, batches, self.snapshot, self.epoch_start)
+        starts: Int64s | None = draw(self.seed, first, batches, self.snapshot, self.epoch_start)
         return starts
 
-    def _starts_in_parts(self, first: int, end: int) -> list[npt.NDArray[np.int64]]:
+    def _starts_in_parts(self, first: int, end: int) -> list[Int64s]:
         """The starts of several batches, of which the last one of an epoch may be short; none if the sampler draws
         them one by one.
         """
         epoch = self.batches_per_epoch
-        starts: list[npt.NDArray[np.int64]] = []
+        starts: list[Int64s] = []
         while first < end and epoch > 1:
             last = min(first + epoch - 1 - (first - self.epoch_start) % epoch, end)
             if last - first > 1:
@@ -237,7 +241,7 @@ class Planner:
             first = last + 1
         return starts
 
-    def _starts(self, index: int) -> npt.NDArray[np.int64]:
+    def _starts(self, index: int) -> Int64s:
         starts = np.asarray(self.sampler.starts(self.seed, index, self.snapshot, self.epoch_start))
         if starts.ndim != 1 or starts.dtype.kind not in "iu" or not 1 <= len(starts) <= self.sampler.batch_size:
             raise ConfigError(

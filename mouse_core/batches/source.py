@@ -81,6 +81,11 @@ class BatchSource:
             snapshot are; or a ``Normalizer``, whose numbers stay. Such fields come as float32 unless ``dtypes`` says
             otherwise, with the same bits in every framework. See ``statistics.Normalizer.of``.
         map: A function of one's own that is applied last, with the fields that it makes; see ``mouse_core.Map``.
+        lengths: With "random", how many steps windows have, such as ``range(1, 65)``: each is cut to one of these, each
+            as likely, at a place that is drawn, and has fewer where an episode ends. ``mask`` says which there are.
+        packed: Whether windows lie one behind the other, without the steps that are not there: fields are ``[T, ...]``,
+            and ``cu_seqlens``, ``position`` and ``sequence_id`` say of which window each row is. A number: as many rows
+            in each batch, filled up with 0 and a ``mask``. It is done last, to what a batch is without it.
 
     Raises:
         ConfigError: An argument out of range, too few rows, an unknown sampling, a batch that shards do not divide.
@@ -111,9 +116,14 @@ class BatchSource:
         windows: Mapping[str, Iterable[int] | Seconds] | FieldWindows | None = None,
         normalize: Mapping[str, Normalization] | Normalizer | None = None,
         map: Map | None = None,
+        lengths: Iterable[int] | None = None,
+        packed: bool | int = False,
     ) -> None:
         snapshot = asked.snapshot_of(store)
-        around = None
+        pads = boundary != "stream" or windows is not None
+        around, cut = None, asked.cut_of(lengths, sampling, sequence_length, pad, padded=pads)
+        if cut is not None:
+            sampling, sequence_length, pad = cut.sampling, cut.sequence_length, cut.pad
         if windows is None:
             length = 64 if sequence_length is None else sequence_length
             sampler = sampler_of(sampling, length, batch_size, drop_last, boundary, weighting, pad)
@@ -124,6 +134,7 @@ class BatchSource:
                 *(windows, snapshot, sampling, sequence_length), batch_size, drop_last, boundary, weighting, pad
             )
         sampler = snapshot.sampled_by(sampler)
+        sampler = sampler if cut is None else cut.of(sampler)
         # Single rows have no steps that may be missing.
         has_steps = around is None or around.batch_dims == 2
         padded = sampler if isinstance(sampler, PaddedSampler) and has_steps else None
@@ -138,8 +149,10 @@ class BatchSource:
             around,
             asked.normalizer_of(normalize, snapshot),
             map,
+            packed,
         )
-        masked = padded is not None or uneven == "pad"
+        packs_first = asked.packs_first(chosen, cut, uneven)
+        masked = (padded is not None and not packs_first) or uneven == "pad"
         readers = asked.choose_readers(snapshot, names, chosen.required_fields, masked=masked)
         if around is not None:
             from mouse_core.batches._by_field import readers_around
@@ -157,6 +170,7 @@ class BatchSource:
             ),
             padded=padded,
             uneven=uneven,
+            packed=packs_first,
         )
         planner.check()
         asked.check_map(map, planner.shard)
@@ -173,9 +187,11 @@ class BatchSource:
         planner = pipeline.planner
         self.snapshot, self.sampler = planner.snapshot, planner.sampler
         self.seed, self.shard, self.epoch_start = planner.seed, planner.shard, planner.epoch_start
-        self.views, self.ranks, self.uneven = chosen.views, ranks, planner.uneven
+        self.views, self.ranks, self.uneven, self.packed = chosen.views, ranks, planner.uneven, chosen.packed
         self._pipeline, self._chosen = pipeline, chosen
         self._stages = pipeline.form.stages
+        packed = chosen.packed is not False
+        self._packing = asked.packing_of(chosen.packed, from_steps=planner.packed) if packed else None
 
     def __repr__(self) -> str:
         size = f"sequence_length={self.sequence_length}, batch_size={self.batch_size}, shard={self.shard}"
@@ -186,8 +202,10 @@ class BatchSource:
     @memo
     def spec(self) -> Spec:
         """The fields of a batch, known before the first is made."""
-        around = self._chosen.windows
-        return Spec(self._pipeline.form.fields, self.snapshot.alignment, 2 if around is None else around.batch_dims)
+        around, fields = self._chosen.windows, self._pipeline.form.fields
+        if self._packing is not None:
+            return Spec(self._packing.spec(fields), self.snapshot.alignment, 1)
+        return Spec(fields, self.snapshot.alignment, 2 if around is None else around.batch_dims)
 
     @property
     def sequence_length(self) -> int:
@@ -214,7 +232,8 @@ class BatchSource:
     @property
     def identity(self) -> list[Any]:
         """What the fingerprint is a digest of: that of the data, the sampler, the fields, and any augmentation."""
-        return asked.identity_of(self.snapshot, self.sampler, self._pipeline.readers, self._stages)
+        stages: tuple[Any, ...] = self._stages if self._packing is None else (*self._stages, self._packing)
+        return asked.identity_of(self.snapshot, self.sampler, self._pipeline.readers, stages)
 
     def __len__(self) -> int:
         """Batches in an epoch; ConfigError for whoever would shard a shard."""
@@ -228,14 +247,14 @@ class BatchSource:
     def __getitem__(self, index: int) -> Batch:
         """Batch ``index``, across epochs without end: ``{field: [b, S, ...]}`` in the dtypes of ``spec``.
 
-        Without steps it is ``{field: [b, ...]}``, as ``spec.batch_dims`` says. With ``views=`` of 2 and more it is a
-        tuple of so many.
+        Without steps it is ``{field: [b, ...]}``, packed ``{field: [T, ...]}``, as ``spec.batch_dims`` says. With
+        ``views=`` of 2 and more it is a tuple of so many.
 
         Raises:
             IndexError: The index lies before the first epoch.
             DataError: A value that its field does not allow; the message names field and row.
         """
-        if not self._stages:
+        if not self._stages and self._packing is None:
             return self._pipeline.take(index)
         plan = self.plan(index)
         return self._staged(self._pipeline.take_of(plan), plan)
@@ -264,7 +283,7 @@ class BatchSource:
         """
         if plan.length != self.sequence_length:
             raise ConfigError(f"plan: expected windows of {self.sequence_length} steps, found {plan.length}")
-        if not self._stages:
+        if not self._stages and self._packing is None:
             return self._pipeline.gather(plan, stored=stored, out=out)
         return self._staged(self._pipeline.gather(plan, stored=stored), plan, stored=stored, out=out)
 
@@ -274,14 +293,18 @@ class BatchSource:
 
         # What a function of the user's gets does not depend on how it is moved later.
         stored = stored and self._chosen.map is None
-        made: Batch = staged(self._stages, batch, plan, stored=stored, out=out)
-        return made
+        packing = self._packing
+        made: Batch = staged(self._stages, batch, plan, stored=stored, out=out if packing is None else None)
+        return made if packing is None else packing(made, asked.lengths_of(self.shard, plan), out)
 
-    def layout(self, batch_size: int, *, stored: bool = False) -> BatchLayout:
-        """Where the fields of ``batch_size`` windows lie in one stretch of memory; ``stored`` as in ``gather``."""
-        size = (batch_size, self.sequence_length)[: self.spec.batch_dims]
+    def layout(self, batch_size: int | Plan, *, stored: bool = False) -> BatchLayout:
+        """Where the fields of so many windows, or of a plan, lie in one stretch of memory; ``stored`` as in ``gather``.
+
+        Of windows that are packed only a plan says how many rows they have; ConfigError for a number.
+        """
+        size = asked.axes_of(self, batch_size, self._packing)
         dtypes = {name: field.stored_dtype if stored else field.dtype for name, field in self.spec.items()}
-        return BatchLayout({name: ((*size, *field.shape), dtypes[name]) for name, field in self.spec.items()})
+        return BatchLayout({name: ((*size[name], *field.shape), dtypes[name]) for name, field in self.spec.items()})
 
     def with_snapshot(self, snapshot: Snapshot, *, epoch_start: int, seed: int | None = None) -> BatchSource:
         """The same source over other rows, whose first epoch begins at ``epoch_start``."""
@@ -319,7 +342,7 @@ class BatchSource:
 def _form(planner: Planner, readers: Any, chosen: Chosen) -> BatchForm:
     """What batches of some fields are like."""
     actions = planner.snapshot.config.dims["max_action_dim"] or 0
-    return form_of(readers, chosen, planner.padded, max_num_actions=actions)
+    return form_of(readers, chosen, None if planner.packed else planner.padded, max_num_actions=actions)
 
 
 def _restore(snapshot: Snapshot, sampler: WindowSampler, options: dict[str, Any]) -> BatchSource:

@@ -181,6 +181,8 @@ def _joined(members: Mapping[str, Source], field: str | None) -> Spec:
     """The one spec of all members, and the field that says which."""
     first, spec = next((name, source.spec) for name, source in members.items())
     for name, source in members.items():
+        if source.spec.is_packed:
+            raise SchemaError(f"mixture: expected members that are not packed, found {name!r}: {source.spec}")
         if source.spec.alignment != spec.alignment or source.spec.batch_dims != spec.batch_dims:
             raise SchemaError(f"mixture: expected the spec of member {first!r}, found in {name!r}: {source.spec}")
         if list(source.spec) != list(spec):

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from mouse_core.batches.source import BatchSource
 from mouse_core.digest import StreamDigest
+from mouse_core.digest.values import host_array
 from mouse_core.prefetch.prefetcher import Staged
-from mouse_core.sampling.plan import MASK, PaddedSampler
+from mouse_core.sampling.plan import MASK, PACKED, PaddedSampler
+from mouse_core.spec import Spec
 
 if TYPE_CHECKING:
     from mouse_core.ranks import Ranks
+
+
+_Digest = Callable[[int, Any, Any], StreamDigest]
 
 
 def digesting(make: Callable[[int], Any], source: Any) -> Callable[[int], tuple[Any, StreamDigest]]:
@@ -20,22 +26,44 @@ def digesting(make: Callable[[int], Any], source: Any) -> Callable[[int], tuple[
 
     A batch that goes to a device is digested while it is still on the host, where its maker is ``Staged``.
     """
+    spec = getattr(source, "spec", None)
+    digest: _Digest = partial(_whole, _masks_shares_only(source))
+    if isinstance(spec, Spec) and spec.is_packed:
+        digest = _of_packed
     if isinstance(make, Staged):
-        return partial(_make_staged, make, make.rows or partial(_rows, source), _masks_shares_only(source))
-    return partial(_make, make, partial(_rows, source), _masks_shares_only(source))
+        return partial(_make_staged, make, make.rows or partial(_rows, source), digest)
+    return partial(_make, make, partial(_rows, source), digest)
 
 
-def _make(make: Callable[[int], Any], rows: Callable[[int], Any], unmasked: bool, index: int) -> Any:
+def _make(make: Callable[[int], Any], rows: Callable[[int], Any], digest: _Digest, index: int) -> Any:
     made = make(index)
-    return made, StreamDigest.of(index, _unmasked(made) if unmasked else made, rows(index))
+    return made, digest(index, made, rows(index))
 
 
-def _make_staged(staged: Staged, rows: Callable[[int], Any], unmasked: bool, index: int) -> Any:
+def _make_staged(staged: Staged, rows: Callable[[int], Any], digest: _Digest, index: int) -> Any:
     gathered = staged.gather(index)
     # First the digest: what is transferred may be given away.
     batch = staged.arrays(gathered)
-    digest = StreamDigest.of(index, _unmasked(batch) if unmasked else batch, rows(index))
-    return staged.transfer(gathered), digest
+    said = digest(index, batch, rows(index))
+    return staged.transfer(gathered), said
+
+
+def _whole(unmasked: bool, index: int, batch: Any, rows: Any) -> StreamDigest:
+    return StreamDigest.of(index, _unmasked(batch) if unmasked else batch, rows)
+
+
+def _of_packed(index: int, batch: Any, rows: int | range) -> StreamDigest:
+    """The digest of packed windows, each as if it were alone: of its steps, and not of where they lie in the batch."""
+    views = batch if isinstance(batch, tuple) else (batch,)
+    bounds = host_array(views[0]["cu_seqlens"]).tolist()
+    fields = [name for name in views[0].keys() if name not in PACKED]  # noqa: SIM118  as in _unmasked
+    first = rows if isinstance(rows, int) else rows.start
+    total = StreamDigest()
+    for row, (begin, end) in enumerate(pairwise(bounds), first):
+        if end > begin:  # others are another shard's
+            windows = tuple({name: view[name][begin:end][None] for name in fields} for view in views)
+            total += StreamDigest.of(index, windows, row)
+    return total
 
 
 def _rows(source: Any, index: int) -> int | range:

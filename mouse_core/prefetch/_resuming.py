@@ -17,6 +17,8 @@ _NUMBERS = ("seed", "next_index", "epoch_start")
 # States of earlier versions have none.
 _CONFIGURATION = "configuration"
 _LONGEST_TEXT, _MOST_ENTRIES = 60, 32
+# What is compared whatever the sampling is.
+_WHEREVER = ("sampling", "normalize", "augment", "map", "lengths", "packed")
 # Mixtures of mixtures.
 _DEEPEST = 16
 # Samplers of the stream of steps, and what they are called where somebody asks for one.
@@ -102,7 +104,10 @@ def _configuration(source: BatchSource) -> dict[str, Any]:
     kinds = {reader.spec.column: str(reader.column.kind) for reader in snapshot.readers.values()}
     said: dict[str, Any] = {"data": data[:12], "alignment": snapshot.alignment, "columns": kinds}
     made: Any = source.sampler
-    if dataclasses.is_dataclass(made) and sampler == repr(made):
+    is_shown = dataclasses.is_dataclass(made) and sampler == repr(made)
+    if hasattr(made, "cut_many"):
+        said["lengths"], made = json.dumps(made.choices), made.sampler
+    if is_shown and dataclasses.is_dataclass(made):
         options = [item.name for item in dataclasses.fields(made) if item.repr and not item.name.startswith("_")]
         said["sampling"] = type(made).__name__
         said |= {name: repr(getattr(made, name)) for name in options}
@@ -117,16 +122,18 @@ def _configuration(source: BatchSource) -> dict[str, Any]:
 
 
 def _stages_in_words(stages: Sequence[list[Any]]) -> dict[str, Any]:
-    """What is done to batches: how fields are normalised and augmented, and by which function of one's own."""
+    """What is done to batches: how fields are normalised and augmented, by which function of one's own, and packed."""
     said: dict[str, Any] = {}
     for _, scalings in (stage for stage in stages if stage[0] == "normalize"):
         numbers = {name: f"{kind} by numbers {digest}" for name, (kind, digest) in scalings.items()}
         said["normalize"] = {**said.get("normalize", {}), **numbers}
-    augment = [stage for stage in stages if stage[0] not in ("map", "normalize")]
+    augment = [stage for stage in stages if stage[0] not in ("map", "normalize", "packed")]
     if augment:
         said["augment"] = json.dumps(augment)
     for _, version, per, shapes, dropped in (stage for stage in stages if stage[0] == "map"):
         said["map"] = {"version": version, "per": per, "fields": json.dumps(shapes), "drop": json.dumps(dropped)}
+    for _, capacity in (stage for stage in stages if stage[0] == "packed"):
+        said["packed"] = repr(capacity or True)
     return said
 
 
@@ -153,8 +160,8 @@ def _differing(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[st
     """What is different in two configurations, a sentence each."""
     said: list[str] = []
     expected, found = _as_asked(expected), _as_asked(found)
-    if expected["boundary"] != found["boundary"]:
-        # Within episodes there is a mask.
+    if any(expected.get(name) != found.get(name) for name in ("boundary", "lengths", "packed")):
+        # Within episodes, and of windows of their own lengths that are not packed, there is a mask.
         expected, found = ({**one, "fields": _without_mask(one["fields"])} for one in (expected, found))
     for name in _compared(expected, found):
         wanted, has = expected.get(name), found.get(name)
@@ -197,7 +204,7 @@ def _compared(expected: Mapping[str, Any], found: Mapping[str, Any]) -> list[str
     # An anchor's boundary is not known.
     names = [name for name in names if name != "boundary" or None not in (expected[name], found[name])]
     both = expected.keys() & found.keys()
-    return [name for name in names if name in both or name in ("sampling", "normalize", "augment", "map")]
+    return [name for name in names if name in both or name in _WHEREVER]
 
 
 def _differing_parts(name: str, wanted: Any, has: Any) -> list[str]:

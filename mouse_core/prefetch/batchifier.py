@@ -62,6 +62,8 @@ class Batchifier(Loader[T]):
         windows: Which rows around an anchor fields deliver, by field; see ``mouse_core.BatchSource``.
         normalize: How fields are normalised, by field, in the workers; see ``mouse_core.BatchSource``.
         map: A function of one's own, in the workers; see ``mouse_core.Map``.
+        lengths: How many steps windows have, where that is drawn; see ``mouse_core.BatchSource``.
+        packed: Whether windows lie one behind the other, without padding; see ``mouse_core.BatchSource``.
         sharding: How a whole batch is laid out over devices, in JAX; None elsewhere.
         digest: Whether a digest of what is delivered runs along; see ``Loader.digest``. Off by default: of 344 KB it
             takes 35 us of a processor, and up to 160 between the steps of a training, in the thread that makes batches.
@@ -98,6 +100,8 @@ class Batchifier(Loader[T]):
         windows: Mapping[str, Iterable[int] | Seconds] | None = None,
         normalize: Mapping[str, Normalization] | Normalizer | None = None,
         map: Map | None = None,
+        lengths: Iterable[int] | None = None,
+        packed: bool | int = False,
         sharding: Any = None,
         digest: bool = False,
     ) -> None:

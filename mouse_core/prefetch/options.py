@@ -56,6 +56,8 @@ class LoaderOptions:
     windows: Mapping[str, Iterable[int] | Seconds] | None = None
     normalize: Mapping[str, Normalization] | Normalizer | None = None
     map: Map | None = None
+    lengths: Iterable[int] | None = None
+    packed: bool | int = False
     sharding: Any = None
     digest: bool = False
 

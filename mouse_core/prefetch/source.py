@@ -42,7 +42,7 @@ class Source(Protocol):
     def __getitem__(self, index: int) -> Any:
         """Batch ``index``, an integer from 0, across epochs without end: ``{field: ndarray [B, S, *shape]}``.
 
-        Where ``spec.batch_dims`` is 1 there are no steps: ``[B, *shape]``.
+        Where ``spec.batch_dims`` is 1 there are no steps: ``[B, *shape]``; or windows are packed: ``[T, *shape]``.
 
         Its arrays are the caller's, in memory that is never written to again. A tuple of such dicts is a batch in
         several views.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -13,6 +14,8 @@ from mouse_core.store.snapshot import Snapshot
 
 # The field of batches whose windows may have fewer steps: which of them are there.
 MASK = "mask"
+# The fields that packed batches have besides: where their windows lie, and which rows are of one.
+PACKED = ("cu_seqlens", "position", "sequence_id", MASK)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -25,6 +28,7 @@ class Plan:
         key: Names the random numbers of whatever is done to the batch afterwards; the same for all shards.
         global_size: Windows in the whole batch, of which these may be a shard.
         first: Which row of the whole batch the first of these is.
+        lengths: How many steps of each window are there, int64 ``[b]``; None: all.
         block, number: What the source that made the plan knows about it already, and which batch of that it is.
     """
 
@@ -33,11 +37,12 @@ class Plan:
     key: Key
     global_size: int
     first: int = 0
+    lengths: npt.NDArray[np.int64] | None = None
     block: object = field(default=None, repr=False)
     number: int = field(default=0, repr=False)
 
     def __reduce__(self) -> tuple[type[Plan], tuple[Any, ...]]:
-        return Plan, (self.starts, self.length, self.key, self.global_size, self.first)
+        return Plan, (self.starts, self.length, self.key, self.global_size, self.first, self.lengths)
 
 
 @runtime_checkable
@@ -88,4 +93,28 @@ class PaddedSampler(WindowSampler, Protocol):
 
     def lengths(self, starts: npt.NDArray[np.int64], snapshot: Snapshot) -> npt.NDArray[np.int64]:
         """How many steps of the windows that begin at ``starts`` (int64 ``[n]``) are there, int64 ``[n]``, from 1."""
+        ...
+
+
+class CutWindows(Protocol):
+    """What a padded sampler may offer besides: windows that are parts of those that it names."""
+
+    def cut_many(
+        self,
+        seed: int,
+        batches: Sequence[int],
+        own: Sequence[slice],
+        sizes: Sequence[int],
+        starts: npt.NDArray[np.int64],
+        snapshot: Snapshot,
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Where the windows of some batches begin that are left, and how many steps they have, int64 ``[n]`` each.
+
+        Args:
+            seed, batches: Which batches.
+            own: Which of their windows these are.
+            sizes: How many the whole batches have.
+            starts: Where the windows begin that they are cut from, batch by batch, int64 ``[n]``.
+            snapshot: The rows.
+        """
         ...

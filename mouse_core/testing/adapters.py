@@ -85,6 +85,23 @@ class AdapterConformance(InArrays):
                 assert loader.spec.batch_dims == expected.spec.batch_dims
                 self._same(loader, expected, 3)
 
+    def test_windows_of_lengths_of_their_own(self) -> None:
+        """Padded, packed and filled up, from a store and from a source of one's own, on from a state."""
+        store = example_store()
+        for packed in (False, True, 32):
+            options = {"lengths": range(1, 9), "packed": packed}
+            expected = self._source(store, **options)
+            for workers in (0, 2):
+                with self._loader(store, num_workers=workers, **options) as loader:
+                    assert loader.spec.is_packed == bool(packed)
+                    self._same(loader, expected, 5)
+                    state = copy.deepcopy(loader.state_dict())
+                with self._loader(store, num_workers=workers, **options) as loader:
+                    loader.load_state_dict(state)
+                    self._same(loader, [expected[index] for index in range(5, 8)], 3)
+            with self.loader_class(_Own(expected), **self.options) as loader:
+                self._same(loader, expected, 3)
+
     def test_a_source_of_ones_own(self) -> None:
         """Batches of anything that is a source, which a loader knows by four things alone, and on from a state."""
         source = _Own(BatchSource(example_store(), **SMALL))

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import StateError
@@ -50,7 +51,27 @@ class SourceConformance:
             for name, field in source.spec.items():
                 values = view[name]
                 assert values.dtype == field.dtype, f"{name}: expected {field.dtype}, found {values.dtype}"
-                assert values.shape == (*size, *field.shape), f"{name}: found the shape {values.shape}"
+                if field.per_sequence:
+                    assert values.ndim == 1 + len(field.shape), f"{name}: found the shape {values.shape}"
+                    assert values.shape[1:] == field.shape, f"{name}: found the shape {values.shape}"
+                else:
+                    assert values.shape == (*size, *field.shape), f"{name}: found the shape {values.shape}"
+
+    def test_packed_windows_lie_where_it_says(self) -> None:
+        """Where windows are packed: one behind the other from row 0, with what is no window's behind them all."""
+        source = self.make()
+        for view in _views(source[0]) if source.spec.is_packed else ():
+            bounds, rows = view["cu_seqlens"], len(view["position"])
+            assert bounds[0] == 0, f"cu_seqlens: expected the first window at row 0, found {bounds[0]}"
+            assert (np.diff(bounds) >= 0).all(), f"cu_seqlens: expected it to ascend, found {bounds.tolist()}"
+            assert bounds[-1] <= rows, f"cu_seqlens: expected at most {rows} rows, found {bounds[-1]}"
+            missing = [rows - int(bounds[-1])]
+            windows = len(bounds) - 1
+            expected = np.repeat(np.arange(windows + 1), [*np.diff(bounds), *missing])
+            assert np.array_equal(view["sequence_id"], expected), "sequence_id: expected that of the row's window"
+            steps = np.arange(rows) - np.repeat([*bounds[:-1], 0], [*np.diff(bounds), *missing])
+            steps[bounds[-1] :] = 0
+            assert np.array_equal(view["position"], steps), "position: expected the place of a row in its window"
 
     def test_a_batch_is_a_function_of_its_number(self) -> None:
         """In any order, more than once, of another source made alike, and beyond the end of an epoch."""

@@ -1,0 +1,203 @@
+"""Windows of lengths that are drawn, and sequences of differing lengths one behind the other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core._base.checks import is_whole
+from mouse_core.errors import ConfigError, DataError
+from mouse_core.randomness import Key, Purpose, as_integers
+from mouse_core.sampling.plan import MASK, PaddedSampler, WindowSampler
+from mouse_core.spec import FieldSpec
+from mouse_core.store.snapshot import Snapshot
+
+Int64s = npt.NDArray[np.int64]
+Arrays = dict[str, npt.NDArray[Any]]
+
+# Variable-length attention takes 32 bits.
+_MOST_ROWS = (1 << 31) - 1
+_INT32: np.dtype[Any] = np.dtype(np.int32)
+
+
+@dataclass(frozen=True)
+class DrawnLengths:
+    """Windows cut to lengths that are drawn, each at a place that is drawn within the window it is cut from.
+
+    A window of 8 steps that begins at row 100, of which 5 steps are to be left, begins at one of the rows 100..103,
+    each as likely. So of the rows of an episode none comes more often than another but for those near its ends, which
+    is so without lengths, too.
+
+    Args:
+        sampler: Decides which windows they are cut from.
+        choices: The lengths, each as likely, ascending; where a window is shorter it stays as it is.
+        fill: What all fields become in steps that are not there; None: they repeat the last one that is.
+    """
+
+    sampler: WindowSampler
+    choices: tuple[int, ...]
+    fill: float | None = None
+
+    @property
+    def sequence_length(self) -> int:
+        """Steps of a window before it is cut."""
+        return self.sampler.sequence_length
+
+    @property
+    def batch_size(self) -> int:
+        """Windows in a whole batch."""
+        return self.sampler.batch_size
+
+    def batches_per_epoch(self, snapshot: Snapshot) -> int:
+        """As many as of whole windows."""
+        return self.sampler.batches_per_epoch(snapshot)
+
+    def starts(self, seed: int, index: int, snapshot: Snapshot, epoch_start: int) -> Int64s:
+        """Where the windows begin before they are cut; see ``WindowSampler.starts``."""
+        return self.sampler.starts(seed, index, snapshot, epoch_start)
+
+    def starts_of_many(self, seed: int, first: int, count: int, snapshot: Snapshot, epoch_start: int) -> Int64s | None:
+        """See ``ManyStarts.starts_of_many``."""
+        draw = getattr(self.sampler, "starts_of_many", None)
+        starts: Int64s | None = None if draw is None else draw(seed, first, count, snapshot, epoch_start)
+        return starts
+
+    def lengths(self, starts: Int64s, snapshot: Snapshot) -> Int64s:
+        """How many steps they have before they are cut; see ``PaddedSampler.lengths``."""
+        if isinstance(self.sampler, PaddedSampler):
+            return self.sampler.lengths(starts, snapshot)
+        return np.full(len(starts), self.sequence_length)
+
+    def cut_many(
+        self,
+        seed: int,
+        batches: Sequence[int],
+        own: Sequence[slice],
+        sizes: Sequence[int],
+        starts: Int64s,
+        snapshot: Snapshot,
+    ) -> tuple[Int64s, Int64s]:
+        """See ``CutWindows.cut_many``: a number for the length of each window, and one for where it begins."""
+        uniform = [
+            Key(seed, Purpose.LENGTHS, index).uniform(2 * size).reshape(2, size)[:, part]
+            for index, part, size in zip(batches, own, sizes, strict=True)
+        ]
+        of_length, of_place = np.concatenate(uniform, axis=1)
+        lengths = self.lengths(starts, snapshot)
+        left = np.minimum(np.array(self.choices)[as_integers(of_length, len(self.choices))], lengths)
+        places: Any = lengths - left + 1
+        return starts + as_integers(of_place, places), left
+
+
+class Cut(NamedTuple):
+    """What a source makes of its arguments where windows are cut to lengths that are drawn.
+
+    Args:
+        choices: See ``DrawnLengths``.
+        sampling, sequence_length, pad: Those for the windows that they are cut from.
+        fill: See ``DrawnLengths``; a padded sampler has its own.
+    """
+
+    choices: tuple[int, ...]
+    sampling: str | WindowSampler
+    sequence_length: int | None
+    pad: bool | float | None
+    fill: float | None
+
+    def of(self, sampler: WindowSampler) -> DrawnLengths:
+        """The windows of a sampler, cut."""
+        return DrawnLengths(sampler, self.choices, sampler.fill if isinstance(sampler, PaddedSampler) else self.fill)
+
+
+def cut_of(
+    lengths: Iterable[int] | None,
+    sampling: str | WindowSampler,
+    sequence_length: int | None,
+    pad: bool | float | None,
+    *,
+    padded: bool,
+) -> Cut:
+    """How windows are cut; see ``BatchSource``.
+
+    Args:
+        lengths, sampling, sequence_length, pad: Those of a source.
+        padded: Whether the windows that they are cut from may be filled up themselves.
+
+    Raises:
+        ConfigError: Lengths that are none, or of windows that are to cover all steps.
+    """
+    if isinstance(sampling, DrawnLengths):
+        if lengths is not None:
+            raise ConfigError(f"lengths: expected none with a sampler that draws them, found {lengths!r:.80}")
+        return Cut(sampling.choices, sampling.sampler, sequence_length, pad, sampling.fill)
+    choices = _checked(lengths, sequence_length if isinstance(sampling, str) else sampling.sequence_length)
+    if isinstance(sampling, str):
+        if sampling != "random":
+            raise ConfigError(f"lengths: expected sampling='random', as steps are cut off, found {sampling!r}")
+        sequence_length = sequence_length or choices[-1]
+    if pad is False and not padded:
+        raise ConfigError("pad: expected True or a number with lengths, which leave steps out, found False")
+    fill = None if pad is None or isinstance(pad, bool) else pad
+    return Cut(choices, sampling, sequence_length, pad if padded else None, fill)
+
+
+def _checked(lengths: Any, sequence_length: int | None) -> tuple[int, ...]:
+    """The lengths that are asked for, ascending, or ConfigError."""
+    try:
+        found = list(lengths)
+    except TypeError:
+        found = []
+    if not found or not all(is_whole(length) and length >= 1 for length in found):
+        raise ConfigError(f"lengths: expected integers from 1, as in range(1, 65), found {lengths!r:.80}")
+    if sequence_length is not None and max(found) > sequence_length:
+        raise ConfigError(f"lengths: expected none beyond sequence_length {sequence_length}, found {max(found)}")
+    return tuple(sorted(map(int, found)))
+
+
+def sequence_specs(*, masked: bool) -> dict[str, FieldSpec]:
+    """What ``sequence_fields`` gives, as fields of a batch."""
+    specs = [
+        FieldSpec("cu_seqlens", _INT32, (), per_sequence=True),
+        FieldSpec("position", _INT32, ()),
+        FieldSpec("sequence_id", _INT32, ()),
+    ]
+    specs += [FieldSpec(MASK, np.dtype(np.bool_), ())] if masked else []
+    return {spec.name: spec for spec in specs}
+
+
+def sequence_fields(lengths: Int64s, capacity: int | None = None) -> Arrays:
+    """What says where sequences lie that stand one behind the other without padding, for variable-length attention.
+
+    Of lengths 3, 1 and 2 ``cu_seqlens`` is 0, 3, 4, 6: sequence k is in rows ``cu_seqlens[k] .. cu_seqlens[k + 1] - 1``
+    (as in flash-attention and ``torch.nn.attention.varlen``). ``position`` is 0, 1, 2, 0, 0, 1 and ``sequence_id``
+    0, 0, 0, 1, 2, 2. Filled up to a capacity of 8 the two rows behind have position 0 and sequence 3, which there is
+    not: sums by sequence over 3 of them leave these rows out, as ``jax.ops.segment_sum`` does.
+
+    Args:
+        lengths: Rows of each sequence, from 0, int64 ``[n]``.
+        capacity: How many rows there are to be; None: T, as many as the sequences have together.
+
+    Returns:
+        ``cu_seqlens`` int32 ``[n + 1]``, ``position`` and ``sequence_id`` int32 ``[T]`` or ``[capacity]``, and with a
+        capacity ``mask`` bool ``[capacity]``: which rows are of a sequence.
+
+    Raises:
+        DataError: More rows than the capacity, or than 32 bits count.
+    """
+    ends = np.cumsum(lengths)
+    total, count = int(ends[-1]) if len(ends) else 0, len(lengths)
+    most = _MOST_ROWS if capacity is None else capacity
+    if total > most:
+        raise DataError(f"packed: expected at most {most} rows in a batch, found {total} in {count} sequences")
+    rows = total if capacity is None else capacity
+    bounds = np.zeros(count + 1, _INT32)
+    bounds[1:] = ends
+    position, sequence_id = np.zeros(rows, _INT32), np.full(rows, count, _INT32)
+    position[:total] = np.arange(total) - np.repeat(ends - lengths, lengths)
+    sequence_id[:total] = np.repeat(np.arange(count), lengths)
+    found: Arrays = {"cu_seqlens": bounds, "position": position, "sequence_id": sequence_id}
+    return found if capacity is None else {**found, MASK: np.arange(rows) < total}

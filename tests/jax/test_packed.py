@@ -1,0 +1,61 @@
+"""Packed batches in JAX: filled up to one size, so that a step is compiled once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from mouse_core import BatchSource, ConfigError
+from mouse_core.testing import example_store
+from mouse_jax import PrefetchBatchifier, to_grain
+
+OPTIONS: Any = {"lengths": range(1, 9), "fields": ["obs_discrete", "reward"], "seed": 3}
+
+
+def test_a_step_is_compiled_once_and_leaves_out_what_fills_up() -> None:
+    """Sums of windows, by their numbers and by the rows they are in."""
+    compiled = []
+
+    @jax.jit
+    def sums(batch: Any) -> Any:
+        compiled.append(batch["reward"].shape)
+        by_number = jax.ops.segment_sum(batch["reward"], batch["sequence_id"], num_segments=4)
+        return by_number, jnp.where(batch["mask"], batch["reward"], 0).sum()
+
+    source = BatchSource(example_store(), 8, 4, **OPTIONS)
+    with PrefetchBatchifier(example_store(), 8, 4, packed=32, **OPTIONS) as loader:
+        for index in range(8):
+            by_number, total = sums(loader.next_batch())
+            padded = source[index]
+            expected = np.where(padded["mask"], padded["reward"], 0).sum(axis=1)
+            np.testing.assert_allclose(by_number, expected, 1e-5, 1e-6)
+            np.testing.assert_allclose(total, expected.sum(), 1e-5, 1e-5)
+    assert compiled == [(32,)]
+
+
+def test_every_batch_has_as_many_rows_as_there_are_without() -> None:
+    source = BatchSource(example_store(), 8, 4, **OPTIONS)
+    with PrefetchBatchifier(example_store(), 8, 4, packed=True, **OPTIONS) as loader:
+        for index in range(4):
+            batch = loader.next_batch()
+            assert len(batch["reward"]) == source[index]["mask"].sum()
+            assert batch["cu_seqlens"].dtype == np.int32
+
+
+def test_grain_has_packed_batches() -> None:
+    source = BatchSource(example_store(), 8, 4, packed=32, **OPTIONS)
+    for index in range(3):
+        for name, values in to_grain(source)[index].items():
+            assert np.array_equal(values, source[index][name])
+
+
+def test_a_sharding_is_refused() -> None:
+    mesh = jax.make_mesh((1,), ("data",))
+    sharding = NamedSharding(mesh, PartitionSpec("data"))
+    with pytest.raises(ConfigError, match="sharding: expected none with packed"):
+        PrefetchBatchifier(example_store(), 8, 4, packed=32, sharding=sharding, **OPTIONS)

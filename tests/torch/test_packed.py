@@ -1,0 +1,106 @@
+"""Packed batches in torch: as variable-length attention takes them, and as nested tensors."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as functional
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mouse_core import BatchSource, ConfigError
+from mouse_core.sampling.lengths import sequence_fields
+from mouse_core.testing import example_store
+from mouse_torch import DataLoader, PrefetchBatchifier, as_nested
+
+OPTIONS: Any = {"lengths": range(1, 9), "fields": ["obs_continuous", "reward"], "seed": 3}
+
+
+def windows_of(batch: Any, name: str) -> list[torch.Tensor]:
+    """Each window's rows."""
+    bounds = batch["cu_seqlens"].tolist()
+    return [batch[name][begin:end] for begin, end in pairwise(bounds)]
+
+
+def attention(values: torch.Tensor) -> torch.Tensor:
+    """Causal attention in one window ``[L, heads, width]``."""
+    heads = values.transpose(0, 1)
+    return functional.scaled_dot_product_attention(heads, heads, heads, is_causal=True).transpose(0, 1)
+
+
+def packed_attention(batch: Any, values: torch.Tensor) -> torch.Tensor:
+    """The same over packed windows, as variable-length attention is defined: within a sequence, and causal."""
+    sequence, position = batch["sequence_id"], batch["position"]
+    allowed = (sequence[:, None] == sequence) & (position[:, None] >= position)
+    heads = values.transpose(0, 1)
+    return functional.scaled_dot_product_attention(heads, heads, heads, attn_mask=allowed).transpose(0, 1)
+
+
+@pytest.mark.parametrize("packed", [True, 40])
+def test_attention_over_packed_windows_is_that_of_each(packed: Any) -> None:
+    """By ``cu_seqlens``, and by ``sequence_id`` and ``position``."""
+    with PrefetchBatchifier(example_store(), 8, 4, packed=packed, **OPTIONS) as loader:
+        batch = loader.next_batch()
+    assert batch.batch_size == torch.Size([])
+    assert batch["cu_seqlens"].dtype == torch.int32
+    rows = int(batch["cu_seqlens"][-1])
+    values = batch["obs_continuous"].to(torch.float64)[..., :4].reshape(-1, 2, 2)
+    ones = {"cu_seqlens": batch["cu_seqlens"], "values": values}
+    expected = torch.cat([attention(window) for window in windows_of(ones, "values")])
+    torch.testing.assert_close(packed_attention(batch, values)[:rows], expected)
+
+
+@pytest.mark.parametrize("packed", [True, 40])
+@pytest.mark.parametrize("loader_class", [PrefetchBatchifier, DataLoader])
+def test_nested_tensors_are_the_windows(loader_class: Any, packed: Any) -> None:
+    source = BatchSource(example_store(), 8, 4, **OPTIONS)
+    with loader_class(example_store(), 8, 4, packed=packed, **OPTIONS) as loader:
+        for index in range(4):
+            batch, padded = loader.next_batch(), source[index]
+            nested = as_nested(batch)
+            assert nested.batch_size == torch.Size([4])
+            assert set(nested.keys()) == {"obs_continuous", "reward", "position"}
+            for name in ("obs_continuous", "reward"):
+                assert nested[name].layout == torch.jagged
+                assert nested[name].values().data_ptr() == batch[name].data_ptr()
+                for window, values in enumerate(nested[name].unbind()):
+                    assert np.array_equal(values.numpy(), padded[name][window][padded["mask"][window]])
+            # What is computed of one goes with another.
+            total = nested["obs_continuous"].sum(-1) + nested["reward"]
+            assert total.values().shape == nested["reward"].values().shape
+
+
+def test_views_become_nested_one_by_one() -> None:
+    with PrefetchBatchifier(example_store(), 8, 4, packed=True, views=2, **OPTIONS) as loader:
+        one, other = as_nested(loader.next_batch())
+    assert one.batch_size == other.batch_size == torch.Size([4])
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=9), st.none() | st.integers(0, 9))
+def test_sequences_of_no_rows_are_there_too(lengths: list[int], more: int | None) -> None:
+    fields = sequence_fields(np.array(lengths), None if more is None else sum(lengths) + more)
+    tensors = {name: torch.from_numpy(values) for name, values in fields.items()}
+    nested = as_nested({**tensors, "x": torch.arange(len(fields["position"]))})
+    assert [len(window) for window in nested["x"].unbind()] == lengths
+    assert torch.cat(list(nested["x"].unbind())).tolist() == list(range(sum(lengths)))
+
+
+def test_a_batch_that_is_not_packed_is_refused() -> None:
+    with PrefetchBatchifier(example_store(), 8, 4, **OPTIONS) as loader:
+        batch = loader.next_batch()
+    for wrong in (batch, {"x": torch.zeros(3)}, 5):
+        with pytest.raises(ConfigError, match="as_nested: expected a batch with cu_seqlens"):
+            as_nested(wrong)
+
+
+def test_a_plain_data_loader_has_packed_batches() -> None:
+    """With processes as workers."""
+    source = BatchSource(example_store(), 8, 4, packed=True, **OPTIONS)
+    loader: Any = torch.utils.data.DataLoader(source, batch_size=None, num_workers=2)
+    for index, batch in zip(range(3), loader, strict=False):
+        for name, values in source[index].items():
+            assert np.array_equal(batch[name].numpy(), values)
