@@ -72,7 +72,7 @@ def described(lengths: list[int], capacity: int | None = None) -> Fields:
         "sequence_id": np.array(sequence + [len(lengths)] * missing, np.int32),
     }
     if capacity is not None:
-        found["mask"] = np.array([True] * bounds[-1] + [False] * missing)
+        found["mask"] = np.array([True] * bounds[-1] + [False] * missing, np.bool_)
     return found
 
 
