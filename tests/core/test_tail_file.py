@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import os
 import shutil
+import signal
+import time
+import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +23,7 @@ from mouse_core.errors import ConfigError, DataError, StorageError
 from mouse_core.store._segments import Segment
 from mouse_core.store._tail.rows import Extent, prepare
 from mouse_core.store._tail.schema import tail_column
-from mouse_core.store.disk.tail import TailFile, TailReader
+from mouse_core.store.disk.tail import TailFile, TailReader, file
 
 Row = dict[str, Any]
 
@@ -215,3 +221,206 @@ def test_what_is_no_tail(tmp_path: Path) -> None:
     (tmp_path / "tail").write_bytes(newer)
     with pytest.raises(DataError, match="found 9: a newer release wrote it"):
         TailReader(tmp_path / "tail")
+
+
+def recovered(path: Path) -> TailFile:
+    """The file, with all its rows as they were, and nothing that another process would see otherwise."""
+    tail = TailFile.recover(path)
+    assert rows_of(tail.extent) == expected(tail.extent.count)
+    reader = TailReader(path)
+    assert reader.committed() == tail.extent.count
+    assert rows_of(reader.extent(reader.committed())) == rows_of(tail.extent)
+    return tail
+
+
+# ---------------------------------------------------------------------- kills
+
+
+def lives(path: Path, told: mmap.mmap, random: np.random.Generator) -> None:
+    """Append rows, commit now and then, and say after every row how many there are, until there is no room."""
+    tail = TailFile.recover(path) if path.exists() else made(path, 300)
+    told[16] = 1
+    while tail.extent.count < tail.extent.rows:
+        begin = tail.extent.count
+        end = min(tail.extent.rows, begin + int(random.integers(1, 20)))
+        if random.random() < 0.3:
+            prepared = {
+                name: prepare([row(i)[name] for i in range(begin, end)], kept) for name, kept in COLUMNS.items()
+            }
+            tail.extent.put_many(prepared, 0, end - begin)
+        else:
+            for number in range(begin, end):
+                put(tail, number, number + 1)
+                told[:8] = (number + 1).to_bytes(8, "little")
+        told[:8] = end.to_bytes(8, "little")
+        if random.random() < 0.3:
+            tail.commit(sync=random.random() < 0.3)
+            told[8:16] = end.to_bytes(8, "little")
+
+
+def kills(folder: Path, count: int) -> None:
+    """Kill a writer so many times at random moments, and see what is there."""
+    random, told = np.random.default_rng(count), mmap.mmap(-1, 17)
+    path, files = folder / "tail", 0
+    for _ in range(count):
+        seed, told[16] = int(random.integers(1 << 30)), 0
+        process = os.fork()
+        if not process:
+            try:
+                lives(path, told, np.random.default_rng(seed))
+            except BaseException:
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        # Now and then while it is being opened.
+        while random.random() < 0.98 and not told[16]:
+            time.sleep(0.0005)
+        time.sleep(float(random.exponential(0.005)))
+        os.kill(process, signal.SIGKILL)
+        assert os.waitpid(process, 0)[1] in (0, signal.SIGKILL)
+        acknowledged, committed = (int.from_bytes(told[at : at + 8], "little") for at in (0, 8))
+        if not path.exists() or (not acknowledged and not is_whole(path)):
+            path.unlink(missing_ok=True)  # nobody was told of it
+            path.with_suffix(".objects").unlink(missing_ok=True)
+            continue
+        reader = TailReader(path)
+        shown = reader.committed()
+        assert committed <= shown
+        assert rows_of(reader.extent(shown)) == expected(shown)
+        tail = recovered(path)
+        # A row that was on its way when the process was killed may have arrived, and some at once likewise.
+        assert acknowledged <= tail.extent.count <= acknowledged + 20
+        if tail.extent.count == tail.extent.rows:
+            tail.remove()
+            told[:16] = bytes(16)
+            files += 1
+    assert files or count < 50, "the writers never got far"
+
+
+def is_whole(path: Path) -> bool:
+    try:
+        TailReader(path)
+    except (DataError, ConfigError):
+        return False
+    return True
+
+
+def test_kills_at_random_moments(tmp_path: Path) -> None:
+    kills(tmp_path, 20)
+
+
+@pytest.mark.slow
+def test_many_kills_at_random_moments(tmp_path: Path) -> None:
+    kills(tmp_path, 50)
+
+
+# ---------------------------------------------------------------------- power cuts
+
+Files = dict[str, bytes]
+SECTOR = 512
+
+
+class Machine:
+    """What a disk may hold of a tail file at any moment, of which memory is written back whenever the system likes.
+
+    Of each sector it has what was synced last, or what was there at any moment since.
+
+    Args:
+        path: The file.
+        random: Draws which.
+    """
+
+    def __init__(self, path: Path, random: np.random.Generator) -> None:
+        self._path, self._random = path, random
+        self.since: list[Files] = [self.now()]
+
+    def now(self) -> Files:
+        """What the system has of the files."""
+        names = (self._path, self._path.with_suffix(".objects"))
+        return {name.name: name.read_bytes() for name in names if name.exists()}
+
+    def passes(self) -> None:
+        """A moment at which the system may have written back anything."""
+        self.since.append(self.now())
+
+    def synced(self) -> None:
+        """A moment at which all is on the disk."""
+        self.since = [self.now()]
+
+    def left(self, folder: Path) -> Path:
+        """What a power cut leaves, in a new folder."""
+        folder.mkdir()
+        for name in self.since[-1]:
+            versions = [files.get(name, b"") for files in self.since]
+            size = len(versions[int(self._random.integers(len(versions)))])
+            cut = [version.ljust(size, b"\0")[:size] for version in versions]
+            # Most often the newest or the oldest, so that whole commits go missing as well.
+            mixed, bias = bytearray(size), self._random.random()
+            for at in range(0, size, SECTOR):
+                which = -int(self._random.random() < bias)
+                if self._random.random() < 0.2:
+                    which = int(self._random.integers(len(versions)))
+                mixed[at : at + SECTOR] = cut[which][at : at + SECTOR]
+            (folder / name).write_bytes(mixed)
+        return folder / self._path.name
+
+
+def cuts(folder: Path, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cut the power so many times, and see what is there."""
+    random = np.random.default_rng(count)
+    path, synced = folder / "tail", 0
+    made(path, 300).close()
+    for number in range(count):
+        synced, machine = life(path, synced, random, monkeypatch)
+        path = machine.left(folder / str(number))
+        reader = TailReader(path)
+        shown = reader.committed()
+        assert shown >= synced
+        assert rows_of(reader.extent(shown)) == expected(shown)
+        if synced > 250:
+            path, synced = folder / f"tail-{number}", 0
+            made(path, 300).close()
+
+
+def life(path: Path, synced: int, random: np.random.Generator, monkeypatch: pytest.MonkeyPatch) -> tuple[int, Machine]:
+    """Append and commit some rows; how many had reached the disk, and what it has."""
+    machine, real = Machine(path, random), file.sync_mapped
+
+    def syncing(number: int, memory: mmap.mmap) -> None:
+        machine.passes()  # which a cut in the middle of it may leave, too
+        real(number, memory)
+        machine.synced()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(file, "sync_mapped", syncing)
+        tail = recovered(path)
+        assert tail.extent.count >= synced
+        synced = tail.extent.count
+        for _ in range(int(random.integers(1, 8))):
+            put(tail, tail.extent.count, min(tail.extent.rows, tail.extent.count + int(random.integers(1, 40))))
+            machine.passes()
+            sync = bool(random.random() < 0.4)
+            tail.commit(sync=sync)
+            synced = tail.extent.count if sync else synced
+            machine.passes()
+        if random.random() < 0.3:  # in the middle of a commit that waits for the disk
+            patch.setattr(file, "sync_mapped", failing)
+            put(tail, tail.extent.count, min(tail.extent.rows, tail.extent.count + 10))
+            with suppress(StorageError):
+                tail.commit(sync=True)
+            machine.passes()
+    tail.close()
+    return synced, machine
+
+
+def failing(*_: Any) -> None:
+    raise OSError(errno.EIO, "no such luck")
+
+
+def test_power_cuts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuts(tmp_path, 25, monkeypatch)
+
+
+@pytest.mark.slow
+def test_many_power_cuts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuts(tmp_path, 100, monkeypatch)

@@ -6,6 +6,9 @@ for rows 0..4095, and checksums of its own for rows 4096..4999.
 
 There are four places for commits. Those that wait for the disk take turns in two, the others in the other two: so while
 one is written, the last one of its kind is whole, and none that has reached the disk is lost to one that may not.
+
+How many rows count, were committed, and are known to be on the disk, is told beside the commits, each as a multiple of
+a prime: a flipped bit makes it none. So a commit that is missing was either cut off by a crash, or is missed.
 """
 
 from __future__ import annotations
@@ -22,8 +25,30 @@ from mouse_core.errors import DataError
 from mouse_core.files.reading import damaged
 from mouse_core.store.disk.tail.layout import TailLayout
 
+# What the live page tells: rows that count, the file's origin, rows that are on the disk, rows that were committed.
+COUNTED, ORIGIN, SYNCED, COMMITTED = range(4)
+UNIT = 4294967291
+"""The prime whose multiples they are; below it, so their product with it is an int64."""
+
 # Of each kind of commit there are two places.
 _EACH = 2
+
+
+def tell(live: npt.NDArray[np.int64], which: int, number: int) -> None:
+    """Say a number on the live page."""
+    live[which] = number * UNIT
+
+
+def told(path: str, live: npt.NDArray[np.int64], which: int) -> int:
+    """A number of the live page.
+
+    Raises:
+        DataError: It is damaged.
+    """
+    number, rest = divmod(int(live[which]), UNIT)
+    if rest or number < 0:
+        raise damaged(path, f"expected a multiple of {UNIT} as number {which} of the live page, found damage")
+    return number
 
 
 @dataclass(frozen=True)
@@ -35,36 +60,40 @@ class Commit:
         rows: How many rows count.
         since: For each column from which row on rows differ in length; see ``ColumnRoom``.
         sums: The checksums of the block in progress.
-        is_synced: Whether it has reached the disk, and is known to have.
-        is_shown: Whether readers may count on it.
+        place: Which place says it.
     """
 
     number: int
     rows: int
     since: npt.NDArray[np.int64]
     sums: list[int]
-    is_synced: bool
-    is_shown: bool
+    place: int = 0
+
+    @property
+    def waited(self) -> bool:
+        """Whether it waited for the disk."""
+        return self.place >= _EACH
 
 
-def place_of(number: int, *, sync: bool) -> int:
-    """In which place a commit is written."""
-    return _EACH * sync + number % _EACH
+def next_places(commits: Sequence[Commit]) -> list[int]:
+    """In which places the next commits are written: one that does not wait for the disk, and one that does."""
+    last = {commit.waited: commit for commit in sorted(commits, key=lambda commit: commit.number)}
+    return [place_after(last[waits].place) if waits in last else waits * _EACH for waits in (False, True)]
+
+
+def place_after(place: int) -> int:
+    """The other place of the same kind."""
+    return place ^ 1
 
 
 def write_commit(place: npt.NDArray[np.uint64], layout: TailLayout, commit: Commit) -> None:
-    """Write a commit, which has not reached the disk."""
-    words = np.empty(layout.place_words - 1, np.uint64)
+    """Write a commit."""
+    words = np.empty(layout.place_words, np.uint64)
     words[0], words[1] = commit.number, commit.rows
     words[2 : 2 + len(commit.since)] = commit.since.view(np.uint64)
     words[2 + len(commit.since) : -1] = commit.sums
     words[-1] = xxhash.xxh3_64_intdigest(words[:-1].data, layout.seed)
-    place[:-1] = words
-
-
-def confirm(place: npt.NDArray[np.uint64]) -> None:
-    """Say of a commit that it has reached the disk."""
-    place[-1] = place[-2]
+    place[:] = words
 
 
 def read_commits(places: Sequence[npt.NDArray[np.uint64]], layout: TailLayout) -> list[Commit]:
@@ -72,13 +101,11 @@ def read_commits(places: Sequence[npt.NDArray[np.uint64]], layout: TailLayout) -
     found = []
     for number, place in enumerate(places):
         words = place.copy()  # before it is looked at: the writer may be at work
-        columns, waits = len(layout.columns), number >= _EACH
-        rows, since = int(words[1]), words[2 : 2 + columns].view(np.int64)
-        if xxhash.xxh3_64_intdigest(words[:-2].data, layout.seed) != int(words[-2]) or rows > layout.rows:
+        columns, rows = len(layout.columns), int(words[1])
+        if xxhash.xxh3_64_intdigest(words[:-1].data, layout.seed) != int(words[-1]) or rows > layout.rows:
             continue
-        is_synced = waits and bool(words[-1] == words[-2])
-        sums = [int(word) for word in words[2 + columns : -2]]
-        found.append(Commit(int(words[0]), rows, since, sums, is_synced, is_synced or not waits))
+        since, sums = words[2 : 2 + columns].view(np.int64), [int(word) for word in words[2 + columns : -1]]
+        found.append(Commit(int(words[0]), rows, since, sums, number))
     return sorted(found, key=lambda commit: (commit.rows, commit.number), reverse=True)
 
 
@@ -190,31 +217,28 @@ def check_rows_of(path: str, layout: TailLayout, table: npt.NDArray[np.uint64], 
 
 
 def chosen_commit(
-    layout: TailLayout,
-    places: Sequence[npt.NDArray[np.uint64]],
-    check: Callable[[Commit], Sums],
-    *,
-    same: bool,
-    shown: int | None = None,
+    commits: Sequence[Commit], check: Callable[[Commit], Sums], *, whole: int
 ) -> tuple[Commit | None, Sums | None]:
     """The commit of most rows whose rows are those that were written, and their checksums.
 
     Args:
-        layout: The file's layout.
-        places: Where commits are.
+        commits: Those that are whole, of most rows first.
         check: Gives the checksums of a commit's rows, or raises DataError.
-        same: Whether the machine was not restarted since: then nothing can be missing.
-        shown: For readers, the fewest rows that are worth looking at: only what they may count on.
+        whole: Up to how many rows nothing may be missing, whatever happened to the machine.
 
     Raises:
-        DataError: Rows are damaged that had reached the disk, or had been written by the same system.
+        DataError: Rows are damaged of which none may be missing.
     """
-    for commit in read_commits(places, layout):
-        if shown is not None and (commit.rows < shown or not commit.is_shown):
-            continue
+    for commit in commits:
         try:
             return commit, check(commit)
         except DataError:
-            if same or commit.is_synced:
+            if commit.rows <= whole:
                 raise
     return None, None
+
+
+def check_not_fewer(path: str, rows: int, told_of: int) -> None:
+    """Raise DataError if there are fewer rows than the live page tells of."""
+    if rows < told_of:
+        raise damaged(path, f"expected a commit of {told_of} rows, found one of {rows}; it is damaged")

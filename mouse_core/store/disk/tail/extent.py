@@ -14,11 +14,9 @@ from mouse_core.files.reading import damaged, reading
 from mouse_core.files.writing import storing
 from mouse_core.store._tail.columns import ColumnExtent, numbers_extent
 from mouse_core.store._tail.rows import Extent
+from mouse_core.store.disk.tail.commits import UNIT
 from mouse_core.store.disk.tail.layout import TailLayout
 from mouse_core.store.disk.tail.objects import FiledObjects, ObjectsFile, read_objects
-
-# The count is kept as a multiple of this prime, so a flipped bit makes it none.
-COUNT_UNIT = 4294967291
 
 
 class TailExtent(Extent):
@@ -52,7 +50,7 @@ class TailExtent(Extent):
             return False
         if self._objects is not None:
             self._write_objects(self._objects, self.count - 1)
-        self._told[0] = self.count * COUNT_UNIT
+        self._told[0] = self.count * UNIT
         return True
 
     def put(self, row: Mapping[str, Any]) -> None:
@@ -60,14 +58,14 @@ class TailExtent(Extent):
         Extent.put(self, row)
         if self._objects is not None:
             self._write_objects(self._objects, self.count - 1)
-        self._told[0] = self.count * COUNT_UNIT
+        self._told[0] = self.count * UNIT
 
     def put_many(self, prepared: Mapping[str, Any], done: int, rows: int) -> None:
         """As for any extent; raises StorageError where objects cannot be written."""
         Extent.put_many(self, prepared, done, rows)
         if self._objects is not None:
             self._write_objects(self._objects, self.count - rows)
-        self._told[0] = self.count * COUNT_UNIT
+        self._told[0] = self.count * UNIT
 
     def _write_objects(self, file: ObjectsFile, begin: int) -> None:
         """Write the objects of the rows from ``begin`` on, or take these rows back."""

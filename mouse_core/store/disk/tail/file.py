@@ -11,6 +11,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from mouse_core.files.locking import Descriptor
@@ -18,18 +19,25 @@ from mouse_core.files.reading import damaged, reading
 from mouse_core.files.writing import remove, storing, sync_folders
 from mouse_core.store._tail.values import TailColumn
 from mouse_core.store.disk.tail.commits import (
+    COMMITTED,
+    COUNTED,
+    ORIGIN,
+    SYNCED,
     Commit,
     Sums,
+    check_not_fewer,
     check_rows_of,
     chosen_commit,
-    confirm,
-    place_of,
+    next_places,
+    place_after,
     read_commits,
+    tell,
+    told,
     write_commit,
 )
-from mouse_core.store.disk.tail.extent import COUNT_UNIT, TailExtent, check_ends, column_extents_of, read_objects_of
-from mouse_core.store.disk.tail.layout import TailLayout, check_rows, read_layout
-from mouse_core.store.disk.tail.mapping import mapped, open_file, origin, set_aside, sync_mapped
+from mouse_core.store.disk.tail.extent import TailExtent, check_ends, column_extents_of, read_objects_of
+from mouse_core.store.disk.tail.layout import PAGE, TailLayout, check_rows, read_layout
+from mouse_core.store.disk.tail.mapping import fence, mapped, open_file, origin, set_aside, sync_mapped
 from mouse_core.store.disk.tail.objects import ObjectsFile, objects_path
 
 
@@ -54,8 +62,9 @@ class TailFile(Descriptor):
         self._since = self._live[-len(layout.columns) :]
         self._places, self._table = layout.places(memory), layout.table(memory)
         self._sums = Sums(layout, memory, None if objects is None else objects.read)
-        self._number = 0
+        self._number, self._next = 0, next_places([])
         self.committed = self.synced = 0
+        self._failed = False  # the last time that the disk was waited for
 
     @classmethod
     def create(cls, path: str | os.PathLike[str], columns: Mapping[str, TailColumn], rows: int) -> TailFile:
@@ -86,7 +95,7 @@ class TailFile(Descriptor):
                 else:
                     tail.remove()
                 raise
-            tail._live[1] = origin(file)
+            tell(tail._live, ORIGIN, origin(file))
             tail._open(0)
             return tail
 
@@ -120,22 +129,24 @@ class TailFile(Descriptor):
             return tail
 
     def _recover(self) -> None:
-        name, layout = str(self.path), self.layout
+        name, layout, live = str(self.path), self.layout, self._live
         now = origin(self._file)
-        same = now != 0 and int(self._live[1]) == now
-        self._number = max((commit.number + 1 for commit in read_commits(self._places, layout)), default=0)
+        same = now != 0 and told(name, live, ORIGIN) == now
+        synced, committed, counted = (told(name, live, which) for which in (SYNCED, COMMITTED, COUNTED))
+        commits = read_commits(self._places, layout)
+        self._number = max((commit.number + 1 for commit in commits), default=0)
+        self._next = next_places(commits)
+        # What a machine wrote and did not wait for may be missing once it was restarted.
+        whole = layout.rows if same else synced
         commit, sums = chosen_commit(
-            layout,
-            self._places,
-            lambda found: check_rows_of(name, layout, self._table, self._sums, found),
-            same=same,
+            commits, lambda found: check_rows_of(name, layout, self._table, self._sums, found), whole=whole
         )
         self._sums = sums or self._sums
         rows = 0 if commit is None else commit.rows
+        check_not_fewer(name, rows, max(synced, committed) if same else synced)
         if same:
-            counted, rest = divmod(int(self._live[0]), COUNT_UNIT)
-            if rest or not rows <= counted <= layout.rows:
-                raise damaged(self.path, f"expected {rows}..{layout.rows} rows, found a damaged count")
+            if not rows <= counted <= layout.rows:
+                raise damaged(self.path, f"expected {rows}..{layout.rows} rows, found {counted}")
             if commit is not None:
                 self._check_since(commit)
             rows = counted
@@ -146,14 +157,14 @@ class TailFile(Descriptor):
         for part in layout.parts:
             if part.kind == "nulls":
                 self._arrays[part.name][rows:] = False
-        self._live[0] = rows * COUNT_UNIT
+        tell(live, COUNTED, rows)
         self._open(rows)
         self._write(sync=True)
         for place in self._places:
             # What was committed and is not there any more must never seem to be.
             if int(place[1]) > rows:
                 place[:] = 0
-        self._live[1] = now
+        tell(live, ORIGIN, now)
 
     def _check_since(self, commit: Commit) -> None:
         """Raise DataError if rows of a commit differ in length from another row on than they did."""
@@ -189,20 +200,40 @@ class TailFile(Descriptor):
             self._table[block] = sums
 
         self._sums.advance(rows, since, full)
-        place = self._places[place_of(self._number, sync=sync)]
-        write_commit(place, self.layout, Commit(self._number, rows, since, self._sums.now, False, False))
+        number = self._next[sync]
+        fence()
+        write_commit(self._places[number], self.layout, Commit(self._number, rows, since, self._sums.now))
         self._number += 1
         if sync:
             with storing(f"tail {self.path}"):
                 self._sync()
-            confirm(place)
+            tell(self._live, SYNCED, rows)
             self.synced = rows
+        fence()
+        self._next[sync] = place_after(number)
+        tell(self._live, COMMITTED, rows)
         self.committed = rows
 
     def _sync(self) -> None:
+        """Wait until all that was written is on the disk; raises OSError if it is not."""
+        if self._failed:
+            self._write_again()
+        self._failed = True
         if self._objects is not None:
             self._objects.sync()
         sync_mapped(self._file, self._memory)
+        self._failed = False
+
+    def _write_again(self) -> None:
+        """Write what is there once more: where a system failed to write it, it takes it for written afterwards."""
+        pages = np.frombuffer(self._memory, np.uint8)[::PAGE]
+        pages[:] = pages.copy()
+        if self._objects is not None:
+            self._objects.write(self._objects.read(0, self.extent.objects_end), 0)
+        # It may also have thrown it away.
+        fresh = Sums(self.layout, self._memory, None if self._objects is None else self._objects.read)
+        now = Commit(0, self._sums.rows, self._since.copy(), self._sums.now)
+        check_rows_of(str(self.path), self.layout, self._table, fresh, now)
 
     def close(self) -> None:
         """Let go of the files; may be called twice. Rows that count stay where they are."""

@@ -41,7 +41,7 @@ FORMAT = 1
 _MAGIC = b"mousetai"
 # The magic, the version, how many bytes describe the columns, and their checksum.
 _HEAD = struct.Struct("<8sIIQ")
-# Before the numbers of the columns on the live page: rows acknowledged, and where and when.
+# Numbers of the live page before those of the columns.
 LIVE = 8
 _BLOCK_BYTES = 1 << 20
 _MOST_IN_A_BLOCK = 1 << 15
@@ -143,9 +143,9 @@ class TailLayout:
     @property
     def place_words(self) -> int:
         """How many words of 8 bytes a commit is: its number, its rows, a number a column, the checksums of the block in
-        progress, its own checksum, and that once more when it is on the disk.
+        progress, and its own checksum.
         """
-        return 4 + len(self.columns) + self.sums
+        return 3 + len(self.columns) + self.sums
 
     @memo
     def places_at(self) -> tuple[int, int, int, int]:

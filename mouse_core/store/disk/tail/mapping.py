@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ _BINARY = getattr(os, "O_BINARY", 0)
 _CANNOT = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 _ZEROS = bytes(1 << 20)
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
+_FENCE = threading.Lock()
 
 
 def open_file(path: Path, *, create: bool = False, write: bool = True) -> int:
@@ -62,11 +66,42 @@ def sync_mapped(file: int, memory: mmap.mmap) -> None:
     sync(file)
 
 
+def fence() -> None:
+    """Have what this thread wrote to memory so far be seen by other processes before what it writes from here on.
+
+    Taking and freeing a lock does that on every processor; x86 would not need it.
+    """
+    for _ in range(2):
+        with _FENCE:
+            pass
+
+
 def origin(file: int) -> int:
-    """What tells an open file from a copy of it, and from itself after a restart of the machine; 0: nothing does."""
-    try:
-        boot = _BOOT.read_text()
-    except OSError:
+    """What tells an open file from a copy of it, and from itself after a restart of the machine, in 31 bits; 0: nothing
+    does.
+    """
+    boot = _boot()
+    if not boot:
         return 0
     found = os.fstat(file)
-    return xxhash.xxh3_64_intdigest(f"{boot} {found.st_dev} {found.st_ino}".encode()) >> 1
+    return max(1, xxhash.xxh3_64_intdigest(f"{boot} {found.st_dev} {found.st_ino}".encode()) >> 33)
+
+
+def _boot() -> str:
+    """What is new whenever the machine was restarted; nothing where that is not known."""
+    if sys.platform == "darwin":
+        return _asked(b"kern.bootsessionuuid")
+    try:
+        return _BOOT.read_text()
+    except OSError:
+        return ""
+
+
+def _asked(name: bytes) -> str:
+    """A text that macOS's kernel knows by a name."""
+    found, size = ctypes.create_string_buffer(64), ctypes.c_size_t(64)
+    try:
+        failed = ctypes.CDLL(None).sysctlbyname(name, found, ctypes.byref(size), None, 0)
+    except (OSError, AttributeError):
+        return ""
+    return "" if failed else found.value.decode()

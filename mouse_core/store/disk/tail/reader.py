@@ -9,10 +9,20 @@ import numpy as np
 import pyarrow as pa
 
 from mouse_core.files.reading import reading
-from mouse_core.store.disk.tail.commits import Sums, check_rows_of, chosen_commit
+from mouse_core.store.disk.tail.commits import (
+    COMMITTED,
+    ORIGIN,
+    SYNCED,
+    Sums,
+    check_not_fewer,
+    check_rows_of,
+    chosen_commit,
+    read_commits,
+    told,
+)
 from mouse_core.store.disk.tail.extent import TailExtent, check_ends, column_extents_of, read_objects_of
 from mouse_core.store.disk.tail.file import map_layout
-from mouse_core.store.disk.tail.mapping import open_file, origin
+from mouse_core.store.disk.tail.mapping import fence, open_file, origin
 from mouse_core.store.disk.tail.objects import ObjectsFile, objects_path
 
 
@@ -56,14 +66,24 @@ class TailReader:
         Raises:
             DataError: Rows are damaged; the message names the file and the rows.
         """
-        name, layout = str(self.path), self.layout
-        same = self._origin != 0 and int(self._live[1]) == self._origin
+        name, layout, live = str(self.path), self.layout, self._live
+        same = self._origin != 0 and told(name, live, ORIGIN) == self._origin
+        # Before the commits: these are written first.
+        synced = told(name, live, SYNCED)
+        told_of = max(synced, told(name, live, COMMITTED)) if same else synced
+        if told_of == self._sums.rows and same:
+            return told_of
+        fence()
+        shown = [
+            commit
+            for commit in read_commits(self._places, layout)
+            # After a restart nobody waits any more.
+            if commit.rows > self._sums.rows and (commit.rows <= synced or not commit.waited or not same)
+        ]
         commit, sums = chosen_commit(
-            layout,
-            self._places,
+            shown,
             lambda found: check_rows_of(name, layout, self._table, self._sums, found),
-            same=same,
-            shown=self._sums.rows + 1,
+            whole=layout.rows if same else synced,
         )
         if commit is not None and sums is not None:
             check_ends(self.path, layout, self._arrays, commit.since, commit.rows)
@@ -72,6 +92,7 @@ class TailReader:
                 _, values = read_objects_of(self._objects, layout, self._arrays, at, begin, commit.rows)
                 self._values = [pa.concat_arrays(parts) for parts in zip(self._values, values, strict=True)]
             self._sums, self._since = sums, commit.since
+        check_not_fewer(name, self._sums.rows, told_of)
         return self._sums.rows
 
     def extent(self, rows: int) -> TailExtent:
