@@ -226,11 +226,6 @@ class WindowsPart:
         window, step = divmod(step, self.every.length)
         return int(self.every.rows[self.begin + window]) + step
 
-    @property
-    def there(self) -> npt.NDArray[np.bool_]:
-        """Which steps of each window are there, bool ``[n, length]``."""
-        return self.every.there[self.begin : self.end]
-
     @memo
     def whole(self) -> Int64s:
         """The windows that lie in one chunk, counted from the part's first."""

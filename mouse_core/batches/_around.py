@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,46 +18,65 @@ from mouse_core.sampling.around import Anchors, Rows, rows_at, rows_of, times_of
 from mouse_core.sampling.offsets import Offsets, Seconds
 
 
+class AbsentAround:
+    """The rows around the anchors of a block that are not there, and those to put right; stands for ``Absent``.
+
+    Args:
+        rows: What is read, and put right; counted from the first row of the block.
+        bounds: The first row read of each batch, and the end.
+    """
+
+    def __init__(self, rows: Rows, bounds: npt.NDArray[np.int64]) -> None:
+        self._rows, self._begins = rows, bounds.tolist()
+        # Of both the first in each batch, and the end.
+        self._moved: list[int] = np.searchsorted(rows.target, bounds).tolist()
+        self._missing: list[int] = np.searchsorted(rows.missing, bounds).tolist()
+
+    def there(self, number: int, count: int = 1) -> npt.NDArray[np.bool_]:
+        """See ``Absent.there``: ``[runs, unit]``."""
+        there = np.ones(self._begins[number + count] - self._begins[number], np.bool_)
+        there[self._missing_of(number, count)] = False
+        return there.reshape(-1, self._rows.unit)
+
+    def fill(self, values: npt.NDArray[Any], number: int, fill: float | None, count: int = 1) -> None:
+        """Put the rows of a field in some batches where they belong, and fill those that are missing.
+
+        Args:
+            values: What was read, ``[runs, unit, ...]``, C-contiguous.
+            number: The first of these batches.
+            fill: What values become for which there is no row; None: those of the row next to it.
+            count: How many batches.
+        """
+        begin, end = self._moved[number], self._moved[number + count]
+        missing = self._missing_of(number, count)
+        if not values.size or (begin == end and not len(missing)):
+            return
+        rows = values.reshape(values.shape[0] * values.shape[1], -1)
+        items = as_items(rows)
+        if begin < end:
+            first = self._begins[number]
+            items[self._rows.target[begin:end] - first] = items.take(self._rows.source[begin:end] - first)
+        if fill is not None:
+            items[missing] = as_items(np.full((1, rows.shape[1]), fill, rows.dtype))[0]
+
+    def _missing_of(self, number: int, count: int) -> npt.NDArray[np.int64]:
+        """The rows of some batches that are missing, counted from their first."""
+        missing = self._rows.missing[self._missing[number] : self._missing[number + count]]
+        within: npt.NDArray[np.int64] = missing - self._begins[number]
+        return within
+
+
 @dataclass(eq=False, kw_only=True)
 class BlockAround(Block):
     """The rows around the anchors of a block, as a block whose windows are the runs of rows that are read.
 
     Args:
-        rows: What is read, and put right; counted from the first row of the block.
-        moved: The first of the runs that are put right in each batch, and the end.
+        absent: What of these is not there.
         refused: What is wrong, by the number of the batch.
     """
 
-    rows: Rows
-    moved: Sequence[int]
+    absent: AbsentAround  # type: ignore[assignment]
     refused: Mapping[int, str]
-
-    def put_right(self, values: npt.NDArray[np.generic], number: int, fill: float | None) -> None:
-        """Put the rows of batch ``number`` where they belong, ``[runs, unit, ...]``, and fill those that are missing.
-
-        Args:
-            values: What was read, C-contiguous.
-            number: Which of the block's batches it is.
-            fill: What values become for which there is no row; None: those of the row next to it.
-        """
-        begin, end = self.moved[number : number + 2]
-        if not values.size or (begin == end and fill is None):
-            return
-        first = self.windows.bounds[number]
-        rows = values.reshape(values.shape[0] * values.shape[1], -1)
-        items = as_items(rows)
-        if begin < end:
-            # Whole runs are written as one item each.
-            right = items.take(self.rows.source[begin:end] - first * self.rows.unit)
-            runs = as_items(values.reshape(values.shape[0], -1))
-            runs[self.rows.moved[begin:end] - first] = right.view(runs.dtype)[:, 0]
-        if fill is not None:
-            items[~self.there(number)] = as_items(np.full((1, rows.shape[1]), fill, rows.dtype))[0]
-
-    def there(self, number: int) -> npt.NDArray[np.bool_]:
-        """Which rows of batch ``number`` are there, ``[runs * unit]``; to be copied, as it is everybody's."""
-        first, end = self.windows.bounds[number : number + 2]
-        return self.rows.there[first * self.rows.unit : end * self.rows.unit]
 
     def check(self, number: int) -> None:
         """Raise DataError if rows of batch ``number`` are not where time stamps must be."""
@@ -130,7 +150,6 @@ class BlocksAround:
             windows=snapshot.locate(rows.start, rows.unit, bounds),
             sizes=block.sizes,
             planner=self.planner,
-            rows=rows._replace(refused=()),
-            moved=np.searchsorted(rows.moved, bounds).tolist(),
+            absent=AbsentAround(rows, ends),
             refused=refused,
         )

@@ -5,14 +5,14 @@ from __future__ import annotations
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mouse_core._arrow.column import Growth
 from mouse_core.batches._around import BlockAround, BlocksAround
-from mouse_core.batches._form import BatchForm, DTypes, MaskReader, Readers, copied_fields, part_of
+from mouse_core.batches._form import BatchForm, MaskReader, Readers, copied_fields, part_of
 from mouse_core.batches._mask import check_fill
 from mouse_core.batches._pipeline import Batch, Pipeline, PlannedBlocks
 from mouse_core.batches._planner import Block, Planner
@@ -55,84 +55,51 @@ class ReaderAround:
         return self.reader.stored_dtype(dtype)
 
 
-class _Size(NamedTuple):
-    """How large a batch is.
-
-    Args:
-        axes: ``[b]`` or ``[b, S]``.
-        own: How many of its windows this shard has; those behind them are another's, and are masked.
-    """
-
-    axes: tuple[int, ...]
-    own: int
-
-
 @dataclass(frozen=True, eq=False)
 class Group:
     """The fields that are delivered at the same offsets.
 
     Args:
-        pipeline: Of these fields, over blocks of the rows around anchors.
+        pipeline: Of these fields and their masks, over blocks of the rows around anchors.
         blocks: Those blocks.
-        dtypes: Of the masks and all else in a batch: delivered, and stored.
-        fill: What values become for which there is no row; None: those of the row next to it.
     """
 
     pipeline: Pipeline
     blocks: BlocksAround
-    dtypes: tuple[DTypes, DTypes]
-    fill: float | None
 
-    def take(self, anchors: Block, number: int, size: _Size) -> Batch:
-        """These fields of batch ``number`` of anchors, ``[*axes, K, ...]``, and their masks, ``[*axes, K]``."""
+    def take(self, anchors: Block, number: int) -> Batch:
+        """These fields of batch ``number`` of a block of anchors, ``[runs, unit, ...]``, and masks ``[runs, unit]``."""
         block = self.blocks.around(anchors)
         block.check(number)
         try:
-            batch = self.pipeline.take_from(block, number)
+            return self.pipeline.take_from(block, number)
         except DataError:
-            return self._gathered(self._singly(anchors), number, size, stored=False, out=None)
-        return self._settled(batch, block, number, size, self.dtypes[False])
+            return self.pipeline.finish(self._singly(anchors), number, None, stored=False, out=None)
 
-    def gather(self, anchors: Block, number: int, size: _Size, *, stored: bool, out: Arrays | None) -> Batch:
-        """The same of batch ``number`` of a block of anchors, in the delivered or the stored dtypes."""
+    def gather(self, anchors: Block, number: int, *, stored: bool, out: Arrays | None) -> Batch:
+        """The same in the delivered or the stored dtypes, maybe in arrays that are there."""
         block = self.blocks.around(anchors)
         block.check(number)
         try:
-            return self._gathered(block, number, size, stored=stored, out=out)
+            return self._gathered(block, number, stored=stored, out=out)
         except DataError:
-            return self._gathered(self._singly(anchors), number, size, stored=stored, out=out)
+            return self._gathered(self._singly(anchors), number, stored=stored, out=out)
 
     def _singly(self, anchors: Block) -> BlockAround:
         """The same without rows that are only read with them: what is wrong with these is not to matter."""
         return self.blocks.singly.around(anchors)
 
-    def _gathered(self, block: BlockAround, number: int, size: _Size, *, stored: bool, out: Arrays | None) -> Batch:
-        targets, form = None, self.pipeline.form
+    def _gathered(self, block: BlockAround, number: int, *, stored: bool, out: Arrays | None) -> Batch:
+        targets = None
         if out is not None:
-            rows = len(block.windows.part(number)), block.windows.length
-            targets = {name: out[name].reshape(*rows, *shape) for name, shape in form.shapes.items()}
-        batch = self.pipeline.finish(block, number, None, stored=stored, out=targets)
-        made = self._settled(batch, block, number, size, self.dtypes[stored])
-        if out is not None:
-            for mask in map(mask_of, form.shapes):
-                out[mask][...] = made[mask]
-                made[mask] = out[mask]
-        return made
-
-    def _settled(self, batch: Batch, block: BlockAround, number: int, size: _Size, dtypes: DTypes) -> Batch:
-        there, made = block.there(number), {}
-        for name, values in batch.items():
-            block.put_right(values, number, self.fill)
-            made[name] = values.reshape(*size.axes, -1, *values.shape[2:])
-            mask = made[mask_of(name)] = there.astype(dtypes[mask_of(name)]).reshape(*size.axes, -1)
-            if size.own < len(mask):
-                mask[size.own :] = 0
-        return made
+            rows = len(block.part(number)), block.windows.length
+            targets = {name: out[name].reshape(*rows, *shape) for name, shape in self.pipeline.form.shapes.items()}
+        return self.pipeline.finish(block, number, None, stored=stored, out=targets)
 
     def forward(self, anchors: PlannedBlocks, growth: Growth) -> Group:
         """The same around anchors in a snapshot that has grown."""
         blocks = self.blocks.on(anchors)
-        return replace(self, blocks=blocks, pipeline=self.pipeline.over(anchors.planner, growth, blocks))
+        return Group(self.pipeline.over(anchors.planner, growth, blocks), blocks)
 
 
 class PipelineAround:
@@ -190,9 +157,11 @@ class PipelineAround:
             # Decoding costs more than finding rows one by one.
             encoded = any(reader.column.kind.kind == "image" for reader in fields.values())
             blocks = BlocksAround(anchors.blocks, offsets, shift, number, single=encoded)
-            part = replace(part_of(form, fields), is_padded=False, fill=None)
-            pipeline = Pipeline(planner, fields, part, fields=copied_fields(fields, part.shapes), blocks=blocks)
-            groups.append(Group(pipeline, blocks, form.dtypes, windows.fill))
+            masked: dict[str, FieldReader | MaskReader] = {**fields}
+            masked |= {mask: MaskReader(FieldSpec(mask, np.dtype(np.bool_), ())) for mask in map(mask_of, fields)}
+            part = replace(part_of(form, masked), is_padded=True, fill=windows.fill)
+            pipeline = Pipeline(planner, masked, part, fields=copied_fields(fields, part.shapes), blocks=blocks)
+            groups.append(Group(pipeline, blocks))
         return cls(anchors, groups, readers, form, windows)
 
     def forward(self, snapshot: Snapshot, growth: Growth, *, seed: int, epoch_start: int) -> PipelineAround:
@@ -222,35 +191,33 @@ class PipelineAround:
         return self._take_from(*self._anchors.block_of(plan))
 
     def _take_from(self, block: Block, number: int) -> Batch:
-        size = self._size(block, number)
-        made = _with_axes(self._anchors.take_from(block, number), size)
+        made = self._anchors.take_from(block, number)
         for group in self._groups:
-            made |= group.take(block, number, size)
-        return {name: made[name] for name in self.readers}
+            made |= group.take(block, number)
+        return self._with_axes(made, block, number)
 
     def gather(self, plan: Plan, *, stored: bool, out: Arrays | None = None) -> Batch:
         """See ``Pipeline.gather``."""
         block, number = self._anchors.block_of(plan)
-        size, targets = self._size(block, number), None
+        targets = None
         if out is not None:
             rows = len(block.windows.part(number)), block.windows.length
             shapes = self._anchors.form.shapes
             targets = {name: out[name].reshape(*rows, *shapes[name]) for name in self._anchors.readers}
         batch = self._anchors.finish(block, number, None, stored=stored, out=targets)
-        made = _with_axes(batch, size)
         for group in self._groups:
-            made |= group.gather(block, number, size, stored=stored, out=out)
-        return {name: made[name] for name in self.readers}
+            batch |= group.gather(block, number, stored=stored, out=out)
+        return self._with_axes(batch, block, number)
 
-    def _size(self, block: Block, number: int) -> _Size:
-        (first, end), bounds = self.planner.own(block.sizes[number]), block.windows.bounds
-        axes = bounds[number + 1] - bounds[number], block.windows.length
-        return _Size(axes[: self._windows.batch_dims], end - first)
-
-
-def _with_axes(batch: Batch, size: _Size) -> Batch:
-    """A batch ``[b, S, ...]`` as ``[*axes, ...]``."""
-    return {name: values.reshape(*size.axes, *values.shape[2:]) for name, values in batch.items()}
+    def _with_axes(self, batch: Batch, block: Block, number: int) -> Batch:
+        """All fields in their order, with ``[b]`` or ``[b, S]`` in front instead of windows and runs."""
+        bounds = block.windows.bounds
+        axes = (bounds[number + 1] - bounds[number], block.windows.length)[: self._windows.batch_dims]
+        made = {}
+        for name, shape in self.form.shapes.items():
+            values = batch[name]
+            made[name] = values if values.shape == (*axes, *shape) else values.reshape(*axes, *shape)
+        return made
 
 
 def anchors_of(

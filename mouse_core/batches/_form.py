@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core._arrow.windows import WindowsPart
 from mouse_core.dtypes import number_kind
 from mouse_core.errors import ConfigError, MissingFieldError
 from mouse_core.sampling.plan import MASK, PaddedSampler
@@ -46,15 +45,6 @@ class MaskReader:
     def stored_dtype(self, dtype: np.dtype[np.generic]) -> np.dtype[np.generic]:
         """Booleans."""
         return self.spec.dtype
-
-    def read(
-        self, windows: WindowsPart, dtype: np.dtype[np.generic], out: npt.NDArray[np.generic] | None = None
-    ) -> npt.NDArray[Any]:
-        """Which steps are there, ``[n, S]``; see ``FieldReader.read``."""
-        if out is None:
-            return windows.there.astype(dtype)
-        out[...] = windows.there
-        return out
 
 
 Readers = Mapping[str, FieldReader | MaskReader]
@@ -99,7 +89,7 @@ class BatchForm:
         is_padded: Whether there may be such.
         converted: The fields that are copied in another dtype.
         checked: Those that are copied whose values have to be looked at.
-        is_copied: Whether nothing is left to do to a batch all fields of which were copied.
+        is_copied: Whether nothing but masks is left to do to a batch all fields of which were copied.
     """
 
     fields: dict[str, FieldSpec]
@@ -167,7 +157,10 @@ def _copied(
     plain = {name: reader for name, reader in readers.items() if _is_plain(reader)}
     converted = _converted(plain, dtypes[0]), _converted(plain, dtypes[1])
     checked = frozenset(name for name, reader in plain.items() if reader.bounds is not None and reader.highest is None)
-    copied = len(plain) == len(readers) and not checked
+    masks = {name for name, reader in readers.items() if isinstance(reader, MaskReader)}
+    copied = len(plain) + len(masks) == len(readers) and not checked
+    # Batches are copied whoever asks for them, and have one mask.
+    copied = copied and all(dtypes[0][name] == dtypes[1][name] for name in masks)
     return converted, checked, (copied and not converted[0], copied and not converted[1])
 
 

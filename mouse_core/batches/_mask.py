@@ -24,46 +24,52 @@ Batch = dict[str, npt.NDArray[Any]]
 class Absent:
     """The steps that are not there in the windows of a block, and the last before each that is.
 
-    Windows of 4 steps with lengths 4, 2 and 3, in batches with bounds 0, 2, 3: of the first batch steps 6 and 7 are not
-    there, for which step 5 stands, and of the second step 3, for which step 2 stands. Steps are counted from the first
-    window of the batch. So ``steps`` is 6, 7, 3, ``last`` 5, 5, 2, and ``first``, of each batch and the end, 0, 2, 3.
+    Windows of 4 steps with lengths 4, 2 and 3, in batches with bounds 0, 2, 3: counted from the first window steps 6, 7
+    and 11 are not there, for which 5, 5 and 10 stand. So ``steps`` is 6, 7, 11, ``last`` 5, 5, 10, and ``first``, of
+    each batch and the end, 0, 2, 3.
 
     Args:
-        windows: With lengths.
+        windows: Those of the block, which may have lengths.
     """
 
     def __init__(self, windows: Windows) -> None:
-        assert windows.lengths is not None
-        lengths, length, bounds = windows.lengths, windows.length, np.asarray(windows.bounds)
+        length = windows.length
+        lengths = np.full(len(windows), length) if windows.lengths is None else windows.lengths
         missing = length - lengths
-        # The step behind the last one of each window, among those of its batch.
-        end = (np.arange(len(lengths)) - np.repeat(bounds[:-1], np.diff(bounds))) * length + lengths
+        # The step behind the last one of each window.
+        end = np.arange(len(lengths)) * length + lengths
         before = np.concatenate([[0], np.cumsum(missing)])
         self.last = np.repeat(end - 1, missing)
         self.steps = np.arange(len(self.last)) + np.repeat(end - before[:-1], missing)
-        self.first: list[int] = before[bounds].tolist()
+        self.first: list[int] = before[np.asarray(windows.bounds)].tolist()
+        self._windows, self._begins = windows, [begin * length for begin in windows.bounds]
 
-    def fill(self, batch: Mapping[str, npt.NDArray[Any]], number: int, fill: float | None) -> None:
-        """Overwrite these steps of batch ``number``, in every field but the mask.
+    def there(self, number: int, count: int = 1) -> npt.NDArray[np.bool_]:
+        """Which steps of the windows of some batches are there, bool ``[n, S]``; an array of its own."""
+        bounds = self._windows.bounds
+        return self._windows.there[bounds[number] : bounds[number + count]].copy()
+
+    def fill(self, values: npt.NDArray[Any], number: int, fill: float | None, count: int = 1) -> None:
+        """Overwrite these steps of a field in some batches.
 
         Args:
-            batch: Arrays ``[n, S, ...]``, C-contiguous. What was read in these steps lies behind the episode.
-            number: Which of the batches it is.
+            values: ``[n, S, ...]``, those of one batch after the other, C-contiguous. What was read in these steps lies
+                behind the episode.
+            number: The first of the batches.
             fill: With what; None: with the last step that is there.
+            count: How many batches.
         """
-        begin, end = self.first[number : number + 2]
-        missing, last = self.steps[begin:end], self.last[begin:end]
-        if not len(missing):
+        begin, end, step = self.first[number], self.first[number + count], self._begins[number]
+        missing, last = self.steps[begin:end] - step, self.last[begin:end] - step
+        if not len(missing) or not values.size:
             return
-        for name, values in batch.items():
-            if name != MASK and values.size:
-                rows = values.reshape(values.shape[0] * values.shape[1], -1)
-                # A row as one item is copied five times as fast as its values.
-                steps = as_items(rows)
-                if fill is None:
-                    steps[missing] = steps.take(last)
-                else:
-                    steps[missing] = as_items(np.full((1, rows.shape[1]), fill, rows.dtype))[0]
+        rows = values.reshape(values.shape[0] * values.shape[1], -1)
+        # A row as one item is copied five times as fast as its values.
+        steps = as_items(rows)
+        if fill is None:
+            steps[missing] = steps.take(last)
+        else:
+            steps[missing] = as_items(np.full((1, rows.shape[1]), fill, rows.dtype))[0]
 
 
 def as_items(rows: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import repeat
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
 import numpy.typing as npt
 
 from mouse_core._arrow.column import Growth
@@ -18,7 +19,7 @@ from mouse_core.batches._planner import Block, Blocks, Planner
 from mouse_core.dtypes import RowError, convert_to
 from mouse_core.errors import DataError
 from mouse_core.randomness import Key, Purpose
-from mouse_core.sampling.plan import MASK, Plan
+from mouse_core.sampling.plan import Plan
 from mouse_core.store.fields import FieldReader
 from mouse_core.store.snapshot import Snapshot
 
@@ -78,6 +79,7 @@ class Pipeline:
     ) -> None:
         self.planner, self.readers, self.form = planner, readers, form
         self._fields, self._chunks = fields, chunks
+        self._masks = [name for name, reader in readers.items() if isinstance(reader, MaskReader)]
         self._memory = BatchMemory() if memory is None else memory
         self._lock = ProcessLock() if lock is None else lock
         self.blocks: PlannedBlocks = Blocks(planner, self._lock) if blocks is None else blocks
@@ -182,31 +184,48 @@ class Pipeline:
             if allowed and form.is_copied[stored] and len(copied) == len(self.readers):
                 return copied
             out = self._memory_for(block, number, copied, stored)
-        batch, dtypes, converted = {}, form.dtypes[stored], form.converted[stored]
+        batch: Batch = {}
         for name, reader in self.readers.items():
-            values, target = copied.get(name), out.get(name)
-            if values is None or isinstance(reader, MaskReader):
-                values = reader.read(block.part(number), dtypes[name], target)
+            values, target, dtype = copied.get(name), out.get(name), form.dtypes[stored][name]
+            if isinstance(reader, MaskReader):
+                values = convert_to(block.absent.there(number) if values is None else values, dtype, target)
+            elif values is None:
+                values = reader.read(block.part(number), dtype, target)
             else:
-                if target is not None or name in converted:
-                    try:
-                        values = convert_to(values, dtypes[name], target)
-                    except RowError as error:
-                        raise reader.error(error, block.part(number)) from error
+                if target is not None or name in form.converted[stored]:
+                    values = self._converted(values, name, (block, number), dtype, target)
                 if not allowed or name in form.checked:
                     reader.check(values, block.part(number))
             batch[name] = values
-        if MASK in batch:
+        if not copied.keys() & self._masks:
             self._settle_absent(batch, block, number)
         return batch
 
+    def _converted(
+        self, values: npt.NDArray[Any], name: str, batch: tuple[Block, int], dtype: np.dtype[Any], target: Any
+    ) -> npt.NDArray[Any]:
+        """A field that was copied, in another dtype or in memory that is there."""
+        try:
+            return convert_to(values, dtype, target)
+        except RowError as error:
+            block, number = batch
+            reader = self.readers[name]
+            assert isinstance(reader, FieldReader)
+            raise reader.error(error, block.part(number)) from error
+
     def _settle_absent(self, batch: Batch, block: Block, number: int) -> None:
         """Overwrite the steps that are not there, and mask the window that another shard has."""
-        if self.form.is_padded:
-            block.absent.fill(batch, number, self.form.fill)
+        for name in batch.keys() - self._masks if self.form.is_padded else ():
+            block.absent.fill(batch[name], number, self.form.fill)
+        self._mask_others(batch, block.sizes[number])
+
+    def _mask_others(self, batch: Batch, size: int) -> None:
+        """Mask the window that another shard has in a batch of which there are ``size`` for all."""
         if self.planner.uneven == "pad":
-            first, end = self.planner.own(block.sizes[number])
-            batch[MASK][end - first :] = 0
+            (first, end), (begin, behind) = self.planner.own(size), self.planner.delivered(size)
+            for name in self._masks:
+                mask = batch[name]
+                mask[(end - first) * (len(mask) // (behind - begin)) :] = 0
 
     def _memory_for(self, block: Block, number: int, copied: Batch, stored: bool) -> Batch:
         """Memory for those fields of a batch that are converted or read, where it is large; else none."""
@@ -231,7 +250,7 @@ class Pipeline:
             return {}, True
         if block.together == 1:
             self._alone = (*self._alone[1 - _ALONE_KNOWN :], index)
-            alone = self._copy_some(byte_views, number, 1)[0]
+            alone = self._copy_some(block, byte_views, number, 1)[0]
             self._ready.pop(index, None)  # another thread may have put it there before it could know
             return alone
         with self._lock:
@@ -241,7 +260,7 @@ class Pipeline:
             if len(self._ready) > 2 * block.together:  # nobody came for them
                 self._ready.clear()
             first, count = _choose_copied(block, number, 1 if self._memory.is_kept else block.together)
-            copied = self._copy_some(byte_views, first, count)
+            copied = self._copy_some(block, byte_views, first, count)
             if count == 1:
                 self._alone = (*self._alone[1 - _ALONE_KNOWN :], index)
             for other, (batch, allowed) in enumerate(copied, first):
@@ -250,15 +269,35 @@ class Pipeline:
                     self._ready[waiting] = batch
         return copied[number - first]
 
-    def _copy_some(self, byte_views: ByteViews, first: int, count: int) -> list[tuple[Batch, bool]]:
+    def _copy_some(self, block: Block, byte_views: ByteViews, first: int, count: int) -> list[tuple[Batch, bool]]:
         self._memory.hold(())
         copied = byte_views.copy(first, count)
         self._memory.hold(copied.values())
         if count > 1:
             self._memory.share(copied.values())
         allowed = byte_views.allowed(copied, count).tolist() if byte_views.unsure else repeat(True)
+        if self._masks and not byte_views.unsure and all(self.form.is_copied):
+            copied = self._with_masks(copied, block, first, count)
         batches = zip(*copied.values(), strict=True)
         return [(dict(zip(copied, batch, strict=True)), fine) for batch, fine in zip(batches, allowed, strict=False)]
+
+    def _with_masks(self, copied: Batch, block: Block, first: int, count: int) -> Batch:
+        """Batches that were copied together, ``[count, n, S, ...]`` by field, finished where all fields were."""
+        if len(copied) + len(self._masks) < len(self.readers):
+            return copied
+        batches, there = dict(copied), block.absent.there(first, count)
+        for name in self._masks:
+            batches[name] = there.astype(self.form.dtypes[False][name]).reshape(count, -1, block.windows.length)
+        if self.form.is_padded:
+            for values in copied.values():
+                # Several fields lie batch by batch.
+                together = count if values.flags.c_contiguous else 1
+                for number in range(0, count, together):
+                    some = values[number : number + together].reshape(-1, *values.shape[2:])
+                    block.absent.fill(some, first + number, self.form.fill, together)
+        for number in range(count) if self.planner.uneven == "pad" else ():
+            self._mask_others({name: batches[name][number] for name in self._masks}, block.sizes[first + number])
+        return {name: batches[name] for name in self.readers}
 
     def _byte_views(self, block: Block) -> ByteViews | None:
         """How to copy a block; None if nothing in it can be copied."""

@@ -158,7 +158,7 @@ class Planner:
         rank, count = self.shard
         return size * rank // count, size * (rank + 1) // count
 
-    def _delivered(self, size: int) -> tuple[int, int]:
+    def delivered(self, size: int) -> tuple[int, int]:
         """Those that are delivered: of "pad" as many in every shard, of which the last may be the next one's first.
 
         Of 8 windows three shards deliver 0..2, 2..4 and 5..7, and window 2 is masked in the first. No shard goes beyond
@@ -178,21 +178,21 @@ class Planner:
         if whole is not None:
             whole = whole[::step]
             size = whole.shape[1]
-            rows = np.ascontiguousarray(whole[:, slice(*self._delivered(size))])
+            rows = np.ascontiguousarray(whole[:, slice(*self.delivered(size))])
             sizes, bounds = [size] * batches, list(range(0, rows.size + 1, rows.shape[1]))
             rows = rows.reshape(-1)
         else:
             starts = self._starts_in_parts(first, end) if step == 1 else []
             starts = starts or [self._starts(index) for index in range(first, end, step)]
             sizes = [len(part) for part in starts]
-            parts = [part[slice(*self._delivered(len(part)))] for part in starts]
+            parts = [part[slice(*self.delivered(len(part)))] for part in starts]
             bounds = [0, *np.cumsum([len(part) for part in parts]).tolist()]
             rows = np.concatenate(parts)
         for number, size in enumerate(sizes if self.shard[1] > 1 else ()):
             check_even(self.shard, self.uneven, first + number * step, size)
         lengths = None
         if (cut := getattr(self.sampler, "cut_many", None)) is not None:
-            own = [slice(*self._delivered(size)) for size in sizes]
+            own = [slice(*self.delivered(size)) for size in sizes]
             rows, lengths = cut(self.seed, range(first, end, step), own, sizes, rows, self.snapshot)
         rows.flags.writeable = False
         return Block(first, end, step, kind, self._locate(rows, bounds, lengths), sizes, self)

@@ -31,30 +31,34 @@ class Anchors:
         row: The snapshot's row of each, int64 ``[a]``; of a step that is not there, that of the last one that is.
         begin, end: The first row of its episode, and the one behind its last, int64 ``[a]``.
         there: Which are there, bool ``[a]``; None: all.
+        rows: How many rows the snapshot has.
     """
 
     row: Int64s
     begin: Int64s
     end: Int64s
     there: Bools | None
+    rows: int
 
     @classmethod
     def of(cls, windows: Windows, snapshot: Snapshot) -> Anchors:
         """The anchors of located windows."""
         table, length, starts = episodes_of(snapshot), windows.length, windows.rows
+        begin, end, _ = table.episode_of(np.zeros(len(starts), np.int64), starts)
+        if length == 1 and windows.lengths is None:
+            return cls(starts, begin, end, None, snapshot.num_rows)
         steps = np.arange(length)
         if windows.lengths is None:
             there, row = None, (starts[:, None] + steps).reshape(-1)
         else:
             there = (steps < windows.lengths[:, None]).reshape(-1)
             row = (starts[:, None] + np.minimum(steps, windows.lengths[:, None] - 1)).reshape(-1)
-        first, last, _ = table.episode_of(np.zeros(len(starts), np.int64), starts)
-        begin, end = (np.repeat(bound, length) for bound in (first, last))
+        begin, end = (np.repeat(bound, length) for bound in (begin, end))
         # Windows of the stream may go on in the next episode.
         (across,) = np.nonzero(row >= end)
         if len(across):
             begin[across], end[across], _ = table.episode_of(np.zeros(len(across), np.int64), row[across])
-        return cls(row, begin, end, there)
+        return cls(row, begin, end, there, snapshot.num_rows)
 
 
 class Clock(NamedTuple):
@@ -82,71 +86,87 @@ class Rows(NamedTuple):
     Args:
         start: Where runs of ``unit`` rows begin that are read, int64 ``[runs]``.
         unit: Rows of a run.
-        moved: The runs whose rows are not read where they belong, int64 ``[m]``, ascending.
-        source: The rows read that belong into each row of these, counted over all runs, int64 ``[m, unit]``.
-        there: Which rows there are, bool ``[runs * unit]``.
+        target: Of the rows read, counted over all runs, those that become another one, int64 ``[m]``, ascending.
+        source: Which one of them, int64 ``[m]``; of the same anchor.
+        missing: Those that are not there, int64 ``[n]``, ascending.
         refused: What is wrong with some of them, and which, ascending.
     """
 
     start: Int64s
     unit: int
-    moved: Int64s
+    target: Int64s
     source: Int64s
-    there: Bools
+    missing: Int64s
     refused: Sequence[tuple[int, str]] = ()
 
 
 def rows_of(anchors: Anchors, offsets: Sequence[int], shift: int, *, single: bool = False) -> Rows:
     """The rows at some offsets of anchors, none of which lies beyond an episode's ends.
 
-    Of an episode in rows 10..14 the rows from 13 on are asked for, four of them: 13, 14, 15, 16, of which 15 and 16 are
-    not there. Read are the last four, 11, 12, 13, 14; 13 is the third row read, 14 the fourth. So what belongs where is
-    the rows read 2, 3, 3, 3, and there are 0 and 1.
+    Of an episode in rows 10..14 four rows from 13 on are asked for: 13, 14, 15, 16, of which 15 and 16 are another
+    episode's. They are read where they are asked for; then the second row read, 14, takes the place of the third and
+    the fourth, which are missing. Of rows 17..20 none is there; read are 14..17, and the first takes the place of all.
 
     Args:
         anchors: Around which.
         offsets: Which rows, K.
         shift: See ``BlocksAround``; so many of an episode's first rows have no such value.
-        single: Whether every row is read for itself. Runs are as fast as it gets, but where an episode is shorter than
-            a run its rows are read together with those of its neighbours.
+        single: Whether every row is read for itself. Runs are as fast as it gets, but rows of another episode are read
+            with them.
     """
     firsts, unit = (np.array(offsets, np.int64), 1) if single else runs_of(offsets)
-    wanted = anchors.row[:, None] + (firsts + shift)
-    begin, end = anchors.begin[:, None] + shift, anchors.end[:, None]
+    start = anchors.row[:, None] + (firsts + shift)
+    anchor, run = np.nonzero(_beyond(anchors, firsts, firsts + (shift + unit)))
+    asked, begin, end = start[anchor, run], anchors.begin[anchor] + shift, anchors.end[anchor]
     # An episode of one row has no transition; that row is read, and all is missing.
     lowest = np.minimum(begin, end - 1)
-    start = np.clip(wanted, lowest, np.maximum(lowest, end - unit))
-    beyond = (wanted < begin) | (wanted + unit > end)
+    # What is read has a row of the episode, the one that stands for those missing, and lies within the snapshot.
+    least, most = np.maximum(lowest - (unit - 1), 0), np.minimum(end - 1, max(anchors.rows - unit, 0))
+    read = start[anchor, run] = np.clip(asked, least, most)
+    slot = (anchor * len(firsts) + run) * unit
+    lead, tail = np.clip(begin - asked, 0, unit), np.clip(end - asked, 0, unit)
+    missing, source = _edges(slot, lead, tail, unit, lowest - read, end - 1 - read)
+    # A row that is read for itself is the one that stands for it.
+    target, source = (missing, source) if unit > 1 else (missing[:0], source[:0])
+    # Only at the ends of the snapshot rows that there are were not read where they belong.
+    (cut,) = np.nonzero((asked != read) & (lead < tail))
+    if len(cut):
+        steps = np.arange(unit)
+        which, step = np.nonzero((steps >= lead[cut, None]) & (steps < tail[cut, None]))
+        belongs = slot[cut][which] + step
+        target = np.concatenate([missing, belongs])
+        source = np.concatenate([source, belongs + (asked - read)[cut][which]])
+        order = np.argsort(target, kind="stable")
+        target, source = target[order], source[order]
     if anchors.there is not None:
-        beyond |= ~anchors.there[:, None]
-    anchor, run = np.nonzero(beyond)
-    there = np.ones((*start.shape, unit), np.bool_)
-    if not len(anchor):
-        return Rows(start.reshape(-1), unit, *_nothing(unit), there.reshape(-1))
-    # Within a run everything is less than twice its length, so that half as many bits will do.
-    begin, end, lowest = begin[anchor, 0], end[anchor, 0], lowest[anchor, 0]
-    asked, read, steps = wanted[anchor, run], start[anchor, run], np.arange(unit, dtype=np.int32)
-    first, behind = _within(unit, begin - asked, end - asked)
-    there[anchor, run] = (steps >= first) & (steps < behind)
-    if anchors.there is not None:
-        there[~anchors.there] = False
-    # A run that is read where it is asked for still has wrong rows behind its episode; a single row never does.
-    (cut,) = np.nonzero((asked != read) | (end < read + unit)) if unit > 1 else _nothing(unit)[:1]
-    asked, read, lowest, end = asked[cut], read[cut], lowest[cut], end[cut]
-    moved = anchor[cut] * len(firsts) + run[cut]
-    ahead, least, most = _within(unit, asked - read, lowest - read, end - 1 - read)
-    source = (moved * unit)[:, None] + np.clip(steps + ahead, least, most)
-    return Rows(start.reshape(-1), unit, moved, source, there.reshape(-1))
+        there = np.repeat(anchors.there, len(firsts) * unit)
+        there[missing] = False
+        (missing,) = np.nonzero(~there)
+    return Rows(start.reshape(-1), unit, target, source, missing)
 
 
-def _nothing(unit: int) -> tuple[Int64s, Int64s]:
-    """No runs of ``unit`` rows, and none of theirs."""
-    return np.zeros(0, np.int64), np.zeros((0, unit), np.int64)
+def _beyond(anchors: Anchors, firsts: Int64s, ends: Int64s) -> Bools:
+    """Which runs, whose first rows are so many behind the anchors', have rows beyond their episodes, ``[a, runs]``."""
+    beyond = np.zeros((len(anchors.row), len(firsts)), np.bool_)
+    if firsts.min() < 0:
+        beyond |= (anchors.row - anchors.begin)[:, None] < -firsts
+    if ends.max() > 1:
+        beyond |= (anchors.end - anchors.row)[:, None] < ends
+    return beyond
 
 
-def _within(unit: int, *numbers: Int64s) -> list[npt.NDArray[np.int32]]:
-    """Some numbers as columns of 32 bits, none of them further from 0 than a run is long."""
-    return [np.clip(some, -unit, unit).astype(np.int32)[:, None] for some in numbers]
+def _edges(slot: Int64s, lead: Int64s, tail: Int64s, unit: int, lowest: Int64s, last: Int64s) -> tuple[Int64s, Int64s]:
+    """Which rows of runs are missing, and which stand for them, both int64 ``[m]``, the first ascending.
+
+    A run of 4 rows from row 8 on, of which the first is missing and the last (``lead`` 1, ``tail`` 3), while its second
+    and its third stand for them (``lowest`` 1, ``last`` 2): rows 8 and 11 are missing, for which 9 and 10 stand.
+    """
+    counts = np.stack([lead, unit - tail], axis=1).reshape(-1)
+    firsts = np.stack([slot, slot + tail], axis=1).reshape(-1)
+    firsts -= np.cumsum(counts) - counts
+    source = np.repeat(np.stack([slot + lowest, slot + last], axis=1).reshape(-1), counts)
+    missing: Int64s = np.arange(len(source)) + np.repeat(firsts, counts)
+    return missing, source
 
 
 def rows_at(anchors: Anchors, seconds: Seconds, shift: int, clock: Clock) -> Rows:
@@ -200,7 +220,8 @@ def rows_at(anchors: Anchors, seconds: Seconds, shift: int, clock: Clock) -> Row
                 )
             )
     delivered = np.minimum(row + shift, end - 1)
-    return Rows(delivered.reshape(-1), 1, *_nothing(1), near.reshape(-1), refused)
+    nothing = np.zeros(0, np.int64)
+    return Rows(delivered.reshape(-1), 1, nothing, nothing, np.nonzero(~near.reshape(-1))[0], refused)
 
 
 def clock_of(snapshot: Snapshot, seconds: Seconds) -> FieldReader:
