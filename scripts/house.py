@@ -33,7 +33,7 @@ FLOORS = [
     {"store"},
     {"augment", "sampling", "statistics"},
     {"batches"},
-    {"groups", "replay", "rollouts"},
+    {"groups", "record", "replay", "rollouts"},
     {"formats", "prefetch"},
     {"hub", "inspect", "mixtures"},
     {"bench", "testing"},

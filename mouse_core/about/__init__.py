@@ -8,5 +8,6 @@ One text says all of it, ``mouse_data: {"version": 1, ...}``, and is kept wherev
 """
 
 from mouse_core.about.dataset import KEY, About, joined, read_about, with_about
+from mouse_core.about.recording import Recording
 
-__all__ = ["KEY", "About", "joined", "read_about", "with_about"]
+__all__ = ["KEY", "About", "Recording", "joined", "read_about", "with_about"]

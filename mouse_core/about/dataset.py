@@ -1,11 +1,4 @@
-"""What a dataset says of itself, and how that travels with it: in Arrow and Parquet files, and through ``datasets``.
-
-One text says all of it, ``mouse_data: {"version": 1, ...}``, and is kept wherever something survives:
-
-- in the schema's metadata under the key ``mouse_data``, as Arrow and Parquet files and tables carry it;
-- as a line of a dataset's description, which saving, ``map``, ``select`` and ``cast`` keep;
-- in the ``id`` of a column's feature, ``done`` first, which is all that ``datasets`` writes to Parquet and to the Hub.
-"""
+"""What a dataset says of itself: an object, a text, and the places that keep the text, which the room lists."""
 
 from __future__ import annotations
 
@@ -23,6 +16,7 @@ import pyarrow as pa
 from mouse_core._base.checks import is_whole
 from mouse_core.about._fields import check_width, field_from_json, field_to_json
 from mouse_core.about.features import HUGGINGFACE, feature_of, features_in
+from mouse_core.about.recording import Recording, check_recordings, recording_from_json, recording_to_json
 from mouse_core.errors import ConfigError, DataError, MouseError, SchemaError
 from mouse_core.spec import DIMS, Alignment, Field, check_alignment
 
@@ -31,7 +25,9 @@ __all__ = ["KEY", "About", "joined", "read_about", "with_about"]
 KEY = "mouse_data"
 """Under which name the text stands in metadata, descriptions and features."""
 
-_VERSION = 1
+_VERSION = 2
+# What earlier releases read is written as they wrote it.
+_VERSION_WITHOUT_RECORDINGS = 1
 _MARK = f"{KEY}: "
 # What earlier versions wrote: the alignment alone.
 _OLD_KEY = "mouse_alignment"
@@ -54,6 +50,7 @@ class About:
         fields: Fields beside the standard ones, and those that replace a standard one.
         max_action_dim: Number of actions A, or the width of action vectors.
         max_obs_continuous_dim: Width C of observations.
+        recordings: How the steps were recorded, as recorders say it; each way once.
 
     Raises:
         ConfigError: A value that is none of these.
@@ -65,6 +62,7 @@ class About:
     fields: Sequence[Field] = ()
     max_action_dim: int | None = None
     max_obs_continuous_dim: int | None = None
+    recordings: Sequence[Recording] = ()
 
     def __post_init__(self) -> None:
         self._check()
@@ -75,6 +73,7 @@ class About:
         tasks = {int(number): self.tasks[number] for number in sorted(self.tasks)}
         object.__setattr__(self, "tasks", MappingProxyType(tasks))
         object.__setattr__(self, "fields", tuple(self.fields))
+        object.__setattr__(self, "recordings", check_recordings(self.recordings))
 
     def _check(self) -> None:
         if self.alignment is not None:
@@ -111,7 +110,7 @@ class About:
 
     def to_json(self) -> str:
         """All that is said, as JSON in one line, with the version of the form."""
-        said: dict[str, Any] = {"version": _VERSION}
+        said: dict[str, Any] = {"version": _VERSION if self.recordings else _VERSION_WITHOUT_RECORDINGS}
         if self.alignment is not None:
             said["alignment"] = self.alignment
         if self.environments:
@@ -121,6 +120,8 @@ class About:
         if self.fields:
             said["fields"] = [field_to_json(item) for item in self.fields]
         said |= {name: getattr(self, name) for name in DIMS if getattr(self, name) is not None}
+        if self.recordings:
+            said["recordings"] = [recording_to_json(item) for item in self.recordings]
         return json.dumps(said, allow_nan=False)
 
     @classmethod
@@ -155,6 +156,8 @@ class About:
                 said["tasks"] = {int(number): text for number, text in said["tasks"].items()}
             if "fields" in said:
                 said["fields"] = [field_from_json(item) for item in said["fields"]]
+            if "recordings" in said:
+                said["recordings"] = [recording_from_json(item) for item in said["recordings"]]
             for name in DIMS:
                 check_width(name, said.get(name))
             return cls(**said)
@@ -173,6 +176,7 @@ def joined(parts: Iterable[tuple[str, About]]) -> About:
     """
     first: dict[Any, tuple[str, Any]] = {}
     environments: list[str] = []
+    recordings: list[Recording] = []
 
     def agree(key: Any, what: str, value: Any, where: str, hint: str = "") -> None:
         known_where, known = first.setdefault(key, (where, value))
@@ -191,6 +195,7 @@ def joined(parts: Iterable[tuple[str, About]]) -> About:
             if getattr(about, name) is not None:
                 agree(name, f"{name}: expected one", getattr(about, name), where)
         environments += about.environments
+        recordings += about.recordings
     values = {key: value for key, (_, value) in first.items()}
     return About(
         alignment=values.get("alignment"),
@@ -198,6 +203,7 @@ def joined(parts: Iterable[tuple[str, About]]) -> About:
         tasks={key[1]: value for key, value in values.items() if key[0] == "tasks"},
         fields=[field_from_json(value) for key, value in values.items() if key[0] == "fields"],
         **{name: values.get(name) for name in DIMS},
+        recordings=recordings,
     )
 
 

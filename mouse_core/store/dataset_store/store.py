@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from mouse_core._arrow.dense_copies import DENSE_BYTES, DenseBudget
 from mouse_core._base.checks import as_record
-from mouse_core.errors import DataError
+from mouse_core.errors import ConfigError, DataError
 from mouse_core.spec import Alignment, Field
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store
@@ -234,6 +234,27 @@ class DatasetStore(Store):
         return self
 
     # ------------------------------------------------------------------ appended rows
+
+    def describe(self, about: About) -> None:
+        """Say something of the rows that are appended: where they are recorded, which fields they have.
+
+        It is checked, and fills in what the store was not told, as what a dataset says of itself is in
+        ``from_dataset``. Recorders (``mouse_core.record``) do it by themselves.
+
+        Raises:
+            ConfigError: Not a ``mouse_core.about.About``.
+            SchemaError: Another alignment, or something else that contradicts the store or the rows there are.
+
+        The store is unchanged after an error.
+        """
+        from mouse_core.about.dataset import About
+
+        if not isinstance(about, About):
+            raise ConfigError(f"describe: expected a mouse_core.about.About, found {about!r:.200}")
+        rows, said = self._rows, [("describe", about)]
+        with rows.lock:
+            if rows.schema.merged([], said).about() != rows.schema.about():
+                rows.take([], said)
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add one step.

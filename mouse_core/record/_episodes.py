@@ -1,0 +1,274 @@
+"""The rows of episodes, on their way into a store: aligned, in order, and ended also where an episode is broken off."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from mouse_core.errors import ConfigError, DataError, RolloutError, SchemaError
+from mouse_core.record._columns import Row
+from mouse_core.store.dataset_store import DatasetStore
+
+ON_INTERRUPTED = ("mark", "cut")
+TRUNCATED = 2
+
+
+class Sink(Protocol):
+    """Where the rows of one episode after another go."""
+
+    def put(self, row: Row) -> None:
+        """Take a row; one whose ``done`` is not 0 ends the episode."""
+        ...
+
+    def interrupt(self) -> None:
+        """End the episode that is running as ``on_interrupted`` says."""
+        ...
+
+    def leave_out(self) -> None:
+        """Forget the rows of the running episode that are not in the store."""
+        ...
+
+    def settle(self) -> None:
+        """Write what waits of episodes that have ended: there is some only after an error of the store."""
+        ...
+
+    def forget(self) -> None:
+        """Forget all rows that are not in the store."""
+        ...
+
+
+class Direct:
+    """Rows go into the store one by one, but for the last one: it waits, for it may have to say that the episode ended.
+
+    Args:
+        store: The store. Nobody else may append to it in the middle of an episode.
+    """
+
+    def __init__(self, store: DatasetStore) -> None:
+        self._store = store
+        self._append = store.append
+        self._waiting: list[Row] = []
+        self._expected = -1  # rows in the store while an episode runs
+
+    def put(self, row: Row) -> None:
+        """Take a row. After an error of the store it waits with the others, and is tried again with the next one."""
+        waiting = self._waiting
+        waiting.append(row)
+        self._write(keep=not row["done"])
+
+    def _write(self, keep: bool) -> None:
+        waiting = self._waiting
+        while len(waiting) > keep:
+            self._check_alone()
+            self._append(waiting[0])
+            row = waiting.pop(0)
+            self._expected = -1 if row["done"] else len(self._store)
+
+    def _check_alone(self) -> None:
+        if self._expected not in (-1, len(self._store)):
+            raise RolloutError(
+                f"record: expected nobody else to append while an episode is recorded, found {len(self._store)} rows "
+                f"where there were {self._expected}; on_interrupted='cut' adds whole episodes only"
+            )
+
+    def interrupt(self) -> None:
+        """The row that waits says that the episode was truncated."""
+        if self._waiting:
+            self._waiting[-1]["done"] = TRUNCATED
+            self._write(keep=False)
+
+    def leave_out(self) -> None:
+        """Forget the rows of the running episode that wait."""
+        while self._waiting and not self._waiting[-1]["done"]:
+            self._waiting.pop()
+
+    def settle(self) -> None:
+        """Write what waits."""
+        self._write(keep=False)
+
+    def forget(self) -> None:
+        """Forget the rows that wait."""
+        self._waiting.clear()
+        self._expected = -1
+
+
+class Whole:
+    """Rows wait until their episode has ended, then all of them go into the store at once.
+
+    Args:
+        store: The store; others may append whole episodes to it meanwhile.
+        mark: Whether an episode that is broken off is truncated there; otherwise it is left out.
+    """
+
+    def __init__(self, store: DatasetStore, *, mark: bool) -> None:
+        self._store, self._mark = store, mark
+        self._columns: dict[str, list[Any]] = {}
+        self._ended: list[dict[str, list[Any]]] = []  # more than one only after an error of the store
+
+    def put(self, row: Row) -> None:
+        """Take a row."""
+        columns = self._columns
+        if not columns:
+            self._columns = {name: [value] for name, value in row.items()}
+        else:
+            for name, value in row.items():
+                columns[name].append(value)
+        if row["done"]:
+            self._end()
+
+    def _end(self) -> None:
+        self._ended.append(self._columns)
+        self._columns = {}
+        self.settle()
+
+    def settle(self) -> None:
+        """Write what waits of episodes that have ended."""
+        while self._ended:
+            self._store.extend(self._ended[0])
+            self._ended.pop(0)
+
+    def interrupt(self) -> None:
+        """End the episode that is running: truncated, or left out."""
+        if self._columns and self._mark:
+            self._columns["done"][-1] = TRUNCATED
+            self._end()
+        self._columns = {}
+
+    def leave_out(self) -> None:
+        """Forget the rows of the running episode."""
+        self._columns = {}
+
+    def forget(self) -> None:
+        """Forget all rows."""
+        self._columns, self._ended = {}, []
+
+
+class Episodes:
+    """Makes rows of what one environment hands out.
+
+    Args:
+        sink: Where they go.
+        alignment: "arrived" or "outgoing".
+        placeholder: The action in the first row of an "arrived" episode.
+    """
+
+    def __init__(self, sink: Sink, alignment: str, placeholder: Row) -> None:
+        self._sink = sink
+        self._is_outgoing = alignment == "outgoing"
+        self._first = {**placeholder, "reward": 0.0, "done": 0, "episode_step": 0}
+        self._seen: Row = {}
+        self._step = -1
+
+    @property
+    def is_running(self) -> bool:
+        """Whether an episode has begun and not ended."""
+        return self._step >= 0
+
+    def begin(self, seen: Row) -> None:
+        """An episode begins.
+
+        Args:
+            seen: Columns of its first observation.
+        """
+        self.interrupt()
+        self._step = 0
+        if self._is_outgoing:
+            self._seen = seen
+        else:
+            self._put({**self._first, **seen})
+
+    def step(self, action: Row, reward: float, done: int, seen: Row) -> None:
+        """An action was taken.
+
+        Args:
+            action: Columns of the action.
+            reward: What it brought.
+            done: 0, or 1 or 2 where it ended the episode.
+            seen: Columns of the observation that it led to.
+
+        Raises:
+            RolloutError: No episode is running.
+        """
+        if self._step < 0:
+            raise RolloutError("record: expected reset() before step(), found no episode that runs")
+        if self._is_outgoing:
+            seen, self._seen, number = self._seen, seen, self._step
+        else:
+            number = self._step + 1
+        self._step = -1 if done else self._step + 1
+        self._put({**action, "reward": reward, "done": done, "episode_step": number, **seen})
+
+    def _put(self, row: Row) -> None:
+        try:
+            self._sink.put(row)
+        except (DataError, SchemaError, RolloutError):
+            self.forget()
+            raise
+
+    def interrupt(self) -> None:
+        """Nothing more comes of the episode that is running. Without a transition it is none."""
+        taken, self._step = self._step, -1
+        if taken > 0:
+            self._sink.interrupt()
+        elif taken == 0:
+            self._sink.leave_out()
+        self._sink.settle()
+
+    def forget(self) -> None:
+        """Record nothing more of the episode that is running; what of it is in the store is broken off."""
+        self._step = -1
+        self._sink.forget()
+
+
+def check_on_interrupted(choice: str) -> str:
+    """``choice`` if it is "mark" or "cut", else ConfigError."""
+    if choice not in ON_INTERRUPTED:
+        raise ConfigError(f"on_interrupted: expected one of {list(ON_INTERRUPTED)}, found {choice!r}")
+    return choice
+
+
+def done_code(terminated: Any, truncated: Any) -> int:
+    """1 where an episode terminated (also where both are set), 2 where it was truncated alone, else 0."""
+    return 1 if terminated else TRUNCATED if truncated else 0
+
+
+def reward_of(reward: Any) -> float:
+    """A reward as a number.
+
+    Raises:
+        DataError: It is none, or several.
+    """
+    try:
+        return float(reward)
+    except (TypeError, ValueError) as error:
+        raise DataError(f"reward: expected one number, found {reward!r:.80}") from error
+
+
+def infos_of(info: Mapping[str, Any], infos: Mapping[str, Any]) -> Row:
+    """Columns of what was asked for of an info; None where it is not there.
+
+    Args:
+        info: What came with an observation.
+        infos: Dtypes by name; None: as they come.
+    """
+    row: Row = {}
+    for name, dtype in infos.items():
+        value: Any = info
+        for key in name.split("/"):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        row[info_column(name)] = kept_info(value, dtype)
+    return row
+
+
+def kept_info(value: Any, dtype: Any) -> Any:
+    """A copy of an info."""
+    if dtype is not None and value is not None:
+        return np.array(value, dtype)[()]
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def info_column(name: str) -> str:
+    """The name of the column of an info."""
+    return "metadata_infos_" + name.replace("/", "_")

@@ -1,0 +1,450 @@
+"""Recorders against logs kept by hand beside the environment; see `record_cases`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, RolloutError, SchemaError
+from mouse_core.about import About, read_about
+from mouse_core.record import Recorder, VectorRecorder, record
+from tests.core.formats.recording import Counting
+from tests.core.record_cases import Logged, Row, check_rows, rows_of
+
+MODES = list(gym.vector.AutoresetMode)
+LENGTHS = [3, -2, 1, -5, 4, -1]
+
+
+def made(name: str) -> gym.Env[Any, Any]:
+    """An environment, or a test that is skipped where its simulator is not installed."""
+    if name.startswith("ALE/"):
+        ale_py = pytest.importorskip("ale_py")
+        gym.register_envs(ale_py)
+    if name.startswith("HalfCheetah"):
+        pytest.importorskip("mujoco")
+        pytest.importorskip("imageio")
+    return gym.make(name, max_episode_steps=10 if name.startswith("ALE/") else 30)
+
+
+def play(env: Any, episodes: int, seed: int | None = 0) -> None:
+    env.action_space.seed(seed)
+    for episode in range(episodes):
+        env.reset(seed=None if seed is None else seed + episode)
+        over = False
+        while not over:
+            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            over = terminated or truncated
+
+
+def all_rows(logs: list[list[Any]], **options: Any) -> list[Row]:
+    return [row for log in logs for row in rows_of(log, **options)]
+
+
+REAL = ["CartPole-v1", "LunarLander-v3", "FrozenLake-v1", "HalfCheetah-v5", "ALE/Breakout-v5"]
+INFOS: dict[str, Any] = {
+    "FrozenLake-v1": {"prob": "float64"},
+    "HalfCheetah-v5": ["x_position", "reward_ctrl"],
+    "ALE/Breakout-v5": ["lives"],
+}
+
+
+@pytest.mark.parametrize("alignment", ["arrived", "outgoing"])
+@pytest.mark.parametrize("name", REAL)
+def test_rows_are_those_of_the_log(name: str, alignment: Any) -> None:
+    logs: list[list[Any]] = []
+    store = DatasetStore(alignment=alignment)
+    infos = INFOS.get(name, [])
+    play(Recorder(Logged(made(name), logs), store, infos=infos), 3)
+    assert [log[1:] for log in logs if not log[1:]] == []
+    check_rows(store, all_rows(logs, alignment=alignment, infos=infos))
+    assert store.snapshot().alignment == store.about.alignment == alignment
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("name", REAL)
+def test_rows_of_a_vector_are_those_of_the_logs(name: str, mode: Any) -> None:
+    made(name).close()
+    logs: list[list[list[Any]]] = [[], [], []]
+    # Where an info is a whole number at first, gymnasium cuts the fractions of the others in a vector.
+    infos = [] if name == "FrozenLake-v1" else INFOS.get(name, [])
+    envs = gym.vector.SyncVectorEnv([lambda log=log: Logged(made(name), log) for log in logs], autoreset_mode=mode)
+    store = record(envs, episodes=7, seed=5, infos=infos)
+    check_vector(store, logs, episodes=7, infos=infos)
+
+
+def check_vector(store: DatasetStore, logs: list[list[list[Any]]], *, episodes: int, infos: Any = ()) -> None:
+    """The store has the episodes that began first, each once and whole, whatever their order."""
+    table = store.episodes
+    assert table.num_rows == episodes
+    played: dict[str, list[list[Row]]] = {}
+    for rows in (rows_of(log, infos=infos) for several in logs for log in several if len(log) > 1):
+        if rows[-1]["done"]:
+            played.setdefault(key_of(rows), []).append(rows)
+    found = []
+    for start, length in zip(table["start"].to_pylist(), table["length"].to_pylist(), strict=True):
+        found += played[key_of(store[start : start + length])].pop()
+    check_rows(store, found)
+
+
+def key_of(rows: list[Row]) -> str:
+    """What tells an episode from others: its rewards and actions, and the sums of its observations."""
+    names = sorted(name for name in rows[0] if name.startswith(("observation", "action")))
+    numbers = [name for name in names if not isinstance(rows[0][name], str)]
+    sums = [[float(np.asarray(row[name], np.float64).sum()) for row in rows] for name in numbers]
+    return repr(([row["reward"] for row in rows], sums))
+
+
+@pytest.mark.parametrize("kind", ["vector", "discrete", "image", "nested"])
+@pytest.mark.parametrize("alignment", ["arrived", "outgoing"])
+@pytest.mark.parametrize("on_interrupted", ["mark", "cut"])
+def test_every_kind_of_space(kind: str, alignment: Any, on_interrupted: str) -> None:
+    logs: list[list[Any]] = []
+    store = DatasetStore(alignment=alignment)
+    env = Recorder(Logged(Counting(LENGTHS, kind), logs), store, on_interrupted=on_interrupted, infos=["count"])
+    play(env, len(LENGTHS), seed=None)
+    check_rows(store, all_rows(logs, alignment=alignment, infos=["count"]))
+    assert [abs(length) for length in LENGTHS] == [len(log) - 1 for log in logs]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("kind", ["vector", "discrete", "image", "nested"])
+def test_every_kind_of_space_in_a_vector(kind: str, mode: Any) -> None:
+    logs: list[list[list[Any]]] = [[], []]
+    worlds = [Counting(LENGTHS, kind), Counting([-3, 2, 6, 1], kind)]
+    worlds[1].episode = 11  # of which the other sees nothing
+    envs = gym.vector.SyncVectorEnv(
+        [lambda pair=pair: Logged(*pair) for pair in zip(worlds, logs, strict=True)], autoreset_mode=mode
+    )
+    store = record(envs, episodes=9, infos=["count", "speed"])
+    check_vector(store, logs, episodes=9, infos=["count", "speed"])
+
+
+def test_a_vector_in_other_processes(tmp_path: Path) -> None:
+    """Where observations lie in memory that is used again, and final ones come through a pipe."""
+    envs = gym.make_vec(
+        "CartPole-v1", 2, vectorization_mode="async", vector_kwargs={"autoreset_mode": "SameStep", "copy": False}
+    )
+    store = record(envs, lambda observations: np.array([0, 1]), episodes=4, seed=2)
+    envs.close()
+    alone = DatasetStore()
+    for seed, action in ((2, 0), (3, 1)):
+        env = Recorder(gym.make("CartPole-v1"), alone)
+        env.reset(seed=seed)
+        while not any(env.step(action)[2:4]):
+            pass
+    firsts = [row for row in range(4) if store.episodes["metadata_episode_seed"][row].as_py() is not None]
+    assert len(firsts) == 2
+    for number, seed in enumerate((2, 3)):
+        here = store.where(metadata_episode_seed=seed)
+        there = alone.where(metadata_episode_seed=seed)
+        assert here[:] == there[:], number
+
+
+def test_pictures_as_png() -> None:
+    logs: list[list[Any]] = []
+    raw, png = DatasetStore(), DatasetStore()
+    play(Recorder(Logged(Counting([3, -2], "image"), logs), raw), 2, seed=1)
+    play(Recorder(Counting([3, -2], "image"), png, images="png"), 2, seed=1)
+    assert str(png.columns["observation_image"]).startswith("struct<bytes: binary")
+    pixels = [
+        BatchSource(store, sequence_length=7, batch_size=1, sampling="last")[0]["obs_image"] for store in (raw, png)
+    ]
+    assert np.array_equal(*pixels)
+
+
+def test_parts_of_nested_spaces_are_fields() -> None:
+    store = DatasetStore()
+    play(Recorder(Counting([4, 4], "nested"), store), 2)
+    batch = BatchSource(store, sequence_length=5, batch_size=2)[0]
+    assert {name: values.shape[2:] for name, values in batch.items()} == {
+        "reward": (),
+        "done": (),
+        "time": (),
+        "observation_arm_angle": (3,),
+        "observation_arm_grip": (),
+        "observation_parts_0": (3,),
+        "observation_parts_1": (4,),
+        "action_move": (2,),
+        "action_press": (),
+    }
+    again = DatasetStore().from_dataset(store.to_dataset())
+    assert BatchSource(again, sequence_length=5, batch_size=2)[0].keys() == batch.keys()
+
+
+# ---------------------------------------------------------------------- what the store says
+
+
+def test_what_was_recorded_travels(tmp_path: Path) -> None:
+    store = record("CartPole-v1", episodes=2, seed=0)
+    (said,) = store.about.recordings
+    assert (said.environment, said.policy) == ("CartPole-v1", "random")
+    assert said.spec["max_episode_steps"] == 500
+    assert said.action_space == {"type": "Discrete", "n": 2, "start": 0}
+    assert said.observation_space["shape"] == [4]
+    assert said.observation_space["high"][1] == "inf"
+    assert {"gymnasium", "numpy", "python"} <= said.versions.keys()
+    assert store.about.environments == ("CartPole-v1",)
+    assert store.about.max_action_dim == 2
+    assert About.from_json(store.about.to_json()) == store.about
+
+    store.to_dataset().to_parquet(tmp_path / "rows.parquet")
+    import datasets
+
+    loaded = datasets.load_dataset("parquet", data_files=str(tmp_path / "rows.parquet"), split="train")
+    assert read_about(loaded).recordings == (said,)
+    assert DatasetStore().from_dataset(loaded).about.recordings == (said,)
+    assert json.loads(store.about.to_json())["version"] == 2
+    assert json.loads(store.about.replace(recordings=()).to_json())["version"] == 1
+
+
+def test_the_same_recording_is_said_once() -> None:
+    store = DatasetStore()
+    for seed in (0, 0, 1):
+        record("CartPole-v1", episodes=1, seed=seed, store=store)
+    record("CartPole-v1", lambda observation: 0, episodes=1, store=store, name="left")
+    assert [item.policy for item in store.about.recordings] == ["random", "left"]
+    assert store.about.environments == ("CartPole-v1",)
+
+
+def test_seeds_give_the_episodes_again() -> None:
+    store = record("CartPole-v1", lambda observation: int(observation[2] > 0), episodes=5, seed=10)
+    assert store.episodes["metadata_episode_seed"].to_pylist() == [10, 11, 12, 13, 14]
+    again = record("CartPole-v1", lambda observation: int(observation[2] > 0), episodes=1, seed=13)
+    assert again[:] == store.where(metadata_episode_seed=13)[:]
+    assert record("CartPole-v1", episodes=3, seed=4)[:] == record("CartPole-v1", episodes=3, seed=4)[:]
+
+
+# ---------------------------------------------------------------------- episodes that are broken off
+
+
+@pytest.mark.parametrize("alignment", ["arrived", "outgoing"])
+@pytest.mark.parametrize("on_interrupted", ["mark", "cut"])
+@pytest.mark.parametrize("how", ["reset", "close", "interrupt"])
+def test_an_episode_that_is_broken_off(how: str, on_interrupted: str, alignment: Any) -> None:
+    logs: list[list[Any]] = []
+    store = DatasetStore(alignment=alignment)
+    env = Recorder(Logged(Counting([9, 2]), logs), store, on_interrupted=on_interrupted)
+    env.reset()
+    for _ in range(4):
+        env.step(env.action_space.sample())
+    getattr(env, how)()
+    if how == "close":
+        assert len(store) == (len(rows_of(logs[0], alignment)) if on_interrupted == "mark" else 0)
+        return
+    play(env, 1, seed=None)  # the reset in here leaves an episode behind that has no transition
+    kept = rows_of(logs[0], alignment, ended=False) if on_interrupted == "mark" else []
+    check_rows(store, kept + rows_of(logs[-1], alignment))
+
+
+@pytest.mark.parametrize("on_interrupted", ["mark", "cut"])
+def test_episodes_of_a_vector_that_are_broken_off(on_interrupted: str) -> None:
+    logs: list[list[list[Any]]] = [[], []]
+    lengths = iter([[2, 9], [5]])
+    envs = VectorRecorder(
+        gym.vector.SyncVectorEnv([lambda log=log: Logged(Counting(next(lengths)), log) for log in logs]),
+        store := DatasetStore(),
+        on_interrupted=on_interrupted,
+    )
+    envs.reset()
+    for _ in range(4):
+        envs.step(envs.action_space.sample())
+    envs.close()
+    whole, broken, other = rows_of(logs[0][0]), rows_of(logs[0][1], ended=False), rows_of(logs[1][0], ended=False)
+    check_rows(store, whole + (broken + other if on_interrupted == "mark" else []))
+
+
+def test_what_a_policy_raises_leaves_whole_episodes() -> None:
+    asked = 0
+
+    def policy(observation: Any) -> int:
+        nonlocal asked
+        asked += 1
+        if asked > 30:
+            raise KeyboardInterrupt
+        return asked % 2
+
+    store = DatasetStore()
+    with pytest.raises(KeyboardInterrupt):
+        record("CartPole-v1", policy, episodes=50, store=store, seed=0)
+    assert len(store) == 30 + store.episodes.num_rows
+    assert store.episodes["done"].to_pylist()[-1] == 2
+
+
+# ---------------------------------------------------------------------- what is refused, and what becomes of it
+
+
+def test_what_cannot_be_recorded_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"expected gymnasium.Env or dm_env.Environment, found int"):
+        Recorder(3, DatasetStore())
+    with pytest.raises(ConfigError, match="VectorRecorder records a gymnasium.VectorEnv"):
+        Recorder(gym.make_vec("CartPole-v1", 2), DatasetStore())
+    with pytest.raises(ConfigError, match="Recorder records one environment"):
+        VectorRecorder(gym.make("CartPole-v1"), DatasetStore())
+    with pytest.raises(ConfigError, match="expected a DatasetStore, found list"):
+        Recorder(gym.make("CartPole-v1"), [])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="infos: expected names of infos, found True"):
+        Recorder(gym.make("CartPole-v1"), DatasetStore(), infos=True)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="images: expected one of"):
+        Recorder(gym.make("CartPole-v1"), DatasetStore(), images="jpeg")
+    with pytest.raises(ConfigError, match="on_interrupted: expected one of"):
+        Recorder(gym.make("CartPole-v1"), DatasetStore(), on_interrupted="keep")
+    with pytest.raises(ConfigError, match="expected the id of an environment, found 'CartPole-v77'"):
+        record("CartPole-v77", episodes=1)
+    with pytest.raises(ConfigError, match="episodes: expected an integer from 1, found 0"):
+        record("CartPole-v1", episodes=0)
+    env = Counting()
+    env.observation_space = gym.spaces.Dict({"a": gym.spaces.Sequence(gym.spaces.Discrete(3))})
+    with pytest.raises(ConfigError, match=r"space\['a'\]: expected one of .*, found Sequence"):
+        Recorder(env, DatasetStore())
+    env.observation_space = gym.spaces.Dict({"a_b": gym.spaces.Text(3), "a": gym.spaces.Dict(b=gym.spaces.Text(3))})
+    with pytest.raises(ConfigError, match="observation_a_b: two parts of a step have this name"):
+        Recorder(env, DatasetStore())
+
+
+def test_a_store_of_something_else_is_refused_and_stays_as_it_was() -> None:
+    store = DatasetStore(max_action_dim=2)
+    record("CartPole-v1", episodes=1, store=store)
+    rows, about = len(store), store.about
+    with pytest.raises(SchemaError, match="max_action_dim: expected at least 4"):
+        Recorder(gym.make("LunarLander-v3"), store)
+    assert (len(store), store.about) == (rows, about)
+    other = record("CartPole-v1", episodes=1)
+    env = Recorder(Counting([2], "vector"), other)
+    with pytest.raises(DataError):
+        play(env, 1)
+    assert len(other.episodes) == 1
+
+
+def test_steps_out_of_turn_are_refused() -> None:
+    env = Recorder(Counting([2]), store := DatasetStore())
+    with pytest.raises(RolloutError, match=r"expected reset\(\) before step\(\)"):
+        env.step(env.action_space.sample())
+    play(env, 1)
+    with pytest.raises(RolloutError, match=r"expected reset\(\) before step\(\)"):
+        env.step(env.action_space.sample())
+    assert len(store) == 3
+
+
+def test_others_who_append_in_the_middle_of_an_episode_are_found() -> None:
+    store = DatasetStore()
+    one, other = Recorder(Counting([5]), store), Recorder(Counting([5]), store)
+    one.reset()
+    one.step(one.action_space.sample())
+    other.reset()
+    with pytest.raises(RolloutError, match="expected nobody else to append"):
+        for env in (other, one, other, one):
+            env.step(env.action_space.sample())
+    whole = [Recorder(Counting([5]), cut := DatasetStore(), on_interrupted="cut") for _ in range(1)]
+    whole.append(Recorder(Counting([3]), cut, on_interrupted="cut"))
+    for env in whole:
+        env.reset()
+    for _ in range(3):
+        for env in whole:
+            env.step(env.action_space.sample())
+    for _ in range(2):
+        whole[0].step(whole[0].action_space.sample())
+    assert cut.episodes["length"].to_pylist() == [4, 6]
+
+
+@pytest.mark.parametrize("on_interrupted", ["mark", "cut"])
+def test_rows_wait_while_the_store_cannot_be_written(on_interrupted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full disk: what could not be written is written later, and nothing is missing between."""
+    logs: list[list[Any]] = []
+    store = DatasetStore()
+    env = Recorder(Logged(Counting([6, 6]), logs), store, on_interrupted=on_interrupted)
+    full = 0
+
+    def failing(write: Callable[[Any], None]) -> Callable[[Any], None]:
+        def tried(rows: Any) -> None:
+            nonlocal full
+            full += 1
+            if full % 3 == 1:
+                raise OSError(28, "No space left on device")
+            write(rows)
+
+        return tried
+
+    sink: Any = env
+    for name in ("append", "extend"):
+        monkeypatch.setattr(store, name, failing(getattr(store, name)))
+    sink = Recorder(Logged(Counting([6, 6]), logs), store, on_interrupted=on_interrupted)
+    for _ in range(2):
+        sink.reset()
+        over = False
+        while not over:
+            try:
+                *_, terminated, truncated, _ = sink.step(sink.action_space.sample())
+                over = terminated or truncated
+            except OSError:
+                over = len(logs[-1]) == 7
+    sink.close()
+    assert full
+    check_rows(store, all_rows(logs))
+
+
+# ---------------------------------------------------------------------- dm_env
+
+
+def test_an_environment_of_dm_env() -> None:
+    dm_env = pytest.importorskip("dm_env")
+
+    class Walk(dm_env.Environment):  # type: ignore[misc, name-defined]
+        """Terminal after four steps, truncated after three in every other episode."""
+
+        def __init__(self) -> None:
+            self.episode, self.time, self.log = -1, 0, []
+
+        def reset(self) -> Any:
+            self.episode, self.time = self.episode + 1, 0
+            self.log.append([(None, self._see(), {})])
+            return dm_env.restart(self._see())
+
+        def step(self, action: Any) -> Any:
+            if self.log and len(self.log[-1]) > (4 - self.episode % 2):
+                return self.reset()
+            self.time += 1
+            over = self.time == 4 - self.episode % 2
+            end = over and self.episode % 2 == 0
+            self.log[-1].append((np.array(action), self._see(), self.time / 4, end, over and not end, {}))
+            if end:
+                return dm_env.termination(self.time / 4, self._see())
+            return (dm_env.truncation if over else dm_env.transition)(self.time / 4, self._see())
+
+        def _see(self) -> Any:
+            return {"place": np.array([self.time, self.episode], np.float64), "code": np.int32(self.time)}
+
+        def observation_spec(self) -> Any:
+            place = dm_env.specs.Array((2,), np.float64)
+            return {"place": place, "code": dm_env.specs.DiscreteArray(5, np.int32)}
+
+        def action_spec(self) -> Any:
+            return dm_env.specs.BoundedArray((2,), np.float32, -1, 1)
+
+    walk = Walk()
+    env = Recorder(walk, store := DatasetStore())
+    assert isinstance(env, dm_env.Environment)
+    env.reset()
+    for number in range(17):  # which begins episodes by itself
+        env.step(np.float32([number, 0.5]))
+    check_rows(store, all_rows(walk.log[:-1]) + rows_of(walk.log[-1])[: len(store) - len(all_rows(walk.log[:-1]))])
+    assert store.about.recordings[0].environment == "Walk"
+    recorded = record(Walk(), lambda observation: np.zeros(2), episodes=3)
+    assert recorded.episodes["done"].to_pylist() == [1, 2, 1]
+
+
+def test_a_task_of_dm_control() -> None:
+    suite = pytest.importorskip("dm_control.suite")
+    store = record(
+        suite.load("cartpole", "swingup", task_kwargs={"random": 0}),
+        lambda observation: np.zeros(1),
+        episodes=1,
+    )
+    assert len(store) == 1001
+    assert store[-1]["done"] == 2
+    assert len(store[0]["observation_position"]) == 3
