@@ -280,9 +280,9 @@ def test_what_a_policy_raises_leaves_whole_episodes() -> None:
 
 
 def test_what_cannot_be_recorded_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"expected gymnasium.Env or dm_env.Environment, found int"):
+    with pytest.raises(ConfigError, match=r"expected gymnasium\.Env or dm_env\.Environment, found int"):
         Recorder(3, DatasetStore())
-    with pytest.raises(ConfigError, match="VectorRecorder records a gymnasium.VectorEnv"):
+    with pytest.raises(ConfigError, match="VectorRecorder records a gymnasium"):
         Recorder(gym.make_vec("CartPole-v1", 2), DatasetStore())
     with pytest.raises(ConfigError, match="Recorder records one environment"):
         VectorRecorder(gym.make("CartPole-v1"), DatasetStore())
@@ -337,9 +337,9 @@ def test_others_who_append_in_the_middle_of_an_episode_are_found() -> None:
     one.reset()
     one.step(one.action_space.sample())
     other.reset()
+    other.step(other.action_space.sample())
     with pytest.raises(RolloutError, match="expected nobody else to append"):
-        for env in (other, one, other, one):
-            env.step(env.action_space.sample())
+        one.step(one.action_space.sample())
     whole = [Recorder(Counting([5]), cut := DatasetStore(), on_interrupted="cut") for _ in range(1)]
     whole.append(Recorder(Counting([3]), cut, on_interrupted="cut"))
     for env in whole:
