@@ -1,4 +1,4 @@
-"""A Q-network that learns from recorded transitions, then from fresh ones beside them: what it is given, and how it does."""
+"""A Q-network that learns from recorded transitions, then from fresh ones, too: what it is given, and how it does."""
 
 from __future__ import annotations
 
