@@ -1,4 +1,4 @@
-"""Examples of rollout groups as JAX arrays, padded or packed."""
+"""Examples of rollout groups as JAX arrays, padded, packed or one behind the other."""
 
 from __future__ import annotations
 
@@ -65,6 +65,29 @@ def pack(
     """
     placement = _placement(device, sharding)
     return _placed(groups.pack(examples, length, num_rows=num_rows, pad_token=pad_token, truncate=truncate), placement)
+
+
+def concatenate(
+    examples: Sequence[RLExample],
+    capacity: int | None = None,
+    *,
+    pad_token: int = 0,
+    device: jax.Device | str | None = None,
+) -> dict[str, jax.Array]:
+    """All examples one behind the other, without padding; see ``mouse_core.groups.concatenate``.
+
+    Args:
+        examples, capacity, pad_token: As there. A jitted step compiles anew for every number of tokens and examples;
+            ``capacity`` keeps the former.
+        device: Where the arrays go; None: JAX's default.
+
+    Returns:
+        The same arrays.
+
+    Raises:
+        ConfigError, DataError: As there; a device that is not there.
+    """
+    return _placed(groups.concatenate(examples, capacity, pad_token=pad_token), _placement(device, None))
 
 
 def _placement(device: jax.Device | str | None, sharding: Sharding | None) -> Placement:

@@ -1,4 +1,4 @@
-"""Examples of rollout groups as torch tensors, padded or packed."""
+"""Examples of rollout groups as torch tensors, padded, packed or one behind the other."""
 
 from __future__ import annotations
 
@@ -63,7 +63,33 @@ def pack(
     return _tensors(packed, target)
 
 
+def concatenate(
+    examples: Sequence[RLExample],
+    capacity: int | None = None,
+    *,
+    pad_token: int = 0,
+    device: str | torch.device | None = None,
+) -> TensorDict:
+    """All examples one behind the other, without padding; see ``mouse_core.groups.concatenate``.
+
+    ``mouse_torch.as_nested`` makes nested tensors of them.
+
+    Args:
+        examples, capacity, pad_token: As there.
+        device: Where the tensors go; None: the CPU.
+
+    Returns:
+        The same arrays as tensors, batch size ``[]``, as ``cu_seqlens`` and the tokens have no axis in common.
+
+    Raises:
+        ConfigError, DataError: As there; a device that is not there.
+    """
+    target = check_device(device)
+    return _tensors(groups.concatenate(examples, capacity, pad_token=pad_token), target)
+
+
 def _tensors(arrays: Arrays, device: torch.device) -> TensorDict:
     # The arrays are fresh, so the tensors take their memory over.
     tensors = {name: torch.from_numpy(values).to(device) for name, values in arrays.items()}
-    return TensorDict(tensors, batch_size=arrays["tokens"].shape, device=device)
+    size = () if "cu_seqlens" in arrays else arrays["tokens"].shape
+    return TensorDict(tensors, batch_size=size, device=device)

@@ -1,7 +1,7 @@
 """Groups of language-model rollouts that are scored against each other, and batches made of them."""
 
 from mouse_core.groups.advantages import advantages
-from mouse_core.groups.batches import examples_digest, make_examples, pack, pad
+from mouse_core.groups.batches import concatenate, examples_digest, make_examples, pack, pad
 from mouse_core.groups.buffer import RolloutBuffer
 from mouse_core.groups.grpo import GrpoBatchMaker
 from mouse_core.groups.protocol import BatchMaker, ResumableBatchMaker
@@ -21,6 +21,7 @@ __all__ = [
     "StoredRollouts",
     "Turn",
     "advantages",
+    "concatenate",
     "examples_digest",
     "make_examples",
     "open_rollouts",

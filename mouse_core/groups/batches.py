@@ -1,4 +1,4 @@
-"""Examples made of rollouts, and arrays for training made of examples: one a row, or several packed into a row."""
+"""Examples made of rollouts, and arrays for training made of examples: one a row, several a row, or all in one."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from mouse_core.digest import StreamDigest
 from mouse_core.errors import DataError
 from mouse_core.groups.types.records import RLExample, RolloutRecord, unchecked
+from mouse_core.sampling.lengths import sequence_fields
 from mouse_core.spec import check_count
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -149,6 +150,42 @@ def pack(
         arrays[name][where] = values
     arrays["mask"] = arrays["segment_ids"] > 0
     return arrays
+
+
+def concatenate(examples: Sequence[RLExample], capacity: int | None = None, *, pad_token: int = 0) -> Arrays:
+    """All examples one behind the other, without padding, for variable-length attention.
+
+    Args:
+        examples: ``n`` of them, which stay in order.
+        capacity: How many tokens there are to be, filled up at the end; None: T, as many as the examples have. A fixed
+            one spares compiling anew.
+        pad_token: What is filled up with.
+
+    Returns:
+        The arrays of ``pad``, all ``[T]``, and ``cu_seqlens`` int32 ``[n + 1]``: example k has the tokens
+        ``cu_seqlens[k] .. cu_seqlens[k + 1] - 1``, as in flash-attention. ``position`` int32 is the place of a token in
+        its example, and ``sequence_id`` int32 the number of the example, from 0. With a capacity they are
+        ``[capacity]``; then there is ``mask`` bool, False behind the last example, where the position is 0 and the
+        number n.
+
+    Raises:
+        ConfigError: ``capacity`` is below 1.
+        DataError: No examples, something else, or more tokens than the capacity.
+
+    Example:
+        >>> three = [RLExample([n] * n, [True] * n, [1.0] * n, [0.0] * n) for n in (3, 1, 2)]
+        >>> packed = concatenate(three)
+        >>> packed["tokens"].tolist(), packed["cu_seqlens"].tolist()
+        ([3, 3, 3, 1, 2, 2], [0, 3, 4, 6])
+    """
+    where = sequence_fields(_sizes(examples), None if capacity is None else check_count("capacity", capacity))
+    total = int(where["cu_seqlens"][-1])
+    arrays: Arrays = {}
+    for name, dtype in _FIELDS.items():
+        arrays[name] = np.empty(len(where["position"]), dtype)
+        np.concatenate([getattr(example, name) for example in examples], out=arrays[name][:total])
+        arrays[name][total:] = pad_token if name == "tokens" else 0
+    return arrays | where
 
 
 def examples_digest(index: int, examples: Sequence[RLExample], first_row: int = 0) -> StreamDigest:

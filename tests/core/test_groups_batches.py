@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError
 from mouse_core.digest import StreamDigest
-from mouse_core.groups import RLExample, examples_digest, pack, pad
+from mouse_core.groups import RLExample, concatenate, examples_digest, pack, pad
 
 
 def example(number: int, length: int) -> RLExample:
@@ -90,7 +90,37 @@ def test_truncation() -> None:
     assert packed["tokens"].tolist() == [[1, 2, 3, 4], [1001, 1002, 0, 0]]
 
 
+@settings(max_examples=60)
+@given(sizes, st.none() | st.integers(0, 9))
+def test_one_behind_the_other_is_that_of_a_loop(lengths: list[int], more: int | None) -> None:
+    examples = [example(number, length) for number, length in enumerate(lengths)]
+    total = sum(lengths)
+    arrays = concatenate(examples, None if more is None else total + more, pad_token=7)
+    missing = more or 0
+    expected: dict[str, list[Any]] = {name: [] for name in (*FIELDS, "position", "sequence_id")}
+    for number, one in enumerate(examples):
+        for name in FIELDS:
+            expected[name] += getattr(one, name).tolist()
+        expected["position"] += range(len(one))
+        expected["sequence_id"] += [number] * len(one)
+    filled = {"tokens": 7, "sequence_id": len(examples)}
+    for name, values in expected.items():
+        assert arrays[name].tolist() == values + [filled.get(name, 0)] * missing
+        assert arrays[name].dtype == (getattr(examples[0], name).dtype if name in FIELDS else np.int32)
+    assert arrays["cu_seqlens"].tolist() == [sum(lengths[:number]) for number in range(len(lengths) + 1)]
+    assert arrays["cu_seqlens"].dtype == np.int32
+    assert ("mask" in arrays) == (more is not None)
+    if more is not None:
+        assert arrays["mask"].tolist() == [True] * total + [False] * missing
+
+
 def test_bad_calls() -> None:
+    with pytest.raises(DataError, match="expected at most 5 rows in a batch, found 6 in 2 sequences"):
+        concatenate([example(0, 3), example(1, 3)], 5)
+    with pytest.raises(ConfigError, match="capacity: expected an integer from 1, found 0"):
+        concatenate([example(0, 3)], 0)
+    with pytest.raises(DataError, match="examples: expected at least one, found none"):
+        concatenate([])
     with pytest.raises(DataError, match="examples: expected at least one, found none"):
         pad([])
     with pytest.raises(DataError, match="expected an RLExample at 0, found 3"):

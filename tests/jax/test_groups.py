@@ -8,7 +8,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from mouse_core import ConfigError, DataError, groups
-from mouse_jax.groups import pack, pad
+from mouse_jax.groups import concatenate, pack, pad
 from tests.core.groups_cases import rollout
 
 EXAMPLES = groups.make_examples([rollout(number, tokens=number) for number in range(6)], np.arange(6.0))
@@ -18,6 +18,8 @@ def test_values_are_those_of_numpy() -> None:
     for ours, theirs in [
         (pad(EXAMPLES, 12, pad_token=3), groups.pad(EXAMPLES, 12, pad_token=3)),
         (pack(EXAMPLES, 16, num_rows=4), groups.pack(EXAMPLES, 16, num_rows=4)),
+        (concatenate(EXAMPLES), groups.concatenate(EXAMPLES)),
+        (concatenate(EXAMPLES, 99, pad_token=3), groups.concatenate(EXAMPLES, 99, pad_token=3)),
     ]:
         assert set(ours) == set(theirs)
         for name, values in theirs.items():

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from mouse_core import ConfigError, DataError, groups
-from mouse_torch.groups import pack, pad
+from mouse_torch import as_nested
+from mouse_torch.groups import concatenate, pack, pad
 from tests.core.groups_cases import rollout
 
 EXAMPLES = groups.make_examples([rollout(number, tokens=number) for number in range(6)], np.arange(6.0))
@@ -17,13 +18,23 @@ def test_values_are_those_of_numpy() -> None:
     for ours, theirs in [
         (pad(EXAMPLES, 12, pad_token=3), groups.pad(EXAMPLES, 12, pad_token=3)),
         (pack(EXAMPLES, 16, num_rows=4), groups.pack(EXAMPLES, 16, num_rows=4)),
+        (concatenate(EXAMPLES), groups.concatenate(EXAMPLES)),
+        (concatenate(EXAMPLES, 99, pad_token=3), groups.concatenate(EXAMPLES, 99, pad_token=3)),
     ]:
         assert set(ours.keys()) == set(theirs)
-        assert ours.batch_size == torch.Size(theirs["tokens"].shape)
+        assert ours.batch_size == torch.Size(() if "cu_seqlens" in theirs else theirs["tokens"].shape)
         for name, values in theirs.items():
             assert ours[name].numpy().dtype == values.dtype
             np.testing.assert_array_equal(ours[name].numpy(), values)
     assert pad(EXAMPLES)["tokens"].dtype == torch.int32
+
+
+def test_examples_as_nested_tensors() -> None:
+    for capacity in (None, 99):
+        nested = as_nested(concatenate(EXAMPLES, capacity))
+        assert nested.batch_size == torch.Size([len(EXAMPLES)])
+        for row, example in zip(nested["tokens"].unbind(), EXAMPLES, strict=True):
+            np.testing.assert_array_equal(row.numpy(), example.tokens)
 
 
 def test_refusals() -> None:
