@@ -66,6 +66,12 @@ class NoShards(PrefetchBatchifier):
         super().__init__(store, *arguments, **options)
 
 
+class NeverPacked(PrefetchBatchifier):
+    def __init__(self, store: Any, *arguments: Any, **options: Any) -> None:
+        options.pop("packed", None)
+        super().__init__(store, *arguments, **options)
+
+
 class OneView(PrefetchBatchifier):
     def next_batch(self) -> Any:
         batch = super().next_batch()
@@ -152,6 +158,7 @@ class LeavesAThread(PrefetchBatchifier):
         (FieldsOutOfNothing, "test_absent_fields_are_absent"),
         (NoQuestions, "test_bad_arguments_are_refused"),
         (NoShards, "test_shards_put_together_are_the_whole"),
+        (NeverPacked, "test_windows_of_lengths_of_their_own"),
         (OneView, "test_views_come_as_a_tuple"),
         (OneBuffer, "test_a_batch_never_changes"),
         (EndlessLoop, "test_a_loop_is_an_epoch"),

@@ -98,9 +98,21 @@ class OtherDtype(Numbers):
         return {name: values.astype(np.int32) for name, values in super().__getitem__(index).items()}
 
 
+class OthersWindows(BatchSource):
+    """Packed windows, of which each row is said to be of the next one."""
+
+    def __init__(self) -> None:
+        super().__init__(example_store(), 8, 4, lengths=range(1, 9), packed=True)
+
+    def __getitem__(self, index: int) -> Any:
+        batch: Any = super().__getitem__(index)
+        return {**batch, "sequence_id": batch["sequence_id"] + 1}
+
+
 @pytest.mark.parametrize(
     ("kind", "test"),
     [
+        (OthersWindows, "test_packed_windows_lie_where_it_says"),
         (Counting, "test_a_batch_is_a_function_of_its_number"),
         (Sharing, "test_batches_are_the_callers"),
         (CachedByAll, "test_batches_are_the_callers"),
