@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import resource
 import shutil
 import signal
 import time
 import traceback
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from mouse_core.errors import ConfigError, DataError, StorageError
 from mouse_core.store._segments import Segment
 from mouse_core.store._tail.rows import Extent, prepare
 from mouse_core.store._tail.schema import tail_column
-from mouse_core.store.disk.tail import TailFile, TailReader, file
+from mouse_core.store.disk.tail import TailFile, TailReader, file, mapping
 
 Row = dict[str, Any]
 
@@ -128,8 +129,10 @@ def killed(path: Path, work: Callable[[], None]) -> None:
     if not process:
         try:
             work()
-        finally:
-            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
     assert os.waitpid(process, 0)[1] == 0
 
 
@@ -424,3 +427,162 @@ def test_power_cuts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_many_power_cuts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cuts(tmp_path, 100, monkeypatch)
+
+
+# ---------------------------------------------------------------------- damage
+
+
+def damaged_copies(path: Path, folder: Path, random: np.random.Generator, count: int) -> Iterator[tuple[str, Path]]:
+    """Copies of a file, and of its objects, each of which something is wrong with; and what."""
+    folder.mkdir()
+    names = (path.name, f"{path.stem}.objects")
+    for number in range(count):
+        copy = folder / str(number)
+        copy.mkdir()
+        contents = {name: bytearray((path.parent / name).read_bytes()) for name in names}
+        name = names[int(random.random() < 0.2)]
+        content = contents[name]
+        # As often where the head and the commits are, which is little of it, as anywhere.
+        at = int(random.integers(len(content) if random.random() < 0.5 else min(len(content), 9 * 4096)))
+        what = ("bit", "bits", "page", "cut", "longer", "swapped")[
+            int(random.choice(6, p=[0.5, 0.1, 0.1, 0.1, 0.1, 0.1]))
+        ]
+        if what == "bit":
+            content[at] ^= 1 << int(random.integers(8))
+        elif what == "bits":
+            content[at : at + 16] = random.bytes(len(content[at : at + 16]))
+        elif what == "page":
+            begin = at // 4096 * 4096
+            content[begin : begin + 4096] = bytes(len(content[begin : begin + 4096]))
+        elif what == "cut":
+            del content[at:]
+        elif what == "longer":
+            content += random.bytes(100)
+        else:
+            begin = at // 4096 * 4096
+            content[begin : begin + 4096] = content[4096 : 4096 + len(content[begin : begin + 4096])]
+        for name_, bytes_ in contents.items():
+            (copy / name_).write_bytes(bytes_)
+        yield f"{what} of {name} at {at}", copy / path.name
+
+
+def found(path: Path, opened: Callable[[Path], Extent]) -> list[Row] | None:
+    """The rows of a file; None where it is refused."""
+    try:
+        return rows_of(opened(path))
+    except (DataError, ConfigError) as error:
+        assert path.stem in str(error)
+        return None
+
+
+def read_all(path: Path) -> Extent:
+    reader = TailReader(path)
+    return reader.extent(reader.committed())
+
+
+def damages(folder: Path, count: int) -> None:
+    random, path = np.random.default_rng(count), folder / "tail"
+    tail = made(path, 1500)
+    for end in (300, 700, 1000):
+        put(tail, tail.extent.count, end)
+        tail.commit(sync=True)
+    refused = 0
+
+    def look() -> None:
+        nonlocal refused
+        for what, copy in damaged_copies(path, folder / "copies", random, count):
+            for opened in (read_all, lambda path: TailFile.recover(path).extent):
+                rows = found(copy, opened)
+                refused += rows is None
+                assert rows is None or rows == whole, what
+        assert refused > count // 2
+
+    whole = expected(1000)
+    killed(path, look)  # in a process of its own, where a signal would be seen
+
+
+def test_damage_is_refused_or_has_not_met_a_row(tmp_path: Path) -> None:
+    damages(tmp_path, 20)
+
+
+@pytest.mark.slow
+def test_many_damages_are_refused_or_have_not_met_a_row(tmp_path: Path) -> None:
+    damages(tmp_path, 200)
+
+
+# ---------------------------------------------------------------------- disks that are full, and others' systems
+
+
+@contextmanager
+def full_beyond(size: int) -> Iterator[None]:
+    """No file may become longer, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("reserves", [True, False])
+def test_a_full_disk_is_met_where_a_file_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reserves: bool
+) -> None:
+    if not reserves:
+        monkeypatch.delattr(os, "posix_fallocate")
+    with full_beyond(50_000), pytest.raises(StorageError, match="tail"):
+        made(tmp_path / "tail", 1000)
+    assert not list(tmp_path.iterdir())
+    made(tmp_path / "tail", 1000).close()
+
+
+def test_a_full_disk_takes_no_row_whose_objects_do_not_fit(tmp_path: Path) -> None:
+    tail = made(tmp_path / "tail")
+    put(tail, 0, 100)
+    size = (tmp_path / "tail.objects").stat().st_size
+    with full_beyond(size + 3):
+        with pytest.raises(StorageError, match="objects"):
+            put(tail, 100, 110)
+        assert tail.extent.count < 110
+        many = {name: prepare([row(i)[name] for i in range(100, 120)], kept) for name, kept in COLUMNS.items()}
+        begin = tail.extent.count
+        with pytest.raises(StorageError, match="objects"):
+            tail.extent.put_many(many, begin - 100, 20 - (begin - 100))
+        assert rows_of(tail.extent) == expected(begin)
+    put(tail, begin, 300)
+    tail.commit(sync=True)
+    assert rows_of(read_all(tmp_path / "tail")) == expected(300)
+    tail.close()
+    assert rows_of(TailFile.recover(tmp_path / "tail").extent) == expected(300)
+
+
+def test_what_could_not_be_synced_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tail = made(tmp_path / "tail")
+    put(tail, 0, 100)
+    tail.commit(sync=True)
+    put(tail, 100, 200)
+    with monkeypatch.context() as patch:
+        patch.setattr(file, "sync_mapped", failing)
+        for _ in range(2):
+            with pytest.raises(StorageError, match="no such luck"):
+                tail.commit(sync=True)
+    assert (tail.synced, rows_of(read_all(tmp_path / "tail"))) == (100, expected(100))
+    tail.commit(sync=True)
+    assert (tail.synced, rows_of(read_all(tmp_path / "tail"))) == (200, expected(200))
+
+
+def test_systems_that_lack_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("posix_fallocate", "fdatasync"):
+        monkeypatch.delattr(os, name, raising=False)
+    monkeypatch.setattr(mapping, "_BOOT", tmp_path / "none")
+    path = tmp_path / "tail"
+    tail = made(path)
+    put(tail, 0, 300)
+    tail.commit(sync=True)
+    put(tail, 300, 400)
+    tail.commit(sync=False)
+    put(tail, 400, 500)
+    tail.close()
+    assert rows_of(read_all(path)) == expected(400)
+    # Nothing says that the machine was not restarted.
+    assert rows_of(TailFile.recover(path).extent) == expected(400)
