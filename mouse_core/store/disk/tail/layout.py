@@ -17,9 +17,11 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -47,7 +49,7 @@ _BLOCK_BYTES = 1 << 20
 _MOST_IN_A_BLOCK = 1 << 15
 # Where rows of an array end is kept in int32.
 _MOST_VALUES = (1 << 31) - 1
-_BYTE = np.dtype(np.uint8)
+_IDENTITY = re.compile("[0-9a-f]{16}")
 
 
 @dataclass(frozen=True)
@@ -268,6 +270,8 @@ def read_layout(path: str, read: Callable[[int, int], bytes], image_roots: tuple
     said = json.loads(described)
     columns = {str(name): _column(column, image_roots) for name, column in said["columns"].items()}
     rows, identity = int(said["rows"]), str(said["identity"])
+    if _IDENTITY.fullmatch(identity) is None:
+        raise damaged(path, f"expected an identity of 16 hexadecimal digits, found {identity!r:.40}")
     check_rows(columns, rows)
     layout = TailLayout(columns, rows, identity)
     if layout.description != described or not columns:
@@ -310,8 +314,11 @@ def _column(said: Mapping[str, Any], image_roots: tuple[str, ...]) -> TailColumn
     elif kind not in ("scalar", "list") or value_type not in NUMPY_NAMES:
         raise ValueError(f"expected numbers, found {kind} of {value_type}")
     shape, widths, bounds = said["shape"], said["widths"], said["bounds"]
-    if not all(size > 0 for size in shape) or (widths is not None and not 0 <= widths[0] <= widths[1] == shape[0]):
-        raise ValueError(f"expected a shape, found {shape}, {widths}")
+    is_shape = all(type(size) is int and 0 < size <= _MOST_VALUES for size in shape) and prod(shape) <= _MOST_VALUES
+    if not is_shape or (stored is None and len(shape) != depth):
+        raise ValueError(f"expected a shape of {depth} sizes, found {shape!r:.80}")
+    if widths is not None and not (len(shape) == 1 and 0 <= widths[0] <= widths[1] == shape[0]):
+        raise ValueError(f"expected widths up to {shape!r:.80}, found {widths!r:.80}")
     return TailColumn(
         ColumnType(str(kind), str(value_type), int(depth)),
         shape=tuple(map(int, shape)),

@@ -54,11 +54,11 @@ class TailReader:
                     self._objects = ObjectsFile(objects_path(self.path), write=False)
             finally:
                 os.close(file)
-        self._live, self._places = self.layout.live(memory), self.layout.places(memory)
-        self._arrays, self._table = self.layout.arrays(memory), self.layout.table(memory)
-        self._sums = Sums(self.layout, memory, None if self._objects is None else self._objects.read)
-        self._since = np.zeros(len(self.layout.columns), np.int64)
-        self._values = [pa.array([], column.arrow_type) for column in self.layout.objects]
+            self._live, self._places = self.layout.live(memory), self.layout.places(memory)
+            self._arrays, self._table = self.layout.arrays(memory), self.layout.table(memory)
+            self._sums = Sums(self.layout, memory, None if self._objects is None else self._objects.read)
+            self._since = np.zeros(len(self.layout.columns), np.int64)
+            self._values = [pa.array([], column.arrow_type) for column in self.layout.objects]
 
     def committed(self) -> int:
         """How many rows were committed so far; costs what is new of them, whose checksums are checked.
@@ -66,6 +66,10 @@ class TailReader:
         Raises:
             DataError: Rows are damaged; the message names the file and the rows.
         """
+        with reading(self.path):
+            return self._look()
+
+    def _look(self) -> int:
         name, layout, live = str(self.path), self.layout, self._live
         same = self._origin != 0 and told(name, live, ORIGIN) == self._origin
         # Before the commits: these are written first.
