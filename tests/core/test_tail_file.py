@@ -471,8 +471,9 @@ def found(path: Path, opened: Callable[[Path], Extent]) -> list[Row] | None:
     try:
         return rows_of(opened(path))
     except (DataError, ConfigError) as error:
-        assert path.stem in str(error)
-        return None
+        said = str(error)
+    assert path.stem in said
+    return None
 
 
 def read_all(path: Path) -> Extent:
