@@ -77,6 +77,14 @@ class Descriptor:
         self.close()
 
 
+def this_boot() -> int:
+    """A number that is another one when the machine was restarted, from 1; 0 where the system does not say."""
+    try:
+        return 1 + int(Path("/proc/sys/kernel/random/boot_id").read_text().replace("-", "")[:15], 16)
+    except (OSError, ValueError):
+        return 0
+
+
 def this_process() -> str:
     """What others are told of who holds a lock."""
     return f"process {os.getpid()} on {os.uname().nodename if hasattr(os, 'uname') else 'this machine'}"

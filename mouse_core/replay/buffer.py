@@ -107,13 +107,15 @@ class ReplayBuffer(BaseBuffer):
         """Numbers about the buffer.
 
         ``size`` and ``capacity`` in rows; ``written``, rows ever written; ``samples``, batches ever drawn; ``updates``,
-        updates of priorities; ``num_envs``; ``nbytes`` of memory, where the storage knows it.
+        updates of priorities; ``num_envs``; where the storage knows them, ``nbytes`` of memory, and ``synced``, how
+        many of the rows written are on the disk.
         """
         with self._lock, self._shared():
             sizes = {name: getattr(self._parts.storage, name) for name in ("capacity", "written", "num_envs")}
             found = {"size": len(self), **sizes, "samples": self._samples, "updates": self._updates}
-            nbytes = getattr(self._parts.storage, "nbytes", None)
-            return found if nbytes is None else found | {"nbytes": nbytes}
+            found = {"size": len(self), **sizes, "samples": self._samples, "updates": self._updates}
+            known = ("nbytes", "synced")
+            return found | {name: getattr(self.storage, name) for name in known if hasattr(self.storage, name)}
 
     def __getitem__(self, index: Any) -> Any:
         """Rows as they are stored, without transforms.

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
-from mouse_core.errors import MissingFieldError, StorageError
+from mouse_core.errors import MissingFieldError
 from mouse_core.files.locking import FileLock
-from mouse_core.files.writing import storing, write_file
-from mouse_core.replay.ground.memory import RowMemory, blocks_of
 from mouse_core.replay.ground.protocols import FieldKey, Slots, ring_pieces
-from mouse_core.replay.ground.schema import RowSchema, checked
+from mouse_core.replay.ground.schema import checked
 from mouse_core.replay.ground.state import rows_state, state_rows
-from mouse_core.replay.ground.values import Refs
 from mouse_core.replay.storages._mapped import files as on_disk
-from mouse_core.replay.storages._mapped.files import Head, Now, map_file
-from mouse_core.replay.storages._mapped.values import MappedValues
+from mouse_core.replay.storages._mapped.journal import write_journal
+from mouse_core.replay.storages._mapped.rows import MappedRows, Sync
 from mouse_core.replay.storages.ring import check_ndim, check_put, check_slots, slot_error
 from mouse_core.spec import Alignment, check_alignment, check_count, check_list
 from mouse_core.trees import stack
 
 
-class MemmapStorage:
+class MemmapStorage(MappedRows):
     """Rows as nested dicts or tuples of arrays in mapped files, of which several processes may write and read.
 
     The processes take turns: a row is whole or not there, also where a writer is killed in the middle of a write. Rows
@@ -39,7 +33,19 @@ class MemmapStorage:
     from there.
 
     The files are about as long as the data, exactly so after ``close()``; a full disk is found before a row is written.
-    Rows outlive a process, checkpoints (``ReplayBuffer.dumps``) also the machine. Priorities are not shared.
+    Priorities are not shared.
+
+    Rows outlive the process as soon as a write returns. ``flush()`` and ``close()`` give all rows checksums, and rows
+    that have some outlive the machine, as ``sync`` says:
+
+    - ``"none"``: nothing waits for the disk. After a power cut those rows are there that had reached it.
+    - ``"flush"``: all rows that were written when ``flush()`` or ``close()`` returned. A crash of the machine takes
+      those that came after it, and as many of the oldest, whose places these took.
+    - ``"append"``: every write is flushed.
+
+    Whoever opens the folder has each row compared with its checksum when it first reads it. If the machine was
+    restarted and not all rows are known to be on the disk, they are looked at when the folder is opened: what is whole,
+    up to the last checksum, stays, and a warning says how many rows are gone.
 
     Args:
         capacity: Rows it holds, as for ``ArrayStorage``; None: as many as the buffer at ``path`` does.
@@ -48,10 +54,11 @@ class MemmapStorage:
         alignment: Which transition a row's action, reward and done belong to; None: what the buffer at ``path`` says,
             else "outgoing".
         ragged: Fields whose rows are arrays of differing length; see ``ArrayStorage``.
+        sync: When rows reach the disk, "none", "flush" or "append"; that of this process's writes.
 
     Raises:
         ConfigError: An argument out of range, or the buffer at ``path`` is of another size, ``ndim`` or alignment.
-        StateError: Its files are damaged.
+        StateError: Its files are damaged, which may show when a row is read; or a newer release wrote them.
         StorageError: The folder cannot be written to (also an OSError).
     """
 
@@ -65,38 +72,20 @@ class MemmapStorage:
         *,
         alignment: Alignment | None = None,
         ragged: Iterable[FieldKey] = (),
+        sync: Sync = "none",
     ) -> None:
         capacity = None if capacity is None else check_count("capacity", capacity)
         self._ndim = check_ndim(ndim)
         outgoing = None if alignment is None else int(check_alignment(alignment) == "outgoing")
         self._ragged = check_list("ragged", ragged)
-        self.path = Path(path).absolute()
-        self._values = MappedValues(self.path)
-        self._schema: RowSchema | None = None
-        self._memory: RowMemory | None = None
-        self._mapped: tuple[int, int] | None = None  # generation and rows of the memory
-        with storing(f"folder {self.path}"):
-            self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = FileLock(self.path / "lock")
-            with self._lock:
-                self._head = Head(self.path / "head", capacity, self._ndim, outgoing)
-        with self.lock():
-            self._head.reclaim(self._catch_up())
+        super().__init__(Path(path).absolute(), capacity, self._ndim, outgoing, sync)
 
     def __repr__(self) -> str:
         return f"MemmapStorage({len(self)} of {self.capacity} rows, {str(self.path)!r}, ndim={self._ndim})"
 
-    def __len__(self) -> int:
-        return min(self._head.written, self._head.capacity)
-
     def __reduce__(self) -> tuple[Any, ...]:
         sizes = (self.capacity, str(self.path), self._ndim)
-        return partial(MemmapStorage, *sizes, alignment=self.alignment, ragged=self._ragged), ()
-
-    @property
-    def capacity(self) -> int:
-        """How many rows it can hold."""
-        return self._head.capacity
+        return partial(MemmapStorage, *sizes, alignment=self.alignment, ragged=self._ragged, sync=self._sync), ()
 
     @property
     def ndim(self) -> int:
@@ -133,41 +122,28 @@ class MemmapStorage:
         files = on_disk.row_files(self.path, now.generation, self._schema)
         return sum(file.stat().st_size for file in files) + now.room
 
+    @property
+    def synced(self) -> int:
+        """Of all the rows written, how many are known to be on the disk; by whichever process."""
+        return self._head.synced
+
+    def stats(self) -> dict[str, Any]:
+        """``size``, ``capacity``, ``written`` and ``nbytes`` as the attributes; ``sync``; of the rows written, how many
+        have checksums (``summed``) and how many are known to be on the disk (``synced``)."""
+        now = self._head.now()
+        known = {"size": len(self), "capacity": self.capacity, "written": now.written, "nbytes": self.nbytes}
+        return {**known, "sync": self._sync, "summed": now.summed, "synced": self.synced}
+
     def lock(self) -> FileLock:
         """What to hold around a draw and its gather; every method takes it too."""
         return self._lock
-
-    def _catch_up(self) -> Now:
-        """Catch up with the other processes, and with one that died while it changed rows."""
-        now = self._head.now()
-        if self._schema is None:
-            self._schema = on_disk.read_schema(self.path, self.capacity, now)
-        if self._schema is not None:
-            self._map(now, self._schema)
-        if self._head.journal:
-            self._apply_journal()
-        return now
-
-    def _map(self, now: Now, schema: RowSchema) -> RowMemory:
-        """The memory of the rows' files as long as they are now."""
-        length = (now.generation, now.allocated)
-        if self._memory is None or self._mapped != length:
-            files = on_disk.row_files(self.path, now.generation, schema)
-            mapped = RowMemory.allocate(schema, now.allocated, lambda number, nbytes: map_file(files[number], nbytes))
-            self._memory, self._mapped = mapped, length
-        return self._memory
-
-    def _save_schema(self, schema: RowSchema) -> None:
-        if self._schema is None:
-            write_file(self.path / "schema", json.dumps(schema.to_json()).encode(), only_writer=True)
-            self._schema = schema
 
     # ------------------------------------------------------------------ writing
 
     def append(self, rows: Any, *, one: bool = False) -> tuple[int, int]:
         """Write rows behind the last, over the oldest where there is none; StorageError: no room on the disk."""
         with self._lock:
-            now = self._catch_up()
+            now = self._writing()
             schema, arrays, n = checked(rows, self._schema, one=one, ndim=self._ndim, ragged=self._ragged)
             if not n and self._schema is None:
                 return 0, 0
@@ -184,40 +160,27 @@ class MemmapStorage:
                 now = replace(now, written=now.written + piece)
                 self._commit(now)
                 done += piece
+            self._written()
             return first, n
 
-    def _reserve(self, schema: RowSchema, arrays: list[Any], n: int, now: Now) -> tuple[RowMemory, Now]:
-        """Mapped files with room for ``n`` rows more, and what is there then; StorageError: no room on the disk."""
-        if not now.spare:
-            now = on_disk.begun(schema, now, self.capacity)
-        places = self.capacity + now.spare
-        now = on_disk.reserve(self.path, schema, now, min(now.written + n, places), self.capacity)
-        self._save_schema(schema)
-        self._map(now, schema)
-        if schema.varying:
-            now = self._compact(schema, now)
-            now = self._values.with_room(schema, arrays, now, self._refs)
-        return self._map(now, schema), now
+    def _written(self) -> None:
+        if self._sync == "append":
+            self.flush()
 
-    def _commit(self, now: Now) -> None:
-        before = self._head.now()
-        self._head.commit(now)
-        if (before.generation, before.room) != (now.generation, now.room):
-            self._values.tidy(now)
-
-    def _refs(self) -> list[Refs]:
-        """Where the values lie that differ in length, of the rows in use."""
-        if self._memory is None or self._schema is None:
-            return []
-        places = self._places(self._slots, self._head.now())
-        return [self._memory.by_key[key][places] for key in self._schema.varying]
-
-    def _compact(self, schema: RowSchema, now: Now) -> Now:
-        """Write all rows anew where most of what their values take is held by none of them."""
-        if schema.varying and self._values.at(now).is_sparse(self._refs):
-            self._replace(now, schema, self._columns(now), now.written, now.changes)
+    def flush(self) -> None:
+        """Give all rows checksums and, but for ``sync="none"``, wait until they are on the disk."""
+        with self._lock:
             now = self._catch_up()
-        return now
+            if self._schema is None:
+                return
+            now = self._with_sums(now)
+            if self._sync == "none":
+                self._commit(now)
+                return
+            self._to_disk(now)
+            self._commit(now)
+            self._head.synced = now.written
+            self._head_to_disk()
 
     def check(self, rows: Any) -> None:
         """Raise what ``append(rows)`` would, and write nothing."""
@@ -228,49 +191,32 @@ class MemmapStorage:
     def put(self, slots: Slots, rows: Any) -> None:
         """Overwrite the rows in ``slots`` by ``rows``; see ``Storage.put``."""
         with self._lock:
-            now = self._catch_up()
+            now = self._writing()
             if self._schema is None:
                 raise slot_error(slots, 0)
             check_slots(slots, len(self))
             arrays, n = self._schema.check(stack(rows) if isinstance(rows, list) and rows else rows, 1, 1)
             check_put(slots, n)
             now = self._compact(self._schema, now)
+            self._head.making = True
             rows, now = self._values.kept(self._schema, arrays, now, self._refs)
             self._commit(now)
-            on_disk.write_journal(self.path, self._places(slots, now), rows)
+            write_journal(self.path, self._places(slots, now), rows, sync=self._sync != "none")
             self._head.journal = True
+            if self._sync != "none":
+                self._head_to_disk()
             self._apply_journal()
-
-    def _apply_journal(self) -> None:
-        """Change rows in place as the journal says; doing so again changes nothing more."""
-        now = self._head.now()
-        journal = on_disk.read_journal(self.path, self._memory, now.allocated)
-        assert self._memory is not None
-        self._memory.put(*journal)
-        self._head.commit(replace(now, changes=now.changes + 1))
-        self._head.journal = False
-        with suppress(OSError):
-            (self.path / "journal").unlink()
+            self._written()
 
     def empty(self) -> None:
         """Forget all rows; the files keep their places."""
         with self._lock:
-            now = self._catch_up()
-            self._head.commit(replace(now, written=0, changes=now.changes + 1))
+            now = self._writing()
+            self._head.synced = 0
+            self._head.commit(replace(now, written=0, summed=0, changes=now.changes + 1))
+            self._written()
 
     # ------------------------------------------------------------------ reading
-
-    @property
-    def _slots(self) -> Slots:
-        """All slots in use."""
-        return np.arange(len(self), dtype=np.int64)
-
-    def _places(self, slots: Slots, now: Now) -> Slots:
-        """Where in the files the rows in ``slots`` lie."""
-        if now.written <= self.capacity:
-            return slots
-        newest = now.written - 1
-        return (newest - (newest - slots) % self.capacity) % (self.capacity + now.spare)
 
     def get(self, slots: Slots) -> Any:
         """The rows in ``slots``, copied; see ``Storage.get``."""
@@ -279,7 +225,7 @@ class MemmapStorage:
             if self._memory is None:
                 raise slot_error(slots, 0)
             check_slots(slots, len(self))
-            return self._memory.get(self._places(slots, now), self._values.at(now))
+            return self._memory.get(self._checked(self._places(slots, now), now), self._values.at(now))
 
     def read(self, key: FieldKey, slots: Slots | slice) -> npt.NDArray[Any]:
         """One field of the rows in ``slots``, copied; see ``Storage.read``."""
@@ -288,7 +234,20 @@ class MemmapStorage:
             if self._memory is None:
                 raise MissingFieldError(f"rows: expected a field {key!r}, found none")
             places = self._places(self._slots[slots] if isinstance(slots, slice) else slots, now)
-            return self._memory.read(key, places, self._values.at(now))
+            return self._memory.read(key, self._checked(places, now), self._values.at(now))
+
+    def verify(self) -> None:
+        """Compare all rows that have checksums with them.
+
+        Raises:
+            StateError: A row is not what was written; the message names it and its file.
+        """
+        with self._lock:
+            now = self._catch_up()
+            places = self._places(self._slots, now)
+            self._sums.watch(places, self.capacity + now.spare)
+            if self._memory is not None:
+                self._checked(places, now)
 
     # ------------------------------------------------------------------ state
 
@@ -297,52 +256,33 @@ class MemmapStorage:
         with self._lock:
             return rows_state(self, self._schema, self._columns(self._catch_up()))
 
-    def _columns(self, now: Now) -> list[Any]:
-        if self._memory is None:
-            return []
-        return self._memory.saved(self._places(self._slots, now), self._values.at(now))
-
     def load(self, state: Mapping[str, Any]) -> None:
         """Become what ``state`` was taken from; see ``Storage.load``.
 
         The rows are written to new files, so that a crash leaves those that were there.
         """
         with self._lock:
-            now = self._catch_up()
+            now = self._writing()
             schema, arrays, written = state_rows(self, state, self._schema)
+            self._head.synced = 0
             if schema is None:
-                self._head.commit(replace(now, written=written, changes=now.changes + 1))
+                self._head.commit(replace(now, written=written, summed=written, changes=now.changes + 1))
                 return
             self._replace(now, schema, arrays, written, now.changes + 1)
-
-    def _replace(self, now: Now, schema: RowSchema, arrays: list[Any], written: int, changes: int) -> None:
-        later = Now(written, changes, 0, now.generation + 1, now.spare)
-        if not later.spare:
-            later = on_disk.begun(schema, later, self.capacity)
-        on_disk.remove(self.path, later.generation, schema)
-        try:
-            later = on_disk.reserve(self.path, schema, later, min(written, self.capacity + later.spare), self.capacity)
-            rows, later = self._values.kept(schema, arrays, later, list)
-            self._save_schema(schema)
-        except StorageError:
-            on_disk.remove(self.path, later.generation, schema)
-            raise
-        slots = np.arange(len(arrays[0]), dtype=np.int64)
-        self._map(later, schema).put(self._places(slots, later), rows)
-        self._commit(later)
-        on_disk.remove(self.path, now.generation, schema)
+            self._written()
 
     def close(self) -> None:
-        """Cut the files to the length of the data, and let go of them; whoever uses them again opens them again."""
+        """``flush()``, cut the files to the length of the data, and let go of them; the next use opens them again."""
         with self._lock:
+            self.flush()
             now = self._catch_up()
             if self._schema is not None:
-                rows = min(now.written, self.capacity + now.spare)
-                self._head.commit(replace(now, allocated=rows))
-                for file, block in zip(
-                    on_disk.row_files(self.path, now.generation, self._schema), blocks_of(self._schema), strict=True
-                ):
-                    with suppress(OSError), open(file, "r+b") as opened:
-                        opened.truncate(rows * block.raw.itemsize)
+                now = replace(now, allocated=min(now.written, self.capacity + now.spare))
+                self._head.commit(now)
+                on_disk.cut(self.path, self._schema, now)
+                if self._sync != "none":
+                    self._to_disk(now)
+                    self._head.closed = True
+                    self._head_to_disk()
             self._memory, self._mapped = None, None
             self._values.forget()

@@ -1,4 +1,4 @@
-"""The files of a mapped buffer: the head, which says what is there, those of the rows, and the journal.
+"""The files of a mapped buffer: the head, which says what is there, and those of the rows.
 
 All that changes stands twice in the head, and a number says which of the two counts. A change is written to the other
 one and takes effect when that number is set, a single store: a process that dies in the middle has changed nothing.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from operator import attrgetter
@@ -21,17 +21,17 @@ import numpy.typing as npt
 
 from mouse_core._base.checks import UNREADABLE
 from mouse_core.errors import ConfigError, StateError, StorageError
+from mouse_core.files.locking import this_boot
 from mouse_core.files.writing import remove_leftovers, write_file
-from mouse_core.replay.ground.checkpoint import read_checkpoint, write_checkpoint
-from mouse_core.replay.ground.memory import RowMemory, blocks_of
-from mouse_core.replay.ground.protocols import Slots
+from mouse_core.replay.ground.memory import blocks_of
 from mouse_core.replay.ground.schema import RowSchema
 from mouse_core.spec import Alignment
 
-_MAGIC = 0x31504D4D53554F4D  # "MOUSMMP1", read as a little-endian number
+_MAGIC = 0x00504D4D53554F4D  # "MOUSMMP" and the format's number as a digit, read as a little-endian number
+_FORMAT = 2
 _WORDS = 32
-_CAPACITY, _NDIM, _ALIGNMENT, _JOURNAL, _WHICH = 1, 2, 3, 4, 5
-_COPIES = (8, 16)
+_CAPACITY, _NDIM, _ALIGNMENT, _JOURNAL, _WHICH, _MAKING, _BOOT = range(1, 8)
+_COPIES, _SYNCED, _CLOSED = (8, 16), 24, 25
 # How much longer files become at least, and how many places there are beyond the capacity at most.
 _GROWTH, _SPARE_BYTES, _SPARE_ROWS = 1 << 16, 1 << 20, 1024
 _MOST = 1 << 40  # rows that nobody has written (what counts steps has room for them), and a terabyte of room
@@ -49,6 +49,7 @@ class Now:
         spare: Rows beyond the capacity that the files may have.
         end: Bytes ever written of what differs in length.
         room: Bytes that there is room for of it.
+        summed: Of the rows written, so many have checksums, as far as they are in use.
     """
 
     written: int = 0
@@ -58,6 +59,7 @@ class Now:
     spare: int = 0
     end: int = 0
     room: int = 0
+    summed: int = 0
 
 
 _VALUES = len(fields(Now))
@@ -76,7 +78,7 @@ class Head:
 
     Raises:
         ConfigError: The file is of a buffer of another size, and so on; or there is none, and no capacity.
-        StateError: It is damaged.
+        StateError: It is damaged, or a newer release wrote it.
     """
 
     def __init__(self, path: Path, capacity: int | None, ndim: int, outgoing: int | None) -> None:
@@ -86,7 +88,7 @@ class Head:
                     f"capacity: expected one for a buffer that is not there yet ({path.parent}), found none"
                 )
             words = np.zeros(_WORDS, np.int64)
-            words[0], words[_CAPACITY], words[_NDIM] = _MAGIC, capacity, ndim
+            words[0], words[_CAPACITY], words[_NDIM] = _magic(_FORMAT), capacity, ndim
             words[_ALIGNMENT] = 1 if outgoing is None else outgoing
             write_file(path, words.tobytes(), only_writer=True)
         with open(path, "r+b") as file:
@@ -94,10 +96,16 @@ class Head:
             if size != 8 * _WORDS:
                 raise StateError(f"{path}: expected a head of {8 * _WORDS} bytes, found {size}")
             self._words: npt.NDArray[np.int64] = np.frombuffer(mmap.mmap(file.fileno(), size), np.int64)
+            self._word = self._words.data  # for one of them this is faster
         found = self._words[:_JOURNAL].tolist()
-        flags = self._words[[_JOURNAL, _WHICH]].tolist()
+        flags = self._words[[_JOURNAL, _WHICH, _MAKING]].tolist()
         plain = found[_NDIM] in (1, 2) and found[_ALIGNMENT] in (0, 1) and all(flag in (0, 1) for flag in flags)
-        if found[0] != _MAGIC or not 1 <= found[_CAPACITY] < 1 << 62 or not plain:
+        if found[0] in map(_magic, range(_FORMAT + 1, 10)):
+            raise StateError(
+                f"{path}: expected a mapped buffer of format 1 or {_FORMAT}, found one that a newer release wrote"
+            )
+        self.format = next((known for known in range(1, _FORMAT + 1) if found[0] == _magic(known)), 0)
+        if not self.format or not 1 <= found[_CAPACITY] < 1 << 62 or not plain:
             raise StateError(f"{path}: expected the head of a mapped buffer, found something else")
         self._check(path, found[_CAPACITY])
         asked = (capacity, ndim, outgoing)
@@ -117,49 +125,93 @@ class Head:
         if (
             not 0 <= min(numbers) <= max(now.written, now.changes, now.allocated, now.generation, now.spare) < _MOST
             or now.spare > capacity
+            or now.summed > now.written
             or not min(now.written, places) <= now.allocated <= places
         ):
             raise StateError(f"{path}: expected numbers of a buffer of {capacity} rows, found {now}")
 
     def now(self) -> Now:
         """What is there now."""
-        begin = _COPIES[int(self._words[_WHICH])]
-        return Now(*self._words[begin : begin + _VALUES].tolist())
+        begin = _COPIES[self._word[_WHICH]]
+        return Now(*self._word[begin : begin + _VALUES])
 
     @property
     def written(self) -> int:
         """That of ``now()``, by itself."""
-        return int(self._words[_COPIES[int(self._words[_WHICH])]])
+        return self._word[_COPIES[self._word[_WHICH]]]
 
     @property
     def changes(self) -> int:
         """That of ``now()``, by itself."""
-        return int(self._words[_COPIES[int(self._words[_WHICH])] + 1])
+        return self._word[_COPIES[self._word[_WHICH]] + 1]
 
     def commit(self, now: Now) -> None:
         """From now on this is there."""
-        other = 1 - int(self._words[_WHICH])
+        other = 1 - self._word[_WHICH]
         begin = _COPIES[other]
         self._words[begin : begin + _VALUES] = _as_tuple(now)
-        self._words[_WHICH] = other
+        self._word[_WHICH] = other
 
     def reclaim(self, now: Now) -> None:
         """Remove what writers that died left beside it; while the lock is held, as every writer of its files does."""
         remove_leftovers(self._folder, ["head", "schema", "journal"], only_writer=True)
-        kept = (f"rows-{now.generation}-", f"values-{now.generation}-{now.room}")
+        kept = (f"values-{now.generation}-{now.room}", f"sums-{now.generation}")
         for path in self._folder.iterdir():
-            if path.name.startswith(("rows-", "values-")) and not path.name.startswith(kept):
+            is_row_file = path.name.startswith(("rows-", "values-", "sums-"))
+            if is_row_file and not path.name.startswith(f"rows-{now.generation}-") and path.name not in kept:
                 with suppress(OSError):
                     path.unlink()
+        self.making = False
 
     @property
     def journal(self) -> bool:
         """Whether rows are being changed in place, as the journal says."""
-        return bool(self._words[_JOURNAL])
+        return bool(self._word[_JOURNAL])
 
     @journal.setter
     def journal(self, there: bool) -> None:
-        self._words[_JOURNAL] = there
+        self._word[_JOURNAL] = there
+
+    @property
+    def making(self) -> bool:
+        """Whether files are being made, or removed, that do not count: of one who died meanwhile they are left over."""
+        return bool(self._word[_MAKING])
+
+    @making.setter
+    def making(self, there: bool) -> None:
+        self._word[_MAKING] = there
+
+    @property
+    def synced(self) -> int:
+        """How many of the rows written are known to be on the disk."""
+        return min(self._word[_SYNCED], self.written)
+
+    @synced.setter
+    def synced(self, rows: int) -> None:
+        self._words[_SYNCED] = rows
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing was written since all was on the disk, this word too."""
+        return bool(self._word[_CLOSED])
+
+    @closed.setter
+    def closed(self, there: bool) -> None:
+        self._word[_CLOSED] = there
+
+    @property
+    def is_of_this_boot(self) -> bool:
+        """Whether the machine has not been restarted since rows were written, as far as the system says."""
+        return self._word[_BOOT] in (0, this_boot())
+
+    def settled(self) -> None:
+        """The rows are in order, in this format, since the machine was started."""
+        self._words[0], self._words[_BOOT], self.format = _magic(_FORMAT), this_boot(), _FORMAT
+
+
+def _magic(number: int) -> int:
+    """The first word of a head of format ``number``."""
+    return _MAGIC | ord(str(number)) << 56
 
 
 def _shown(values: list[int]) -> tuple[Any, ...]:
@@ -247,6 +299,11 @@ def row_files(folder: Path, generation: int, schema: RowSchema | None) -> list[P
     return [folder / f"rows-{generation}-{number}" for number in range(len(blocks))]
 
 
+def sums_file(folder: Path, generation: int) -> Path:
+    """The file of the rows' checksums."""
+    return folder / f"sums-{generation}"
+
+
 def reserve(folder: Path, schema: RowSchema, now: Now, rows: int, capacity: int) -> Now:
     """Files with room for so many rows."""
     if rows <= now.allocated:
@@ -255,7 +312,35 @@ def reserve(folder: Path, schema: RowSchema, now: Now, rows: int, capacity: int)
     rows = min(max(rows, now.allocated + max(now.allocated // 8, _GROWTH // sum(sizes))), capacity + now.spare)
     for file, size in zip(row_files(folder, now.generation, schema), sizes, strict=True):
         lengthen(file, rows * size)
+    lengthen(sums_file(folder, now.generation), rows * sum_bytes(schema))
     return replace(now, allocated=rows)
+
+
+def files(folder: Path, schema: RowSchema, now: Now) -> list[Path]:
+    """All files of the rows that are there."""
+    values = [folder / f"values-{now.generation}-{now.room}"] if now.room else []
+    return [*row_files(folder, now.generation, schema), sums_file(folder, now.generation), *values]
+
+
+def lengthen_all(folder: Path, schema: RowSchema, now: Now) -> None:
+    """Make files as long as they are to be that are shorter; what a crash of the machine took from them is zeros."""
+    sizes = [now.allocated * block.raw.itemsize for block in blocks_of(schema)] + [now.allocated * sum_bytes(schema)]
+    for file, size in zip(files(folder, schema, now), [*sizes, now.room], strict=False):
+        lengthen(file, size)
+
+
+def sum_bytes(schema: RowSchema) -> int:
+    """Bytes of a row's checksums: one for each file of rows, and one for its values that differ in length."""
+    return 8 * (len(blocks_of(schema)) + bool(schema.varying))
+
+
+def cut(folder: Path, schema: RowSchema, now: Now) -> None:
+    """Make the files of rows as long as they are to be."""
+    sizes = [block.raw.itemsize for block in blocks_of(schema)] + [sum_bytes(schema)]
+    files = [*row_files(folder, now.generation, schema), sums_file(folder, now.generation)]
+    for file, size in zip(files, sizes, strict=True):
+        with suppress(OSError), open(file, "r+b") as opened:
+            opened.truncate(now.allocated * size)
 
 
 def begun(schema: RowSchema, now: Now, capacity: int) -> Now:
@@ -268,34 +353,5 @@ def begun(schema: RowSchema, now: Now, capacity: int) -> Now:
 
 def remove(folder: Path, generation: int, schema: RowSchema) -> None:
     """Remove the files of a generation."""
-    for file in row_files(folder, generation, schema):
+    for file in [*row_files(folder, generation, schema), sums_file(folder, generation)]:
         file.unlink(missing_ok=True)
-
-
-def write_journal(folder: Path, places: Slots, rows: Sequence[npt.NDArray[Any]]) -> None:
-    """Say what rows are to be changed in place, and to what."""
-    columns = {str(number): array for number, array in enumerate(rows)}
-    write_checkpoint(folder / "journal", {"places": places, "columns": columns}, sync=False, only_writer=True)
-
-
-def read_journal(folder: Path, memory: RowMemory | None, rows: int) -> tuple[Slots, list[npt.NDArray[Any]]]:
-    """What ``write_journal`` was called with: places among ``rows``, and what belongs there.
-
-    Raises:
-        StateError: It is damaged, missing, or of other rows.
-    """
-    path = folder / "journal"
-    try:
-        journal = read_checkpoint(path)
-        places = journal["places"]
-        columns = [journal["columns"][str(number)] for number in range(0 if memory is None else len(memory.columns))]
-        if memory is None or places.ndim != 1 or places.dtype != np.int64:
-            raise ValueError("places of no rows")
-        if places.size and not 0 <= places.min() <= places.max() < rows:
-            raise ValueError(f"places beyond {rows} rows")
-        for column, known in zip(columns, memory.columns, strict=True):
-            if column.shape != (len(places), *known.shape[1:]) or column.dtype != known.dtype:
-                raise ValueError(f"{column.dtype} {list(column.shape)} where {known.dtype} belongs")
-    except (OSError, *UNREADABLE) as error:
-        raise StateError(f"{path}: expected the rows that were being changed, found {error}") from error
-    return places, columns

@@ -66,6 +66,11 @@ class MappedValues(Values):
         lengthen(path, nbytes)
         return map_file(path, nbytes)
 
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self._file(self._generation, self.nbytes)
+
     def forget(self) -> None:
         """Let go of the file."""
         self._generation, self._ring = None, ByteRing(np.empty(0, np.uint8))
