@@ -25,6 +25,7 @@ from mouse_core.files.locking import this_boot
 from mouse_core.files.writing import remove_leftovers, write_file
 from mouse_core.replay.ground.memory import blocks_of
 from mouse_core.replay.ground.schema import RowSchema
+from mouse_core.replay.storages._mapped.mapping import lengthen
 from mouse_core.spec import Alignment
 
 _MAGIC = 0x00504D4D53554F4D  # "MOUSMMP" and the format's number as a digit, read as a little-endian number
@@ -216,54 +217,6 @@ def _magic(number: int) -> int:
 
 def _shown(values: list[int]) -> tuple[Any, ...]:
     return (values[0], values[1], "outgoing" if values[2] else "arrived")
-
-
-def lengthen(path: Path, nbytes: int) -> None:
-    """Make a file at least so long, with room on the disk for all of it.
-
-    Raises:
-        StorageError: There is no room.
-    """
-    try:
-        with open(path, "ab") as file:
-            size = os.fstat(file.fileno()).st_size
-            if size >= nbytes:
-                return
-            if hasattr(os, "posix_fallocate"):
-                # A write to mapped memory that finds no room on the disk would kill the process.
-                os.posix_fallocate(file.fileno(), size, nbytes - size)
-            else:
-                for begin in range(size, nbytes, 1 << 20):
-                    file.write(bytes(min(1 << 20, nbytes - begin)))
-    except OSError as error:
-        raise StorageError(f"{path}: expected room for {nbytes} bytes, found {error}") from error
-
-
-def map_file(path: Path, nbytes: int) -> npt.NDArray[np.uint8]:
-    """The first bytes of a file, mapped for reading and writing.
-
-    Raises:
-        StateError: The file is shorter, or missing.
-        StorageError: It cannot be opened or mapped.
-    """
-    if not nbytes:
-        return np.empty(0, np.uint8)
-    try:
-        return _mapped(path, nbytes)
-    except FileNotFoundError as error:
-        raise StateError(f"{path}: expected a file of {nbytes} bytes, found none") from error
-    except (OSError, OverflowError, ValueError) as error:
-        if isinstance(error, StateError):
-            raise
-        raise StorageError(f"{path}: expected {nbytes} bytes that can be mapped, found {error}") from error
-
-
-def _mapped(path: Path, nbytes: int) -> npt.NDArray[np.uint8]:
-    with open(path, "r+b") as file:
-        size = os.fstat(file.fileno()).st_size
-        if size < nbytes:
-            raise StateError(f"{path}: expected {nbytes} bytes, found {size}")
-        return np.frombuffer(mmap.mmap(file.fileno(), nbytes), np.uint8)
 
 
 # ---------------------------------------------------------------------- the rows

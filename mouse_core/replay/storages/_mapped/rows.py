@@ -19,8 +19,9 @@ from mouse_core.replay.ground.protocols import Slots
 from mouse_core.replay.ground.schema import RowSchema
 from mouse_core.replay.ground.values import Refs
 from mouse_core.replay.storages._mapped import files as on_disk
-from mouse_core.replay.storages._mapped.files import Head, Now, map_file
+from mouse_core.replay.storages._mapped.files import Head, Now
 from mouse_core.replay.storages._mapped.journal import read_journal
+from mouse_core.replay.storages._mapped.mapping import lengthen, map_file
 from mouse_core.replay.storages._mapped.sums import RowSums
 from mouse_core.replay.storages._mapped.values import MappedValues
 
@@ -93,7 +94,7 @@ class MappedRows:
         schema = on_disk.read_schema(self.path, self.capacity, before)
         if self._head.format == 1 and schema is not None:  # which has no checksums
             file = on_disk.sums_file(self.path, before.generation)
-            on_disk.lengthen(file, before.allocated * on_disk.sum_bytes(schema))
+            lengthen(file, before.allocated * on_disk.sum_bytes(schema))
         now = self._catch_up()
         if self._head.format == 1 and self._memory is not None:
             now = self._with_sums(now)

@@ -17,7 +17,8 @@ import numpy.typing as npt
 from mouse_core.replay.ground.encoding import Bytes
 from mouse_core.replay.ground.schema import RowSchema
 from mouse_core.replay.ground.values import ByteRing, Refs, Values, varying_of
-from mouse_core.replay.storages._mapped.files import Now, lengthen, map_file
+from mouse_core.replay.storages._mapped.files import Now
+from mouse_core.replay.storages._mapped.mapping import lengthen, map_file
 
 
 class MappedValues(Values):
