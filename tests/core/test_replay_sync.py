@@ -239,6 +239,23 @@ def test_flush_waits_for_every_file(what: str, tmp_path: Path, monkeypatch: pyte
 # ---------------------------------------------------------------------- what a crash of a process leaves
 
 
+def die_making_files(folder: Path, files: int) -> None:
+    """Be killed when so many files have been made or lengthened."""
+    room, calls = os.posix_fallocate, iter(range(files))
+
+    def killed(*arguments: Any) -> None:
+        room(*arguments)
+        if next(calls, None) is None:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    buffer = ReplayBuffer(MemmapStorage(50, folder))
+    state = buffer.state_dict()
+    os.posix_fallocate = killed
+    while True:
+        buffer.load_state_dict(state)
+        buffer.extend(ragged(0, 40))
+
+
 def test_who_goes_on_removes_what_a_killed_one_left(tmp_path: Path) -> None:
     """Also where nobody opens the folder anew: actors come and go, and the learner stays."""
     folder = tmp_path / "m"
@@ -249,18 +266,7 @@ def test_who_goes_on_removes_what_a_killed_one_left(tmp_path: Path) -> None:
         child = os.fork()
         if not child:
             try:
-                mine = ReplayBuffer(MemmapStorage(50, folder))
-                state, room, calls = mine.state_dict(), os.posix_fallocate, iter(range(turn))
-
-                def killed(*arguments: Any) -> None:
-                    room(*arguments)
-                    if next(calls, None) is None:
-                        os.kill(os.getpid(), signal.SIGKILL)
-
-                os.posix_fallocate = killed
-                while True:
-                    mine.load_state_dict(state)
-                    mine.extend(ragged(0, 40))
+                die_making_files(folder, turn)
             finally:
                 os._exit(1)
         assert os.waitpid(child, 0)[1] == signal.SIGKILL
