@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from mouse_core import DatasetStore
+from mouse_core.record import Recorder
 
 ENVIRONMENT = "LunarLander-v3"
 OBSERVATION_SIZE = 8  # position, velocity, angle, angular velocity, and whether each leg touches the ground
@@ -27,55 +28,36 @@ ACTIONS = 4  # nothing, left engine, main engine, right engine
 #: How often the recorded pilot acts at random; episodes take these in turn.
 NOISE_LEVELS = (0.0, 0.2, 0.6)
 
-Row = dict[str, Any]
 Policy = Callable[[NDArray[np.float32]], NDArray[np.integer[Any]]]
 T = TypeVar("T")
 
 
-def record_episode(environment: gym.Env[Any, Any], *, noise: float, seed: int) -> list[Row]:
-    """Fly one episode with gymnasium's own heuristic pilot and write it down, one row a step.
-
-    Each row holds an observation and the action, reward and done that *led to* it. An episode of T
-    transitions is therefore T+1 rows: nothing led to the first one, so its action is a placeholder.
+def fly(environment: gym.Env[Any, Any], *, noise: float, seed: int) -> None:
+    """Fly one episode with gymnasium's own heuristic pilot.
 
     Args:
-        environment: a discrete LunarLander.
+        environment: a discrete LunarLander; a ``Recorder`` writes down every step.
         noise: probability of a uniformly random action instead of the pilot's.
-        seed: of the terrain and of the noise; the same seed gives the same rows.
-
-    Returns:
-        Rows with the columns ``observation`` (float32 [8]), ``action`` (0..3), ``reward``, ``done``
-        (0 alive, 1 terminal, 2 truncated) and ``episode_step`` (0, 1, ..., T).
+        seed: of the terrain and of the noise; the same seed gives the same episode.
     """
     random = np.random.default_rng([seed, 1])  # not the environment's own stream, which starts from `seed`
     observation, _ = environment.reset(seed=seed)
-    rows: list[Row] = [{"observation": observation, "action": 0, "reward": 0.0, "done": 0, "episode_step": 0}]
-    while rows[-1]["done"] == 0:
+    over = False
+    while not over:
         if random.random() < noise:
             action = int(random.integers(ACTIONS))
         else:
             action = int(heuristic(environment, observation))  # type: ignore[no-untyped-call]
-        observation, reward, terminated, truncated, _ = environment.step(action)
-        rows.append(
-            {
-                "observation": observation,
-                "action": action,
-                "reward": float(reward),
-                "done": 1 if terminated else 2 if truncated else 0,
-                "episode_step": len(rows),
-            }
-        )
-    return rows
+        observation, _, terminated, truncated, _ = environment.step(action)
+        over = terminated or truncated
 
 
 def record(*, episodes: int, seed: int) -> DatasetStore:
     """Record episodes of gymnasium's own pilot, who acts at random now and then."""
     store = DatasetStore()
-    environment = gym.make(ENVIRONMENT)
+    environment = Recorder(gym.make(ENVIRONMENT), store, policy="heuristic, with noise")
     for episode in progress(range(episodes), description="recording", total=episodes):
-        noise = NOISE_LEVELS[episode % len(NOISE_LEVELS)]
-        for row in record_episode(environment, noise=noise, seed=seed * episodes + episode):
-            store.append(row)
+        fly(environment, noise=NOISE_LEVELS[episode % len(NOISE_LEVELS)], seed=seed * episodes + episode)
     environment.close()
     return store
 

@@ -2,7 +2,7 @@
 
     python examples/quickstart.py
 
-1. record   a clumsy pilot lands a space ship; every step goes into a ``DatasetStore``
+1. record   a clumsy pilot lands a space ship; every step goes into a ``DatasetStore``, by a ``Recorder``
 2. reopen   the dataset is written to disk and opened again, by reference: nothing is loaded into memory
 3. train    a policy learns from windows ``TensorDict[B, S]`` that a loader prefetches
 4. play     the trained policy flies, and the figures are printed, one ``name: value`` a line
@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import gymnasium as gym
 import lunar_lander
 import numpy as np
 import torch
@@ -39,20 +38,6 @@ LEARNING_RATE = 1e-2
 HIDDEN = 64
 PLAYED_EPISODES = 20
 PLAYING_SEED = 1_000_000  # far from the seeds of the recording: the policy is judged on terrain it never saw
-
-
-def record(store: DatasetStore, *, episodes: int, seed: int) -> list[float]:
-    """Append episodes of the noisy pilot to the store and return what each earned."""
-    returns = []
-    environment = gym.make(lunar_lander.ENVIRONMENT)
-    for episode in lunar_lander.progress(range(episodes), description="recording", total=episodes):
-        noise = lunar_lander.NOISE_LEVELS[episode % len(lunar_lander.NOISE_LEVELS)]
-        rows = lunar_lander.record_episode(environment, noise=noise, seed=seed * episodes + episode)
-        for row in rows:
-            store.append(row)
-        returns.append(sum(row["reward"] for row in rows))
-    environment.close()
-    return returns
 
 
 def make_policy() -> nn.Module:
@@ -140,8 +125,8 @@ def main() -> None:
     datasets.disable_progress_bars()  # one kind of bar is enough
 
     # 1. Record.
-    recording = DatasetStore()
-    recorded = record(recording, episodes=options.episodes, seed=options.seed)
+    recording = lunar_lander.record(episodes=options.episodes, seed=options.seed)
+    recorded = recording.episodes["return"].to_pylist()
     print(f"episodes recorded: {len(recorded)}")
     print(f"steps recorded: {len(recording)}")
 

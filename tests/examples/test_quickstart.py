@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import datasets
 import gymnasium as gym
@@ -13,6 +14,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from mouse_core import DatasetStore
+from mouse_core.record import Recorder
 from tests.programs import run_program
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -86,26 +89,30 @@ def test_a_seed_decides_everything_but_the_speed(printed: dict[str, str], tmp_pa
             assert again[name] == printed[name], name
 
 
+def flown(example: ModuleType, *, noise: float, seed: int, **options: int) -> list[dict[str, Any]]:
+    """The rows of one recorded episode."""
+    environment = Recorder(gym.make(example.ENVIRONMENT, **options), store := DatasetStore())
+    example.fly(environment, noise=noise, seed=seed)
+    environment.close()
+    return store[:]
+
+
 @pytest.mark.parametrize("example", ["lunar_lander"], indirect=True)
 def test_another_seed_records_another_episode(example: ModuleType) -> None:
-    environment = gym.make(example.ENVIRONMENT)
-    actions = [
-        [row["action"] for row in example.record_episode(environment, noise=1.0, seed=seed)] for seed in (3, 3, 4)
-    ]
+    actions = [[row["action"] for row in flown(example, noise=1.0, seed=seed)] for seed in (3, 3, 4)]
     assert actions[0] == actions[1]
     assert actions[0] != actions[2]
-    environment.close()
 
 
 @pytest.mark.parametrize("example", ["lunar_lander"], indirect=True)
 @pytest.mark.parametrize("noise", [0.0, 0.6])
 def test_a_row_holds_the_action_that_led_to_it(example: ModuleType, noise: float) -> None:
+    rows = flown(example, noise=noise, seed=3)
     environment = gym.make(example.ENVIRONMENT)
-    rows = example.record_episode(environment, noise=noise, seed=3)
-
     replayed, _ = environment.reset(seed=3)
     assert rows[0] == {"observation": pytest.approx(replayed), "action": 0, "reward": 0.0, "done": 0} | {
-        "episode_step": 0
+        "episode_step": 0,
+        "metadata_episode_seed": 3,
     }
     for step, row in enumerate(rows[1:], start=1):
         replayed, reward, terminated, truncated, _ = environment.step(row["action"])
@@ -119,10 +126,8 @@ def test_a_row_holds_the_action_that_led_to_it(example: ModuleType, noise: float
 
 @pytest.mark.parametrize("example", ["lunar_lander"], indirect=True)
 def test_an_episode_that_runs_out_of_time_is_truncated(example: ModuleType) -> None:
-    environment = gym.make(example.ENVIRONMENT, max_episode_steps=7)
-    rows = example.record_episode(environment, noise=0.0, seed=0)
+    rows = flown(example, noise=0.0, seed=0, max_episode_steps=7)
     assert [row["done"] for row in rows] == [0] * 7 + [2]
-    environment.close()
 
 
 @pytest.mark.parametrize("example", ["lunar_lander"], indirect=True)
