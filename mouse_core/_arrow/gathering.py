@@ -10,13 +10,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core._arrow.addresses import copy_bits, copy_runs, element_of_all
+from mouse_core._arrow.addresses import copy_bits, copy_runs, element_of_all, flat_view
 from mouse_core._arrow.column import Column
 from mouse_core._arrow.dense import plain
 from mouse_core._arrow.dense_copies import IRREGULAR
 from mouse_core._arrow.windows import Int64s, WindowsPart
 from mouse_core._base.checks import values_of
 from mouse_core.dtypes import RowError, convert
+
+# Windows of so many rows are copied piece by piece.
+_LONG = 1024
 
 
 def gather(column: Column, windows: WindowsPart, out: npt.NDArray[Any]) -> None:
@@ -33,10 +36,32 @@ def gather(column: Column, windows: WindowsPart, out: npt.NDArray[Any]) -> None:
     """
     every, whole, length = windows.every, windows.whole, windows.every.length
     steps, chosen = out.reshape(-1, column.width), whole + windows.begin
+    pieces = pieces_lying(column, windows, steps.dtype) if length >= _LONG else None
+    if pieces is not None:
+        np.concatenate(pieces, out=steps)
+        return
     _gather_rows(column, every.chunk[chosen], every.row[chosen], whole * length, length, steps)
     if len(whole) < len(windows):
         broken = windows.broken_steps
         _gather_rows(column, broken.chunk, broken.row, broken.target, 1, steps)
+
+
+def pieces_lying(column: Column, windows: WindowsPart, dtype: np.dtype[Any]) -> list[npt.NDArray[Any]] | None:
+    """The values of a batch's windows where they lie, piece by piece, ``[n, width]`` each; None where some do not so.
+
+    They are read-only, and there as long as the column's snapshot is.
+    """
+    every = windows.every
+    if not 0 < len(windows) == len(every) or every.physical is not None or dtype != column.reading.dtype:
+        return None
+    chunk, row, size = (part[0] for part in every.pieces)
+    first, width = column.addresses(chunk)
+    if column.kind.value_type == "bool" or first.min() < 0 or (width != column.width).any():
+        return None
+    begins = element_of_all(first, dtype.itemsize) + row * column.width
+    flat, ends = flat_view(dtype), begins + size * column.width
+    pieces = zip(begins.tolist(), ends.tolist(), strict=True)
+    return [flat[begin:end].reshape(-1, column.width) for begin, end in pieces]
 
 
 def _gather_rows(

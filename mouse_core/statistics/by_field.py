@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core._base.memo import memo
+from mouse_core._base.memory import ArrayMemory
 from mouse_core._base.progress import progress_bar
 from mouse_core._base.threads import THREADS, in_order
 from mouse_core.errors import ConfigError, MissingFieldError
@@ -266,18 +267,22 @@ def _counted(
         progress_bar("counting", total=total, unit="rows", enabled=progress) as advance,
         ThreadPoolExecutor(THREADS, thread_name_prefix="mouse-statistics") as pool,
     ):
-        for block, found in zip(blocks, in_order(pool, partial(_count, snapshot), blocks), strict=True):
+        for block, found in zip(blocks, in_order(pool, partial(_count, snapshot, ArrayMemory()), blocks), strict=True):
             parts[block.name] = parts[block.name].with_stretch(found, block.end - block.begin)
             advance(block.end - block.begin)
     parts = {name: part.summed() for name, part in parts.items()}
     return Statistics(parts, shares, n, snapshot.fingerprint, _content(snapshot, n))
 
 
-def _count(snapshot: Snapshot, block: _Block) -> Counted:
-    """What is counted of some rows of a snapshot."""
+def _count(snapshot: Snapshot, memory: ArrayMemory, block: _Block) -> Counted:
+    """What is counted of some rows of a snapshot, where they lie or read to memory that others had before."""
     reader = snapshot.readers[block.name]
     windows = snapshot.locate(np.array([block.begin]), block.end - block.begin).part(0)
-    (rows,) = reader.read(windows, _dtype_of(reader))
+    dtype = _dtype_of(reader)
+    found = reader.seen(windows, dtype)
+    if found is None:
+        found = reader.read(windows, dtype, memory.empty((1, windows.every.length, *reader.spec.shape), dtype))
+    (rows,) = found
     if block.with_nulls is not None:
         there = ~np.isnan(block.with_nulls.read(windows, np.dtype(np.float64))[0])
         if not there.all():

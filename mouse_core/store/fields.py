@@ -15,7 +15,7 @@ import pyarrow as pa
 from mouse_core._arrow.column import Column, Growth
 from mouse_core._arrow.column_types import ColumnType, Reading, check_readable, fixed_shape
 from mouse_core._arrow.dense_copies import DenseBudget
-from mouse_core._arrow.gathering import gather
+from mouse_core._arrow.gathering import gather, pieces_lying
 from mouse_core._arrow.windows import WindowsPart
 from mouse_core.dtypes import RowError, largest_of, number_kind
 from mouse_core.errors import ConfigError, DataError, MissingFieldError, SchemaError
@@ -109,6 +109,15 @@ class FieldReader:
             gather(self.column, windows, values.reshape(n, length, self.column.width))
         except ValueError as error:
             raise self.error(error, windows) from error
+        self.check(values, windows)
+        return values
+
+    def seen(self, windows: WindowsPart, dtype: np.dtype[np.generic]) -> npt.NDArray[Any] | None:
+        """``read`` of a window without a copy, read-only, while the snapshot is there; None where it takes one."""
+        pieces = pieces_lying(self.column, windows, dtype)
+        if pieces is None or len(pieces) > 1:
+            return None
+        values = pieces[0].reshape(1, -1, *self.spec.shape)
         self.check(values, windows)
         return values
 
