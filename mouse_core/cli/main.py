@@ -11,6 +11,7 @@ from inspect import getdoc
 from typing import Any
 
 from mouse_core.cli import _data as data
+from mouse_core.cli._preprocess import declare_preprocess, run_preprocess
 from mouse_core.cli._stats import declare_stats, run_stats
 from mouse_core.cli.command import Command, others
 from mouse_core.errors import AlignmentWarning, MouseError
@@ -90,6 +91,7 @@ def _warnings_in_a_line(command: str) -> Iterator[None]:
 _EXAMPLES = """examples:
   mouse inspect recordings --html report.html
   mouse convert halfcheetah.hdf5 halfcheetah --final mark
+  mouse preprocess halfcheetah features:embed embedded
   mouse verify halfcheetah
   mouse bench halfcheetah --sequence-length 64 --batch-size 32
   mouse push halfcheetah your-org/halfcheetah
@@ -170,6 +172,7 @@ def _pair(text: str) -> tuple[str, str]:
 _COMMANDS: dict[str, Command] = {
     "inspect": (data.declare_inspect, data.run_inspect),
     "convert": (data.declare_convert, data.run_convert),
+    "preprocess": (declare_preprocess, run_preprocess),
     "stats": (declare_stats, run_stats),
     "verify": (data.declare_verify, data.run_verify),
     "push": (data.declare_push, data.run_push),

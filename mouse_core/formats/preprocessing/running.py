@@ -109,7 +109,8 @@ def preprocess(
             work at ``path`` that is not of these rows and this function, or another process at work on it.
         WorkerError: The function raised an error, which is chained, or a process was ended.
         DataError: Rows that cannot be arrays, or a function that returns something else than columns of these rows.
-        StorageError: It cannot be written; what was made so far is there for the next call.
+        StorageError: It cannot be written; what was made so far is there for the next call. Where the disk is full that
+            may lack what was made in the last half second, of which it could not be noted that it is there.
     """
     target = Path(path)
     check_folder_name(target, wanted="the name of a folder")
