@@ -63,8 +63,8 @@ COLUMNS |= {name: replace(COLUMNS["text"], arrow_type=arrow_type) for name, arro
 COLUMNS["history"] = replace(COLUMNS["history"], widths=(0, 3))  # as a field says that fills up what is shorter
 
 
-def made(path: Path, rows: int = 1000) -> TailFile:
-    return TailFile.create(path, COLUMNS, rows)
+def made(path: Path, rows: int = 1000, *, often: bool = False) -> TailFile:
+    return TailFile.create(path, COLUMNS, rows, often=often)
 
 
 def put(tail: TailFile, begin: int, end: int) -> None:
@@ -523,6 +523,15 @@ def full_beyond(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("often", [False, True])
+def test_rows_that_are_flushed_often(tmp_path: Path, often: bool) -> None:
+    tail = made(tmp_path / "tail", often=often)
+    for end in range(10, 300, 10):
+        put(tail, end - 10, end)
+        tail.commit(sync=True)
+    assert rows_of(read_all(tmp_path / "tail")) == expected(290)
 
 
 @pytest.mark.parametrize("reserves", [True, False])

@@ -67,8 +67,17 @@ class TailFile(Descriptor):
         self._failed = False  # the last time that the disk was waited for
 
     @classmethod
-    def create(cls, path: str | os.PathLike[str], columns: Mapping[str, TailColumn], rows: int) -> TailFile:
+    def create(
+        cls, path: str | os.PathLike[str], columns: Mapping[str, TailColumn], rows: int, *, often: bool = False
+    ) -> TailFile:
         """A new file, with room for so many rows.
+
+        Args:
+            path: Where it is to be; objects lie beside it.
+            columns: How each column is kept, by name.
+            rows: How many rows there is to be room for.
+            often: Whether few rows at a time will wait for the disk, as those of 100 bytes do that are flushed every
+                second. Making the file takes longer then, and waiting less.
 
         Raises:
             ConfigError: There cannot be room for so many.
@@ -80,7 +89,7 @@ class TailFile(Descriptor):
         with storing(f"tail {path}"):
             file, tail = open_file(path, create=True), None
             try:
-                set_aside(file, layout.nbytes)
+                set_aside(file, layout.nbytes, written=often)
                 memory = mapped(file, layout.nbytes, write=True)
                 memory[: len(layout.head())] = layout.head()
                 objects = ObjectsFile(objects_path(path), create=True) if layout.has_objects else None

@@ -13,6 +13,8 @@ from typing import Any
 
 import xxhash
 
+from mouse_core.files.writing import write_all
+
 _BINARY = getattr(os, "O_BINARY", 0)
 # What a system says whose file system cannot set room aside.
 _CANNOT = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -27,25 +29,42 @@ def open_file(path: Path, *, create: bool = False, write: bool = True) -> int:
     return os.open(path, flags | (os.O_CREAT | os.O_EXCL if create else 0), 0o644)
 
 
-def set_aside(file: int, size: int) -> None:
+def set_aside(file: int, size: int, *, written: bool = False) -> None:
     """Make a file ``size`` bytes long, all of which the disk has room for: what is written to memory cannot fail later.
+
+    Args:
+        file: It.
+        size: How long.
+        written: Whether all of it is written once, so that the file system has nothing to note where a page is written
+            for the first time. Waiting for few pages here and there takes half as long then; making the file takes
+            longer, as long as writing all of it.
 
     Raises:
         OSError: The disk is full, or the file would be longer than is allowed.
     """
+    if not _reserved(file, size) or written:
+        os.lseek(file, 0, os.SEEK_SET)
+        for begin in range(0, size, len(_ZEROS)):
+            write_all(file, memoryview(_ZEROS)[: size - begin])
+    forget: Any = getattr(os, "posix_fadvise", None)
+    if written and forget is not None:
+        # What was written in large pieces is held in large pieces, each of which is written as a whole if a byte changes.
+        os.fsync(file)
+        forget(file, 0, size, os.POSIX_FADV_DONTNEED)
+
+
+def _reserved(file: int, size: int) -> bool:
+    """Have a file system set room aside; whether it can."""
     reserve: Any = getattr(os, "posix_fallocate", None)
-    if reserve is not None:
-        try:
-            reserve(file, 0, size)
-            return
-        except OSError as error:
-            if error.errno not in _CANNOT:
-                raise
-    os.lseek(file, 0, os.SEEK_SET)
-    for begin in range(0, size, len(_ZEROS)):
-        rest = memoryview(_ZEROS)[: size - begin]
-        while rest:
-            rest = rest[os.write(file, rest) :]
+    if reserve is None:
+        return False
+    try:
+        reserve(file, 0, size)
+    except OSError as error:
+        if error.errno not in _CANNOT:
+            raise
+        return False
+    return True
 
 
 def mapped(file: int, size: int, *, write: bool) -> mmap.mmap:
