@@ -48,7 +48,7 @@ def set_aside(file: int, size: int, *, written: bool = False) -> None:
             write_all(file, memoryview(_ZEROS)[: size - begin])
     forget: Any = getattr(os, "posix_fadvise", None)
     if written and forget is not None:
-        # What was written in large pieces is held in large pieces, each of which is written as a whole if a byte changes.
+        # Large pieces that were written are held as such, and written as a whole if a byte changes.
         os.fsync(file)
         forget(file, 0, size, os.POSIX_FADV_DONTNEED)
 
