@@ -113,12 +113,12 @@ class Growth(NamedTuple):
     Args:
         kept: How many are the same.
         appended: The others, each of one chunk. The first may be the last of the earlier ones, grown.
-        replaced: That one as it was; None if all of the earlier ones are kept.
+        replaced: The earlier ones that are not kept, each of one chunk; most often one, or none.
     """
 
     kept: int
     appended: Sequence[HasParts]
-    replaced: HasParts | None
+    replaced: Sequence[HasParts]
 
 
 class Column:

@@ -83,7 +83,7 @@ class FieldChunks:
         What is known of chunks that are the same is shared, which takes no time; chunks come behind it in memory that
         is there. If some chunk is another now it is copied.
         """
-        first = self.chunks - (growth.replaced is not None)
+        first = self.chunks - len(growth.replaced)
         chunks, table = first + len(growth.appended), self.table
         fits = chunks <= len(table.words) and self._is_same(growth)
         for number, segment in enumerate(growth.appended, first):
@@ -100,12 +100,11 @@ class FieldChunks:
 
         None of the appended numbers are beyond those allowed: it was looked at when they were.
         """
-        before = growth.replaced
-        if before is None:
+        if not growth.replaced:
             return True
-        now = growth.appended[0].addresses
+        before, now = growth.replaced[0].addresses, growth.appended[0].addresses
         names = {one.column.name for one in self.fields}
-        return all(name in now and before.addresses.get(name) == now[name] for name in names)
+        return len(growth.replaced) == 1 and all(name in now and before.get(name) == now[name] for name in names)
 
     def byte_views(self, windows: Windows) -> ByteViews | None:
         """The views of windows; None if no field has only regular chunks there."""

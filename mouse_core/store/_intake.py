@@ -22,6 +22,7 @@ from mouse_core.store._schema import REFUSALS, StoreSchema
 from mouse_core.store._segments import Segment
 from mouse_core.store._tail.columns import ColumnExtent
 from mouse_core.store._tail.rows import Extent, Refused, prepare
+from mouse_core.store._tail.values import TailColumn
 from mouse_core.store.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -154,7 +155,7 @@ class Appender:
         done = 0
         while done < n:
             if extent.count == extent.rows:
-                extent = Extent(extent.columns, extent.rows, n - done)
+                extent = self._make(extent.columns, extent.rows, n - done)
                 self._open(extent)
             rows = min(n - done, extent.rows - extent.count)
             extent.put_many(prepared, done, rows)
@@ -175,10 +176,18 @@ class Appender:
         """The extent that ``row`` goes to: the open one, or a new one that is to be opened once the row is in it."""
         self._schema.check_names(row)
         if self._extent is None:
-            return Extent(self._schema.tail_columns(row, self._spec(), self._rows()), 0, coming)
-        if self._extent.count == self._extent.rows:
-            return Extent(self._extent.columns, self._extent.rows, coming)
+            return self._make(self._schema.tail_columns(row, self._spec(), self._rows()), 0, coming)
+        if not self._has_room(self._extent, coming):
+            return self._make(self._extent.columns, self._extent.rows, coming)
         return self._extent
+
+    def _make(self, columns: Mapping[str, TailColumn], before: int, coming: int) -> Extent:
+        """An extent that may be opened; see ``Extent``."""
+        return Extent(columns, before, coming)
+
+    def _has_room(self, extent: Extent, coming: int) -> bool:
+        """Whether the first of some rows that come together goes into an extent."""
+        return extent.count < extent.rows
 
     def _learn(self, extent: Extent, row: Mapping[str, Any]) -> bool:
         """Try again a row with the first value of a column that was all null so far; whether it was taken."""
@@ -200,12 +209,15 @@ class Appender:
             return None
         columns = self._schema.tail_columns(row, self._spec(), self._rows())
         kept = {name: columns[name] if name in fresh else column for name, column in extent.columns.items()}
-        return Extent(kept, 0, coming)
+        return self._make(kept, 0, coming)
 
     def _open(self, extent: Extent) -> None:
         if self._extent is not None and self._extent is not extent:
             self.close()
         self._extent = extent
+        self._know(extent)
+
+    def _know(self, extent: Extent) -> None:
         for name, column in extent.extents.items():
             self._schema.learn(name, extent.columns[name].kind, partial(_arrow_type, column))
 

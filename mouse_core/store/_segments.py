@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._arrow.alike import Alike
-from mouse_core._arrow.column import Column, ColumnPart, Growth
+from mouse_core._arrow.column import Column, ColumnPart
 from mouse_core._arrow.column_types import Reading, column_type
 from mouse_core._arrow.dense_copies import IRREGULAR
 from mouse_core._arrow.gathering import gather
@@ -42,6 +42,8 @@ class Segment:
 
     # What stands for the memory that appended rows are in: segments of the same extent have the same first rows.
     extent: object = None
+    # Of rows in a folder what stands for it, and how many rows were before them: others with the same begin as they do.
+    place: tuple[object, int] | None = None
     # Whether rows of the table are found through row numbers.
     is_picked: bool = False
     # For appended rows, the address of the first value of some columns, and values of a row; others are looked up.
@@ -246,7 +248,8 @@ class Segment:
 
     def begins_as(self, other: Segment) -> bool:
         """Whether the rows of both are the same, as far as both have them."""
-        return self is other or (self.extent is not None and self.extent is other.extent)
+        same_place = self.place is not None and self.place == other.place
+        return self is other or same_place or (self.extent is not None and self.extent is other.extent)
 
     def has_value(self, name: str, rows: int) -> bool:
         """Whether some value among the first ``rows`` rows is not null."""
@@ -309,26 +312,6 @@ class Segment:
         if self.origin is not None:
             return Segment.from_dataset, (self.origin, self._named_roots)
         return Segment, (self.table, self.indices, None, self._named_roots)
-
-
-def growth_of(before: Sequence[Segment], after: Sequence[Segment]) -> Growth | None:
-    """What was appended to some segments that others continue; None where it is more than appended rows."""
-    kept, last = len(before) - 1, before[-1]
-    appended, replaced = after[kept:], None
-    if appended[0] is last:
-        kept, appended = kept + 1, appended[1:]
-    else:
-        replaced = last
-    # Segments of datasets may say more about the shapes of rows.
-    return Growth(kept, appended, replaced) if all(segment.extent is not None for segment in appended) else None
-
-
-def continues(before: Sequence[Segment], after: Sequence[Segment]) -> bool:
-    """Whether segments are some earlier ones, with rows behind them; of no segments it is not known."""
-    kept = len(before) - 1
-    if kept < 0 or len(after) <= kept or after[:kept] != before[:kept]:
-        return False
-    return after[kept] is before[kept] or after[kept].begins_as(before[kept])
 
 
 def are_too_short(runs: int, rows: int) -> bool:

@@ -18,7 +18,8 @@ from mouse_core._arrow.windows import Stretches, Windows
 from mouse_core._base.memo import memo
 from mouse_core.errors import ConfigError
 from mouse_core.spec import Alignment, Field, Spec, codes_called
-from mouse_core.store._segments import Segment, continues, growth_of
+from mouse_core.store._growth import continues, growth_of
+from mouse_core.store._segments import Segment
 from mouse_core.store.fields import FieldReader, SnapshotConfig, bind_fields, rows_without
 
 _SAMPLED_ROWS = 8

@@ -203,10 +203,10 @@ def test_forgotten_rows_are_gone(folder: Path) -> None:
         writer.flush()
         assert not list((folder / "segments").iterdir())
         writer.extend(rows(200, 1))
-    assert_same(DatasetStore.open(folder), _in_memory(rows(200, 1)))
+    assert_same(DatasetStore.open(folder), in_memory(rows(200, 1)))
 
 
-def _in_memory(columns: dict[str, Any]) -> DatasetStore:
+def in_memory(columns: dict[str, Any]) -> DatasetStore:
     store = DatasetStore()
     store.extend(columns)
     return store
@@ -233,3 +233,119 @@ def test_a_newer_format_is_refused_by_name(folder: Path) -> None:
     for mode in ("r", "a"):
         with pytest.raises(DataError, match="version 1 at most, found version 2, which a newer mouse-data wrote"):
             DatasetStore.open(folder, mode)
+
+
+# ---------------------------------------------------------------------- the file that is appended to
+
+
+def text_and_images(count: int) -> dict[str, Any]:
+    """Rows with values of every kind: texts, images, nulls, rows that differ in length."""
+    number = np.arange(count)
+    return {
+        **rows(count),
+        "metadata_text": [f"step {one}" if one % 3 else None for one in number],
+        "metadata_history": [np.arange(one % 4 + 1).tolist() for one in number],
+        "metadata_maybe": [None if one % 5 == 2 else float(one) for one in number],
+        "metadata_pixels": np.full((count, 6, 5, 3), 7, np.uint8)
+        + (number[:, None, None, None] % 200).astype(np.uint8),
+    }
+
+
+def killed(program: str, folder: Path) -> int:
+    """How many rows a program said that it had added to the folder's store, before it was killed."""
+    head = f"import os, signal\nfrom tests.core.test_disk import *\nfolder = {str(folder)!r}\n"
+    end = "\nprint(len(store), flush=True)\nos.kill(os.getpid(), signal.SIGKILL)"
+    ran = subprocess.run(
+        [sys.executable, "-c", head + program + end], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert ran.returncode == -9, ran.stderr
+    return int(ran.stdout)
+
+
+@pytest.mark.parametrize("sync", ["none", "flush", "append"])
+def test_rows_that_were_acknowledged_survive_a_killed_process(folder: Path, sync: str) -> None:
+    program = f"""
+store = DatasetStore.open(folder, "a", sync={sync!r})
+store.extend(rows(2000))
+store.flush()
+for row in in_memory(rows(300, 1))[:]:
+    store.append(row)
+store.extend(rows(1, 2))
+"""
+    memory = in_memory(rows(2000))
+    for seed, count in ((1, 300), (2, 1)):
+        memory.extend(rows(count, seed))
+    assert killed(program, folder) == 2301
+    shown = len(DatasetStore.open(folder))
+    assert shown == (2301 if sync == "append" else 2000)
+    with DatasetStore.open(folder, "a") as writer:
+        assert_same(writer, memory)
+        writer.extend(rows(40, 3))
+    memory.extend(rows(40, 3))
+    assert_same(DatasetStore.open(folder), memory)
+    assert sorted(os.listdir(folder)) == ["lock", "manifest.json", "readers", "segments"]
+
+
+def test_values_of_every_kind_are_kept(folder: Path) -> None:
+    memory = in_memory(text_and_images(230))
+    with DatasetStore.open(folder, "a") as writer:
+        writer.extend(text_and_images(230))
+        writer.flush()
+        assert_same(writer, memory)
+        assert_same(DatasetStore.open(folder), memory)
+        sent = pickle.loads(pickle.dumps(writer.snapshot()))
+        assert sent.rows(range(230)) == memory.snapshot().rows(range(230))
+        for row in in_memory(text_and_images(40))[:]:
+            writer.append(row)
+            memory.append(row)
+    assert_same(DatasetStore.open(folder), memory)
+
+
+def test_many_files_of_rows_are_one_store(folder: Path) -> None:
+    """Rows that fill several files, one of which is larger than any that is made by itself."""
+    memory = DatasetStore()
+    with DatasetStore.open(folder, "a") as writer:
+        reader = DatasetStore.open(folder)
+        for seed, count in enumerate((30_000, 1, 200_000, 7)):
+            writer.extend(rows(count, seed))
+            memory.extend(rows(count, seed))
+            if seed % 2:
+                writer.flush()
+                assert len(reader) == len(memory)
+                assert reader.snapshot().fingerprint == memory.snapshot().fingerprint
+    assert_same(DatasetStore.open(folder), memory)
+    assert reader.snapshot().fingerprint == memory.snapshot().fingerprint
+
+
+def test_a_growing_loader_gives_what_a_finished_store_gives(folder: Path) -> None:
+    with DatasetStore.open(folder, "a") as writer:
+        writer.extend(rows(40_000))
+        writer.flush()
+        reader = DatasetStore.open(folder)
+        source = BatchSource(reader, 16, 8, seed=5)
+        own = BatchSource(writer, 16, 8, seed=5)
+        memory = in_memory(rows(40_000))
+        for seed in range(1, 9):
+            writer.extend(rows(9_000, seed))
+            memory.extend(rows(9_000, seed))
+            writer.flush()
+            source = source.with_snapshot(reader.snapshot(), epoch_start=0)
+            own = own.with_snapshot(writer.snapshot(), epoch_start=0)
+            wanted = BatchSource(memory, 16, 8, seed=5)
+            for number in range(3):
+                first, second, third = wanted[number], source[number], own[number]
+                for name in first:
+                    assert first[name].tobytes() == second[name].tobytes() == third[name].tobytes()
+
+
+def test_a_refused_row_changes_nothing(folder: Path) -> None:
+    with DatasetStore.open(folder, "a") as writer:
+        for wrong in ({"observation": [1.0], "action": "left"}, {**rows(1), "reward": ["much"]}):
+            with pytest.raises((DataError, SchemaError)):
+                writer.extend(wrong)
+        assert len(writer) == 0
+        writer.extend(rows(10))
+        with pytest.raises(DataError):
+            writer.append({**writer[0], "reward": "much"})
+        assert len(writer) == 10
+    assert DatasetStore.open(folder)[:] == in_memory(rows(10))[:]

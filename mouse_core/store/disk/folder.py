@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from dataclasses import replace
 from pathlib import Path
 
@@ -102,12 +103,15 @@ class WrittenFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.manifest = Manifest()
+        # The number of the next file, and who may take it.
+        self._next, self._numbers = 0, threading.Lock()
         file = path / NAME
         with storing(f"store {path}"):
             make_folder(path)
             if not file.exists() and any(not _is_ours(name) for name in os.listdir(path)):
                 raise ConfigError(f"{path}: expected a folder with a store, or an empty one, found {_shown(path)}")
             self._lock = Held(path / _LOCK, f"store {path}")
+            make_folder(path / "segments")
         try:
             with storing(f"store {path}"):
                 self._unneeded = Unneeded(path)
@@ -130,6 +134,7 @@ class WrittenFolder:
     def replace(self, manifest: Manifest) -> None:
         """Have another manifest, on the disk; see ``write_manifest``. What it does not name is for ``clean``."""
         before = self.manifest
+        manifest = replace(manifest, next_number=max(self._next, before.next_number))
         dropped = before.file_numbers() - manifest.file_numbers()
         if dropped and manifest.next_number == before.next_number:
             # Readers of the state before may need them: it must be told from this one.
@@ -145,6 +150,13 @@ class WrittenFolder:
     def clean(self) -> None:
         """Remove files that no manifest names any more, and whose rows nobody has any more."""
         self._unneeded.remove_free()
+
+    def take_number(self) -> int:
+        """A number that no file has had that was ever named."""
+        with self._numbers:
+            number = max(self._next, self.manifest.next_number)
+            self._next = number + 1
+            return number
 
     def remove_unnamed(self) -> None:
         """Remove files that no manifest names any more, or yet: what a crash left, and what was sealed or dropped."""

@@ -68,6 +68,25 @@ class Sealed(NamedTuple):
         return f"segments/{self.number:06d}.arrow"
 
 
+class Tail(NamedTuple):
+    """A file of appended rows that are not sealed yet.
+
+    Args:
+        number: Which its name has; see ``Sealed``.
+        schema: Which of the manifest's schemas its rows have.
+        rows: How many it holds, where no more come; None: it is appended to.
+    """
+
+    number: int
+    schema: int
+    rows: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Its file in the store's folder."""
+        return f"tail-{self.number:06d}.rows"
+
+
 @dataclass(frozen=True)
 class Manifest:
     """One state of a store.
@@ -76,7 +95,7 @@ class Manifest:
         about: What the rows say of themselves.
         schemas: Names and Arrow types of columns, of which each segment has one.
         segments: The sealed ones, in the order of their rows.
-        tails: The numbers of the files of rows behind them that are not sealed yet; the last is appended to.
+        tails: The files of rows behind them that are not sealed yet; at most the last is appended to.
         dropped: How many rows there were before the first segment that are not kept any more.
         next_number: Which no file has yet, nor any that was there before.
     """
@@ -84,7 +103,7 @@ class Manifest:
     about: About = field(default_factory=About)
     schemas: tuple[pa.Schema, ...] = ()
     segments: tuple[Sealed, ...] = ()
-    tails: tuple[int, ...] = ()
+    tails: tuple[Tail, ...] = ()
     dropped: int = 0
     next_number: int = 0
 
@@ -95,7 +114,7 @@ class Manifest:
 
     def file_numbers(self) -> set[int]:
         """The numbers of all files."""
-        return {one.number for one in self.segments}.union(self.tails)
+        return {one.number for one in self.segments} | {one.number for one in self.tails}
 
     def with_schema(self, schema: pa.Schema) -> tuple[Manifest, int]:
         """The same where a schema is among those known, and its number."""
@@ -114,7 +133,7 @@ class Manifest:
             "schemas": [base64.b64encode(schema.serialize()).decode() for schema in self.schemas],
             "segments": lists,
             "nulls": {str(one.number): list(one.nulls) for one in self.segments if one.nulls},
-            "tails": list(self.tails),
+            "tails": [list(tail) for tail in self.tails],
             "dropped": self.dropped,
             "next_number": self.next_number,
         }
@@ -190,14 +209,17 @@ def _manifest_of(said: Mapping[str, Any]) -> Manifest:
         Sealed(number, rows, size, digest, schema, appended, nulls.get(number, ()))
         for number, rows, size, digest, schema, appended in zip(*lists, strict=True)
     )
-    tails, dropped, next_number = tuple(said["tails"]), said["dropped"], said["next_number"]
-    numbers = [*(one.number for one in segments), *tails]
+    tails = tuple(Tail(*tail) for tail in said["tails"])
+    dropped, next_number = said["dropped"], said["next_number"]
+    files: list[Sealed | Tail] = [*segments, *tails]
+    numbers = [one.number for one in files]
     _check_counts([dropped, next_number, *numbers], 0)
     _check_counts([number for one in segments for number in (one.rows, one.bytes)], 1)
-    _check_counts([one.schema for one in segments], 0)
+    _check_counts([one.schema for one in files], 0)
+    _check_counts([tail.rows for tail in tails if tail.rows is not None], 0)
     if len(set(numbers)) < len(numbers) or any(number >= next_number for number in numbers):
         raise DataError(f"expected files of different numbers below {next_number}")
-    if any(one.schema >= len(schemas) for one in segments) or not all(type(one.digest) is str for one in segments):
+    if any(one.schema >= len(schemas) for one in files) or not all(type(one.digest) is str for one in segments):
         raise DataError("expected segments of a known schema and digest")
     about = About.from_json(json.dumps(said["about"]), where="the manifest")
     return Manifest(about, schemas, segments, tails, dropped, next_number)

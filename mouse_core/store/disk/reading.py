@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 from mouse_core._arrow.dense_copies import DenseBudget
-from mouse_core.errors import ConfigError
+from mouse_core.errors import ConfigError, DataError
 from mouse_core.spec import check_alignment
 from mouse_core.store._intake import Rows
 from mouse_core.store._schema import StoreSchema
@@ -18,6 +17,8 @@ from mouse_core.store.disk.folder import ReadFolder
 from mouse_core.store.disk.leases import Lease
 from mouse_core.store.disk.manifest import Manifest, Sealed
 from mouse_core.store.disk.sealed import SealedFile, SealedSegment
+from mouse_core.store.disk.tail import TailReader
+from mouse_core.store.disk.tails import TailSegment
 
 
 class Refusing:
@@ -63,11 +64,13 @@ class FolderRows(Rows):
         super().__init__(told, budget)
         self.folder_path, self.path = folder, str(folder)
         self._told, self._verify = told, verify
-        # What stands for the rows of each file that were appended to it, by its number.
-        self._tokens: dict[int, object] = {}
+        # See ``Segment.place``.
+        self._token = object()
+        # How many rows were before the first that is in no sealed segment, those included that were dropped.
+        self._end = 0
 
-    def _adopt(self, manifest: Manifest, lease: Lease, known: Sequence[Segment] = ()) -> None:
-        """Take over what a manifest says, with the segments that are known already."""
+    def _adopt(self, manifest: Manifest, lease: Lease) -> None:
+        """Take over what a manifest says of columns and sealed segments, with those that are known already."""
         told, about = self._told, manifest.about
         if told.told.alignment is None and about.alignment is not None:
             told = copy.copy(told)
@@ -76,9 +79,14 @@ class FolderRows(Rows):
         said = [(f"store {self.path}", about)] * max(len(examples), 1)
         self.schema = told.merged(examples, said)
         self.schema.all_say_alignment &= about.alignment is not None or not examples
-        files = {one.file.sealed: one for one in known if isinstance(one, SealedSegment)}
-        self.segments[:] = [files.get(one) or self._sealed_segment(manifest, one) for one in manifest.segments]
-        self.count, self._kept = manifest.rows, None
+        known = {one.place: one for one in self.segments if isinstance(one, SealedSegment)}
+        segments, first = [], manifest.dropped
+        for sealed in manifest.segments:
+            one = known.get((self._token, first))
+            segments.append(one if one and one.file.sealed == sealed else self.sealed_segment(manifest, sealed, first))
+            first += sealed.rows
+        self.segments[:] = segments
+        self._end, self.count, self._kept = first, first - manifest.dropped, None
         self._have(lease)
 
     def _have(self, lease: Lease) -> None:
@@ -87,10 +95,11 @@ class FolderRows(Rows):
             if isinstance(segment, SealedSegment):
                 segment.file.lease = lease
 
-    def _sealed_segment(self, manifest: Manifest, sealed: Sealed) -> SealedSegment:
-        file = SealedFile(self.folder_path, sealed, manifest.schemas[sealed.schema], verify=self._verify)
-        token = self._tokens.setdefault(sealed.number, object()) if sealed.appended else None
-        return SealedSegment(file, self.schema.image_roots, token)
+    def sealed_segment(self, manifest: Manifest, sealed: Sealed, first: int) -> SealedSegment:
+        """A sealed segment, of which ``first`` rows were before."""
+        schema = manifest.schemas[sealed.schema]
+        file = SealedFile(self.folder_path, sealed, schema, first, verify=self._verify)
+        return SealedSegment(file, self.schema.image_roots, self._token)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process reads the folder.
@@ -103,15 +112,58 @@ class ReadRows(FolderRows):
     def __init__(self, folder: Path, told: StoreSchema, budget: DenseBudget, verify: bool) -> None:
         super().__init__(folder, told, budget, verify)
         self._folder = ReadFolder(folder)
+        self._tails: list[TailReader] = []
+        self._sealed = 0
+        # Of each tail, as far as rows were seen.
+        self._open: list[TailSegment] = []
         self.appender = Refusing(partial(_refused, self.folder_path))  # type: ignore[assignment]
-        self._adopt(self._folder.manifest, self._folder.lease)
+        self._follow()
 
     def seen(self) -> Self:
         """The rows that were flushed by now."""
         with self.lock:
             if self._folder.look():
-                self._adopt(self._folder.manifest, self._folder.lease, self.segments)
+                self._follow()
+            self._look_at_tails()
         return self
+
+    def _follow(self) -> None:
+        """Take over the manifest."""
+        while True:
+            manifest = self._folder.manifest
+            known = {tail.path: tail for tail in self._tails}
+            paths = [self.folder_path / tail.name for tail in manifest.tails]
+            try:
+                self._tails = [known.get(path) or TailReader(path) for path in paths]
+                break
+            except ConfigError:
+                # It was sealed after the manifest was read.
+                if not self._folder.look():
+                    raise DataError(
+                        f"store {self.path}: expected the files {[*map(str, paths)]}, found not all"
+                    ) from None
+        self._adopt(manifest, self._folder.lease)
+        self._sealed, self._open = len(self.segments), []
+        self._look_at_tails()
+
+    def _look_at_tails(self) -> None:
+        """Have the rows of tails that were committed; those behind a tail that is not whole do not follow any."""
+        first = self._end
+        for number, (tail, said) in enumerate(zip(self._tails, self._folder.manifest.tails, strict=True)):
+            rows = tail.committed()
+            if said.rows is not None:
+                rows = min(rows, said.rows)
+            if rows and (number == len(self._open) or self._open[number].num_rows < rows):
+                where = (self.folder_path, said.name, first)
+                place = (self._token, first)
+                segment = TailSegment.of(tail.extent(rows), self.schema.image_roots, place, where)
+                self._open[number:] = [segment]
+                self._kept = None
+            first += rows
+            if rows != said.rows:
+                break
+        self.segments[self._sealed :] = self._open
+        self.count = first - self._folder.manifest.dropped
 
     def take(self, segments: Any, said: Any) -> None:
         """Refuse rows."""

@@ -15,15 +15,15 @@ import pyarrow as pa
 from mouse_core._base.memo import memo
 from mouse_core.errors import DataError
 from mouse_core.files.reading import damaged, reading
-from mouse_core.files.writing import make_folder, remove, storing, sync_files, sync_folders
+from mouse_core.files.writing import remove, storing, sync_files, sync_folders
 from mouse_core.store._segments import Segment
+from mouse_core.store.disk.folder import ReadFolder
 from mouse_core.store.disk.leases import Lease
 from mouse_core.store.disk.manifest import Sealed, bare_schema
 
 MOST_BYTES = 64 << 20
 """About how many bytes a sealed segment has, at most, unless a row has more."""
 
-_FOLDER = "segments"
 _SIZED_BY = 64
 
 
@@ -57,7 +57,6 @@ def write_segment(folder: Path, number: int, table: pa.Table) -> tuple[Sealed, p
     path = folder / sealed.name
     with storing(f"segment {path}"):
         try:
-            make_folder(path.parent)
             with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
                 writer.write_batch(batch)
             sync_files([path])
@@ -117,11 +116,12 @@ class SealedFile:
         folder: The store's.
         sealed: What the manifest says of it.
         schema: Its columns.
+        first: How many rows of the folder were before its first.
         verify: Whether every byte is read before any is believed, which takes as long as reading the file once.
     """
 
-    def __init__(self, folder: Path, sealed: Sealed, schema: pa.Schema, *, verify: bool) -> None:
-        self.folder, self.sealed, self.schema, self.verify = folder, sealed, schema, verify
+    def __init__(self, folder: Path, sealed: Sealed, schema: pa.Schema, first: int, *, verify: bool) -> None:
+        self.folder, self.sealed, self.schema, self.first, self.verify = folder, sealed, schema, first, verify
         # Keeps the file where it lies, for as long as this object may be asked for rows.
         self.lease = Lease()
 
@@ -138,6 +138,9 @@ class SealedFile:
             DataError: It is not the file that was written.
         """
         path, sealed = self.path, self.sealed
+        if not path.exists():
+            # The manifest that spoke of it may be an old one.
+            return rows_of(self.folder, self.first, sealed.rows, but=sealed.number)
         with reading(path):
             size = os.path.getsize(path)
             if size != sealed.bytes:
@@ -163,11 +166,36 @@ class SealedFile:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process opens the file; rows do not travel.
-        return _file_of, (self.folder, self.sealed, self.schema, self.verify)
+        return partial(SealedFile, verify=self.verify), (self.folder, self.sealed, self.schema, self.first)
 
 
-def _file_of(folder: Path, sealed: Sealed, schema: pa.Schema, verify: bool) -> SealedFile:
-    return SealedFile(folder, sealed, schema, verify=verify)
+def rows_of(folder: Path, first: int, count: int, *, but: int = -1) -> pa.Table:
+    """Rows that lie in sealed segments by now, in one chunk.
+
+    Args:
+        folder: The store's.
+        first: How many rows were before them.
+        count: How many they are.
+        but: The number of a segment that is not there.
+
+    Raises:
+        DataError: They are not all kept.
+    """
+    manifest = ReadFolder(folder).manifest
+    wanted, begin, parts = f"{folder}: expected rows {first}..{first + count - 1}", manifest.dropped, []
+    if first < begin:
+        raise DataError(f"{wanted}, found those before {begin} dropped")
+    for sealed in manifest.segments:
+        low, high = max(first, begin), min(first + count, begin + sealed.rows)
+        if low < high:
+            if sealed.number == but:
+                raise DataError(f"{wanted} in {sealed.name}, found no such file")
+            file = SealedFile(folder, sealed, manifest.schemas[sealed.schema], begin, verify=True)
+            parts.append(file.table.slice(low - begin, high - low))
+        begin += sealed.rows
+    if begin < first + count:
+        raise DataError(f"{wanted}, found rows up to {begin - 1}")
+    return pa.concat_tables(parts).combine_chunks()
 
 
 class SealedSegment(Segment):
@@ -176,11 +204,12 @@ class SealedSegment(Segment):
     Args:
         file: The file.
         image_roots: Folders in which images that rows name by path may lie.
-        token: What stands for the rows that were appended to it before it was sealed; None for those of a dataset.
+        folder: What stands for the store's folder; see ``Segment.place``.
     """
 
-    def __init__(self, file: SealedFile, image_roots: tuple[str, ...] = (), token: object = None) -> None:
-        self.file, self.num_rows, self.extent = file, file.sealed.rows, token
+    def __init__(self, file: SealedFile, image_roots: tuple[str, ...], folder: object) -> None:
+        self.file, self.num_rows, self.place = file, file.sealed.rows, (folder, file.first)
+        self.extent = object() if file.sealed.appended else None
         self._named_roots = image_roots
         self._parts, self._first_values = {}, {}
         self.__dict__.update(chunk_starts=np.array([0, self.num_rows]), _same_chunks=True, _is_mapped=False)
@@ -211,4 +240,4 @@ class SealedSegment(Segment):
         return {name: partial(self.file.column, name) for name in self.file.schema.names}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return SealedSegment, (self.file, self._named_roots, None if self.extent is None else object())
+        return SealedSegment, (self.file, self._named_roots, self.place)

@@ -1,48 +1,134 @@
-"""The rows of a folder as its one writer has them, who seals them in files."""
+"""The rows of a folder as its one writer has them: appended to files that are mapped, and sealed when they are full."""
 
 from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from mouse_core._arrow.dense_copies import DenseBudget
-from mouse_core.errors import ClosedError, ForkError
+from mouse_core.errors import ClosedError, ForkError, StorageError
 from mouse_core.store._intake import Appender
 from mouse_core.store._schema import StoreSchema
 from mouse_core.store._segments import Segment
-from mouse_core.store.disk.folder import WrittenFolder
-from mouse_core.store.disk.reading import FolderRows, Refusing
-from mouse_core.store.disk.sealed import MOST_BYTES, pieces_of, write_segment
+from mouse_core.store._tail.rows import Extent
+from mouse_core.store._tail.values import TailColumn
+from mouse_core.store.disk.manifest import Tail
+from mouse_core.store.disk.reading import Refusing
+from mouse_core.store.disk.sealed import MOST_BYTES
+from mouse_core.store.disk.sealing import SealingRows
+from mouse_core.store.disk.tail import TailFile
 from mouse_core.store.disk.upkeep import Limits
 
 if TYPE_CHECKING:
     from mouse_core.about.dataset import About
 
+# The first file of rows is small, as many stores are; each is twice as large as the one before, up to sealed segments.
+_FIRST_BYTES, _FIRST_ROWS = 1 << 20, 64
+# Rows that come together are taken together, in one file, up to so many bytes.
+_MOST_TOGETHER = 1 << 30
 
-class _FolderAppender(Appender):
-    """The rows that are in no sealed segment yet."""
+
+class FolderAppender(Appender):
+    """The file that rows are appended to."""
 
     def __init__(self, rows: WrittenRows) -> None:
         super().__init__(rows.schema, rows.segments)
-        self._rows_of = weakref.proxy(rows)
+        self._all: WrittenRows = weakref.proxy(rows)
+        self.tail: TailFile | None = None
+        # Made for a row that may be refused.
+        self._candidate: TailFile | None = None
+        self._number = self._first = 0
+
+    def extend(self, columns: Mapping[str, Any], n: int) -> None:
+        """Take rows, all of them or, apart from more than 1 GB, none."""
+        try:
+            super().extend(columns, n)
+        except StorageError:
+            self._all.recount()
+            raise
+
+    def segment(self) -> Segment | None:
+        """The rows of the file so far."""
+        if self.tail is None or not self.count:
+            return None
+        return self._all.tail_segment(self.tail, self._first)
 
     def close(self) -> None:
-        """Seal them in a file."""
-        segment = self.segment()
-        if segment is not None:
-            self._rows_of.seal([segment.table], appended=True)
-        self._extent = None
-        self._rows_of._drop()
+        """Take the rows so far for a segment; other rows go into another file."""
+        if self.tail is not None and self.count:
+            self._all.retire(self.tail, self._first)
+        elif self.tail is not None:
+            self.tail.remove()
+        self.tail = self._extent = None
+
+    def drop_candidate(self) -> None:
+        """Remove a file that was made for a row that was refused."""
+        if self._candidate is not None:
+            self._candidate.remove()
+            self._candidate = None
+
+    def _make(self, columns: Mapping[str, TailColumn], before: int, coming: int) -> Extent:
+        self.drop_candidate()
+        row_bytes = max(1, sum(column.row_bytes for column in columns.values()))
+        most_bytes, most_rows = self._all.limits.of_a_file(MOST_BYTES)
+        most = min(max(16, most_bytes // row_bytes), most_rows or _MOST_TOGETHER)
+        usual = min(max(_FIRST_ROWS, _FIRST_BYTES // row_bytes, 2 * before), most)
+        rows = max(usual, min(coming, max(16, _MOST_TOGETHER // row_bytes)))
+        self._number, path = self._all.new_tail()
+        self._candidate = TailFile.create(path, columns, rows)
+        return self._candidate.extent
+
+    def _has_room(self, extent: Extent, coming: int) -> bool:
+        # Rows that come together are in one file, so that all of them count, or none does.
+        return extent.rows - extent.count >= max(coming, 1)
+
+    def _open(self, extent: Extent) -> None:
+        if extent is self._extent:
+            return
+        tail, self._candidate = self._candidate, None
+        assert tail is not None
+        assert tail.extent is extent
+        known = dict(self._schema.types), dict(self._schema.arrow_types)
+        first = self._all.end if self._extent is None else self._first + self.count
+        try:
+            self._know(extent)
+            self._all.name_tail(self._number, tail, self.count or None)
+        except BaseException:
+            self._schema.types, self._schema.arrow_types = known
+            tail.remove()
+            raise
+        self.close()
+        self.tail, self._extent, self._first = tail, extent, first
 
 
-class WrittenRows(FolderRows):
+class _SyncedAppender(FolderAppender):
+    """One that waits for the disk, row by row."""
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Take one row."""
+        super().append(row)
+        self._sync()
+
+    def extend(self, columns: Mapping[str, Any], n: int) -> None:
+        """Take rows, all of them."""
+        super().extend(columns, n)
+        self._sync()
+
+    def _sync(self) -> None:
+        try:
+            self._all.commit()
+        except StorageError:
+            # They are there, and may be synced later.
+            self._all.recount()
+            raise
+
+
+class WrittenRows(SealingRows):
     """Those of the writer.
 
     Args:
@@ -54,30 +140,33 @@ class WrittenRows(FolderRows):
     def __init__(
         self, folder: Path, told: StoreSchema, budget: DenseBudget, verify: bool, sync: str, limits: Limits
     ) -> None:
-        super().__init__(folder, told, budget, verify)
-        self._sync, self._limits, self._process = sync, limits, os.getpid()
-        self._folder = WrittenFolder(folder)
-        try:
-            self._adopt(self._folder.manifest, self._folder.lease)
-            self.appender = _FolderAppender(self)
-        except BaseException:
-            self._folder.close()
-            raise
+        super().__init__(folder, told, budget, verify, limits)
+        self.sync, self._process = sync, os.getpid()
+        self.appender = self._new_appender()
         _writers.add(self)
+        self._seal_in_background()
+
+    # ------------------------------------------------------------------ what the store asks for
 
     def flush(self) -> None:
         """See ``DatasetStore.flush``."""
         with self.lock:
             self._check()
-            self.appender.close()
+            self.commit()
+            self._seal_in_background()
             self._folder.clean()
 
     def close(self) -> None:
         """See ``DatasetStore.close``."""
         with self.lock:
-            if not isinstance(self.appender, Refusing):
-                self.flush()
-                self._refuse(partial(_closed, self.folder_path))
+            if isinstance(self.appender, Refusing):
+                return
+            self.commit()
+            self.appender.close()
+        self.seal_waiting()
+        with self.lock:
+            self._write_about()
+            self._refuse(partial(_closed, self.folder_path))
 
     def take(self, segments: Sequence[Segment], said: Sequence[tuple[str, About]]) -> None:
         """Write the rows of segments into the folder; see ``Rows``."""
@@ -85,63 +174,72 @@ class WrittenRows(FolderRows):
             self._check()
             schema = self.schema.merged(segments, said)
             self.appender.close()
+        self.seal_waiting()
+        with self.lock:
+            self._check()
             before, self.schema = self.schema, schema
             try:
-                most = self._limits.of_a_file(MOST_BYTES)
-                tables = (table for segment in segments for table in pieces_of(segment, *most))
-                self.count += self.seal(tables, appended=False)
-                self._drop()
+                self._write_segments(segments)
             except BaseException:
                 self.schema = before
                 raise
-            self.appender = _FolderAppender(self)
+            self.appender = self._new_appender()
 
     def clear(self) -> None:
         """Forget all rows; the files go once the manifest no longer names them."""
         with self.lock:
             self._check()
-            dropped = self._folder.manifest.dropped + self.count
-            self._folder.replace(replace(self._folder.manifest, segments=(), tails=(), dropped=dropped))
+        self._wait_for_sealing()
+        with self.lock:
+            self._folder.replace(replace(self._folder.manifest, segments=(), tails=(), dropped=self.end))
+            self._waiting.clear()
             self.segments, self.count, self._kept = [], 0, None
-            self.appender = _FolderAppender(self)
+            self.appender = self._new_appender()
             self._folder.clean()
 
-    def _drop(self) -> None:
-        """Forget the oldest rows, where there are more than are to stay."""
-        before = self._folder.manifest
-        manifest = self._limits.retained(before)
-        dropped = len(before.segments) - len(manifest.segments)
-        if dropped:
-            self._folder.replace(manifest)
-            # Snapshots have a list of their own.
-            del self.segments[:dropped]
-            self.count -= manifest.dropped - before.dropped
-            self._kept = None
-            self._have(self._folder.lease)
-            self._folder.clean()
+    # ------------------------------------------------------------------ what the appender asks for
 
-    def seal(self, tables: Iterable[pa.Table], *, appended: bool) -> int:
-        """Write tables as sealed segments behind those that there are, and have a manifest that names them.
+    def recount(self) -> None:
+        """Count the rows that were taken."""
+        self.count = sum(segment.num_rows for segment in self.segments) + self.appender.count
 
-        Returns:
-            How many rows they have.
+    def commit(self, *, sync: bool | None = None) -> None:
+        """Let readers see the rows so far, by default once they are on the disk if ``sync`` of the store says so."""
+        sync = self.sync != "none" if sync is None else sync
+        super().commit(sync=sync)
+        if isinstance(self.appender, FolderAppender) and self.appender.tail is not None:
+            self.appender.tail.commit(sync=sync)
+
+    def new_tail(self) -> tuple[int, Path]:
+        """The number and the path of another file of rows."""
+        number = self._folder.take_number()
+        return number, self.folder_path / Tail(number, 0).name
+
+    def name_tail(self, number: int, tail: TailFile, rows_before: int | None) -> None:
+        """Have a manifest that names a new file of rows.
+
+        Args:
+            number: Its number.
+            tail: It.
+            rows_before: How many rows are in the one before, which takes no more; None: there are none.
         """
-        manifest, added = self._folder.manifest, []
-        number = manifest.next_number
-        for table in tables:
-            if table.num_rows:
-                sealed, schema = write_segment(self.folder_path, number, table)
-                manifest, which = manifest.with_schema(schema)
-                added.append(sealed._replace(schema=which, appended=appended))
-                number += 1
-        about = self.schema.about()
-        if added or about != manifest.about:
-            segments = (*manifest.segments, *added)
-            self._folder.replace(replace(manifest, about=about, segments=segments, next_number=number))
-            self.segments += [self._sealed_segment(self._folder.manifest, sealed) for sealed in added]
-            self._kept = None
-            self._have(self._folder.lease)
-        return sum(sealed.rows for sealed in added)
+        manifest, schema = self._folder.manifest.with_schema(tail.extent.to_table(0).schema)
+        tails = list(manifest.tails)
+        if tails and tails[-1].rows is None:
+            last = tails.pop()
+            tails += [] if rows_before is None else [last._replace(rows=rows_before)]
+        tails.append(Tail(number, schema))
+        self._folder.replace(replace(manifest, about=self.schema.about(), tails=tuple(tails)))
+
+    def retire(self, tail: TailFile, first: int) -> None:
+        """Seal a file, soon."""
+        self._wait(tail, first)
+        self._seal_in_background()
+
+    def _new_appender(self) -> Appender:
+        return _SyncedAppender(self) if self.sync == "append" else FolderAppender(self)
+
+    # ------------------------------------------------------------------ who may write
 
     def _check(self) -> None:
         """Raise unless rows may be written from here."""
