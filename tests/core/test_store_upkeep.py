@@ -126,20 +126,19 @@ def test_rows_of_datasets_are_dropped_too(tmp_path: Path) -> None:
 def test_who_has_rows_keeps_them(tmp_path: Path) -> None:
     """Rows that were never looked at are there when the reader that has a snapshot of them asks."""
     folder = tmp_path / "store"
-    writer = DatasetStore.open(folder, "a", max_rows=80)
-    writer.extend(rows_of("numbers", 0, 50))
-    writer.flush()
-    for other in (DatasetStore.open(folder), writer):
-        had = other.snapshot()
-        first = other[0]["number"]
-        before = len(other)
-        had = other.snapshot()
-        for number in range(int(other[-1]["number"]) + 1, int(other[-1]["number"]) + 301, 20):
+    with DatasetStore.open(folder, "a", max_rows=80) as writer:
+        writer.extend(rows_of("numbers", 0, 80))
+    for who in ("reader", "writer"):
+        writer = DatasetStore.open(folder, "a", max_rows=80)
+        other = DatasetStore.open(folder) if who == "reader" else writer
+        had, oldest = other.snapshot(), files(folder)[0]
+        first = numbers_in(other).start
+        for number in range(first + len(had), first + len(had) + 300, 20):
             writer.extend(rows_of("numbers", number, 20))
             writer.flush()
-        assert other[0]["number"] > first
-        assert had.rows(range(before))["number"] == list(range(first, first + before))
-        oldest = files(folder)[0]
+        assert numbers_in(other).start > first
+        assert oldest in files(folder)
+        assert had.rows(range(len(had)))["number"] == list(range(first, first + len(had)))
         del had
         # Files are sealed, and dropped, in the background.
         for _ in range(500):
@@ -149,8 +148,8 @@ def test_who_has_rows_keeps_them(tmp_path: Path) -> None:
                 break
             time.sleep(0.01)
         assert oldest not in files(folder)
-    del other
-    writer.close()
+        del other
+        writer.close()
     assert not leftovers(folder)
 
 
