@@ -18,7 +18,6 @@ from mouse_core._arrow.windows import Stretches, Windows
 from mouse_core._base.memo import memo
 from mouse_core.errors import ConfigError
 from mouse_core.spec import Alignment, Field, Spec, codes_called
-from mouse_core.store._growth import continues, growth_of
 from mouse_core.store._segments import Segment
 from mouse_core.store.fields import FieldReader, SnapshotConfig, bind_fields, rows_without
 
@@ -122,6 +121,8 @@ class Snapshot:
 
         Fields are bound as in the earlier one then, in a time that does not grow with its rows.
         """
+        from mouse_core.store._growth import growth_of  # loaded where stores grow
+
         same = self.config == before.config and self.begins_as(before)
         grown = growth_of(before.segments, self.segments) if same else None
         if grown is not None and "readers" not in self.__dict__:
@@ -136,6 +137,8 @@ class Snapshot:
 
     def begins_as(self, before: Snapshot) -> bool:
         """Whether its first rows are known to be those of an earlier snapshot."""
+        from mouse_core.store._growth import continues
+
         plain = type(self) is type(before) is Snapshot  # of others rows come in between
         return plain and self.num_rows >= before.num_rows and continues(before.segments, self.segments)
 
@@ -251,11 +254,11 @@ class Snapshot:
 
     @memo
     def _starts(self) -> npt.NDArray[np.int64]:
-        return _cumulative(self.rows_of_segments)
+        return np.cumsum([0, *self.rows_of_segments], dtype=np.int64)
 
     @memo
     def _physical_starts(self) -> npt.NDArray[np.int64]:
-        return _cumulative([int(segment.chunk_starts[-1]) for segment in self.segments])
+        return np.cumsum([0, *(int(segment.chunk_starts[-1]) for segment in self.segments)], dtype=np.int64)
 
     @memo
     def has_row_numbers(self) -> bool:
@@ -343,7 +346,3 @@ def _stretches(
     n = len(chunks)
     chunk, row = chunks.located(np.arange(n), np.zeros(n, np.int64))
     return chunks.starts[:-1], chunk + first, row
-
-
-def _cumulative(lengths: Sequence[int]) -> npt.NDArray[np.int64]:
-    return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)

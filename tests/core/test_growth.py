@@ -122,10 +122,10 @@ def test_what_is_growth() -> None:
     for number in range(5):
         store.append(a_row(number))
     before = store.snapshot()
-    assert store.snapshot().grown_from(before) == (1, (), None)
+    assert store.snapshot().grown_from(before) == (1, (), ())
     store.append(a_row(5))
     grown = store.snapshot()
-    assert grown.grown_from(before) == (0, grown.segments, before.segments[0])
+    assert grown.grown_from(before) == (0, grown.segments, before.segments)
     assert grown.grown_from(Snapshot((), grown.config)) is None
     assert before.grown_from(grown) is None
     assert Snapshot(afterwards(9), grown.config).grown_from(before) is None
