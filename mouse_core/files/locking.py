@@ -6,7 +6,9 @@ one that is free: what a dead process locked is not locked any more.
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -24,6 +26,7 @@ except ImportError:  # Windows has no such locks
     fcntl = None
 
 _LONGEST_NAME = 4096
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
 
 
 def lock(file: int, *, wait: bool) -> bool | None:
@@ -80,9 +83,17 @@ class Descriptor:
 def this_boot() -> int:
     """A number that is another one when the machine was restarted, from 1; 0 where the system does not say."""
     try:
-        return 1 + int(Path("/proc/sys/kernel/random/boot_id").read_text().replace("-", "")[:15], 16)
-    except (OSError, ValueError):
+        said = _asked(b"kern.bootsessionuuid") if sys.platform == "darwin" else _BOOT.read_text()
+        return 1 + int(said.replace("-", "")[:15], 16)
+    except (OSError, ValueError, AttributeError):
         return 0
+
+
+def _asked(name: bytes) -> str:
+    """A text that macOS's kernel knows by a name; empty where it does not."""
+    found, size = ctypes.create_string_buffer(64), ctypes.c_size_t(64)
+    failed = ctypes.CDLL(None).sysctlbyname(name, found, ctypes.byref(size), None, ctypes.c_size_t(0))
+    return "" if failed else found.value.decode()
 
 
 def this_process() -> str:

@@ -21,10 +21,11 @@ import pyarrow as pa
 import pytest
 
 from mouse_core.errors import ConfigError, DataError, StorageError
+from mouse_core.files import locking
 from mouse_core.store._segments import Segment
 from mouse_core.store._tail.rows import Extent, prepare
 from mouse_core.store._tail.schema import tail_column
-from mouse_core.store.disk.tail import TailFile, TailReader, file, mapping
+from mouse_core.store.disk.tail import TailFile, TailReader, file
 
 Row = dict[str, Any]
 
@@ -584,7 +585,7 @@ def test_what_could_not_be_synced_is_tried_again(tmp_path: Path, monkeypatch: py
 def test_systems_that_lack_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("posix_fallocate", "fdatasync"):
         monkeypatch.delattr(os, name, raising=False)
-    monkeypatch.setattr(mapping, "_BOOT", tmp_path / "none")
+    monkeypatch.setattr(locking, "_BOOT", tmp_path / "none")
     path = tmp_path / "tail"
     tail = made(path)
     put(tail, 0, 300)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import StateError, StorageError
+from mouse_core.files.mapped import set_aside
 
 
 def lengthen(path: Path, nbytes: int) -> None:
@@ -23,12 +24,7 @@ def lengthen(path: Path, nbytes: int) -> None:
             size = os.fstat(file.fileno()).st_size
             if size >= nbytes:
                 return
-            if hasattr(os, "posix_fallocate"):
-                # A write to mapped memory that finds no room on the disk would kill the process.
-                os.posix_fallocate(file.fileno(), size, nbytes - size)
-            else:
-                for begin in range(size, nbytes, 1 << 20):
-                    file.write(bytes(min(1 << 20, nbytes - begin)))
+            set_aside(file.fileno(), nbytes, begin=size)
     except OSError as error:
         raise StorageError(f"{path}: expected room for {nbytes} bytes, found {error}") from error
 

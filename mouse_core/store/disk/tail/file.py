@@ -15,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from mouse_core.files.locking import Descriptor
+from mouse_core.files.mapped import fence, mapped, open_file, origin, set_aside, sync_mapped
 from mouse_core.files.reading import damaged, reading
 from mouse_core.files.writing import remove, storing, sync_folders
 from mouse_core.store._tail.values import TailColumn
@@ -37,7 +38,6 @@ from mouse_core.store.disk.tail.commits import (
 )
 from mouse_core.store.disk.tail.extent import TailExtent, check_ends, column_extents_of, read_objects_of
 from mouse_core.store.disk.tail.layout import PAGE, TailLayout, check_rows, read_layout
-from mouse_core.store.disk.tail.mapping import fence, mapped, open_file, origin, set_aside, sync_mapped
 from mouse_core.store.disk.tail.objects import ObjectsFile, objects_path
 
 

@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from mouse_core.errors import DataError
 from mouse_core.files.locking import Descriptor
+from mouse_core.files.mapped import open_file
 from mouse_core.store._tail.columns import ObjectExtent
 from mouse_core.store._tail.values import TailColumn
-from mouse_core.store.disk.tail.mapping import open_file
 
 _IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 _TEXT = (pa.types.is_string, pa.types.is_large_string)

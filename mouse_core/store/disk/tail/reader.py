@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from mouse_core.files.mapped import fence, open_file, origin
 from mouse_core.files.reading import reading
 from mouse_core.store.disk.tail.commits import (
     COMMITTED,
@@ -22,7 +23,6 @@ from mouse_core.store.disk.tail.commits import (
 )
 from mouse_core.store.disk.tail.extent import TailExtent, check_ends, column_extents_of, read_objects_of
 from mouse_core.store.disk.tail.file import map_layout
-from mouse_core.store.disk.tail.mapping import fence, open_file, origin
 from mouse_core.store.disk.tail.objects import ObjectsFile, objects_path
 
 

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import mmap
 import os
-import sys
 import threading
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
+from mouse_core.files.locking import this_boot
 from mouse_core.files.writing import write_all
 
 _BINARY = getattr(os, "O_BINARY", 0)
 # What a system says whose file system cannot set room aside.
 _CANNOT = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 _ZEROS = bytes(1 << 20)
-_BOOT = Path("/proc/sys/kernel/random/boot_id")
 _FENCE = threading.Lock()
 
 
@@ -29,12 +27,14 @@ def open_file(path: Path, *, create: bool = False, write: bool = True) -> int:
     return os.open(path, flags | (os.O_CREAT | os.O_EXCL if create else 0), 0o644)
 
 
-def set_aside(file: int, size: int, *, written: bool = False) -> None:
-    """Make a file ``size`` bytes long, all of which the disk has room for: what is written to memory cannot fail later.
+def set_aside(file: int, size: int, *, begin: int = 0, written: bool = False) -> None:
+    """Make a file ``size`` bytes long, all of which the disk has room for: a write to mapped memory that finds no room
+    would end the process.
 
     Args:
         file: It.
         size: How long.
+        begin: How long it is.
         written: Whether all of it is written once, so that the file system has nothing to note where a page is written
             for the first time. Waiting for few pages here and there takes half as long then; making the file takes
             longer, as long as writing all of it.
@@ -42,24 +42,24 @@ def set_aside(file: int, size: int, *, written: bool = False) -> None:
     Raises:
         OSError: The disk is full, or the file would be longer than is allowed.
     """
-    if not _reserved(file, size) or written:
-        os.lseek(file, 0, os.SEEK_SET)
-        for begin in range(0, size, len(_ZEROS)):
-            write_all(file, memoryview(_ZEROS)[: size - begin])
+    if not _reserved(file, begin, size) or written:
+        os.lseek(file, begin, os.SEEK_SET)
+        for at in range(begin, size, len(_ZEROS)):
+            write_all(file, memoryview(_ZEROS)[: size - at])
     forget: Any = getattr(os, "posix_fadvise", None)
     if written and forget is not None:
         # Large pieces that were written are held as such, and written as a whole if a byte changes.
         os.fsync(file)
-        forget(file, 0, size, os.POSIX_FADV_DONTNEED)
+        forget(file, begin, size - begin, os.POSIX_FADV_DONTNEED)
 
 
-def _reserved(file: int, size: int) -> bool:
+def _reserved(file: int, begin: int, size: int) -> bool:
     """Have a file system set room aside; whether it can."""
     reserve: Any = getattr(os, "posix_fallocate", None)
     if reserve is None:
         return False
     try:
-        reserve(file, 0, size)
+        reserve(file, begin, size - begin)
     except OSError as error:
         if error.errno not in _CANNOT:
             raise
@@ -99,28 +99,5 @@ def origin(file: int) -> int:
     """What tells an open file from a copy of it, and from itself after a restart of the machine, in 31 bits; 0: nothing
     does.
     """
-    boot = _boot()
-    if not boot:
-        return 0
-    found = os.fstat(file)
-    return max(1, xxhash.xxh3_64_intdigest(f"{boot} {found.st_dev} {found.st_ino}".encode()) >> 33)
-
-
-def _boot() -> str:
-    """What is new whenever the machine was restarted; nothing where that is not known."""
-    if sys.platform == "darwin":
-        return _asked(b"kern.bootsessionuuid")
-    try:
-        return _BOOT.read_text()
-    except OSError:
-        return ""
-
-
-def _asked(name: bytes) -> str:
-    """A text that macOS's kernel knows by a name."""
-    found, size = ctypes.create_string_buffer(64), ctypes.c_size_t(64)
-    try:
-        failed = ctypes.CDLL(None).sysctlbyname(name, found, ctypes.byref(size), None, 0)
-    except (OSError, AttributeError):
-        return ""
-    return "" if failed else found.value.decode()
+    boot, found = this_boot(), os.fstat(file)
+    return boot and max(1, xxhash.xxh3_64_intdigest(f"{boot} {found.st_dev} {found.st_ino}".encode()) >> 33)
