@@ -78,6 +78,22 @@ class ChosenSegment(Segment):
         stretch = self.begins.searchsorted(rows, side="right") - 1
         return self.whole.row_numbers(self.firsts[stretch] + rows - self.begins[stretch])
 
+    def begins_as(self, other: Segment) -> bool:
+        """Whether the rows of both are the same, as far as both have them: only the last stretch of one may be longer.
+
+        Stretches (0, 5), (9, 3) begin as (0, 5), (9, 1) does, and as (0, 5), (9, 3), (20, 4); not as (0, 4), (9, 3).
+        """
+        if self is other or not isinstance(other, ChosenSegment):
+            return self is other
+        both = min(len(self.firsts), len(other.firsts))
+        short, long = (self, other) if self.sizes[both - 1] <= other.sizes[both - 1] else (other, self)
+        return (
+            self.whole.begins_as(other.whole)
+            and bool((self.firsts[:both] == other.firsts[:both]).all())
+            and bool((self.sizes[: both - 1] == other.sizes[: both - 1]).all())
+            and (len(short.firsts) == both or short.sizes[both - 1] == long.sizes[both - 1])
+        )
+
     def part(self, name: str) -> ColumnPart:
         """One column, of which all is known that is known of the other segment's."""
         return self.whole.part(name)

@@ -651,3 +651,40 @@ def test_a_first_part_without_a_column_says_nothing_of_its_type() -> None:
     found = derived.to_dataset()
     assert found["metadata_q_star"][:] == [None] * 3 + [[1.0, 2.0]] * 3
     assert DatasetStore().from_dataset(found).columns["metadata_q_star"] == pa.list_(pa.float64())
+
+
+def test_what_is_derived_from_a_view_is_computed_of_new_episodes_only() -> None:
+    base, counting = example_store(60), Computed()
+    view = base.where(lambda episode: episode["episode"] % 3 != 1)
+    derived = DerivedStore(view, {"counted": counting, "to_go": Return()})
+    assert all_values(derived)["counted"].shape == (len(view),)
+    before, computed = len(view), counting.rows
+    base.extend(example_columns(60, first=60))
+    longest = int(np.max(base.episodes["length"].to_numpy()))
+    same_values(all_values(derived), all_values(DerivedStore(view, {"counted": Computed(), "to_go": Return()})))
+    assert computed == before
+    assert counting.rows - computed <= len(view) - before + longest
+
+
+def test_what_was_computed_of_datasets_is_computed_again_in_another_process() -> None:
+    store = DatasetStore().from_dataset(part(0, 3000))
+    derived = DerivedStore(store, {"to_go": Return()})
+    unread = len(pickle.dumps(derived.snapshot()))
+    values = all_values(derived)
+    carried = pickle.dumps(derived.snapshot())
+    assert len(carried) < unread + 100
+    again = pickle.loads(carried)
+    np.testing.assert_array_equal(again.stored("to_go", np.arange(len(again))), values["to_go"])
+
+
+def test_what_comes_behind_n_steps_does_not_show() -> None:
+    rewards = np.random.default_rng(0).normal(size=700)
+    rewards[650] = np.inf
+    store = DatasetStore(alignment="outgoing")
+    done = [int(step == 699) for step in range(700)]
+    store.extend({"action": [0] * 700, "reward": rewards, "done": done, "episode_step": range(700)})
+    for n in (1, 7, 100, 511, 10_000):
+        found = all_values(DerivedStore(store, {"n_step": NStepReturn(n, 0.99)}))["n_step"]
+        rows = store.snapshot().stored("reward", np.arange(700)).astype(np.float64).tolist()
+        wanted = [sum(0.99**k * reward for k, reward in enumerate(rows[t : t + n])) for t in range(700)]
+        np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)

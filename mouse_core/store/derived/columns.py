@@ -205,7 +205,8 @@ class DerivedColumns:
 
     def __reduce__(self) -> tuple[Any, ...]:
         with self._lock:
-            computed = {} if self._is_kept else dict(self._computed)
+            # What a dataset's rows take to be read again is less than what is computed of them.
+            computed = {} if kept.is_lasting(self.base) else dict(self._computed)
             return DerivedColumns, (self.base, self.derivations, computed, self.path, self._digests)
 
 
@@ -213,8 +214,9 @@ def _common_rows(before: Snapshot, after: Snapshot) -> int:
     """How many first rows two snapshots have in common, as far as their segments say so."""
     rows = 0
     for one, other in zip(before.segments, after.segments, strict=False):
-        if one.begins_as(other):
-            rows += min(one.num_rows, other.num_rows)
-        if one is not other:
+        if not one.begins_as(other):
+            break
+        rows += min(one.num_rows, other.num_rows)
+        if one.num_rows != other.num_rows:
             break
     return min(rows, before.num_rows, after.num_rows)

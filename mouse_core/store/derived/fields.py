@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from mouse_core.spec import FieldSpec, Spec, check_count, check_unit
 from mouse_core.store.derived.rows import EpisodeRows, known_field
-from mouse_core.store.derived.sums import discounted_sums
+from mouse_core.store.derived.sums import discounted_sums, sums_of_next
 
 Array = npt.NDArray[Any]
 
@@ -104,14 +104,11 @@ class NStepReturn:
 
     def compute(self, rows: EpisodeRows) -> Array:
         """The sums, float64 ``[n]``."""
-        rewards, taken = rows.leaving(self.reward, np.float64).reshape(len(rows)), _steps_taken(rows, self.n)
-        total = np.zeros(len(rows))
-        # At a discount of 0 the first reward is all, and others are not looked at: 0 times infinity is no number.
-        for ahead in range(min(self.n if self.discount else 1, int(taken.max()))):
-            # With two steps of rewards 4, 2, 8: 4 2 8 and then half of 2 8, where so many are taken.
-            (summed,) = np.nonzero(taken > ahead)
-            total[summed] += self.discount**ahead * rewards[summed + ahead]
-        return total
+        rewards = rows.leaving(self.reward, np.float64).reshape(len(rows))
+        # The last transition of an episode may not be taken.
+        rewards[_steps_taken(rows, 1) == 0] = 0.0
+        behind = np.repeat(rows.last_rows, rows.lengths) - np.arange(len(rows))
+        return sums_of_next(rewards, behind, self.n, float(self.discount))
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ class DerivedStore(Store):
 
     They are delivered like any field, by every loader. A field is computed when it is first read, once for a snapshot,
     and kept in memory, in 4 bytes a row for most. Rows that the store has later are in the next snapshot: what is
-    derived for an episode that was not finished changes in it, and in no earlier one.
+    derived for an episode that was not finished changes in it, and in no earlier one. Where all rows are those of
+    datasets a pickled store has none of what was computed: another process computes it again, or maps it from ``path``.
 
     Args:
         store: Any store.

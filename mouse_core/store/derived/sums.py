@@ -1,4 +1,4 @@
-"""Discounted sums of what still comes, in many episodes at once."""
+"""Discounted sums of what still comes, or comes next, in many episodes at once."""
 
 from __future__ import annotations
 
@@ -62,3 +62,45 @@ def discounted_sums(values: Floats, lengths: npt.NDArray[np.int64], discount: fl
         summed += discount ** steps_to_behind[:, None] * behind
     found: Floats = summed.T.reshape(-1) if len(values) == summed.size else summed.T[is_there]
     return found
+
+
+def sums_of_next(values: Floats, behind: npt.NDArray[np.int64], n: int, discount: float) -> Floats:
+    """The sum of ``discount**k * values[t + k]`` over the next ``n`` rows, ``k`` from 0, within each episode.
+
+    Sums of 2 rows are made of those of 1, sums of 4 of those of 2, and so on; the next 5 rows are the next one and the
+    4 behind it. So 1,000 rows take 10 steps, and nothing is subtracted: what comes behind the next ``n`` rows does not
+    show, not even an infinite one.
+
+    With values 1, 2, 4, 8, 16 of one episode, 3 rows and a discount of 1: sums of 2 rows are 3, 6, 12, 24, 16, and of 3
+    they are 1 + 6, 2 + 12, 4 + 24, 8 + 16, 16.
+
+    Args:
+        values: float64 ``[n]``, episode after episode.
+        behind: How many rows of its episode come behind each row, int64 ``[n]``.
+        n: How many rows, at least 1.
+        discount: Of one step.
+
+    Returns:
+        float64 ``[n]``.
+
+    Example:
+        >>> import numpy as np
+        >>> sums_of_next(np.array([1.0, 2.0, 4.0, 8.0]), np.array([2, 1, 0, 0]), 2, 0.5)
+        array([2., 4., 4., 8.])
+    """
+    if discount == 0.0:
+        return values  # without a product: nothing times infinity is no number
+    left = min(n, int(behind.max(initial=0)) + 1)
+    total, summed, rows, done = np.zeros(len(values)), values, 1, 0
+    while left:
+        if left & 1:
+            (there,) = np.nonzero(behind >= done)
+            total[there] += discount**done * summed[there + done]
+            done += rows
+        left >>= 1
+        if left:
+            (there,) = np.nonzero(behind >= rows)
+            longer = summed.copy()
+            longer[there] += discount**rows * summed[there + rows]
+            summed, rows = longer, 2 * rows
+    return total
