@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # The first file of rows is small, as many stores are; each is twice as large as the one before, up to sealed segments.
 _FIRST_BYTES, _FIRST_ROWS = 1 << 20, 64
+# Rows of so many bytes are few pages of a file between two flushes.
+_FEW_BYTES = 1 << 10
 # Rows that come together are taken together, in one file, up to so many bytes.
 _MOST_TOGETHER = 1 << 30
 
@@ -80,7 +82,8 @@ class FolderAppender(Appender):
         usual = min(max(_FIRST_ROWS, _FIRST_BYTES // row_bytes, 2 * before), most)
         rows = max(usual, min(coming, max(16, _MOST_TOGETHER // row_bytes)))
         self._number, path = self._all.new_tail()
-        self._candidate = TailFile.create(path, columns, rows)
+        often = self._all.sync != "none" and row_bytes <= _FEW_BYTES
+        self._candidate = TailFile.create(path, columns, rows, often=often)
         return self._candidate.extent
 
     def _has_room(self, extent: Extent, coming: int) -> bool:
