@@ -25,6 +25,8 @@ BLUE = ("#dbeafe", "#2563eb")
 GREEN = ("#dcfce7", "#15803d")
 AMBER = ("#fef3c7", "#b45309")
 VIOLET = ("#ede9fe", "#6d28d9")
+ROSE = ("#ffe4e6", "#be123c")
+TEAL = ("#ccfbf1", "#0f766e")
 SANS = "ui-sans-serif, system-ui, 'Segoe UI', Helvetica, Arial, 'DejaVu Sans', sans-serif"
 MONO = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace"
 
@@ -383,6 +385,66 @@ def windows_by_field() -> Picture:
     return picture
 
 
+# What the picture of packed windows shows; docs/guides/ragged.md runs the same.
+LONGEST, LENGTHS_SEED = 8, 153
+
+
+def ragged() -> Picture:
+    """Four windows of lengths of their own: where they lie, padded, and packed."""
+    store = episodes_store()
+    options = {"lengths": range(1, LONGEST + 1), "boundary": "episode", "batch_size": 4, "seed": LENGTHS_SEED}
+    padded = BatchSource(store, **options)  # type: ignore[arg-type]
+    packed = BatchSource(store, packed=True, **options)[0]  # type: ignore[arg-type]
+    starts, mask, steps = padded.plan(0).starts.tolist(), padded[0]["mask"], padded[0]["time"]
+    rows, colours = len(packed["time"]), (AMBER, ROSE, TEAL, GREY)
+    left, cell, height = 124, 24, 24
+    picture = Picture(
+        WIDTH,
+        388,
+        "Four windows of different lengths in 26 rows of three episodes. Padded they are four rows of eight steps, of "
+        "which some are not there. Packed they lie one behind the other: cu_seqlens says where each begins, position "
+        "counts the steps of each, and sequence_id the windows.",
+    )
+    _stream(picture, left, 34, cell, 26)
+    picture.text(left - 12, 52, "episode_step", anchor="end", size=13)
+    picture.text(left - 12, 75, "row", anchor="end", size=13)
+    lengths = mask.sum(axis=1).tolist()
+    for window, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+        picture.box(left + cell * start, 86 + 10 * window, cell * length, 7, colours[window], radius=3)
+    picture.text(left - 12, 108, "windows", anchor="end", size=13)
+    y = 146
+    picture.text(left - 12, y + 16, "padded", anchor="end", bold=True)
+    picture.text(left - 12, y + 34, "[B, S]", anchor="end", size=12, mono=True)
+    picture.text(
+        left + cell * (LONGEST + 0.7), y + 16, "mask is False where steps", anchor="start", size=13, colour=SOFT
+    )
+    picture.text(left + cell * (LONGEST + 0.7), y + 34, "are not there", anchor="start", size=13, colour=SOFT)
+    for window in range(4):
+        for step in range(LONGEST):
+            there = bool(mask[window, step])
+            x, above = left + cell * step, y + height * window
+            picture.box(x, above, cell, height - 3, colours[window] if there else (PAPER, LINE), radius=0)
+            picture.text(x + cell / 2, above + 15, str(steps[window, step]), size=11, colour=INK if there else LINE)
+    y = 270
+    picture.text(left - 12, y + 16, "packed", anchor="end", bold=True)
+    picture.text(left + cell * rows + 10, y + 15, f"[T], T = {rows}", anchor="start", size=12, mono=True)
+    for place in range(rows):
+        window = int(packed["sequence_id"][place])
+        x = left + cell * place
+        picture.box(x, y, cell, height - 3, colours[window], radius=0)
+        picture.text(x + cell / 2, y + 15, str(packed["time"][place]), size=11)
+        for line, name in enumerate(("position", "sequence_id")):
+            picture.text(x + cell / 2, y + 42 + 20 * line, str(packed[name][place]), size=11, colour=SOFT)
+    for line, name in enumerate(("position", "sequence_id")):
+        picture.text(left - 12, y + 42 + 20 * line, name, anchor="end", size=12, mono=True)
+    picture.text(left - 12, y + 100, "cu_seqlens", anchor="end", size=12, mono=True)
+    for bound in packed["cu_seqlens"].tolist():
+        x = left + cell * bound
+        picture.path(f"M{x:g},{y - 5} L{x:g},{y + 82}", dashed=True, colour=LINE)
+        picture.text(x, y + 100, str(bound), size=12, bold=True)
+    return picture
+
+
 def snapshots() -> Picture:
     """A store that grows, and a loader that sees it only at refresh()."""
     picture = Picture(
@@ -423,6 +485,7 @@ def pictures() -> dict[str, str]:
         "sampling": sampling,
         "snapshots": snapshots,
         "windows-by-field": windows_by_field,
+        "ragged": ragged,
     }
     return {f"{name}.svg": draw().svg() for name, draw in drawn.items()}
 

@@ -196,8 +196,10 @@ def sequence_fields(lengths: Int64s, capacity: int | None = None) -> Arrays:
     rows = total if capacity is None else capacity
     bounds = np.zeros(count + 1, _INT32)
     bounds[1:] = ends
-    position, sequence_id = np.zeros(rows, _INT32), np.full(rows, count, _INT32)
-    position[:total] = np.arange(total) - np.repeat(ends - lengths, lengths)
-    sequence_id[:total] = np.repeat(np.arange(count), lengths)
+    # What is behind the last sequence is one more, of which all rows have position 0.
+    sequence_id = np.repeat(np.arange(count + 1, dtype=_INT32), np.append(lengths, rows - total))
+    position = np.arange(rows, dtype=_INT32)
+    position -= bounds.take(sequence_id)
+    position[total:] = 0
     found: Arrays = {"cu_seqlens": bounds, "position": position, "sequence_id": sequence_id}
     return found if capacity is None else {**found, MASK: np.arange(rows) < total}

@@ -21,6 +21,7 @@ from tests.bench import (
     loaders,
     mixtures,
     parts,
+    ragged,
     replay,
     rollout_groups,
     rollouts,
@@ -96,6 +97,8 @@ def run(settings: Settings, *, quick: bool, only: str) -> Results:
     for size in (32, 256):
         add(f"mixtures-{size}", lambda size=size: mixtures.table(settings, size))  # type: ignore[misc]
         add(f"around-{size}", lambda size=size: around.table(settings, size))  # type: ignore[misc]
+    for size in (32, 256):
+        add(f"ragged-{size}", lambda size=size: ragged.table(settings, size))  # type: ignore[misc]
     add("around-states-256", lambda: around.table(settings, 256, around.STATES))
     add("views", lambda: workloads.views(settings))
     add("discrete", lambda: workloads.discrete(settings))

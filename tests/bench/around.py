@@ -29,7 +29,7 @@ _FLOOR_BYTES = 1 << 28
 
 def table(settings: Settings, batch_size: int, windows: Mapping[str, Sequence[int]] = POLICY) -> Table:
     """Two states, and chunks of fifty actions, of 14 joints each, from episodes of 400 rows."""
-    task = _Robot(settings, batch_size, windows)
+    task = Robot(settings, batch_size, windows)
     whole = task.source(pad=False)
     pieces = [task.pieces(whole, 0)]
     pieces += [task.pieces(whole, index) for index in range(1, max(64, min(512, _FLOOR_BYTES // pieces[0].nbytes)))]
@@ -75,7 +75,7 @@ class _Fields:
         return {name: values for name, values in batch.items() if name in self._names}
 
 
-class _Robot:
+class Robot:
     """The rows, and sources over them."""
 
     def __init__(self, settings: Settings, batch_size: int, windows: Mapping[str, Sequence[int]]) -> None:
@@ -144,7 +144,7 @@ class _Deltas:
     As LeRobot's reader did it when this was written, of items that a DataLoader asks for one by one.
     """
 
-    def __init__(self, task: _Robot) -> None:
+    def __init__(self, task: Robot) -> None:
         self._task = task
         whole = self._whole = task.dataset.with_format("torch")
         self._views = {name: whole.select_columns([column]) for name, column in COLUMNS.items()}
