@@ -13,6 +13,7 @@ from mouse_core._arrow.windows import Pieces, Windows, cut_at_stretches, in_rows
 from mouse_core._base.checks import is_whole
 from mouse_core._base.memo import memo
 from mouse_core._base.memory import ArrayMemory
+from mouse_core.dtypes import convert
 from mouse_core.errors import ConfigError
 from mouse_core.sampling.lengths import sequence_fields, sequence_specs
 from mouse_core.sampling.plan import MASK
@@ -153,11 +154,13 @@ class Packing:
     Args:
         capacity: How many rows there are to be, the last of which are 0; None: as many as there are.
         from_steps: Whether batches come without what is not there already, ``[T, 1, ...]``, and not ``[b, S, ...]``.
+        replaced: Dtypes that a framework cannot hold, and what is delivered instead.
         memory: For large new arrays.
     """
 
     capacity: int | None
     from_steps: bool
+    replaced: Mapping[np.dtype[Any], np.dtype[Any]] = field(default_factory=dict)
     memory: ArrayMemory = field(default_factory=ArrayMemory, repr=False)
 
     @property
@@ -174,7 +177,11 @@ class Packing:
         made = sequence_specs(masked=self.capacity is not None)
         for name in made.keys() & fields.keys() - {MASK}:
             raise ConfigError(f"packed: expected a store without a field {name!r}, which batches get, found one")
+        made = {name: one.replace(dtype=self._held(one.dtype)) for name, one in made.items()}
         return {name: one for name, one in fields.items() if name != MASK} | made
+
+    def _held(self, dtype: np.dtype[Any]) -> np.dtype[Any]:
+        return self.replaced.get(dtype, dtype)
 
     def rows(self, lengths: npt.NDArray[np.int64]) -> int:
         """How many rows there are of windows of some lengths."""
@@ -198,6 +205,8 @@ class Packing:
 
     def _packed(self, view: Batch, lengths: npt.NDArray[np.int64], out: Mapping[str, npt.NDArray[Any]] | None) -> Batch:
         made = sequence_fields(lengths, self.capacity)
+        if self.replaced:
+            made = {name: convert(values, self._held(values.dtype)) for name, values in made.items()}
         total, rows = int(lengths.sum()), self.rows(lengths)
         there: Any = None
         batch: Batch = {}

@@ -15,6 +15,7 @@ from mouse_core._base.checks import recipe
 from mouse_core.batches._form import Chosen, MaskReader, Readers
 from mouse_core.errors import ConfigError, MissingFieldError
 from mouse_core.sampling.plan import MASK, PaddedSampler, Plan
+from mouse_core.spec import replaced_by
 from mouse_core.store.fields import FieldReader, meant_by
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store
@@ -222,11 +223,11 @@ def packs_first(chosen: Chosen, cut: Cut | None, uneven: Uneven) -> bool:
     return packed and chosen.sees_values and uneven == "refuse"
 
 
-def packing_of(packed: bool | int, *, from_steps: bool) -> Packing:
+def packing_of(chosen: Chosen, *, from_steps: bool) -> Packing:
     """How batches are packed."""
     from mouse_core.batches._mask import Packing, check_packed  # loaded where batches are packed
 
-    return Packing(check_packed(packed), from_steps)
+    return Packing(check_packed(chosen.packed), from_steps, replaced_by(chosen.replace_dtypes))
 
 
 def lengths_of(shard: tuple[int, int], plan: Plan) -> npt.NDArray[np.int64]:

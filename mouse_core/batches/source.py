@@ -191,7 +191,7 @@ class BatchSource:
         self._pipeline, self._chosen = pipeline, chosen
         self._stages = pipeline.form.stages
         packed = chosen.packed is not False
-        self._packing = asked.packing_of(chosen.packed, from_steps=planner.packed) if packed else None
+        self._packing = asked.packing_of(chosen, from_steps=planner.packed) if packed else None
 
     def __repr__(self) -> str:
         size = f"sequence_length={self.sequence_length}, batch_size={self.batch_size}, shard={self.shard}"

@@ -338,6 +338,15 @@ def test_the_digest_is_that_of_windows_wherever_they_lie() -> None:
     assert digests == [expected, expected]
 
 
+def test_dtypes_that_a_framework_lacks() -> None:
+    replaced = {"bool": "uint8", "int32": "int64", "float64": "float32"}
+    source = source_of("lengths", packed=40, replace_dtypes=replaced)
+    for batch in (source[2], source.gather(source.plan(2), stored=True)):
+        for name in PACKED:
+            assert batch[name].dtype == source.spec[name].dtype == (np.uint8 if name == "mask" else np.int64)
+            assert np.array_equal(batch[name], source_of("lengths", packed=40)[2][name])
+
+
 def test_a_source_that_was_pickled_or_given_other_options_is_the_same() -> None:
     for name in ("lengths", "windows", "augment", "normalize"):
         source = source_of(name, packed=True)
