@@ -18,6 +18,7 @@ from tests.bench import (
     appends,
     around,
     counting,
+    disk,
     loaders,
     mixtures,
     parts,
@@ -119,6 +120,8 @@ def run(settings: Settings, *, quick: bool, only: str) -> Results:
         results.figures += loaders.in_fresh_processes(settings, 1_000 if quick else 10_000)
     if only in "append-rates":
         results.figures += appends.rates(settings)
+    if only in "disk":
+        results.figures += disk.figures(settings)
     results.machine["load average at the end"] = machine().get("load average", "")
     results.settings["seconds"] = round(time.perf_counter() - began)
     show_figures(console, results)

@@ -109,6 +109,11 @@ def goals(cores: int) -> Iterator[Goal]:
         )
     yield _figure("append", "append", "at least 300,000 rows/s of six columns", 3e5, " rows/s", at_most=False)
     yield _figure("extend-share", "extend", "at least half of memcpy bandwidth", 0.5, at_most=False)
+    yield _figure("disk-append-share", "append to a folder", "at least 0.8 of the rate in memory", 0.8, at_most=False)
+    yield _figure(
+        "disk-flush-share", "1,000 rows flushed", "at least 0.7 of a bare write and fsync", 0.7, at_most=False
+    )
+    yield _figure("disk-recover", "a log of 100 MB recovered", "at most 1.5 times reading it once", 1.5, " times")
     for key, work in (
         ("between 32 appends, not seen", "alternating with append on one thread"),
         ("between 32 appends, seen every 1000", "the same, appended rows seen every 1,000"),

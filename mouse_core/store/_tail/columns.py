@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from mouse_core._base.memo import memo
 from mouse_core._base.memory import BatchLayout
 from mouse_core.dtypes import convert
 from mouse_core.store._tail.values import (
@@ -137,8 +138,6 @@ class VectorExtent(NumbersExtent):
 
     def __init__(self, column: TailColumn, room: ColumnRoom, count: int = 0) -> None:
         super().__init__(column, room, count)
-        # Row n ends where row n + 1 begins. Most often all rows are of one length, and no extent needs its own.
-        self._ends = _equal_ends(len(room.values) // self.width, self.width)
         self.is_regular = True
         if room.ends is not None and room.since is not None and 0 < room.since[0] <= count:
             self._ends, self.is_regular = room.ends, False
@@ -146,6 +145,11 @@ class VectorExtent(NumbersExtent):
         self._plain_shape = None if column.image and column.kind.dtype != np.uint8 else column.shape
         self.dtype: np.dtype[Any] = column.kind.dtype
         self._is_checked = column.whole or (column.bounds is not None and not column.image)
+
+    @memo
+    def _ends(self) -> npt.NDArray[np.int32]:
+        # Row n ends where row n + 1 begins. Most often all rows are of one length, and no extent needs its own.
+        return _equal_ends(len(self._values) // self.width, self.width)
 
     @property
     def is_dense(self) -> bool:
@@ -197,7 +201,7 @@ class VectorExtent(NumbersExtent):
 
     def put_many(self, row: int, values: npt.NDArray[Any]) -> None:
         """Write arrays ``[n, *shape]`` that ``prepare`` has checked."""
-        begin, width = int(self._ends[row]), prod(values.shape[1:])
+        begin, width = row * self.width if self.is_regular else int(self._ends[row]), prod(values.shape[1:])
         self._values[begin : begin + values.size] = values.reshape(-1)
         if width != self.width or not self.is_regular:
             self._make_irregular(row)
