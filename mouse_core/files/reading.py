@@ -66,18 +66,33 @@ def _may_wait(name: str) -> bool:
     return not stat.S_ISREG(mode) and not stat.S_ISDIR(mode)
 
 
-def read_json_object(file: Path, *, most_bytes: int = MOST_JSON) -> Mapping[str, Any]:
-    """A JSON object, of a file of at most so many bytes.
+def read_bytes(file: Path, *, most_bytes: int = MOST_JSON) -> bytes:
+    """What a file of at most so many bytes holds.
 
     Raises:
-        DataError: The file is damaged, holds something else, or is no regular file.
+        DataError: The file is larger, or no regular file.
     """
     with reading(file):
         if not file.is_file():
             raise damaged(file, "expected a file" if file.exists() else "expected a file, found none")
         if file.stat().st_size > most_bytes:
             raise damaged(file, f"expected at most {most_bytes} bytes, found {file.stat().st_size}")
-        found = json.loads(file.read_text(encoding="utf-8"))
+        return file.read_bytes()
+
+
+def read_json_object(file: Path, *, most_bytes: int = MOST_JSON) -> Mapping[str, Any]:
+    """A JSON object, of a file of at most so many bytes.
+
+    Raises:
+        DataError: The file is damaged, holds something else, or is no regular file.
+    """
+    return json_object(file, read_bytes(file, most_bytes=most_bytes))
+
+
+def json_object(file: Path, text: bytes) -> Mapping[str, Any]:
+    """The JSON object that was read of a file; DataError where it is none."""
+    with reading(file):
+        found = json.loads(text.decode("utf-8"))
     if not isinstance(found, Mapping):
         raise damaged(file, f"expected a JSON object, found {type(found).__name__}")
     return found

@@ -77,6 +77,28 @@ class MixtureSnapshot(Snapshot):
         """What draws from each member as ``sampler`` does; see ``Snapshot``."""
         return mixed(sampler, self.mix)
 
+    def rows_by_share(self) -> list[tuple[int, int, float]]:
+        """Stretches of rows ``begin .. end - 1`` that have a share, those of members, and the share of one such row.
+
+        Of members of 100 and 300 rows with half of the windows each, a row has a share of 1/200, or of 1/600.
+
+        Raises:
+            ConfigError: The shares change with the number of the batch.
+        """
+        if len({weights for _, weights in self.mix.stages}) > 1:
+            raise ConfigError(
+                f"mixture: expected one share for each member, found a Schedule, {self.mix!r}, by which no statistics "
+                f"hold all along; Normalizer.of(statistics(member), ...) normalises all by those of one member"
+            )
+        windows, found = self.shares_of(0).windows, []
+        for member, share, first in zip(self.members, windows, self.first_rows.tolist(), strict=False):
+            if not share:
+                continue
+            own = member.rows_by_share() if isinstance(member, MixtureSnapshot) else [(0, member.num_rows, 1.0)]
+            total = sum((end - begin) * weight for begin, end, weight in own)
+            found += [(first + begin, first + end, share * weight / total) for begin, end, weight in own]
+        return found
+
     def of_rows(self, rows: Any) -> MixtureSnapshot:
         """The same with the first rows of each member, by name; see ``Snapshot``."""
         check_rows(rows, self.mix.names)

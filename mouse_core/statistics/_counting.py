@@ -124,6 +124,7 @@ class Part(NamedTuple):
         whole: Of its whole blocks, so that more rows can follow; None where that is not known.
         all: Of all rows; while they are counted, of those behind the last whole piece.
         is_image: Whether they are images.
+        said_error: The share by which the ranks of those quantiles may be wrong.
         pieces: Of the whole pieces behind the whole blocks, so that few rows are read again; None: not known.
         said: Quantiles by share that a file says, where nothing else is known of how numbers are spread; None: none.
         has_count: Whether it is known how many numbers they were; a file may not say it.
@@ -136,6 +137,7 @@ class Part(NamedTuple):
     said: Mapping[float, Floats] | None = None
     has_count: bool = True
     pieces: Counted | None = None
+    said_error: float = 0.0
 
     def with_stretch(self, found: Counted, rows: int) -> Part:
         """With what was counted of the next stretch, of so many rows."""

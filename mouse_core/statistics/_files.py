@@ -9,17 +9,20 @@ import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mouse_core.errors import ConfigError
-from mouse_core.files.reading import damaged, read_json_object
+from mouse_core.files.reading import damaged, json_object, read_bytes, read_json_object
 from mouse_core.files.writing import make_folder, storing, write_file
 from mouse_core.statistics._counting import Counted, Layout, Part
 from mouse_core.statistics.moments import Floats, Moments
 from mouse_core.statistics.quantiles import Sketch, Tally
+
+if TYPE_CHECKING:
+    from mouse_core.statistics.by_field import FieldStatistics
 
 _JSON, _MORE, _VERSION = "stats.json", "stats.npz", 1
 _NAMES = {"obs_continuous": "observation.state", "reward": "next.reward", "done": "next.done"}
@@ -31,17 +34,24 @@ _Content = tuple[dict[str, Part], tuple[float, ...], int, tuple[str, str]]
 
 
 def save(
-    parts: Mapping[str, Part], shares: Sequence[float], rows: int, fingerprints: tuple[str, str], folder: Path
+    parts: Mapping[str, Part],
+    found: Mapping[str, FieldStatistics],
+    shares: Sequence[float],
+    rows: int,
+    fingerprints: tuple[str, str],
+    folder: Path,
 ) -> None:
     """Write both files; see ``Statistics.save``."""
     file = folder / "meta" / _JSON
     stats = dict(read_json_object(file)) if file.is_file() else {}
     keys = {name: _key_of(name, _cameras(stats)) for name in parts}
-    stats |= {keys[name]: _entry(part, shares) for name, part in parts.items()}
+    stats |= {keys[name]: _entry(found[name], parts[name]) for name in parts}
     text = json.dumps(_without_nan(stats), indent=2, allow_nan=False).encode()
     fields: dict[str, Any] = {}
     arrays: dict[str, npt.NDArray[Any]] = {}
-    for number, (name, part) in enumerate(parts.items()):
+    # What says its quantiles, as a file of LeRobot's or a mixture, has no more than stands in the text.
+    counted_on = {name: part for name, part in parts.items() if part.said is None}
+    for number, (name, part) in enumerate(counted_on.items()):
         flags = {"is_image": part.is_image, "has_whole": part.whole is not None, "has_count": part.has_count}
         fields[name] = {**part.layout._asdict(), **flags, "key": keys[name]}
         for kind, counted in (("all", part.all), ("whole", part.whole)):
@@ -88,25 +98,19 @@ def _without_nan(said: Any) -> Any:
     return None if isinstance(said, float) and not np.isfinite(said) else said
 
 
-def _entry(part: Part, shares: Sequence[float]) -> dict[str, Any]:
+def _entry(found: FieldStatistics, part: Part) -> dict[str, Any]:
     """A field in LeRobot's layout: of a number a step in shape ``[1]``, of images ``[C, 1, 1]`` within 0 and 1.
 
     Dimensions of which nothing was counted have NaN and infinities, which the file says as null.
     """
-    moments, shape = part.all.moments, part.layout.shape or (1,)
-    values = dict(
-        zip(
-            _MOMENTS,
-            (np.where(moments.count, moments.mean, np.nan), moments.deviation, moments.low, moments.high),
-            strict=True,
-        )
-    )
-    values |= {_quantile_key(share): found for share, found in (part.all.quantiles(shares) or part.said or {}).items()}
-    if part.is_image:
+    shape = part.layout.shape or (1,)
+    values = {name: getattr(found, name) for name in _MOMENTS}
+    values |= {_quantile_key(share): quantile for share, quantile in found.quantiles.items()}
+    if found.is_image:
         shape = (*shape, 1, 1)
         values = {name: one / 255 for name, one in values.items()}
-    found = {name: one.reshape(shape).tolist() for name, one in values.items()}
-    return {**found, "count": [int(moments.count.max(initial=0))]} if part.has_count else found
+    entry = {name: one.reshape(shape).tolist() for name, one in values.items()}
+    return {**entry, "count": [int(found.count.max(initial=0))]} if part.has_count else entry
 
 
 def _quantile_key(share: float) -> str:
@@ -145,10 +149,10 @@ def load(folder: Path) -> _Content:
     file = folder / "meta" / _JSON
     if not file.is_file():
         raise ConfigError(f"{folder}: expected meta/{_JSON}, found none")
-    text = file.read_bytes()
+    text = read_bytes(file)
     more = file.with_name(_MORE)
     found = _counted_on(more, hashlib.sha256(text).hexdigest()) if more.is_file() else None
-    stats = read_json_object(file)
+    stats = json_object(file, text)
     known, (parts, shares, rows, fingerprints) = found or (set(), ({}, (), None, ("", "")))
     cameras = _cameras(stats)
     for key in stats:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,9 +18,10 @@ from mouse_core._base.memory import ArrayMemory
 from mouse_core._base.progress import progress_bar
 from mouse_core._base.threads import THREADS, in_order
 from mouse_core.errors import ConfigError, MissingFieldError
-from mouse_core.spec import Field
-from mouse_core.statistics._counting import Counted, Layout, Part, count, layout_of
-from mouse_core.store.fields import FieldReader, bind_fields, meant_by
+from mouse_core.statistics._blocks import Block, Marks, count_block, dtype_of, reader_with_nulls
+from mouse_core.statistics._counting import Counted, Part, layout_of
+from mouse_core.statistics._weighing import weighed
+from mouse_core.store.fields import meant_by
 from mouse_core.store.snapshot import Snapshot
 from mouse_core.store.views import Store
 
@@ -29,10 +30,6 @@ Int64s = npt.NDArray[np.int64]
 
 QUANTILES = (0.01, 0.1, 0.5, 0.9, 0.99)
 """The shares whose quantiles there are by default, which are LeRobot's."""
-
-# The column that marks rows whose observation the recording lacks; so many of its rows are read together.
-_MISSING = "observation_missing"
-_MARKS = 1 << 18
 
 
 @dataclass(frozen=True, eq=False)
@@ -159,7 +156,7 @@ class Statistics(Mapping[str, FieldStatistics]):
         """
         from mouse_core.statistics._files import save
 
-        save(self.parts, self.shares, self.rows, (self.fingerprint, self.content), Path(folder))
+        save(self.parts, self._found, self.shares, self.rows, (self.fingerprint, self.content), Path(folder))
 
     @staticmethod
     def load(folder: str | PathLike[str]) -> Statistics:
@@ -188,7 +185,8 @@ def statistics(
     infinities count for nothing. The first row of an episode has no action and reward of its own where rows stand as
     "arrived", so it is left out of them; a row that says ``observation_missing`` is, of observations. A null that a
     field fills is no measurement either, images aside. The numbers are a function of the rows alone: not of how they
-    lie, or of threads.
+    lie, or of threads. Of a mixture each row counts as often as it is drawn: by the share of its member, which a
+    ``Schedule`` of several stages does not have.
 
     Args:
         store: A store or a snapshot.
@@ -197,7 +195,7 @@ def statistics(
         progress: Whether a bar shows how far it is.
 
     Raises:
-        ConfigError: No rows, or a share out of range.
+        ConfigError: No rows, a share out of range, or a mixture whose shares change.
         MissingFieldError: A field that is not there.
         DataError: Values that a field does not allow.
     """
@@ -227,17 +225,6 @@ def _content(snapshot: Snapshot, rows: int) -> str:
     return Snapshot(snapshot.segments, snapshot.config, rows, budget=snapshot.budget).fingerprint
 
 
-class _Block(NamedTuple):
-    """Rows of a field that are counted together; ``with_nulls`` reads NaN where the field fills a null."""
-
-    name: str
-    layout: Layout
-    begin: int
-    end: int
-    dropped: Int64s
-    with_nulls: FieldReader | None
-
-
 def _counted(
     snapshot: Snapshot,
     names: Sequence[str],
@@ -247,11 +234,43 @@ def _counted(
     progress: bool,
 ) -> Statistics:
     """Statistics of a snapshot's fields, counted on from those of fewer rows."""
-    n = snapshot.num_rows
-    parts, blocks = {}, []
+    n, marks = snapshot.num_rows, Marks(snapshot)
+    rows: Any = snapshot
+    stretches: list[tuple[int, int, float]] = rows.rows_by_share() if snapshot.has_shares else [(0, n, 1.0)]
+    planned = [_planned(snapshot, names, shares, before, marks, begin, end) for begin, end, _ in stretches]
+    total = sum(block.end - block.begin for _, blocks in planned for block in blocks)
+    found = []
+    with (
+        progress_bar("counting", total=total, unit="rows", enabled=progress) as advance,
+        ThreadPoolExecutor(THREADS, thread_name_prefix="mouse-statistics") as pool,
+    ):
+        counting = partial(count_block, snapshot, ArrayMemory())
+        for parts, blocks in planned:
+            for block, counted in zip(blocks, in_order(pool, counting, blocks), strict=True):
+                parts[block.name] = parts[block.name].with_stretch(counted, block.end - block.begin)
+                advance(block.end - block.begin)
+            found.append({name: part.summed() for name, part in parts.items()})
+    if not snapshot.has_shares:
+        return Statistics(found[0], shares, n, snapshot.fingerprint, _content(snapshot, n))
+    weights = [weight for *_, weight in stretches]
+    parts = {name: weighed([one[name] for one in found], weights, shares) for name in names}
+    return Statistics(parts, shares, n, snapshot.fingerprint, "")
+
+
+def _planned(
+    snapshot: Snapshot,
+    names: Sequence[str],
+    shares: tuple[float, ...],
+    before: Statistics | None,
+    marks: Marks,
+    begin: int,
+    end: int,
+) -> tuple[dict[str, Part], list[Block]]:
+    """What is known of rows ``begin .. end - 1`` from statistics of fewer, and the blocks that are left to count."""
+    parts, blocks, n = {}, [], end - begin
     for name in names:
         reader = snapshot.readers[name]
-        layout = layout_of(reader.spec, _dtype_of(reader), quantiles=bool(shares))
+        layout = layout_of(reader.spec, dtype_of(reader), quantiles=bool(shares))
         known = None if before is None else before.parts[name]
         done, whole, pieces = 0, Counted.nothing(layout), Counted.nothing(layout)
         if before is not None and known is not None and known.whole is not None and known.layout == layout:
@@ -259,70 +278,12 @@ def _counted(
             if known.pieces is not None and done == n // layout.block_rows * layout.block_rows:
                 done, pieces = before.rows // layout.piece_rows * layout.piece_rows, known.pieces.copy()
         parts[name] = Part(layout, whole, Counted.nothing(layout), reader.spec.image_shape is not None, pieces=pieces)
-        dropped, with_nulls = _dropped(snapshot, name, done), _with_nulls(snapshot, reader)
-        stretches = layout.stretches(done, n)
-        blocks += [_Block(name, layout, begin, end, dropped, with_nulls) for begin, end in stretches]
-    total = sum(block.end - block.begin for block in blocks)
-    with (
-        progress_bar("counting", total=total, unit="rows", enabled=progress) as advance,
-        ThreadPoolExecutor(THREADS, thread_name_prefix="mouse-statistics") as pool,
-    ):
-        for block, found in zip(blocks, in_order(pool, partial(_count, snapshot, ArrayMemory()), blocks), strict=True):
-            parts[block.name] = parts[block.name].with_stretch(found, block.end - block.begin)
-            advance(block.end - block.begin)
-    parts = {name: part.summed() for name, part in parts.items()}
-    return Statistics(parts, shares, n, snapshot.fingerprint, _content(snapshot, n))
-
-
-def _count(snapshot: Snapshot, memory: ArrayMemory, block: _Block) -> Counted:
-    """What is counted of some rows of a snapshot, where they lie or read to memory that others had before."""
-    reader = snapshot.readers[block.name]
-    windows = snapshot.locate(np.array([block.begin]), block.end - block.begin).part(0)
-    dtype = _dtype_of(reader)
-    found = reader.seen(windows, dtype)
-    if found is None:
-        found = reader.read(windows, dtype, memory.empty((1, windows.every.length, *reader.spec.shape), dtype))
-    (rows,) = found
-    if block.with_nulls is not None:
-        there = ~np.isnan(block.with_nulls.read(windows, np.dtype(np.float64))[0])
-        if not there.all():
-            rows = np.where(there, rows.astype(np.float64), np.nan)
-    first, end = np.searchsorted(block.dropped, (block.begin, block.end))
-    if end > first:
-        rows = np.delete(rows, block.dropped[first:end] - block.begin, axis=0)
-    return count(block.layout, rows)
-
-
-def _dtype_of(reader: FieldReader) -> np.dtype[np.generic]:
-    """What a field is read in to be counted: as it is stored, or as float64 where that cannot hold what it becomes."""
-    return reader.stored_dtype(np.dtype(np.float64))
-
-
-def _with_nulls(snapshot: Snapshot, reader: FieldReader) -> FieldReader | None:
-    """What reads a field with NaN for its nulls; None where they count for nothing anyway, and of images."""
-    field = reader.field
-    if field.fill is None or not np.isfinite(field.fill) or field.image:
-        return None
-    double, shape = np.dtype(np.float64), reader.column.shape
-    plain = replace(field, dtype=double, vector_dtype=None, shape=shape, dim=None, fill=np.nan, bounds=None, labels=())
-    types = snapshot.config.types
-    return bind_fields(snapshot.segments, {field.name: plain}, types, rows=snapshot.num_rows).get(field.name)
-
-
-def _dropped(snapshot: Snapshot, name: str, begin: int) -> Int64s:
-    """The rows from ``begin``, at least, in which a field has no value of its own, ascending."""
-    if snapshot.readers[name].field.is_of_transition:
-        arrived = snapshot.alignment == "arrived" and "done" in snapshot.readers
-        return snapshot.episode_starts if arrived else np.empty(0, np.int64)
-    if _MISSING not in snapshot.config.types or not snapshot.readers[name].spec.column.startswith("observation"):
-        return np.empty(0, np.int64)
-    said = {_MISSING: Field(_MISSING, dtype=np.int64, shape=(), fill=0)}
-    bound = bind_fields(snapshot.segments, said, snapshot.config.types, rows=snapshot.num_rows, budget=snapshot.budget)
-    found = [np.empty(0, np.int64)]
-    for first in range(begin, snapshot.num_rows if bound else 0, _MARKS):
-        windows = snapshot.locate(np.array([first]), min(_MARKS, snapshot.num_rows - first)).part(0)
-        found.append(first + np.flatnonzero(bound[_MISSING].read(windows, np.dtype(np.int64))))
-    return np.concatenate(found)
+        dropped, with_nulls = marks.dropped(name, begin + done), reader_with_nulls(snapshot, reader)
+        blocks += [
+            Block(name, layout, begin + first, begin + last, dropped, with_nulls)
+            for first, last in layout.stretches(done, n)
+        ]
+    return parts, blocks
 
 
 def _statistics_of(part: Part, shares: Sequence[float]) -> FieldStatistics:
@@ -339,6 +300,6 @@ def _statistics_of(part: Part, shares: Sequence[float]) -> FieldStatistics:
         low,
         high,
         quantiles or part.said or {},
-        max((one.rank_error for one in spread), default=0.0),
+        max((one.rank_error for one in spread), default=part.said_error),
         part.is_image,
     )

@@ -18,7 +18,7 @@ from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, Field,
 from mouse_core.cli import main
 from mouse_core.formats.converting import convert
 from mouse_core.formats.lerobot import read_lerobot
-from mouse_core.mixtures import Mixture
+from mouse_core.mixtures import Mixture, Schedule
 from mouse_core.statistics import QUANTILES, FieldStatistics, Normalizer, Statistics, statistics
 from mouse_core.statistics.moments import Moments
 from mouse_core.statistics.quantiles import Sketch
@@ -640,12 +640,58 @@ def test_views_and_mixtures_have_statistics_of_their_rows() -> None:
     np.testing.assert_allclose(merged["reward"].mean, whole["reward"].mean, rtol=1e-6)
     np.testing.assert_allclose(merged["reward"].std, whole["reward"].std, rtol=1e-6)
     both = Mixture({"one": store, "other": other})
-    assert_are_of(
-        statistics(both, "obs_continuous")["obs_continuous"],
-        np.concatenate([columns["observation"], rows(350, seed=1)["observation"]]),
-    )
     source = BatchSource(both, 8, 4, normalize={"obs_continuous": "mean_std"})
     assert source[0]["obs_continuous"].dtype == np.float32
+
+
+def test_rows_of_a_mixture_count_as_often_as_they_are_drawn() -> None:
+    """The second member's 350 rows have three quarters of the windows: as if each of them were there six times."""
+    one, other = rows(700), rows(350, seed=1)
+    stores = {"one": store_of(one), "other": store_of(other), "none": store_of(rows(100, seed=2))}
+    mixture = Mixture(stores, weights=[1, 3, 0])
+    found = statistics(mixture)
+    drawn = np.concatenate([one["observation"], *[other["observation"]] * 6]).astype(np.float64)
+    seen = found["obs_continuous"]
+    np.testing.assert_allclose(seen.mean, drawn.mean(axis=0), rtol=0, atol=1e-6 * drawn.std(axis=0).max())
+    np.testing.assert_allclose(seen.std, drawn.std(axis=0), rtol=1e-6)
+    for share, values in seen.quantiles.items():
+        assert ((drawn < values).mean(axis=0) <= share + seen.rank_error).all()
+        assert ((drawn <= values).mean(axis=0) >= share - seen.rank_error).all()
+    assert 0 < seen.rank_error < 0.01
+    parts = [statistics(stores[name], "obs_continuous")["obs_continuous"] for name in ("one", "other")]
+    assert np.array_equal(seen.max, np.maximum(parts[0].max, parts[1].max))
+    assert (seen.count == 1050).all()
+    assert found["member"].mean == pytest.approx(0.75)
+    equal = statistics(Mixture(stores, weights=[7, 4, 0], per="member"))["reward"].mean
+    by_steps = statistics(Mixture({"one": stores["one"], "other": stores["other"]}, per="step"))["reward"]
+    whole = statistics(stores["one"], "reward").merge(statistics(stores["other"], "reward"))["reward"]
+    assert by_steps.mean == pytest.approx(whole.mean, rel=1e-6)
+    assert by_steps.std == pytest.approx(whole.std, rel=1e-6)
+    assert equal != pytest.approx(whole.mean, rel=1e-6)
+
+
+def test_shares_of_nested_mixtures_multiply_and_those_that_change_are_refused(tmp_path: Path) -> None:
+    stores = [store_of(rows(64, seed=seed)) for seed in range(3)]
+    nested = Mixture({"both": Mixture({"a": stores[0], "b": stores[1]}, weights=[1, 3]), "c": stores[2]})
+    flat = Mixture({"a": stores[0], "b": stores[1], "c": stores[2]}, weights=[1, 3, 4])
+    for name in ("obs_continuous", "reward"):
+        np.testing.assert_allclose(statistics(nested)[name].mean, statistics(flat)[name].mean, rtol=1e-9)
+        np.testing.assert_allclose(statistics(nested)[name].quantiles[0.5], statistics(flat)[name].quantiles[0.5])
+    found = statistics(flat, ["reward"])
+    found.save(tmp_path)
+    again = Statistics.load(tmp_path)
+    assert again["reward"].mean == found["reward"].mean
+    assert again["reward"].quantiles[0.5] == pytest.approx(float(found["reward"].quantiles[0.5]))
+    with pytest.raises(ConfigError, match="expected the 192 rows"):
+        found.update(flat)
+    staged = Mixture({"a": stores[0], "b": stores[1]}, weights=Schedule({0: [1, 0], 5: [1, 1]}))
+    with pytest.raises(ConfigError, match="expected one share for each member, found a Schedule"):
+        statistics(staged)
+    kinds: Any = {"obs_continuous": "mean_std"}
+    with pytest.raises(ConfigError, match="found a Schedule"):
+        BatchSource(staged, 8, 4, normalize=kinds)
+    normalizer = Normalizer.of(statistics(stores[0]), kinds)
+    assert BatchSource(staged, 8, 4, normalize=normalizer)[0]["obs_continuous"].dtype == np.float32
 
 
 # ---------------------------------------------------------------------- the command
