@@ -9,7 +9,7 @@ import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +20,6 @@ from mouse_core.files.writing import make_folder, storing, write_file
 from mouse_core.statistics._counting import Counted, Layout, Part
 from mouse_core.statistics.moments import Floats, Moments
 from mouse_core.statistics.quantiles import Sketch, Tally
-
-if TYPE_CHECKING:
-    from mouse_core.statistics.by_field import FieldStatistics
 
 _JSON, _MORE, _VERSION = "stats.json", "stats.npz", 1
 _NAMES = {"obs_continuous": "observation.state", "reward": "next.reward", "done": "next.done"}
@@ -35,13 +32,13 @@ _Content = tuple[dict[str, Part], tuple[float, ...], int, tuple[str, str]]
 
 def save(
     parts: Mapping[str, Part],
-    found: Mapping[str, FieldStatistics],
+    found: Mapping[str, Any],
     shares: Sequence[float],
     rows: int,
     fingerprints: tuple[str, str],
     folder: Path,
 ) -> None:
-    """Write both files; see ``Statistics.save``."""
+    """Write both files; see ``Statistics.save``. What was found is ``FieldStatistics`` by field."""
     file = folder / "meta" / _JSON
     stats = dict(read_json_object(file)) if file.is_file() else {}
     keys = {name: _key_of(name, _cameras(stats)) for name in parts}
@@ -98,8 +95,8 @@ def _without_nan(said: Any) -> Any:
     return None if isinstance(said, float) and not np.isfinite(said) else said
 
 
-def _entry(found: FieldStatistics, part: Part) -> dict[str, Any]:
-    """A field in LeRobot's layout: of a number a step in shape ``[1]``, of images ``[C, 1, 1]`` within 0 and 1.
+def _entry(found: Any, part: Part) -> dict[str, Any]:
+    """A field's ``FieldStatistics`` in LeRobot's layout: of a number a step in shape ``[1]``, of images ``[C, 1, 1]`` within 0 and 1.
 
     Dimensions of which nothing was counted have NaN and infinities, which the file says as null.
     """
