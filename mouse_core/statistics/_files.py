@@ -96,7 +96,7 @@ def _without_nan(said: Any) -> Any:
 
 
 def _entry(found: Any, part: Part) -> dict[str, Any]:
-    """A field's ``FieldStatistics`` in LeRobot's layout: a number a step has shape ``[1]``, images ``[C, 1, 1]``, of 0 to 1.
+    """A field's ``FieldStatistics`` in LeRobot's layout: a number a step as ``[1]``, images as ``[C, 1, 1]`` of 0 to 1.
 
     Dimensions of which nothing was counted have NaN and infinities, which the file says as null.
     """
