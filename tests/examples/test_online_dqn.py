@@ -1,4 +1,7 @@
-"""A DQN that learns while it acts, in both frameworks: briefly, and in the slow lane until it has learnt."""
+"""A DQN that learns while it acts, in both frameworks: briefly, and in the slow lane until it plays well.
+
+Until the pole is balanced for good takes four times as long, and shows no more of the buffer and the loader.
+"""
 
 from __future__ import annotations
 
@@ -66,9 +69,10 @@ def test_rows_hold_what_led_to_them(example: ModuleType) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("framework", ["torch", "jax"])
 def test_it_learns_to_balance_the_pole(framework: str) -> None:
-    done = run_program(EXAMPLES / "online_dqn.py", "--framework", framework, frameworks=True, seconds=1200)
+    options = "--framework", framework, "--steps", "12000"
+    done = run_program(EXAMPLES / "online_dqn.py", *options, frameworks=True, seconds=1200)
     assert done.returncode == 0, done.stderr
     printed = dict(line.split(": ", 1) for line in done.stdout.splitlines())
     assert list(printed) == NAMES
-    assert float(printed["return untrained"]) < 200
-    assert float(printed["return trained"]) >= 475
+    assert float(printed["return untrained"]) < 150
+    assert float(printed["return trained"]) >= 200
