@@ -1,4 +1,4 @@
-"""Statistics of a store beside NumPy's own sum over the same memory, and what normalising a batch costs."""
+"""Statistics and derived fields beside NumPy's own sums, and what normalising a batch and ``map=`` cost."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from mouse_core import BatchSource, DatasetStore
+from mouse_core import BatchSource, DatasetStore, Map
 from mouse_core.bench import Contender, interleave
 from mouse_core.statistics import statistics
+from mouse_core.store.derived import DerivedStore, NStepReturn, Return
 from tests.bench.results import Table, table_of
 from tests.bench.workloads import Settings
 
 _WIDTH, _PIECE = 17, 1 << 18
+# Batches that are planned and copied together.
+_TOGETHER = 1024
 _KINDS: Any = {"obs_continuous": "mean_std", "action": "min_max"}
 
 
 def tables(settings: Settings) -> list[Table]:
-    """Both tables."""
+    """All tables."""
     rows = 10 * settings.rows if not settings.quick else settings.rows
     observation = np.random.default_rng(0).normal(3, 2, (rows, _WIDTH)).astype(np.float32)
     store = DatasetStore()
@@ -26,7 +29,8 @@ def tables(settings: Settings) -> list[Table]:
         part = observation[begin : begin + _PIECE]
         n = len(part)
         store.extend({"action": part[:, :6], "reward": part[:, 0], "done": np.zeros(n, np.int64), "observation": part})
-    return [_passes(settings, store, observation), _batches(settings, store)]
+    tables = [_passes(settings, store, observation), _batches(settings, store), _maps(settings, store)]
+    return [*tables, _derived(settings, observation[: settings.rows, 0])]
 
 
 def _passes(settings: Settings, store: DatasetStore, observation: Any) -> Table:
@@ -69,11 +73,56 @@ def _batches(settings: Settings, store: DatasetStore) -> Table:
 
     timings = interleave(
         [
-            Contender("mouse source[i]", plain.__getitem__, "ours"),
-            Contender("mouse source[i], normalised by hand", by_hand, "peer"),
-            Contender("mouse source[i], normalize=", normalized.__getitem__, "ours"),
+            Contender("mouse source[i]", plain.__getitem__, "ours", multiple=_TOGETHER),
+            Contender("mouse source[i], normalised by hand", by_hand, "peer", multiple=_TOGETHER),
+            Contender("mouse source[i], normalize=", normalized.__getitem__, "ours", multiple=_TOGETHER),
         ],
         rounds=settings.rounds,
         budget_seconds=settings.budget,
     )
     return table_of("normalize", f"Normalised batches, B=32, S=64, {_WIDTH} and 6 numbers a step", timings)
+
+
+def identity(fields: dict[str, Any], _: np.random.Generator) -> dict[str, Any]:
+    """The rewards as they are."""
+    return {"reward": fields["reward"]}
+
+
+def _maps(settings: Settings, store: DatasetStore) -> Table:
+    """A function that does nothing, called for every batch."""
+    options: dict[str, Any] = {"dtypes": {"obs_continuous": "float32"}}
+    mapped = Map(identity, "identity/1", {"reward": ("float32", ())})
+    sources = {"mouse source[i]": BatchSource(store, 64, 32, **options)}
+    sources["mouse source[i], map="] = BatchSource(store, 64, 32, map=mapped, **options)
+    timings = interleave(
+        [Contender(name, source.__getitem__, "ours", multiple=_TOGETHER) for name, source in sources.items()],
+        rounds=settings.rounds,
+        budget_seconds=settings.budget,
+    )
+    return table_of("map", "Batches through a function that does nothing, B=32, S=64", timings)
+
+
+def _derived(settings: Settings, rewards: Any) -> Table:
+    """Returns of episodes of 1,000 rows, computed anew, beside NumPy's running sum of the same numbers."""
+    done = (np.arange(len(rewards)) % 1000 == 999).astype(np.int64)
+    store = DatasetStore(alignment="outgoing")
+    store.extend({"action": done, "reward": rewards, "done": done, "episode_step": np.arange(len(rewards)) % 1000})
+    wide, rows = rewards.astype(np.float64), np.array([0])
+    _ = store.snapshot().episode_starts  # which are looked up once, whatever is derived
+
+    def read(derivation: Any) -> Callable[[int], Any]:
+        return lambda _: DerivedStore(store, {"derived": derivation}).snapshot().stored("derived", rows)
+
+    passes = {
+        "NumPy cumsum, float64": lambda _: np.cumsum(wide),
+        "mouse Return(0.99)": read(Return(0.99)),
+        "mouse NStepReturn(3, 0.99)": read(NStepReturn(3, 0.99)),
+        "mouse NStepReturn(500, 0.99)": read(NStepReturn(500, 0.99)),
+    }
+    timings = interleave(
+        [Contender(name, call, "ours" if "mouse" in name else "peer") for name, call in passes.items()],
+        rounds=max(5, settings.rounds // 4),
+        budget_seconds=settings.budget,
+    )
+    notes = ["Ours reads rewards and ends of episodes first, and has the values in float32."]
+    return table_of("derived", f"Fields derived of {len(rewards):,} rows", timings, notes=notes)

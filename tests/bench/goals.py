@@ -93,6 +93,13 @@ def goals(cores: int) -> Iterator[Goal]:
         0.5,
         at_most=False,
     )
+    yield Goal(
+        "map= of a function that does nothing, B=32, S=64",
+        "adds at most 30 us a batch",
+        partial(_added, key="map", name=f"{OURS}, map="),
+        30,
+        unit=" us",
+    )
     yield from _replay_goals()
     yield from _rollout_goals()
     yield from _group_goals()
@@ -216,6 +223,13 @@ SCALES = {
 
 def _figure(key: str, work: str, goal: str, limit: float, unit: str = "", *, at_most: bool = True) -> Goal:
     return Goal(work, goal, lambda results: results.figure(key), limit, at_most, unit)
+
+
+def _added(results: Results, key: str, name: str) -> float | None:
+    """Microseconds a batch that a contender takes beyond the first."""
+    table = results.table(key)
+    row = None if table is None else table.row(name)
+    return None if table is None or row is None else 1e6 * (row.seconds[1] - table.rows[0].seconds[1])
 
 
 def _ratio(results: Results, key: str, name: str = OURS) -> float | None:
