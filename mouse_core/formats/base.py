@@ -155,6 +155,10 @@ class RowStream:
                 ``image_roots``.
         """
         options["image_roots"] = [*self.image_folders(), *options.get("image_roots", ())]
+        if self.format == "store" and self.mapped:
+            opened = DatasetStore.open(self.path, **options)
+            if opened.about == self.about:
+                return opened
         rows = self.mapped() if self.mapped else self.to_table()
         if read_about(rows) != self.about:
             rows = with_about(rows, self.about)

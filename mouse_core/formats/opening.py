@@ -19,6 +19,7 @@ from mouse_core.formats._files.on_disk import is_there
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged
 from mouse_core.images.files import check_roots
 from mouse_core.spec import Alignment, check_alignment
+from mouse_core.store.disk.manifest import is_store
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class _Format:
 
 # In the order in which they are tried: what has a sign of its own comes before what only has a suffix.
 _FORMATS = (
+    _Format("store", "manifest.json of a store that DatasetStore.open made", is_store),
     _Format("lerobot", "meta/info.json with a codebase_version", signs.is_lerobot),
     _Format("minari", "main_data.hdf5, or metadata.json of Minari, below data/", signs.is_minari),
     _Format("tfds", "features.json and dataset_info.json of TFDS (RLDS)", signs.is_tfds),
@@ -69,7 +71,7 @@ def open(
     Args:
         path: A file or folder.
         format: The format's name, for what is not recognised: "d4rl", "dopamine", "lerobot", "minari", "ogbench",
-            "rows" (datasets on disk, Arrow, Parquet), "ted" or "tfds".
+            "rows" (datasets on disk, Arrow, Parquet), "store" (``DatasetStore.open``), "ted" or "tfds".
         final: "drop" or "mark", for formats that lack the observation that an episode ends in.
         splits: Names of the splits to read, where the format has some.
         alignment: Which transition a row's action, reward and done belong to, for rows that do not say it: "arrived" or
@@ -132,7 +134,7 @@ def _format_at(root: Path, name: str | None) -> _Format:
 def _with_alignment(opened: RowStream, alignment: Alignment, root: Path, found: _Format) -> RowStream:
     stated = opened.about.alignment
     if stated not in (None, alignment):
-        who = "the data say" if found.name == "rows" else f"the {found.name} reader lays rows out"
+        who = "the data say" if found.name in ("rows", "store") else f"the {found.name} reader lays rows out"
         raise SchemaError(f"{root}: alignment: expected {stated!r}, as {who}, found {alignment!r}")
     return opened.replace(alignment=alignment)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import subprocess
@@ -13,8 +14,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mouse_core import BatchSource, DatasetStore, Field, PrefetchBatchifier
-from mouse_core.errors import ClosedError, ConfigError, DataError, ForkError, SchemaError
+from mouse_core import BatchSource, DatasetStore, Field, PrefetchBatchifier, formats
+from mouse_core.errors import ClosedError, ConfigError, DataError, ForkError, SchemaError, StorageError
+from mouse_core.mixtures import Mixture
+from mouse_core.store.derived import DerivedStore, Return
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -349,3 +352,90 @@ def test_a_refused_row_changes_nothing(folder: Path) -> None:
             writer.append({**writer[0], "reward": "much"})
         assert len(writer) == 10
     assert DatasetStore.open(folder)[:] == in_memory(rows(10))[:]
+
+
+# ---------------------------------------------------------------------- where stores are taken
+
+
+def test_formats_and_datasets_know_the_folder(folder: Path, tmp_path: Path) -> None:
+    memory = in_memory(text_and_images(300))
+    with DatasetStore.open(folder, "a") as writer:
+        writer.extend({name: values[:150] for name, values in text_and_images(300).items()})
+        writer.flush()
+        opened = formats.open(folder)
+        assert (opened.format, opened.rows) == ("store", 150)
+        writer.from_dataset(_table_of(text_and_images(300), 150))
+    opened = formats.open(folder)
+    assert opened.to_table().to_pylist() == memory[:]
+    taken = opened.to_store()
+    assert taken.path == str(folder)
+    assert taken[:] == memory[:]
+    opened.write(tmp_path / "written")
+    assert formats.open(tmp_path / "written").digest() == opened.digest()
+    DatasetStore.open(folder).save(tmp_path / "saved")
+    assert formats.open(tmp_path / "saved").to_store()[:] == memory[:]
+
+
+def _table_of(columns: dict[str, Any], begin: int) -> pa.Table:
+    return in_memory(columns).to_dataset().data.table.slice(begin)
+
+
+def test_views_mixtures_derived_fields_and_buffers_take_it(folder: Path) -> None:
+    memory = in_memory(rows(1000))
+    with DatasetStore.open(folder, "a") as writer:
+        writer.extend({name: values[:600] for name, values in rows(1000).items()})
+        writer.flush()
+        reader = DatasetStore.open(folder)
+        best = reader.best(0.5)
+        mixed = Mixture({"one": reader, "two": in_memory(rows(200, 7))})
+        assert best.snapshot().num_rows == 300
+        assert mixed.snapshot().num_rows == 800
+        writer.extend({name: values[600:] for name, values in rows(1000).items()})
+        writer.flush()
+        assert best.snapshot().fingerprint == memory.best(0.5).snapshot().fingerprint
+        assert len(mixed) == 1200
+    derived = [DerivedStore(store, {"rtg": Return(discount=0.9)}) for store in (reader, memory)]
+    assert derived[0].snapshot().fingerprint == derived[1].snapshot().fingerprint
+    first, second = (BatchSource(store, 8, 4)[0] for store in derived)
+    assert first["rtg"].tobytes() == second["rtg"].tobytes()
+
+
+def test_a_state_is_resumed_from_another_reader(folder: Path) -> None:
+    with DatasetStore.open(folder, "a") as writer:
+        writer.extend(rows(1000))
+        writer.flush()
+        with PrefetchBatchifier(DatasetStore.open(folder), 8, 4, seed=2) as loader:
+            batches = iter(loader)
+            for _ in range(3):
+                next(batches)
+            state = loader.state_dict()
+            wanted = next(batches)
+        writer.extend(rows(500, 1))
+    with PrefetchBatchifier(DatasetStore.open(folder), 8, 4) as loader:
+        loader.load_state_dict(state)
+        found = next(iter(loader))
+    assert all(wanted[name].tobytes() == found[name].tobytes() for name in wanted)
+
+
+def test_a_full_disk_loses_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with DatasetStore.open(folder, "a") as writer:
+        writer.extend(rows(100))
+        with monkeypatch.context() as full:
+
+            def refuse(*args: Any) -> None:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+            full.setattr(os, "posix_fallocate", refuse)
+            full.setattr(os, "fsync", refuse)
+            full.setattr(os, "fdatasync", refuse)
+            with pytest.raises(StorageError, match="No space left"):
+                writer.extend(rows(100_000, 1))
+            with pytest.raises(StorageError, match="No space left"):
+                writer.flush()
+            assert len(writer) == len(writer.snapshot()) == 100
+        writer.extend(rows(100_000, 1))
+        writer.flush()
+        assert len(DatasetStore.open(folder)) == 100_100
+    memory = in_memory(rows(100))
+    memory.extend(rows(100_000, 1))
+    assert DatasetStore.open(folder).snapshot().fingerprint == memory.snapshot().fingerprint

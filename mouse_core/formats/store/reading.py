@@ -1,0 +1,55 @@
+"""Reading the folder of a store, also while it is written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from functools import partial
+
+import pyarrow as pa
+
+from mouse_core.formats.base import BATCH_ROWS, RowStream, reading
+from mouse_core.store.dataset_store import DatasetStore
+from mouse_core.store.snapshot import Snapshot
+
+
+def read_store(path: str | os.PathLike[str], *, batch_rows: int = BATCH_ROWS) -> RowStream:
+    """Read the rows that the writer of a folder has flushed by now; see ``DatasetStore.open``.
+
+    Every file is held against its digest before anything looks into it, and every batch is validated.
+
+    Args:
+        path: The folder.
+        batch_rows: How many rows a batch has, at most.
+
+    Raises:
+        ConfigError: There is no store.
+        DataError: A file is damaged or missing, or a newer release wrote it.
+    """
+    store = DatasetStore.open(path)
+    snapshot, about = store.snapshot(), store.about
+    schema = pa.schema([pa.field(name, data_type) for name, data_type in store.columns.items()])
+    return RowStream(
+        path=os.fspath(path),
+        format="store",
+        schema=schema,
+        batches=partial(_batches, snapshot, schema, str(path), batch_rows),
+        alignment=store.alignment,
+        rows=snapshot.num_rows,
+        mapped=store.to_dataset if snapshot.num_rows else None,
+        about=about,
+    )
+
+
+def _batches(snapshot: Snapshot, schema: pa.Schema, path: str, batch_rows: int) -> Iterator[pa.RecordBatch]:
+    for segment in snapshot.segments:
+        table = segment.table
+        with reading(path):
+            table.validate(full=True)
+            columns = [
+                table.column(one.name).cast(one.type)
+                if one.name in table.schema.names
+                else pa.chunked_array([pa.nulls(table.num_rows, one.type)])
+                for one in schema
+            ]
+        yield from pa.Table.from_arrays(columns, schema=schema).to_batches(max_chunksize=batch_rows)

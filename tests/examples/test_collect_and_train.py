@@ -1,0 +1,22 @@
+"""The example of a collector and a trainer, as a user runs it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mouse_core import DatasetStore
+from tests.programs import run_program
+
+SCRIPT = Path(__file__).parents[2] / "examples" / "collect_and_train.py"
+
+
+@pytest.mark.slow
+def test_what_was_collected_is_trained_on_and_kept(tmp_path: Path) -> None:
+    pytest.importorskip("gymnasium")
+    folder = tmp_path / "store"
+    done = run_program(SCRIPT, str(folder), "--episodes", "30", "--epochs", "3", frameworks=True, seconds=300)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == f"rows: {len(DatasetStore.open(folder))}"
+    assert DatasetStore.open(folder).episodes.num_rows == 30
