@@ -1,4 +1,4 @@
-"""The subcommands that look at recorded data and move them: ``inspect``, ``convert``, ``verify`` and ``push``."""
+"""The subcommands that look at recorded data and move them: ``inspect``, ``convert``, ``verify``, ``repair``..."""
 
 from __future__ import annotations
 
@@ -217,6 +217,7 @@ def run_verify(chosen: argparse.Namespace) -> int:
       mouse verify recordings                           written by mouse convert: every file has its SHA-256 noted
       mouse verify halfcheetah.hdf5 --final drop --digest 5f0c...
       mouse verify recordings --strict                  status 1 where there is nothing to compare with, for scripts
+      mouse verify runs/collect                         the folder of a DatasetStore.open, also while it is written
 
     status: 0 whole, 1 nothing to compare with (or not for all) and --strict, 2 damaged, or data that cannot be used
     """
@@ -239,6 +240,39 @@ def run_verify(chosen: argparse.Namespace) -> int:
         )
     print(said)  # noqa: T201
     return 1 if chosen.strict and (found.left or not found.compared) else 0
+
+
+# ---------------------------------------------------------------------- mouse repair
+
+
+def declare_repair(parser: argparse.ArgumentParser) -> None:
+    """The arguments of ``mouse repair``."""
+    parser.add_argument("folder", metavar="FOLDER", help="the folder of a DatasetStore.open that nobody is writing")
+    parser.add_argument("--dry-run", action="store_true", help="say what would be done, and change nothing")
+
+
+def run_repair(chosen: argparse.Namespace) -> int:
+    """Make a store of what is whole in a folder in which files are damaged.
+
+    examples:
+      mouse repair runs/collect --dry-run               what would be dropped
+      mouse repair runs/collect                         damaged files go into runs/collect/damaged
+
+    Rows behind a damaged file are kept from the first on that an episode begins with.
+
+    status: 0 whole, or whole now, 2 what cannot be repaired
+    """
+    from mouse_core.store.disk.checking import repair
+
+    done = repair(chosen.folder, dry_run=chosen.dry_run, progress=wants_bar())
+    for line in done.said:
+        print(line)  # noqa: T201
+    if not done.said:
+        print(f"{done.path}: {done.rows:,} rows, all whole; nothing was done")  # noqa: T201
+    else:
+        would = "would stay" if chosen.dry_run else "are whole"
+        print(f"{done.path}: {done.rows:,} rows {would}")  # noqa: T201
+    return 0
 
 
 # ---------------------------------------------------------------------- mouse push

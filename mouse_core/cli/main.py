@@ -175,6 +175,7 @@ _COMMANDS: dict[str, Command] = {
     "preprocess": (declare_preprocess, run_preprocess),
     "stats": (declare_stats, run_stats),
     "verify": (data.declare_verify, data.run_verify),
+    "repair": (data.declare_repair, data.run_repair),
     "push": (data.declare_push, data.run_push),
     "bench": (_declare_bench, _run_bench),
 }

@@ -16,6 +16,8 @@ from mouse_core.formats import opening
 from mouse_core.formats._files.parquet import has_checksums
 from mouse_core.formats.base import RowStream, rows_digest
 from mouse_core.formats.columns.embedding import embedded
+from mouse_core.store.disk.checking import check_store
+from mouse_core.store.disk.manifest import looks_like_store
 
 # What a format itself keeps to tell damage, which its reader compares.
 _KEPT = {
@@ -58,7 +60,8 @@ def verify(
 
     ``convert`` and ``RowStream.write`` note the SHA-256 of every file, of Parquet files in themselves: these are
     compared without looking into the files. All else is read through, so that whatever the format itself keeps is
-    compared; images that rows name by path are read with it, and count in the digest as ``convert`` has it.
+    compared; images that rows name by path are read with it, and count in the digest as ``convert`` has it. Of the
+    folder of a ``DatasetStore.open``, which may be written meanwhile, every file is held against its checksums.
 
     Args:
         path: A file or folder.
@@ -71,6 +74,8 @@ def verify(
         DataError: Something is not what was written; the message names the file, or all of them.
     """
     root = Path(path)
+    if looks_like_store(root):
+        return _verify_store(root, digest, progress, options)
     known = _all_noted(root)
     sealed = _check_files(root, known, progress)
     stream = opening.open(path, **options)
@@ -87,6 +92,20 @@ def verify(
     if not compared:
         compared, left = _kept_by_format(stream, sealed)
     return Verified(os.fspath(path), rows, found, compared, left)
+
+
+def _verify_store(root: Path, digest: str | None, progress: bool, options: dict[str, Any]) -> Verified:
+    """The same for a folder that a store writes."""
+    found = check_store(root, progress=progress)
+    if found.wrong:
+        raise DataError(f"{'; '.join(found.wrong.values())}; mouse repair {root} keeps what is whole")
+    rows, known = found.rows, None
+    if digest is not None:
+        rows, known = _read_through(opening.open(root, **options), progress)
+        if known != digest.strip().lower():
+            raise DataError(f"{root}: expected rows with the digest {digest}, found {known}")
+    files = "its only file has" if found.files == 1 else f"each of {found.files} files has"
+    return Verified(str(root), rows, known, f"{files} the checksums that were noted when it was written")
 
 
 def _check_files(root: Path, known: dict[Path, Noted], progress: bool) -> set[Path]:

@@ -17,6 +17,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -112,6 +113,11 @@ class Manifest:
         """How many rows are in sealed segments."""
         return sum(one.rows for one in self.segments)
 
+    def firsts(self) -> list[int]:
+        """How many rows were before each segment, those that are not kept included; of (40, 30, 30), 0, 40 and 70."""
+        rows = (one.rows for one in self.segments[:-1])
+        return list(accumulate(rows, initial=self.dropped)) if self.segments else []
+
     def file_numbers(self) -> set[int]:
         """The numbers of all files."""
         return {one.number for one in self.segments} | {one.number for one in self.tails}
@@ -163,6 +169,11 @@ def is_store(folder: Path) -> bool:
     except OSError:
         return False
     return head.startswith(_HEAD) and _KEY.encode() in head
+
+
+def looks_like_store(folder: Path) -> bool:
+    """Whether a folder is that of a store, be it whole or not; never fails."""
+    return is_store(folder) or ((folder / NAME).is_file() and (folder / "segments").is_dir())
 
 
 def parse_manifest(file: Path, text: bytes) -> Manifest:

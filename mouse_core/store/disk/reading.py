@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Set
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -87,12 +88,12 @@ class FolderRows(Rows):
             first += sealed.rows
         self.segments[:] = segments
         self._end, self.count, self._kept = first, first - manifest.dropped, None
-        self._have(lease)
+        self._have(lease, manifest.file_numbers())
 
-    def _have(self, lease: Lease) -> None:
-        """Keep the files of the state that there is; those of older ones are kept by whoever still has their rows."""
+    def _have(self, lease: Lease, named: Set[int]) -> None:
+        """Keep the files that a state names; those of older ones are kept by whoever still has their rows."""
         for segment in self.segments:
-            if isinstance(segment, SealedSegment):
+            if isinstance(segment, SealedSegment) and segment.file.sealed.number in named:
                 segment.file.lease = lease
 
     def sealed_segment(self, manifest: Manifest, sealed: Sealed, first: int) -> SealedSegment:

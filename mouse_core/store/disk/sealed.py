@@ -189,7 +189,8 @@ def rows_of(folder: Path, first: int, count: int, *, but: int = -1) -> pa.Table:
         low, high = max(first, begin), min(first + count, begin + sealed.rows)
         if low < high:
             if sealed.number == but:
-                raise DataError(f"{wanted} in {sealed.name}, found no such file")
+                rows = f"{first}..{first + count - 1}"
+                raise damaged(folder / sealed.name, f"expected a file with the rows {rows}, found none")
             file = SealedFile(folder, sealed, manifest.schemas[sealed.schema], begin, verify=True)
             parts.append(file.table.slice(low - begin, high - low))
         begin += sealed.rows

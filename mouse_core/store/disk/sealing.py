@@ -1,4 +1,4 @@
-"""Files of rows that take no more, sealed one after the other while others are appended to."""
+"""Files of rows that take no more, sealed one after the other, and put together, while others are appended to."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from pathlib import Path
 import pyarrow as pa
 
 from mouse_core._arrow.dense_copies import DenseBudget
-from mouse_core.errors import StorageError
+from mouse_core.errors import DataError, StorageError
 from mouse_core.files.writing import remove
 from mouse_core.store._schema import StoreSchema
 from mouse_core.store._segments import Segment
 from mouse_core.store.disk.folder import WrittenFolder
 from mouse_core.store.disk.manifest import Manifest, Sealed, Tail
 from mouse_core.store.disk.reading import FolderRows
-from mouse_core.store.disk.sealed import MOST_BYTES, pieces_of, write_segment
+from mouse_core.store.disk.sealed import MOST_BYTES, SealedFile, SealedSegment, pieces_of, write_segment
 from mouse_core.store.disk.tail import TailFile
 from mouse_core.store.disk.tails import TailSegment
-from mouse_core.store.disk.upkeep import Limits
+from mouse_core.store.disk.upkeep import Limits, small_run
 
 
 class SealingRows(FolderRows):
@@ -40,6 +40,7 @@ class SealingRows(FolderRows):
         # Files that take no more rows and are not sealed yet, in their order, with their segments.
         self._waiting: list[tuple[TailFile, TailSegment]] = []
         self._sealing: threading.Thread | None = None
+        self._merges = True
         try:
             self._adopt(self._folder.manifest, self._folder.lease)
             self._recover()
@@ -64,8 +65,14 @@ class SealingRows(FolderRows):
             else:
                 tail.close()
         if tuple(tails) != manifest.tails:
-            self._folder.replace(replace(manifest, tails=tuple(tails)))
+            self._replace(replace(manifest, tails=tuple(tails)))
             self._folder.clean()
+
+    def _replace(self, manifest: Manifest) -> None:
+        """Have another manifest, whose files are kept from now on; who has others' rows keeps those."""
+        self._folder.replace(manifest)
+        named = self._folder.manifest.file_numbers()
+        self._have(self._folder.lease, named)
 
     @property
     def end(self) -> int:
@@ -95,13 +102,16 @@ class SealingRows(FolderRows):
 
     def _seal_in_background(self) -> None:
         """Have the files that wait sealed by a thread, which ends with the last of them."""
-        if self._waiting and (self._sealing is None or not self._sealing.is_alive()):
+        if (self._waiting or self._small()) and (self._sealing is None or not self._sealing.is_alive()):
             self._sealing = threading.Thread(target=self._seal_quietly, name="mouse-sealing", daemon=True)
             self._sealing.start()
 
     def _seal_quietly(self) -> None:
         try:
             self._seal_all()
+            self._merge_all()
+        except DataError:
+            self._merges = False  # whoever reads the damaged file is told, and nobody else
         except (StorageError, MemoryError):
             pass  # the rows are where they are; the next flush tries again, and closing says what is wrong
 
@@ -119,18 +129,21 @@ class SealingRows(FolderRows):
         self._seal_all()
 
     def _seal_all(self) -> None:
-        while self._waiting:
-            tail, segment = self._waiting[0]
+        while waiting := self._waiting[:1]:
+            tail, segment = waiting[0]
             first = segment.place[1] if segment.place else 0
             sealed, manifest = self._written(self._pieces_of([segment]), appended=True)
             with self.lock:
+                if self._waiting[:1] != waiting:  # its rows were dropped meanwhile
+                    self._remove(sealed)
+                    continue
                 self._name_sealed(sealed, manifest.schemas, tails=self._folder.manifest.tails[1:])
                 at = self.segments.index(segment)
                 self.segments[at : at + 1] = self._segments_of(sealed, first)
                 self._kept = None
                 del self._waiting[0]
                 tail.close()
-                self._drop()
+                self.drop()
                 self._folder.clean()
 
     def _write_segments(self, segments: Sequence[Segment]) -> None:
@@ -141,21 +154,68 @@ class SealingRows(FolderRows):
         self.segments += self._segments_of(sealed, first)
         self.count += sum(one.rows for one in sealed)
         self._kept = None
-        self._drop()
+        self.drop()
 
-    def _drop(self) -> None:
-        """Forget the oldest rows, where there are more than are to stay."""
+    def drop(self, rows: int = 0, size: int = 0) -> None:
+        """Forget the oldest rows, where there are more than are to stay.
+
+        Args:
+            rows: How many there are or will be beside those in files that take no more.
+            size: How many bytes.
+        """
         before = self._folder.manifest
-        manifest = self.limits.retained(before, rows=self.count - before.rows)
-        dropped = len(before.segments) - len(manifest.segments)
-        if dropped:
-            self._folder.replace(manifest)
-            # Snapshots have a list of their own.
-            del self.segments[:dropped]
-            self.count -= manifest.dropped - before.dropped
-            self._kept = None
-            self._have(self._folder.lease)
-            self._folder.clean()
+        files = [(one.rows, one.bytes) for one in before.segments]
+        files += [(tail.extent.count, tail.layout.nbytes) for tail, _ in self._waiting]
+        number = self.limits.too_many(files, rows, size)
+        if not number:
+            return
+        gone = sum(of_rows for of_rows, _ in files[:number])
+        tails = max(0, number - len(before.segments))
+        segments, dropped = before.segments[number:], before.dropped + gone
+        self._replace(replace(before, segments=segments, tails=before.tails[tails:], dropped=dropped))
+        for tail, _ in self._waiting[:tails]:
+            tail.close()
+        del self._waiting[:tails]
+        # Snapshots have a list of their own.
+        del self.segments[:number]
+        self.count -= gone
+        self._kept = None
+        self._folder.clean()
+
+    # ------------------------------------------------------------------ merging
+
+    def _small(self) -> range:
+        """Which neighbours are to be put together."""
+        if not self._merges:
+            return range(0)
+        return small_run(self._folder.manifest.segments, *self.limits.of_a_file(MOST_BYTES))
+
+    def _merge_all(self) -> None:
+        """Put small neighbours together, file by file."""
+        while run := self._small():
+            before = self._folder.manifest
+            parts, firsts = before.segments[run.start : run.stop], before.firsts()[run.start :]
+            schema = before.schemas[parts[0].schema]
+            # What is damaged must not get checksums of its own.
+            files = [
+                SealedFile(self.folder_path, one, schema, first, verify=True)
+                for one, first in zip(parts, firsts, strict=False)
+            ]
+            table = pa.concat_tables([file.table for file in files])
+            sealed, _ = write_segment(self.folder_path, self._folder.take_number(), table)
+            sealed = sealed._replace(schema=parts[0].schema, appended=parts[0].appended)
+            with self.lock:
+                now = self._folder.manifest
+                at = next((place for place, one in enumerate(now.segments) if one == parts[0]), -1)
+                if at < 0 or now.segments[at : at + len(parts)] != parts:  # some were dropped meanwhile
+                    self._remove([sealed])
+                    continue
+                first = now.firsts()[at]
+                segments = (*now.segments[:at], sealed, *now.segments[at + len(parts) :])
+                self._replace(replace(now, segments=segments))
+                self.segments[at : at + len(parts)] = self._segments_of([sealed], first)
+                self._kept = None
+                self._folder.clean()
 
     def _pieces_of(self, segments: Sequence[Segment]) -> Iterator[pa.Table]:
         """The rows of segments as those of the files that they are to be in."""
@@ -172,10 +232,14 @@ class SealingRows(FolderRows):
                     manifest, which = manifest.with_schema(schema)
                     written.append(sealed._replace(schema=which, appended=appended))
         except BaseException:
-            for sealed in written:
-                remove(self.folder_path / sealed.name)
+            self._remove(written)
             raise
         return written, manifest
+
+    def _remove(self, written: Sequence[Sealed]) -> None:
+        """Remove files that no manifest ever named."""
+        for sealed in written:
+            remove(self.folder_path / sealed.name)
 
     def _name_sealed(
         self, sealed: Sequence[Sealed], schemas: tuple[pa.Schema, ...], tails: tuple[Tail, ...] | None = None
@@ -187,14 +251,14 @@ class SealingRows(FolderRows):
             places.append(one._replace(schema=which))
         segments = (*now.segments, *places)
         tails = now.tails if tails is None else tails
-        self._folder.replace(replace(now, about=self.schema.about(), segments=segments, tails=tails))
+        self._replace(replace(now, about=self.schema.about(), segments=segments, tails=tails))
 
-    def _segments_of(self, sealed: Sequence[Sealed], first: int) -> list[Segment]:
-        made: list[Segment] = []
+    def _segments_of(self, sealed: Sequence[Sealed], first: int) -> list[SealedSegment]:
+        made: list[SealedSegment] = []
         for one in sealed:
             made.append(self.sealed_segment(self._folder.manifest, self._named(one), first))
             first += one.rows
-        self._have(self._folder.lease)
+            made[-1].file.lease = self._folder.lease
         return made
 
     def _named(self, sealed: Sealed) -> Sealed:
@@ -204,7 +268,7 @@ class SealingRows(FolderRows):
     def _write_about(self) -> None:
         about = self.schema.about()
         if about != self._folder.manifest.about:
-            self._folder.replace(replace(self._folder.manifest, about=about))
+            self._replace(replace(self._folder.manifest, about=about))
 
 
 def _show(rows_of: weakref.ref[SealingRows]) -> None:

@@ -56,24 +56,21 @@ class Limits:
         size = most_bytes if self.max_bytes is None else min(most_bytes, self.max_bytes // PARTS)
         return size, None if self.max_rows is None else self.max_rows // PARTS
 
-    def retained(self, manifest: Manifest, rows: int = 0, size: int = 0) -> Manifest:
-        """A manifest without the oldest segments, as many as there are too many rows or bytes.
-
-        The newest segment stays, however large it is.
+    def too_many(self, files: Sequence[tuple[int, int]], rows: int = 0, size: int = 0) -> int:
+        """How many of the oldest files are to go. The newest stays, however large it is.
 
         Args:
-            manifest: What there is.
-            rows: Rows that there are or will be beside those of sealed segments.
+            files: Rows and bytes of each, the oldest first.
+            rows: Rows that there are or will be beside them.
             size: Bytes, likewise.
         """
-        rows, size, drop = rows + manifest.rows, size + sum(one.bytes for one in manifest.segments), 0
-        for one in manifest.segments[:-1]:
-            too_many = self.max_rows is not None and rows > self.max_rows
-            if not too_many and (self.max_bytes is None or size <= self.max_bytes):
-                break
-            rows, size, drop = rows - one.rows, size - one.bytes, drop + 1
-        dropped = manifest.dropped + sum(one.rows for one in manifest.segments[:drop])
-        return replace(manifest, segments=manifest.segments[drop:], dropped=dropped) if drop else manifest
+        rows, size = rows + sum(one for one, _ in files), size + sum(one for _, one in files)
+        for number, (of_rows, of_bytes) in enumerate(files):
+            fits = self.max_rows is None or rows <= self.max_rows
+            if number == len(files) - 1 or (fits and (self.max_bytes is None or size <= self.max_bytes)):
+                return number
+            rows, size = rows - of_rows, size - of_bytes
+        return 0
 
 
 ALL = Limits()

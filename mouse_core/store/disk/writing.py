@@ -22,7 +22,7 @@ from mouse_core.store.disk.reading import Refusing
 from mouse_core.store.disk.sealed import MOST_BYTES
 from mouse_core.store.disk.sealing import SealingRows
 from mouse_core.store.disk.tail import TailFile
-from mouse_core.store.disk.upkeep import Limits
+from mouse_core.store.disk.upkeep import ALL, Limits
 
 if TYPE_CHECKING:
     from mouse_core.about.dataset import About
@@ -80,15 +80,18 @@ class FolderAppender(Appender):
         most_bytes, most_rows = self._all.limits.of_a_file(MOST_BYTES)
         most = min(max(16, most_bytes // row_bytes), most_rows or _MOST_TOGETHER)
         usual = min(max(_FIRST_ROWS, _FIRST_BYTES // row_bytes, 2 * before), most)
-        rows = max(usual, min(coming, max(16, _MOST_TOGETHER // row_bytes)))
+        together = max(16, _MOST_TOGETHER // row_bytes) if self._all.limits == ALL else most
+        rows = max(usual, min(coming, together))
         self._number, path = self._all.new_tail()
         often = self._all.sync != "none" and row_bytes <= _FEW_BYTES
         self._candidate = TailFile.create(path, columns, rows, often=often)
         return self._candidate.extent
 
     def _has_room(self, extent: Extent, coming: int) -> bool:
-        # Rows that come together are in one file, so that all of them count, or none does.
-        return extent.rows - extent.count >= max(coming, 1)
+        # Rows that come together are in one file, so that all of them count, or none does; unless old ones are to be
+        # dropped a file at a time, and these are too many for one.
+        room = extent.rows - extent.count
+        return room >= max(coming, 1) or (room > 0 and self._all.limits != ALL and coming > extent.rows // 2)
 
     def _open(self, extent: Extent) -> None:
         if extent is self._extent:
@@ -107,6 +110,7 @@ class FolderAppender(Appender):
             raise
         self.close()
         self.tail, self._extent, self._first = tail, extent, first
+        self._all.drop(rows=extent.rows, size=tail.layout.nbytes)
 
 
 class _SyncedAppender(FolderAppender):
@@ -194,7 +198,7 @@ class WrittenRows(SealingRows):
             self._check()
         self._wait_for_sealing()
         with self.lock:
-            self._folder.replace(replace(self._folder.manifest, segments=(), tails=(), dropped=self.end))
+            self._replace(replace(self._folder.manifest, segments=(), tails=(), dropped=self.end))
             self._waiting.clear()
             self.segments, self.count, self._kept = [], 0, None
             self.appender = self._new_appender()
@@ -232,7 +236,7 @@ class WrittenRows(SealingRows):
             last = tails.pop()
             tails += [] if rows_before is None else [last._replace(rows=rows_before)]
         tails.append(Tail(number, schema))
-        self._folder.replace(replace(manifest, about=self.schema.about(), tails=tuple(tails)))
+        self._replace(replace(manifest, about=self.schema.about(), tails=tuple(tails)))
 
     def retire(self, tail: TailFile, first: int) -> None:
         """Seal a file, soon."""

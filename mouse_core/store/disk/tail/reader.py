@@ -99,6 +99,28 @@ class TailReader:
         check_not_fewer(name, self._sums.rows, told_of)
         return self._sums.rows
 
+    def whole(self) -> int:
+        """How many rows come before the first that are damaged, of those that were committed."""
+        commits = read_commits(self._places, self.layout)
+        if not commits:
+            return 0
+        commit, sums = commits[0], self._sums.copy()
+
+        def full(block: int, found: list[int]) -> None:
+            if [int(word) for word in self._table[block]] != found:
+                raise _DamagedBlock(block * self.layout.block_rows)
+
+        try:
+            sums.advance(commit.rows, commit.since, full)
+            last = sums.rows // self.layout.block_rows * self.layout.block_rows
+            rows = commit.rows if sums.now == commit.sums else last
+        except _DamagedBlock as damage:
+            rows = damage.begin
+        self._since = commit.since
+        if self._objects is not None and rows:
+            _, self._values = read_objects_of(self._objects, self.layout, self._arrays, 0, 0, rows)
+        return rows
+
     def extent(self, rows: int) -> TailExtent:
         """The first ``rows`` rows, of those ``committed`` spoke of."""
         since = np.where(self._since > rows, 0, self._since)
@@ -111,3 +133,11 @@ class TailReader:
         """Let go of the files; what was read of them stays."""
         if self._objects is not None:
             self._objects.close()
+
+
+class _DamagedBlock(Exception):
+    """A block's rows are not those that were written."""
+
+    def __init__(self, begin: int) -> None:
+        super().__init__(begin)
+        self.begin = begin

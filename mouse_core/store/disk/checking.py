@@ -1,0 +1,238 @@
+"""Whether every byte of a store's folder is what was written, and a folder without what is not."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from mouse_core._base.progress import progress_bar
+from mouse_core.about.dataset import with_about
+from mouse_core.errors import MouseError
+from mouse_core.files.writing import make_folder, storing, sync_folders
+from mouse_core.store.disk.folder import ReadFolder, WrittenFolder
+from mouse_core.store.disk.manifest import Manifest, Sealed, Tail
+from mouse_core.store.disk.sealed import SealedFile, write_segment
+from mouse_core.store.disk.tail import TailFile, TailReader
+
+ASIDE = "damaged"
+"""The folder, in that of a store, that ``repair`` puts damaged files into."""
+
+
+@dataclass(frozen=True)
+class Checked:
+    """What was found in a store's folder.
+
+    Args:
+        rows: How many are whole.
+        files: How many were looked at.
+        wrong: What is wrong with each that is damaged, by its name in the folder.
+    """
+
+    rows: int
+    files: int
+    wrong: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Repaired:
+    """What became of a store's folder.
+
+    Args:
+        path: The folder.
+        rows: How many are there now.
+        dropped_rows: How many are not any more, of sealed files; of others it is not known.
+        said: What was done, a sentence each; empty where all was whole.
+    """
+
+    path: str
+    rows: int
+    dropped_rows: int
+    said: tuple[str, ...]
+
+
+def check_store(folder: Path, *, progress: bool = False) -> Checked:
+    """Read all files of a store's folder, and hold them against the checksums that were noted when they were written.
+
+    Args:
+        folder: The folder; somebody may be writing to it.
+        progress: Whether a bar shows how far it is.
+
+    Raises:
+        ConfigError: There is no store.
+        DataError: The manifest is damaged, without which nothing is known of the other files.
+    """
+    read = ReadFolder(folder)
+    manifest, rows, wrong = read.manifest, 0, {}
+    total = sum(one.bytes for one in manifest.segments)
+    with progress_bar("verifying", total=total, unit="bytes", enabled=progress and total > 0) as advance:
+        for number, one in enumerate(manifest.segments):
+            reason = _wrong_with(folder, manifest, number)
+            if reason:
+                wrong[one.name] = reason
+            rows += 0 if reason else one.rows
+            advance(one.bytes)
+    for tail in manifest.tails:
+        try:
+            reader = TailReader(folder / tail.name)
+            rows += reader.committed()
+            reader.close()
+        except MouseError as error:
+            wrong[tail.name] = str(error)
+    # Until here nobody may remove what the manifest names.
+    read.close()
+    return Checked(rows, len(manifest.segments) + len(manifest.tails), wrong)
+
+
+def _wrong_with(folder: Path, manifest: Manifest, number: int) -> str:
+    """What is wrong with a sealed segment, in words; empty if nothing is."""
+    try:
+        _table(folder, manifest, number, verify=True).validate(full=True)
+    except (MouseError, pa.ArrowException) as error:
+        return str(error)
+    return ""
+
+
+def _table(folder: Path, manifest: Manifest, number: int, *, verify: bool = False) -> pa.Table:
+    sealed = manifest.segments[number]
+    return SealedFile(folder, sealed, manifest.schemas[sealed.schema], manifest.firsts()[number], verify=verify).table
+
+
+# ---------------------------------------------------------------------- without what is damaged
+
+
+def repair(path: str | os.PathLike[str], *, dry_run: bool = False, progress: bool = False) -> Repaired:
+    """Make a store of what is whole in a folder.
+
+    Files that are damaged are put into a folder ``damaged`` beside the others. Rows behind a gap follow, from the first
+    on that an episode begins with, so that no window goes across it; the rest of the broken episode is dropped, too.
+
+    Args:
+        path: The folder; nobody may be writing to it.
+        dry_run: Whether nothing is changed, and only what would be is said.
+        progress: Whether a bar shows how far it is.
+
+    Raises:
+        ConfigError: There is no store, or another process writes to it.
+        DataError: The manifest is damaged, without which nothing is known of the other files.
+        StorageError: The folder cannot be written; it is as it was.
+    """
+    folder = Path(path)
+    found = check_store(folder, progress=progress)
+    if not found.wrong:
+        return Repaired(str(path), found.rows, 0, ())
+    written = WrittenFolder(folder)
+    try:
+        return _Repair(written, found.wrong, dry_run).run()
+    finally:
+        written.close()
+
+
+class _Repair:
+    """A folder without the files that something is wrong with.
+
+    Args:
+        written: The folder.
+        wrong: What is wrong with each, by its name.
+        dry_run: See ``repair``.
+    """
+
+    def __init__(self, written: WrittenFolder, wrong: dict[str, str], dry_run: bool) -> None:
+        self.written, self.folder, self.wrong, self.dry_run = written, written.path, wrong, dry_run
+        self.before = written.manifest
+        self.after = replace(self.before, segments=(), tails=())
+        self.said: list[str] = []
+        self.dropped, self.after_gap = 0, False
+
+    def run(self) -> Repaired:
+        """Write what is to be written again, and have a manifest of what is whole."""
+        for number, one in enumerate(self.before.segments):
+            if one.name in self.wrong:
+                self.said.append(f"{self.wrong[one.name]}: its {one.rows:,} rows are dropped")
+                self.dropped, self.after_gap = self.dropped + one.rows, True
+            elif self.after_gap:
+                self._add(_table(self.folder, self.before, number), one, self.folder / one.name)
+            else:
+                self.after = replace(self.after, segments=(*self.after.segments, one))
+        for tail in self.before.tails:
+            self._take_tail(tail)
+        if not self.dry_run:
+            self._put_aside()
+            self.written.replace(self.after)
+            self.written.clean()
+        return Repaired(str(self.folder), self.after.rows, self.dropped, tuple(self.said))
+
+    def _take_tail(self, tail: Tail) -> None:
+        """Seal the rows of a file that was appended to, as far as they are whole."""
+        path = self.folder / tail.name
+        if tail.name not in self.wrong:
+            file = TailFile.recover(path)
+            self._add(file.extent.to_table(file.extent.count), None, path)
+            file.close()
+            return
+        self.said.append(f"{self.wrong[tail.name]}: its rows are dropped")
+        try:
+            reader = TailReader(path)
+            whole = reader.whole()
+            table = reader.extent(whole).to_table(whole) if whole else None
+        except MouseError:
+            whole, table = 0, None
+        if table is not None:
+            self.said[-1] = f"{self.wrong[tail.name]}: its rows from {whole:,} on are dropped"
+            self._add(table, None, path)
+        self.after_gap = True
+
+    def _add(self, table: pa.Table, sealed: Sealed | None, path: Path) -> None:
+        """Take the rows of a file, behind a gap from the first on that an episode begins with."""
+        first = _first_episode(table, self.before) if self.after_gap else 0
+        if first:
+            self.said.append(f"{path}: its first {first:,} rows, the rest of a broken episode, are dropped")
+            self.dropped += first
+        if first == table.num_rows:
+            return
+        self.after_gap = False
+        if first or sealed is None:
+            sealed = self._written_again(table.slice(first))
+        self.after = replace(self.after, segments=(*self.after.segments, sealed))
+
+    def _written_again(self, table: pa.Table) -> Sealed:
+        if self.dry_run:
+            return Sealed(0, table.num_rows, 0, "", 0)
+        sealed, schema = write_segment(self.folder, self.written.take_number(), table)
+        self.after, which = self.after.with_schema(schema)
+        return sealed._replace(schema=which)
+
+    def _put_aside(self) -> None:
+        """Give damaged files another name, under which they stay when the manifest does not name them."""
+        with storing(f"store {self.folder}"):
+            make_folder(self.folder / ASIDE)
+            for file in self._damaged():
+                os.link(file, self.folder / ASIDE / file.name)
+            sync_folders([self.folder / ASIDE])
+
+    def _damaged(self) -> Iterator[Path]:
+        for name in self.wrong:
+            path = self.folder / name
+            for file in path.parent.glob(f"{path.stem}.*"):
+                if not (self.folder / ASIDE / file.name).exists():
+                    yield file
+
+
+def _first_episode(table: pa.Table, manifest: Manifest) -> int:
+    """The first row that an episode begins with, as far as rows say so; all rows if none does."""
+    from mouse_core.store.dataset_store import DatasetStore
+
+    try:
+        snapshot = DatasetStore().from_dataset(with_about(table, manifest.about)).snapshot()
+        if not {"time", "done"} & snapshot.readers.keys():
+            return 0
+        starts = snapshot.episode_starts
+        if "time" in snapshot.readers and snapshot.stored("time", starts[:1])[0] == 0:
+            return 0
+    except (MouseError, ValueError):
+        return 0
+    # Row 0 is the first of any rows, whether an episode begins there or goes on.
+    return int(starts[1]) if len(starts) > 1 else table.num_rows

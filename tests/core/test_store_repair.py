@@ -1,0 +1,152 @@
+"""`mouse verify` and `mouse repair` of a store's folder: which file is damaged, and what is whole without it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from mouse_core import ConfigError, DataError, DatasetStore
+from mouse_core.cli import main
+from mouse_core.formats.verifying import verify
+from mouse_core.store.disk.checking import repair
+from tests.core.disk_cases import check_batches, numbers_in, rows_of
+from tests.core.test_store_crash import make
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _at_once() -> Iterator[None]:
+    """Nothing waits for the disk."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda file: None)
+        patch.setattr(os, "fdatasync", lambda file: None)
+        yield
+
+
+PARTS = (40, 30, 30)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A store of three sealed files, of 40, 30 and 30 rows; episodes have 7 rows."""
+    for first, count in zip((0, 40, 70), PARTS, strict=True):
+        with DatasetStore.open(tmp_path / "store", "a") as store:
+            store.extend(rows_of("mixed", first, count))
+    return tmp_path / "store"
+
+
+def flip(path: Path, at: float = 0.5) -> None:
+    data = bytearray(path.read_bytes())
+    data[int(len(data) * at)] ^= 8
+    path.write_bytes(data)
+
+
+def sealed(folder: Path) -> list[Path]:
+    return sorted((folder / "segments").iterdir())
+
+
+def test_what_is_whole_is_verified(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = verify(folder)
+    assert (found.rows, found.left) == (100, "")
+    assert main(["verify", str(folder), "--strict"]) == 0
+    out = capsys.readouterr().out
+    assert (
+        out == f"{folder}: 100 rows\nverified: each of 3 files has the checksums that were noted when it was written\n"
+    )
+    assert main(["repair", str(folder)]) == 0
+    assert capsys.readouterr().out == f"{folder}: 100 rows, all whole; nothing was done\n"
+
+
+@pytest.mark.parametrize("damage", [flip, Path.unlink, lambda path: path.write_bytes(path.read_bytes()[:-9])])
+def test_which_file_is_damaged_is_said(damage: object, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hurt = sealed(folder)[1]
+    damage(hurt)  # type: ignore[operator]
+    assert main(["verify", str(folder)]) == 2
+    said = capsys.readouterr().err
+    assert str(hurt) in said
+    assert f"mouse repair {folder} keeps what is whole" in said
+    assert not any(str(path) in said for path in sealed(folder) if path != hurt)
+
+
+def test_what_is_whole_is_kept_without_the_rest_of_a_broken_episode(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Rows 40..69 are damaged; row 70 begins an episode, as 70 is 10 times 7."""
+    hurt, content = sealed(folder)[1], sealed(folder)[1].read_bytes()
+    flip(hurt)
+    damaged = hurt.read_bytes()
+    before = (folder / "manifest.json").read_bytes()
+    assert repair(folder, dry_run=True).rows == 70
+    assert (folder / "manifest.json").read_bytes() == before
+    assert hurt.exists()
+    assert main(["repair", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert re.search(rf"{hurt}: expected the digest .*: its 30 rows are dropped\n.*70 rows are whole", out)
+    with DatasetStore.open(folder) as store:
+        assert [row["number"] for row in store[:]] == [*range(40), *range(70, 100)]
+        assert store.episodes.column("length").to_pylist() == [7] * 5 + [5] + [7] * 4 + [2]
+    assert not hurt.exists()
+    assert (folder / "damaged" / hurt.name).read_bytes() == damaged != content
+    with DatasetStore.open(folder, "a") as store:
+        store.extend(rows_of("mixed", 100, 5))
+    assert verify(folder).rows == 75
+    assert repair(folder).said == ()
+
+
+def test_an_episode_that_lost_its_beginning_is_dropped(folder: Path) -> None:
+    """Rows 0..39 are damaged, and 40 and 41 belong to the episode of 35..41."""
+    flip(sealed(folder)[0])
+    done = repair(folder)
+    assert (done.rows, done.dropped_rows) == (58, 42)
+    assert any("its first 2 rows, the rest of a broken episode" in line for line in done.said)
+    with DatasetStore.open(folder) as store:
+        assert numbers_in(store) == range(42, 100)
+        check_batches(store)
+    folder_files = [path.name for path in folder.iterdir()]
+    assert "damaged" in folder_files
+
+
+@pytest.mark.parametrize("kind", ["numbers", "mixed"])
+def test_rows_before_damage_in_a_file_of_appended_rows_are_kept(kind: str, tmp_path: Path) -> None:
+    """A process was killed before it closed the store, and its file was damaged later."""
+    folder = tmp_path / "store"
+    make(folder, kind, closed=False)
+    assert verify(folder).rows == 1000
+    (tail,) = folder.glob("tail-*.rows")
+    data = bytearray(tail.read_bytes())
+    # The last rows of the first column of numbers that is not zero at the file's end.
+    at = max(place for place in range(len(data) // 2, len(data)) if data[place])
+    data[at] ^= 1
+    tail.write_bytes(data)
+    with pytest.raises(DataError, match=rf"{tail}.*mouse repair"):
+        verify(folder)
+    with pytest.raises(DataError, match=str(tail)):
+        numbers_in(DatasetStore.open(folder, "a"))
+    done = repair(folder)
+    assert done.said
+    with DatasetStore.open(folder, "a") as store:
+        found = numbers_in(store)
+        assert found.start == 0
+        assert 100 <= found.stop == done.rows < 1000
+    assert [path.name for path in (folder / "damaged").iterdir() if path.suffix == ".rows"] == [tail.name]
+
+
+def test_who_may_repair(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flip(sealed(folder)[0])
+    with (
+        DatasetStore.open(folder, "a"),
+        pytest.raises(ConfigError, match=r"expected to be its only writer, found process \d+ on .* writing"),
+    ):
+        repair(folder)
+    assert main(["repair", str(folder / "nothing")]) == 2
+    assert "expected a folder with a store" in capsys.readouterr().err
+
+
+def test_a_damaged_manifest_is_named(folder: Path) -> None:
+    flip(folder / "manifest.json")
+    for call in (verify, repair):
+        with pytest.raises(DataError, match=r"manifest.json: expected"):
+            call(folder)
