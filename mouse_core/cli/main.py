@@ -13,6 +13,7 @@ from typing import Any
 from mouse_core.cli import _data as data
 from mouse_core.cli._preprocess import declare_preprocess, run_preprocess
 from mouse_core.cli._stats import declare_stats, run_stats
+from mouse_core.cli._verifying import declare_repair, declare_verify, run_repair, run_verify
 from mouse_core.cli.command import Command, others
 from mouse_core.errors import AlignmentWarning, MouseError
 
@@ -174,8 +175,8 @@ _COMMANDS: dict[str, Command] = {
     "convert": (data.declare_convert, data.run_convert),
     "preprocess": (declare_preprocess, run_preprocess),
     "stats": (declare_stats, run_stats),
-    "verify": (data.declare_verify, data.run_verify),
-    "repair": (data.declare_repair, data.run_repair),
+    "verify": (declare_verify, run_verify),
+    "repair": (declare_repair, run_repair),
     "push": (data.declare_push, data.run_push),
     "bench": (_declare_bench, _run_bench),
 }

@@ -107,8 +107,8 @@ class DatasetStore(Store):
             SchemaError: Options that do not fit what the rows say of themselves.
             StorageError: The folder cannot be read, or be written.
         """
-        from mouse_core.store.disk.opening import open_rows
         from mouse_core.store.disk.upkeep import Limits
+        from mouse_core.store.disk.writing import open_rows
 
         store = cls(**options)
         store._rows = open_rows(path, mode, sync, verify, store._rows, Limits(max_rows, max_bytes))

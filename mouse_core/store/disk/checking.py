@@ -9,14 +9,17 @@ from pathlib import Path
 
 import pyarrow as pa
 
+from mouse_core._arrow.dense_copies import DENSE_BYTES, DenseBudget
 from mouse_core._base.progress import progress_bar
-from mouse_core.about.dataset import with_about
 from mouse_core.errors import MouseError
 from mouse_core.files.writing import make_folder, storing, sync_folders
+from mouse_core.store._schema import StoreSchema
+from mouse_core.store._segments import Segment
 from mouse_core.store.disk.folder import ReadFolder, WrittenFolder
 from mouse_core.store.disk.manifest import Manifest, Sealed, Tail
 from mouse_core.store.disk.sealed import SealedFile, write_segment
 from mouse_core.store.disk.tail import TailFile, TailReader
+from mouse_core.store.snapshot import Snapshot
 
 ASIDE = "damaged"
 """The folder, in that of a store, that ``repair`` puts damaged files into."""
@@ -223,10 +226,10 @@ class _Repair:
 
 def _first_episode(table: pa.Table, manifest: Manifest) -> int:
     """The first row that an episode begins with, as far as rows say so; all rows if none does."""
-    from mouse_core.store.dataset_store import DatasetStore
-
+    segment, dims = Segment(table), {"max_action_dim": None, "max_obs_continuous_dim": None}
     try:
-        snapshot = DatasetStore().from_dataset(with_about(table, manifest.about)).snapshot()
+        schema = StoreSchema((), dims, None, ()).merged([segment], [("the manifest", manifest.about)])
+        snapshot = Snapshot([segment], schema.config(), budget=DenseBudget(DENSE_BYTES))
         if not {"time", "done"} & snapshot.readers.keys():
             return 0
         starts = snapshot.episode_starts

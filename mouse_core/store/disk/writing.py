@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mouse_core._arrow.dense_copies import DenseBudget
-from mouse_core.errors import ClosedError, ForkError, StorageError
-from mouse_core.store._intake import Appender
+from mouse_core.errors import ClosedError, ConfigError, ForkError, StorageError
+from mouse_core.store._intake import Appender, Rows
 from mouse_core.store._schema import StoreSchema
 from mouse_core.store._segments import Segment
 from mouse_core.store._tail.rows import Extent
 from mouse_core.store._tail.values import TailColumn
 from mouse_core.store.disk.manifest import Tail
-from mouse_core.store.disk.reading import Refusing
+from mouse_core.store.disk.reading import ReadRows, Refusing
 from mouse_core.store.disk.sealed import MOST_BYTES
 from mouse_core.store.disk.sealing import SealingRows
 from mouse_core.store.disk.tail import TailFile
@@ -27,6 +27,7 @@ from mouse_core.store.disk.upkeep import ALL, Limits
 if TYPE_CHECKING:
     from mouse_core.about.dataset import About
 
+_SYNC = ("none", "flush", "append")
 # The first file of rows is small, as many stores are; each is twice as large as the one before, up to sealed segments.
 _FIRST_BYTES, _FIRST_ROWS = 1 << 20, 64
 # Rows of so many bytes are few pages of a file between two flushes.
@@ -262,6 +263,24 @@ class WrittenRows(SealingRows):
         """In a forked child: the parent is the one writer."""
         if not isinstance(self.appender, Refusing):
             self._refuse(partial(_forked, self.folder_path, self._process))
+
+
+def open_rows(
+    path: str | os.PathLike[str], mode: str, sync: str, verify: bool, told: Rows, limits: Limits = ALL
+) -> Rows:
+    """The rows of a folder, in a store that was told ``told`` of them, which is empty."""
+    if not isinstance(path, str | os.PathLike):
+        raise ConfigError(f"open: expected the path of a folder, found {path!r:.80}")
+    if mode not in ("r", "a"):
+        raise ConfigError(f"open: expected the mode 'r' or 'a', found {mode!r}")
+    if sync not in _SYNC:
+        raise ConfigError(f"open: expected sync among {list(_SYNC)}, found {sync!r}")
+    # As it is now: whoever changes the folder that the process is in does not move the store.
+    folder = Path(os.path.abspath(os.fspath(path)))
+    if mode == "r":
+        limits.refuse_for_readers()
+        return ReadRows(folder, told.schema, told.budget, verify)
+    return WrittenRows(folder, told.schema, told.budget, verify, sync, limits)
 
 
 # Of the path alone: a store that its own errors refer to would keep files until Python looks for such circles.
