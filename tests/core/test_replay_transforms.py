@@ -775,3 +775,14 @@ def test_a_buffer_is_pickled_with_a_transform_that_reads_other_rows() -> None:
     one, other = buffer.sample(), copied.sample()
     assert one["desired_goal"].tolist() == other["desired_goal"].tolist()
     assert one["relabelled"].any()
+
+
+@pytest.mark.parametrize("transform", [NextView(), NStep(2, 0.5), ReturnsToGo(0.5)], ids=lambda one: type(one).__name__)
+@pytest.mark.parametrize("code", [3, -1])
+def test_codes_of_ones_own_are_refused(transform: Any, code: int) -> None:
+    """A task that was cut short would be taken for a terminal state, from which nothing is expected any more."""
+    batch = {"obs": np.zeros((1, 3)), "action": np.zeros((1, 3)), "reward": np.ones((1, 3)), "done": np.zeros((1, 3))}
+    transform(batch)
+    batch["done"] = np.array([[0, code, 0]])
+    with pytest.raises(DataError, match=rf"'done'.*expected 0 \(alive\), 1 \(terminal\) and 2 .*found {code};"):
+        transform(batch)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from array_api_compat import is_numpy_array, is_torch_array
+
 from mouse_core.dtypes import namespace
-from mouse_core.errors import MissingFieldError, SchemaError
+from mouse_core.errors import DataError, MissingFieldError, SchemaError
 from mouse_core.replay.ground.protocols import TRAJ_KEYS, FieldKey
 from mouse_core.replay.transforms._fields import device_of, find_any, leaves, place_of, steps_of
 from mouse_core.trees import find, key_of, path_of
@@ -47,6 +49,7 @@ def end_codes(batch: Any, done: FieldKey, *, where: str) -> Array:
     Raises:
         MissingFieldError: Neither one of the three nor a number of trajectories is there.
         SchemaError: One of the three is not a single value a step.
+        DataError: Another code; arrays on a device, or of JAX, are not looked at.
     """
     fields = end_fields(batch, done)
     if not fields:
@@ -70,6 +73,7 @@ def end_codes(batch: Any, done: FieldKey, *, where: str) -> Array:
         coded = not xp.isdtype(flags["done"].dtype, "bool")
         codes = xp.where(ended, xp.full_like(codes, TERMINAL), codes)
         if coded:
+            _check_codes(flags["done"], fields["done"], where=where)
             codes = xp.where(flags["done"] == TRUNCATED, xp.full_like(codes, TRUNCATED), codes)
         elif "terminated" in flags:  # the two flags decide; done alone, where neither is set, is an end by force
             codes = xp.where(ended, xp.full_like(codes, TRUNCATED), codes)
@@ -78,6 +82,18 @@ def end_codes(batch: Any, done: FieldKey, *, where: str) -> Array:
     if "terminated" in flags:
         codes = xp.where(flags["terminated"] != 0, xp.full_like(codes, TERMINAL), codes)
     return _cut_short(batch, codes)
+
+
+def _check_codes(done: Array, key: FieldKey, *, where: str) -> None:
+    """Raise DataError for a code of one's own, which would be taken for a terminal state."""
+    if not (is_numpy_array(done) or (is_torch_array(done) and done.device.type == "cpu")) or 0 in done.shape:
+        return
+    for code in (done.min().item(), done.max().item()):
+        if not ALIVE <= code <= TRUNCATED:
+            raise DataError(
+                f"{where}: {key!r}: expected 0 (alive), 1 (terminal) and 2 (truncated), found {code}; a function "
+                "before this transform says which of them it is"
+            )
 
 
 def _cut_short(batch: Any, codes: Array | None) -> Array | None:
