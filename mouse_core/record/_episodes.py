@@ -8,7 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from mouse_core.errors import ConfigError, DataError, RolloutError, SchemaError
+from mouse_core.files.writing import remove
 from mouse_core.record._columns import Row
+from mouse_core.record._running import Running, left_over, missing
 from mouse_core.store.dataset_store import DatasetStore
 
 ON_INTERRUPTED = ("mark", "cut")
@@ -38,16 +40,21 @@ class Sink(Protocol):
         """Forget all rows that are not in the store."""
         ...
 
+    def close(self) -> None:
+        """No more rows come."""
+        ...
+
 
 class Direct:
     """Rows go into the store one by one, but for the last one: it waits, for it may have to say that the episode ended.
 
     Args:
         store: The store. Nobody else may append to it in the middle of an episode.
+        running: Where rows are kept that the store does not have yet.
     """
 
-    def __init__(self, store: DatasetStore) -> None:
-        self._store = store
+    def __init__(self, store: DatasetStore, running: Running | None) -> None:
+        self._store, self._running = store, running
         self._append = store.append
         self._waiting: list[Row] = []
         self._expected = -1  # rows in the store while an episode runs
@@ -56,6 +63,8 @@ class Direct:
         """Take a row. After an error of the store it waits with the others, and is tried again with the next one."""
         waiting = self._waiting
         waiting.append(row)
+        if self._running is not None:
+            self._running.add(row, waiting[:-1])
         self._write(keep=not row["done"])
 
     def _write(self, keep: bool) -> None:
@@ -65,9 +74,12 @@ class Direct:
             self._append(waiting[0])
             row = waiting.pop(0)
             self._expected = -1 if row["done"] else len(self._store)
+        if not waiting and self._running is not None:
+            self._running.end()
 
     def _check_alone(self) -> None:
-        if self._expected not in (-1, len(self._store)):
+        # There may be fewer: a store on disk drops its oldest rows.
+        if 0 <= self._expected < len(self._store):
             raise RolloutError(
                 f"record: expected nobody else to append while an episode is recorded, found {len(self._store)} rows "
                 f"where there were {self._expected}; on_interrupted='cut' adds whole episodes only"
@@ -83,15 +95,24 @@ class Direct:
         """Forget the rows of the running episode that wait."""
         while self._waiting and not self._waiting[-1]["done"]:
             self._waiting.pop()
+        if not self._waiting and self._running is not None:
+            self._running.end()
 
     def settle(self) -> None:
         """Write what waits."""
         self._write(keep=False)
 
+    def close(self) -> None:
+        """No more rows come."""
+        if self._running is not None:
+            self._running.close()
+
     def forget(self) -> None:
         """Forget the rows that wait."""
         self._waiting.clear()
         self._expected = -1
+        if self._running is not None:
+            self._running.end()
 
 
 class Whole:
@@ -100,16 +121,19 @@ class Whole:
     Args:
         store: The store; others may append whole episodes to it meanwhile.
         mark: Whether an episode that is broken off is truncated there; otherwise it is left out.
+        running: Where rows are kept that the store does not have yet.
     """
 
-    def __init__(self, store: DatasetStore, *, mark: bool) -> None:
-        self._store, self._mark = store, mark
+    def __init__(self, store: DatasetStore, *, mark: bool, running: Running | None) -> None:
+        self._store, self._mark, self._running = store, mark, running
         self._columns: dict[str, list[Any]] = {}
         self._ended: list[dict[str, list[Any]]] = []  # more than one only after an error of the store
 
     def put(self, row: Row) -> None:
         """Take a row."""
         columns = self._columns
+        if self._running is not None:
+            self._running.add(row, ())
         if not columns:
             self._columns = {name: [value] for name, value in row.items()}
         else:
@@ -128,21 +152,33 @@ class Whole:
         while self._ended:
             self._store.extend(self._ended[0])
             self._ended.pop(0)
+            self._forget_running()
+
+    def _forget_running(self) -> None:
+        if self._running is not None and not self._ended:
+            self._running.end()
 
     def interrupt(self) -> None:
         """End the episode that is running: truncated, or left out."""
         if self._columns and self._mark:
             self._columns["done"][-1] = TRUNCATED
             self._end()
-        self._columns = {}
+        self.leave_out()
 
     def leave_out(self) -> None:
         """Forget the rows of the running episode."""
         self._columns = {}
+        self._forget_running()
+
+    def close(self) -> None:
+        """No more rows come."""
+        if self._running is not None:
+            self._running.close()
 
     def forget(self) -> None:
         """Forget all rows."""
-        self._columns, self._ended = {}, []
+        self._ended = []
+        self.leave_out()
 
 
 class Episodes:
@@ -216,10 +252,37 @@ class Episodes:
             self._sink.leave_out()
         self._sink.settle()
 
+    def close(self) -> None:
+        """Nothing more is recorded."""
+        self.interrupt()
+        self._sink.close()
+
     def forget(self) -> None:
         """Record nothing more of the episode that is running; what of it is in the store is broken off."""
         self._step = -1
         self._sink.forget()
+
+
+def adopt(store: DatasetStore, *, mark: bool) -> None:
+    """Append what recorders that were killed left beside a store.
+
+    An episode that was running is truncated where it was broken off. With ``mark`` False it is left out, unless some of
+    its rows are in the store.
+
+    Raises:
+        DataError: A damaged file; the message names it.
+        StorageError: The rows cannot be written.
+    """
+    if store.path is None:
+        return
+    for files, rows in left_over(store.path):
+        rest = missing(store, rows)
+        if rest and (mark or rest[-1]["done"] or rest[0]["episode_step"]):
+            rest[-1]["done"] = rest[-1]["done"] or TRUNCATED
+            store.extend([{name: row[name] for name in store.columns} for row in rest] if store.columns else rest)
+            store.flush()
+        for file in files:
+            remove(file)
 
 
 def check_on_interrupted(choice: str) -> str:

@@ -11,7 +11,8 @@ from mouse_core.about.recording import Recording
 from mouse_core.errors import ConfigError
 from mouse_core.record import _about, _columns
 from mouse_core.record._columns import Row
-from mouse_core.record._episodes import Direct, Episodes, Sink, Whole, check_on_interrupted
+from mouse_core.record._episodes import Direct, Episodes, Sink, Whole, adopt, check_on_interrupted
+from mouse_core.record._running import Running
 from mouse_core.store.dataset_store import DatasetStore
 
 SEED = "metadata_episode_seed"
@@ -48,6 +49,7 @@ class Tape:
         self.on_interrupted = check_on_interrupted(on_interrupted)
         self.observations = _columns.observation_columns(observations, images, declared=declared)
         self.actions = _columns.action_columns(actions)
+        adopt(store, mark=self.on_interrupted == "mark")
         # None: not known before the first episode.
         self.has_seeds: bool | None = SEED in store.columns if len(store.columns) else None
         store.describe(_about.about_of(recording, self.observations, self.actions))
@@ -58,8 +60,9 @@ class Tape:
         Args:
             alone: Whether nobody else appends to the store meanwhile.
         """
-        mark = self.on_interrupted == "mark"
-        sink: Sink = Direct(self.store) if alone and mark else Whole(self.store, mark=mark)
+        mark, path = self.on_interrupted == "mark", self.store.path
+        running = None if path is None or not mark else Running(path, keeps_all=not alone)
+        sink: Sink = Direct(self.store, running) if alone and mark else Whole(self.store, mark=mark, running=running)
         return Episodes(sink, self.store.alignment, _columns.placeholder(self.actions))
 
     def seen(self, observation: Row, infos: Row, seed: int | None) -> Row:

@@ -119,7 +119,7 @@ class _GymnasiumRecorder(Recorder):
 
     def close(self) -> None:
         """End the recording, and close the environment. The store stays open."""
-        self.interrupt()
+        self._episodes.close()
         self.env.close()
 
 
@@ -184,5 +184,5 @@ class _DmEnvRecorder(Recorder):
 
     def close(self) -> None:
         """End the recording, and close the environment. The store stays open."""
-        self.interrupt()
+        self._episodes.close()
         self._env.close()

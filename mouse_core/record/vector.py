@@ -180,7 +180,8 @@ class _GymnasiumVectorRecorder(VectorRecorder):
 
     def close(self, **options: Any) -> None:
         """End the recording, and close the environments. The store stays open."""
-        self.interrupt()
+        for episode in self._episodes:
+            episode.close()
         self.env.close(**options)
 
 
