@@ -39,6 +39,9 @@ class Recorder:
             "mark" its last row says truncated, and rows enter the store as they come, all but the latest; with "cut" it
             is left out, and the rows of an episode enter the store when it has ended.
 
+    Where the process is killed in the middle of an episode and the store lies in a folder, the next recorder of it does
+    the same: the rows that the store did not have yet lie beside it.
+
     The seed that an episode was reset with is the column ``metadata_episode_seed``, null in episodes without; it is
     there if the first episode of the store had one.
 

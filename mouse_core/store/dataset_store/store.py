@@ -252,9 +252,9 @@ class DatasetStore(Store):
         if not isinstance(about, About):
             raise ConfigError(f"describe: expected a mouse_core.about.About, found {about!r:.200}")
         rows, said = self._rows, [("describe", about)]
-        with rows.lock:
-            if rows.schema.merged([], said).about() != rows.schema.about():
-                rows.take([], said)
+        # Without the lock: a store in a folder waits in here for a thread that needs it.
+        if rows.schema.merged([], said).about() != rows.schema.about():
+            rows.take([], said)
 
     def append(self, row: Mapping[str, Any]) -> None:
         """Add one step.
