@@ -220,7 +220,7 @@ class SealedSegment(Segment):
         """The steps."""
         return self.file.table
 
-    @property
+    @memo
     def types(self) -> dict[str, pa.DataType]:
         """Arrow types by column name."""
         return dict(zip(self.file.schema.names, self.file.schema.types, strict=True))
