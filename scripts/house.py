@@ -32,7 +32,7 @@ FLOORS = [
     {"_arrow"},
     {"store"},
     {"augment", "sampling", "statistics"},
-    {"batches"},
+    {"batches", "collect"},
     {"groups", "record", "replay", "rollouts"},
     {"formats", "prefetch"},
     {"hub", "inspect", "mixtures"},

@@ -1,4 +1,4 @@
-"""Ray adapter: buffers of ``mouse_core`` as actors, and stores as Ray Datasets."""
+"""Ray adapter: buffers and writers of ``mouse_core`` as actors, and stores as Ray Datasets."""
 
 try:
     import ray as _ray  # noqa: F401
@@ -8,5 +8,6 @@ except ImportError as error:
 from mouse_ray.datasets import read
 from mouse_ray.replay_buffer import ReplayBuffer
 from mouse_ray.rollout_buffer import RolloutBuffer
+from mouse_ray.store_writer import StoreWriter, store_client
 
-__all__ = ["ReplayBuffer", "RolloutBuffer", "read"]
+__all__ = ["ReplayBuffer", "RolloutBuffer", "StoreWriter", "read", "store_client"]

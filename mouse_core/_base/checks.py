@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mouse_core.errors import StateError
+from mouse_core.errors import DataError, SchemaError, StateError
 
 UNREADABLE = (
     *(ValueError, LookupError, TypeError, AttributeError, ArithmeticError),
@@ -85,3 +85,32 @@ def recipe(found: Iterable[object], columns: Iterable[str] = _ELSEWHERE) -> str:
             "alignment='outgoing', and a last row for the final observation of each episode"
         )
     return "; ".join(said)
+
+
+def columns_of(given: Any) -> tuple[Mapping[str, Any], int]:
+    """What was given to ``extend``, by column, and how many rows it is; DataError and SchemaError as there."""
+    columns = _by_column(given) if isinstance(given, list) else as_record(given)
+    try:
+        if columns is None:
+            raise TypeError
+        lengths = {name: len(values) for name, values in columns.items()}
+    except TypeError as error:
+        raise DataError(f"extend: expected a dict of arrays or sequences, found {given!r:.200}") from error
+    if len(set(lengths.values())) > 1:
+        raise DataError(f"extend: expected columns of one length, found {lengths}")
+    return columns, next(iter(lengths.values()), 0)
+
+
+def _by_column(rows: list[Any]) -> dict[str, list[Any]]:
+    """A list of rows as columns."""
+    records: list[dict[str, Any]] = []
+    for number, row in enumerate(rows):
+        record = as_record(row)
+        if record is None:
+            raise DataError(f"extend: expected a list of dicts, found {row!r:.200} at row {number}")
+        records.append(dict(record))
+        if record.keys() != records[0].keys():
+            raise SchemaError(
+                f"extend: expected rows of the columns {list(records[0])}, found {list(record)} at row {number}"
+            )
+    return {name: [record[name] for record in records] for name in (records[0] if records else ())}

@@ -12,10 +12,9 @@ import numpy as np
 import pyarrow as pa
 
 from mouse_core._arrow.dense_copies import DenseBudget
-from mouse_core._base.checks import as_record
 from mouse_core._base.locks import ProcessLock
 from mouse_core.dtypes import RowError
-from mouse_core.errors import ConfigError, DataError, SchemaError
+from mouse_core.errors import ConfigError, DataError
 from mouse_core.files.arrow import check_mapped
 from mouse_core.spec import FieldSpec
 from mouse_core.store._schema import REFUSALS, StoreSchema
@@ -40,13 +39,21 @@ class Rows:
     #: The folder that the rows lie in.
     path: str | None = None
 
+    #: See ``DatasetStore.open``.
+    sync: str = "none"
+
     def __init__(self, schema: StoreSchema, budget: DenseBudget) -> None:
         self.schema, self.budget = schema, budget
         self.segments: list[Segment] = []
-        self.count = 0
+        self.count = self._cleared = 0
         self.appender = Appender(schema, self.segments)
         self.lock = ProcessLock()
         self._kept: Snapshot | None = None
+
+    @property
+    def end(self) -> int:
+        """How many rows there ever were."""
+        return self._cleared + self.count
 
     def seen(self) -> Self:
         """The rows with those that somebody else has written since, where there may be some."""
@@ -80,6 +87,7 @@ class Rows:
     def clear(self) -> None:
         """Forget all rows; see ``DatasetStore.clear``."""
         with self.lock:
+            self._cleared += self.count
             self.segments, self.count, self._kept = [], 0, None
             self.appender = Appender(self.schema, self.segments)
 
@@ -311,18 +319,3 @@ def segment_of(part: Any, image_roots: tuple[str, ...]) -> Segment:
 
 def _named(dataset: Mapping[Any, Any], names: Iterable[Any]) -> list[tuple[str, Any]]:
     return [(f"split {name!r}", dataset[name]) for name in names]
-
-
-def by_column(rows: list[Any]) -> dict[str, list[Any]]:
-    """A list of rows as columns."""
-    records: list[dict[str, Any]] = []
-    for number, row in enumerate(rows):
-        record = as_record(row)
-        if record is None:
-            raise DataError(f"extend: expected a list of dicts, found {row!r:.200} at row {number}")
-        records.append(dict(record))
-        if record.keys() != records[0].keys():
-            raise SchemaError(
-                f"extend: expected rows of the columns {list(records[0])}, found {list(record)} at row {number}"
-            )
-    return {name: [record[name] for record in records] for name in (records[0] if records else ())}

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._arrow.dense_copies import DENSE_BYTES, DenseBudget
-from mouse_core._base.checks import as_record
+from mouse_core._base.checks import as_record, columns_of
 from mouse_core.errors import ConfigError, DataError
 from mouse_core.spec import Alignment, Field
 from mouse_core.store.snapshot import Snapshot
@@ -115,6 +115,11 @@ class DatasetStore(Store):
         return store
 
     @property
+    def sync(self) -> str:
+        """What a writer waits for; see ``open``. Rows in memory are "none"."""
+        return self._rows.sync
+
+    @property
     def path(self) -> str | None:
         """The folder that the store was opened in; None where there is none."""
         return self._rows.path
@@ -147,6 +152,11 @@ class DatasetStore(Store):
 
     def __len__(self) -> int:
         return self._rows.seen().count
+
+    @property
+    def written(self) -> int:
+        """How many rows were ever written, those included that were cleared, or dropped as the oldest."""
+        return self._rows.seen().end
 
     def __repr__(self) -> str:
         where = "" if self.path is None else f", path={self.path!r}"
@@ -293,18 +303,7 @@ class DatasetStore(Store):
 
         The store is unchanged after an error.
         """
-        from mouse_core.store._intake import by_column
-
-        fields = by_column(columns) if isinstance(columns, list) else as_record(columns)
-        try:
-            if fields is None:
-                raise TypeError
-            lengths = {name: len(values) for name, values in fields.items()}
-        except TypeError as error:
-            raise DataError(f"extend: expected a dict of arrays or sequences, found {columns!r:.200}") from error
-        if len(set(lengths.values())) > 1:
-            raise DataError(f"extend: expected columns of one length, found {lengths}")
-        n = next(iter(lengths.values()), 0)
+        fields, n = columns_of(columns)
         if n:
             rows = self._rows
             with rows.lock:
@@ -336,14 +335,11 @@ class DatasetStore(Store):
         from mouse_core.store.export import rows_to_table
 
         shapes = {name: spec.shape for name, spec in self.snapshot().spec.items() if spec.image_shape is None}
-        fields = self._rows.schema.fields.items()
+        schema = self._rows.schema
+        fields = [replace(field, shape=shapes.get(name, field.shape)) for name, field in schema.fields.items()]
         encoder = DatasetStore(
-            **self._rows.schema.dims,
-            fields=[replace(field, shape=shapes.get(name, field.shape)) for name, field in fields],
-            alignment=self.alignment,
-            image_roots=self._rows.schema.image_roots,
-        )
-        encoder.from_dataset(rows_to_table(batch, self._rows.schema))
+            **schema.dims, fields=fields, alignment=self.alignment, image_roots=schema.image_roots
+        ).from_dataset(rows_to_table(batch, schema))
         encoded = encoder.snapshot()
         windows = encoded.locate(np.arange(len(encoder)), 1).part(0)
         return {name: reader.read(windows, reader.spec.dtype)[:, 0] for name, reader in encoded.readers.items()}

@@ -1,0 +1,106 @@
+"""A ``DatasetStore`` that an actor writes, for the rows of collectors on any machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import ray
+
+from mouse_core import DatasetStore
+from mouse_core.collect import SharedStore, StoreClient
+
+
+class StoreWriterActor:
+    """The one writer of a store in a folder, as an actor; ``store_client`` makes a client of it.
+
+    An actor that dies is started again, opens the folder, and finds there whose rows are in the store: a call that was
+    under way is made again, and written once. Whoever trains opens the folder itself, to read, where it sees it.
+
+    Args:
+        path: The folder; on a disk that every node sees if the actor may be started on another one.
+        sync, max_rows, max_bytes, options: See ``DatasetStore.open``.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        sync: Literal["none", "flush", "append"] = "flush",
+        max_rows: int | None = None,
+        max_bytes: int | None = None,
+        **options: Any,
+    ) -> None:
+        self._store = DatasetStore.open(path, "a", sync=sync, max_rows=max_rows, max_bytes=max_bytes, **options)
+        self._shared = SharedStore(self._store)
+
+    def answer(self, call: Mapping[str, Any], *parts: Any) -> dict[str, Any]:
+        """What a client is answered; see ``SharedStore.answer``."""
+        body = parts[0] if len(parts) == 1 else np.concatenate([np.empty(0, np.uint8), *parts])
+        return self._shared.answer(call, body.data)
+
+    def flush(self) -> None:
+        """``flush()`` of the store."""
+        self._shared.flush()
+
+    def size(self) -> int:
+        """Rows there are."""
+        return len(self._store)
+
+    def clients(self) -> dict[str, int]:
+        """How many writes of each client are in the store."""
+        return self._shared.counts
+
+    def close(self) -> None:
+        """Seal the rows, and let others write."""
+        self._shared.close()
+        self._store.close()
+
+
+# Ray's types do not know the options of actors.
+_actor: Any = ray.remote
+
+StoreWriter = _actor(max_restarts=-1, max_task_retries=-1)(StoreWriterActor)
+"""The actor class: ``mouse_ray.StoreWriter.remote(folder)``; ``.options(...)`` changes how it is run."""
+
+
+class _ActorChannel:
+    """A ``mouse_core.collect.Channel`` to the actor."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+
+    def __repr__(self) -> str:
+        return repr(self._actor)
+
+    def connect(self, timeout_s: float) -> None:
+        """Ray reaches it by itself."""
+
+    def exchange(self, call: Mapping[str, Any], parts: Sequence[memoryview]) -> Mapping[str, Any]:
+        """What the actor answers; bytes travel in shared memory where they are many."""
+        try:
+            answer: Mapping[str, Any] = ray.get(
+                self._actor.answer.remote(dict(call), *[np.frombuffer(part, np.uint8) for part in parts])
+            )
+        except ray.exceptions.RayActorError as error:
+            raise ConnectionError(f"the actor is gone: {error}") from error
+        return answer
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+def store_client(writer: Any, name: str, *, timeout_s: float = 30.0) -> StoreClient:
+    """A client of a ``StoreWriter``; the same as one of a ``StoreServer``.
+
+    Args:
+        writer: The actor, ``mouse_ray.StoreWriter.remote(...)``, from wherever it was handed over.
+        name: Tells this client from all others; see ``StoreClient``.
+        timeout_s: How long to wait for an actor that is started again, in seconds.
+
+    Raises:
+        ConfigError, StorageError: See ``StoreClient``.
+    """
+    return StoreClient(_ActorChannel(writer), name, timeout_s=timeout_s)

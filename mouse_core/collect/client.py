@@ -1,0 +1,229 @@
+"""StoreClient: writes rows to a store that another process has open."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Protocol, Self, runtime_checkable
+
+from mouse_core._base.checks import as_record, columns_of
+from mouse_core.collect.columns import encoded
+from mouse_core.collect.shared import error_of
+from mouse_core.collect.wire import reachable, receive, send
+from mouse_core.errors import ClosedError, ConfigError, DataError, ForkError, StorageError
+
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.01, 0.5
+
+
+@runtime_checkable
+class Channel(Protocol):
+    """Brings calls to a ``SharedStore``, wherever that is."""
+
+    def connect(self, timeout_s: float) -> None:
+        """Reach it anew; called before the first call, and after one that failed.
+
+        Raises:
+            OSError: It is not reached now, and may be later.
+        """
+
+    def exchange(self, call: Mapping[str, Any], parts: Sequence[memoryview]) -> Mapping[str, Any]:
+        """What ``SharedStore.answer`` answers to a call with these bytes, one part behind the other.
+
+        Raises:
+            OSError: It was not answered, and may have been carried out.
+        """
+
+    def close(self) -> None:
+        """Let go; may be called twice."""
+
+
+class _Socket:
+    """A channel to a ``StoreServer``."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._socket: socket.socket | None = None
+
+    def __repr__(self) -> str:
+        return self._address
+
+    def connect(self, timeout_s: float) -> None:
+        self.close()
+        path = self._address
+        if os.path.isdir(path):
+            path = os.path.join(path, "server.socket")
+        made = socket.socket(socket.AF_UNIX)
+        try:
+            made.settimeout(timeout_s)
+            with reachable(path) as short:
+                made.connect(short)
+        except BaseException:
+            made.close()
+            raise
+        made.settimeout(None)  # a write may take as long as others do before it
+        self._socket = made
+
+    def exchange(self, call: Mapping[str, Any], parts: Sequence[memoryview]) -> Mapping[str, Any]:
+        if self._socket is None:
+            raise ConnectionError("not connected")
+        send(self._socket, call, parts)
+        return receive(self._socket)[0]
+
+    def close(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+
+class StoreClient:
+    """Writes rows to a store that another process has open, of a ``StoreServer`` or whatever a channel leads to.
+
+    A call returns when the rows are in the store. Where the other side goes away, the client waits for it to come back
+    and sends again what was not answered; that is written once. Rows of a call lie together in the store, unless its
+    disk was full in between. A client is used by one thread at a time.
+
+    Args:
+        address: The server's ``address``, or the folder of its store; or a ``Channel``.
+        name: Tells this client from all others, also when it is started again: ``written`` says then how many of its
+            calls are in the store, from which on it goes on.
+        timeout_s: How long to wait for the other side to come (back), in seconds.
+
+    Raises:
+        ConfigError: A name that another client has, or an argument out of range.
+        StorageError: Nobody answered in time.
+    """
+
+    def __init__(self, address: str | os.PathLike[str] | Channel, name: str, *, timeout_s: float = 30.0) -> None:
+        if not isinstance(name, str) or not 0 < len(name) <= 200:
+            raise ConfigError(f"name: expected one of up to 200 letters, found {name!r:.80}")
+        self.name = name
+        if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s >= 0:
+            raise ConfigError(f"timeout_s: expected seconds from 0, found {timeout_s!r:.80}")
+        self._timeout = float(timeout_s)
+        self._channel = _channel_to(address)
+        self._process, self._is_open = os.getpid(), True
+        self._count = 0
+        self._is_connected = False
+        self._call({"call": "hello"}, ())
+
+    def __repr__(self) -> str:
+        return f"StoreClient({self._channel!r}, name={self.name!r}, written={self.written})"
+
+    @property
+    def written(self) -> int:
+        """How many calls of clients of this name wrote rows to the store, as the last answer said."""
+        return self._count
+
+    def append(self, row: Mapping[str, Any]) -> None:
+        """Add one step; see ``DatasetStore.append``. Many at once are cheaper.
+
+        Raises:
+            As ``extend``.
+        """
+        record = as_record(row)
+        if record is None:
+            raise DataError(f"append: expected a dict, found {row!r:.200}")
+        self.extend({name: _alone(value) for name, value in record.items()})
+
+    def extend(self, columns: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+        """Add many steps at once; see ``DatasetStore.extend``.
+
+        Args:
+            columns: As there, of numbers, text, bytes, and lists and dicts of such; an image as the bytes of its file.
+
+        Raises:
+            MissingFieldError, SchemaError, DataError: As there. The store is unchanged.
+            StorageError: The store's disk is full, or nobody answered in time. Then it is not known whether the rows
+                are in the store; ``written`` says so once the other side is there again.
+            ClosedError, ForkError: The client was closed, or belongs to the parent process.
+        """
+        fields, rows = columns_of(columns)
+        if not rows:
+            return
+        described, parts = encoded(fields)
+        self._call({"call": "write", "number": None, "columns": described}, parts)
+
+    def flush(self) -> None:
+        """``flush()`` of the store: readers see the rows, and they are on the disk as its ``sync`` says.
+
+        Raises:
+            StorageError, ClosedError, ForkError: As ``extend``.
+        """
+        self._call({"call": "flush"}, ())
+
+    def _call(self, call: dict[str, Any], parts: Sequence[memoryview]) -> None:
+        """Ask until it is answered; what is written has the number behind the last that is in the store."""
+        if not self._is_open:
+            raise ClosedError(f"client {self.name!r}: expected an open one, found it closed")
+        if self._process != os.getpid():
+            raise ForkError(
+                f"client {self.name!r}: expected process {self._process}, found a forked child; make one there"
+            )
+        call["client"] = self.name
+        sent, begin, pause = False, time.monotonic(), _FIRST_PAUSE_S
+        while True:
+            try:
+                if not self._is_connected:
+                    self._connect()
+                if call["call"] == "hello":
+                    return
+                if call["call"] == "write":
+                    if sent and self._count >= call["number"]:
+                        return  # its answer was lost
+                    call["number"] = self._count + 1
+                sent = True
+                self._answered(self._channel.exchange(call, parts))
+                return
+            except (ConnectionError, FileNotFoundError, TimeoutError, BrokenPipeError) as error:
+                self._is_connected = False
+                if time.monotonic() - begin > self._timeout:
+                    known = "; whether the rows were written is not known" if sent and parts else ""
+                    raise StorageError(
+                        f"client {self.name!r}: expected an answer of {self._channel!r} within {self._timeout:g} s, "
+                        f"found {error!r}{known}"
+                    ) from error
+                time.sleep(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE_S)
+
+    def _connect(self) -> None:
+        self._channel.connect(self._timeout)
+        self._answered(self._channel.exchange({"call": "hello", "client": self.name}, ()))
+        self._is_connected = True
+
+    def _answered(self, reply: Mapping[str, Any]) -> None:
+        count = reply.get("count")
+        error = error_of(reply)
+        if isinstance(count, int) and (error is None or count):
+            self._count = count
+        if error is not None:
+            raise error
+
+    def close(self) -> None:
+        """Let go of the server; all that was written is written. May be called twice."""
+        self._is_open = False
+        if self._process == os.getpid():
+            self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _channel_to(address: str | os.PathLike[str] | Channel) -> Channel:
+    if isinstance(address, str | os.PathLike):
+        return _Socket(os.path.abspath(os.fspath(address)))
+    if not isinstance(address, Channel):
+        raise ConfigError(f"address: expected the path of a server, or a Channel, found {address!r:.80}")
+    return address
+
+
+def _alone(value: Any) -> Any:
+    """A value as the only one of a column."""
+    return value[None] if hasattr(value, "__array__") and hasattr(value, "shape") else [value]

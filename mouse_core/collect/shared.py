@@ -1,0 +1,216 @@
+"""SharedStore: the writes of several clients into one store, each of them once.
+
+A client counts its writes: 1, 2, 3. Which of them are in the store is kept beside its rows, in a log: before rows are
+written, whose they are, the number of the write, how many rows there were ever before, and how many come::
+
+    actor-1, write 7: 100 rows behind row 5,200     the process dies
+    the store is opened again, and has 5,260 rows   so 60 of the 100 are there
+
+When actor-1 sends write 7 again, which was never answered, the other 40 are written.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from mouse_core import errors
+from mouse_core._base.checks import UNREADABLE
+from mouse_core.collect.columns import decoded
+from mouse_core.errors import ConfigError, DataError, MouseError
+from mouse_core.files.log import Log
+from mouse_core.store.dataset_store import DatasetStore
+
+_NAME = "clients.log"
+_MOST_RECORDS = 10_000
+
+
+@dataclass(frozen=True)
+class _Write:
+    """A client's last write.
+
+    Args:
+        client: Whose.
+        number: Which, from 1.
+        begin: Rows ever written to the store before it.
+        rows: How many it has.
+        digest: Of its bytes.
+        done: How many of its rows are in the store; None: as many as the store has behind ``begin``.
+    """
+
+    client: str
+    number: int
+    begin: int
+    rows: int
+    digest: str
+    done: int | None = None
+
+    def settled(self, written: int) -> _Write:
+        """With the rows that are in a store to which ``written`` rows were ever written."""
+        return self if self.done is not None else replace(self, done=min(max(written - self.begin, 0), self.rows))
+
+    @property
+    def count(self) -> int:
+        """How many of the client's writes are in the store."""
+        return self.number if self.done == self.rows else self.number - 1
+
+
+class SharedStore:
+    """Takes the writes of named clients into a store, each of them once; any thread may call it.
+
+    Where the store lies in a folder, what is known of the clients lies beside its rows, and outlives the process as
+    they do. Rows may also be written to the store itself.
+
+    Args:
+        store: A store that may be written to, in memory or opened with ``mode="a"``.
+
+    Raises:
+        ConfigError: Something else.
+        DataError: What is known of the clients is damaged.
+        StorageError: It cannot be read or written.
+    """
+
+    def __init__(self, store: DatasetStore) -> None:
+        if not isinstance(store, DatasetStore):
+            raise ConfigError(f"store: expected a DatasetStore that is written to, found {store!r:.80}")
+        self.store = store
+        self._lock = threading.Lock()
+        self._log = None if store.path is None else Log(Path(store.path) / _NAME)
+        self._last = {} if self._log is None else _last_of(self._log, store.written)
+        self._records = _MOST_RECORDS  # what was settled is written down before the first write
+        if self._last:
+            self._rewrite()
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many writes of each client are in the store."""
+        return {name: write.count for name, write in dict(self._last).items()}
+
+    def answer(self, call: Mapping[str, Any], body: memoryview) -> dict[str, Any]:
+        """What a client is answered: plain values. Errors are among them, and change nothing.
+
+        Args:
+            call: What is asked for: ``{"call": "hello" | "write" | "flush", "client": name}``, with the ``number`` of
+                a write and what its ``columns`` are.
+            body: The bytes of the columns.
+        """
+        client = call.get("client")
+        try:
+            if not isinstance(client, str) or not 0 < len(client) <= 200:
+                raise ConfigError(f"client: expected a name of up to 200 letters, found {client!r:.80}")
+            if call.get("call") == "write":
+                number = call.get("number")
+                if isinstance(number, bool) or not isinstance(number, int):
+                    raise ConfigError(f"write: expected the number of a write, found {number!r:.80}")
+                self._write(client, number, call.get("columns"), body)
+            elif call.get("call") == "flush":
+                self.flush()
+            elif call.get("call") != "hello":
+                raise ConfigError(f"call: expected 'hello', 'write' or 'flush', found {call.get('call')!r:.80}")
+            return {"count": self._count(client)}
+        except MouseError as error:
+            return self._refusal(client, type(error).__name__, str(error))
+        except Exception as error:  # whoever sent it must not wait for ever
+            return self._refusal(client, "WorkerError", f"writer: expected to write the rows, found {error!r}")
+
+    def flush(self) -> None:
+        """``store.flush()``: rows, and what is known of their clients, reach the disk as the store's ``sync`` says."""
+        with self._lock:
+            if self._log is not None and self._last:
+                # Before the rows: of those that are on the disk it is known whose they are.
+                self._note(next(reversed(self._last.values())), sync=True)
+            self.store.flush()
+
+    def close(self) -> None:
+        """Let go of the log; the store stays open."""
+        with self._lock:
+            if self._log is not None:
+                self._log.close()
+
+    def _refusal(self, client: Any, kind: str, message: str) -> dict[str, Any]:
+        return {"error": kind, "message": message, "count": self._count(client) if isinstance(client, str) else 0}
+
+    def _count(self, client: str) -> int:
+        last = self._last.get(client)
+        return 0 if last is None else last.count
+
+    def _write(self, client: str, number: int, described: Any, body: memoryview) -> None:
+        columns = decoded(described, body)
+        lengths = {name: len(values) for name, values in columns.items()}
+        if len(set(lengths.values())) != 1:
+            raise DataError(f"extend: expected columns of one length, found {lengths}")
+        rows = next(iter(lengths.values()))
+        digest = "" if self._log is None else xxhash.xxh3_128_hexdigest(body)
+        with self._lock:
+            count, last = self._count(client), self._last.get(client)
+            if number <= count:
+                return  # it was sent again, for its answer was lost
+            if number != count + 1:
+                has = f"client {client!r}: expected its write number {count + 1}, found {number}"
+                raise ConfigError(f"{has}; has another client its name?")
+            again = last is not None and (last.number, last.rows, last.digest) == (number, rows, digest)
+            done = (last.done or 0) if again and last is not None else 0
+            if done:
+                columns = {name: values[done:] for name, values in columns.items()}
+            write = _Write(client, number, self.store.written - done, rows, digest)
+            self._note(write)
+            try:
+                self.store.extend(columns)
+            except BaseException:
+                # Of a full disk some rows may be there.
+                self._keep(write.settled(self.store.written))
+                self._note(self._last[client])
+                raise
+            self._keep(replace(write, done=rows))
+
+    def _keep(self, write: _Write) -> None:
+        self._last.pop(write.client, None)
+        self._last[write.client] = write  # the last one is the newest
+
+    def _note(self, write: _Write, *, sync: bool | None = None) -> None:
+        if self._log is None:
+            return
+        if self._records >= _MOST_RECORDS:
+            self._rewrite()
+        self._log.append(json.dumps(asdict(write)).encode(), sync=self._syncs if sync is None else sync)
+        self._records += 1
+
+    @property
+    def _syncs(self) -> bool:
+        return self.store.sync == "append"
+
+    def _rewrite(self) -> None:
+        """Forget all but the last write of each client."""
+        assert self._log is not None
+        self._log.rewrite(json.dumps(asdict(write)).encode() for write in self._last.values())
+        self._records = 0
+
+
+def _last_of(log: Log, written: int) -> dict[str, _Write]:
+    """The last write of each client, and what of it is in the store."""
+    last: dict[str, _Write] = {}
+    for record in log.records:
+        try:
+            write = _Write(**json.loads(record))
+        except UNREADABLE as error:
+            raise DataError(f"log {log.path}: expected a client's write, found {record!r:.80}") from error
+        last.pop(write.client, None)
+        last[write.client] = write
+    log.records = []
+    return {name: write.settled(written) for name, write in last.items()}
+
+
+def error_of(reply: Mapping[str, Any]) -> MouseError | None:
+    """The error that an answer brings, of the class that it has here; None: none."""
+    if "error" not in reply:
+        return None
+    kind = getattr(errors, str(reply["error"]), MouseError)
+    if not (isinstance(kind, type) and issubclass(kind, MouseError)):
+        kind = MouseError
+    return kind(str(reply.get("message")))

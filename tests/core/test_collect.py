@@ -1,0 +1,367 @@
+"""Rows of several processes through one writer: each once, whole, or back to who sent them."""
+
+from __future__ import annotations
+
+import io
+import os
+import random
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mouse_core import ClosedError, ConfigError, DataError, DatasetStore, Field, SchemaError
+from mouse_core.collect import SharedStore, StoreClient, StoreServer
+from mouse_core.errors import ForkError, MouseError, StorageError
+from mouse_core.testing import example_columns
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def numbered(first: int, n: int) -> dict[str, Any]:
+    return {
+        "observation": np.zeros((n, 2), np.float32),
+        "action": np.zeros(n, np.int64),
+        "reward": np.arange(first, first + n, dtype=np.float32),
+        "done": np.zeros(n, np.int64),
+    }
+
+
+def png(value: int) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.full((4, 4), value, np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+def rewards(store: DatasetStore) -> list[float]:
+    return [row["reward"] for row in store[:]]
+
+
+@pytest.fixture
+def store() -> DatasetStore:
+    return DatasetStore()
+
+
+@pytest.fixture
+def server(store: DatasetStore) -> Iterator[StoreServer]:
+    with StoreServer(store) as server:
+        yield server
+
+
+class Lossy:
+    """A channel that loses calls and answers, and sends some again, as networks and dying actors do."""
+
+    def __init__(self, shared: SharedStore, rng: random.Random) -> None:
+        self.shared, self.rng, self.lost = shared, rng, 0
+
+    def connect(self, timeout_s: float) -> None:
+        self._maybe_lose()
+
+    def exchange(self, call: Mapping[str, Any], parts: Sequence[memoryview]) -> Mapping[str, Any]:
+        self._maybe_lose()
+        body = memoryview(b"".join(parts))
+        reply = self.shared.answer(dict(call), body)
+        if self.rng.random() < 0.2:
+            reply = self.shared.answer(dict(call), body)
+        self._maybe_lose()
+        return reply
+
+    def _maybe_lose(self) -> None:
+        if self.rng.random() < 0.25:
+            self.lost += 1
+            raise ConnectionResetError("lost")
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("where", ["memory", "folder"])
+def test_what_is_sent_again_is_written_once(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    store = DatasetStore() if where == "memory" else DatasetStore.open(tmp_path / "s", "a", sync="none")
+    shared, rng = SharedStore(store), random.Random(7)
+    channels = [Lossy(shared, rng) for _ in range(2)]
+    clients = [StoreClient(channel, name, timeout_s=60) for channel, name in zip(channels, "ab", strict=True)]
+    expected: list[float] = []
+    for turn in range(60):
+        n = rng.choice((1, 3, 50))
+        clients[turn % 2].extend(numbered(100 * turn, n))
+        expected += [100 * turn + row for row in range(n)]
+        if turn % 7 == 0:
+            with pytest.raises(MouseError):
+                clients[turn % 2].extend({**numbered(5, 2), "odd": [1, 2]})
+    assert sum(channel.lost for channel in channels) > 30
+    assert rewards(store) == expected
+    assert shared.counts == {"a": 30, "b": 30}
+    assert [client.written for client in clients] == [30, 30]
+    store.close()
+
+
+def test_processes_write_to_the_store_of_another_which_writes_too(store: DatasetStore, server: StoreServer) -> None:
+    children = []
+    for number in range(3):
+        child = os.fork()
+        if not child:
+            try:
+                with StoreClient(server.address, f"actor-{number}") as client:
+                    for turn in range(20):
+                        client.extend(numbered(1000 * number + 10 * turn, 10))
+                os._exit(0)
+            finally:
+                os._exit(1)
+        children.append(child)
+    for turn in range(20):
+        store.extend(numbered(9000 + turn, 1))
+    for child in children:
+        assert os.waitpid(child, 0)[1] == 0
+    found = rewards(store)
+    assert sorted(found) == sorted([*range(200), *range(1000, 1200), *range(2000, 2200), *range(9000, 9020)])
+    for number in range(3):  # in order, and those of a call together
+        mine = [value for value in found if 1000 * number <= value < 1000 * number + 200]
+        assert mine == sorted(mine)
+    begins = [place for place, value in enumerate(found) if value % 10 == 0 and value < 9000]
+    assert all(found[place : place + 10] == [found[place] + row for row in range(10)] for place in begins)
+    assert server.clients == {f"actor-{number}": 20 for number in range(3)}
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        {**numbered(0, 3), "odd": [1, 2, 3]},
+        {name: values for name, values in numbered(0, 3).items() if name != "done"},
+        {**numbered(0, 3), "reward": ["a", "b", "c"]},
+        {**numbered(0, 3), "action": np.array([0.5, 1, 2])},
+        {**numbered(0, 3), "observation": np.zeros((3, 5), np.float32)},
+        {**numbered(0, 3), "done": [0, 1]},
+        [{"reward": 1.0}, {"action": 1}],
+        5,
+    ],
+)
+def test_refused_rows_come_back_to_who_sent_them(rows: Any, store: DatasetStore, server: StoreServer) -> None:
+    local = DatasetStore()
+    local.extend(numbered(0, 5))
+    with StoreClient(server.address, "a") as client, StoreClient(server.address, "b") as other:
+        client.extend(numbered(0, 5))
+        with pytest.raises(MouseError) as expected:
+            local.extend(rows)
+        with pytest.raises(type(expected.value)) as found:
+            client.extend(rows)
+        if not isinstance(rows, list | int):
+            assert str(found.value) == str(expected.value)
+        other.extend(numbered(5, 2))
+        client.extend(numbered(7, 2))
+        assert rewards(store) == list(range(9))
+        assert (client.written, other.written) == (2, 1)
+
+
+def test_values_arrive_as_they_would_in_a_store_here(server: StoreServer, store: DatasetStore) -> None:
+    local = DatasetStore()
+    columns = example_columns(20)
+    columns |= {
+        "note": [f"é{row}" for row in range(20)],
+        "picture": [png(row) for row in range(20)],
+        "half": np.arange(20, dtype=np.float16),
+        "flag": np.arange(20) % 2 == 0,
+        "ragged": [list(range(row + 1)) for row in range(20)],
+        "pairs": [np.array([row, 1], np.int32) for row in range(20)],
+        "maybe": [None if row % 3 else row for row in range(20)],
+        "deep": [{"x": row, "y": [str(row)]} for row in range(20)],
+        "grid": np.arange(20 * 6).reshape(20, 2, 3)[:, ::-1],
+    }
+    with StoreClient(server.address, "a") as client:
+        for one in (local, client):
+            one.extend(columns)
+            one.append({name: values[3] for name, values in columns.items()})
+            one.extend([{name: values[row] for name, values in columns.items()} for row in (4, 5)])
+            one.extend({name: values[:0] for name, values in columns.items()})
+        assert client.written == 3
+    assert store.columns == local.columns
+    assert store.to_dataset().data.table.equals(local.to_dataset().data.table)
+    with StoreClient(server.address, "a") as client, pytest.raises(DataError, match="column 'note': expected numbers"):
+        client.extend({**columns, "note": [object()] * 20})
+
+
+def test_a_client_waits_for_a_server_that_is_started_again(tmp_path: Path) -> None:
+    store = DatasetStore.open(tmp_path / "s", "a")
+    first = StoreServer(store)
+    client = StoreClient(tmp_path / "s", "a", timeout_s=20)
+    client.extend(numbered(0, 5))
+    first.close()
+    store.close()
+    assert not (tmp_path / "s" / "server.socket").exists()
+    waiting = threading.Thread(target=client.extend, args=(numbered(5, 5),))
+    waiting.start()
+    time.sleep(0.1)
+    assert waiting.is_alive()
+    with DatasetStore.open(tmp_path / "s", "a") as again, StoreServer(again) as second:
+        waiting.join(timeout=20)
+        assert second.clients == {"a": 2}
+        client.flush()
+        assert rewards(DatasetStore.open(tmp_path / "s")) == list(range(10))
+    client.close()
+
+
+def test_a_name_is_one_client(server: StoreServer) -> None:
+    client = StoreClient(server.address, "a")
+    client.extend(numbered(0, 1))
+    with pytest.raises(ConfigError, match="expected a name that no other client has, found 'a'"):
+        StoreClient(server.address, "a", timeout_s=0)
+    client.close()
+    with StoreClient(server.address, "a") as again:
+        assert again.written == 1
+    for name in ("", "x" * 300, 5):
+        with pytest.raises(ConfigError, match="name: expected"):
+            StoreClient(server.address, name)  # type: ignore[arg-type]
+
+
+def test_who_is_not_there_or_was_closed(server: StoreServer, tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"expected an answer of .* within 0 s"):
+        StoreClient(tmp_path / "nobody", "a", timeout_s=0)
+    with pytest.raises(ConfigError, match="address: expected"):
+        StoreClient(5, "a")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="expected a free address"):
+        StoreServer(DatasetStore(), server.address)
+    with pytest.raises(ConfigError, match="store: expected a DatasetStore"):
+        StoreServer("runs")  # type: ignore[arg-type]
+    client = StoreClient(server.address, "a", timeout_s=0.1)
+    child = os.fork()
+    if not child:
+        try:
+            client.extend(numbered(0, 1))
+        except ForkError:
+            os._exit(0)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+    server.close()
+    with pytest.raises(StorageError, match="expected an answer"):
+        client.extend(numbered(0, 1))
+    client.close()
+    with pytest.raises(ClosedError, match="expected an open one"):
+        client.extend(numbered(0, 1))
+
+
+def test_a_long_path_is_an_address(tmp_path: Path) -> None:
+    folder = tmp_path / ("x" * 100) / ("y" * 100)
+    with DatasetStore.open(folder, "a") as store, StoreServer(store), StoreClient(folder, "a") as client:
+        client.extend(numbered(0, 3))
+        assert len(store) == 3
+
+
+def test_what_is_no_call_is_refused_and_harms_nobody(server: StoreServer, store: DatasetStore) -> None:
+    rng = np.random.default_rng(3)
+    with StoreClient(server.address, "a") as client:
+        for turn in range(60):
+            with socket.socket(socket.AF_UNIX) as raw:
+                raw.connect(server.address)
+                text = rng.choice([b"{}", b"[1]", b'{"call": "write"}', b'{"call": "hello", "client": 5}', b"nonsense"])
+                head = b"MSC1" + len(text).to_bytes(4, "little") + int(rng.integers(9)).to_bytes(8, "little")
+                raw.sendall(rng.bytes(int(rng.integers(60))) if turn % 2 else head + text + bytes(9))
+                with suppress(ConnectionError):
+                    raw.shutdown(socket.SHUT_WR)
+                    while raw.recv(4096):
+                        pass
+        client.extend(numbered(0, 2))
+    shared = SharedStore(DatasetStore())
+    write: dict[str, Any] = {"call": "write", "client": "a", "number": 1}
+    for call in (
+        {},
+        {"call": "write", "client": "a"},
+        {**write, "columns": [["x", "array", "|O", [1], 8]]},
+        {**write, "columns": [["x", "array", "<i8", [10**12], 8]]},
+        {**write, "columns": [["x", "array", "<i8", [-1], 8]]},
+        {**write, "columns": [["x", "arrays", "", [1], 8]]},
+        {**write, "columns": [["x", "arrow", "", [1], 8]]},
+        {**write, "columns": []},
+        {**write, "number": 7, "columns": [["x", "array", "<i8", [1], 8]]},
+        {**write, "client": None},
+    ):
+        reply = shared.answer(call, memoryview(bytes(8)))
+        assert reply["error"] in ("ConfigError", "DataError"), reply
+    assert len(shared.store) == 0
+    assert len(store) == 2
+
+
+def test_a_damaged_log_of_clients_is_an_error(tmp_path: Path) -> None:
+    with (
+        DatasetStore.open(tmp_path / "s", "a") as store,
+        StoreServer(store),
+        StoreClient(tmp_path / "s", "a") as client,
+    ):
+        for turn in range(3):
+            client.extend(numbered(turn, 1))
+    log = tmp_path / "s" / "clients.log"
+    content = bytearray(log.read_bytes())
+    content[20] ^= 1
+    log.write_bytes(content)
+    with DatasetStore.open(tmp_path / "s", "a") as store, pytest.raises(DataError, match=r"clients\.log: expected"):
+        SharedStore(store)
+
+
+def test_rows_that_a_crash_of_the_machine_took_are_written_again(tmp_path: Path) -> None:
+    """The log may have reached the disk and the rows may not: then the client's call is not there."""
+    with DatasetStore.open(tmp_path / "s", "a") as store:
+        shared = SharedStore(store)
+        clients = [StoreClient(Lossy(shared, random.Random(50)), name) for name in "ab"]
+        clients[0].extend(numbered(0, 4))
+        clients[1].extend(numbered(4, 3))
+        shared.close()
+    other = tmp_path / "other"
+    with DatasetStore.open(other, "a") as store:
+        store.extend(numbered(0, 4))
+        (other / "clients.log").write_bytes((tmp_path / "s" / "clients.log").read_bytes())
+        shared = SharedStore(store)
+        assert shared.counts == {"a": 1, "b": 0}
+        client = StoreClient(Lossy(shared, random.Random(50)), "b")
+        client.extend(numbered(4, 3))
+        assert rewards(store) == list(range(7))
+        assert SharedStore(store).counts == {"a": 1, "b": 1}
+
+
+def test_many_calls_leave_a_short_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with DatasetStore.open(tmp_path / "s", "a", sync="none") as store:
+        shared = SharedStore(store)
+        client = StoreClient(Lossy(shared, random.Random(50)), "a")
+        monkeypatch.setattr(random.Random, "random", lambda self: 1.0)
+        for turn in range(10_050):
+            client.extend(numbered(turn, 1))
+        assert (tmp_path / "s" / "clients.log").stat().st_size < 10_000 * 200
+        assert shared.counts == {"a": 10_050}
+        assert SharedStore(store).counts == {"a": 10_050}
+
+
+def test_a_field_of_ones_own_is_told_by_the_store(tmp_path: Path) -> None:
+    store = DatasetStore(fields=[Field("level", bounds=(0, 9))])
+    with StoreServer(store) as server, StoreClient(server.address, "a") as client:
+        client.extend({**numbered(0, 2), "level": [1, 2]})
+        with pytest.raises((DataError, SchemaError), match="level"):
+            client.extend({**numbered(0, 2), "level": [1, 20]})
+
+
+def killed(folder: Path, kills: int) -> int:
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.core.collect_crash", str(folder), str(kills)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+    assert run.returncode == 0, f"{run.stdout}\n{run.stderr[-4000:]}"
+    return int(run.stdout)
+
+
+def test_writer_and_clients_are_killed_a_few_times(tmp_path: Path) -> None:
+    assert killed(tmp_path, 8) > 0
+
+
+@pytest.mark.slow
+def test_writer_and_clients_are_killed_many_times(tmp_path: Path) -> None:
+    assert killed(tmp_path, 60) > 1000
