@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ import xxhash
 from mouse_core import errors
 from mouse_core._base.checks import UNREADABLE
 from mouse_core.collect.columns import decoded
-from mouse_core.errors import ConfigError, DataError, MouseError
+from mouse_core.errors import ConfigError, DataError, MouseError, StorageError
 from mouse_core.files.log import Log
 from mouse_core.store.dataset_store import DatasetStore
 
@@ -83,6 +84,7 @@ class SharedStore:
         self._lock = threading.Lock()
         self._log = None if store.path is None else Log(Path(store.path) / _NAME)
         self._last = {} if self._log is None else _last_of(self._log, store.written)
+        self._owed: list[_Write] = []  # what became of writes, and is not in the log yet
         self._records = _MOST_RECORDS  # what was settled is written down before the first write
         if self._last:
             self._rewrite()
@@ -122,7 +124,7 @@ class SharedStore:
     def flush(self) -> None:
         """``store.flush()``: rows, and what is known of their clients, reach the disk as the store's ``sync`` says."""
         with self._lock:
-            if self._log is not None and self._last:
+            if self._last and self.store.sync != "none":
                 # Before the rows: of those that are on the disk it is known whose they are.
                 self._note(next(reversed(self._last.values())), sync=True)
             self.store.flush()
@@ -163,9 +165,12 @@ class SharedStore:
             try:
                 self.store.extend(columns)
             except BaseException:
-                # Of a full disk some rows may be there.
-                self._keep(write.settled(self.store.written))
-                self._note(self._last[client])
+                # Of a full disk some rows may be there. Else rows of others would be taken for these later.
+                settled = write.settled(self.store.written)
+                self._keep(settled)
+                self._owed.append(settled)
+                with suppress(StorageError):
+                    self._note()
                 raise
             self._keep(replace(write, done=rows))
 
@@ -173,17 +178,16 @@ class SharedStore:
         self._last.pop(write.client, None)
         self._last[write.client] = write  # the last one is the newest
 
-    def _note(self, write: _Write, *, sync: bool | None = None) -> None:
+    def _note(self, *writes: _Write, sync: bool = False) -> None:
+        """Write down what could not be written down before, and these."""
         if self._log is None:
             return
         if self._records >= _MOST_RECORDS:
             self._rewrite()
-        self._log.append(json.dumps(asdict(write)).encode(), sync=self._syncs if sync is None else sync)
-        self._records += 1
-
-    @property
-    def _syncs(self) -> bool:
-        return self.store.sync == "append"
+        for write in [*self._owed, *writes]:
+            self._log.append(json.dumps(asdict(write)).encode(), sync=sync or self.store.sync == "append")
+            self._records += 1
+        self._owed.clear()
 
     def _rewrite(self) -> None:
         """Forget all but the last write of each client."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from mouse_core import BatchSource, DatasetStore
 from mouse_core.bench import Contender, interleave
+from mouse_core.collect import StoreClient, StoreServer
 from tests.bench import generate
 from tests.bench.results import Figure, Table, table_of
 from tests.bench.workloads import Settings, dataset_folder
@@ -51,12 +52,28 @@ def rates(settings: Settings) -> list[Figure]:
         for name, values in columns.items():
             np.copyto(copies[name], values)
 
-    one, many, plain = interleave(
-        [Contender("append", append), Contender("extend", extend), Contender("copy", copy)],
+    def through_a_server(number: int) -> None:
+        with StoreServer(DatasetStore()) as server, StoreClient(server.address, "bench") as client:
+            for begin in range(0, _ROWS, 1_000):
+                client.extend({name: values[begin : begin + 1_000] for name, values in columns.items()})
+
+    def in_thousands(number: int) -> None:
+        store = DatasetStore()
+        for begin in range(0, _ROWS, 1_000):
+            store.extend({name: values[begin : begin + 1_000] for name, values in columns.items()})
+
+    one, many, plain, sent, here = interleave(
+        [
+            Contender("append", append),
+            Contender("extend", extend),
+            Contender("copy", copy),
+            Contender("server", through_a_server),
+            Contender("thousands", in_thousands),
+        ],
         rounds=max(7, settings.rounds // 4),
         budget_seconds=settings.budget,
     )
-    share = plain.ratio(many)
+    share, of_extend = plain.ratio(many), here.ratio(sent)
     return [
         Figure("append", "append, rows a second", 20_000 / one.median, "rows/s"),
         Figure("extend", "extend, rows a second", _ROWS / many.median, "rows/s"),
@@ -65,6 +82,8 @@ def rates(settings: Settings) -> list[Figure]:
             "copy-bytes", "NumPy copying the same arrays to memory that is there", nbytes / plain.median / 1e9, "GB/s"
         ),
         Figure("extend-share", "extend, share of that copy's bandwidth", share[1], "", (share[0], share[2])),
+        Figure("server", "extend through a StoreServer by 1,000 rows, rows a second", _ROWS / sent.median, "rows/s"),
+        Figure("server-share", "that beside extend in place", of_extend[1], "", (of_extend[0], of_extend[2])),
     ]
 
 

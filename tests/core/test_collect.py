@@ -326,6 +326,57 @@ def test_rows_that_a_crash_of_the_machine_took_are_written_again(tmp_path: Path)
         assert SharedStore(store).counts == {"a": 1, "b": 1}
 
 
+def test_a_disk_that_is_full_loses_and_repeats_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of rows that were refused so nothing may be in the log but that: rows of others come where they would have been."""
+    with DatasetStore.open(tmp_path / "s", "a", sync="none") as store:
+        shared = SharedStore(store)
+        calm = random.Random()
+        monkeypatch.setattr(calm, "random", lambda: 1.0)
+        one, other = (StoreClient(Lossy(shared, calm), name, timeout_s=0) for name in "ab")
+        one.extend(numbered(0, 3))
+        write, left = os.write, 1
+
+        def full(file: int, content: Any) -> int:
+            nonlocal left
+            if not left:
+                raise OSError(28, "No space left on device")
+            left -= 1
+            return write(file, content)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "write", full)
+            patch.setattr(
+                store, "extend", lambda columns: (_ for _ in ()).throw(StorageError("No space left on device"))
+            )
+            with pytest.raises(StorageError, match="No space left"):
+                one.extend(numbered(3, 3))
+            with pytest.raises(StorageError, match="No space left"):
+                other.extend(numbered(6, 3))
+        other.extend(numbered(6, 3))
+        again = SharedStore(store)  # as after a crash
+        assert again.counts == {"a": 1, "b": 1}
+        one = StoreClient(Lossy(again, calm), "a")
+        one.extend(numbered(3, 3))
+        assert rewards(store) == [0, 1, 2, 6, 7, 8, 3, 4, 5]
+
+
+def test_what_was_ever_written_is_known_to_readers_too(tmp_path: Path) -> None:
+    with DatasetStore.open(tmp_path / "s", "a", max_rows=100) as store:
+        for turn in range(40):
+            store.extend(numbered(turn * 10, 10))
+            store.flush()
+        store.clear()
+        store.extend(numbered(0, 7))
+        store.flush()
+        reader = DatasetStore.open(tmp_path / "s")
+        assert (store.written, reader.written, len(reader)) == (407, 407, 7)
+    memory = DatasetStore()
+    memory.extend(numbered(0, 7))
+    memory.clear()
+    memory.extend(numbered(0, 2))
+    assert (memory.written, len(memory), memory.sync) == (9, 2, "none")
+
+
 def test_many_calls_leave_a_short_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with DatasetStore.open(tmp_path / "s", "a", sync="none") as store:
         shared = SharedStore(store)

@@ -128,6 +128,11 @@ class ReadRows(FolderRows):
             self._look_at_tails()
         return self
 
+    @property
+    def end(self) -> int:
+        """How many rows there ever were, those included that were dropped."""
+        return self._folder.manifest.dropped + self.count
+
     def _follow(self) -> None:
         """Take over the manifest."""
         while True:
