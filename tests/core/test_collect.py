@@ -327,7 +327,7 @@ def test_rows_that_a_crash_of_the_machine_took_are_written_again(tmp_path: Path)
 
 
 def test_a_disk_that_is_full_loses_and_repeats_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of rows that were refused so nothing may be in the log but that: rows of others come where they would have been."""
+    """The log must know what was refused: rows of others come where those would have been."""
     with DatasetStore.open(tmp_path / "s", "a", sync="none") as store:
         shared = SharedStore(store)
         calm = random.Random()
