@@ -161,11 +161,7 @@ class TailFile(Descriptor):
             rows = counted
         else:
             self._since[:] = 0 if commit is None else commit.since
-        self._since[self._since > rows] = 0
-        check_ends(self.path, layout, self._arrays, self._since, rows)
-        for part in layout.parts:
-            if part.kind == "nulls":
-                self._arrays[part.name][rows:] = False
+        self._forget_behind(rows)
         tell(live, COUNTED, rows)
         self._open(rows)
         self._write(sync=True)
@@ -174,6 +170,14 @@ class TailFile(Descriptor):
             if int(place[1]) > rows:
                 place[:] = 0
         tell(live, ORIGIN, now)
+
+    def _forget_behind(self, rows: int) -> None:
+        """Have room behind the last row as it was before any was put there."""
+        self._since[self._since > rows] = 0
+        check_ends(self.path, self.layout, self._arrays, self._since, rows)
+        for part in self.layout.parts:
+            if part.kind == "nulls":
+                self._arrays[part.name][rows:] = False
 
     def _check_since(self, commit: Commit) -> None:
         """Raise DataError if rows of a commit differ in length from another row on than they did."""
