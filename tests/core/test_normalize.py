@@ -231,13 +231,20 @@ def test_only_rows_that_came_are_read_at_a_refresh(monkeypatch: pytest.MonkeyPat
     store.extend({name: values[1100:] for name, values in made.items()})
     afresh = source_of(store, normalize={"seen": "mean_std"})
     read: list[int] = []
-    before = FieldReader.read
 
-    def watched(self: FieldReader, windows: Any, *args: Any) -> Any:
-        read.append(windows.every.length)
-        return before(self, windows, *args)
+    def watched(before: Any) -> Any:
+        """Counts the rows that are looked at: copied, or where they lie."""
 
-    monkeypatch.setattr(FieldReader, "read", watched)
+        def counting(self: FieldReader, windows: Any, *args: Any) -> Any:
+            found = before(self, windows, *args)
+            if found is not None:
+                read.append(windows.every.length)
+            return found
+
+        return counting
+
+    for way in ("read", "seen"):
+        monkeypatch.setattr(FieldReader, way, watched(getattr(FieldReader, way)))
     grown = source.with_snapshot(store.snapshot(), epoch_start=0)
     assert sum(read) == 1300 - 1088  # from the beginning of the last piece of 64 rows
     assert grown.fingerprint == afresh.fingerprint
