@@ -13,7 +13,7 @@ import torch
 from flax import nnx
 
 from mouse_study.parting.layers import Array
-from mouse_study.parting.models import array_of, arrays_of
+from mouse_study.parting.models import array_of, arrays_of, tensor_name
 from mouse_study.parting.recording import Event, as_flax_has_it, is_spatial
 from mouse_study.parting.report import Cause, Difference, difference
 from mouse_study.parting.running import Run, patched, run_alone
@@ -68,9 +68,7 @@ def of_layers(run: Run) -> list[Cause]:
 def _frozen(pair: Twins) -> list[Cause]:
     """What does not learn in PyTorch, but for the second bias of a recurrent layer, of which Flax's has one."""
     return [
-        Cause(
-            "requires_grad", f"{pair.torch.path}.{name}".removesuffix(".value"), "False", "it learns, as each nnx.Param"
-        )
+        Cause("requires_grad", tensor_name(pair.torch.path, name), "False", "it learns, as each nnx.Param")
         for name, tensor in pair.torch.arrays.items()
         if isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad and name != "bias_hh"
     ]

@@ -130,6 +130,11 @@ def _joined(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
+def tensor_name(path: str, name: str) -> str:
+    """What an array of a layer is called, by the layer's path; a parameter by itself is called as its layer."""
+    return f"{path}.{name}".removesuffix(".value")
+
+
 def arrays_of(layer: Layer, *, zeros: bool = False) -> Arrays:
     """The arrays of a layer on the host, or zeros of their shapes."""
     if zeros:

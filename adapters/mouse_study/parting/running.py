@@ -16,7 +16,7 @@ from flax import nnx
 from mouse_core import ConfigError
 from mouse_core.trees import map_tree
 from mouse_study.parting.layers import Array, Arrays
-from mouse_study.parting.models import array_of, arrays_of, flax_layers
+from mouse_study.parting.models import array_of, arrays_of, flax_layers, tensor_name
 from mouse_study.parting.recording import Event, Recording, as_flax_has_it, flax_recording, torch_recording
 from mouse_study.parting.report import Difference, Stage, difference
 from mouse_study.parting.weights import Twins, twins
@@ -93,7 +93,7 @@ class Run:
         for pair in self.pairs:
             theirs = arrays_of(pair.flax)
             for name, ours in pair.to_flax(arrays_of(pair.torch), "updates").items():
-                found.append(_spreads(f"{pair.torch.path}.{name}".removesuffix(".value"), ours, theirs[name]))
+                found.append(_spreads(tensor_name(pair.torch.path, name), ours, theirs[name]))
         own_loss, other_loss = (
             self._torch_loss(copy.deepcopy(self.torch_module)),
             self._flax_loss(nnx.clone(self.flax_module)),
@@ -196,7 +196,7 @@ class Run:
         found: list[Difference] = []
         for pair in reversed(self.pairs):
             for name, values in ours[pair.torch.path].items():
-                tensor, other = f"{pair.torch.path}.{name}".removesuffix(".value"), theirs[pair.torch.path][name]
+                tensor, other = tensor_name(pair.torch.path, name), theirs[pair.torch.path][name]
                 depth = len(self.pairs) + len(found)
                 least = max(1e-3 * largest, self._summands(pair.torch.path, name))
                 found.append(self._difference("gradients", tensor, values, other, depth=depth, least=least))

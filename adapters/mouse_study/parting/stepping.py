@@ -13,7 +13,7 @@ import torch
 from flax import nnx
 
 from mouse_study.parting.layers import Arrays
-from mouse_study.parting.models import arrays_of, flax_layers, torch_layers
+from mouse_study.parting.models import arrays_of, flax_layers, tensor_name, torch_layers
 from mouse_study.parting.report import Difference, difference, largest
 from mouse_study.parting.running import EPS, Run, gradient_of, split_params
 
@@ -169,10 +169,6 @@ def _copied(arrays: Arrays) -> Arrays:
     return {name: values.copy() for name, values in arrays.items()}
 
 
-def _full(path: str, name: str) -> str:
-    return f"{path}.{name}".removesuffix(".value")
-
-
 def _counts(name: str) -> bool:
     """Whether an array of Flax's is trained."""
     return name not in ("mean", "var")
@@ -180,7 +176,9 @@ def _counts(name: str) -> bool:
 
 def _named(arrays: ByLayer) -> Arrays:
     """Trained arrays of all layers by their full names."""
-    return {_full(path, name): values for path, own in arrays.items() for name, values in own.items() if _counts(name)}
+    return {
+        tensor_name(path, name): values for path, own in arrays.items() for name, values in own.items() if _counts(name)
+    }
 
 
 def with_wide_counts(optimizer: Any, params: Any) -> Any:
@@ -207,5 +205,5 @@ def _places(run: Run) -> list[str]:
             if isinstance(variable, nnx.Param) and id(variable) not in seen:
                 seen.add(id(variable))
                 variable.set_value(jnp.asarray(len(names)))
-                names.append(_full(paths[layer.path], name))
+                names.append(tensor_name(paths[layer.path], name))
     return [names[int(number)] for number in jax.tree.leaves(split_params(merged)[1])]
