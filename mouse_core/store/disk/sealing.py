@@ -33,6 +33,8 @@ class SealingRows(FolderRows):
         limits: Which rows stay.
     """
 
+    sync = "none"
+
     def __init__(self, folder: Path, told: StoreSchema, budget: DenseBudget, verify: bool, limits: Limits) -> None:
         super().__init__(folder, told, budget, verify)
         self.limits = limits
@@ -169,6 +171,11 @@ class SealingRows(FolderRows):
         number = self.limits.too_many(files, rows, size)
         if not number:
             return
+        try:
+            # A power cut must not find the old rows dropped and the new ones not there yet.
+            self.commit(sync=self.sync != "none")
+        except StorageError:
+            return  # they go when there is room
         gone = sum(of_rows for of_rows, _ in files[:number])
         tails = max(0, number - len(before.segments))
         segments, dropped = before.segments[number:], before.dropped + gone
