@@ -82,7 +82,8 @@ class Running:
         """The store has all rows."""
         if self._process != os.getpid():
             return
-        for log in self._logs:
+        # The older one first: alone it would look like an episode that was broken off, and be appended once more.
+        for log in reversed(self._logs):
             if log.size:
                 log.cut(0)
         self._rows = 0

@@ -42,8 +42,6 @@ class VectorRecorder:
         ConfigError, SchemaError, DataError: As ``Recorder``.
     """
 
-    _more: int | None = None  # how many episodes may still begin to be recorded; None: any number
-
     def __new__(
         cls,
         envs: Any,
@@ -99,6 +97,7 @@ class _GymnasiumVectorRecorder(VectorRecorder):
         self._episodes = [self._tape.episodes(alone=False) for _ in range(envs.num_envs)]
         self._seeds: list[int | None] = [None] * envs.num_envs
         self._over = np.ones(envs.num_envs, np.bool_)  # the last step ended an episode; nothing runs
+        self._more: int | None = None  # how many episodes may still begin to be recorded; None: any number
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
