@@ -8,9 +8,10 @@ from mouse_core.hub._push import (
     push_to_hub,
     read_alignment,
 )
-from mouse_core.hub._reading import from_hub
+from mouse_core.hub._reading import NamedStores, from_hub
 
 __all__ = [
+    "NamedStores",
     "PushOptions",
     "PushResult",
     "from_hub",

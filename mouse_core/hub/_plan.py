@@ -27,6 +27,7 @@ from mouse_core.hub._card import (
 from mouse_core.hub._repository import Remote
 from mouse_core.hub._schema import unify_features
 from mouse_core.hub._shards import Part, Shard, ShardOptions, write_shards
+from mouse_core.hub._statistics import stale_statistics
 
 if TYPE_CHECKING:
     from datasets import Features
@@ -88,6 +89,7 @@ class Job:
                     about = about.replace(alignment=None)  # not all of the rows say it
         self._check_others(card, repo_id)
         stale = stale_files(card, remote.files, pushed=self.parts, keep_other_splits=self.keep_other_splits)
+        stale += stale_statistics(self.config, remote.files, kept=[split.name for split in kept])
         patterns = [pattern for split in kept for pattern in split.patterns]
         kept_bytes = sum(size for path, (size, _) in remote.files.items() if matches(path, patterns))
         return Plan(card, unify_features(typed), about, kept, kept_bytes, stale)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 import time
@@ -14,12 +15,17 @@ from mouse_core.hub._arguments import check_names, check_options, collect_parts
 from mouse_core.hub._card import ALIGNMENT_KEY, CONFIG, parse_card
 from mouse_core.hub._plan import Job, Shards
 from mouse_core.hub._repository import Remote, Repository, open_repository, upload_bars
+from mouse_core.hub._statistics import check_statistics, write_statistics
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitOperationAdd
     from huggingface_hub.errors import HfHubHTTPError
 
+    from mouse_core.hub._shards import Part
+    from mouse_core.statistics import Statistics
     from mouse_core.store.views import Store
+
+    Splits = Mapping[str, Store | Sequence[Store]]
 
 _ATTEMPTS = 5
 _FIRST_PAUSE = 0.1
@@ -77,6 +83,7 @@ def push_stores_to_hub(
     *,
     repo_id: str,
     split: str = "train",
+    statistics: Statistics | None = None,
     **options: Unpack[PushOptions],
 ) -> PushResult:
     """Publish one or more stores as one split of a dataset; the options are those of ``push_to_hub``.
@@ -84,7 +91,7 @@ def push_stores_to_hub(
     The dataset then consists of that split. To replace one split and keep the others, say
     ``keep_other_splits=True``.
     """
-    return push_to_hub({split: stores}, repo_id=repo_id, **options)
+    return push_to_hub({split: stores}, repo_id=repo_id, statistics=statistics, **options)
 
 
 def push_named_stores_to_hub(
@@ -92,23 +99,30 @@ def push_named_stores_to_hub(
     *,
     repo_id: str,
     split: str = "train",
+    statistics: Mapping[str, Statistics] | None = None,
     **options: Unpack[PushOptions],
 ) -> dict[str, PushResult]:
     """Publish stores under names, such as the members of a mixture: one configuration a name, in a commit of its own.
 
     Configurations of other names stay as they are. What was pushed before an error stays, and makes no commit when the
-    call is made again. ``from_hub`` reads them; the options are those of ``push_to_hub``, but for ``config``.
+    call is made again. ``from_hub`` reads them; the options are those of ``push_to_hub``, but for ``config``, and
+    ``statistics`` are by name.
 
     Raises:
         ConfigError: No stores, or a name that is none for a configuration; else see ``push_to_hub``.
     """
     if not isinstance(stores, Mapping) or not stores:
         raise ConfigError(f"stores: expected stores by name, found {stores!r:.200}")
+    known = {} if statistics is None else statistics
+    if not isinstance(known, Mapping) or not known.keys() <= stores.keys():
+        raise ConfigError(f"statistics: expected Statistics by name, of {list(stores)}, found {known!r:.200}")
     for name, given in stores.items():  # all of them before the first is sent
         check_names(repo_id, name, {split: given}, options.get("revision"), options.get("commit_message"))
-        collect_parts({split: given})
+        _, _, parts = collect_parts({split: given})
+        check_statistics(known.get(name), {split: given}, _rows(parts), where=f"statistics of {name!r}")
     return {
-        name: push_to_hub({split: given}, repo_id=repo_id, config=name, **options) for name, given in stores.items()
+        name: push_to_hub({split: given}, repo_id=repo_id, config=name, statistics=known.get(name), **options)
+        for name, given in stores.items()
     }
 
 
@@ -116,6 +130,7 @@ def push_to_hub(
     splits: Mapping[str, Store | Sequence[Store]],
     *,
     repo_id: str,
+    statistics: Statistics | None = None,
     private: bool | None = None,
     token: str | bool | None = None,
     revision: str | None = None,
@@ -135,7 +150,7 @@ def push_to_hub(
     The stores of a split follow one another. A column that only some of them have is null in the others, so
     that all splits have one schema; reading back a split in which a column is null throughout gives its field
     as absent. All shards are first written to ``temp_dir``, streamed in bounded memory, and nothing is sent
-    before that has succeeded. One commit then adds the shards and the card and removes the Parquet files of
+    before that has succeeded. One commit then adds the shards, the statistics and the card and removes what is stale of
     the previous push. If somebody else commits in between, the repository is listed again and the commit made
     anew, up to five times.
 
@@ -144,6 +159,9 @@ def push_to_hub(
             on.
         repo_id: ``"namespace/name"``, or ``"name"`` in the namespace of the token's owner. Created if
             missing.
+        statistics: Those of the split "train", or of all splits where there is none of that name; they stand beside
+            the rows as ``Statistics.save`` writes them, and ``from_hub`` finds them. None: those of the push before go
+            with the rows that they were of.
         private: Whether a new repository is private; by default what the Hub does. For one that exists
             already, a different visibility is an error.
         token: An access token with the right to write; by default the one saved by ``hf auth login``.
@@ -163,8 +181,8 @@ def push_to_hub(
             repository.
 
     Raises:
-        ConfigError: An argument that cannot be used, a split without rows, no token, or a card that cannot be
-            extended.
+        ConfigError: An argument that cannot be used, a split without rows, statistics of other rows, no token, or a
+            card that cannot be extended.
         SchemaError: Types or alignments that do not go together; names the column and the splits.
         DataError: An image file that a row refers to cannot be read.
         huggingface_hub.errors.HfHubHTTPError: The Hub refused: wrong token, no right to write, five conflicts.
@@ -172,19 +190,21 @@ def push_to_hub(
     options = check_options(max_shard_size, max_rows_per_shard, compression, temp_dir)
     check_names(repo_id, config, splits, revision, commit_message)
     alignment, about, parts = collect_parts(splits)
-    rows = {split: sum(len(part.dataset) for part in found) for split, found in parts.items()}
+    rows = _rows(parts)
+    check_statistics(statistics, splits, rows, where="statistics")
     named = "" if config == CONFIG else f"{config}: "
     sizes = ", ".join(f"{split} ({count:,} steps)" for split, count in rows.items())
     message = commit_message or f"Push {named}{sizes}"
     job = Job(parts, rows, alignment, about, options, keep_other_splits, progress, config)
     with tempfile.TemporaryDirectory(prefix="mouse-push-", dir=temp_dir) as folder:
+        beside = write_statistics(statistics, config, folder)
         if dry_run:
             plan = job.plan(Remote(), repo_id)
             shards = job.write(plan.features, folder)
             return _result(job, repo_id, revision or "main", shards, job.readme(plan, shards, repo_id))
         with upload_bars(progress):
             repository = open_repository(repo_id, revision, token=token, endpoint=endpoint)
-            return _send(job, repository, folder, private=private, message=message)
+            return _send(job, repository, folder, beside, private=private, message=message)
 
 
 def read_alignment(
@@ -209,7 +229,15 @@ def read_alignment(
     return None if alignment is None else str(alignment)
 
 
-def _send(job: Job, repository: Repository, folder: str, *, private: bool | None, message: str) -> PushResult:
+def _rows(parts: Mapping[str, Sequence[Part]]) -> dict[str, int]:
+    """How many rows each split has."""
+    return {split: sum(len(part.dataset) for part in found) for split, found in parts.items()}
+
+
+def _send(
+    job: Job, repository: Repository, folder: str, beside: Mapping[str, str], *, private: bool | None, message: str
+) -> PushResult:
+    """Upload and commit; ``beside`` are files that go with the shards, by their path in the repository."""
     from huggingface_hub.errors import HfHubHTTPError
 
     features = None
@@ -227,7 +255,9 @@ def _send(job: Job, repository: Repository, folder: str, *, private: bool | None
             shards = job.write(features, folder)
             repository.create(remote, private)
             repository.check_visibility(repository.read(), private)
-            operations = repository.upload([shard for found in shards.values() for shard in found])
+            operations = repository.upload(
+                {shard.path_in_repo: shard.path for found in shards.values() for shard in found} | dict(beside)
+            )
             remote = repository.read()
             plan = job.plan(remote, repository.repo_id)
             if plan.features != features:
@@ -265,11 +295,22 @@ def _wait_for_others(error: HfHubHTTPError, repository: Repository, attempt: int
 
 
 def _holds(remote: Remote, operations: Sequence[CommitOperationAdd]) -> bool:
-    """Whether the repository already has exactly these shards, so that a commit would be empty."""
-    infos = {operation.path_in_repo: operation.upload_info for operation in operations}
-    if any(remote.files.get(path, (None, None))[0] != info.size for path, info in infos.items()):
-        return False
-    return all(remote.files[path][1] == info.sha256.hex() for path, info in infos.items())
+    """Whether the repository already has exactly these files, so that a commit would be empty."""
+    for operation in operations:
+        info = operation.upload_info
+        size, known = remote.files.get(operation.path_in_repo, (None, None))
+        if size != info.size or known not in (info.sha256.hex(), _name_in_git(operation)):
+            return False
+    return True
+
+
+def _name_in_git(operation: CommitOperationAdd) -> str:
+    """What git calls the bytes of a small file; "" of a shard, which is large."""
+    if operation.path_in_repo.endswith(".parquet"):
+        return ""
+    with operation.as_file() as file:
+        content = file.read()
+    return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 def _result(job: Job, repo_id: str, revision: str, shards: Shards, readme: str) -> PushResult:

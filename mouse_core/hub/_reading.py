@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mouse_core.errors import ConfigError, SchemaError
+from mouse_core.hub._statistics import read_statistics
+from mouse_core.statistics import Statistics
 from mouse_core.store.dataset_store import DatasetStore
 
 # What columns are called in rows that nest their values as MOUSE's do, and what stores call them.
@@ -19,6 +21,18 @@ _NESTED = {
 }
 
 
+class NamedStores(dict[str, DatasetStore]):
+    """Stores by name, as ``from_hub`` gives them.
+
+    Attributes:
+        statistics: What was pushed beside the rows, by name; those without any are not in it.
+    """
+
+    def __init__(self, stores: Mapping[str, DatasetStore], statistics: Mapping[str, Statistics]) -> None:
+        super().__init__(stores)
+        self.statistics = dict(statistics)
+
+
 def from_hub(
     repo_id: str,
     names: Sequence[str] | None = None,
@@ -27,12 +41,13 @@ def from_hub(
     revision: str | None = None,
     token: str | bool | None = None,
     **options: Any,
-) -> dict[str, DatasetStore]:
+) -> NamedStores:
     """The named stores of a dataset on the Hub, one for each of its configurations: members for a ``Mixture``.
 
     They are those that ``push_named_stores_to_hub`` wrote, or MOUSE, whose rows nest what they hold:
     ``observation.continuous`` is read as ``observation``, ``action.discrete`` as ``action``, ``step_index`` as
-    ``episode_step``, and so on. No value is converted.
+    ``episode_step``, and so on. No value is converted. Statistics that stand beside the rows are in ``statistics`` of
+    what comes back, by name: those of the split "train", whichever is read, as validation data are normalised by them.
 
     Args:
         repo_id: ``"namespace/name"``, or whatever ``datasets.load_dataset`` takes, such as a folder.
@@ -44,6 +59,7 @@ def from_hub(
 
     Raises:
         ConfigError: No such configuration.
+        DataError: Statistics that are damaged.
         SchemaError: Rows that nest actions of several kinds, or in which a name stands twice.
         MissingFieldError, SchemaError, DataError: Rows that a store does not take; see ``DatasetStore.from_dataset``.
     """
@@ -61,7 +77,8 @@ def from_hub(
         rows = _unnested(datasets.load_dataset(repo_id, name, split=split, revision=revision, token=token), name)
         said = {"alignment": read_about(rows, where=name).alignment} | options
         stores[name] = DatasetStore(**said).from_dataset(rows)
-    return stores
+    found = {name: read_statistics(repo_id, name, revision=revision, token=token) for name in chosen}
+    return NamedStores(stores, {name: one for name, one in found.items() if one is not None})
 
 
 def _unnested(rows: Any, name: str) -> Any:

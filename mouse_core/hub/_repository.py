@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from mouse_core.errors import ConfigError
-from mouse_core.hub._shards import Shard
 
 if TYPE_CHECKING:
     from huggingface_hub import CommitInfo, CommitOperationAdd, HfApi
@@ -28,7 +27,7 @@ class Remote:
         private: Whether it is private; None if it does not exist.
         has_branch: Whether the branch exists; if not, the rest describes ``main``, from which it will be
             made.
-        files: Size and, of large files, sha256, by path.
+        files: Size and sha256, of small files git's name of their bytes, by path.
         readme: The text of its card; None if it has none.
     """
 
@@ -67,7 +66,7 @@ class Repository:
             return Remote()
         tree = self.api.list_repo_tree(self.repo_id, recursive=True, revision=info.sha, repo_type="dataset")
         files = {
-            entry.path: (entry.size, entry.lfs.sha256 if entry.lfs else None)
+            entry.path: (entry.size, entry.lfs.sha256 if entry.lfs else entry.blob_id)
             for entry in tree
             if isinstance(entry, RepoFile)
         }
@@ -117,15 +116,18 @@ class Repository:
         if not remote.has_branch and self.revision != "main" and not self.revision.startswith("refs/"):
             self.api.create_branch(self.repo_id, branch=self.revision, repo_type="dataset", exist_ok=True)
 
-    def upload(self, shards: Iterable[Shard]) -> list[CommitOperationAdd]:
-        """Upload shards to where nobody sees them yet, and return the operations that make them visible.
+    def upload(self, files: Mapping[str, str]) -> list[CommitOperationAdd]:
+        """Upload files to where nobody sees them yet, and return the operations that make them visible.
+
+        Args:
+            files: Where each is, by its path in the repository.
 
         Raises:
-            ConfigError: The repository's ``.gitignore`` excludes a shard.
+            ConfigError: The repository's ``.gitignore`` excludes a file.
         """
         from huggingface_hub import CommitOperationAdd
 
-        operations = [CommitOperationAdd(shard.path_in_repo, shard.path) for shard in shards]
+        operations = [CommitOperationAdd(in_repo, path) for in_repo, path in files.items()]
         self.api.preupload_lfs_files(
             self.repo_id, operations, repo_type="dataset", revision=self.revision, free_memory=False
         )
@@ -133,7 +135,7 @@ class Repository:
             if operation._should_ignore:
                 raise ConfigError(f".gitignore of {self.repo_id}: expected it to admit {operation.path_in_repo!r}")
             # A commit leaves out what the server said, at the time of upload, to have already. By the time of
-            # the commit that may be wrong, so every shard is named in it.
+            # the commit that may be wrong, so every file is named in it.
             operation._remote_oid = None
         return operations
 
@@ -146,7 +148,7 @@ class Repository:
         parent: str | None,
         message: str,
     ) -> CommitInfo:
-        """Add shards and card and remove files in one commit, if the branch still stands at ``parent``.
+        """Add files and card and remove files in one commit, if the branch still stands at ``parent``.
 
         Raises:
             huggingface_hub.errors.HfHubHTTPError: With status 409 or 412 if it does not.

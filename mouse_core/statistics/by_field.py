@@ -115,6 +115,11 @@ class Statistics(Mapping[str, FieldStatistics]):
             )
         return _counted(snapshot, known, self.shares, before=self, progress=progress)
 
+    def is_of(self, store: Store | Snapshot) -> bool:
+        """Whether they are of the rows of a store: as many, and of those that it is known of, a few alike."""
+        snapshot = _snapshot_of(store)
+        return self.rows == snapshot.num_rows and self.content in ("", _content(snapshot, self.rows))
+
     def merge(self, *others: Statistics) -> Statistics:
         """Those of several parts of the data together, of the fields that all have.
 

@@ -1,0 +1,103 @@
+"""Statistics of a dataset on the Hub: the two files beside its rows, as ``Statistics.save`` writes them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mouse_core.errors import ConfigError
+from mouse_core.hub._card import CONFIG, config_folder
+from mouse_core.statistics import Statistics
+from mouse_core.store.views import Store
+
+if TYPE_CHECKING:
+    from mouse_core.hub._push import Splits
+
+# The split that statistics are of, where a dataset has it; else they are of all its splits.
+_OF = "train"
+_FILES = ("meta/stats.json", "meta/stats.npz")
+
+
+def statistics_paths(config: str) -> tuple[str, str]:
+    """Where the files of a configuration stand: LeRobot's place for the default one, else beside its rows."""
+    folder = "" if config == CONFIG else f"{config_folder(config)}/"
+    text, more = (folder + file for file in _FILES)
+    return text, more
+
+
+def check_statistics(statistics: Statistics | None, splits: Splits, rows: Mapping[str, int], *, where: str) -> None:
+    """Raise ConfigError for what are no statistics of the rows that are pushed: of "train", or of all splits."""
+    if statistics is None:
+        return
+    if not isinstance(statistics, Statistics):
+        raise ConfigError(f"{where}: expected Statistics or None, found {statistics!r:.120}")
+    names = [_OF] if _OF in rows else list(rows)
+    count = sum(rows[name] for name in names)
+    stores = [store for name in names for store in _stores_of(splits[name])]
+    if statistics.rows != count or (len(stores) == 1 and not statistics.is_of(stores[0])):
+        raise ConfigError(
+            f"{where}: expected statistics of the {count} rows of {' and '.join(map(repr, names))}, found those of "
+            f"{statistics.rows} rows" + (", of which some differ" if statistics.rows == count else "")
+        )
+
+
+def _stores_of(given: Store | Sequence[Store]) -> Sequence[Store]:
+    return [given] if isinstance(given, Store) else given
+
+
+def stale_statistics(config: str, files: Collection[str], *, kept: Collection[str]) -> list[str]:
+    """The files of the push before, which no longer say what the rows are; none where the split stays they are of.
+
+    What stands there without what ``Statistics.save`` puts beside it is LeRobot's, and is left alone.
+    """
+    paths = statistics_paths(config)
+    return [] if _OF in kept or not set(paths) <= set(files) else list(paths)
+
+
+def write_statistics(statistics: Statistics | None, config: str, folder: str) -> dict[str, str]:
+    """Write the files into a new folder inside ``folder``; where they are, by their path in the repository."""
+    if statistics is None:
+        return {}
+    inside = tempfile.mkdtemp(dir=folder)
+    statistics.save(inside)
+    return {
+        path: os.path.join(inside, *file.split("/"))
+        for path, file in zip(statistics_paths(config), _FILES, strict=True)
+    }
+
+
+def read_statistics(
+    repo_id: str, config: str, *, revision: str | None = None, token: str | bool | None = None
+) -> Statistics | None:
+    """Those of a configuration on the Hub or in a folder; None where it has none."""
+    if os.path.isdir(repo_id):
+        folder = Path(repo_id, *statistics_paths(config)[0].split("/")[:-2])
+        return Statistics.load(folder) if (folder / _FILES[0]).is_file() else None
+    found = [_downloaded(repo_id, path, revision, token) for path in statistics_paths(config)]
+    if found[0] is None:
+        return None
+    with tempfile.TemporaryDirectory(prefix="mouse-statistics-") as inside:
+        # In a cache they are links, and in two folders where somebody committed in between.
+        (Path(inside) / "meta").mkdir()
+        for file, downloaded in zip(_FILES, found, strict=True):
+            if downloaded is not None:
+                (Path(inside) / file).write_bytes(Path(downloaded).read_bytes())
+        return Statistics.load(inside)
+
+
+def _downloaded(repo_id: str, path: str, revision: str | None, token: str | bool | None) -> str | None:
+    """Where a file of the repository is in the user's cache; None where the repository has none."""
+    from huggingface_hub import constants, hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+
+    try:
+        return str(hf_hub_download(repo_id, path, repo_type="dataset", revision=revision, token=token))
+    except LocalEntryNotFoundError:
+        if constants.HF_HUB_OFFLINE:
+            return None  # nobody can be asked, and what was loaded before had none
+        raise
+    except EntryNotFoundError:
+        return None
