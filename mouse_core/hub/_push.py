@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from mouse_core.statistics import Statistics
     from mouse_core.store.views import Store
 
-    Splits = Mapping[str, Store | Sequence[Store]]
-
 _ATTEMPTS = 5
 _FIRST_PAUSE = 0.1
 _CONFLICT = (409, 412)

@@ -6,15 +6,11 @@ import os
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from mouse_core.errors import ConfigError
 from mouse_core.hub._card import CONFIG, config_folder
 from mouse_core.statistics import Statistics
 from mouse_core.store.views import Store
-
-if TYPE_CHECKING:
-    from mouse_core.hub._push import Splits
 
 # The split that statistics are of, where a dataset has it; else they are of all its splits.
 _OF = "train"
@@ -28,7 +24,13 @@ def statistics_paths(config: str) -> tuple[str, str]:
     return text, more
 
 
-def check_statistics(statistics: Statistics | None, splits: Splits, rows: Mapping[str, int], *, where: str) -> None:
+def check_statistics(
+    statistics: Statistics | None,
+    splits: Mapping[str, Store | Sequence[Store]],
+    rows: Mapping[str, int],
+    *,
+    where: str,
+) -> None:
     """Raise ConfigError for what are no statistics of the rows that are pushed: of "train", or of all splits."""
     if statistics is None:
         return
