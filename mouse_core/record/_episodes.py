@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mouse_core.errors import ConfigError, DataError, RolloutError, SchemaError
+from mouse_core.errors import ClosedError, ConfigError, DataError, RolloutError, SchemaError
 from mouse_core.files.writing import remove
 from mouse_core.record._columns import Row
 from mouse_core.record._running import Running, left_over, missing
@@ -41,7 +41,7 @@ class Sink(Protocol):
         ...
 
     def close(self) -> None:
-        """No more rows come."""
+        """No more rows come. Those that the store does not have stay in the files beside it."""
         ...
 
 
@@ -104,6 +104,7 @@ class Direct:
 
     def close(self) -> None:
         """No more rows come."""
+        self._waiting.clear()
         if self._running is not None:
             self._running.close()
 
@@ -172,6 +173,7 @@ class Whole:
 
     def close(self) -> None:
         """No more rows come."""
+        self._columns, self._ended = {}, []
         if self._running is not None:
             self._running.close()
 
@@ -253,8 +255,16 @@ class Episodes:
         self._sink.settle()
 
     def close(self) -> None:
-        """Nothing more is recorded."""
-        self.interrupt()
+        """Nothing more is recorded. What a store that was closed before did not take stays in the files beside it.
+
+        Raises:
+            ClosedError: There was something; there is none when this is called again.
+        """
+        try:
+            self.interrupt()
+        except ClosedError:
+            self._sink.close()
+            raise
         self._sink.close()
 
     def forget(self) -> None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import cache
 from importlib import import_module
 from typing import Any, TypeVar
@@ -53,6 +54,8 @@ class Tape:
         # None: not known before the first episode.
         self.has_seeds: bool | None = SEED in store.columns if len(store.columns) else None
         store.describe(_about.about_of(recording, self.observations, self.actions))
+        self._episodes: list[Episodes] = []
+        store.break_off(self)
 
     def episodes(self, *, alone: bool) -> Episodes:
         """A writer of episodes.
@@ -63,7 +66,20 @@ class Tape:
         mark, path = self.on_interrupted == "mark", self.store.path
         running = None if path is None or not mark else Running(path, keeps_all=not alone)
         sink: Sink = Direct(self.store, running) if alone and mark else Whole(self.store, mark=mark, running=running)
-        return Episodes(sink, self.store.alignment, _columns.placeholder(self.actions))
+        self._episodes.append(Episodes(sink, self.store.alignment, _columns.placeholder(self.actions)))
+        return self._episodes[-1]
+
+    def interrupt(self) -> None:
+        """Break off the episodes that are running."""
+        for episodes in self._episodes:
+            episodes.interrupt()
+
+    def close(self, environment: Callable[..., Any], **options: Any) -> None:
+        """End the recording, and close what is recorded, also where something cannot be written."""
+        with ExitStack() as ends:
+            ends.callback(environment, **options)
+            for episodes in reversed(self._episodes):
+                ends.callback(episodes.close)
 
     def seen(self, observation: Row, infos: Row, seed: int | None) -> Row:
         """Columns of an observation with what else stands in its row."""

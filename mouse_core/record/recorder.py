@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 from mouse_core.record import _about, _columns
 from mouse_core.record._episodes import done_code, infos_of, reward_of
@@ -71,6 +71,16 @@ class Recorder:
             cls = recorder_of(env, kinds, "; VectorRecorder records a gymnasium.VectorEnv")
         return super().__new__(cls)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the recording, and close the environment. The store stays open."""
+        raise NotImplementedError
+
     def interrupt(self) -> None:
         """Break off the episode that is running; nothing more is recorded before the next ``reset()``."""
         raise NotImplementedError
@@ -122,8 +132,7 @@ class _GymnasiumRecorder(Recorder):
 
     def close(self) -> None:
         """End the recording, and close the environment. The store stays open."""
-        self._episodes.close()
-        self.env.close()
+        self._tape.close(self.env.close)
 
 
 class _DmEnvRecorder(Recorder):
@@ -187,5 +196,4 @@ class _DmEnvRecorder(Recorder):
 
     def close(self) -> None:
         """End the recording, and close the environment. The store stays open."""
-        self._episodes.close()
-        self._env.close()
+        self._tape.close(self._env.close)

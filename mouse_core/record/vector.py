@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -57,6 +57,16 @@ class VectorRecorder:
             kinds = {"gymnasium.VectorEnv": (_GymnasiumVectorRecorder, "gymnasium.vector.VectorWrapper")}
             cls = recorder_of(envs, kinds, "; Recorder records one environment")
         return super().__new__(cls)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *details: object) -> None:
+        self.close()
+
+    def close(self, **options: Any) -> None:
+        """End the recording, and close the environments. The store stays open."""
+        raise NotImplementedError
 
     def interrupt(self) -> None:
         """Break off the episodes that are running; nothing more is recorded of them."""
@@ -174,14 +184,11 @@ class _GymnasiumVectorRecorder(VectorRecorder):
 
     def interrupt(self) -> None:
         """Break off the episodes that are running."""
-        for episode in self._episodes:
-            episode.interrupt()
+        self._tape.interrupt()
 
     def close(self, **options: Any) -> None:
         """End the recording, and close the environments. The store stays open."""
-        for episode in self._episodes:
-            episode.close()
-        self.env.close(**options)
+        self._tape.close(self.env.close, **options)
 
 
 def _autoreset_mode(envs: Any) -> str:

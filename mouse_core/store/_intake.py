@@ -97,6 +97,9 @@ class Rows:
     def close(self) -> None:
         """There is nothing to close; see ``DatasetStore.close``."""
 
+    def break_off(self, recording: Any) -> None:
+        """There is no moment for it; see ``DatasetStore.break_off``."""
+
 
 class Appender:
     """The open extent of a store.

@@ -11,7 +11,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from mouse_core import BatchSource, ConfigError, DataError, DatasetStore, RolloutError, SchemaError
+from mouse_core import BatchSource, ClosedError, ConfigError, DataError, DatasetStore, RolloutError, SchemaError
 from mouse_core.about import About, read_about
 from mouse_core.record import Recorder, VectorRecorder, record
 from tests.core.formats.recording import Counting
@@ -257,6 +257,73 @@ def test_episodes_of_a_vector_that_are_broken_off(on_interrupted: str) -> None:
     envs.close()
     whole, broken, other = rows_of(logs[0][0]), rows_of(logs[0][1], ended=False), rows_of(logs[1][0], ended=False)
     check_rows(store, whole + (broken + other if on_interrupted == "mark" else []))
+
+
+class Ending(gym.Wrapper[Any, Any, Any, Any]):
+    """Counts how often it was closed."""
+
+    closed = 0
+
+    def close(self) -> None:
+        self.closed += 1
+        super().close()
+
+
+@pytest.mark.parametrize("on_interrupted", ["mark", "cut"])
+@pytest.mark.parametrize("kind", ["single", "vector"])
+def test_a_store_that_is_closed_first_has_what_was_recorded(kind: str, on_interrupted: str, tmp_path: Path) -> None:
+    logs: list[list[list[Any]]] = [[], []]
+    worlds = [Ending(Logged(Counting([9]), log)) for log in logs]
+    count = 1 if kind == "single" else 2
+    env: Any
+    with pytest.raises(KeyboardInterrupt), DatasetStore.open(tmp_path, "a") as store:
+        if kind == "single":
+            env = Recorder(worlds[0], store, on_interrupted=on_interrupted)
+        else:
+            envs = gym.vector.SyncVectorEnv([lambda one=one: one for one in worlds])
+            env = VectorRecorder(envs, store, on_interrupted=on_interrupted)
+        env.reset()
+        for _ in range(4):
+            env.step(env.action_space.sample())
+        raise KeyboardInterrupt
+    for _ in range(2):
+        env.close()
+    assert all(world.closed for world in worlds[:count])
+    kept = [row for (log,) in logs[:count] for row in rows_of(log, ended=False)] if on_interrupted == "mark" else []
+    reader = DatasetStore.open(tmp_path)
+    assert len(reader) == len(kept)
+    if kept:
+        check_rows(reader, kept)
+
+
+def test_what_a_closed_store_does_not_take_waits_for_the_next_recorder(tmp_path: Path) -> None:
+    log: list[Any] = []
+    world = Ending(Logged(Counting([9]), log))
+    with DatasetStore.open(tmp_path, "a") as store:
+        env: Any = Recorder(world, store)
+    env.reset()
+    with pytest.raises(ClosedError):
+        env.step(env.action_space.sample())
+    with pytest.raises(ClosedError, match="expected an open one"):
+        env.close()
+    assert world.closed == 1
+    env.close()  # nothing waits any more
+    with DatasetStore.open(tmp_path, "a") as store:
+        Recorder(Counting([9]), store).close()
+        check_rows(store, rows_of(log[0], ended=False))
+
+
+def test_recorders_are_closed_at_the_end_of_a_with_block(tmp_path: Path) -> None:
+    worlds = [Ending(Counting([9])) for _ in range(2)]
+    with DatasetStore.open(tmp_path, "a") as store:
+        with Recorder(worlds[0], store) as env:
+            env.reset()
+            env.step(env.action_space.sample())
+        with VectorRecorder(gym.vector.SyncVectorEnv([lambda: worlds[1]]), store) as envs:
+            envs.reset()
+            envs.step(envs.action_space.sample())
+        assert [world.closed for world in worlds] == [1, 1]
+        assert [row["done"] for row in store] == [0, 2, 0, 2]
 
 
 def test_what_a_policy_raises_leaves_whole_episodes() -> None:

@@ -135,12 +135,16 @@ class DatasetStore(Store):
     def close(self) -> None:
         """Seal the rows of a store that was opened to be written, and let others write; others have nothing to close.
 
-        What was read so far can still be read.
+        Recordings into it are broken off before. What was read so far can still be read.
 
         Raises:
             StorageError: Rows cannot be written; the store is still open.
         """
         self._rows.close()
+
+    def break_off(self, recording: Any) -> None:
+        """Have ``recording.interrupt()`` called when ``close()`` begins, if it is alive; recorders ask for it."""
+        self._rows.break_off(recording)
 
     def __enter__(self) -> Self:
         return self

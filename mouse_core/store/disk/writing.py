@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -150,6 +151,8 @@ class WrittenRows(SealingRows):
     ) -> None:
         super().__init__(folder, told, budget, verify, limits)
         self.sync, self._process = sync, os.getpid()
+        # What is interrupted before the rows are sealed, in the order in which it came.
+        self._recordings: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
         self.appender = self._new_appender()
         _writers.add(self)
         self._seal_in_background()
@@ -166,6 +169,18 @@ class WrittenRows(SealingRows):
 
     def close(self) -> None:
         """See ``DatasetStore.close``."""
+        if isinstance(self.appender, Refusing):
+            return
+        with ExitStack() as ends:
+            ends.callback(self._seal_and_let_go)  # also where a recording cannot be ended
+            for recording in reversed(list(self._recordings)):
+                ends.callback(recording.interrupt)
+
+    def break_off(self, recording: Any) -> None:
+        """See ``DatasetStore.break_off``."""
+        self._recordings[recording] = None
+
+    def _seal_and_let_go(self) -> None:
         with self.lock:
             if isinstance(self.appender, Refusing):
                 return
