@@ -12,8 +12,11 @@ def growth_of(before: Sequence[Segment], after: Sequence[Segment]) -> Growth | N
     """What was appended to some segments that others continue; None where it is more than appended rows."""
     kept = _same(before, after)
     appended = after[kept:]
-    # Segments of datasets may say more about the shapes of rows.
-    return Growth(kept, appended, before[kept:]) if all(segment.extent is not None for segment in appended) else None
+    # Segments of datasets may say more about the shapes of rows, and many files are many chunks.
+    grew = all(segment.extent is not None for segment in appended) and not any(
+        len(segment.chunk_starts) > 2 for segment in (*appended, *before[kept:])
+    )
+    return Growth(kept, appended, before[kept:]) if grew else None
 
 
 def continues(before: Sequence[Segment], after: Sequence[Segment]) -> bool:

@@ -59,13 +59,17 @@ class Rows:
         """The rows with those that somebody else has written since, where there may be some."""
         return self
 
+    def shown(self) -> list[Segment]:
+        """The segments as snapshots have them."""
+        return self.segments
+
     def snapshot(self) -> Snapshot:
         """All rows that there are now; see ``DatasetStore.snapshot``."""
         with self.lock:
             rows = self.seen()
             if self._kept is None or self._kept.num_rows != rows.count:
                 open_segment = self.appender.segment()
-                segments = self.segments if open_segment is None else [*self.segments, open_segment]
+                segments = self.shown() if open_segment is None else [*self.shown(), open_segment]
                 self._kept = Snapshot(segments, self.schema.config(), budget=self.budget)
             return self._kept
 
@@ -232,6 +236,10 @@ class Appender:
         for name, column in extent.extents.items():
             self._schema.learn(name, extent.columns[name].kind, partial(_arrow_type, column))
 
+    def _before(self) -> list[Segment]:
+        """The segments before these rows, as snapshots have them."""
+        return self._segments
+
     def _rows(self) -> int:
         return sum(segment.num_rows for segment in self._segments) + self.count
 
@@ -239,8 +247,8 @@ class Appender:
         """The specs of the fields there are in the rows before."""
         if not self._segments:
             return {}
-        segment = self.segment()
-        segments = self._segments if segment is None else [*self._segments, segment]
+        segment, before = self.segment(), self._before()
+        segments = before if segment is None else [*before, segment]
         return Snapshot(segments, self._schema.config()).spec
 
     def _refused(self, name: str, error: BaseException | None, row: int = 0) -> DataError:

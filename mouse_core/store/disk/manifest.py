@@ -17,7 +17,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -214,28 +214,32 @@ def _checked(file: Path, text: bytes) -> dict[str, Any]:
 
 def _manifest_of(said: Mapping[str, Any]) -> Manifest:
     schemas = tuple(pa.ipc.read_schema(pa.py_buffer(base64.b64decode(text))) for text in said["schemas"])
-    lists = [said["segments"][name] for name in _LISTS]
-    nulls = {int(number): tuple(map(str, names)) for number, names in said["nulls"].items()}
-    segments = tuple(
-        Sealed(number, rows, size, digest, schema, appended, nulls.get(number, ()))
-        for number, rows, size, digest, schema, appended in zip(*lists, strict=True)
-    )
+    lists = {name: said["segments"][name] for name in _LISTS}
     tails = tuple(Tail(*tail) for tail in said["tails"])
     dropped, next_number = said["dropped"], said["next_number"]
-    files: list[Sealed | Tail] = [*segments, *tails]
-    numbers = [one.number for one in files]
-    _check_counts([dropped, next_number, *numbers], 0)
-    _check_counts([number for one in segments for number in (one.rows, one.bytes)], 1)
-    _check_counts([one.schema for one in files], 0)
-    _check_counts([tail.rows for tail in tails if tail.rows is not None], 0)
-    if len(set(numbers)) < len(numbers) or any(number >= next_number for number in numbers):
-        raise DataError(f"expected files of different numbers below {next_number}")
-    if any(one.schema >= len(schemas) for one in files) or not all(type(one.digest) is str for one in segments):
-        raise DataError("expected segments of a known schema and digest")
+    _check_counts([dropped, next_number])
+    _check_files(lists, tails, next_number, len(schemas))
+    nulls = {int(number): tuple(map(str, names)) for number, names in said["nulls"].items()}
+    of_each = (nulls.get(number, ()) for number in lists["number"])
+    segments = tuple(starmap(Sealed, zip(*lists.values(), of_each, strict=True)))
     about = About.from_json(json.dumps(said["about"]), where="the manifest")
     return Manifest(about, schemas, segments, tails, dropped, next_number)
 
 
-def _check_counts(counts: Sequence[Any], lowest: int) -> None:
-    if not all(type(count) is int and lowest <= count < 1 << 62 for count in counts):
+def _check_files(lists: Mapping[str, list[Any]], tails: Sequence[Tail], next_number: int, schemas: int) -> None:
+    """Raise DataError unless what is said of files can be so; list by list, as they may be long."""
+    numbers = [*lists["number"], *(tail.number for tail in tails)]
+    known = [*lists["schema"], *(tail.schema for tail in tails)]
+    _check_counts(numbers)
+    _check_counts([*lists["rows"], *lists["bytes"]], lowest=1)
+    _check_counts(known)
+    _check_counts([tail.rows for tail in tails if tail.rows is not None])
+    if len(set(numbers)) < len(numbers) or max(numbers, default=-1) >= next_number:
+        raise DataError(f"expected files of different numbers below {next_number}")
+    if max(known, default=-1) >= schemas or not {*map(type, lists["digest"])} <= {str}:
+        raise DataError("expected segments of a known schema and digest")
+
+
+def _check_counts(counts: Sequence[Any], *, lowest: int = 0) -> None:
+    if counts and ({*map(type, counts)} != {int} or min(counts) < lowest or max(counts) >= 1 << 62):
         raise DataError(f"expected whole numbers from {lowest} on")

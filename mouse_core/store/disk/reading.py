@@ -18,8 +18,8 @@ from mouse_core.store.disk.folder import ReadFolder
 from mouse_core.store.disk.leases import Lease
 from mouse_core.store.disk.manifest import Manifest, Sealed
 from mouse_core.store.disk.sealed import SealedFile, SealedSegment
+from mouse_core.store.disk.segments import TailSegment, together
 from mouse_core.store.disk.tail import TailReader
-from mouse_core.store.disk.tails import TailSegment
 
 
 class Refusing:
@@ -69,6 +69,12 @@ class FolderRows(Rows):
         self._token = object()
         # How many rows were before the first that is in no sealed segment, those included that were dropped.
         self._end = 0
+        self._together: list[Segment] = []
+
+    def shown(self) -> list[Segment]:
+        """See ``Rows``; of many sealed files one."""
+        self._together = together(self.segments, self._together)
+        return self._together
 
     def _adopt(self, manifest: Manifest, lease: Lease) -> None:
         """Take over what a manifest says of columns and sealed segments, with those that are known already."""

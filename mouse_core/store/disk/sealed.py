@@ -120,10 +120,11 @@ class SealedFile:
         verify: Whether every byte is read before any is believed, which takes as long as reading the file once.
     """
 
+    # Keeps the file where it lies, for as long as this object may be asked for rows. One for all that have none.
+    lease = Lease()
+
     def __init__(self, folder: Path, sealed: Sealed, schema: pa.Schema, first: int, *, verify: bool) -> None:
         self.folder, self.sealed, self.schema, self.first, self.verify = folder, sealed, schema, first, verify
-        # Keeps the file where it lies, for as long as this object may be asked for rows.
-        self.lease = Lease()
 
     @property
     def path(self) -> Path:

@@ -20,8 +20,8 @@ from mouse_core.store.disk.folder import WrittenFolder
 from mouse_core.store.disk.manifest import Manifest, Sealed, Tail
 from mouse_core.store.disk.reading import FolderRows
 from mouse_core.store.disk.sealed import MOST_BYTES, SealedFile, SealedSegment, pieces_of, write_segment
+from mouse_core.store.disk.segments import TailSegment
 from mouse_core.store.disk.tail import TailFile
-from mouse_core.store.disk.tails import TailSegment
 from mouse_core.store.disk.upkeep import Limits, small_run
 
 

@@ -89,6 +89,9 @@ class FolderAppender(Appender):
         self._candidate = TailFile.create(path, columns, rows, often=often)
         return self._candidate.extent
 
+    def _before(self) -> list[Segment]:
+        return self._all.shown()
+
     def _has_room(self, extent: Extent, coming: int) -> bool:
         # Rows that come together are in one file, so that all of them count, or none does; unless old ones are to be
         # dropped a file at a time, and these are too many for one.

@@ -1,0 +1,223 @@
+"""Segments over the files of a folder: over one that rows are appended to, and over many sealed ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from mouse_core._arrow.column import ColumnPart
+from mouse_core._arrow.column_types import column_type
+from mouse_core._base.memo import memo
+from mouse_core.errors import ConfigError
+from mouse_core.store._segments import Segment
+from mouse_core.store._tail.rows import Extent
+from mouse_core.store.disk.sealed import SealedFile, SealedSegment, rows_of
+from mouse_core.store.disk.tail import TailReader
+
+FEWEST = 64
+"""Sealed files that are one segment together, at least; fewer are a segment each."""
+
+
+class TailSegment(Segment):
+    """Rows of a file that is appended to, as many as there were."""
+
+    _where: tuple[Path, str, int]
+    _show: Callable[[], None] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        extent: Extent,
+        image_roots: tuple[str, ...],
+        place: tuple[object, int],
+        where: tuple[Path, str, int],
+        show: Callable[[], None] | None = None,
+    ) -> TailSegment:
+        """The rows that an extent has now.
+
+        Args:
+            extent: It.
+            image_roots: See ``Segment``.
+            place: See ``Segment``.
+            where: The folder, the name of the file, and how many rows of the folder were before its first.
+            show: Lets other processes see the rows.
+        """
+        segment = cls.of_extent(extent, image_roots)
+        assert isinstance(segment, TailSegment)
+        segment.place, segment._where, segment._show = place, where, show
+        return segment
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Another process opens the file, or the one that has the rows by then.
+        if self._show is not None:
+            self._show()
+        return rows_at, (*self._where, self.num_rows, self._named_roots)
+
+
+def rows_at(folder: Path, name: str, first: int, count: int, image_roots: tuple[str, ...]) -> Segment:
+    """Rows of a folder, wherever they lie by now.
+
+    Args:
+        folder: It.
+        name: The file that they lay in.
+        first: How many rows were before them.
+        count: How many they are.
+        image_roots: See ``Segment``.
+
+    Raises:
+        DataError: They are not kept any more.
+    """
+    try:
+        tail = TailReader(folder / name)
+        if tail.committed() >= count:
+            return TailSegment.of(tail.extent(count), image_roots, (tail.token, first), (folder, name, first))
+    except ConfigError:
+        pass  # it was sealed since
+    return Segment(rows_of(folder, first, count), image_roots=image_roots)
+
+
+class SealedSegments(Segment):
+    """The rows of many sealed files that follow each other, each in a chunk; making one opens none.
+
+    What a loader does once for every segment it does here once for ten thousand files.
+
+    Args:
+        members: The files' segments, of the same columns.
+        earlier: Others that may have some of these members: where their values lie is known from then on.
+    """
+
+    def __init__(self, members: Sequence[SealedSegment], earlier: Sequence[SealedSegments] = ()) -> None:
+        first = members[0]
+        self.members, self.place = list(members), first.place
+        self.extent = None if first.extent is None else object()
+        self._named_roots = first.image_roots
+        self._parts, self._first_values = {}, {}
+        starts = np.cumsum([0, *(one.num_rows for one in members)], dtype=np.int64)
+        self.num_rows = int(starts[-1])
+        self.__dict__.update(chunk_starts=starts, _same_chunks=True, _is_mapped=False)
+        for other in earlier:
+            self._take_over(other)
+
+    def _take_over(self, other: SealedSegments) -> None:
+        """Know of members what another one knows of them."""
+        numbers = {id(one): number for number, one in enumerate(self.members)}
+        common = [(theirs, numbers[id(one)]) for theirs, one in enumerate(other.members) if id(one) in numbers]
+        theirs, ours = np.array(common, np.int64).reshape(-1, 2).T
+        for name, part in list(other._parts.items()):
+            known = self.part(name)
+            with part.lock:
+                for table in ("begin", "width", "largest"):
+                    getattr(known, table)[ours] = getattr(part, table)[theirs]
+
+    @memo
+    def table(self) -> pa.Table:
+        """The steps; opens every file."""
+        return pa.concat_tables([one.table for one in self.members])
+
+    @memo
+    def types(self) -> dict[str, pa.DataType]:
+        """Arrow types by column name."""
+        return self.members[0].types
+
+    @memo
+    def _files(self) -> list[SealedFile]:
+        return [one.file for one in self.members]
+
+    def part(self, name: str) -> ColumnPart:
+        """See ``Segment``; a file is opened when a chunk of it is touched."""
+        if name not in self._parts and name in self.types:
+            is_image = column_type(self.types[name]).kind == "image"
+            roots = self.image_roots if is_image else ()
+            self._parts.setdefault(name, _PartOfFiles(self._files, name, self.chunk_starts, roots))
+        return super().part(name)
+
+    def first_value(self, name: str, rows: int) -> tuple[int, Any] | None:
+        """See ``Segment``; opens the files up to the one that has it."""
+        for first, one, count in self._pieces(0, min(rows, self.num_rows)):
+            found = one.first_value(name, count)
+            if found is not None:
+                return first + found[0], found[1]
+        return None
+
+    def has_value(self, name: str, rows: int) -> bool:
+        """See ``Segment``."""
+        if name not in self.types:
+            return False
+        return not rows or any(one.has_value(name, count) for _, one, count in self._pieces(0, rows))
+
+    def take(self, row: int, count: int = 1) -> pa.Table:
+        """See ``Segment``; opens the files that these rows are in."""
+        parts = [one.take(max(row - first, 0), count) for first, one, count in self._pieces(row, count)]
+        return parts[0] if len(parts) == 1 else pa.concat_tables(parts)
+
+    def _pieces(self, row: int, count: int) -> Iterator[tuple[int, SealedSegment, int]]:
+        """Which members some rows are in: the first row of each, and how many of the rows it has."""
+        number = int(np.searchsorted(self.chunk_starts, row, side="right")) - 1
+        while count > 0 and number < len(self.members):
+            first, end = self.chunk_starts[number : number + 2].tolist()
+            there = min(count, end - max(row, first))
+            yield first, self.members[number], there
+            number, count = number + 1, count - there
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SealedSegments, (self.members,)
+
+
+class _PartOfFiles(ColumnPart):
+    """One column of many files."""
+
+    def __init__(self, files: Sequence[SealedFile], name: str, starts: Any, image_roots: tuple[str, ...]) -> None:
+        super().__init__(_no_column, starts, same_chunks=True, image_roots=image_roots)
+        # Not their segments; see ``SealedSegment``.
+        self._files, self._name = files, name
+
+    def chunk(self, number: int) -> pa.Array:
+        """The values of one file."""
+        return self._files[number].column(self._name).chunk(0)
+
+
+def _no_column() -> None:
+    """What stands for a column that lies in no table."""
+
+
+def together(segments: Sequence[Segment], before: Sequence[Segment] = ()) -> list[Segment]:
+    """Segments, of which sealed ones that follow each other are one where they are many.
+
+    New files are segments of their own, until there are enough of them for one more. Such a one takes in those before
+    it that are not larger, so that there are few, and a row is taken into another one few times.
+
+    Args:
+        segments: A segment for each file.
+        before: What was made of the segments that there were earlier; what is still the same is used again.
+    """
+    earlier = [one for one in before if isinstance(one, SealedSegments)]
+    made: list[Segment] = []
+    at = 0
+    for one in earlier:
+        if segments[at : at + len(one.members)] != one.members:
+            break
+        made.append(one)
+        at += len(one.members)
+    for key, some in groupby(segments[at:], _alike):
+        alike = list(some)
+        members = [one for one in alike if isinstance(one, SealedSegment)]
+        if key is None or len(members) < FEWEST:
+            made += alike
+            continue
+        while made and isinstance(last := made[-1], SealedSegments) and len(last.members) <= len(members):
+            if _alike(last.members[0]) != key:
+                break
+            members = [*last.members, *members]
+            del made[-1]
+        made.append(SealedSegments(members, earlier))
+    return made
+
+
+def _alike(segment: Segment) -> tuple[int, bool] | None:
+    """What sealed segments have in common that can be one."""
+    return (segment.file.sealed.schema, segment.file.sealed.appended) if isinstance(segment, SealedSegment) else None
