@@ -198,7 +198,9 @@ def rows_at(anchors: Anchors, seconds: Seconds, shift: int, clock: Clock) -> Row
     row = np.where(np.abs(times[ahead] - wanted) <= np.abs(times[after] - wanted), ahead, after)
     own = times[row] == now
     row = np.where(own, np.minimum(anchor_row, last - 1), row)
-    tolerance = np.fmax(seconds.tolerance, clock.spacing(np.maximum(np.abs(wanted), np.abs(now))))
+    # Two stamps in float32 of 1,025 s are 0.00012 s apart, and each may be rounded by half of that: 0.5333 s later
+    # there may be no stamp within 0.0001 s, though the row is there.
+    tolerance = seconds.tolerance + np.nan_to_num(clock.spacing(np.maximum(np.abs(wanted), np.abs(now))))
     near = (np.abs(times[row] - wanted) <= tolerance) & (end - begin > shift) & ~(own & (anchor_row >= last))
     if anchors.there is not None:
         near &= anchors.there[:, None]

@@ -25,8 +25,9 @@ class Seconds:
 
     Args:
         offsets: Seconds from the anchor's time stamp, K of them, in any order.
-        tolerance: How far a row's time stamp may be from the time that is asked for, in seconds; at least as far as two
-            numbers of the stamps' stored dtype are from each other at that time, of float32 0.00012 s after 1,024 s.
+        tolerance: How far a row's time stamp may be from the time that is asked for, in seconds, and beyond that as
+            far as two numbers of the stamps' stored dtype are from each other at that time: float32 has 0.00012 s after
+            1,024 s.
         clock: The field whose values are time stamps, in seconds; they do not go back within an episode.
         holes: What is done where rows are missing in the midst of an episode, so that none is near enough: "refuse"
             is a DataError, "mask" pads with the nearest row, as beyond the episode's ends.

@@ -170,10 +170,13 @@ def test_coarse_stamps_are_as_near_as_they_can_be(rate: int) -> None:
             "timestamp": (step / rate).astype(np.float32),
         }
     )
-    windows = {"obs_discrete": Seconds([-1 / rate, 0, 1 / rate])}
-    batch = BatchSource(store, batch_size=count, sampling="last", fields=["obs_discrete"], windows=windows)[0]
+    # Of four digits, as people write them down: 0.5333 s is not quite the time of 16 frames either.
+    windows = {"obs_discrete": Seconds([-1 / rate, 0, 1 / rate]), "action": Seconds([round(16 / rate, 4)])}
+    batch = BatchSource(store, batch_size=count, sampling="last", fields=[*windows], windows=windows)[0]
     np.testing.assert_array_equal(batch["obs_discrete"], np.clip(step[:, None] + [-1, 0, 1], 0, count - 1))
     assert batch["obs_discrete_mask"].sum() == 3 * count - 2
+    np.testing.assert_array_equal(batch["action"][:, 0], np.clip(step + 17, 0, count - 1))  # a row later: it arrived
+    assert batch["action_mask"].sum() == count - 17
 
 
 def source_of(seconds: Seconds, **options: Any) -> BatchSource:
