@@ -69,11 +69,13 @@ class Descriptor:
     """What has a file open: ``_file`` is its descriptor, -1 where it has been closed or was never opened."""
 
     _file = -1
+    # Of the class, as it may outlive what modules have: one that nobody closed is closed as Python ends.
+    _close_file = staticmethod(os.close)
 
     def close(self) -> None:
         """Close the file; may be called twice."""
         if self._file >= 0:
-            os.close(self._file)
+            self._close_file(self._file)
             self._file = -1
 
     def __del__(self) -> None:

@@ -166,6 +166,39 @@ def test_a_forked_child_refuses_to_write(folder: Path) -> None:
     assert len(DatasetStore.open(folder)) == 20
 
 
+@pytest.mark.parametrize("sync", ["none", "append"])
+def test_a_forked_child_reads_the_rows_of_its_parent(folder: Path, sync: str) -> None:
+    with DatasetStore.open(folder, "a", sync=sync) as writer:
+        for number in range(3):
+            writer.extend(rows(10))
+            len(writer[:number])  # what was looked at before is remembered
+            child = os.fork()
+            if not child:
+                code = 1
+                try:
+                    found = writer[:]
+                    assert len(writer) == len(found) == 10 * (number + 1)
+                    assert writer[-1]["episode_step"] == found[-1]["episode_step"] == rows(10)["episode_step"][-1]
+                    assert writer.snapshot().num_rows == len(writer)
+                    code = 0
+                finally:
+                    os._exit(code)
+            assert os.waitpid(child, 0)[1] == 0
+
+
+def test_a_writer_that_nobody_closed_ends_quietly(folder: Path) -> None:
+    script = (
+        "import sys; from mouse_core import DatasetStore\n"
+        "writer, reader = DatasetStore.open(sys.argv[1], 'a'), DatasetStore.open(sys.argv[1])\n"
+        "writer.append({'observation': [1.0], 'action': 0, 'reward': 0.0, 'done': 0})\n"
+        # Longer than modules have what they are made of.
+        "sys.kept = [writer, reader]\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, folder], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(DatasetStore.open(folder, "a")) == 1
+
+
 def test_what_is_no_store_is_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"expected a folder with a store .*found nothing"):
         DatasetStore.open(folder)

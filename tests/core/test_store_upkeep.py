@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 import time
@@ -31,13 +32,17 @@ def _at_once() -> Iterator[None]:
 
 @given(st.lists(st.integers(1, 50), max_size=30), st.integers(8, 200), st.integers(0, 30))
 def test_the_oldest_are_dropped_and_no_more_than_need_be(sizes: list[int], most: int, coming: int) -> None:
-    files = [(size, 10 * size) for size in sizes]
-    dropped = Limits(max_rows=most).too_many(files, rows=coming)
-    assert dropped == Limits(max_bytes=10 * most).too_many(files, size=10 * coming)
-    kept = sizes[dropped:]
-    assert sum(kept) + coming <= most or len(kept) <= 1
-    assert not dropped or sum(sizes[dropped - 1 :]) + coming > most
-    assert ALL.too_many(files, rows=coming) == 0
+    files = [(size, 10_000 * size) for size in sizes]
+    by_rows = Limits(max_rows=most).too_many(files, rows=coming)
+    by_bytes = Limits(max_bytes=10_000 * most).too_many(files, size=10_000 * coming)
+    for (dropped, cut), large in ((by_rows, most // 8), (by_bytes, most // 4)):
+        kept = sizes[dropped:]
+        assert sum(kept) - cut + coming <= most or (len(kept) <= 1 and not cut)
+        # Of a file that is larger than an eighth no row goes that may stay.
+        assert not cut or sum(kept) - cut + coming == most
+        assert not dropped or sum(sizes[dropped - 1 :]) + coming > most
+        assert cut or not dropped or sizes[dropped - 1] <= large + 1 or sum(kept) + coming >= most
+    assert ALL.too_many(files, rows=coming) == (0, 0)
 
 
 def test_writing_small_files_writes_no_row_often() -> None:
@@ -180,6 +185,53 @@ def test_the_newest_rows_stay(limit: dict[str, int], at_once: int, tmp_path: Pat
             assert sum(path.stat().st_size for path in (tmp_path / "store").rglob("*.arrow")) <= limit["max_bytes"]
 
 
+@pytest.mark.parametrize("limit", [{"max_rows": 300}, {"max_bytes": 1 << 17}])
+@pytest.mark.parametrize("closed", [True, False])
+@pytest.mark.parametrize("begun", [20, 4000])
+def test_a_smaller_limit_keeps_the_newest_rows_of_large_files(
+    limit: dict[str, int], closed: bool, begun: int, tmp_path: Path
+) -> None:
+    folder = tmp_path / "store"
+    store = DatasetStore.open(folder, "a")
+    store.extend(rows_of("numbers", 0, begun))
+    if closed:
+        store.close()
+    del store
+    with DatasetStore.open(folder, "a", **limit) as store:
+        reader = DatasetStore.open(folder)
+        first_row = numbers_in(reader)[:1]
+        had = reader.snapshot()
+        for first in range(begun, begun + 500, 20):
+            assert len(store) <= limit.get("max_rows", begun + 500)
+            store.extend(rows_of("numbers", first, 20))
+            assert numbers_in(store).stop == first + 20
+            assert "max_rows" not in limit or len(store) >= min(first + 20, 300 * 3 // 4)
+        check_batches(store)
+        assert had.rows(range(len(first_row)))["number"] == list(first_row)
+    found = numbers_in(DatasetStore.open(folder))
+    assert found.stop == begun + 500
+    assert len(found) >= (300 * 3 // 4 if "max_rows" in limit else 400)
+    if "max_bytes" in limit:
+        # Readers may keep others.
+        named = json.loads((folder / "manifest.json").read_text())["mouse_store"]["segments"]
+        assert sum(named["bytes"]) <= limit["max_bytes"]
+
+
+def test_a_smaller_limit_holds_as_soon_as_the_store_is_open(tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    with DatasetStore.open(folder, "a") as store:
+        store.extend(rows_of("numbers", 0, 400))
+    reader = DatasetStore.open(folder)
+    had = reader.snapshot()
+    with DatasetStore.open(folder, "a", max_rows=300) as store:
+        assert numbers_in(store) == range(100, 400)
+        store.extend(rows_of("numbers", 400, 20))
+        assert 263 <= len(store) <= 300
+    assert 263 <= len(reader) <= 300
+    assert numbers_in(reader).stop == 420
+    assert had.rows(range(400))["number"] == list(range(400))
+
+
 def test_rows_of_datasets_are_dropped_too(tmp_path: Path) -> None:
     with DatasetStore.open(tmp_path / "store", "a", max_rows=800) as store:
         for first in range(0, 3000, 1000):
@@ -235,9 +287,9 @@ def test_the_next_writer_leaves_a_reader_its_files(tmp_path: Path) -> None:
         assert not files(folder)
 
 
-@pytest.mark.parametrize("limit", [{"max_rows": 0}, {"max_rows": 7}, {"max_bytes": -1}, {"max_rows": 2.5}])
+@pytest.mark.parametrize("limit", [{"max_rows": 0}, {"max_rows": 7}, {"max_bytes": 10}, {"max_rows": 2.5}])
 def test_a_limit_is_a_number(limit: dict[str, int], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(limit))}: expected None or a whole number of at least 8"):
+    with pytest.raises(ConfigError, match=f"{next(iter(limit))}: expected None or a whole number of at least (8|65536)"):
         DatasetStore.open(tmp_path / "store", "a", **limit)
     assert not (tmp_path / "store").exists()
 

@@ -92,9 +92,9 @@ class DatasetStore(Store):
             mode: "r" reads a store that is there, and writes nothing; "a" writes one, which is made if it is not there.
             sync: What a writer waits for, as above.
             verify: Whether a file's digest is compared when its rows are first read; that reads all of the file once.
-            max_rows: How many rows a writer keeps, at most; None: all. The oldest are dropped a whole file at a time,
-                about an eighth of them; stores and snapshots that others opened keep theirs.
-            max_bytes: How many bytes of files a writer keeps, likewise.
+            max_rows: How many rows a writer keeps, at most, from 8; None: all. The oldest are dropped a whole file at a
+                time, about an eighth of them; stores and snapshots that others opened keep theirs.
+            max_bytes: How many bytes of files a writer keeps, likewise, from 65,536.
             **options: Those of the class. An alignment that is not given is the one that the rows have.
 
         Returns:

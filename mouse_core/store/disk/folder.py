@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mouse_core.errors import ConfigError
-from mouse_core.files.locking import Held
+from mouse_core.files.locking import Descriptor, Held
 from mouse_core.files.reading import damaged, reading
 from mouse_core.files.writing import make_folder, remove_leftovers, storing
 from mouse_core.store.disk.leases import READERS, Lease, Unneeded
@@ -21,7 +21,7 @@ _OURS = re.compile(r"tail-(\d{6,})\..*|(\d{6,})\.arrow")
 _SEGMENTS = "segments"
 
 
-class ReadFolder:
+class ReadFolder(Descriptor):
     """A folder as its readers see it: the manifest that is there, read again once it was replaced.
 
     Args:
@@ -36,7 +36,6 @@ class ReadFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = -1
         self.manifest, self.lease = Manifest(), Lease()
         if not (path / NAME).exists():
             what = "nothing" if not path.exists() else "a folder without one" if path.is_dir() else "a file"
@@ -77,15 +76,6 @@ class ReadFolder:
             raise
         self.close()
         self._file, self.manifest = opened, manifest
-
-    def close(self) -> None:
-        """Close the manifest; may be called twice."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
-    def __del__(self) -> None:
-        self.close()
 
 
 class WrittenFolder:

@@ -158,36 +158,59 @@ class SealingRows(FolderRows):
         self._kept = None
         self.drop()
 
-    def drop(self, rows: int = 0, size: int = 0) -> None:
-        """Forget the oldest rows, where there are more than are to stay.
+    def room_of_open(self) -> tuple[int, int]:
+        """How many rows, and bytes, the file that is appended to has room for."""
+        return 0, 0
 
-        Args:
-            rows: How many there are or will be beside those in files that take no more.
-            size: How many bytes.
-        """
+    def drop(self) -> None:
+        """Forget the oldest rows, where there are more than are to stay, with those that the open file may take."""
+        while self._drop_some():
+            pass  # what was cut takes more bytes a row
+
+    def _drop_some(self) -> bool:
+        """Forget the oldest files, and rows of the next; whether that one was cut."""
         before = self._folder.manifest
         files = [(one.rows, one.bytes) for one in before.segments]
         files += [(tail.extent.count, tail.layout.nbytes) for tail, _ in self._waiting]
-        number = self.limits.too_many(files, rows, size)
-        if not number:
-            return
+        number, cut = self.limits.too_many(files, *self.room_of_open())
+        # One that waits is cut once it is sealed.
+        kept, schemas = self._without_first(number, cut) if cut and number < len(before.segments) else ([], ())
+        if not number and not kept:
+            return False
         try:
             # A power cut must not find the old rows dropped and the new ones not there yet.
             self.commit(sync=self.sync != "none")
         except StorageError:
-            return  # they go when there is room
-        gone = sum(of_rows for of_rows, _ in files[:number])
+            self._remove(kept)
+            return False  # they go when there is room
+        gone = sum(of_rows for of_rows, _ in files[:number]) + (cut if kept else 0)
         tails = max(0, number - len(before.segments))
-        segments, dropped = before.segments[number:], before.dropped + gone
-        self._replace(replace(before, segments=segments, tails=before.tails[tails:], dropped=dropped))
+        if kept:
+            number += 1
+        after = replace(before, segments=before.segments[number:], tails=before.tails[tails:])
+        after, kept = _with_schemas(replace(after, dropped=before.dropped + gone), kept, schemas)
+        self._replace(replace(after, segments=(*kept, *after.segments)))
         for tail, _ in self._waiting[:tails]:
             tail.close()
         del self._waiting[:tails]
         # Snapshots have a list of their own.
-        del self.segments[:number]
+        self.segments[:number] = self._segments_of(kept, after.dropped)
         self.count -= gone
         self._kept = None
         self._folder.clean()
+        return bool(kept)
+
+    def _without_first(self, number: int, rows: int) -> tuple[list[Sealed], tuple[pa.Schema, ...]]:
+        """A sealed file's rows but the first ``rows``, in files that are small enough; none where that cannot be."""
+        manifest = self._folder.manifest
+        one, first = manifest.segments[number], manifest.firsts()[number]
+        try:
+            # What is damaged must not get checksums of its own.
+            table = SealedFile(self.folder_path, one, manifest.schemas[one.schema], first, verify=True).table
+            sealed, known = self._written(self._pieces_of([Segment(table.slice(rows))]), appended=one.appended)
+        except (DataError, StorageError):
+            return [], ()  # it goes once none of its rows is to stay
+        return sealed, known.schemas
 
     # ------------------------------------------------------------------ merging
 
@@ -251,11 +274,7 @@ class SealingRows(FolderRows):
     def _name_sealed(
         self, sealed: Sequence[Sealed], schemas: tuple[pa.Schema, ...], tails: tuple[Tail, ...] | None = None
     ) -> None:
-        now = self._folder.manifest
-        places = []
-        for one in sealed:
-            now, which = now.with_schema(schemas[one.schema])
-            places.append(one._replace(schema=which))
+        now, places = _with_schemas(self._folder.manifest, sealed, schemas)
         segments = (*now.segments, *places)
         tails = now.tails if tails is None else tails
         self._replace(replace(now, about=self.schema.about(), segments=segments, tails=tails))
@@ -276,6 +295,17 @@ class SealingRows(FolderRows):
         about = self.schema.about()
         if about != self._folder.manifest.about:
             self._replace(replace(self._folder.manifest, about=about))
+
+
+def _with_schemas(
+    manifest: Manifest, sealed: Sequence[Sealed], schemas: tuple[pa.Schema, ...]
+) -> tuple[Manifest, list[Sealed]]:
+    """A manifest that knows the schemas of segments, and these with its numbers for them."""
+    numbered = []
+    for one in sealed:
+        manifest, which = manifest.with_schema(schemas[one.schema])
+        numbered.append(one._replace(schema=which))
+    return manifest, numbered
 
 
 def _show(rows_of: weakref.ref[SealingRows]) -> None:

@@ -5,6 +5,11 @@ Both make a manifest of another and change no file. Rows are dropped a whole fil
     max_rows=1000, files of 120 rows each: 8 files are 960 rows; room for 120 more would be 1,080
     -> the oldest is dropped first, 840 rows stay, and at most 960 are there when the next file is full
 
+A file that is much larger than an eighth, as a writer without that limit left it, is cut, and its newest rows are
+written again in files that are small enough::
+
+    max_rows=300, one file of 400 rows, room for 37 more   137 go, and 263 stay in files of 37
+
 Files are put together where eight or more neighbours have no file among them as large as the others together, so that
 a row is written again only into a file at least twice as large as the one that it was in::
 
@@ -22,6 +27,9 @@ from mouse_core.store.disk.manifest import Manifest, Sealed
 
 PARTS = 8
 """Files that the rows kept by ``max_rows`` or ``max_bytes`` lie in, at least: one of them is dropped at a time."""
+
+LEAST_BYTES = 1 << 16
+"""What ``max_bytes`` is, at least: no file of rows is smaller than some pages."""
 
 _FEWEST = 8
 
@@ -43,8 +51,9 @@ class Limits:
 
     def __post_init__(self) -> None:
         for name, limit in vars(self).items():
-            if limit is not None and (type(limit) is not int or limit < PARTS):
-                raise ConfigError(f"{name}: expected None or a whole number of at least {PARTS}, found {limit!r:.80}")
+            least = PARTS if name == "max_rows" else LEAST_BYTES
+            if limit is not None and (type(limit) is not int or limit < least):
+                raise ConfigError(f"{name}: expected None or a whole number of at least {least}, found {limit!r:.80}")
 
     def refuse_for_readers(self) -> None:
         """Raise ConfigError where there is a limit: a reader drops no rows."""
@@ -56,8 +65,10 @@ class Limits:
         size = most_bytes if self.max_bytes is None else min(most_bytes, self.max_bytes // PARTS)
         return size, None if self.max_rows is None else self.max_rows // PARTS
 
-    def too_many(self, files: Sequence[tuple[int, int]], rows: int = 0, size: int = 0) -> int:
-        """How many of the oldest files are to go. The newest stays, however large it is.
+    def too_many(self, files: Sequence[tuple[int, int]], rows: int = 0, size: int = 0) -> tuple[int, int]:
+        """How many of the oldest files are to go, and how many rows of the next, which is too large to go as a whole.
+
+        The newest stays, or a part of it.
 
         Args:
             files: Rows and bytes of each, the oldest first.
@@ -66,11 +77,23 @@ class Limits:
         """
         rows, size = rows + sum(one for one, _ in files), size + sum(one for _, one in files)
         for number, (of_rows, of_bytes) in enumerate(files):
-            fits = self.max_rows is None or rows <= self.max_rows
-            if number == len(files) - 1 or (fits and (self.max_bytes is None or size <= self.max_bytes)):
-                return number
+            cut = 0 if self.max_rows is None else rows - self.max_rows
+            if self.max_bytes is not None:
+                # Bytes are taken to be as many in each row.
+                cut = max(cut, -((self.max_bytes - size) * of_rows // max(of_bytes, 1)))
+            if cut <= 0:
+                return number, 0
+            if cut < of_rows and self._is_large(of_rows, of_bytes):
+                return number, cut
+            if number == len(files) - 1:
+                return number, 0
             rows, size = rows - of_rows, size - of_bytes
-        return 0
+        return 0, 0
+
+    def _is_large(self, rows: int, size: int) -> bool:
+        """Whether a file is larger than those that are written with these limits, whose bytes are not exact."""
+        too_long = self.max_rows is not None and rows > self.max_rows // PARTS
+        return too_long or (self.max_bytes is not None and size > 2 * (self.max_bytes // PARTS))
 
 
 ALL = Limits()

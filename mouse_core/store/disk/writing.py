@@ -115,7 +115,7 @@ class FolderAppender(Appender):
             raise
         self.close()
         self.tail, self._extent, self._first = tail, extent, first
-        self._all.drop(rows=extent.rows, size=tail.layout.nbytes)
+        self._all.drop()
 
 
 class _SyncedAppender(FolderAppender):
@@ -158,7 +158,19 @@ class WrittenRows(SealingRows):
         self._recordings: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
         self.appender = self._new_appender()
         _writers.add(self)
+        self._keep_newest()
         self._seal_in_background()
+
+    def _keep_newest(self) -> None:
+        """Drop rows that an older limit let stay, or none; files are cut, as they may be larger than is to stay."""
+        if self.limits == ALL:
+            return
+        try:
+            self.seal_waiting()
+            with self.lock:
+                self.drop()
+        except StorageError:
+            pass  # they go when there is room
 
     # ------------------------------------------------------------------ what the store asks for
 
@@ -223,6 +235,11 @@ class WrittenRows(SealingRows):
             self.appender = self._new_appender()
             self._folder.clean()
 
+    def room_of_open(self) -> tuple[int, int]:
+        """See ``SealingRows``."""
+        tail = self.appender.tail if isinstance(self.appender, FolderAppender) else None
+        return (0, 0) if tail is None else (tail.extent.rows, tail.layout.nbytes)
+
     # ------------------------------------------------------------------ what the appender asks for
 
     def recount(self) -> None:
@@ -279,8 +296,13 @@ class WrittenRows(SealingRows):
 
     def let_go(self) -> None:
         """In a forked child: the parent is the one writer."""
-        if not isinstance(self.appender, Refusing):
-            self._refuse(partial(_forked, self.folder_path, self._process))
+        if isinstance(self.appender, Refusing):
+            return
+        # What the parent appends from now on is behind these rows.
+        segment = self.appender.segment()
+        self.segments += [] if segment is None else [segment]
+        self._refuse(partial(_forked, self.folder_path, self._process))
+        self.recount()
 
 
 def open_rows(
