@@ -289,7 +289,9 @@ def test_the_next_writer_leaves_a_reader_its_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit", [{"max_rows": 0}, {"max_rows": 7}, {"max_bytes": 10}, {"max_rows": 2.5}])
 def test_a_limit_is_a_number(limit: dict[str, int], tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"{next(iter(limit))}: expected None or a whole number of at least (8|65536)"):
+    with pytest.raises(
+        ConfigError, match=f"{next(iter(limit))}: expected None or a whole number of at least (8|65536)"
+    ):
         DatasetStore.open(tmp_path / "store", "a", **limit)
     assert not (tmp_path / "store").exists()
 
