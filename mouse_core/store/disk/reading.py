@@ -18,7 +18,7 @@ from mouse_core.store.disk.folder import ReadFolder
 from mouse_core.store.disk.leases import Lease
 from mouse_core.store.disk.manifest import Manifest, Sealed
 from mouse_core.store.disk.sealed import SealedFile, SealedSegment
-from mouse_core.store.disk.segments import TailSegment, together
+from mouse_core.store.disk.segments import SealedSegments, TailSegment, together
 from mouse_core.store.disk.tail import TailReader
 
 
@@ -69,12 +69,14 @@ class FolderRows(Rows):
         self._token = object()
         # How many rows were before the first that is in no sealed segment, those included that were dropped.
         self._end = 0
-        self._together: list[Segment] = []
+        self._together: list[SealedSegments] = []
 
     def shown(self) -> list[Segment]:
         """See ``Rows``; of many sealed files one."""
-        self._together = together(self.segments, self._together)
-        return self._together
+        shown = together(self.segments, self._together)
+        # Not those of a file each, which would be kept here when they were dropped.
+        self._together = [one for one in shown if isinstance(one, SealedSegments)]
+        return shown
 
     def _adopt(self, manifest: Manifest, lease: Lease) -> None:
         """Take over what a manifest says of columns and sealed segments, with those that are known already."""
