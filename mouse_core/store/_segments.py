@@ -1,8 +1,8 @@
-"""Segments: the immutable stretches of steps that a store consists of."""
+"""Segments: the immutable stretches of steps that a store consists of, and how they differ from earlier ones."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -12,21 +12,17 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from mouse_core._arrow.alike import Alike
-from mouse_core._arrow.column import Column, ColumnPart
+from mouse_core._arrow.column import Column, ColumnPart, Growth
 from mouse_core._arrow.column_types import Reading, column_type
 from mouse_core._arrow.dense_copies import IRREGULAR
 from mouse_core._arrow.gathering import gather
-from mouse_core._arrow.windows import Stretches, Windows, cut_at_stretches
+from mouse_core._arrow.windows import Stretches, Windows
 from mouse_core._base.memo import memo
 from mouse_core.errors import DataError
 
 if TYPE_CHECKING:  # loaded where rows are appended
     from mouse_core.store._tail.columns import ColumnExtent
     from mouse_core.store._tail.rows import Extent
-
-_LOOKED_AT = 1 << 16
-# Runs of rows are kept, in 24 bytes each, where they are so long on average and not more than these.
-_SHORTEST_RUNS, _MOST_RUNS = 4, 1 << 21
 
 
 class Segment:
@@ -193,28 +189,9 @@ class Segment:
         """
         if self.indices is None:
             return None
-        numbers = self.indices.column(0)
-        try:
-            numbers.validate()
-        except pa.ArrowException:
-            return None  # whoever reads the rows is told
-        starts, firsts, known, last = [], [], 0, -2
-        for begin in range(0, self.num_rows, _LOOKED_AT):
-            found = numbers.slice(begin, _LOOKED_AT).to_numpy()
-            if found.dtype.kind not in "iu" or found.max() >= self.table.num_rows or found.min() < 0:
-                return None
-            found = found.astype(np.int64)
-            (new,) = np.nonzero(np.diff(found, prepend=last) != 1)
-            known += len(new)
-            if are_too_short(known, begin + len(found)):
-                return None
-            starts.append(new + begin)
-            firsts.append(found[new])
-            last = int(found[-1])
-        begins = np.concatenate([*starts, [self.num_rows]])
-        chunks = Stretches(self.chunk_starts)
-        chunk, row, size, _ = cut_at_stretches(chunks, np.concatenate(firsts), np.diff(begins))
-        return Stretches(np.concatenate([[0], np.cumsum(size)]), chunk, row, chunks.longest)
+        from mouse_core.store._picked import runs_of  # loaded where rows have numbers
+
+        return runs_of(self.indices.column(0), self.table.num_rows, self.chunk_starts)
 
     def row_numbers(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The table's rows behind the segment's ``rows`` (int64 ``[n]``); only where there are row numbers."""
@@ -271,20 +248,10 @@ class Segment:
                     return row + int(np.argmin(chunk.is_null()))
                 row += len(chunk)
             return None
-        if not column.null_count:
-            return 0
-        there = np.asarray(column.is_valid())
+        from mouse_core.store._picked import first_picked
+
         assert self.indices is not None  # as rows are picked
-        numbers = self.indices.column(0)
-        try:
-            numbers.validate()
-        except pa.ArrowException as error:
-            raise DataError(f"dataset: expected readable indices, found damaged data: {error}") from error
-        for first in range(0, self.num_rows, _LOOKED_AT):
-            (found,) = np.nonzero(there[numbers.slice(first, _LOOKED_AT).to_numpy()])
-            if len(found):
-                return first + int(found[0])
-        return None
+        return first_picked(column, self.indices.column(0))
 
     def take(self, row: int, count: int = 1) -> pa.Table:
         """Some rows that follow each other, as a table; by default one."""
@@ -314,11 +281,6 @@ class Segment:
         return Segment, (self.table, self.indices, None, self._named_roots)
 
 
-def are_too_short(runs: int, rows: int) -> bool:
-    """Whether so many runs of so many rows are kept row by row instead."""
-    return runs > _MOST_RUNS or _SHORTEST_RUNS * runs > rows + _LOOKED_AT
-
-
 def _no_column() -> None:
     """What stands for a column that a segment does not have."""
 
@@ -330,3 +292,45 @@ def _to_column(extent: ColumnExtent, rows: int) -> pa.ChunkedArray:
 def _chunk_starts(column: pa.ChunkedArray) -> npt.NDArray[np.int64]:
     ends = np.cumsum([len(chunk) for chunk in column.iterchunks()])
     return np.concatenate([[0], ends]).astype(np.int64)
+
+
+# ---------------------------------------------------------------------- how stores grow
+
+
+def growth_of(before: Sequence[Segment], after: Sequence[Segment]) -> Growth | None:
+    """What was appended to some segments that others continue; None where it is more than appended rows."""
+    kept = _same(before, after)
+    appended = after[kept:]
+    # Segments of datasets may say more about the shapes of rows, and many files are many chunks.
+    grew = all(segment.extent is not None for segment in appended) and not any(
+        len(segment.chunk_starts) > 2 for segment in (*appended, *before[kept:])
+    )
+    return Growth(kept, appended, before[kept:]) if grew else None
+
+
+def continues(before: Sequence[Segment], after: Sequence[Segment]) -> bool:
+    """Whether segments are some earlier ones, with rows behind them; of no segments it is not known.
+
+    The last may have grown. In a folder the last ones may lie in other files by now: sealed, or merged.
+    """
+    kept = _same(before, after)
+    replaced, coming = before[kept:], after[kept:]
+    if not before or not replaced:
+        return bool(before)
+    if not coming or not coming[0].begins_as(replaced[0]):
+        return False
+    return len(replaced) == 1 or _folders(replaced) == _folders(coming) != {None}
+
+
+def _folders(segments: Sequence[Segment]) -> set[object]:
+    """What stands for the folders that they lie in, each of which has its rows in one order."""
+    return {None if segment.place is None else segment.place[0] for segment in segments}
+
+
+def _same(before: Sequence[Segment], after: Sequence[Segment]) -> int:
+    """How many segments both begin with."""
+    most = min(len(before), len(after))
+    for known in (most, len(before) - 1):
+        if 0 <= known <= most and after[:known] == before[:known]:
+            return known
+    return next(number for number in range(most) if before[number] is not after[number])

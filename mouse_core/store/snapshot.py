@@ -18,7 +18,7 @@ from mouse_core._arrow.windows import Stretches, Windows
 from mouse_core._base.memo import memo
 from mouse_core.errors import ConfigError
 from mouse_core.spec import Alignment, Field, Spec, codes_called
-from mouse_core.store._segments import Segment
+from mouse_core.store._segments import Segment, continues, growth_of
 from mouse_core.store.fields import FieldReader, SnapshotConfig, bind_fields, rows_without
 
 _SAMPLED_ROWS = 8
@@ -121,8 +121,6 @@ class Snapshot:
 
         Fields are bound as in the earlier one then, in a time that does not grow with its rows.
         """
-        from mouse_core.store._growth import growth_of  # loaded where stores grow
-
         same = self.config == before.config and self.begins_as(before)
         grown = growth_of(before.segments, self.segments) if same else None
         if grown is not None and "readers" not in self.__dict__:
@@ -137,8 +135,6 @@ class Snapshot:
 
     def begins_as(self, before: Snapshot) -> bool:
         """Whether its first rows are known to be those of an earlier snapshot."""
-        from mouse_core.store._growth import continues
-
         plain = type(self) is type(before) is Snapshot  # of others rows come in between
         return plain and self.num_rows >= before.num_rows and continues(before.segments, self.segments)
 
