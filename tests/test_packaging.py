@@ -234,10 +234,8 @@ KNOW_PRIVATE = {
     "core/test_decoding.py": "processes are killed in the middle of a task",
     "core/test_hub_shards.py": "memory is measured while a shard is written",
     "core/test_orders.py": "limits of what is kept are made small, so that they are met",
-    "core/test_record_killed.py": "rows of every type as bytes, which only a kill at the right moment shows",
     "core/test_replay_episodes.py": "an index is held against a list of rows that no buffer keeps",
     "core/test_replay_priorities.py": "sums of 70,000 weights from 1e-300 to 1e300, which no sampler is given",
-    "core/test_tail_file.py": "one file of a store is written, killed and damaged, as no store would leave it",
     "core/test_where_rows_lie.py": "how often a chunk is looked up is not seen in a batch",
 }
 

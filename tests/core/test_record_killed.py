@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
 from mouse_core import BatchSource, DatasetStore
 from mouse_core.record import Recorder
-from mouse_core.record._running import decoded, encoded
 from tests.core.record_killed import Walk
 
 ROOT = Path(__file__).parents[2]
@@ -85,20 +85,55 @@ def test_recordings_are_killed_again_and_again(kind: str, tmp_path: Path) -> Non
     check(tmp_path / "store", said, "mark")
 
 
-def test_rows_come_back_from_bytes() -> None:
-    row = {
-        "action": np.arange(6, dtype=np.int8).reshape(2, 3),
-        "reward": float("-inf"),
-        "done": 0,
-        "episode_step": 2**40,
-        "text": "ä\n",
-        "image": {"bytes": b"\n\x00", "path": None},
-        "flag": True,
-        "null": None,
-        "list": ["a", "b"],
-        "half": np.float16(0.5),
-    }
-    again = decoded(encoded(row))
-    assert again.keys() == row.keys()
-    assert np.array_equal(again.pop("action"), row.pop("action"))
-    assert again == row
+class Everything(gym.Env[Any, Any]):
+    """Observations, actions and infos of every type that rows have; each step has others."""
+
+    def __init__(self) -> None:
+        box = gym.spaces.Box(-9, 9, (), np.float16)
+        image = gym.spaces.Box(0, 255, (40, 36, 3), np.uint8)
+        self.observation_space = gym.spaces.Dict({"half": box, "word": gym.spaces.Text(9), "camera": image})
+        self.action_space = gym.spaces.Box(-99, 99, (2, 3), np.int8)
+
+    def _told(self) -> tuple[Any, dict[str, Any]]:
+        camera = np.random.default_rng(self.time).integers(0, 256, (40, 36, 3), np.uint8)
+        seen = {"half": np.float16(self.time / 4), "word": "ä\n\0"[: self.time], "camera": camera}
+        infos = {"flag": self.time == 1, "large": 2**40 + self.time, "tags": ["a", "é"][: 2 - self.time]}
+        return seen, infos | ({"name": "b"} if self.time else {})
+
+    def reset(self, **_: Any) -> Any:
+        self.time = 0
+        return self._told()
+
+    def step(self, action: Any) -> Any:
+        self.time += 1
+        seen, infos = self._told()
+        return seen, [0.0, 1 / 3, -1e-300][self.time], False, False, infos
+
+
+@pytest.mark.parametrize("images", ["png", "raw"])
+def test_rows_of_every_type_come_back(images: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"images": images, "infos": ["flag", "large", "tags", "name"]}
+
+    def record(recorder: Recorder) -> None:
+        recorder.reset(seed=3)
+        for number in range(2):
+            recorder.step(np.arange(6, dtype=np.int8).reshape(2, 3) - number)
+
+    process = os.fork()
+    if not process:
+        code = 1
+        try:
+            record(Recorder(Everything(), DatasetStore.open(tmp_path / "killed", "a"), **options))
+            code = 0
+        finally:
+            os._exit(code)  # as one who is killed: nothing is closed
+    assert os.waitpid(process, 0)[1] == 0
+    with DatasetStore.open(tmp_path / "killed", "a") as killed, DatasetStore.open(tmp_path / "whole", "a") as whole:
+        assert len(killed) < 3, "the latest row is in the logs alone"
+        Recorder(Everything(), killed, **options).close()
+        recorder = Recorder(Everything(), whole, **options)
+        record(recorder)
+        recorder.close()
+        assert len(killed) == 3
+        assert repr(killed[:]) == repr(whole[:])
+        assert killed.columns == whole.columns

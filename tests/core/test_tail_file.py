@@ -22,10 +22,7 @@ import pytest
 
 from mouse_core.errors import ConfigError, DataError, StorageError
 from mouse_core.files import locking
-from mouse_core.store._segments import Segment
-from mouse_core.store._tail.rows import Extent, prepare
-from mouse_core.store._tail.schema import tail_column
-from mouse_core.store.disk.tail import TailFile, TailReader, file
+from mouse_core.store.disk.tail import Extent, TailFile, TailReader, file, prepare, tail_column
 
 Row = dict[str, Any]
 
@@ -75,7 +72,7 @@ def put(tail: TailFile, begin: int, end: int) -> None:
 
 
 def rows_of(extent: Extent) -> list[Row]:
-    listed: list[Row] = Segment.of_extent(extent, ()).table.to_pylist()
+    listed: list[Row] = extent.to_table(extent.count).to_pylist()
     return listed
 
 
@@ -92,7 +89,7 @@ def test_rows_are_those_of_an_extent_in_memory(tmp_path: Path) -> None:
         for extent in (memory, tail.extent):
             if not extent.append(row(number)):
                 extent.put(row(number))
-    assert Segment.of_extent(tail.extent, ()).table.equals(Segment.of_extent(memory, ()).table)
+    assert tail.extent.to_table(300).equals(memory.to_table(300))
     assert rows_of(tail.extent) == expected(300)
 
 
@@ -115,13 +112,13 @@ def test_a_reader_shares_memory_between_what_it_saw_and_sees(tmp_path: Path) -> 
     reader = TailReader(tmp_path / "tail")
     put(tail, 0, 10)
     tail.commit(sync=False)
-    early = Segment.of_extent(reader.extent(reader.committed()), ())
+    early = reader.extent(reader.committed())
     put(tail, 10, 20)
     tail.commit(sync=False)
-    later = Segment.of_extent(reader.extent(reader.committed()), ())
-    assert later.begins_as(early)
-    assert later.addresses["reward"] == early.addresses["reward"]
-    assert not Segment.of_extent(TailReader(tmp_path / "tail").extent(0), ()).begins_as(early)
+    later = reader.extent(reader.committed())
+    assert later.token is early.token
+    assert later.dense()["reward"].address == early.dense()["reward"].address
+    assert TailReader(tmp_path / "tail").extent(0).token is not early.token
 
 
 def killed(path: Path, work: Callable[[], None]) -> None:
