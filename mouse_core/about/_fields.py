@@ -1,9 +1,11 @@
-"""Fields as JSON."""
+"""Fields as JSON, and the object that says them."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 import math
+from collections.abc import Set
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ from mouse_core.spec import Field
 
 # What a dataset may say that a step of a field, or an image, holds: so much is made room for in every batch.
 _MOST_VALUES, _MOST_IMAGE_VALUES = 1 << 24, 1 << 28
+_MOST_TEXT = 64 << 20
 
 
 def field_to_json(item: Field) -> dict[str, Any]:
@@ -66,3 +69,33 @@ def check_width(name: str, found: Any, most: int = _MOST_VALUES) -> None:
 
 def _number(value: Any) -> Any:
     return float(value) if isinstance(value, str) else value
+
+
+def said_in(text: str, names: Set[str], newest: int, *, where: str) -> dict[str, Any]:
+    """What a JSON object says, by name, if it says its version.
+
+    Args:
+        text: The object.
+        names: What the newest version that is known can say.
+        newest: That version.
+        where: What to call its place in messages.
+
+    Raises:
+        DataError: Something else.
+    """
+    try:
+        said: Any = json.loads(text) if len(text) <= _MOST_TEXT else None
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: expected JSON, found {text!r:.80} ({error})") from error
+    said = said if isinstance(said, dict) else {}
+    version = said.pop("version", None)
+    if not is_whole(version):
+        raise DataError(f"{where}: expected a JSON object with a version, found {text!r:.80}")
+    if version > newest:
+        raise DataError(
+            f"{where}: expected version {newest} at most, found version {version}, which a newer mouse-data wrote"
+        )
+    unknown = sorted(said.keys() - names)
+    if unknown:
+        raise DataError(f"{where}: expected what version {version} can say, found also {unknown}")
+    return dict(said)

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 
 from mouse_core._base.checks import is_whole
-from mouse_core.about._fields import check_width, field_from_json, field_to_json
+from mouse_core.about._fields import check_width, field_from_json, field_to_json, said_in
 from mouse_core.about.features import HUGGINGFACE, feature_of, features_in
 from mouse_core.about.recording import Recording, check_recordings, recording_from_json, recording_to_json
 from mouse_core.errors import ConfigError, DataError, MouseError, SchemaError
@@ -35,7 +35,6 @@ _OLD_MARK = f"{_OLD_KEY}: "
 _KEYS = (KEY.encode(), _OLD_KEY.encode())
 # The columns whose features carry the text: the first all of it, the second the alignment, should the first be recast.
 _CARRIERS = ("done", "reward")
-_MOST_TEXT = 64 << 20
 _TASKS = "; give them other numbers, or let one say no tasks, with mouse_core.about.with_about"
 
 
@@ -135,22 +134,8 @@ class About:
         Raises:
             DataError: Something else, or of a newer version.
         """
-        try:
-            said: Any = json.loads(text) if len(text) <= _MOST_TEXT else None
-        except (ValueError, RecursionError) as error:
-            raise DataError(f"{where}: {KEY}: expected JSON, found {text!r:.80} ({error})") from error
-        said = said if isinstance(said, dict) else {}
-        version = said.pop("version", None)
-        if not is_whole(version):
-            raise DataError(f"{where}: {KEY}: expected a JSON object with a version, found {text!r:.80}")
-        if version > _VERSION:
-            raise DataError(
-                f"{where}: {KEY}: expected version {_VERSION} at most, found version {version}, which a newer "
-                "mouse-data wrote"
-            )
-        unknown = sorted(said.keys() - {item.name for item in dataclasses.fields(cls)})
-        if unknown:
-            raise DataError(f"{where}: {KEY}: expected what version {version} can say, found also {unknown}")
+        names = {item.name for item in dataclasses.fields(cls)}
+        said = said_in(text, names, _VERSION, where=f"{where}: {KEY}")
         try:
             if "tasks" in said:
                 said["tasks"] = {int(number): text for number, text in said["tasks"].items()}

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from mouse_core._base.checks import recipe
 from mouse_core.batches._form import Chosen, MaskReader, Readers
 from mouse_core.errors import ConfigError, MissingFieldError
-from mouse_core.sampling.plan import MASK, PaddedSampler, Plan
+from mouse_core.sampling.plan import MASK, PaddedSampler, Plan, WindowSampler
 from mouse_core.spec import replaced_by
 from mouse_core.store.fields import FieldReader, meant_by
 from mouse_core.store.snapshot import Snapshot
@@ -197,15 +197,27 @@ def check_even(shard: tuple[int, int], uneven: Uneven, index: int, size: int) ->
         )
 
 
-def cut_of(
-    lengths: Iterable[int] | None, sampling: Any, sequence_length: int | None, pad: Any, *, padded: bool
-) -> Cut | None:
-    """How windows are cut to lengths that are drawn; None: they are not."""
+def before_cutting(
+    lengths: Iterable[int] | None,
+    sampling: str | WindowSampler,
+    sequence_length: int | None,
+    pad: bool | float | None,
+    *,
+    boundary: str,
+    windows: Any,
+) -> tuple[str | WindowSampler, int | None, bool | float | None, Cut | None]:
+    """What draws windows before they are cut to lengths that are drawn, their steps, their padding, and how to cut."""
     if lengths is None and not hasattr(sampling, "cut_many"):
-        return None
+        return sampling, sequence_length, pad, None
     from mouse_core.sampling.lengths import cut_of  # loaded where lengths are drawn
 
-    return cut_of(lengths, sampling, sequence_length, pad, padded=padded)
+    cut = cut_of(lengths, sampling, sequence_length, pad, padded=boundary != "stream" or windows is not None)
+    return cut.sampling, cut.sequence_length, cut.pad, cut
+
+
+def cut_to(sampler: WindowSampler, cut: Cut | None) -> WindowSampler:
+    """What draws windows that are cut, if they are."""
+    return sampler if cut is None else cut.of(sampler)
 
 
 def packs_first(chosen: Chosen, cut: Cut | None, uneven: Uneven) -> bool:

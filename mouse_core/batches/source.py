@@ -120,10 +120,10 @@ class BatchSource:
         packed: bool | int = False,
     ) -> None:
         snapshot = asked.snapshot_of(store)
-        pads = boundary != "stream" or windows is not None
-        around, cut = None, asked.cut_of(lengths, sampling, sequence_length, pad, padded=pads)
-        if cut is not None:
-            sampling, sequence_length, pad = cut.sampling, cut.sequence_length, cut.pad
+        around = None
+        sampling, sequence_length, pad, cut = asked.before_cutting(
+            *(lengths, sampling, sequence_length, pad), boundary=boundary, windows=windows
+        )
         if windows is None:
             length = 64 if sequence_length is None else sequence_length
             sampler = sampler_of(sampling, length, batch_size, drop_last, boundary, weighting, pad)
@@ -133,8 +133,7 @@ class BatchSource:
             sampler, around = anchors_of(
                 *(windows, snapshot, sampling, sequence_length), batch_size, drop_last, boundary, weighting, pad
             )
-        sampler = snapshot.sampled_by(sampler)
-        sampler = sampler if cut is None else cut.of(sampler)
+        sampler = asked.cut_to(snapshot.sampled_by(sampler), cut)
         # Single rows have no steps that may be missing.
         has_steps = around is None or around.batch_dims == 2
         padded = sampler if isinstance(sampler, PaddedSampler) and has_steps else None

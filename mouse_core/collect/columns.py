@@ -50,6 +50,11 @@ def _encoded(name: str, values: Any) -> tuple[list[Any], list[Buffer]]:
         if not others:
             shapes = [list(item.shape) for item in items]
             return ["arrays", dtype_name(dtype), shapes], [_bytes_of(item) for item in items]
+    return ["arrow", "", [len(items)]], [_arrow_bytes(name, items)]
+
+
+def _arrow_bytes(name: str, items: list[Any]) -> Buffer:
+    """A column of anything that Arrow takes, as a stream of Arrow."""
     try:
         column = pa.array([item.tolist() if isinstance(item, np.ndarray | np.generic) else item for item in items])
     except (pa.ArrowException, TypeError, ValueError) as error:
@@ -59,7 +64,7 @@ def _encoded(name: str, values: Any) -> tuple[list[Any], list[Buffer]]:
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, pa.schema([("", column.type)])) as stream:
         stream.write_batch(pa.record_batch([column], [""]))
-    return ["arrow", "", [len(items)]], [memoryview(sink.getvalue())]
+    return memoryview(sink.getvalue())
 
 
 def _bytes_of(values: np.ndarray[Any, Any]) -> Buffer:

@@ -103,22 +103,25 @@ def _configuration(source: BatchSource) -> dict[str, Any]:
     snapshot = source.snapshot
     kinds = {reader.spec.column: str(reader.column.kind) for reader in snapshot.readers.values()}
     said: dict[str, Any] = {"data": data[:12], "alignment": snapshot.alignment, "columns": kinds}
-    made: Any = source.sampler
-    is_shown = dataclasses.is_dataclass(made) and sampler == repr(made)
-    if hasattr(made, "cut_many"):
-        said["lengths"], made = json.dumps(made.choices), made.sampler
-    if is_shown and dataclasses.is_dataclass(made):
-        options = [item.name for item in dataclasses.fields(made) if item.repr and not item.name.startswith("_")]
-        said["sampling"] = type(made).__name__
-        said |= {name: repr(getattr(made, name)) for name in options}
-    else:
-        said["sampling"] = sampler
+    said |= _sampler_in_words(source.sampler, sampler)
     said["fields"] = {name: _field_in_words(*rest[:5]) for name, *rest in fields}
     # Both only where there are some.
     around = {name: rest[5] for name, *rest in fields if len(rest) > 5 and rest[5]}
     said |= {name: value for name, value in (("windows", around), ("derived", dict(snapshot.config.made))) if value}
     said |= _stages_in_words(stages)
     return {name: _shortened(value) for name, value in said.items()}
+
+
+def _sampler_in_words(made: Any, identity: str) -> dict[str, Any]:
+    """How windows are drawn: by the options of a sampler whose identity says no more than these."""
+    said: dict[str, Any] = {}
+    is_shown = dataclasses.is_dataclass(made) and identity == repr(made)
+    if hasattr(made, "cut_many"):
+        said["lengths"], made = json.dumps(made.choices), made.sampler
+    if is_shown and dataclasses.is_dataclass(made):
+        options = [item.name for item in dataclasses.fields(made) if item.repr and not item.name.startswith("_")]
+        return {**said, "sampling": type(made).__name__, **{name: repr(getattr(made, name)) for name in options}}
+    return {**said, "sampling": identity}
 
 
 def _stages_in_words(stages: Sequence[list[Any]]) -> dict[str, Any]:

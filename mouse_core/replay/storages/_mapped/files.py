@@ -84,30 +84,15 @@ class Head:
 
     def __init__(self, path: Path, capacity: int | None, ndim: int, outgoing: int | None) -> None:
         if not path.exists():
-            if capacity is None:
-                raise ConfigError(
-                    f"capacity: expected one for a buffer that is not there yet ({path.parent}), found none"
-                )
-            words = np.zeros(_WORDS, np.int64)
-            words[0], words[_CAPACITY], words[_NDIM] = _magic(_FORMAT), capacity, ndim
-            words[_ALIGNMENT] = 1 if outgoing is None else outgoing
-            write_file(path, words.tobytes(), only_writer=True)
+            _make_head(path, capacity, ndim, outgoing)
         with open(path, "r+b") as file:
             size = os.fstat(file.fileno()).st_size
             if size != 8 * _WORDS:
                 raise StateError(f"{path}: expected a head of {8 * _WORDS} bytes, found {size}")
             self._words: npt.NDArray[np.int64] = np.frombuffer(mmap.mmap(file.fileno(), size), np.int64)
             self._word = self._words.data  # for one of them this is faster
+        self.format = self._known_format(path)
         found = self._words[:_JOURNAL].tolist()
-        flags = self._words[[_JOURNAL, _WHICH, _MAKING]].tolist()
-        plain = found[_NDIM] in (1, 2) and found[_ALIGNMENT] in (0, 1) and all(flag in (0, 1) for flag in flags)
-        if found[0] in map(_magic, range(_FORMAT + 1, 10)):
-            raise StateError(
-                f"{path}: expected a mapped buffer of format 1 or {_FORMAT}, found one that a newer release wrote"
-            )
-        self.format = next((known for known in range(1, _FORMAT + 1) if found[0] == _magic(known)), 0)
-        if not self.format or not 1 <= found[_CAPACITY] < 1 << 62 or not plain:
-            raise StateError(f"{path}: expected the head of a mapped buffer, found something else")
         self._check(path, found[_CAPACITY])
         asked = (capacity, ndim, outgoing)
         given = [kept if one is None else one for one, kept in zip(asked, found[1:], strict=True)]
@@ -117,6 +102,20 @@ class Head:
         self.capacity = int(found[_CAPACITY])
         self.alignment: Alignment = "outgoing" if found[_ALIGNMENT] else "arrived"
         self._folder = path.parent
+
+    def _known_format(self, path: Path) -> int:
+        """The number of the format; StateError unless it is a known one, and what does not change is a buffer's."""
+        found = self._words[:_JOURNAL].tolist()
+        if found[0] in map(_magic, range(_FORMAT + 1, 10)):
+            raise StateError(
+                f"{path}: expected a mapped buffer of format 1 or {_FORMAT}, found one that a newer release wrote"
+            )
+        known = next((number for number in range(1, _FORMAT + 1) if found[0] == _magic(number)), 0)
+        flags = [found[_ALIGNMENT], *self._words[[_JOURNAL, _WHICH, _MAKING]].tolist()]
+        plain = found[_NDIM] in (1, 2) and all(flag in (0, 1) for flag in flags)
+        if not known or not 1 <= found[_CAPACITY] < 1 << 62 or not plain:
+            raise StateError(f"{path}: expected the head of a mapped buffer, found something else")
+        return known
 
     def _check(self, path: Path, capacity: int) -> None:
         """Raise StateError for numbers that no buffer of this capacity has."""
@@ -208,6 +207,16 @@ class Head:
     def settled(self) -> None:
         """The rows are in order, in this format, since the machine was started."""
         self._words[0], self._words[_BOOT], self.format = _magic(_FORMAT), this_boot(), _FORMAT
+
+
+def _make_head(path: Path, capacity: int | None, ndim: int, outgoing: int | None) -> None:
+    """Write the head of a buffer that has no rows yet; see ``Head``."""
+    if capacity is None:
+        raise ConfigError(f"capacity: expected one for a buffer that is not there yet ({path.parent}), found none")
+    words = np.zeros(_WORDS, np.int64)
+    words[0], words[_CAPACITY], words[_NDIM] = _magic(_FORMAT), capacity, ndim
+    words[_ALIGNMENT] = 1 if outgoing is None else outgoing
+    write_file(path, words.tobytes(), only_writer=True)
 
 
 def _magic(number: int) -> int:
