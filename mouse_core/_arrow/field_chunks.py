@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from mouse_core._arrow.addresses import element_of_all, octets_at
+from mouse_core._arrow.addresses import element_of_all, flat_view, octets_at
 from mouse_core._arrow.byte_views import INLINE_BYTES, SPAN_BITS, ByteViews, CopiedField
 from mouse_core._arrow.column import Growth
 from mouse_core._arrow.dense_copies import IRREGULAR, UNKNOWN
@@ -234,22 +234,16 @@ class FieldChunks:
             pieces: Where each value begins, and its steps.
             numbers: The fields that have views.
         """
-        row_bytes, size = self.row_bytes[numbers], pieces.size
-        most = INLINE_BYTES // row_bytes.min(initial=INLINE_BYTES)
-        batch, slot = np.divmod(np.flatnonzero(size <= most), size.shape[1])
-        there = size[batch, slot] > 0
-        batch, slot = batch[there], slot[there]
-        nbytes = size[batch, slot, None] * row_bytes
-        which, position = np.nonzero(nbytes <= INLINE_BYTES)
-        if not len(which):
-            return
-        nbytes, batch, slot = nbytes[which, position, None], batch[which], slot[which]
-        addresses = self.table.begins[pieces.chunk[batch, slot], np.array(numbers)[position]]
-        addresses = addresses + pieces.row[batch, slot] * row_bytes[position]
-        # The last byte stands for those behind it, of which nobody knows whether they are there.
-        octets = octets_at(addresses, np.minimum(np.arange(INLINE_BYTES), nbytes - 1))
-        octets[np.arange(INLINE_BYTES) >= nbytes] = 0
-        words.view(np.int32)[batch, position, slot, 1:] = octets.view(np.int32)
+        wide = self.row_bytes[numbers]
+        # Fields of as many bytes a step have the same short values.
+        for row_bytes in np.unique(wide[wide <= INLINE_BYTES]).tolist():
+            (position,) = np.nonzero(wide == row_bytes)
+            at = np.flatnonzero((pieces.size <= INLINE_BYTES // row_bytes) & (pieces.size > 0))
+            if len(at):
+                chunk, row, size = (one.reshape(-1)[at, None] for one in pieces)
+                addresses = self.table.begins[chunk, np.array(numbers)[position]] + row * row_bytes
+                batch, slot = np.divmod(at[:, None], pieces.size.shape[1])
+                words[batch, position, slot] = _inline_views(addresses, size * row_bytes, row_bytes)
 
     def _to_elements(self, words: Int64s) -> Int64s:
         """Where the bytes are that some words of views refer to, as elements of ``flat_view``."""
@@ -274,6 +268,34 @@ class FieldChunks:
         number = numbers[np.searchsorted(different, span)] if len(different) > 1 else numbers[0]
         words: Int64s = ((addresses & ((1 << SPAN_BITS) - 1)) << 32) | number
         return words
+
+
+def _inline_views(addresses: Int64s, nbytes: Int64s, row_bytes: int) -> Int64s:
+    """Views in which the values themselves stand, int64 ``[n, fields, 2]``.
+
+    A view is four numbers of 4 bytes: how many bytes the value has, and three for the value, with zeros behind it. A
+    value of 8 bytes, the numbers 5 and 7, is the view 8, 5, 7, 0, which are the words ``8 | 5 << 32`` and ``7``.
+
+    Args:
+        addresses: Where each value begins, int64 ``[n, fields]``.
+        nbytes: How many it has, a multiple of ``row_bytes`` up to 12, int64 ``[n, 1]``.
+        row_bytes: Of a step.
+    """
+    views = np.zeros((*addresses.shape, 2), np.int64)
+    fours = views.view(np.int32)
+    fours[..., 0] = nbytes
+    if row_bytes % 4 == 0 and not (addresses & 3).any():
+        numbers, first = flat_view(np.dtype(np.int32)), element_of_all(addresses, 4)
+        for four in range(INLINE_BYTES // row_bytes * row_bytes // 4):
+            # The last number stands for those behind it, of which nobody knows whether they are there.
+            found = numbers[first + np.minimum(four, nbytes // 4 - 1)]
+            fours[..., 1 + four] = np.where(4 * four < nbytes, found, 0)
+        return views
+    within = np.minimum(np.arange(INLINE_BYTES), nbytes - 1)
+    octets = octets_at(addresses.reshape(-1), np.repeat(within, addresses.shape[1], axis=0))
+    octets[np.repeat(np.arange(INLINE_BYTES) >= nbytes, addresses.shape[1], axis=0)] = 0
+    fours[..., 1:] = octets.view(np.int32).reshape(*addresses.shape, 3)
+    return views
 
 
 def _longer(rows: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
