@@ -9,7 +9,7 @@ streams NumPy may change between versions; a function of the user's is given a `
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 from functools import cache
 from typing import Any, cast
@@ -74,7 +74,7 @@ class Key:
 
     def with_call(self, call: int) -> Key:
         """The key of another draw for the same index."""
-        return replace(self, call=call)
+        return Key(self.seed, self.purpose, self.index, call)
 
     def bits(self, n: int) -> npt.NDArray[np.uint64]:
         """``n`` random 64-bit words, uint64 ``[n]``."""

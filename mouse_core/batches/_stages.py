@@ -188,7 +188,7 @@ class Map:
     @property
     def fields(self) -> dict[str, FieldSpec]:
         """``spec``, as FieldSpecs by name."""
-        return cast("dict[str, FieldSpec]", dict(self.spec))
+        return cast("dict[str, FieldSpec]", self.spec)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Itself, for another process.
@@ -286,11 +286,12 @@ class StreamMap:
             DataError: A number that the dtype of the framework cannot hold.
             Exception: Whatever it raises, with a note that says for which batch.
         """
-        key = Key(key.seed, Purpose.MAP, key.index)
-        keys = (key.with_call(number * _CALLS_OF_VIEW) for number in range(len(arrived)))
-        return tuple(
-            self._delivered(self._made(view, own, shape[0], first)) for view, own in zip(arrived, keys, strict=True)
-        )
+        seed, index = key.seed, key.index
+        made = []
+        for number, view in enumerate(arrived):
+            own = Key(seed, Purpose.MAP, index, number * _CALLS_OF_VIEW)
+            made.append(self._delivered(self._made(view, own, shape[0], first)))
+        return tuple(made)
 
     def _made(self, view: Batch, key: Key, size: int, first: int) -> Batch:
         """The fields of a view behind the function."""
@@ -318,21 +319,22 @@ class StreamMap:
 
     def _checked(self, found: Any, axes: tuple[int, ...], index: int) -> Batch:
         """What the function returned, if it is what its spec says."""
-        fields, where = self.map.fields, f"map: {self.map.version!r}, batch {index}"
+        fields = self.map.fields
         if not isinstance(found, Mapping) or found.keys() != fields.keys():
             has = list(found) if isinstance(found, Mapping) else type(found).__name__
-            raise SchemaError(f"{where}: expected fields {list(fields)}, found {has}")
+            raise self._unexpected(index, f"expected fields {list(fields)}, found {has}")
         made = {}
         for name, one in fields.items():
             values = found[name]
-            is_array = isinstance(values, np.ndarray | np.generic)
-            if not is_array or values.dtype != one.dtype or values.shape != (*axes, *one.shape):
+            is_array, shape = isinstance(values, np.ndarray | np.generic), (*axes, *one.shape)
+            if not is_array or values.dtype != one.dtype or values.shape != shape:
                 has = f"{values.dtype} {list(values.shape)}" if is_array else type(values).__name__
-                raise SchemaError(
-                    f"{where}: {name!r}: expected an array {one.dtype} {[*axes, *one.shape]}, found {has}"
-                )
+                raise self._unexpected(index, f"{name!r}: expected an array {one.dtype} {[*shape]}, found {has}")
             made[name] = cast("npt.NDArray[Any]", values)
         return made
+
+    def _unexpected(self, index: int, what: str) -> SchemaError:
+        return SchemaError(f"map: {self.map.version!r}, batch {index}: {what}")
 
     def _delivered(self, view: Batch) -> Batch:
         """A view in the dtypes of the framework, in arrays that others may keep and write to."""
