@@ -203,7 +203,7 @@ def before_cutting(
     sequence_length: int | None,
     pad: bool | float | None,
     *,
-    boundary: str,
+    boundary: Any,
     windows: Any,
 ) -> tuple[str | WindowSampler, int | None, bool | float | None, Cut | None]:
     """What draws windows before they are cut to lengths that are drawn, their steps, their padding, and how to cut."""
