@@ -137,7 +137,7 @@ class Augmenter(Generic[T]):
         config = self._config
         if "q_star" in fields and not config.max_num_actions:
             config = config.with_sizes(max_num_actions=fields["q_star"].shape[-1])
-        config.check_named(fields)
+        config.check_named(dict.fromkeys(fields, ""))
         image_shape = self._image_shape
         if "obs_image" in fields and fields["obs_image"].ndim >= self._batch_dims + 3:
             image_shape = tuple(fields["obs_image"].shape[-3:])

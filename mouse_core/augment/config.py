@@ -214,11 +214,20 @@ class AugmentTokensConfig:
         """The fields that may be masked."""
         return [*self.mask_prob.active(), *(name for one in self.hides for name in one.fields)]
 
-    def check_named(self, fields: Collection[str]) -> None:
-        """Raise ConfigError for a field by name that is not among those of a batch."""
+    def check_named(self, fields: Mapping[str, str]) -> None:
+        """Raise ConfigError for a field by name that is not among those of a batch.
+
+        Args:
+            fields: Those of a batch, with the column that each is read from, empty where nobody knows.
+        """
         for name in self.named if self.enabled else ():
             if name not in fields:
-                raise ConfigError(f"augment: by_field: expected fields among {list(fields)}, found {name!r}")
+                from mouse_core.store.fields import meant_among  # only for what is refused
+
+                raise ConfigError(
+                    f"augment: by_field: expected fields among {list(fields)}, found {name!r}"
+                    f"{meant_among(name, fields)}"
+                )
 
     def scalars(self) -> dict[str, AugmentScalarSpec]:
         """The scalars that are drawn, by option: those that are given and not fixed where they would do nothing."""

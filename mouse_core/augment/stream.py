@@ -197,6 +197,7 @@ def stream_augment(
     max_num_actions: int = 0,
     batch_dims: int = 2,
     offsets: Collection[str] = (),
+    masks: Collection[str] = (),
 ) -> StreamAugment | None:
     """How a source augments its batches; None if it leaves them as they are.
 
@@ -206,6 +207,7 @@ def stream_augment(
         arriving, computed: See ``StreamAugment``.
         max_num_actions: Number of actions that the data say, or 0.
         batch_dims, offsets: See ``StreamAugment``.
+        masks: The fields among them that say where there are rows, and where padding.
 
     Raises:
         ConfigError: Something that cannot be done to these fields: a number of actions or states that is needed and
@@ -223,7 +225,7 @@ def stream_augment(
     elif config.permute_action and not config.max_num_actions:
         known = max_num_actions or (arriving["q_star"].shape[-1] if "q_star" in arriving else 0)
         config = config.with_sizes(max_num_actions=known)
-    config.check_named(arriving)
+    _check_named(config, arriving, masks)
     augment = StreamAugment(config, int(views), arriving, computed, batch_dims, frozenset(offsets))
     _check_fields(augment)
     # What cannot work is found now, on a batch of one step, not in a worker at the first batch.
@@ -235,6 +237,17 @@ def stream_augment(
     except SchemaError as error:
         raise ConfigError(str(error)) from error
     return augment
+
+
+def _check_named(config: AugmentTokensConfig, arriving: Mapping[str, FieldSpec], masks: Collection[str]) -> None:
+    """Raise ConfigError for fields by name that are not there, or that say where others are padding."""
+    for name in config.named if config.enabled else ():
+        if name in masks:
+            raise ConfigError(
+                f"augment: by_field: expected fields of the rows, found {name!r}, which says where there are rows and "
+                "where padding"
+            )
+    config.check_named({name: field.column for name, field in arriving.items() if name not in masks})
 
 
 def _check_fields(augment: StreamAugment) -> None:

@@ -217,6 +217,7 @@ def _augment_of(
         max_num_actions=max_num_actions,
         batch_dims=batch_dims,
         offsets=offsets,
+        masks=[name for name, reader in readers.items() if isinstance(reader, MaskReader)],
     )
 
 

@@ -101,8 +101,8 @@ class StoreSchema:
                 _check_alike(told.get(field.name, field), field, where)
             news: dict[str, Any] = {name: self._untold_dim(name, where, about) for name in DIMS}
             news["fields"] = [field for field in about.fields if field.name not in told]
-            unknown.append((where, about.replace(**news)))
-        self.said = joined([("the rows before", self.said), *unknown])
+            unknown.append((_called(where, about), about.replace(**news)))
+        self.said = joined([(_called("the rows before", self.said), self.said), *unknown])
         self._know_fields()
         for column, width in self.widths.items():
             known = self._row_shape(self.by_column[column], {})
@@ -115,7 +115,7 @@ class StoreSchema:
         """A dimension that a dataset says and the store was not told."""
         told, found = getattr(self.told, name), getattr(about, name)
         if told is not None and found is not None and told < found:
-            raise SchemaError(f"{name}: expected at least {found}, as {where} says, found {told}")
+            raise SchemaError(f"{name}: expected at least {found}, as {_called(where, about)} says, found {told}")
         return None if told is not None else found
 
     def _know_fields(self) -> None:
@@ -241,6 +241,12 @@ class StoreSchema:
         if field.shape is not None:
             return field.shape
         return None if field.dim is None else (field.dim,)
+
+
+def _called(where: str, about: About) -> str:
+    """What to call rows in a message: with their environments, of which two are the usual reason why rows differ."""
+    more = ", ..." if len(about.environments) > 3 else ""
+    return where + (f" ({', '.join(about.environments[:3])}{more})" if about.environments else "")
 
 
 def _common_bounds(column: str, fields: Sequence[Field]) -> tuple[int, int] | None:

@@ -322,10 +322,15 @@ def meant_by(name: Any, readers: Mapping[str, Any], columns: Container[str] = ()
         readers: Of the fields that there are, by name.
         columns: Those that there are.
     """
-    read = [field for field, reader in readers.items() if name and reader.spec.column == name]
+    return meant_among(name, {field: reader.spec.column for field, reader in readers.items()}, columns)
+
+
+def meant_among(name: Any, fields: Mapping[str, str], columns: Container[str] = ()) -> str:
+    """The same, of fields by name with the column that each is read from, empty where there is none."""
+    read = [field for field, column in fields.items() if name and column == name]
     if read:
         return f"; column {name!r} is read as the field {read[0]!r}"
-    close = difflib.get_close_matches(str(name), readers, n=1)
+    close = difflib.get_close_matches(str(name), fields, n=1)
     if close:
         return f"; did you mean {close[0]!r}?"
     return f"; make a field of the column with DatasetStore(fields=[Field({name!r})])" if name in columns else ""

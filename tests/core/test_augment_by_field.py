@@ -340,6 +340,10 @@ def test_resuming_and_workers_with_windows() -> None:
 
 BAD: list[tuple[Any, dict[str, Any], str]] = [
     (PermuteFields(5, codes="actoin"), {}, "by_field: expected fields among"),
+    (MaskFields("episode_step", 0.1), {}, "'episode_step'; column 'episode_step' is read as the field 'time'"),
+    (MaskFields("acton", 0.1), {"windows": {"action": [0]}}, "'acton'; did you mean 'action'?"),
+    (MaskFields("action_mask", 0.1), {"windows": {"action": [0]}}, "found 'action_mask', which says where there are"),
+    (MaskFields("mask", 0.1), {"lengths": [1, 2], "boundary": "episode"}, "found 'mask', which says where there are"),
     (PermuteFields(5, codes="torque"), {}, "torque: expected integer codes"),
     (PermuteFields(4, columns="legal"), {}, "legal: expected [B, S, 4] for 4 codes"),
     (ScaleFields("room", UNIFORM), {}, "room: expected floating numbers to scale or shift, found uint8"),

@@ -383,6 +383,9 @@ def test_a_store_of_something_else_is_refused_and_stays_as_it_was() -> None:
         Recorder(gym.make("LunarLander-v3"), store)
     assert (len(store), store.about) == (rows, about)
     other = record("CartPole-v1", episodes=1)
+    found = r"found 2 in the rows before \(CartPole-v1\) and 3 in describe \(Acrobot-v1\)"
+    with pytest.raises(SchemaError, match=found):
+        Recorder(gym.make("Acrobot-v1"), other)
     env = Recorder(Counting([2], "vector"), other)
     with pytest.raises(DataError):
         play(env, 1)
