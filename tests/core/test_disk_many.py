@@ -60,19 +60,27 @@ def test_growing_over_many_files_gives_the_batches_of_the_same_rows_in_memory(
     reader = DatasetStore.open(tmp_path / "store")
     followed = BatchSource(reader, 8, 6, **options)
     for _ in range(18):
+        late_reader = DatasetStore.open(tmp_path / "store")
+        late = BatchSource(late_reader, 8, 6, **options)
+        batches_of(late)
         with DatasetStore.open(tmp_path / "store", "a", max_rows=max_rows) as writer:
             own = BatchSource(writer, 8, 6, **options)
-            for count in draw.integers(1, 90, 2).tolist():
-                writer.extend(rows_of(kind, number, count))
+            for count in (*draw.integers(1, 90, 2).tolist(), 0):
+                if count:
+                    writer.extend(rows_of(kind, number, count))
+                    writer.flush()
+                else:
+                    writer.close()
                 number += count
-                writer.flush()
                 dropped = writer.written - len(writer)
                 memory = DatasetStore()
                 memory.extend(rows_of(kind, dropped, number - dropped))
                 wanted = BatchSource(memory, 8, 6, **options)
-                own = own.with_snapshot(writer.snapshot(), epoch_start=0)
-                followed = followed.with_snapshot(reader.snapshot(), epoch_start=0)
-                for source in (own, followed):
+                own, followed, late = (
+                    source.with_snapshot(store.snapshot(), epoch_start=0)
+                    for source, store in ((own, writer), (followed, reader), (late, late_reader))
+                )
+                for source in (own, followed, late):
                     assert source.fingerprint == wanted.fingerprint
                     assert batches_of(source) == batches_of(wanted)
                 files = max([files, *files_of(reader.snapshot())])
