@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import tempfile
 import time
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 
-from mouse_core import BatchSource, DatasetStore
+from mouse_core import BatchSource, DatasetStore, PrefetchBatchifier
 from mouse_core.store.disk.manifest import NAME, parse_manifest, write_manifest
 from tests.bench import generate
 from tests.bench.appends import rows_as_dicts
@@ -25,6 +28,8 @@ def main() -> None:
         _appends(Path(folder))
         _flushes(Path(folder))
         _many_files(Path(folder) / "many")
+        _follow(Path(folder) / "many")
+        _grow(Path(folder) / "grown")
 
 
 def _appends(folder: Path) -> None:
@@ -89,6 +94,66 @@ def _many_files(folder: Path) -> None:
             times.append(time.perf_counter())
         opened, bound, batch, other = np.diff(times)
         print(f"{len(store):,} rows: open {opened:.3f} s, source {bound:.3f} s, batches {batch:.3f} and {other:.3f} s")
+
+
+def _follow(folder: Path) -> None:
+    """How long it takes until rows that another process flushed are in batches, of a store of many files."""
+    seconds = []
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    writer = context.Process(target=_write, args=(folder, theirs))
+    writer.start()
+    with PrefetchBatchifier(DatasetStore.open(folder), 64, 32) as loader:
+        for _ in range(80):
+            ours.send(True)
+            rows = ours.recv()
+            times = [time.perf_counter()]
+            loader.refresh()
+            times.append(time.perf_counter())
+            next(iter(loader))
+            times.append(time.perf_counter())
+            assert len(loader.source.snapshot) == rows
+            seconds.append(np.diff(times))
+    ours.send(False)
+    writer.join()
+    for name, of_all in zip(("refresh()", "the first batch"), np.transpose(seconds)[:, 1:], strict=True):
+        print(f"{_FILES:,} files, {name}: median {np.median(of_all) * 1e3:.1f} ms, longest {of_all.max() * 1e3:.1f} ms")
+
+
+def _write(folder: Path, asked: Connection) -> None:
+    """Write rows when asked to. Files are not put together, for which 6 GB would be written."""
+    rows = generate.rows_of(generate.STATE, np.arange(1_000))
+    with (
+        patch("mouse_core.store.disk.sealing.small_run", return_value=range(0)),
+        DatasetStore.open(folder, "a") as writer,
+    ):
+        while asked.recv():
+            writer.extend(rows)
+            writer.flush()
+            asked.send(len(writer))
+
+
+def _grow(folder: Path) -> None:
+    """Batches of a store to which 200 rows come every 500 batches, beside those of one that stays as it is."""
+    rows = generate.rows_of(generate.STATE, np.arange(200_000))
+    few = {name: values[:200] for name, values in rows.items()}
+    seconds = {"growing": 0.0, "finished": 0.0}
+    with DatasetStore.open(folder, "a") as writer:
+        writer.extend(rows)
+        writer.flush()
+        reader = DatasetStore.open(folder)
+        sources = dict.fromkeys(seconds, BatchSource(reader, 64, 32))
+        for number in range(20):
+            writer.extend(few)
+            writer.flush()
+            for name in sorted(seconds, reverse=bool(number % 2)):
+                begin = time.process_time()
+                if name == "growing":
+                    sources[name] = sources[name].with_snapshot(reader.snapshot(), epoch_start=0)
+                for index in range(500 * number, 500 * number + 500):
+                    sources[name][index]
+                seconds[name] += time.process_time() - begin
+    print(f"batches: {seconds}, share {seconds['growing'] / seconds['finished']:.2f}")
 
 
 if __name__ == "__main__":
