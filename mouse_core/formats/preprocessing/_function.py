@@ -35,8 +35,12 @@ def pickled(function: Callable[..., Any]) -> bytes:
 
 
 def identity(function: Callable[..., Any], version: str) -> dict[str, str]:
-    """What says whether a function is the same: its name, a digest of its text and of what it holds, and a version."""
-    pickled(function)
+    """What says whether a function is the same: its name, a digest of its text and of what it holds, and a version.
+
+    Args:
+        function: One that can be pickled; see ``pickled``.
+        version: What the user says of it.
+    """
     said = in_words(function)
     innermost = function
     while isinstance(innermost, partial):

@@ -24,7 +24,15 @@ from mouse_core.files.reading import read_json_object
 from mouse_core.files.writing import put_in_place, write_file
 from mouse_core.formats._files.shards import Shard, begin_result, dataset_schema, describe, finish_names, keep_only
 from mouse_core.formats.columns.digest import RowDigest
-from mouse_core.formats.preprocessing._blocks import Block, Work, begin_worker, contents, run_block, stored_rows
+from mouse_core.formats.preprocessing._blocks import (
+    Block,
+    Work,
+    begin_worker,
+    contents,
+    quick_digest,
+    run_block,
+    stored_rows,
+)
 from mouse_core.formats.rows import read_rows
 
 MADE = "preprocessed.json"
@@ -143,7 +151,7 @@ class Job:
         shards = [self.shards[number] for number in sorted(self.shards)]
         whole = RowDigest(self.schema)
         for shard in shards:
-            digest = RowDigest(self.schema)
+            digest = quick_digest(self.schema)
             for batch in read_rows(work / shard.name):
                 digest.update(batch)
                 whole.update(batch)

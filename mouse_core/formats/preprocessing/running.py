@@ -123,6 +123,8 @@ def preprocess(
     for name in names or ():
         if name not in schema.names:
             raise ConfigError(f"columns: expected some of {schema.names}, found {name!r}")
+    work_folder = target.with_name(f".{target.name}.preprocessing")
+    work = Work(snapshot, schema, pickled(function), names, about, work_folder)
     made_of = {
         "rows": f"{len(snapshot)} rows {snapshot.fingerprint}",
         "columns of the rows": str(schema.remove_metadata()),
@@ -130,8 +132,6 @@ def preprocess(
         **identity(function, version),
         "columns": json.dumps(names),
     }
-    work_folder = target.with_name(f".{target.name}.preprocessing")
-    work = Work(snapshot, schema, pickled(function), names, about, work_folder)
     if (target / MADE).is_file():
         return _reopened(target, made_of, work)
     check_nothing_at(target, "preprocess")
