@@ -45,6 +45,7 @@ from mouse_core.store.derived import (
     discounted_sums,
 )
 from mouse_core.testing import SourceConformance, example_columns, example_store
+from tests.core.oracle import assert_same
 
 ALIGNMENTS: tuple[Alignment, ...] = ("arrived", "outgoing")
 
@@ -198,12 +199,6 @@ def test_an_infinite_reward_stays_in_its_episode() -> None:
 # ---------------------------------------------------------------------- growth
 
 
-def same_values(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
-    assert found.keys() == wanted.keys()
-    for name, values in wanted.items():
-        np.testing.assert_array_equal(found[name], values, err_msg=name)
-
-
 @settings(max_examples=25, deadline=None)
 @given(st.lists(st.integers(1, 70), min_size=1, max_size=6), st.sampled_from(ALIGNMENTS), st.booleans())
 def test_a_store_that_grows_derives_what_one_of_all_rows_does(
@@ -228,9 +223,9 @@ def test_a_store_that_grows_derives_what_one_of_all_rows_does(
         fresh = DatasetStore(alignment=alignment)
         fresh.extend({name: column[:count] for name, column in rows.items()})
         wanted = all_values(DerivedStore(fresh, derivations()))
-        same_values(values, wanted)
-        same_values({name: snapshot.stored(name, np.arange(count)) for name in wanted}, wanted)
-        same_values(all_values(derived, count), wanted)
+        assert_same(values, wanted)
+        assert_same({name: snapshot.stored(name, np.arange(count)) for name in wanted}, wanted)
+        assert_same(all_values(derived, count), wanted)
         assert snapshot.fingerprint == derived.snapshot(count).fingerprint
 
 
@@ -307,9 +302,9 @@ def test_rows_may_lie_anywhere(make: Callable[[Path], DatasetStore], tmp_path: P
     copied = DatasetStore()
     copied.extend(store[:])
     derived = DerivedStore(store, derivations())
-    same_values(all_values(derived), all_values(DerivedStore(copied, derivations())))
+    assert_same(all_values(derived), all_values(DerivedStore(copied, derivations())))
     half = len(store) // 2
-    same_values(all_values(derived, half), all_values(DerivedStore(copied, derivations()), half))
+    assert_same(all_values(derived, half), all_values(DerivedStore(copied, derivations()), half))
     again = pickle.loads(pickle.dumps(BatchSource(derived, 5, 4)))
     assert again.fingerprint == BatchSource(derived, 5, 4).fingerprint
     for name, values in BatchSource(derived, 5, 4)[3].items():
@@ -361,7 +356,7 @@ def test_views_and_mixtures_take_stores_with_derived_fields() -> None:
     store = example_store(200)
     chosen = DerivedStore(store, derivations()).best(0.3)
     derived = DerivedStore(store.best(0.3), derivations())
-    same_values(all_values(chosen), all_values(derived))
+    assert_same(all_values(chosen), all_values(derived))
     mixture = Mixture({"all": DerivedStore(store, derivations()), "best": chosen})
     source = BatchSource(mixture, 5, 16, boundary="episode")
     plain = BatchSource(DerivedStore(store, derivations()), 5, 16)
@@ -409,9 +404,9 @@ def test_a_loader_over_derived_fields_resumes_and_refreshes() -> None:
     all_values(derived)
     with PrefetchBatchifier(derived, 8, 4) as loader:
         loader.load_state_dict(state)
-        same_values(loader.next_batch(), wanted)
+        assert_same(loader.next_batch(), wanted)
         loader.refresh()
-        same_values(loader.next_batch(), later)
+        assert_same(loader.next_batch(), later)
 
 
 def test_what_nobody_reads_is_not_computed() -> None:
@@ -661,7 +656,7 @@ def test_what_is_derived_from_a_view_is_computed_of_new_episodes_only() -> None:
     before, computed = len(view), counting.rows
     base.extend(example_columns(60, first=60))
     longest = int(np.max(base.episodes["length"].to_numpy()))
-    same_values(all_values(derived), all_values(DerivedStore(view, {"counted": Computed(), "to_go": Return()})))
+    assert_same(all_values(derived), all_values(DerivedStore(view, {"counted": Computed(), "to_go": Return()})))
     assert computed == before
     assert counting.rows - computed <= len(view) - before + longest
 

@@ -29,6 +29,7 @@ from mouse_core.statistics import Normalizer, statistics
 from mouse_core.store.derived import DerivedStore, Return
 from mouse_core.store.fields import FieldReader
 from mouse_core.testing import SourceConformance
+from tests.core.worlds import store_of
 
 ROWS, LENGTH, SIZE = 600, 8, 4
 KINDS = {"obs_continuous": "mean_std", "action": "min_max", "reward": "quantiles"}
@@ -51,13 +52,6 @@ def columns(rows: int = ROWS, *, dtype: Any = np.float32, seed: int = 0) -> dict
         "observation": observation,
         "observation_image": image,
     }
-
-
-def store_of(made: dict[str, npt.NDArray[Any]], **options: Any) -> DatasetStore:
-    """A store of some columns."""
-    store = DatasetStore(**options)
-    store.extend(made)
-    return store
 
 
 def source_of(store: Any, **options: Any) -> BatchSource:

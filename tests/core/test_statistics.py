@@ -24,6 +24,7 @@ from mouse_core.statistics.moments import Moments
 from mouse_core.statistics.quantiles import Sketch
 from mouse_core.store.fields import FieldReader
 from tests.core.test_lerobot import Robot
+from tests.core.worlds import store_of
 
 LENGTH = 7
 
@@ -43,13 +44,6 @@ def rows(n: int, seed: int = 0, width: int = 3) -> dict[str, npt.NDArray[Any]]:
         "episode_step": step,
         "observation": observation,
     }
-
-
-def store_of(columns: dict[str, npt.NDArray[Any]], **options: Any) -> DatasetStore:
-    """A store of some columns."""
-    store = DatasetStore(**options)
-    store.extend(columns)
-    return store
 
 
 def assert_are_of(found: FieldStatistics, values: npt.NDArray[Any]) -> None:

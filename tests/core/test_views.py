@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import datasets
@@ -23,6 +23,7 @@ from mouse_core.replay import ReplayBuffer
 from mouse_core.store import Store
 from mouse_core.store.derived import DerivedStore, Return, TimeToEnd
 from mouse_core.testing import SourceConformance, example_columns, example_store
+from tests.core.oracle import assert_same
 
 Row = dict[str, Any]
 TASKS = ("push", "pull", None)
@@ -108,12 +109,6 @@ def oracle(store: Store) -> list[Row]:
     return rows
 
 
-def same(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
-    assert one.keys() == other.keys()
-    for name, values in one.items():
-        np.testing.assert_array_equal(values, other[name], err_msg=name)
-
-
 LENGTHS = st.lists(st.integers(1, 9), min_size=1, max_size=12)
 
 
@@ -133,7 +128,7 @@ def test_a_store_of_ones_own_is_taken_where_a_store_is() -> None:
     assert later[:3] == example_store(60)[:3]
     assert list(later.columns) == list(store.columns)
     wanted = BatchSource(example_store(60), 8, 4)
-    same(BatchSource(later, 8, 4)[3], wanted[3])
+    assert_same(BatchSource(later, 8, 4)[3], wanted[3])
     assert len(ReplayBuffer(later, batch_size=4)) == 60
     assert later.to_dataset()[59] == example_store(60).to_dataset()[59]
     with pytest.raises(ConfigError, match="rows in"):
@@ -150,7 +145,7 @@ def test_a_loader_over_a_store_of_ones_own_resumes_and_refreshes() -> None:
     store.extend(example_columns(50))
     with PrefetchBatchifier(Later(store), 8, 4) as loader:
         loader.load_state_dict(state)
-        same(loader.next_batch(), wanted)
+        assert_same(loader.next_batch(), wanted)
         loader.refresh()
         assert loader.source.snapshot.num_rows == 110
 
@@ -431,7 +426,7 @@ def test_batches_are_those_of_a_store_of_the_same_rows(
     )
     assert len(one) == len(other)
     for index in range(min(len(one), 4)):
-        same(one[index], other[index])
+        assert_same(one[index], other[index])
 
 
 def test_a_view_of_shuffled_rows_has_their_values() -> None:
@@ -456,7 +451,7 @@ def test_many_short_episodes_are_read_by_row_numbers() -> None:
     rows = np.nonzero(_episode_of(store) % 4 == 0)[0]
     assert view.snapshot().has_row_numbers
     picked = DatasetStore().from_dataset(store.to_dataset().select(rows))
-    same(BatchSource(view, 3, 64)[5], BatchSource(picked, 3, 64)[5])
+    assert_same(BatchSource(view, 3, 64)[5], BatchSource(picked, 3, 64)[5])
 
 
 def test_fingerprints_tell_choices_apart() -> None:
@@ -492,9 +487,9 @@ def test_a_loader_takes_in_what_came_and_goes_on_where_it_stopped() -> None:
     with PrefetchBatchifier(store.best(0.5), 2, 4) as loader:
         loader.load_state_dict(state)
         for batch in wanted:
-            same(loader.next_batch(), batch)
+            assert_same(loader.next_batch(), batch)
         loader.load_state_dict(later)
-        same(loader.next_batch(), wanted_later)
+        assert_same(loader.next_batch(), wanted_later)
 
 
 def test_a_view_of_a_dataset_on_disk_is_sent_as_its_path(tmp_path: Any) -> None:
@@ -503,7 +498,7 @@ def test_a_view_of_a_dataset_on_disk_is_sent_as_its_path(tmp_path: Any) -> None:
     source = BatchSource(store.best(0.1), 8, 4)
     sent = pickle.dumps(source)
     assert len(sent) < 20_000  # 20 episodes of 30 rows of 80 bytes would be twice that
-    same(pickle.loads(sent)[3], source[3])
+    assert_same(pickle.loads(sent)[3], source[3])
     assert pickle.loads(sent).fingerprint == source.fingerprint
 
 
@@ -563,12 +558,12 @@ def test_derived_fields_and_views_go_together_in_either_order(order: str) -> Non
     fields = ["to_go", "left", "obs_continuous"]
     one, other = (BatchSource(from_, 3, 4, fields=fields, boundary="episode") for from_ in (chosen, copied))
     for index in range(3):
-        same(one[index], other[index])
+        assert_same(one[index], other[index])
     assert one.fingerprint != BatchSource(store.where(length=(3, None)), 3, 4, fields=["obs_continuous"]).fingerprint
     store.extend(columns_of([7], 5))
     assert BatchSource(chosen, 3, 4)[0]["to_go"].shape == (4, 3)
     assert len(chosen) == 25
-    same(pickle.loads(pickle.dumps(one))[2], one[2])
+    assert_same(pickle.loads(pickle.dumps(one))[2], one[2])
 
 
 def test_a_mixture_is_chosen_from_by_member() -> None:

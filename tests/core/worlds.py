@@ -511,3 +511,10 @@ def numbered(rows: int) -> DatasetStore:
         }
     )
     return store
+
+
+def store_of(columns: Mapping[str, Any], **options: Any) -> DatasetStore:
+    """A store of some columns."""
+    store = DatasetStore(**options)
+    store.extend(columns)
+    return store

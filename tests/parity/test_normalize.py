@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -27,12 +25,6 @@ OPTIONS: list[dict[str, Any]] = [
     {"augment": AugmentTokensConfig(scale_obs=AugmentScalarSpec(mean=1.0, std=0.3)), "views": 2},
     {"sequence_length": None, "windows": {"obs_continuous": [-1, 0], "obs_image": [-1, 0]}},
 ]
-
-
-@pytest.fixture(params=[False, True], ids=["x32", "x64"])
-def x64(request: pytest.FixtureRequest) -> Iterator[bool]:
-    with jax.enable_x64(True) if request.param else nullcontext():
-        yield request.param
 
 
 @pytest.fixture(scope="module")

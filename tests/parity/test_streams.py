@@ -7,7 +7,6 @@ narrowed by the same table, and with x64 nothing is narrowed at all.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import datasets
@@ -78,12 +77,6 @@ def mixed(tmp_path_factory: pytest.TempPathFactory) -> DatasetStore:
     for row in range(3):
         store.append({name: values[row] for name, values in example_columns(3, first=248).items()})
     return store
-
-
-@pytest.fixture(params=[False, True], ids=["x32", "x64"])
-def x64(request: pytest.FixtureRequest) -> Iterator[bool]:
-    with jax.enable_x64(True) if request.param else nullcontext():
-        yield request.param
 
 
 # ---------------------------------------------------------------------- the matrix

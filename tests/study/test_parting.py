@@ -14,7 +14,7 @@ import torch
 
 from mouse_core import ConfigError
 from mouse_study.parting import Comparison, transfer, where_they_part
-from tests.study.implementations import FlaxModel, TorchModel, flax_loss, tokens, torch_loss
+from tests.study.implementations import FlaxModel, TorchModel, flax_loss, squares, tokens, torch_loss
 
 # Both frameworks compile every layer in float64.
 pytestmark = pytest.mark.slow
@@ -366,10 +366,6 @@ class FlaxAttention(nnx.Module):
 
     def __call__(self, x: Any) -> Any:
         return self.drop(self.mha(x))
-
-
-def squares(model: Any, batch: Any) -> Any:
-    return (model(batch["x"]) ** 2).mean()
 
 
 @pytest.mark.parametrize("batch_size", [4, 5])

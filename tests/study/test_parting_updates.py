@@ -14,6 +14,7 @@ import torch
 
 from mouse_core import ConfigError
 from mouse_study.parting import Comparison, transfer, where_they_part
+from tests.study.implementations import squares
 
 # Every optimizer is compiled in float64.
 pytestmark = pytest.mark.slow
@@ -41,10 +42,6 @@ class FlaxModel(nnx.Module):
 
     def __call__(self, x: Any) -> Any:
         return self.down(nnx.tanh(self.norm(self.up(x))))
-
-
-def squares(model: Any, batch: Any) -> Any:
-    return (model(batch["x"]) ** 2).mean()
 
 
 def beside(ours: Make, theirs: Any, *, size: float = 1.0, torch_model: Any = None, **options: Any) -> Comparison:
