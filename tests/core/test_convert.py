@@ -371,7 +371,7 @@ def test_what_is_not_recognised_says_what_was_looked_for(tmp_path: Path) -> None
         (tmp_path / "empty", "a folder of nothing"),
         (tmp_path / "notes.txt", "a file of 7 bytes"),
     ):
-        wanted = f"no format recognised in {re.escape(found)}; looked for lerobot: .*; minari: .*; ogbench: "
+        wanted = f"no format recognised in {re.escape(found)}; looked for store: .*; lerobot: .*; minari: .*; ogbench: "
         with pytest.raises(ConfigError, match=wanted):
             formats.open(path)
     with pytest.raises(ConfigError, match="expected a file or folder, found none"):

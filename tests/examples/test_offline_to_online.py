@@ -56,6 +56,7 @@ def test_shares_follow_the_schedule(example: ModuleType) -> None:
     assert fresh == [0, 0, 0, 16, 16, 32, 32]
 
 
+@pytest.mark.slow
 def test_it_runs_and_learns() -> None:
     done = run_program(EXAMPLES / "offline_to_online.py", "--online", "400", frameworks=True, seconds=600)
     assert done.returncode == 0, done.stderr
