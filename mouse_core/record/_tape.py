@@ -64,7 +64,8 @@ class Tape:
             alone: Whether nobody else appends to the store meanwhile.
         """
         mark, path = self.on_interrupted == "mark", self.store.path
-        running = None if path is None or not mark else Running(path, keeps_all=not alone)
+        sync = self.store.sync == "append"
+        running = None if path is None or not mark else Running(path, keeps_all=not alone, sync=sync)
         sink: Sink = Direct(self.store, running) if alone and mark else Whole(self.store, mark=mark, running=running)
         self._episodes.append(Episodes(sink, self.store.alignment, _columns.placeholder(self.actions)))
         return self._episodes[-1]
