@@ -8,13 +8,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from mouse_core.errors import ClosedError, ConfigError, DataError, RolloutError, SchemaError
-from mouse_core.files.writing import remove
 from mouse_core.record._columns import Row
-from mouse_core.record._running import Running, left_over
+from mouse_core.record._running import TRUNCATED, Running
 from mouse_core.store.dataset_store import DatasetStore
 
 ON_INTERRUPTED = ("mark", "cut")
-TRUNCATED = 2
 
 
 class Sink(Protocol):
@@ -278,30 +276,6 @@ class Episodes:
         """Record nothing more of the episode that is running; what of it is in the store is broken off."""
         self._step = -1
         self._sink.forget()
-
-
-def adopt(store: DatasetStore, *, mark: bool) -> None:
-    """Append what recorders that were killed left beside a store.
-
-    An episode that was running is truncated where it was broken off. With ``mark`` False it is left out, unless some of
-    its rows are in the store.
-
-    Raises:
-        DataError: A damaged file; the message names it.
-        StorageError: The rows cannot be written.
-    """
-    if store.path is None:
-        return
-    for left in left_over(store.path):
-        rest = left.missing(store)
-        if rest and (mark or rest[-1]["done"] or rest[0]["episode_step"]):
-            for row, after in zip(rest, [*rest[1:], {"episode_step": 0}], strict=True):
-                if after["episode_step"] == 0:
-                    row["done"] = row["done"] or TRUNCATED
-            store.extend([{name: row[name] for name in store.columns} for row in rest] if store.columns else rest)
-            store.flush()
-        for file in left.files:
-            remove(file)
 
 
 def check_on_interrupted(choice: str) -> str:

@@ -32,6 +32,7 @@ from mouse_core.record._encoding import RowEncoder, decoded
 from mouse_core.store.dataset_store import DatasetStore
 
 FOLDER = "recording"
+TRUNCATED = 2
 _ROWS_OF_A_FILE = 64
 _NUMBER = struct.Struct("<q")
 _GOING = struct.Struct("<qqq")
@@ -201,6 +202,30 @@ def left_over(path: str) -> Iterator[LeftOver]:
                     else:
                         numbered[number] = decoded(record[_NUMBER.size :])
         yield LeftOver(files, numbered, waited, going)
+
+
+def adopt(store: DatasetStore, *, mark: bool) -> None:
+    """Append what recorders that were killed left beside a store.
+
+    An episode that was running is truncated where it was broken off. With ``mark`` False it is left out, unless some of
+    its rows are in the store.
+
+    Raises:
+        DataError: A damaged file; the message names it.
+        StorageError: The rows cannot be written.
+    """
+    if store.path is None:
+        return
+    for left in left_over(store.path):
+        rest = left.missing(store)
+        if rest and (mark or rest[-1]["done"] or rest[0]["episode_step"]):
+            for row, after in zip(rest, [*rest[1:], {"episode_step": 0}], strict=True):
+                if after["episode_step"] == 0:
+                    row["done"] = row["done"] or TRUNCATED
+            store.extend([{name: row[name] for name in store.columns} for row in rest] if store.columns else rest)
+            store.flush()
+        for file in left.files:
+            remove(file)
 
 
 def _equal(found: Mapping[str, Any], row: Row) -> bool:

@@ -12,8 +12,8 @@ from mouse_core.about.recording import Recording
 from mouse_core.errors import ConfigError
 from mouse_core.record import _about, _columns
 from mouse_core.record._columns import Row
-from mouse_core.record._episodes import Direct, Episodes, Sink, Whole, adopt, check_on_interrupted
-from mouse_core.record._running import Running
+from mouse_core.record._episodes import Direct, Episodes, Sink, Whole, check_on_interrupted
+from mouse_core.record._running import Running, adopt
 from mouse_core.store.dataset_store import DatasetStore
 
 SEED = "metadata_episode_seed"
