@@ -72,11 +72,20 @@ class Descriptor:
     # Of the class, as it may outlive what modules have: one that nobody closed is closed as Python ends.
     _close_file = staticmethod(os.close)
 
+    def __init__(self, file: int = -1) -> None:
+        self._file = file
+
+    @property
+    def file(self) -> int:
+        """The descriptor."""
+        return self._file
+
     def close(self) -> None:
         """Close the file; may be called twice."""
-        if self._file >= 0:
-            self._close_file(self._file)
-            self._file = -1
+        # It is closed once, also where an interrupt comes between.
+        file, self._file = self._file, -1
+        if file >= 0:
+            self._close_file(file)
 
     def __del__(self) -> None:
         self.close()

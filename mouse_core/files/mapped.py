@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-import threading
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
+from mouse_core._base.locks import ProcessLock
 from mouse_core.files.locking import this_boot
 from mouse_core.files.writing import write_all
 
@@ -18,7 +18,7 @@ _BINARY = getattr(os, "O_BINARY", 0)
 # What a system says whose file system cannot set room aside.
 _CANNOT = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 _ZEROS = bytes(1 << 20)
-_FENCE = threading.Lock()
+_FENCE = ProcessLock()
 
 
 def open_file(path: Path, *, create: bool = False, write: bool = True) -> int:

@@ -95,6 +95,11 @@ class Rows:
             self.segments, self.count, self._kept = [], 0, None
             self.appender = Appender(self.schema, self.segments)
 
+    def recount(self) -> None:
+        """Count the rows that were taken, after an error in the middle; those of which only a part came are none."""
+        self.appender.forget_parts()
+        self.count = sum(segment.num_rows for segment in self.segments) + self.appender.count
+
     def flush(self) -> None:
         """There is nothing to write; see ``DatasetStore.flush``."""
 
@@ -128,6 +133,11 @@ class Appender:
         if self._extent is None or not self._extent.count:
             return None
         return Segment.of_extent(self._extent, self._schema.image_roots)
+
+    def forget_parts(self) -> None:
+        """Have nothing behind the last row that counts."""
+        if self._extent is not None:
+            self._extent.forget_parts()
 
     def close(self) -> None:
         """Seal the open extent; the next row opens another, of columns that may have been learnt since."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import pickle
+import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -472,3 +474,97 @@ def test_a_full_disk_loses_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch
     memory = in_memory(rows(100))
     memory.extend(rows(100_000, 1))
     assert DatasetStore.open(folder).snapshot().fingerprint == memory.snapshot().fingerprint
+
+
+class _Interrupted(BaseException):
+    """What an interrupt raises, here."""
+
+
+@pytest.mark.parametrize("fails", [OSError(errno.EIO, "an error of the disk"), _Interrupted()])
+def test_a_manifest_that_failed_on_its_way_to_the_disk_names_no_file_that_is_gone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, fails: BaseException
+) -> None:
+    with DatasetStore.open(folder, "a") as store:
+        store.extend(rows(50))
+    store = DatasetStore.open(folder, "a")
+    replace = os.replace
+
+    def failing(*paths: Any) -> None:
+        replace(*paths)
+        monkeypatch.setattr(os, "replace", replace)
+        raise fails
+
+    monkeypatch.setattr(os, "replace", failing)
+    with pytest.raises((StorageError, _Interrupted)):
+        store.extend(rows(50, seed=1))
+    copy = folder.with_name("copy")
+    shutil.copytree(folder, copy)
+    assert len(DatasetStore.open(copy)) == 50
+    assert len(DatasetStore.open(copy, "a")) == 50
+    store.extend(rows(50, seed=2))
+    store.close()
+    assert DatasetStore.open(folder)[50:] == _in_memory(rows(50, seed=2))[:]
+
+
+def _in_memory(columns: dict[str, Any]) -> DatasetStore:
+    memory = DatasetStore()
+    memory.extend(columns)
+    return memory
+
+
+@pytest.mark.skipif(not hasattr(signal, "setitimer"), reason="needs timers that interrupt")
+def test_interrupts_at_any_moment_leave_what_was_acknowledged(folder: Path) -> None:
+    def alarm(*_: Any) -> None:
+        raise _Interrupted
+
+    def numbered(first: int, count: int) -> dict[str, Any]:
+        return rows(count, observation=np.arange(first, first + count)[:, None] * np.ones(2))
+
+    before, draw = signal.signal(signal.SIGALRM, alarm), np.random.default_rng(0)
+    try:
+        for attempt in range(16):
+            store, taken, count = DatasetStore.open(folder, "a", sync="none"), 0, 0
+            try:
+                signal.setitimer(signal.ITIMER_REAL, draw.uniform(0.0005, 0.03))
+                while True:
+                    count = int(draw.choice([1, 40, 3000]))
+                    store.extend(numbered(taken, count))
+                    taken += count
+            except _Interrupted:
+                assert len(store) in (taken, taken + count)
+                taken = len(store)
+            if attempt % 2:
+                store.extend(numbered(taken, 5))
+                taken += 5
+                store.close()
+            del store  # as it is
+            with DatasetStore.open(folder, "a") as store:
+                assert [row["observation"][1] for row in store[:]] == list(range(taken))
+                store.clear()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def test_a_process_that_ends_while_rows_are_sealed_ends_well(folder: Path) -> None:
+    code = (
+        "import sys, numpy as np\n"
+        "from mouse_core import DatasetStore\n"
+        "store = DatasetStore.open(sys.argv[1], 'a')\n"
+        "for number in range(45):\n"
+        "    zeros = {name: np.zeros(5000, int) for name in ('action', 'reward', 'done')}\n"
+        "    store.extend({'observation': np.zeros((5000, 4)), **zeros})\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code, str(folder)], capture_output=True, text=True, cwd=ROOT, check=False
+    )
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert len(DatasetStore.open(folder, "a")) == 45 * 5000
+
+
+def test_a_store_that_is_let_go_of_can_be_opened_again_at_once(folder: Path) -> None:
+    store = DatasetStore.open(folder, "a")
+    for number in range(40):
+        store.extend(rows(5000, seed=number))
+    del store
+    assert len(DatasetStore.open(folder, "a")) == 40 * 5000

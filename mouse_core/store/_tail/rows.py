@@ -116,12 +116,16 @@ class Extent:
             for name, extent in self.extents.items():
                 extent.put(self.count, row[name])
         except Exception as error:  # values may be anything, and so may what they raise
-            for extent in self.extents.values():
-                extent.forget(self.count)
-            self._sort()
+            self.forget_parts()
             raise Refused(name) from error
         self.count += 1
         self._settle()
+
+    def forget_parts(self) -> None:
+        """Have nothing behind the last row, where only a part of another came."""
+        for extent in self.extents.values():
+            extent.forget(self.count)
+        self._sort()
 
     def put_many(self, prepared: Mapping[str, Any], done: int, rows: int) -> None:
         """Take ``rows`` rows, from row ``done`` on, of what ``prepare`` gave."""

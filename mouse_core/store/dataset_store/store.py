@@ -292,8 +292,12 @@ class DatasetStore(Store):
             raise DataError(f"append: expected a dict, found {row!r:.200}")
         rows = self._rows
         with rows.lock.mine():
-            rows.appender.append(fields)
-            rows.count += 1
+            try:
+                rows.appender.append(fields)
+                rows.count += 1
+            except BaseException:
+                rows.recount()
+                raise
 
     def extend(self, columns: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
         """Add many steps at once, column by column.
@@ -311,8 +315,12 @@ class DatasetStore(Store):
         if n:
             rows = self._rows
             with rows.lock:
-                rows.appender.extend(fields, n)
-                rows.count += n
+                try:
+                    rows.appender.extend(fields, n)
+                    rows.count += n
+                except BaseException:
+                    rows.recount()
+                    raise
 
     def clear(self) -> None:
         """Forget all rows, those of datasets too; columns and fields stay as they are.

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 import threading
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from mouse_core.errors import ConfigError
+from mouse_core.errors import ConfigError, StorageError
 from mouse_core.files.locking import Descriptor, Held
 from mouse_core.files.reading import damaged, reading
 from mouse_core.files.writing import make_folder, remove_leftovers, storing
@@ -95,6 +96,8 @@ class WrittenFolder:
         self.manifest = Manifest()
         # The number of the next file, and who may take it.
         self._next, self._numbers = 0, threading.Lock()
+        # Files that a manifest names which may be on the disk, and is not the one that memory has.
+        self._doubted: frozenset[int] = frozenset()
         file = path / NAME
         with storing(f"store {path}"):
             make_folder(path)
@@ -122,20 +125,48 @@ class WrittenFolder:
             raise
 
     def replace(self, manifest: Manifest) -> None:
-        """Have another manifest, on the disk; see ``write_manifest``. What it does not name is for ``clean``."""
+        """Have another manifest, on the disk; see ``write_manifest``. What it does not name is for ``clean``.
+
+        Raises:
+            StorageError: It cannot be written; the one before is there, or, if ``may_name`` says so of a file, it may
+                be this one.
+        """
         before = self.manifest
+        if self._doubted:
+            # A manifest may be on the disk that is not the one that memory has; from here on it is.
+            write_manifest(self.path, before)
+            self._doubted = frozenset()
         manifest = replace(manifest, next_number=max(self._next, before.next_number))
         dropped = before.file_numbers() - manifest.file_numbers()
         if dropped and manifest.next_number == before.next_number:
             # Readers of the state before may need them: it must be told from this one.
             manifest = replace(manifest, next_number=manifest.next_number + 1)
-        write_manifest(self.path, manifest)
+        try:
+            write_manifest(self.path, manifest)
+        except BaseException:
+            self._put_back(before, manifest)
+            raise
         self.manifest = manifest
         if manifest.next_number != before.next_number:
             self.lease = Lease(self.path, manifest.next_number)
         for name, number in self._found().items() if dropped else ():
             if number in dropped:
                 self._unneeded.add(self.path / name, number, before.next_number)
+
+    def _put_back(self, before: Manifest, failed: Manifest) -> None:
+        """Have the manifest before again, where another has taken its place and may not be on the disk."""
+        self._doubted = frozenset(failed.file_numbers() - before.file_numbers())
+        with suppress(OSError):
+            if (self.path / NAME).read_bytes() == before.to_bytes():
+                self._doubted = frozenset()
+                return
+        with suppress(StorageError):
+            write_manifest(self.path, before)
+            self._doubted = frozenset()
+
+    def may_name(self, number: int) -> bool:
+        """Whether the manifest on the disk may name a file, be it that memory's does or not."""
+        return number in self._doubted or number in self.manifest.file_numbers()
 
     def clean(self) -> None:
         """Remove files that no manifest names any more, and whose rows nobody has any more."""

@@ -110,6 +110,11 @@ class FolderRows(Rows):
         file = SealedFile(self.folder_path, sealed, schema, first, verify=self._verify)
         return SealedSegment(file, self.schema.image_roots, self._token)
 
+    def recount(self) -> None:
+        """See ``Rows``; where none are taken nothing changes."""
+        if not isinstance(self.appender, Refusing):
+            super().recount()
+
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process reads the folder.
         return ReadRows, (self.folder_path, self._told, self.budget, self._verify)

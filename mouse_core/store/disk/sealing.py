@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from mouse_core._arrow.dense_copies import DenseBudget
+from mouse_core._base.locks import uninterrupted
 from mouse_core.errors import DataError, StorageError
 from mouse_core.files.writing import remove
 from mouse_core.store._schema import StoreSchema
@@ -42,7 +44,7 @@ class SealingRows(FolderRows):
         # Files that take no more rows and are not sealed yet, in their order, with their segments.
         self._waiting: list[tuple[TailFile, TailSegment]] = []
         self._sealing: threading.Thread | None = None
-        self._merges = True
+        self.merges = True
         try:
             self._adopt(self._folder.manifest, self._folder.lease)
             self._recover()
@@ -105,17 +107,22 @@ class SealingRows(FolderRows):
     def _seal_in_background(self) -> None:
         """Have the files that wait sealed by a thread, which ends with the last of them."""
         if (self._waiting or self._small()) and (self._sealing is None or not self._sealing.is_alive()):
-            self._sealing = threading.Thread(target=self._seal_quietly, name="mouse-sealing", daemon=True)
-            self._sealing.start()
+            # Whoever ends waits for it, for the time of a file: a thread that is cut off in Arrow ends the process.
+            thread = threading.Thread(target=_seal_quietly, args=(weakref.ref(self),), name="mouse-sealing")
+            with suppress(RuntimeError):  # the interpreter ends, and starts no threads
+                thread.start()
+                self._sealing = _sealing[str(self.folder_path)] = thread
 
-    def _seal_quietly(self) -> None:
-        try:
-            self._seal_all()
-            self._merge_all()
-        except DataError:
-            self._merges = False  # whoever reads the damaged file is told, and nobody else
-        except (StorageError, MemoryError):
-            pass  # the rows are where they are; the next flush tries again, and closing says what is wrong
+    def seal_one(self) -> bool:
+        """Seal a file that waits, or put small ones together; whether there was anything to do.
+
+        Raises:
+            StorageError: It cannot be written; the rows are where they are.
+            DataError: A small file is damaged, and no more are put together.
+        """
+        if self._seal_next():
+            return True
+        return self._merge_next()
 
     def _wait_for_sealing(self) -> None:
         if self._sealing is not None:
@@ -128,30 +135,42 @@ class SealingRows(FolderRows):
             StorageError: They cannot be; the rows are where they are.
         """
         self._wait_for_sealing()
-        self._seal_all()
+        while self._seal_next():
+            pass
 
-    def _seal_all(self) -> None:
-        while waiting := self._waiting[:1]:
-            tail, segment = waiting[0]
-            first = segment.place[1] if segment.place else 0
-            sealed, manifest = self._written(self._pieces_of([segment]), appended=True)
-            with self.lock:
-                if self._waiting[:1] != waiting:  # its rows were dropped meanwhile
-                    self._remove(sealed)
-                    continue
-                self._name_sealed(sealed, manifest.schemas, tails=self._folder.manifest.tails[1:])
-                at = self.segments.index(segment)
-                self.segments[at : at + 1] = self._segments_of(sealed, first)
-                self._kept = None
-                del self._waiting[0]
-                tail.close()
-                self.drop()
-                self._folder.clean()
+    def _seal_next(self) -> bool:
+        """Seal the first file that waits; whether there was one."""
+        waiting = self._waiting[:1]
+        if not waiting:
+            return False
+        sealed, manifest = self._written(self._pieces_of([waiting[0][1]]), appended=True)
+        with self.lock:
+            if self._waiting[:1] != waiting:  # its rows were dropped meanwhile
+                self._remove(sealed)
+            else:
+                uninterrupted(partial(self._have_sealed, *waiting[0], sealed, manifest))
+        return True
 
-    def _write_segments(self, segments: Sequence[Segment]) -> None:
-        """Write the rows of datasets behind all others, which are sealed."""
+    def _have_sealed(self, tail: TailFile, segment: TailSegment, sealed: Sequence[Sealed], manifest: Manifest) -> None:
+        """Have sealed segments in the place of the first file that waits."""
+        first = segment.place[1] if segment.place else 0
+        self._name_sealed(sealed, manifest.schemas, tails=self._folder.manifest.tails[1:])
+        at = self.segments.index(segment)
+        self.segments[at : at + 1] = self._segments_of(sealed, first)
+        self._kept = None
+        del self._waiting[0]
+        tail.close()
+        self.drop()
+        self._folder.clean()
+
+    def name_behind(self, sealed: Sequence[Sealed], manifest: Manifest) -> None:
+        """Have segments that no manifest names yet behind all others.
+
+        Args:
+            sealed: Them.
+            manifest: Which knows their schemas.
+        """
         first = self.end
-        sealed, manifest = self._written(self._pieces_of(segments), appended=False)
         self._name_sealed(sealed, manifest.schemas)
         self.segments += self._segments_of(sealed, first)
         self.count += sum(one.rows for one in sealed)
@@ -216,13 +235,13 @@ class SealingRows(FolderRows):
 
     def _small(self) -> range:
         """Which neighbours are to be put together."""
-        if not self._merges:
+        if not self.merges:
             return range(0)
         return small_run(self._folder.manifest.segments, *self.limits.of_a_file(MOST_BYTES))
 
-    def _merge_all(self) -> None:
-        """Put small neighbours together, file by file."""
-        while run := self._small():
+    def _merge_next(self) -> bool:
+        """Put small neighbours together; whether there were some."""
+        if run := self._small():
             before = self._folder.manifest
             parts, firsts = before.segments[run.start : run.stop], before.firsts()[run.start :]
             schema = before.schemas[parts[0].schema]
@@ -239,13 +258,14 @@ class SealingRows(FolderRows):
                 at = next((place for place, one in enumerate(now.segments) if one == parts[0]), -1)
                 if at < 0 or now.segments[at : at + len(parts)] != parts:  # some were dropped meanwhile
                     self._remove([sealed])
-                    continue
+                    return True
                 first = now.firsts()[at]
                 segments = (*now.segments[:at], sealed, *now.segments[at + len(parts) :])
                 self._replace(replace(now, segments=segments))
                 self.segments[at : at + len(parts)] = self._segments_of([sealed], first)
                 self._kept = None
                 self._folder.clean()
+        return bool(run)
 
     def _pieces_of(self, segments: Sequence[Segment]) -> Iterator[pa.Table]:
         """The rows of segments as those of the files that they are to be in."""
@@ -306,6 +326,32 @@ def _with_schemas(
         manifest, which = manifest.with_schema(schemas[one.schema])
         numbered.append(one._replace(schema=which))
     return manifest, numbered
+
+
+# The last thread of each folder; one whose store is gone ends with the file that it is at.
+_sealing: weakref.WeakValueDictionary[str, threading.Thread] = weakref.WeakValueDictionary()
+
+
+def wait_for_sealing(folder: Path) -> None:
+    """Wait until no thread of this process seals files of a folder."""
+    thread = _sealing.get(str(folder))
+    if thread is not None and thread.is_alive():
+        thread.join()
+
+
+def _seal_quietly(rows_of: weakref.ref[SealingRows]) -> None:
+    # Between two files the store may be let go of, or the process end.
+    while threading.main_thread().is_alive() and (rows := rows_of()) is not None:
+        try:
+            if not rows.seal_one():
+                return
+        except DataError:
+            rows.merges = False  # whoever reads the damaged file is told, and nobody else
+            return
+        except (StorageError, MemoryError):
+            return  # the rows are where they are; the next flush tries again, and closing says what is wrong
+        finally:
+            del rows
 
 
 def _show(rows_of: weakref.ref[SealingRows]) -> None:

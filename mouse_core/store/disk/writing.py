@@ -12,16 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mouse_core._arrow.dense_copies import DenseBudget
-from mouse_core.errors import ClosedError, ConfigError, ForkError, StorageError
+from mouse_core._base.locks import uninterrupted
+from mouse_core.errors import ClosedError, ConfigError, ForkError
 from mouse_core.store._intake import Appender, Rows
 from mouse_core.store._schema import StoreSchema
 from mouse_core.store._segments import Segment
 from mouse_core.store._tail.rows import Extent
 from mouse_core.store._tail.values import TailColumn
-from mouse_core.store.disk.manifest import Tail
+from mouse_core.store.disk.manifest import Manifest, Sealed, Tail
 from mouse_core.store.disk.reading import ReadRows, Refusing
 from mouse_core.store.disk.sealed import MOST_BYTES
-from mouse_core.store.disk.sealing import SealingRows
+from mouse_core.store.disk.sealing import SealingRows, wait_for_sealing
 from mouse_core.store.disk.tail import TailFile
 from mouse_core.store.disk.upkeep import ALL, Limits
 
@@ -48,14 +49,6 @@ class FolderAppender(Appender):
         self._candidate: TailFile | None = None
         self._number = self._first = 0
 
-    def extend(self, columns: Mapping[str, Any], n: int) -> None:
-        """Take rows, all of them or, apart from more than 1 GB, none."""
-        try:
-            super().extend(columns, n)
-        except StorageError:
-            self._all.recount()
-            raise
-
     def segment(self) -> Segment | None:
         """The rows of the file so far."""
         if self.tail is None or not self.count:
@@ -67,6 +60,8 @@ class FolderAppender(Appender):
         if self.tail is not None and self.count:
             self._all.retire(self.tail, self._first)
         elif self.tail is not None:
+            # No row came, for an interrupt or a full disk.
+            self._all.forget_tail(self.tail)
             self.tail.remove()
         self.tail = self._extent = None
 
@@ -101,6 +96,10 @@ class FolderAppender(Appender):
     def _open(self, extent: Extent) -> None:
         if extent is self._extent:
             return
+        # The manifest and memory must speak of the same files, whatever comes between.
+        uninterrupted(partial(self._open_new, extent))
+
+    def _open_new(self, extent: Extent) -> None:
         tail, self._candidate = self._candidate, None
         assert tail is not None
         assert tail.extent is extent
@@ -111,7 +110,10 @@ class FolderAppender(Appender):
             self._all.name_tail(self._number, tail, self.count or None)
         except BaseException:
             self._schema.types, self._schema.arrow_types = known
-            tail.remove()
+            if self._all.may_name(self._number):
+                tail.close()
+            else:
+                tail.remove()
             raise
         self.close()
         self.tail, self._extent, self._first = tail, extent, first
@@ -132,12 +134,7 @@ class _SyncedAppender(FolderAppender):
         self._sync()
 
     def _sync(self) -> None:
-        try:
-            self._all.commit()
-        except StorageError:
-            # They are there, and may be synced later.
-            self._all.recount()
-            raise
+        self._all.commit()
 
 
 class WrittenRows(SealingRows):
@@ -196,32 +193,46 @@ class WrittenRows(SealingRows):
         self._recordings[recording] = None
 
     def _seal_and_let_go(self) -> None:
-        with self.lock:
-            if isinstance(self.appender, Refusing):
-                return
-            self.commit()
-            self.appender.close()
-        self.seal_waiting()
-        with self.lock:
-            self._write_about()
-            self._refuse(partial(_closed, self.folder_path))
+        while True:
+            with self.lock:
+                if isinstance(self.appender, Refusing):
+                    return
+                if self._is_sealed():
+                    uninterrupted(self._finish)
+                    return
+                self.commit()
+                uninterrupted(self.appender.close)
+            self.seal_waiting()
+
+    def _finish(self) -> None:
+        self._write_about()
+        self._refuse(partial(_closed, self.folder_path))
+
+    def _is_sealed(self) -> bool:
+        """Whether all rows are in sealed segments; another thread may have appended some meanwhile."""
+        return not self._waiting and (not isinstance(self.appender, FolderAppender) or self.appender.tail is None)
 
     def take(self, segments: Sequence[Segment], said: Sequence[tuple[str, About]]) -> None:
         """Write the rows of segments into the folder; see ``Rows``."""
-        with self.lock:
-            self._check()
-            schema = self.schema.merged(segments, said)
-            self.appender.close()
-        self.seal_waiting()
-        with self.lock:
-            self._check()
-            before, self.schema = self.schema, schema
-            try:
-                self._write_segments(segments)
-            except BaseException:
-                self.schema = before
-                raise
-            self.appender = self._new_appender()
+        while True:
+            with self.lock:
+                self._check()
+                schema = self.schema.merged(segments, said)
+                if self._is_sealed():
+                    sealed, manifest = self._written(self._pieces_of(segments), appended=False)
+                    uninterrupted(partial(self._take_sealed, sealed, manifest, schema))
+                    return
+                uninterrupted(self.appender.close)
+            self.seal_waiting()
+
+    def _take_sealed(self, sealed: Sequence[Sealed], manifest: Manifest, schema: StoreSchema) -> None:
+        before, self.schema = self.schema, schema
+        try:
+            self.name_behind(sealed, manifest)
+        except BaseException:
+            self.schema = before
+            raise
+        self.appender = self._new_appender()
 
     def clear(self) -> None:
         """Forget all rows; the files go once the manifest no longer names them."""
@@ -229,11 +240,14 @@ class WrittenRows(SealingRows):
             self._check()
         self._wait_for_sealing()
         with self.lock:
-            self._replace(replace(self._folder.manifest, segments=(), tails=(), dropped=self.end))
-            self._waiting.clear()
-            self.segments, self.count, self._kept = [], 0, None
-            self.appender = self._new_appender()
-            self._folder.clean()
+            uninterrupted(self._forget)
+
+    def _forget(self) -> None:
+        self._replace(replace(self._folder.manifest, segments=(), tails=(), dropped=self.end))
+        self._waiting.clear()
+        self.segments, self.count, self._kept = [], 0, None
+        self.appender = self._new_appender()
+        self._folder.clean()
 
     def room_of_open(self) -> tuple[int, int]:
         """See ``SealingRows``."""
@@ -241,10 +255,6 @@ class WrittenRows(SealingRows):
         return (0, 0) if tail is None else (tail.extent.rows, tail.layout.nbytes)
 
     # ------------------------------------------------------------------ what the appender asks for
-
-    def recount(self) -> None:
-        """Count the rows that were taken."""
-        self.count = sum(segment.num_rows for segment in self.segments) + self.appender.count
 
     def commit(self, *, sync: bool | None = None) -> None:
         """Let readers see the rows so far, by default once they are on the disk if ``sync`` of the store says so."""
@@ -257,6 +267,10 @@ class WrittenRows(SealingRows):
         """The number and the path of another file of rows."""
         number = self._folder.take_number()
         return number, self.folder_path / Tail(number, 0).name
+
+    def may_name(self, number: int) -> bool:
+        """Whether a manifest on the disk may name a file."""
+        return self._folder.may_name(number)
 
     def name_tail(self, number: int, tail: TailFile, rows_before: int | None) -> None:
         """Have a manifest that names a new file of rows.
@@ -273,6 +287,13 @@ class WrittenRows(SealingRows):
             tails += [] if rows_before is None else [last._replace(rows=rows_before)]
         tails.append(Tail(number, schema))
         self._replace(replace(manifest, about=self.schema.about(), tails=tuple(tails)))
+
+    def forget_tail(self, tail: TailFile) -> None:
+        """Have a manifest that does not name a file of rows."""
+        manifest = self._folder.manifest
+        tails = tuple(one for one in manifest.tails if one.name != tail.path.name)
+        if tails != manifest.tails:
+            self._replace(replace(manifest, tails=tails))
 
     def retire(self, tail: TailFile, first: int) -> None:
         """Seal a file, soon."""
@@ -320,6 +341,7 @@ def open_rows(
     if mode == "r":
         limits.refuse_for_readers()
         return ReadRows(folder, told.schema, told.budget, verify)
+    wait_for_sealing(folder)
     return WrittenRows(folder, told.schema, told.budget, verify, sync, limits)
 
 

@@ -67,8 +67,16 @@ class TailExtent(Extent):
             self._write_objects(self._objects, self.count - rows)
         self._told[0] = self.count * UNIT
 
+    def settle(self) -> None:
+        """Tell of all rows, also of one after which an interrupt came at once; StorageError takes it back."""
+        if self._objects is not None and self._filed[0].encoded:
+            self._write_objects(self._objects, self.count)
+        self._told[0] = self.count * UNIT
+
     def _write_objects(self, file: ObjectsFile, begin: int) -> None:
         """Write the objects of the rows from ``begin`` on, or take these rows back."""
+        # Those of a row before it may not be written, where an interrupt came between.
+        begin = min(begin, self.count - len(self._filed[0].encoded))
         rows = zip(*(extent.encoded for extent in self._filed), strict=True)
         content = b"".join(value for row in rows for value in row if value is not None)
         try:

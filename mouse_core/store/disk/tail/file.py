@@ -54,9 +54,9 @@ class TailFile(Descriptor):
     extent: TailExtent
 
     def __init__(
-        self, path: Path, file: int, layout: TailLayout, memory: mmap.mmap, objects: ObjectsFile | None
+        self, path: Path, opened: Descriptor, layout: TailLayout, memory: mmap.mmap, objects: ObjectsFile | None
     ) -> None:
-        self.path, self._file, self.layout, self._memory, self._objects = path, file, layout, memory, objects
+        self.path, self.layout, self._memory, self._objects = path, layout, memory, objects
         self._arrays = layout.arrays(memory)
         self._live = layout.live(memory)
         self._since = self._live[-len(layout.columns) :]
@@ -65,6 +65,8 @@ class TailFile(Descriptor):
         self._number, self._next = 0, next_places([])
         self.committed = self.synced = 0
         self._failed = False  # the last time that the disk was waited for
+        # From here on it is this object that closes the file, and nobody else.
+        self._file, opened._file = opened._file, -1
 
     @classmethod
     def create(
@@ -87,24 +89,25 @@ class TailFile(Descriptor):
         check_rows(columns, rows)
         layout = TailLayout(dict(columns), rows, os.urandom(8).hex())
         with storing(f"tail {path}"):
-            file, tail = open_file(path, create=True), None
+            opened, tail = Descriptor(open_file(path, create=True)), None
             try:
-                set_aside(file, layout.nbytes, written=often)
-                memory = mapped(file, layout.nbytes, write=True)
+                set_aside(opened.file, layout.nbytes, written=often)
+                memory = mapped(opened.file, layout.nbytes, write=True)
                 memory[: len(layout.head())] = layout.head()
                 objects = ObjectsFile(objects_path(path), create=True) if layout.has_objects else None
-                tail = cls(path, file, layout, memory, objects)
+                tail = cls(path, opened, layout, memory, objects)
                 # Whoever names it may count on it.
                 tail._sync()
                 sync_folders([path.parent])
             except BaseException:
+                opened.close()
                 if tail is None:
-                    os.close(file)
                     remove(path)
+                    remove(objects_path(path))
                 else:
                     tail.remove()
                 raise
-            tell(tail._live, ORIGIN, origin(file))
+            tell(tail._live, ORIGIN, origin(tail.file))
             tail._open(0)
             return tail
 
@@ -125,14 +128,10 @@ class TailFile(Descriptor):
         """
         path = Path(path)
         with reading(path), storing(f"tail {path}"):
-            file = open_file(path)
-            try:
-                layout, memory = map_layout(path, file, image_roots, write=True)
-                objects = ObjectsFile(objects_path(path)) if layout.has_objects else None
-                tail = cls(path, file, layout, memory, objects)
-            except BaseException:
-                os.close(file)
-                raise
+            opened = Descriptor(open_file(path))
+            layout, memory = map_layout(path, opened.file, image_roots, write=True)
+            objects = ObjectsFile(objects_path(path)) if layout.has_objects else None
+            tail = cls(path, opened, layout, memory, objects)
             sync_folders([path.parent])
             tail._recover()
             return tail
@@ -207,12 +206,15 @@ class TailFile(Descriptor):
             self._write(sync=sync)
 
     def _write(self, *, sync: bool) -> None:
-        rows, since = self.extent.count, self._since.copy()
+        self.extent.settle()
+        # All of this may be interrupted, and is done again then.
+        rows, since, later = self.extent.count, self._since.copy(), self._sums.copy()
 
         def full(block: int, sums: list[int]) -> None:
             self._table[block] = sums
 
-        self._sums.advance(rows, since, full)
+        later.advance(rows, since, full)
+        self._sums = later
         number = self._next[sync]
         fence()
         write_commit(self._places[number], self.layout, Commit(self._number, rows, since, self._sums.now))
