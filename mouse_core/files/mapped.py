@@ -5,12 +5,12 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
-from mouse_core._base.locks import ProcessLock
 from mouse_core.files.locking import this_boot
 from mouse_core.files.writing import write_all
 
@@ -18,7 +18,7 @@ _BINARY = getattr(os, "O_BINARY", 0)
 # What a system says whose file system cannot set room aside.
 _CANNOT = (errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS)
 _ZEROS = bytes(1 << 20)
-_FENCE = ProcessLock()
+_FENCE = threading.Lock()
 
 
 def open_file(path: Path, *, create: bool = False, write: bool = True) -> int:
@@ -101,3 +101,13 @@ def origin(file: int) -> int:
     """
     boot, found = this_boot(), os.fstat(file)
     return boot and max(1, xxhash.xxh3_64_intdigest(f"{boot} {found.st_dev} {found.st_ino}".encode()) >> 33)
+
+
+def _renew_fence() -> None:
+    """In a forked child: the thread that held the parent's lock may not exist there."""
+    global _FENCE
+    _FENCE = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_fence)

@@ -38,7 +38,6 @@ class Rows:
 
     #: The folder that the rows lie in.
     path: str | None = None
-
     #: See ``DatasetStore.open``.
     sync: str = "none"
 
@@ -95,6 +94,16 @@ class Rows:
             self.segments, self.count, self._kept = [], 0, None
             self.appender = Appender(self.schema, self.segments)
 
+    def extend(self, columns: Mapping[str, Any], n: int) -> None:
+        """Take ``n`` rows; see ``DatasetStore.extend``."""
+        with self.lock:
+            try:
+                self.appender.extend(columns, n)
+                self.count += n
+            except BaseException:
+                self.recount()
+                raise
+
     def recount(self) -> None:
         """Count the rows that were taken, after an error in the middle; those of which only a part came are none."""
         self.appender.forget_parts()
@@ -119,8 +128,7 @@ class Appender:
     """
 
     def __init__(self, schema: StoreSchema, segments: list[Segment]) -> None:
-        self._schema = schema
-        self._segments = segments
+        self._schema, self._segments = schema, segments
         self._extent: Extent | None = None
 
     @property

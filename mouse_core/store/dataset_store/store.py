@@ -313,14 +313,7 @@ class DatasetStore(Store):
         """
         fields, n = columns_of(columns)
         if n:
-            rows = self._rows
-            with rows.lock:
-                try:
-                    rows.appender.extend(fields, n)
-                    rows.count += n
-                except BaseException:
-                    rows.recount()
-                    raise
+            self._rows.extend(fields, n)
 
     def clear(self) -> None:
         """Forget all rows, those of datasets too; columns and fields stay as they are.

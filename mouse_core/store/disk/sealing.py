@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,7 @@ from mouse_core.store.disk.reading import FolderRows
 from mouse_core.store.disk.sealed import MOST_BYTES, SealedFile, SealedSegment, pieces_of, write_segment
 from mouse_core.store.disk.segments import TailSegment
 from mouse_core.store.disk.tail import TailFile
-from mouse_core.store.disk.upkeep import Limits, small_run
+from mouse_core.store.disk.upkeep import Limits, seal_in_background, small_run
 
 
 class SealingRows(FolderRows):
@@ -107,11 +106,7 @@ class SealingRows(FolderRows):
     def _seal_in_background(self) -> None:
         """Have the files that wait sealed by a thread, which ends with the last of them."""
         if (self._waiting or self._small()) and (self._sealing is None or not self._sealing.is_alive()):
-            # Whoever ends waits for it, for the time of a file: a thread that is cut off in Arrow ends the process.
-            thread = threading.Thread(target=_seal_quietly, args=(weakref.ref(self),), name="mouse-sealing")
-            with suppress(RuntimeError):  # the interpreter ends, and starts no threads
-                thread.start()
-                self._sealing = _sealing[str(self.folder_path)] = thread
+            self._sealing = seal_in_background(self, self.folder_path) or self._sealing
 
     def seal_one(self) -> bool:
         """Seal a file that waits, or put small ones together; whether there was anything to do.
@@ -326,32 +321,6 @@ def _with_schemas(
         manifest, which = manifest.with_schema(schemas[one.schema])
         numbered.append(one._replace(schema=which))
     return manifest, numbered
-
-
-# The last thread of each folder; one whose store is gone ends with the file that it is at.
-_sealing: weakref.WeakValueDictionary[str, threading.Thread] = weakref.WeakValueDictionary()
-
-
-def wait_for_sealing(folder: Path) -> None:
-    """Wait until no thread of this process seals files of a folder."""
-    thread = _sealing.get(str(folder))
-    if thread is not None and thread.is_alive():
-        thread.join()
-
-
-def _seal_quietly(rows_of: weakref.ref[SealingRows]) -> None:
-    # Between two files the store may be let go of, or the process end.
-    while threading.main_thread().is_alive() and (rows := rows_of()) is not None:
-        try:
-            if not rows.seal_one():
-                return
-        except DataError:
-            rows.merges = False  # whoever reads the damaged file is told, and nobody else
-            return
-        except (StorageError, MemoryError):
-            return  # the rows are where they are; the next flush tries again, and closing says what is wrong
-        finally:
-            del rows
 
 
 def _show(rows_of: weakref.ref[SealingRows]) -> None:

@@ -19,11 +19,16 @@ a row is written again only into a file at least twice as large as the one that 
 
 from __future__ import annotations
 
+import threading
+import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
-from mouse_core.errors import ConfigError
-from mouse_core.store.disk.manifest import Manifest, Sealed
+from mouse_core.errors import ConfigError, DataError, StorageError
+from mouse_core.store.disk.manifest import Sealed
 
 PARTS = 8
 """Files that the rows kept by ``max_rows`` or ``max_bytes`` lie in, at least: one of them is dropped at a time."""
@@ -122,7 +127,40 @@ def small_run(segments: Sequence[Sealed], most_bytes: int, most_rows: int | None
     return found
 
 
-def joined(manifest: Manifest, run: range, sealed: Sealed) -> Manifest:
-    """A manifest in which one segment stands in the place of several neighbours."""
-    segments = (*manifest.segments[: run.start], sealed, *manifest.segments[run.stop :])
-    return replace(manifest, segments=segments, next_number=max(manifest.next_number, sealed.number) + 1)
+# The last thread of each folder; one whose store is gone ends with the file that it is at.
+_sealing: weakref.WeakValueDictionary[str, threading.Thread] = weakref.WeakValueDictionary()
+
+
+def wait_for_sealing(folder: Path) -> None:
+    """Wait until no thread of this process seals files of a folder."""
+    thread = _sealing.get(str(folder))
+    if thread is not None and thread.is_alive():
+        thread.join()
+
+
+def seal_in_background(rows: Any, folder: Path) -> threading.Thread | None:
+    """Start a thread that calls ``rows.seal_one`` as long as it says that it did something; None where Python ends.
+
+    Whoever ends waits for it, for the time of a file: a thread that is cut off in Arrow would end the process.
+    """
+    thread = threading.Thread(target=_seal_quietly, args=(weakref.ref(rows),), name="mouse-sealing")
+    with suppress(RuntimeError):
+        thread.start()
+        _sealing[str(folder)] = thread
+        return thread
+    return None
+
+
+def _seal_quietly(rows_of: weakref.ref[Any]) -> None:
+    # Between two files the store may be let go of, or the process end.
+    while threading.main_thread().is_alive() and (rows := rows_of()) is not None:
+        try:
+            if not rows.seal_one():
+                return
+        except DataError:
+            rows.merges = False  # whoever reads the damaged file is told, and nobody else
+            return
+        except (StorageError, MemoryError):
+            return  # the rows are where they are; the next flush tries again, and closing says what is wrong
+        finally:
+            del rows

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -13,128 +13,21 @@ from typing import TYPE_CHECKING, Any
 
 from mouse_core._arrow.dense_copies import DenseBudget
 from mouse_core._base.locks import uninterrupted
-from mouse_core.errors import ClosedError, ConfigError, ForkError
+from mouse_core.errors import ClosedError, ConfigError, ForkError, StorageError
 from mouse_core.store._intake import Appender, Rows
 from mouse_core.store._schema import StoreSchema
 from mouse_core.store._segments import Segment
-from mouse_core.store._tail.rows import Extent
-from mouse_core.store._tail.values import TailColumn
 from mouse_core.store.disk.manifest import Manifest, Sealed, Tail
 from mouse_core.store.disk.reading import ReadRows, Refusing
 from mouse_core.store.disk.sealed import MOST_BYTES
-from mouse_core.store.disk.sealing import SealingRows, wait_for_sealing
-from mouse_core.store.disk.tail import TailFile
-from mouse_core.store.disk.upkeep import ALL, Limits
+from mouse_core.store.disk.sealing import SealingRows
+from mouse_core.store.disk.tail import FolderAppender, SyncedAppender, TailFile
+from mouse_core.store.disk.upkeep import ALL, Limits, wait_for_sealing
 
 if TYPE_CHECKING:
     from mouse_core.about.dataset import About
 
 _SYNC = ("none", "flush", "append")
-# The first file of rows is small, as many stores are; each is twice as large as the one before, up to sealed segments.
-_FIRST_BYTES, _FIRST_ROWS = 1 << 20, 64
-# Rows of so many bytes are few pages of a file between two flushes.
-_FEW_BYTES = 1 << 10
-# Rows that come together are taken together, in one file, up to so many bytes.
-_MOST_TOGETHER = 1 << 30
-
-
-class FolderAppender(Appender):
-    """The file that rows are appended to."""
-
-    def __init__(self, rows: WrittenRows) -> None:
-        super().__init__(rows.schema, rows.segments)
-        self._all: WrittenRows = weakref.proxy(rows)
-        self.tail: TailFile | None = None
-        # Made for a row that may be refused.
-        self._candidate: TailFile | None = None
-        self._number = self._first = 0
-
-    def segment(self) -> Segment | None:
-        """The rows of the file so far."""
-        if self.tail is None or not self.count:
-            return None
-        return self._all.tail_segment(self.tail, self._first)
-
-    def close(self) -> None:
-        """Take the rows so far for a segment; other rows go into another file."""
-        if self.tail is not None and self.count:
-            self._all.retire(self.tail, self._first)
-        elif self.tail is not None:
-            # No row came, for an interrupt or a full disk.
-            self._all.forget_tail(self.tail)
-            self.tail.remove()
-        self.tail = self._extent = None
-
-    def drop_candidate(self) -> None:
-        """Remove a file that was made for a row that was refused."""
-        if self._candidate is not None:
-            self._candidate.remove()
-            self._candidate = None
-
-    def _make(self, columns: Mapping[str, TailColumn], before: int, coming: int) -> Extent:
-        self.drop_candidate()
-        row_bytes = max(1, sum(column.row_bytes for column in columns.values()))
-        most_bytes, most_rows = self._all.limits.of_a_file(MOST_BYTES)
-        most = min(max(16, most_bytes // row_bytes), most_rows or _MOST_TOGETHER)
-        usual = min(max(_FIRST_ROWS, _FIRST_BYTES // row_bytes, 2 * before), most)
-        together = max(16, _MOST_TOGETHER // row_bytes) if self._all.limits == ALL else most
-        rows = max(usual, min(coming, together))
-        self._number, path = self._all.new_tail()
-        often = self._all.sync != "none" and row_bytes <= _FEW_BYTES
-        self._candidate = TailFile.create(path, columns, rows, often=often)
-        return self._candidate.extent
-
-    def _before(self) -> list[Segment]:
-        return self._all.shown()
-
-    def _has_room(self, extent: Extent, coming: int) -> bool:
-        # Rows that come together are in one file, so that all of them count, or none does; unless old ones are to be
-        # dropped a file at a time, and these are too many for one.
-        room = extent.rows - extent.count
-        return room >= max(coming, 1) or (room > 0 and self._all.limits != ALL and coming > extent.rows // 2)
-
-    def _open(self, extent: Extent) -> None:
-        if extent is self._extent:
-            return
-        # The manifest and memory must speak of the same files, whatever comes between.
-        uninterrupted(partial(self._open_new, extent))
-
-    def _open_new(self, extent: Extent) -> None:
-        tail, self._candidate = self._candidate, None
-        assert tail is not None
-        assert tail.extent is extent
-        known = dict(self._schema.types), dict(self._schema.arrow_types)
-        first = self._all.end if self._extent is None else self._first + self.count
-        try:
-            self._know(extent)
-            self._all.name_tail(self._number, tail, self.count or None)
-        except BaseException:
-            self._schema.types, self._schema.arrow_types = known
-            if self._all.may_name(self._number):
-                tail.close()
-            else:
-                tail.remove()
-            raise
-        self.close()
-        self.tail, self._extent, self._first = tail, extent, first
-        self._all.drop()
-
-
-class _SyncedAppender(FolderAppender):
-    """One that waits for the disk, row by row."""
-
-    def append(self, row: Mapping[str, Any]) -> None:
-        """Take one row."""
-        super().append(row)
-        self._sync()
-
-    def extend(self, columns: Mapping[str, Any], n: int) -> None:
-        """Take rows, all of them."""
-        super().extend(columns, n)
-        self._sync()
-
-    def _sync(self) -> None:
-        self._all.commit()
 
 
 class WrittenRows(SealingRows):
@@ -256,6 +149,15 @@ class WrittenRows(SealingRows):
 
     # ------------------------------------------------------------------ what the appender asks for
 
+    @property
+    def keeps_all(self) -> bool:
+        """Whether no row is ever dropped."""
+        return self.limits == ALL
+
+    def most_of_a_file(self) -> tuple[int, int | None]:
+        """How many bytes and rows a file may have."""
+        return self.limits.of_a_file(MOST_BYTES)
+
     def commit(self, *, sync: bool | None = None) -> None:
         """Let readers see the rows so far, by default once they are on the disk if ``sync`` of the store says so."""
         sync = self.sync != "none" if sync is None else sync
@@ -301,7 +203,7 @@ class WrittenRows(SealingRows):
         self._seal_in_background()
 
     def _new_appender(self) -> Appender:
-        return _SyncedAppender(self) if self.sync == "append" else FolderAppender(self)
+        return SyncedAppender(self) if self.sync == "append" else FolderAppender(self)
 
     # ------------------------------------------------------------------ who may write
 

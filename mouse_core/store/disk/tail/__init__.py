@@ -3,8 +3,18 @@
 from mouse_core.store._tail.rows import Extent, prepare
 from mouse_core.store._tail.schema import tail_column
 from mouse_core.store._tail.values import TailColumn
+from mouse_core.store.disk.tail.appender import FolderAppender, SyncedAppender
 from mouse_core.store.disk.tail.file import TailFile
 from mouse_core.store.disk.tail.reader import TailReader
 
 # What such a file takes and gives is that of rows in memory.
-__all__ = ["Extent", "TailColumn", "TailFile", "TailReader", "prepare", "tail_column"]
+__all__ = [
+    "Extent",
+    "FolderAppender",
+    "SyncedAppender",
+    "TailColumn",
+    "TailFile",
+    "TailReader",
+    "prepare",
+    "tail_column",
+]
