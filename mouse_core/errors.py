@@ -79,5 +79,9 @@ class StorageError(MouseError, OSError):
     """Something could not be written or read: a full disk, a missing permission; the system's error is chained."""
 
 
+class StoreWarning(UserWarning):
+    """A store on disk was opened, and rows are not there any more that were appended before."""
+
+
 class AlignmentWarning(UserWarning):
     """The data speak against the alignment that they have, or are taken to have."""

@@ -17,7 +17,15 @@ import pyarrow as pa
 import pytest
 
 from mouse_core import BatchSource, DatasetStore, Field, PrefetchBatchifier, formats
-from mouse_core.errors import ClosedError, ConfigError, DataError, ForkError, SchemaError, StorageError
+from mouse_core.errors import (
+    ClosedError,
+    ConfigError,
+    DataError,
+    ForkError,
+    SchemaError,
+    StorageError,
+    StoreWarning,
+)
 from mouse_core.mixtures import Mixture
 from mouse_core.store.derived import DerivedStore, Return
 
@@ -568,3 +576,65 @@ def test_a_store_that_is_let_go_of_can_be_opened_again_at_once(folder: Path) -> 
         store.extend(rows(5000, seed=number))
     del store
     assert len(DatasetStore.open(folder, "a")) == 40 * 5000
+
+
+def _killed_writer(folder: Path, **columns: Any) -> None:
+    """Rows that were acknowledged and not flushed, whose writer was killed."""
+    pid = os.fork()
+    if not pid:
+        store = DatasetStore.open(folder, "a", sync="none")
+        for number in range(100):
+            store.extend(rows(50, seed=number, **columns))
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_reader_of_a_folder_that_was_made_anew_is_refused(folder: Path) -> None:
+    def made(seed: int) -> DatasetStore:
+        with DatasetStore.open(folder, "a") as store:
+            store.extend(rows(50, seed=seed))
+        store = DatasetStore.open(folder, "a")
+        store.extend(rows(50, seed=seed + 1))
+        store.flush()
+        return store
+
+    store = made(1)
+    reader = DatasetStore.open(folder)
+    snapshot, sent = reader.snapshot(), pickle.dumps(reader.snapshot())
+    before = reader[:]
+    del store
+    shutil.rmtree(folder)
+    later = made(11)
+    for _ in range(2):
+        with pytest.raises(DataError, match="made in its place"):
+            reader.snapshot()
+    assert snapshot.rows(range(100))["reward"] == [row["reward"] for row in before]
+    with pytest.raises(DataError):
+        pickle.loads(sent).rows(range(100))
+    assert len(DatasetStore.open(folder)) == len(later) == 100
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("more", [{}, {"weight": np.ones(50)}])
+def test_a_file_of_rows_of_another_store_is_refused(folder: Path, more: dict[str, Any]) -> None:
+    other = folder.with_name("other")
+    _killed_writer(folder)
+    _killed_writer(other, **more)
+    shutil.copy(other / "tail-000000.rows", folder / "tail-000000.rows")
+    for mode in "ra":
+        with pytest.raises(DataError, match="that was made there"):
+            DatasetStore.open(folder, mode)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_copy_of_a_killed_writers_folder_has_all_but_the_last_rows(folder: Path) -> None:
+    _killed_writer(folder)
+    copy = folder.with_name("copy")
+    shutil.copytree(folder, copy)
+    with pytest.warns(StoreWarning, match="are dropped"):
+        store = DatasetStore.open(copy, "a")
+    assert 100 * 50 - 1024 <= len(store) < 100 * 50
+    whole = DatasetStore.open(folder, "a")
+    assert len(whole) == 100 * 50
+    assert store[:] == whole[: len(store)]

@@ -16,7 +16,7 @@ from mouse_core.files.writing import make_folder, storing, sync_folders
 from mouse_core.store._schema import StoreSchema
 from mouse_core.store._segments import Segment
 from mouse_core.store.disk.folder import ReadFolder, WrittenFolder
-from mouse_core.store.disk.manifest import Manifest, Sealed, Tail
+from mouse_core.store.disk.manifest import Manifest, Sealed, Tail, new_identity
 from mouse_core.store.disk.sealed import SealedFile, write_segment
 from mouse_core.store.disk.tail import TailFile, TailReader
 from mouse_core.store.snapshot import Snapshot
@@ -80,7 +80,7 @@ def check_store(folder: Path, *, progress: bool = False) -> Checked:
             advance(one.bytes)
     for tail in manifest.tails:
         try:
-            reader = TailReader(folder / tail.name)
+            reader = TailReader(folder / tail.name, identity=tail.identity)
             rows += reader.committed()
             reader.close()
         except MouseError as error:
@@ -146,7 +146,8 @@ class _Repair:
     def __init__(self, written: WrittenFolder, wrong: dict[str, str], dry_run: bool) -> None:
         self.written, self.folder, self.wrong, self.dry_run = written, written.path, wrong, dry_run
         self.before = written.manifest
-        self.after = replace(self.before, segments=(), tails=())
+        # Rows get other numbers: who reads the store before must not go on with them.
+        self.after = replace(self.before, segments=(), tails=(), identity=new_identity())
         self.said: list[str] = []
         self.dropped, self.after_gap = 0, False
 
@@ -172,13 +173,13 @@ class _Repair:
         """Seal the rows of a file that was appended to, as far as they are whole."""
         path = self.folder / tail.name
         if tail.name not in self.wrong:
-            file = TailFile.recover(path)
+            file = TailFile.recover(path, identity=tail.identity)
             self._add(file.extent.to_table(file.extent.count), None, path)
             file.close()
             return
         self.said.append(f"{self.wrong[tail.name]}: its rows are dropped")
         try:
-            reader = TailReader(path)
+            reader = TailReader(path, identity=tail.identity)
             whole = reader.whole()
             table = reader.extent(whole).to_table(whole) if whole else None
         except MouseError:

@@ -14,7 +14,7 @@ from mouse_core.files.locking import Descriptor, Held
 from mouse_core.files.reading import damaged, reading
 from mouse_core.files.writing import make_folder, remove_leftovers, storing
 from mouse_core.store.disk.leases import READERS, Lease, Unneeded
-from mouse_core.store.disk.manifest import NAME, Manifest, parse_manifest, write_manifest
+from mouse_core.store.disk.manifest import NAME, Manifest, check_identity, new_identity, parse_manifest, write_manifest
 
 _LOCK = "lock"
 # What a writer makes: a crash may leave some that no manifest names.
@@ -47,7 +47,7 @@ class ReadFolder(Descriptor):
         self.look()
 
     def look(self) -> bool:
-        """Read the manifest if it is another one than before; whether it was.
+        """Read the manifest if it is another one than before; whether it was. DataError if it is another store's.
 
         The file that was read stays open: so no other file can have its number, and two that differ are told apart.
         """
@@ -72,6 +72,11 @@ class ReadFolder(Descriptor):
         try:
             with reading(file), os.fdopen(os.dup(opened), "rb") as stream:
                 manifest = parse_manifest(file, stream.read())
+        except BaseException:
+            os.close(opened)
+            raise
+        try:
+            check_identity(self.path, self.manifest.identity, manifest.identity)
         except BaseException:
             os.close(opened)
             raise
@@ -118,7 +123,7 @@ class WrittenFolder:
                 if rows:
                     raise damaged(file, f"expected the manifest of the rows in {rows[:4]}, found none")
                 remove_leftovers(path, only_writer=True)
-                self.replace(Manifest())
+                self.replace(Manifest(identity=new_identity()))
             self.lease = Lease(path, self.manifest.next_number)
         except BaseException:
             self._lock.close()

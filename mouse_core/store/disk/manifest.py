@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, starmap
@@ -76,11 +77,13 @@ class Tail(NamedTuple):
         number: Which its name has; see ``Sealed``.
         schema: Which of the manifest's schemas its rows have.
         rows: How many it holds, where no more come; None: it is appended to.
+        identity: What its head says that no other file's does; "" where it was not noted.
     """
 
     number: int
     schema: int
     rows: int | None = None
+    identity: str = ""
 
     @property
     def name(self) -> str:
@@ -99,6 +102,8 @@ class Manifest:
         tails: The files of rows behind them that are not sealed yet; at most the last is appended to.
         dropped: How many rows there were before the first segment that are not kept any more.
         next_number: Which no file has yet, nor any that was there before.
+        identity: What no other store has: another one whose rows have other numbers, made anew or repaired, has
+            another; "" where it was not noted.
     """
 
     about: About = field(default_factory=About)
@@ -107,6 +112,7 @@ class Manifest:
     tails: tuple[Tail, ...] = ()
     dropped: int = 0
     next_number: int = 0
+    identity: str = ""
 
     @property
     def rows(self) -> int:
@@ -142,6 +148,7 @@ class Manifest:
             "tails": [list(tail) for tail in self.tails],
             "dropped": self.dropped,
             "next_number": self.next_number,
+            "identity": self.identity,
         }
         text = _HEAD + _UNKNOWN + b'", ' + json.dumps({_KEY: said}, allow_nan=False).encode()[1:] + b"\n"
         return text.replace(_UNKNOWN, hashlib.sha256(text).hexdigest().encode(), 1)
@@ -223,7 +230,24 @@ def _manifest_of(said: Mapping[str, Any]) -> Manifest:
     of_each = (nulls.get(number, ()) for number in lists["number"])
     segments = tuple(starmap(Sealed, zip(*lists.values(), of_each, strict=True)))
     about = About.from_json(json.dumps(said["about"]), where="the manifest")
-    return Manifest(about, schemas, segments, tails, dropped, next_number)
+    identities = [said.get("identity", ""), *(tail.identity for tail in tails)]
+    if {*map(type, identities)} != {str}:
+        raise DataError(f"expected identities that are texts, found {identities}")
+    return Manifest(about, schemas, segments, tails, dropped, next_number, identities[0])
+
+
+def new_identity() -> str:
+    """What no store has yet."""
+    return os.urandom(8).hex()
+
+
+def check_identity(folder: Path, known: str, found: str) -> None:
+    """Raise DataError if a folder's store is another one than was known; "" is any."""
+    if known and known != found:
+        raise DataError(
+            f"store {folder}: expected the store {known} that rows were read from, found {found or 'another'}, which "
+            "was made in its place or repaired; open it again"
+        )
 
 
 def _check_files(lists: Mapping[str, list[Any]], tails: Sequence[Tail], next_number: int, schemas: int) -> None:

@@ -107,7 +107,7 @@ class FolderRows(Rows):
     def sealed_segment(self, manifest: Manifest, sealed: Sealed, first: int) -> SealedSegment:
         """A sealed segment, of which ``first`` rows were before."""
         schema = manifest.schemas[sealed.schema]
-        file = SealedFile(self.folder_path, sealed, schema, first, verify=self._verify)
+        file = SealedFile(self.folder_path, sealed, schema, first, manifest.identity, verify=self._verify)
         return SealedSegment(file, self.schema.image_roots, self._token)
 
     def recount(self) -> None:
@@ -150,17 +150,18 @@ class ReadRows(FolderRows):
         """Take over the manifest."""
         while True:
             manifest = self._folder.manifest
-            known = {tail.path: tail for tail in self._tails}
-            paths = [self.folder_path / tail.name for tail in manifest.tails]
+            known = {(tail.path, tail.layout.identity): tail for tail in self._tails}
+            places = [(self.folder_path / tail.name, tail.identity) for tail in manifest.tails]
             try:
-                self._tails = [known.get(path) or TailReader(path) for path in paths]
+                self._tails = [known.get(place) or TailReader(place[0], identity=place[1]) for place in places]
                 break
-            except ConfigError:
-                # It was sealed after the manifest was read.
+            except (ConfigError, DataError) as error:
+                # It was sealed after the manifest was read, or another writer has another of its name by now.
                 if not self._folder.look():
-                    raise DataError(
-                        f"store {self.path}: expected the files {[*map(str, paths)]}, found not all"
-                    ) from None
+                    if isinstance(error, DataError):
+                        raise
+                    files = [str(path) for path, _ in places]
+                    raise DataError(f"store {self.path}: expected the files {files}, found not all") from None
         self._adopt(manifest, self._folder.lease)
         self._sealed, self._open = len(self.segments), []
         self._look_at_tails()
@@ -173,7 +174,7 @@ class ReadRows(FolderRows):
             if said.rows is not None:
                 rows = min(rows, said.rows)
             if rows and (number == len(self._open) or self._open[number].num_rows < rows):
-                where = (self.folder_path, said.name, first)
+                where = (self.folder_path, said.name, first, tail.layout.identity, self._folder.manifest.identity)
                 place = (self._token, first)
                 segment = TailSegment.of(tail.extent(rows), self.schema.image_roots, place, where)
                 self._open[number:] = [segment]

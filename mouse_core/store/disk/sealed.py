@@ -19,7 +19,7 @@ from mouse_core.files.writing import remove, storing, sync_files, sync_folders
 from mouse_core.store._segments import Segment
 from mouse_core.store.disk.folder import ReadFolder
 from mouse_core.store.disk.leases import Lease
-from mouse_core.store.disk.manifest import Sealed, bare_schema
+from mouse_core.store.disk.manifest import Sealed, bare_schema, check_identity
 
 MOST_BYTES = 64 << 20
 """About how many bytes a sealed segment has, at most, unless a row has more."""
@@ -117,14 +117,18 @@ class SealedFile:
         sealed: What the manifest says of it.
         schema: Its columns.
         first: How many rows of the folder were before its first.
+        identity: The store's; see ``Manifest``.
         verify: Whether every byte is read before any is believed, which takes as long as reading the file once.
     """
 
     # Keeps the file where it lies, for as long as this object may be asked for rows. One for all that have none.
     lease = Lease()
 
-    def __init__(self, folder: Path, sealed: Sealed, schema: pa.Schema, first: int, *, verify: bool) -> None:
+    def __init__(
+        self, folder: Path, sealed: Sealed, schema: pa.Schema, first: int, identity: str = "", *, verify: bool
+    ) -> None:
         self.folder, self.sealed, self.schema, self.first, self.verify = folder, sealed, schema, first, verify
+        self.identity = identity
 
     @property
     def path(self) -> Path:
@@ -141,7 +145,7 @@ class SealedFile:
         path, sealed = self.path, self.sealed
         if not path.exists():
             # The manifest that spoke of it may be an old one.
-            return rows_of(self.folder, self.first, sealed.rows, but=sealed.number)
+            return rows_of(self.folder, self.first, sealed.rows, self.identity, but=sealed.number)
         with reading(path):
             size = os.path.getsize(path)
             if size != sealed.bytes:
@@ -167,22 +171,30 @@ class SealedFile:
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Another process opens the file; rows do not travel.
-        return partial(SealedFile, verify=self.verify), (self.folder, self.sealed, self.schema, self.first)
+        return partial(SealedFile, verify=self.verify), (
+            self.folder,
+            self.sealed,
+            self.schema,
+            self.first,
+            self.identity,
+        )
 
 
-def rows_of(folder: Path, first: int, count: int, *, but: int = -1) -> pa.Table:
+def rows_of(folder: Path, first: int, count: int, identity: str = "", *, but: int = -1) -> pa.Table:
     """Rows that lie in sealed segments by now, in one chunk.
 
     Args:
         folder: The store's.
         first: How many rows were before them.
         count: How many they are.
+        identity: The store's; see ``Manifest``.
         but: The number of a segment that is not there.
 
     Raises:
-        DataError: They are not all kept.
+        DataError: They are not all kept, or another store is there.
     """
     manifest = ReadFolder(folder).manifest
+    check_identity(folder, identity, manifest.identity)
     wanted, begin, parts = f"{folder}: expected rows {first}..{first + count - 1}", manifest.dropped, []
     if first < begin:
         raise DataError(f"{wanted}, found those before {begin} dropped")

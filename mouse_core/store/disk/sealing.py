@@ -58,7 +58,7 @@ class SealingRows(FolderRows):
         for said in manifest.tails:
             if not whole:
                 break
-            tail = TailFile.recover(self.folder_path / said.name)
+            tail = TailFile.recover(self.folder_path / said.name, identity=said.identity)
             rows = tail.extent.count
             whole = said.rows is None or rows >= said.rows
             if rows:
@@ -93,7 +93,8 @@ class SealingRows(FolderRows):
 
     def tail_segment(self, tail: TailFile, first: int) -> TailSegment:
         """The rows of a file so far, of which ``first`` were before in the folder."""
-        where, place = (self.folder_path, tail.path.name, first), (self._token, first)
+        identities = tail.layout.identity, self._folder.manifest.identity
+        where, place = (self.folder_path, tail.path.name, first, *identities), (self._token, first)
         return TailSegment.of(tail.extent, self.schema.image_roots, place, where, partial(_show, weakref.ref(self)))
 
     def _wait(self, tail: TailFile, first: int) -> None:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from mouse_core._arrow.column import ColumnPart
 from mouse_core._arrow.column_types import column_type
 from mouse_core._base.memo import memo
-from mouse_core.errors import ConfigError
+from mouse_core.errors import ConfigError, DataError
 from mouse_core.store._segments import Segment
 from mouse_core.store._tail.rows import Extent
 from mouse_core.store.disk.sealed import SealedFile, SealedSegment, rows_of
@@ -26,7 +26,7 @@ FEWEST = 64
 class TailSegment(Segment):
     """Rows of a file that is appended to, as many as there were."""
 
-    _where: tuple[Path, str, int]
+    _where: tuple[Path, str, int, str, str]
     _show: Callable[[], None] | None = None
 
     @classmethod
@@ -35,7 +35,7 @@ class TailSegment(Segment):
         extent: Extent,
         image_roots: tuple[str, ...],
         place: tuple[object, int],
-        where: tuple[Path, str, int],
+        where: tuple[Path, str, int, str, str],
         show: Callable[[], None] | None = None,
     ) -> TailSegment:
         """The rows that an extent has now.
@@ -44,7 +44,8 @@ class TailSegment(Segment):
             extent: It.
             image_roots: See ``Segment``.
             place: See ``Segment``.
-            where: The folder, the name of the file, and how many rows of the folder were before its first.
+            where: The folder, the name of the file, how many rows of the folder were before its first, and the
+                identities of file and store.
             show: Lets other processes see the rows.
         """
         segment = cls.of_extent(extent, image_roots)
@@ -56,29 +57,28 @@ class TailSegment(Segment):
         # Another process opens the file, or the one that has the rows by then.
         if self._show is not None:
             self._show()
-        return rows_at, (*self._where, self.num_rows, self._named_roots)
+        return rows_at, (self._where, self.num_rows, self._named_roots)
 
 
-def rows_at(folder: Path, name: str, first: int, count: int, image_roots: tuple[str, ...]) -> Segment:
+def rows_at(where: tuple[Path, str, int, str, str], count: int, image_roots: tuple[str, ...]) -> Segment:
     """Rows of a folder, wherever they lie by now.
 
     Args:
-        folder: It.
-        name: The file that they lay in.
-        first: How many rows were before them.
+        where: See ``TailSegment.of``.
         count: How many they are.
         image_roots: See ``Segment``.
 
     Raises:
         DataError: They are not kept any more.
     """
+    folder, name, first, file_identity, identity = where
     try:
-        tail = TailReader(folder / name)
+        tail = TailReader(folder / name, identity=file_identity)
         if tail.committed() >= count:
-            return TailSegment.of(tail.extent(count), image_roots, (tail.token, first), (folder, name, first))
-    except ConfigError:
-        pass  # it was sealed since
-    return Segment(rows_of(folder, first, count), image_roots=image_roots)
+            return TailSegment.of(tail.extent(count), image_roots, (tail.token, first), where)
+    except (ConfigError, DataError):
+        pass  # it was sealed since, or another store is there
+    return Segment(rows_of(folder, first, count, identity), image_roots=image_roots)
 
 
 class SealedSegments(Segment):

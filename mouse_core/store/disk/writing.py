@@ -187,7 +187,7 @@ class WrittenRows(SealingRows):
         if tails and tails[-1].rows is None:
             last = tails.pop()
             tails += [] if rows_before is None else [last._replace(rows=rows_before)]
-        tails.append(Tail(number, schema))
+        tails.append(Tail(number, schema, identity=tail.layout.identity))
         self._replace(replace(manifest, about=self.schema.about(), tails=tuple(tails)))
 
     def forget_tail(self, tail: TailFile) -> None:

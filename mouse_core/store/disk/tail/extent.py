@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,11 @@ class TailExtent(Extent):
         objects_end: Where those of the next row begin.
     """
 
+    note_at: int
+    """From how many rows on ``note`` is to be called."""
+
+    note: Callable[[], None]
+
     def __init__(
         self,
         layout: TailLayout,
@@ -43,6 +48,7 @@ class TailExtent(Extent):
         self._hold(layout.columns, layout.rows, extents, count)
         self._told, self._objects, self.objects_end = told, objects, objects_end
         self._filed = [extent for extent in extents.values() if isinstance(extent, FiledObjects)]
+        self.note_at, self.note = layout.rows + 1, _note_nothing
 
     def append(self, row: Mapping[str, Any]) -> bool:
         """As for any extent; raises StorageError where objects cannot be written."""
@@ -50,7 +56,10 @@ class TailExtent(Extent):
             return False
         if self._objects is not None:
             self._write_objects(self._objects, self.count - 1)
-        self._told[0] = self.count * UNIT
+        count = self.count
+        self._told[0] = count * UNIT
+        if count >= self.note_at:
+            self.note()
         return True
 
     def put(self, row: Mapping[str, Any]) -> None:
@@ -59,6 +68,8 @@ class TailExtent(Extent):
         if self._objects is not None:
             self._write_objects(self._objects, self.count - 1)
         self._told[0] = self.count * UNIT
+        if self.count >= self.note_at:
+            self.note()
 
     def put_many(self, prepared: Mapping[str, Any], done: int, rows: int) -> None:
         """As for any extent; raises StorageError where objects cannot be written."""
@@ -66,6 +77,8 @@ class TailExtent(Extent):
         if self._objects is not None:
             self._write_objects(self._objects, self.count - rows)
         self._told[0] = self.count * UNIT
+        if self.count >= self.note_at:
+            self.note()
 
     def settle(self) -> None:
         """Tell of all rows, also of one after which an interrupt came at once; StorageError takes it back."""
@@ -90,6 +103,10 @@ class TailExtent(Extent):
         for extent in self._filed:
             extent.written(begin, self.count)
         self.objects_end += len(content)
+
+
+def _note_nothing() -> None:
+    """Nobody wants to know."""
 
 
 def column_extents_of(

@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import mmap
 import os
+import warnings
+import weakref
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
+from mouse_core.errors import StoreWarning
 from mouse_core.files.locking import Descriptor
 from mouse_core.files.mapped import fence, mapped, open_file, origin, set_aside, sync_mapped
 from mouse_core.files.reading import damaged, reading
@@ -39,6 +43,9 @@ from mouse_core.store.disk.tail.commits import (
 from mouse_core.store.disk.tail.extent import TailExtent, check_ends, column_extents_of, read_objects_of
 from mouse_core.store.disk.tail.layout import PAGE, TailLayout, check_rows, read_layout
 from mouse_core.store.disk.tail.objects import ObjectsFile, objects_path
+
+# So many rows are without a checksum at most; writing it costs as much as some twenty rows.
+_NOTED_ROWS = 1024
 
 
 class TailFile(Descriptor):
@@ -112,7 +119,9 @@ class TailFile(Descriptor):
             return tail
 
     @classmethod
-    def recover(cls, path: str | os.PathLike[str], image_roots: tuple[str, ...] = ()) -> TailFile:
+    def recover(
+        cls, path: str | os.PathLike[str], image_roots: tuple[str, ...] = (), *, identity: str = ""
+    ) -> TailFile:
         """A file that was left, by a process that ended or a machine that was restarted, to go on with.
 
         All rows that counted are there if the machine was not restarted since. Otherwise those of the last commit that
@@ -121,6 +130,7 @@ class TailFile(Descriptor):
         Args:
             path: The file.
             image_roots: Folders in which images that are named by path may lie.
+            identity: What its head must say that no other file's does; "" is any.
 
         Raises:
             DataError: Rows that were committed are damaged, or it is no such file, or a newer version wrote it.
@@ -129,7 +139,7 @@ class TailFile(Descriptor):
         path = Path(path)
         with reading(path), storing(f"tail {path}"):
             opened = Descriptor(open_file(path))
-            layout, memory = map_layout(path, opened.file, image_roots, write=True)
+            layout, memory = map_layout(path, opened.file, image_roots, identity, write=True)
             objects = ObjectsFile(objects_path(path)) if layout.has_objects else None
             tail = cls(path, opened, layout, memory, objects)
             sync_folders([path.parent])
@@ -159,6 +169,13 @@ class TailFile(Descriptor):
                 self._check_since(commit)
             rows = counted
         else:
+            if counted > rows:
+                warnings.warn(
+                    f"{self.path}: its last {counted - rows} rows of {counted} are dropped: it was copied, or the "
+                    "machine was restarted, and no checksum says that they are whole; what was flushed is there",
+                    StoreWarning,
+                    stacklevel=2,
+                )
             self._since[:] = 0 if commit is None else commit.since
         self._forget_behind(rows)
         tell(live, COUNTED, rows)
@@ -192,6 +209,20 @@ class TailFile(Descriptor):
         extents = column_extents_of(layout, self._arrays, self._since, before, rows)
         told = memoryview(self._live[:1])  # type: ignore[arg-type]
         self.extent = TailExtent(layout, extents, rows, told, self._objects, end)
+        # The extent must not keep the file open.
+        self.extent.note, self.extent.note_at = partial(_note, weakref.ref(self)), rows + self._each
+
+    def note(self) -> None:
+        """Write the checksums of all rows, for whoever finds a copy of the file; readers are shown nothing.
+
+        It is the beginning of a commit that waits for the disk, in whose place the next one is written.
+        """
+        self._write_sums(sync=True)
+
+    @property
+    def _each(self) -> int:
+        """How many rows may be without checksums."""
+        return min(_NOTED_ROWS, self.layout.block_rows)
 
     def commit(self, *, sync: bool) -> None:
         """Let readers see the rows there are, each with a checksum.
@@ -206,6 +237,19 @@ class TailFile(Descriptor):
             self._write(sync=sync)
 
     def _write(self, *, sync: bool) -> None:
+        number, rows = self._write_sums(sync=sync)
+        if sync:
+            with storing(f"tail {self.path}"):
+                self._sync()
+            tell(self._live, SYNCED, rows)
+            self.synced = rows
+        fence()
+        self._next[sync] = place_after(number)
+        tell(self._live, COMMITTED, rows)
+        self.committed = rows
+
+    def _write_sums(self, *, sync: bool) -> tuple[int, int]:
+        """Write a commit of all rows; its place, and how many they are."""
         self.extent.settle()
         # All of this may be interrupted, and is done again then.
         rows, since, later = self.extent.count, self._since.copy(), self._sums.copy()
@@ -219,15 +263,8 @@ class TailFile(Descriptor):
         fence()
         write_commit(self._places[number], self.layout, Commit(self._number, rows, since, self._sums.now))
         self._number += 1
-        if sync:
-            with storing(f"tail {self.path}"):
-                self._sync()
-            tell(self._live, SYNCED, rows)
-            self.synced = rows
-        fence()
-        self._next[sync] = place_after(number)
-        tell(self._live, COMMITTED, rows)
-        self.committed = rows
+        self.extent.note_at = rows + self._each
+        return number, rows
 
     def _sync(self) -> None:
         """Wait until all that was written is on the disk; raises OSError if it is not."""
@@ -264,8 +301,14 @@ class TailFile(Descriptor):
             remove(self._objects.path)
 
 
+def _note(file: weakref.ref[TailFile]) -> None:
+    tail = file()
+    if tail is not None:
+        tail.note()
+
+
 def map_layout(
-    path: Path, file: int, image_roots: tuple[str, ...] = (), *, write: bool
+    path: Path, file: int, image_roots: tuple[str, ...] = (), identity: str = "", *, write: bool
 ) -> tuple[TailLayout, mmap.mmap]:
     """What an open file's head describes, and the file as memory.
 
@@ -274,6 +317,8 @@ def map_layout(
     """
     size = os.fstat(file).st_size
     layout = read_layout(str(path), lambda begin, count: os.pread(file, count, begin), image_roots)
+    if identity and layout.identity != identity:
+        raise damaged(path, f"expected the file {identity} that was made there, found {layout.identity}")
     if size != layout.nbytes:
         raise damaged(path, f"expected {layout.nbytes} bytes, found {size}")
     return layout, mapped(file, size, write=write)

@@ -32,23 +32,24 @@ class TailReader:
     Args:
         path: The file.
         image_roots: Folders in which images that are named by path may lie.
+        identity: What its head must say that no other file's does; "" is any.
 
     Attributes:
         token: Stands for the file: extents of the same reader have the same first rows.
 
     Raises:
-        DataError: It is no such file, or a newer version wrote it, or its head is damaged.
+        DataError: It is no such file, or another one, or a newer version wrote it, or its head is damaged.
         ConfigError: It is not there.
     """
 
-    def __init__(self, path: str | os.PathLike[str], image_roots: tuple[str, ...] = ()) -> None:
+    def __init__(self, path: str | os.PathLike[str], image_roots: tuple[str, ...] = (), *, identity: str = "") -> None:
         self.path = Path(path)
         self.token = object()
         self._objects: ObjectsFile | None = None
         with reading(self.path):
             file = open_file(self.path, write=False)
             try:
-                self.layout, memory = map_layout(self.path, file, image_roots, write=False)
+                self.layout, memory = map_layout(self.path, file, image_roots, identity, write=False)
                 self._origin = origin(file)
                 if self.layout.has_objects:
                     self._objects = ObjectsFile(objects_path(self.path), write=False)
