@@ -9,7 +9,7 @@ import torch
 from tensordict import TensorDict
 
 from mouse_core import ConfigError
-from mouse_core.augment import Augmenter, AugmentTokensConfig, Draws
+from mouse_core.augment import Augmenter, AugmentTokensConfig, Draws, ImageShapes
 from mouse_torch.tracing import untraced
 
 
@@ -27,7 +27,7 @@ class TokenAugmenter(Augmenter[TensorDict]):
         max_num_obs_discrete: Number of states of ``obs_discrete``; 0: as ``augment`` says.
         device: Where batches are; None: wherever each is.
         seed: In ``[0, 2**64)``.
-        image_shape: ``(H, W, C)`` of a flattened ``obs_image`` that is to be cropped.
+        image_shape: ``(H, W, C)`` of a flattened ``obs_image`` that is to be cropped, or of several fields by name.
         validate: Whether actions, done codes and states out of range are an error. None: on the CPU, yes; on a device,
             no, since the check waits for everything queued there. Where it is not checked, such a code stays as it is.
         batch_dims: 2, or 1 for batches ``[B, ...]`` without steps, as ``windows=`` of a source gives them.
@@ -55,7 +55,7 @@ class TokenAugmenter(Augmenter[TensorDict]):
         device: str | torch.device | None = None,
         seed: int = 0,
         *,
-        image_shape: tuple[int, int, int] | None = None,
+        image_shape: ImageShapes = None,
         validate: bool | None = None,
         batch_dims: int = 2,
     ) -> None:

@@ -11,6 +11,7 @@ from mouse_core._base.tracing import refuse_traced
 from mouse_core.augment._checks import check_choice
 from mouse_core.augment.config import AugmentTokensConfig
 from mouse_core.augment.draws import Draws, draw_shared, with_masks
+from mouse_core.augment.images import ImageShapes, shape_of_images
 from mouse_core.augment.transform import apply, check_masked_as
 from mouse_core.errors import ConfigError, SchemaError, StateError
 from mouse_core.randomness import Key, Purpose, check_seed
@@ -33,7 +34,7 @@ class Augmenter(Generic[T]):
         max_num_obs_discrete: int = 0,
         *,
         seed: int = 0,
-        image_shape: tuple[int, int, int] | None = None,
+        image_shape: ImageShapes = None,
         validate: bool | None = None,
         batch_dims: int = 2,
     ) -> None:
@@ -138,9 +139,9 @@ class Augmenter(Generic[T]):
         if "q_star" in fields and not config.max_num_actions:
             config = config.with_sizes(max_num_actions=fields["q_star"].shape[-1])
         config.check_named(dict.fromkeys(fields, ""))
-        image_shape = self._image_shape
-        if "obs_image" in fields and fields["obs_image"].ndim >= self._batch_dims + 3:
-            image_shape = tuple(fields["obs_image"].shape[-3:])
+        shapes = {name: shape_of_images(self._image_shape, name) for name in config.redrawn & fields.keys()}
+        shapes |= {name: tuple(fields[name].shape[-3:]) for name in shapes if fields[name].ndim >= self._batch_dims + 3}
+        image_shape = {name: shape for name, shape in shapes.items() if shape is not None}
         shape = self._shape(fields)
         shared = draw_shared(config, self._key(update, 0), shape, fields=set(fields), image_shape=image_shape)
         return shape, self._place(shared, fields)
@@ -187,7 +188,7 @@ class TokenAugmenter(Augmenter[dict[str, npt.NDArray[Any]]]):
         max_num_obs_discrete: Number of states of ``obs_discrete``; 0: as ``augment`` says.
         device: None or "cpu".
         seed: In ``[0, 2**64)``.
-        image_shape: ``(H, W, C)`` of a flattened ``obs_image`` that is to be cropped.
+        image_shape: ``(H, W, C)`` of a flattened ``obs_image`` that is to be cropped, or of several fields by name.
         validate: Whether actions, done codes and states out of range are an error; None: yes.
         batch_dims: 2, or 1 for batches ``[B, ...]`` without steps, as ``windows=`` of a source gives them.
 
@@ -212,7 +213,7 @@ class TokenAugmenter(Augmenter[dict[str, npt.NDArray[Any]]]):
         device: str | None = None,
         seed: int = 0,
         *,
-        image_shape: tuple[int, int, int] | None = None,
+        image_shape: ImageShapes = None,
         validate: bool | None = None,
         batch_dims: int = 2,
     ) -> None:

@@ -6,16 +6,19 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal, get_args
 
 import numpy as np
 
-from mouse_core.augment._checks import check_kind, check_number
+from mouse_core.augment._checks import check_choice, check_kind, check_number
 from mouse_core.augment.scalar import AugmentScalarSpec
 from mouse_core.errors import ConfigError
 from mouse_core.spec import check_count, check_list, check_unit
 
 Names = tuple[str, ...]
+
+PerImage = Literal["sequence", "step"]
+"""Whether one random number holds for all images of a sequence row, or each step has its own."""
 
 MASKED_AS = {"time": -1}
 """What masked values become where that is not 0, which is a time."""
@@ -103,6 +106,92 @@ class ScaleFields:
 
 
 @dataclass(frozen=True)
+class RandomShift:
+    """Images moved by up to ``pad`` pixels each way: padded by repeating the border, then cropped to their old size.
+
+    The augmentation of DrQ (Kostrikov, Yarats and Fergus, "Image Augmentation Is All You Need: Regularizing Deep
+    Reinforcement Learning from Pixels", ICLR 2021), with 4 pixels for images of 84x84.
+
+    Args:
+        pad: Pixels, at least 1.
+        per: "sequence": all images of a row move alike, as one camera would; "step": each for itself.
+
+    Raises:
+        ConfigError: A pad below 1, or another ``per``.
+    """
+
+    pad: int = 4
+    per: PerImage = "sequence"
+
+    def __post_init__(self) -> None:
+        check_count("RandomShift: pad", self.pad, lowest=1)
+        check_choice("RandomShift: per", self.per, get_args(PerImage))
+
+
+@dataclass(frozen=True)
+class RandomCrop:
+    """A window of ``height`` by ``width`` pixels, cut from a random place of the image.
+
+    The augmentation of RAD (Laskin, Lee, Stooke, Pinto, Abbeel and Srinivas, "Reinforcement Learning with Augmented
+    Data", NeurIPS 2020), there from 100x100 to 84x84.
+
+    Args:
+        height: Rows of the window.
+        width: Columns of the window.
+        per: "sequence": all images of a row are cut alike; "step": each for itself.
+
+    Raises:
+        ConfigError: A size below 1, or another ``per``.
+    """
+
+    height: int
+    width: int
+    per: PerImage = "sequence"
+
+    def __post_init__(self) -> None:
+        check_count("RandomCrop: height", self.height, lowest=1)
+        check_count("RandomCrop: width", self.width, lowest=1)
+        check_choice("RandomCrop: per", self.per, get_args(PerImage))
+
+
+@dataclass(frozen=True)
+class ImageFields:
+    """Images of any fields, cropped and with other pixels: what is drawn is the same for all of them.
+
+    Cameras in one entry move together, and have images of one size; those of several entries move each for itself.
+
+    Args:
+        fields: Their names.
+        crop: A ``RandomShift`` or ``RandomCrop``; None: none.
+        scale, shift: ``pixel * scale + shift``, rounded half to even, clamped to 0..255, drawn once a batch.
+
+    Raises:
+        ConfigError: No field, or one that is named twice; nothing that is done to them.
+    """
+
+    fields: Names
+    crop: RandomShift | RandomCrop | None = None
+    scale: AugmentScalarSpec | None = None
+    shift: AugmentScalarSpec | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "fields", _names("ImageFields: fields", self.fields))
+        _check_some("ImageFields", self.fields)
+        where = f"ImageFields: {', '.join(self.fields)}"
+        check_kind(f"{where}: crop", self.crop, RandomShift | RandomCrop, optional=True)
+        for option in ("scale", "shift"):
+            check_kind(f"{where}: {option}", getattr(self, option), AugmentScalarSpec, optional=True)
+        if self.crop is None and not self.scalars:
+            raise ConfigError(f"{where}: expected crop, scale or shift, found none of them")
+
+    @property
+    def scalars(self) -> dict[str, AugmentScalarSpec]:
+        """What pixels are scaled and shifted by."""
+        both = {"scale": self.scale, "shift": self.shift}
+        return {option: spec for option, spec in both.items() if spec is not None}
+
+
+@dataclass(frozen=True)
 class MaskFields:
     """Fields that are hidden together, at some steps: all of them, or none. Drawn anew for every step and every view.
 
@@ -137,7 +226,7 @@ class MaskFields:
         return MASKED_AS.get(field, 0) if self.value is None else self.value
 
 
-ByField = PermuteFields | ScaleFields | MaskFields
+ByField = PermuteFields | ScaleFields | ImageFields | MaskFields
 """What can be done to fields by their names."""
 
 
@@ -145,7 +234,7 @@ def check_by_field(where: str, given: object) -> tuple[ByField, ...]:
     """What is asked for by field, as a tuple; ConfigError for anything else."""
     one = isinstance(given, ByField)
     if one or not isinstance(given, Collection) or not all(isinstance(part, ByField) for part in given):
-        wanted = "a list of PermuteFields, ScaleFields and MaskFields"
+        wanted = "a list of PermuteFields, ScaleFields, ImageFields and MaskFields"
         raise ConfigError(f"{where}: expected {wanted}, found {given!r:.120}")
     return tuple(given)
 

@@ -7,7 +7,17 @@ from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args
 
 from mouse_core.augment._checks import check_choice, check_kind, check_number
-from mouse_core.augment.by_field import ByField, MaskFields, PermuteFields, ScaleFields, check_by_field, check_once
+from mouse_core.augment.by_field import (
+    ByField,
+    ImageFields,
+    MaskFields,
+    PermuteFields,
+    RandomCrop,
+    RandomShift,
+    ScaleFields,
+    check_by_field,
+    check_once,
+)
 from mouse_core.augment.scalar import AugmentScalarSpec
 from mouse_core.errors import ConfigError
 from mouse_core.spec import STANDARD_FIELDS, check_count
@@ -28,9 +38,6 @@ DONE_CODES = next(len(field.labels) for field in STANDARD_FIELDS if field.name =
 """How many codes of ``done`` are permuted."""
 IMAGE_SCALARS = frozenset({"scale_obs_image", "shift_obs_image"})
 """The options of scalars that change pixels."""
-
-PerImage = Literal["sequence", "step"]
-"""Whether one random number holds for all images of a sequence row, or each step has its own."""
 
 
 @dataclass(frozen=True)
@@ -69,55 +76,6 @@ class AugmentMaskProbConfig:
 
 
 @dataclass(frozen=True)
-class RandomShift:
-    """Images moved by up to ``pad`` pixels each way: padded by repeating the border, then cropped to their old size.
-
-    The augmentation of DrQ (Kostrikov, Yarats and Fergus, "Image Augmentation Is All You Need: Regularizing Deep
-    Reinforcement Learning from Pixels", ICLR 2021), with 4 pixels for images of 84x84.
-
-    Args:
-        pad: Pixels, at least 1.
-        per: "sequence": all images of a row move alike, as one camera would; "step": each for itself.
-
-    Raises:
-        ConfigError: A pad below 1, or another ``per``.
-    """
-
-    pad: int = 4
-    per: PerImage = "sequence"
-
-    def __post_init__(self) -> None:
-        check_count("RandomShift: pad", self.pad, lowest=1)
-        check_choice("RandomShift: per", self.per, get_args(PerImage))
-
-
-@dataclass(frozen=True)
-class RandomCrop:
-    """A window of ``height`` by ``width`` pixels, cut from a random place of the image.
-
-    The augmentation of RAD (Laskin, Lee, Stooke, Pinto, Abbeel and Srinivas, "Reinforcement Learning with Augmented
-    Data", NeurIPS 2020), there from 100x100 to 84x84.
-
-    Args:
-        height: Rows of the window.
-        width: Columns of the window.
-        per: "sequence": all images of a row are cut alike; "step": each for itself.
-
-    Raises:
-        ConfigError: A size below 1, or another ``per``.
-    """
-
-    height: int
-    width: int
-    per: PerImage = "sequence"
-
-    def __post_init__(self) -> None:
-        check_count("RandomCrop: height", self.height, lowest=1)
-        check_count("RandomCrop: width", self.width, lowest=1)
-        check_choice("RandomCrop: per", self.per, get_args(PerImage))
-
-
-@dataclass(frozen=True)
 class AugmentTokensConfig:
     """Which augmentations are made. By default none.
 
@@ -137,8 +95,9 @@ class AugmentTokensConfig:
         permute_obs_discrete: Whether the states of ``obs_discrete`` are permuted.
         crop_obs_image: A ``RandomShift`` or ``RandomCrop`` of ``obs_image``.
         mask_prob: Probabilities with which fields are masked.
-        by_field: What is done to fields by their names: any number of ``PermuteFields``, ``ScaleFields`` and
-            ``MaskFields``. What each draws depends on seed, index and its fields, not on what else is asked for.
+        by_field: What is done to fields by their names: any number of ``PermuteFields``, ``ScaleFields``,
+            ``ImageFields`` and ``MaskFields``. What each draws depends on seed, index and its fields, not on
+            what else is asked for.
         deliver_masks: Whether a batch also gets ``<field>_mask``, bool ``[B, S]``, True where masked, for every field
             that is masked with a probability above 0.
         max_num_actions: Number of actions; 0: as the data or the caller say.
@@ -181,7 +140,8 @@ class AugmentTokensConfig:
         object.__setattr__(self, "by_field", check_by_field(f"{where}: by_field", self.by_field))
         check_once(where, "permuted", (*self.renamed, *(name for one in self.permutes for name in one.fields)))
         scaled = (*self.scaled(self.scalars()), *(name for one in self.scales for name in one.fields))
-        check_once(where, "scaled", scaled)
+        check_once(where, "scaled", (*scaled, *(name for one in self.images if one.scalars for name in one.fields)))
+        check_once(where, "changed as an image", self._as_images)
         check_once(where, "masked", (*self.mask_prob.active(), *(name for one in self.hides for name in one.fields)))
 
     @property
@@ -199,6 +159,28 @@ class AugmentTokensConfig:
     def scales(self) -> list[ScaleFields]:
         """What is scaled by field."""
         return [one for one in self.by_field if isinstance(one, ScaleFields)]
+
+    @property
+    def images(self) -> list[ImageFields]:
+        """What is done to images by field."""
+        return [one for one in self.by_field if isinstance(one, ImageFields)]
+
+    @property
+    def crops(self) -> dict[str, RandomShift | RandomCrop]:
+        """How images are cropped, by field."""
+        found = {name: one.crop for one in self.images if one.crop is not None for name in one.fields}
+        return found if self.crop_obs_image is None else {"obs_image": self.crop_obs_image, **found}
+
+    @property
+    def _as_images(self) -> list[str]:
+        """The fields that are changed as images, by options and by their names."""
+        by_option = self.crop_obs_image is not None or not IMAGE_SCALARS.isdisjoint(self.scalars())
+        return ["obs_image"] * by_option + [name for one in self.images for name in one.fields]
+
+    @property
+    def redrawn(self) -> set[str]:
+        """The fields whose images are changed otherwise than by masks."""
+        return set(self._as_images) if self.enabled else set()
 
     @property
     def hides(self) -> list[MaskFields]:
@@ -258,6 +240,7 @@ class AugmentTokensConfig:
             or self.mask_prob.active()
             or self.permutes
             or self.scales
+            or self.images
             or self.hides
         )
 

@@ -11,16 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mouse_core.augment.by_field import ScaleFields
+from mouse_core.augment.by_field import ImageFields, ScaleFields
 from mouse_core.augment.config import (
     DONE_CODES,
     IMAGE_SCALARS,
     PERMUTED,
     AugmentMaskProbConfig,
     AugmentTokensConfig,
-    RandomCrop,
-    RandomShift,
 )
+from mouse_core.augment.images import Crop, ImageDraws, ImageShapes, draw_crop, pixel_table, shape_of_images
 from mouse_core.errors import ConfigError
 from mouse_core.randomness import Key
 from mouse_core.trees import map_tree
@@ -38,18 +37,6 @@ class Affine(NamedTuple):
     shift: Any
 
 
-class Crop(NamedTuple):
-    """Which pixels of an image are taken: ``out[y, x] = image[rows[y], columns[x]]``.
-
-    Args:
-        rows: int64 ``[B, T, H']``, where T is 1 (one crop a sequence) or S (one a step).
-        columns: int64 ``[B, T, W']``.
-    """
-
-    rows: Any
-    columns: Any
-
-
 class Draws(NamedTuple):
     """Everything random about one augmentation of one batch; a pytree of arrays.
 
@@ -64,6 +51,7 @@ class Draws(NamedTuple):
             under ``jax.jit`` a flag would be a value, and the structure of a pytree is not.)
         columns: By field, int64 ``[B, n]``: what stands in column ``c`` of row ``b`` moves to ``columns[b, c]``.
         fills: By masked field, what its values become, ``[]``; where there is none, 0, and -1 for ``time``.
+        images: By field, what is done to its images; ``pixels`` and ``crop`` are for ``obs_image`` by its options.
     """
 
     affine: dict[str, Affine]
@@ -74,6 +62,7 @@ class Draws(NamedTuple):
     delivered_masks: dict[str, Any]
     columns: dict[str, Any]
     fills: dict[str, Any]
+    images: dict[str, ImageDraws]
 
     def map(self, function: Callable[[Any], Any]) -> Draws:
         """The same with ``function`` applied to every array."""
@@ -81,7 +70,7 @@ class Draws(NamedTuple):
         return mapped
 
 
-NO_DRAWS = Draws({}, {}, None, None, {}, {}, {}, {})
+NO_DRAWS = Draws({}, {}, None, None, {}, {}, {}, {}, {})
 
 
 class _Stream(IntEnum):
@@ -119,7 +108,7 @@ def draw(
     shape: tuple[int, int],
     *,
     fields: Collection[str] | None = None,
-    image_shape: tuple[int, int, int] | None = None,
+    image_shape: ImageShapes = None,
 ) -> Draws:
     """The draws for one batch.
 
@@ -131,7 +120,7 @@ def draw(
         key: Names the random numbers.
         shape: ``(B, S)`` of the whole batch, over all shards; ``cut`` takes a shard's rows from what is drawn.
         fields: The fields of the batch; nothing is drawn for others. By default all.
-        image_shape: ``(H, W, C)`` of its images, needed to crop.
+        image_shape: ``(H, W, C)`` of the images of ``obs_image``, or of several fields by name; needed to crop.
 
     Raises:
         ConfigError: A number of actions or states that is needed and not given, or a crop larger than the image.
@@ -148,7 +137,7 @@ def draw_shared(
     shape: tuple[int, int],
     *,
     fields: Collection[str] | None = None,
-    image_shape: tuple[int, int, int] | None = None,
+    image_shape: ImageShapes = None,
 ) -> Draws:
     """The draws that all views of a batch share: all but the masks. See ``draw``."""
     if not config.enabled:
@@ -157,14 +146,11 @@ def draw_shared(
     def there(field: str) -> bool:
         return fields is None or field in fields
 
-    scalars = {option: spec.draw(_stream(key, _Stream[option.upper()])) for option, spec in config.scalars().items()}
-    pixels = None
-    if there("obs_image") and IMAGE_SCALARS & scalars.keys():
-        values = np.arange(256) * scalars.get("scale_obs_image", 1.0) + scalars.get("shift_obs_image", 0.0)
-        pixels = np.clip(np.round(values), 0, 255).astype(np.uint8)
-    crop = None
-    if there("obs_image") and config.crop_obs_image is not None:
-        crop = _draw_crop(config.crop_obs_image, key, shape, image_shape)
+    scalars = {
+        option: spec.draw(_stream(key, _Stream[option.upper()]))
+        for option, spec in config.scalars().items()
+        if option not in IMAGE_SCALARS
+    }
     affine = {
         field: Affine(*(np.float64(scalars[option]) if option in scalars else None for option in options))
         for field, options in config.scaled(scalars).items()
@@ -178,7 +164,10 @@ def draw_shared(
             drawn = permutations(_named_stream(key, "permute", permuting.fields), shape[0], permuting.size)
             renamed.update(dict.fromkeys(filter(there, permuting.codes), drawn))
             columns.update(dict.fromkeys(filter(there, permuting.columns), drawn))
-    return NO_DRAWS._replace(affine=affine, permutations=renamed, pixels=pixels, crop=crop, columns=columns)
+    images = _draw_all_images(config, key, shape, there, image_shape)
+    by_option = images.pop("", ImageDraws(None, None))
+    shared = NO_DRAWS._replace(affine=affine, permutations=renamed, pixels=by_option.pixels, crop=by_option.crop)
+    return shared._replace(columns=columns, images=images)
 
 
 def with_masks(
@@ -213,26 +202,11 @@ def with_masks(
 
 def cut(draws: Draws, first: int, count: int) -> Draws:
     """The draws for rows ``[first, first + count)`` of the batch."""
-    taken = draws._replace(affine={}, pixels=None, fills={}).map(lambda values: values[first : first + count])
-    return taken._replace(affine=draws.affine, pixels=draws.pixels, fills=draws.fills)
-
-
-def crop_size(config: RandomShift | RandomCrop, image_shape: tuple[int, int, int] | None) -> tuple[int, int]:
-    """Height and width after the crop of images ``(H, W, C)``.
-
-    Raises:
-        ConfigError: Images of unknown size, or smaller than the crop.
-    """
-    if image_shape is None:
-        raise ConfigError("crop_obs_image: expected the image_shape (H, W, C) of obs_image, found None")
-    height, width, _ = image_shape
-    if isinstance(config, RandomShift):
-        return height, width
-    if config.height > height or config.width > width:
-        raise ConfigError(
-            f"crop_obs_image: expected a crop of at most {height}x{width}, found {config.height}x{config.width}"
-        )
-    return config.height, config.width
+    crops = {field: one._replace(pixels=None) for field, one in draws.images.items()}
+    rows = draws._replace(affine={}, pixels=None, fills={}, images=crops)
+    taken = rows.map(lambda values: values[first : first + count])
+    images = {field: one._replace(pixels=draws.images[field].pixels) for field, one in taken.images.items()}
+    return taken._replace(affine=draws.affine, pixels=draws.pixels, fills=draws.fills, images=images)
 
 
 def _stream(key: Key, stream: int, *, call: int = 0) -> Key:
@@ -256,6 +230,53 @@ def _draw_affine(scaling: ScaleFields, key: Key) -> Affine:
             for option, spec in options.items()
         )
     )
+
+
+def _draw_all_images(
+    config: AugmentTokensConfig,
+    key: Key,
+    shape: tuple[int, int],
+    there: Callable[[str], bool],
+    image_shape: ImageShapes,
+) -> dict[str, ImageDraws]:
+    """What is done to images by field; what the options say of ``obs_image`` is under ""."""
+    found: dict[str, ImageDraws] = {}
+    if there("obs_image"):
+        drawn = {
+            option: spec.draw(_stream(key, _Stream[option.upper()]))
+            for option, spec in config.scalars().items()
+            if option in IMAGE_SCALARS
+        }
+        scaled = drawn.get("scale_obs_image", 1.0), drawn.get("shift_obs_image", 0.0)
+        crop = None
+        if config.crop_obs_image is not None:
+            streams = _stream(key, _Stream.CROP_ROWS), _stream(key, _Stream.CROP_COLUMNS)
+            size = shape_of_images(image_shape, "obs_image")
+            crop = draw_crop(config.crop_obs_image, streams, shape, size, "obs_image")
+        found[""] = ImageDraws(crop, pixel_table(*scaled) if drawn else None)
+    for change in config.images:
+        found.update(_draw_images(change, key, shape, [name for name in change.fields if there(name)], image_shape))
+    return found
+
+
+def _draw_images(
+    change: ImageFields, key: Key, shape: tuple[int, int], there: list[str], image_shape: ImageShapes
+) -> dict[str, ImageDraws]:
+    """What is done to the images of the fields that are there: the same to each."""
+    pixels, crop = None, None
+    if change.scalars:
+        drawn = {
+            option: spec.draw(_named_stream(key, f"pixels {option}", change.fields))
+            for option, spec in change.scalars.items()
+        }
+        pixels = pixel_table(drawn.get("scale", 1.0), drawn.get("shift", 0.0))
+    if there and change.crop is not None:
+        sizes = {field: shape_of_images(image_shape, field) for field in there}
+        if len({size and size[:2] for size in sizes.values()}) > 1:
+            raise ConfigError(f"ImageFields: expected images of one size in an entry with a crop, found {sizes}")
+        streams = tuple(_named_stream(key, f"crop {what}", change.fields) for what in ("rows", "columns"))
+        crop = draw_crop(change.crop, streams, shape, sizes[there[0]], there[0])  # type: ignore[arg-type]
+    return dict.fromkeys(there, ImageDraws(crop, pixels))
 
 
 def _draw_permutations(
@@ -295,21 +316,3 @@ def _bernoulli(key: Key, probability: float, count: int) -> npt.NDArray[np.bool_
     words = key.bits(-(-count // 2)).astype("<u8", copy=False).view("<u4")[:count]
     threshold = round(probability * 2**32)
     return np.ones(count, np.bool_) if threshold == 2**32 else words < np.uint32(threshold)
-
-
-def _draw_crop(
-    config: RandomShift | RandomCrop,
-    key: Key,
-    shape: tuple[int, int],
-    image_shape: tuple[int, int, int] | None,
-) -> Crop:
-    batch, length = shape
-    times = length if config.per == "step" else 1
-    size = crop_size(config, image_shape)
-    parts = []
-    for extent, kept, stream in zip(image_shape or (), size, (_Stream.CROP_ROWS, _Stream.CROP_COLUMNS), strict=False):
-        pad = config.pad if isinstance(config, RandomShift) else 0
-        first = _stream(key, stream).integers(extent + 2 * pad - kept + 1, batch * times) - pad
-        places = first.reshape(batch, times, 1) + np.arange(kept)
-        parts.append(np.clip(places, 0, extent - 1))
-    return Crop(*parts)

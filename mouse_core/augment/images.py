@@ -1,19 +1,20 @@
-"""Cropping images and changing their pixels, over the array API."""
+"""Images: where they are cropped and what their pixels become, and doing so, over the array API."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from array_api_compat import is_numpy_array
 
 from mouse_core.augment._arrays import Array, arange, beside, check_rows
-from mouse_core.augment.draws import Crop
+from mouse_core.augment.by_field import RandomCrop, RandomShift
 from mouse_core.dtypes import namespace
 from mouse_core.errors import ConfigError, SchemaError
+from mouse_core.randomness import Key
 
 # Images with more of them say how many there are: what comes last may be a width.
 _MOST_CHANNELS = 4
@@ -22,28 +23,109 @@ Empty = Callable[[tuple[int, ...], np.dtype[Any]], npt.NDArray[Any]]
 """Gives memory for a new array of a shape and dtype, as ``np.empty`` does."""
 
 
+ImageShapes = tuple[int, int, int] | Mapping[str, tuple[int, int, int]] | None
+"""``(H, W, C)`` of the images of ``obs_image``, or of several fields by name."""
+
+
+def shape_of_images(image_shape: ImageShapes, field: str) -> tuple[int, int, int] | None:
+    """``(H, W, C)`` of a field's images; None where it is not known."""
+    if isinstance(image_shape, Mapping):
+        return image_shape.get(field)
+    return image_shape if field == "obs_image" else None
+
+
+class Crop(NamedTuple):
+    """Which pixels of an image are taken: ``out[y, x] = image[rows[y], columns[x]]``.
+
+    Args:
+        rows: int64 ``[B, T, H']``, where T is 1 (one crop a sequence) or S (one a step).
+        columns: int64 ``[B, T, W']``.
+    """
+
+    rows: Any
+    columns: Any
+
+
+class ImageDraws(NamedTuple):
+    """What is done to the images of a field.
+
+    Args:
+        crop: Which pixels are taken; None: all.
+        pixels: uint8 ``[256]``: what each value of a pixel becomes; None where they stay.
+    """
+
+    crop: Crop | None
+    pixels: Any
+
+
+def crop_size(
+    config: RandomShift | RandomCrop, image_shape: tuple[int, int, int] | None, field: str = "obs_image"
+) -> tuple[int, int]:
+    """Height and width after the crop of images ``(H, W, C)``.
+
+    Raises:
+        ConfigError: Images of unknown size, or smaller than the crop.
+    """
+    if image_shape is None:
+        raise ConfigError(f"crop_{field}: expected the image_shape (H, W, C) of {field}, found None")
+    height, width, _ = image_shape
+    if isinstance(config, RandomShift):
+        return height, width
+    if config.height > height or config.width > width:
+        raise ConfigError(
+            f"crop_{field}: expected a crop of at most {height}x{width}, found {config.height}x{config.width}"
+        )
+    return config.height, config.width
+
+
+def pixel_table(scale: float, shift: float) -> npt.NDArray[np.uint8]:
+    """What each value of a pixel becomes, uint8 ``[256]``: with 0.5 and 10, pixel 100 becomes 60."""
+    return np.clip(np.round(np.arange(256) * scale + shift), 0, 255).astype(np.uint8)
+
+
+def draw_crop(
+    config: RandomShift | RandomCrop,
+    streams: tuple[Key, Key],
+    shape: tuple[int, int],
+    image_shape: tuple[int, int, int] | None,
+    field: str,
+) -> Crop:
+    """Which pixels are taken of the images of a field; ``streams`` draw where rows and columns begin."""
+    batch, length = shape
+    times = length if config.per == "step" else 1
+    size = crop_size(config, image_shape, field)
+    parts = []
+    for extent, kept, stream in zip(image_shape or (), size, streams, strict=False):
+        pad = config.pad if isinstance(config, RandomShift) else 0
+        first = stream.integers(extent + 2 * pad - kept + 1, batch * times) - pad
+        places = first.reshape(batch, times, 1) + np.arange(kept)
+        parts.append(np.clip(places, 0, extent - 1))
+    return Crop(*parts)
+
+
 def change_images(
     images: Array,
     crop: Crop | None,
     pixels: Array | None,
     image_shape: tuple[int, int, int] | None,
     empty: Empty,
+    field: str = "obs_image",
 ) -> Array:
     """Images ``[B, S, H, W, C]`` or flattened, cropped and with other pixels; ``[B, S, K, ...]`` with offsets."""
     if crop is not None:
-        check_rows("obs_image", images, len(crop.rows))
+        check_rows(field, images, len(crop.rows))
         axes, pixels_each = images.shape[:-1], 0 if image_shape is None else math.prod(image_shape)
         flat = images.ndim == 3 or (images.ndim == 4 and images.shape[3] == pixels_each)
         if flat:
-            images = images.reshape((*axes, *_image_shape(images, image_shape)))
+            images = images.reshape((*axes, *_image_shape(field, images, image_shape)))
         if images.ndim not in (5, 6) or crop.rows.shape[1] not in (1, images.shape[1]):
             raise SchemaError(
-                f"augment: obs_image: expected [B, S, H, W, C] as it was drawn for, found shape {tuple(images.shape)}"
+                f"augment: {field}: expected [B, S, H, W, C] as it was drawn for, found shape {tuple(images.shape)}"
             )
         shape = tuple(images.shape[-3:])
         if not flat and shape[2] > _MOST_CHANNELS and tuple(image_shape or ()) != shape:
             raise SchemaError(
-                f"augment: obs_image: expected images [B, S, H, W, C] of 1 to {_MOST_CHANNELS} channels, found shape "
+                f"augment: {field}: expected images [B, S, H, W, C] of 1 to {_MOST_CHANNELS} channels, found shape "
                 f"{tuple(images.shape)}; image_shape=(H, W, C) says that there are so many"
             )
         images = _cropped(images, Crop(beside(crop.rows, images), beside(crop.columns, images)), empty)
@@ -135,12 +217,12 @@ def _first(places: npt.NDArray[np.int64]) -> list[int]:
     return first
 
 
-def _image_shape(images: Array, image_shape: tuple[int, int, int] | None) -> tuple[int, int, int]:
+def _image_shape(field: str, images: Array, image_shape: tuple[int, int, int] | None) -> tuple[int, int, int]:
     if image_shape is None:
-        raise ConfigError("crop_obs_image: expected the image_shape (H, W, C) of a flattened obs_image, found None")
+        raise ConfigError(f"crop_{field}: expected the image_shape (H, W, C) of a flattened {field}, found None")
     if images.shape[-1] != int(np.prod(image_shape)):
         raise SchemaError(
-            f"augment: obs_image: expected {int(np.prod(image_shape))} pixels for images {tuple(image_shape)}, "
+            f"augment: {field}: expected {int(np.prod(image_shape))} pixels for images {tuple(image_shape)}, "
             f"found shape {tuple(images.shape)}"
         )
     return image_shape

@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from mouse_core._base.memory import ArrayMemory
 from mouse_core.augment.by_field import MASKED_AS
-from mouse_core.augment.config import IMAGE_SCALARS, AugmentTokensConfig
-from mouse_core.augment.draws import Draws, crop_size, cut, draw_shared, with_masks
-from mouse_core.augment.images import Empty
+from mouse_core.augment.config import AugmentTokensConfig
+from mouse_core.augment.draws import Draws, cut, draw_shared, with_masks
+from mouse_core.augment.images import Empty, crop_size
 from mouse_core.augment.transform import mask, transform, with_steps, without_steps
 from mouse_core.dtypes import convert
 from mouse_core.errors import ConfigError, DataError, SchemaError
@@ -59,7 +59,7 @@ class StreamAugment:
                 found[name] = self.computed[name]
             elif name in self._recoded:
                 found[name] = self.arriving[name].dtype
-            elif name == "obs_image" and self._redraws:
+            elif name in self.config.redrawn:
                 found[name] = self.arriving[name].stored_dtype
         return found
 
@@ -69,9 +69,9 @@ class StreamAugment:
         return {*config.scaled(config.scalars()), *(name for one in config.scales for name in one.fields)}
 
     @property
-    def _image_shape(self) -> tuple[int, int, int] | None:
-        image = self.arriving.get("obs_image")
-        return None if image is None else image.image_shape
+    def _image_shapes(self) -> dict[str, tuple[int, int, int]]:
+        shapes = {name: one.image_shape for name, one in self.arriving.items()}
+        return {name: shape for name, shape in shapes.items() if shape is not None}
 
     @property
     def _recoded(self) -> set[str]:
@@ -83,12 +83,6 @@ class StreamAugment:
         return by_option | coded | {name for one in config.hides for name in one.fields if one.fill_of(name) != 0}
 
     @property
-    def _redraws(self) -> bool:
-        """Whether images are changed otherwise than by masks; that is done in the stored dtype."""
-        cropped = self.config.enabled and self.config.crop_obs_image is not None
-        return cropped or not IMAGE_SCALARS.isdisjoint(self.config.scalars())
-
-    @property
     def spec(self) -> dict[str, FieldSpec]:
         """The fields of a view: those that arrive, their images' size changed, and the masks that are delivered."""
         found = dict(self.arriving)
@@ -96,12 +90,13 @@ class StreamAugment:
             return found
         for name in (self._scaled | self._recoded) & found.keys():
             found[name] = found[name].replace(stored_dtype=found[name].dtype)
-        image = found.get("obs_image")
-        if image is not None and image.image_shape is not None and self.config.crop_obs_image is not None:
-            height, width = crop_size(self.config.crop_obs_image, image.image_shape)
-            size = (height, width, image.image_shape[2])
-            shape = (*image.shape[:-1], height * width * size[2])
-            found["obs_image"] = image.replace(shape=shape, image_shape=size)
+        for name, crop in self.config.crops.items():
+            image = found.get(name)
+            if image is not None and image.image_shape is not None:
+                height, width = crop_size(crop, image.image_shape, name)
+                size = (height, width, image.image_shape[2])
+                shape = (*image.shape[:-1], height * width * size[2])
+                found[name] = image.replace(shape=shape, image_shape=size)
         if self.config.deliver_masks:
             for name in self.config.masked():
                 if name in self.arriving:
@@ -152,7 +147,7 @@ class StreamAugment:
         rows = next(iter(batch.values())).shape[0]
         there = set(batch)
         empty = self.memory.empty
-        shared = draw_shared(self.config, key, shape, fields=there, image_shape=self._image_shape)
+        shared = draw_shared(self.config, key, shape, fields=there, image_shape=self._image_shapes)
 
         def here(draws: Draws) -> Draws:
             return draws if (first, rows) == (0, shape[0]) else cut(draws, first, rows)
@@ -174,17 +169,17 @@ class StreamAugment:
     def _transformed(self, batch: Batch, draws: Draws, *, stored: bool) -> Batch:
         """What all views of a batch share, in the dtypes that they are delivered in."""
         empty = self.memory.empty
-        changed = transform(batch, draws, image_shape=self._image_shape, validate=True, own=batch, empty=empty)
+        changed = transform(batch, draws, image_shape=self._image_shapes, validate=True, own=batch, empty=empty)
         batch = {**batch, **changed}
         for name in self._scaled & batch.keys():
             try:
                 batch[name] = convert(batch[name], self.arriving[name].dtype)
             except ValueError as error:
                 raise DataError(f"augment: {name}: {error}") from error
-        if "obs_image" in batch and not stored and self._redraws:
-            dtype = self.arriving["obs_image"].dtype
-            if batch["obs_image"].dtype != dtype:
-                batch["obs_image"] = _copied(batch["obs_image"], dtype, empty)
+        for name in self.config.redrawn & batch.keys() if not stored else ():
+            dtype = self.arriving[name].dtype
+            if batch[name].dtype != dtype:
+                batch[name] = _copied(batch[name], dtype, empty)
         return batch
 
 
@@ -253,6 +248,10 @@ def _check_named(config: AugmentTokensConfig, arriving: Mapping[str, FieldSpec],
 def _check_fields(augment: StreamAugment) -> None:
     """Raise ConfigError for what no array says: masks that have the name of a field, vectors instead of codes."""
     config, arriving = augment.config, augment.arriving
+    for name in (name for one in config.images for name in one.fields):
+        if arriving[name].image_shape is None or arriving[name].stored_dtype != np.uint8:
+            found = f"{arriving[name].stored_dtype} {list(arriving[name].shape)} a step"
+            raise ConfigError(f"augment: ImageFields: {name}: expected images of bytes, found {found}")
     for name in config.renamed:
         shape = arriving[name].shape[name in augment.offsets :] if name in arriving else ()
         if shape and name != "q_star":

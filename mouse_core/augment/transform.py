@@ -16,7 +16,7 @@ from mouse_core.augment._arrays import Array, arange, beside, check_rows
 from mouse_core.augment._checks import check_choice
 from mouse_core.augment.by_field import MASKED_AS
 from mouse_core.augment.draws import Affine, Draws
-from mouse_core.augment.images import Empty, change_images
+from mouse_core.augment.images import Empty, ImageDraws, ImageShapes, change_images, shape_of_images
 from mouse_core.dtypes import namespace
 from mouse_core.errors import DataError, SchemaError
 
@@ -27,7 +27,7 @@ def apply(
     batch: M,
     draws: Draws,
     *,
-    image_shape: tuple[int, int, int] | None = None,
+    image_shape: ImageShapes = None,
     validate: bool | None = None,
     batch_dims: int = 2,
 ) -> M | dict[str, Array]:
@@ -39,7 +39,8 @@ def apply(
     Args:
         batch: Arrays ``[B, S, ...]`` by field, of NumPy, torch (on any device) or JAX (also traced by ``jax.jit``).
         draws: What ``draw`` gave for this batch's ``(B, S)``; its arrays are moved to where the batch is.
-        image_shape: ``(H, W, C)`` of a flattened ``obs_image`` that is cropped; not needed for ``[B, S, H, W, C]``.
+        image_shape: ``(H, W, C)`` of a flattened ``obs_image`` that is cropped, or of several fields by name; not
+            needed for ``[B, S, H, W, C]``.
         validate: Whether codes out of range (actions, done, states) are an error. None: yes for NumPy arrays and for
             torch tensors on the CPU, no elsewhere, since on a device the check waits for everything queued there.
             Where it is not checked, such a code stays as it is. Under ``jax.jit`` it cannot be checked.
@@ -75,7 +76,7 @@ def transform(
     batch: Mapping[str, Array],
     draws: Draws,
     *,
-    image_shape: tuple[int, int, int] | None = None,
+    image_shape: ImageShapes = None,
     validate: bool | None = None,
     own: Collection[str] = (),
     empty: Empty = np.empty,
@@ -102,8 +103,13 @@ def transform(
     for field, affine in draws.affine.items():
         if field in batch:
             changed[field] = _scale_and_shift(field, batch[field], affine, own=field in own)
-    if "obs_image" in batch and (draws.crop is not None or draws.pixels is not None):
-        changed["obs_image"] = change_images(batch["obs_image"], draws.crop, draws.pixels, image_shape, empty)
+    images = draws.images
+    if draws.crop is not None or draws.pixels is not None:
+        images = {"obs_image": ImageDraws(draws.crop, draws.pixels), **images}
+    for field, (crop, pixels) in images.items():
+        if field in batch:
+            size = shape_of_images(image_shape, field)
+            changed[field] = change_images(batch[field], crop, pixels, size, empty, field)
     return changed
 
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import argparse
+import importlib
+import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from mouse_core.errors import ConfigError
 
 if TYPE_CHECKING:
     from mouse_core.formats.base import RowStream
@@ -47,6 +51,46 @@ def add_fields(parser: argparse.ArgumentParser) -> None:
 def names(text: str) -> list[str]:
     """Names with commas between them, for argparse."""
     return [name.strip() for name in text.split(",") if name.strip()]
+
+
+def positive(text: str) -> int:
+    """A positive integer, for argparse."""
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive integer, found {text}")
+    return value
+
+
+def find_modules_here() -> None:
+    """Modules of the folder that the command is run in are found, as for ``python -m``; in processes it starts, too."""
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+
+
+def function_of(text: str, where: str) -> Callable[..., Any]:
+    """What ``module:name`` leads to; modules of the folder that the command is run in are found, too.
+
+    Args:
+        text: Module and name.
+        where: What it is of the command's arguments, for messages.
+
+    Raises:
+        ConfigError: No function.
+        ImportError: No such module.
+    """
+    module, colon, name = text.partition(":")
+    if not colon or not module or not name:
+        raise ConfigError(f"{where}: expected MODULE:NAME, found {text!r}")
+    find_modules_here()
+    found: Any = importlib.import_module(module)
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise ConfigError(f"{where}: expected {part!r} in {module}, found no such name")
+        found = getattr(found, part)
+    if not callable(found):
+        raise ConfigError(f"{where}: expected a function as {text!r}, found {found!r:.80}")
+    function: Callable[..., Any] = found
+    return function
 
 
 def add_alignment(parser: argparse.ArgumentParser) -> None:

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import importlib
-import os
-import sys
-from collections.abc import Callable
-from typing import Any
 
 from mouse_core.cli import _data as data
-from mouse_core.errors import ConfigError
 
 
 def declare_preprocess(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +38,7 @@ def run_preprocess(chosen: argparse.Namespace) -> int:
     stream = formats.open(chosen.source, alignment=chosen.alignment, **data.how_to_read(chosen))
     done = preprocess(
         stream,
-        _function_of(chosen.function),
+        data.function_of(chosen.function, "function"),
         chosen.target,
         columns=chosen.columns,
         num_workers=chosen.num_workers,
@@ -56,22 +50,3 @@ def run_preprocess(chosen: argparse.Namespace) -> int:
     found = ", which were there" if done.reopened else before
     print(f"{done.path}: {done.rows:,} rows{found}, with the digest {done.digest}")  # noqa: T201
     return 0
-
-
-def _function_of(text: str) -> Callable[..., Any]:
-    """What ``module:name`` leads to; modules of the folder that the command is run in are found, too."""
-    module, colon, name = text.partition(":")
-    if not colon or not module or not name:
-        raise ConfigError(f"function: expected MODULE:NAME, found {text!r}")
-    # As for python -m; processes that are started find it by the same path.
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    found: Any = importlib.import_module(module)
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise ConfigError(f"function: expected {part!r} in {module}, found no such name")
-        found = getattr(found, part)
-    if not callable(found):
-        raise ConfigError(f"function: expected a function as {text!r}, found {found!r:.80}")
-    function: Callable[..., Any] = found
-    return function

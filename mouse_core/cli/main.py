@@ -12,6 +12,7 @@ from typing import Any
 
 from mouse_core.cli import _data as data
 from mouse_core.cli._preprocess import declare_preprocess, run_preprocess
+from mouse_core.cli._recording import declare_record, run_record
 from mouse_core.cli._stats import declare_stats, run_stats
 from mouse_core.cli._verifying import declare_repair, declare_verify, run_repair, run_verify
 from mouse_core.cli.command import Command, others
@@ -90,6 +91,7 @@ def _warnings_in_a_line(command: str) -> Iterator[None]:
 
 
 _EXAMPLES = """examples:
+  mouse record CartPole-v1 runs/cartpole --episodes 100 --seed 0
   mouse inspect recordings --html report.html
   mouse convert halfcheetah.hdf5 halfcheetah --final mark
   mouse preprocess halfcheetah features:embed embedded
@@ -112,18 +114,10 @@ def _version() -> str:
 # ---------------------------------------------------------------------- mouse bench
 
 
-def positive(text: str) -> int:
-    """A positive integer, for argparse."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a positive integer, found {text}")
-    return value
-
-
 def _declare_bench(parser: argparse.ArgumentParser) -> None:
     data.add_source(parser, hub=True)
-    parser.add_argument("--sequence-length", type=positive, default=64, metavar="S", help="steps in a window (64)")
-    parser.add_argument("--batch-size", type=positive, default=32, metavar="B", help="windows in a batch (32)")
+    parser.add_argument("--sequence-length", type=data.positive, default=64, metavar="S", help="steps in a window (64)")
+    parser.add_argument("--batch-size", type=data.positive, default=32, metavar="B", help="windows in a batch (32)")
     data.add_fields(parser)
     parser.add_argument(
         "--dtype", action="append", metavar="FIELD=DTYPE", type=_pair, default=[], help="deliver a field in this dtype"
@@ -171,6 +165,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 _COMMANDS: dict[str, Command] = {
+    "record": (declare_record, run_record),
     "inspect": (data.declare_inspect, data.run_inspect),
     "convert": (data.declare_convert, data.run_convert),
     "preprocess": (declare_preprocess, run_preprocess),

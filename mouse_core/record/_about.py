@@ -152,6 +152,12 @@ def _plain(value: Any) -> Any:
 
 def check_infos(infos: Infos) -> dict[str, np.dtype[Any] | None]:
     """Names of infos with the dtypes that they are kept in, or ConfigError."""
+    given: Any = infos
+    if given is True:
+        raise ConfigError(
+            "infos: expected names of infos, found True; the columns of a store are settled by its first rows, and "
+            "some infos come only as an episode ends, so name those to keep, such as infos=['x_position', 'episode/r']"
+        )
     if isinstance(infos, str) or not isinstance(infos, Iterable):
         raise ConfigError(
             f"infos: expected names of infos, found {infos!r}; write a list, such as infos=['x_position', 'episode/r']"

@@ -8,13 +8,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from mouse_core.errors import ClosedError, ConfigError, DataError, RolloutError, SchemaError
-from mouse_core.files.writing import remove
 from mouse_core.record._columns import Row
-from mouse_core.record._running import Running, left_over, missing
+from mouse_core.record._running import TRUNCATED, Running
 from mouse_core.store.dataset_store import DatasetStore
 
 ON_INTERRUPTED = ("mark", "cut")
-TRUNCATED = 2
 
 
 class Sink(Protocol):
@@ -57,14 +55,14 @@ class Direct:
         self._store, self._running = store, running
         self._append = store.append
         self._waiting: list[Row] = []
-        self._expected = -1  # rows in the store while an episode runs
+        self._expected = -1  # rows that the store ever had, while an episode runs
 
     def put(self, row: Row) -> None:
         """Take a row. After an error of the store it waits with the others, and is tried again with the next one."""
         waiting = self._waiting
         waiting.append(row)
         if self._running is not None:
-            self._running.add(row, waiting[:-1])
+            self._running.add(row, waiting[:-1], self._store.written + len(waiting) - 1)
         self._write(keep=not row["done"])
 
     def _write(self, keep: bool) -> None:
@@ -73,16 +71,15 @@ class Direct:
             self._check_alone()
             self._append(waiting[0])
             row = waiting.pop(0)
-            self._expected = -1 if row["done"] else len(self._store)
+            self._expected = -1 if row["done"] else self._store.written
         if not waiting and self._running is not None:
             self._running.end()
 
     def _check_alone(self) -> None:
-        # There may be fewer: a store on disk drops its oldest rows.
-        if 0 <= self._expected < len(self._store):
+        if 0 <= self._expected < self._store.written:
             raise RolloutError(
-                f"record: expected nobody else to append while an episode is recorded, found {len(self._store)} rows "
-                f"where there were {self._expected}; on_interrupted='cut' adds whole episodes only"
+                f"record: expected nobody else to append while an episode is recorded, found {self._store.written} "
+                f"rows where there were {self._expected}; on_interrupted='cut' adds whole episodes only"
             )
 
     def interrupt(self) -> None:
@@ -129,12 +126,13 @@ class Whole:
         self._store, self._mark, self._running = store, mark, running
         self._columns: dict[str, list[Any]] = {}
         self._ended: list[dict[str, list[Any]]] = []  # more than one only after an error of the store
+        self._taken = 0  # rows that the store has while others, behind them, wait after an error
 
     def put(self, row: Row) -> None:
         """Take a row."""
         columns = self._columns
         if self._running is not None:
-            self._running.add(row, ())
+            self._running.add(row)
         if not columns:
             self._columns = {name: [value] for name, value in row.items()}
         else:
@@ -151,12 +149,19 @@ class Whole:
     def settle(self) -> None:
         """Write what waits of episodes that have ended."""
         while self._ended:
+            rows = len(self._ended[0]["done"])
+            if self._running is not None:
+                self._running.goes_to(self._store.written, self._taken, rows)
             self._store.extend(self._ended[0])
             self._ended.pop(0)
+            self._taken += rows
             self._forget_running()
 
     def _forget_running(self) -> None:
-        if self._running is not None and not self._ended:
+        if self._ended:
+            return
+        self._taken = 0
+        if self._running is not None:
             self._running.end()
 
     def interrupt(self) -> None:
@@ -271,28 +276,6 @@ class Episodes:
         """Record nothing more of the episode that is running; what of it is in the store is broken off."""
         self._step = -1
         self._sink.forget()
-
-
-def adopt(store: DatasetStore, *, mark: bool) -> None:
-    """Append what recorders that were killed left beside a store.
-
-    An episode that was running is truncated where it was broken off. With ``mark`` False it is left out, unless some of
-    its rows are in the store.
-
-    Raises:
-        DataError: A damaged file; the message names it.
-        StorageError: The rows cannot be written.
-    """
-    if store.path is None:
-        return
-    for files, rows in left_over(store.path):
-        rest = missing(store, rows)
-        if rest and (mark or rest[-1]["done"] or rest[0]["episode_step"]):
-            rest[-1]["done"] = rest[-1]["done"] or TRUNCATED
-            store.extend([{name: row[name] for name in store.columns} for row in rest] if store.columns else rest)
-            store.flush()
-        for file in files:
-            remove(file)
 
 
 def check_on_interrupted(choice: str) -> str:

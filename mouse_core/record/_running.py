@@ -1,91 +1,118 @@
 """The rows of an episode that are not in the store yet, in files beside it: who is killed does not lose them.
 
-In the folder of a store lie, in its folder ``recording``, two logs for each environment that is recorded. Rows are
-written to one of them before they are handed to the store; after so many the other one, which is emptied first, takes
+In the folder of a store lie, in its folder ``recording``, two files for each environment that is recorded. A row is
+written to one of them before it is handed to the store; after so many the other one, which is emptied first, takes
 over. So at any moment the two together have the latest rows. When an episode has ended, both are empty.
 
-The next recorder of the store finds what was left there, and appends what the store does not have of it: the last row
-that the store has tells which rows these are. Such files outlive the process, not the machine.
+With each row stands which one it will be in the store, counted over all that ever were. With rows that wait until their
+episode has ended, that is known only then, and written behind them. So the next recorder knows which of the rows that
+it finds the store does not have: where 1,000 were written, and the files have 998 to 1,001, it appends 1,000 and 1,001.
+
+Rows survive the process as soon as they are written. The machine they survive in a store of ``sync="append"``, and by
+chance: what is read is whole, and goes where it belongs, or is left out.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import struct
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from mouse_core.errors import DataError
-from mouse_core.files.log import Log, read_log
+from mouse_core.files.frames import MappedRecords, read_mapped_records
 from mouse_core.files.reading import reading
-from mouse_core.files.writing import make_folder, remove, storing
+from mouse_core.files.writing import make_folder, remove, storing, sync_folders
 from mouse_core.record._columns import Row
-from mouse_core.spec import check_dtype
+from mouse_core.record._encoding import RowEncoder, decoded
 from mouse_core.store.dataset_store import DatasetStore
 
 FOLDER = "recording"
+TRUNCATED = 2
 _ROWS_OF_A_FILE = 64
+_NUMBER = struct.Struct("<q")
+_GOING = struct.Struct("<qqq")
+# What stands in place of a row's number: it waits, or this is no row, but says where rows that waited go.
+_WAITS, _GOES = -1, -2
+_ENDINGS = ("-a.rows", "-b.rows")
 
 _alive: weakref.WeakSet[Running] = weakref.WeakSet()
 
 
 class Running:
-    """The logs of one environment.
+    """The files of one environment.
 
     Args:
         path: The store's folder.
-        keeps_all: Whether all rows of an episode stay in the logs until it has ended, rather than the latest.
+        keeps_all: Whether all rows of an episode stay in the files until it has ended, rather than the latest.
+        sync: Whether to wait for the disk, row by row.
     """
 
-    def __init__(self, path: str, *, keeps_all: bool) -> None:
+    def __init__(self, path: str, *, keeps_all: bool, sync: bool = False) -> None:
         self._folder = Path(path, FOLDER)
         self.name = os.urandom(6).hex()
-        self._keeps_all = keeps_all
+        self._keeps_all, self._sync = keeps_all, sync
         self._process = os.getpid()
-        self._logs: list[Log] = []
-        self._rows = 0  # in the log that is written to
+        self._files: list[MappedRecords] = []
+        self._rows = 0  # in the file that is written to
+        self._encoded = RowEncoder().encoded
         _alive.add(self)
-        self._close = weakref.finalize(self, _remove_empty, self._logs, self._process)
+        self._close = weakref.finalize(self, _remove_empty, self._files, self._process)
 
-    def add(self, row: Row, waiting: Sequence[Row]) -> None:
+    def add(self, row: Row, waiting: Sequence[Row] = (), number: int = _WAITS) -> None:
         """Write a row.
 
         Args:
             row: The row.
             waiting: Rows before it that the store does not have, the oldest first.
+            number: Which one it will be in the store, of all that ever were.
 
         Raises:
+            DataError: It has something that cannot be written.
             StorageError: It cannot be written.
         """
         if self._process != os.getpid():
             return  # a forked child, which the store refuses
-        if not self._logs:
-            make_folder(self._folder, sync=False)
-            self._logs += [Log(self._folder / f"{self.name}-{letter}.log") for letter in "ab"]
+        if not self._files:
+            self._begin()
         if self._rows >= _ROWS_OF_A_FILE and not self._keeps_all:
-            self._logs.reverse()
-            self._logs[0].cut(0)
+            self._files.reverse()
+            self._files[0].clear()
             self._rows = 0
-            for before in waiting:
-                self._write(before)
-        self._write(row)
+            for before, one in enumerate(waiting, number - len(waiting)):
+                self._write(one, before)
+        self._write(row, number)
+        if self._sync:
+            self._files[0].sync()
 
-    def _write(self, row: Row) -> None:
-        self._logs[0].append(encoded(row), sync=False)
+    def _begin(self) -> None:
+        make_folder(self._folder, sync=self._sync)
+        self._files += [MappedRecords(self._folder / f"{self.name}{ending}") for ending in _ENDINGS]
+        if self._sync:
+            sync_folders([self._folder])
+
+    def _write(self, row: Row, number: int) -> None:
+        self._files[0].append(_NUMBER.pack(number) + self._encoded(row))
         self._rows += 1
+
+    def goes_to(self, number: int, begin: int, count: int) -> None:
+        """Now ``count`` rows from ``begin`` on go into the store, the first as row ``number``; it has those before."""
+        if self._process == os.getpid() and self._files:
+            self._files[0].append(_NUMBER.pack(_GOES) + _GOING.pack(number, begin, count))
+            if self._sync:
+                self._files[0].sync()
 
     def end(self) -> None:
         """The store has all rows."""
         if self._process != os.getpid():
             return
-        # The older one first: alone it would look like an episode that was broken off, and be appended once more.
-        for log in reversed(self._logs):
-            if log.size:
-                log.cut(0)
+        for file in self._files:
+            if not file.is_empty:
+                file.clear()
         self._rows = 0
 
     def close(self) -> None:
@@ -94,17 +121,61 @@ class Running:
         _alive.discard(self)
 
 
-def _remove_empty(logs: list[Log], process: int) -> None:
-    """Close logs, and remove those without rows."""
-    for log in logs:
-        log.close()
-        if not log.size and process == os.getpid():
-            remove(log.path)
-    logs.clear()
+def _remove_empty(files: list[MappedRecords], process: int) -> None:
+    """Close files, and remove those without rows."""
+    for file in files:
+        file.close()
+        if file.is_empty and process == os.getpid():
+            remove(file.path)
+    files.clear()
 
 
-def left_over(path: str) -> Iterator[tuple[list[Path], list[Row]]]:
-    """What recorders that died left beside a store: files, and the rows in them, of one episode each, in order.
+# ---------------------------------------------------------------------- what was left
+
+
+@dataclass(frozen=True)
+class LeftOver:
+    """What a recorder that died left beside a store.
+
+    Attributes:
+        files: Its files.
+        numbered: Rows by their numbers in the store.
+        waited: Or rows that waited for the end of their episode.
+        going: Which of these were on their way into the store: the number of the first one there, which one it is
+            here, and how many they are. The store has those before.
+    """
+
+    files: list[Path]
+    numbered: dict[int, Row]
+    waited: list[Row]
+    going: tuple[int, int, int]
+
+    def missing(self, store: DatasetStore) -> list[Row]:
+        """The rows that the store does not have, which follow each other."""
+        written = store.written
+        if self.waited:
+            return self.waited[self._there(store) :]
+        rows: list[Row] = []
+        while written + len(rows) in self.numbered:
+            rows.append(self.numbered[written + len(rows)])
+        if rows and rows[0]["episode_step"]:
+            last = store[-1] if len(store) else {"done": 1}
+            if last["done"] or last.get("episode_step") != rows[0]["episode_step"] - 1:
+                return []  # rows before them are lost
+        return rows
+
+    def _there(self, store: DatasetStore) -> int:
+        """How many of the rows that waited the store has."""
+        number, begin, count = self.going
+        there = min(count, max(0, store.written - number))
+        at = number - (store.written - len(store))  # behind those that were dropped
+        if there and at >= 0 and not _equal(store[at], self.waited[begin]):
+            there = 0  # somebody else's
+        return begin + there
+
+
+def left_over(path: str) -> Iterator[LeftOver]:
+    """What recorders that died left beside a store.
 
     Raises:
         DataError: A damaged file.
@@ -114,47 +185,52 @@ def left_over(path: str) -> Iterator[tuple[list[Path], list[Row]]]:
         return
     living = {one.name for one in _alive}
     with storing(f"folder {folder}"):
-        found = sorted(name for name in os.listdir(folder) if name.endswith(("-a.log", "-b.log")))
-    for name in sorted({name[: -len("-a.log")] for name in found} - living):
-        files = [folder / file for file in found if file[: -len("-a.log")] == name]
-        rows: dict[int, Row] = {}
+        found = sorted(name for name in os.listdir(folder) if name.endswith(_ENDINGS))
+    for name in sorted({name[: -len(_ENDINGS[0])] for name in found} - living):
+        files = [folder / file for file in found if file[: -len(_ENDINGS[0])] == name]
+        numbered: dict[int, Row] = {}
+        waited: list[Row] = []
+        going = (0, 0, 0)
         for file in files:
-            with reading(file):
-                for record in read_log(file):
-                    row = decoded(record)
-                    rows[int(row["episode_step"])] = row
-        steps = sorted(rows)
-        # Older rows than those that were handed on are in one log only, and may be a part: what is joined counts.
-        first = next((at for at in range(len(steps) - 1, 0, -1) if steps[at] != steps[at - 1] + 1), 0)
-        yield files, [rows[step] for step in steps[first:]]
+            for record in read_mapped_records(file):
+                with reading(file):
+                    (number,) = _NUMBER.unpack_from(record)
+                    if number == _GOES:
+                        going = _GOING.unpack_from(record, _NUMBER.size)
+                    elif number == _WAITS:
+                        waited.append(decoded(record[_NUMBER.size :]))
+                    else:
+                        numbered[number] = decoded(record[_NUMBER.size :])
+        yield LeftOver(files, numbered, waited, going)
 
 
-def missing(store: DatasetStore, rows: list[Row]) -> list[Row]:
-    """Which rows of an episode a store does not have.
+def adopt(store: DatasetStore, *, mark: bool) -> None:
+    """Append what recorders that were killed left beside a store.
 
-    Args:
-        store: The store.
-        rows: Rows that follow each other in the episode, to the latest.
+    An episode that was running is truncated where it was broken off. With ``mark`` False it is left out, unless some of
+    its rows are in the store.
+
+    Raises:
+        DataError: A damaged file; the message names it.
+        StorageError: The rows cannot be written.
     """
-    if not rows:
-        return []
-    last = store[-1] if len(store) else {"done": 1, "episode_step": -1}
-    first, step = rows[0]["episode_step"], last.get("episode_step", -1)
-    if not last["done"]:
-        there = step - first + 1  # of these rows, if it is this episode
-        if there == 0 or (0 < there <= len(rows) and _equal(last, rows[there - 1])):
-            return rows[there:]
-    if first != 0:
-        return []  # between what the store has and these, rows are missing
-    # The store may have said of the last one that it was truncated, which these rows do not say yet.
-    ended = [*rows[:-1], {**rows[-1], "done": rows[-1]["done"] or last["done"]}]
-    there = store[len(store) - len(rows) :] if len(store) >= len(rows) else []
-    return [] if there and all(map(_equal, there, ended)) else rows
+    if store.path is None:
+        return
+    for left in left_over(store.path):
+        rest = left.missing(store)
+        if rest and (mark or rest[-1]["done"] or rest[0]["episode_step"]):
+            for row, after in zip(rest, [*rest[1:], {"episode_step": 0}], strict=True):
+                if after["episode_step"] == 0:
+                    row["done"] = row["done"] or TRUNCATED
+            store.extend([{name: row[name] for name in store.columns} for row in rest] if store.columns else rest)
+            store.flush()
+        for file in left.files:
+            remove(file)
 
 
 def _equal(found: Mapping[str, Any], row: Row) -> bool:
-    """Whether a row of a store is this one."""
-    return all(name in found and _same(found[name], value) for name, value in row.items())
+    """Whether a row of a store is this one, which may have been told since that it is the last of an episode."""
+    return all(name in found and _same(found[name], value) for name, value in row.items() if name != "done")
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -162,66 +238,3 @@ def _same(one: Any, other: Any) -> bool:
         return bool(one == other)
     ones, others = np.asarray(one), np.asarray(other)
     return ones.shape == others.shape and bool((ones == others).all() or np.array_equal(ones, others, equal_nan=True))
-
-
-# ---------------------------------------------------------------------- a row as bytes
-
-
-def encoded(row: Row) -> bytes:
-    """A row as JSON in a line, and behind it the bytes of its arrays and texts in their order."""
-    head: dict[str, Any] = {}
-    parts = []
-    for name, value in row.items():
-        kind = type(value)
-        if kind is int or value is None or kind is bool:
-            head[name] = value
-        elif kind is float:
-            head[name] = {"float": value.hex()}
-        elif kind is dict and value.keys() == {"bytes", "path"}:  # an encoded picture
-            head[name] = {"image": len(value["bytes"])}
-            parts.append(value["bytes"])
-        elif kind is str:
-            text = value.encode()
-            head[name] = {"text": len(text)}
-            parts.append(text)
-        else:
-            array = np.asarray(value)
-            if array.dtype.kind in "biuf":
-                head[name] = {"dtype": array.dtype.str, "shape": array.shape}
-                parts.append(array.tobytes())
-            else:
-                head[name] = {"json": value}
-    try:
-        return b"\n".join([json.dumps(head).encode(), *([b"".join(parts)] if parts else [])])
-    except (TypeError, ValueError) as error:
-        raise DataError(f"record: expected numbers, arrays and texts, found {row!r:.200}") from error
-
-
-def decoded(record: bytes) -> Row:
-    """What ``encoded`` was given.
-
-    Raises:
-        DataError: Something else.
-    """
-    head, _, rest = record.partition(b"\n")
-    said = json.loads(head)
-    if not isinstance(said, dict) or not {"reward", "done", "episode_step"} <= said.keys():
-        raise DataError(f"expected a row, found {head!r:.80}")
-    row: Row = {}
-    for name, value in said.items():
-        if not isinstance(value, dict):
-            row[name] = value
-        elif "json" in value:
-            row[name] = value["json"]
-        elif "float" in value:
-            row[name] = float.fromhex(value["float"])
-        elif "dtype" in value:
-            dtype, shape = check_dtype(value["dtype"], where=name), tuple(value["shape"])
-            size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-            row[name] = np.frombuffer(rest[:size], dtype).reshape(shape)[()]
-            rest = rest[size:]
-        else:
-            size = value["image"] if "image" in value else value["text"]
-            row[name] = {"bytes": rest[:size], "path": None} if "image" in value else rest[:size].decode()
-            rest = rest[size:]
-    return row

@@ -12,8 +12,8 @@ from mouse_core.about.recording import Recording
 from mouse_core.errors import ConfigError
 from mouse_core.record import _about, _columns
 from mouse_core.record._columns import Row
-from mouse_core.record._episodes import Direct, Episodes, Sink, Whole, adopt, check_on_interrupted
-from mouse_core.record._running import Running
+from mouse_core.record._episodes import Direct, Episodes, Sink, Whole, check_on_interrupted
+from mouse_core.record._running import Running, adopt
 from mouse_core.store.dataset_store import DatasetStore
 
 SEED = "metadata_episode_seed"
@@ -64,7 +64,8 @@ class Tape:
             alone: Whether nobody else appends to the store meanwhile.
         """
         mark, path = self.on_interrupted == "mark", self.store.path
-        running = None if path is None or not mark else Running(path, keeps_all=not alone)
+        sync = self.store.sync == "append"
+        running = None if path is None or not mark else Running(path, keeps_all=not alone, sync=sync)
         sink: Sink = Direct(self.store, running) if alone and mark else Whole(self.store, mark=mark, running=running)
         self._episodes.append(Episodes(sink, self.store.alignment, _columns.placeholder(self.actions)))
         return self._episodes[-1]

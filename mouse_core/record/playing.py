@@ -20,7 +20,8 @@ def record(
     env: Any,
     policy: Callable[[Any], Any] | None = None,
     *,
-    episodes: int,
+    episodes: int | None = None,
+    until: int | None = None,
     store: DatasetStore | None = None,
     seed: int | None = None,
     infos: Infos = (),
@@ -38,6 +39,8 @@ def record(
             ``dm_env.Environment``. One that is made here is closed here.
         policy: From an observation to an action; of a vector, from observations to actions. By default random actions.
         episodes: How many. Of a vector's, those that begin first: taking those that end first would favour short ones.
+        until: Instead of ``episodes``: how many there are to be in the store. The same call goes on after whatever
+            ended it: where n are there, the next one is reset with ``seed + n``.
         store: Where they go, behind the rows that are there; by default a new store in memory.
         seed: Episode i is reset with ``seed + i``; of a vector, the first episode of environment i. Random actions are
             drawn from it, too. It has no meaning for dm_env, whose environments are seeded when they are made.
@@ -50,12 +53,15 @@ def record(
         The store.
 
     Raises:
-        ConfigError, SchemaError, DataError: As ``Recorder``, and ``episodes`` below 1.
+        ConfigError, SchemaError, DataError: As ``Recorder``, and ``episodes`` or ``until`` below 1, or both, or none.
     """
-    check_count("record: episodes", episodes)
-    made = isinstance(env, str)
+    if (episodes is None) == (until is None):
+        raise ConfigError(f"record: expected one of episodes and until, found {episodes!r} and {until!r}")
+    name_and_count = ("record: episodes", episodes) if until is None else ("record: until", until)
+    count = check_count(*name_and_count)
+    by_name = isinstance(env, str)
     if isinstance(env, str):
-        env = _made(env)
+        env = made(env)
     options: dict[str, Any] = {"infos": infos, "images": images, "on_interrupted": on_interrupted}
     options |= {"policy": name or ("random" if policy is None else named_policy(policy))}
     store = DatasetStore() if store is None else store
@@ -63,26 +69,44 @@ def record(
     shown = sys.stderr.isatty() if progress is None else progress
     try:
         recorder: Any = (VectorRecorder if is_vector else Recorder)(env, store, **options)
+        if until is not None:  # counted now, with what a recording that was killed left behind
+            there = store.episodes.num_rows if len(store) else 0
+            count, seed = max(0, count - there), None if seed is None else seed + there
         act = _random(env, seed) if policy is None else policy
-        with progress_bar("recording", total=episodes, unit="episodes", enabled=shown) as advance:
+        with progress_bar("recording", total=count, unit="episodes", enabled=shown) as advance:
             play = _play_vector if is_vector else _play_dm_env if not hasattr(env, "action_space") else _play
             try:
-                play(recorder, act, episodes, seed, advance)
+                play(recorder, act, count, seed, advance)
             finally:
                 recorder.interrupt()
     finally:
-        if made:
+        if by_name:
             env.close()
     return store
 
 
-def _made(name: str) -> Any:
+def made(name: str, *, num_envs: int | None = None, autoreset: str | None = None, **options: Any) -> Any:
+    """An environment of gymnasium by its id.
+
+    Args:
+        name: The id.
+        num_envs: How many make a vector; None: no vector.
+        autoreset: The vector's ``AutoresetMode`` by its value; None: gymnasium's.
+        **options: Those of ``gymnasium.make_vec`` or ``gymnasium.make``.
+
+    Raises:
+        ConfigError: No such environment.
+        ImportError: gymnasium, or what the environment needs, is not installed.
+    """
     try:
         import gymnasium
     except ImportError as error:
         raise ImportError("environments by name need gymnasium: pip install gymnasium") from error
     try:
-        return gymnasium.make(name)
+        if num_envs is None:
+            return gymnasium.make(name, **options)
+        mode = None if autoreset is None else {"autoreset_mode": gymnasium.vector.AutoresetMode(autoreset)}
+        return gymnasium.make_vec(name, num_envs=num_envs, vector_kwargs=mode, **options)
     except gymnasium.error.Error as error:
         raise ConfigError(f"record: expected the id of an environment, found {name!r}: {error}") from error
 

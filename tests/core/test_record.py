@@ -356,7 +356,7 @@ def test_what_cannot_be_recorded_is_refused() -> None:
         VectorRecorder(gym.make("CartPole-v1"), DatasetStore())
     with pytest.raises(ConfigError, match="expected a DatasetStore, found list"):
         Recorder(gym.make("CartPole-v1"), [])  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="infos: expected names of infos, found True"):
+    with pytest.raises(ConfigError, match="found True; the columns of a store are settled by its first rows"):
         Recorder(gym.make("CartPole-v1"), DatasetStore(), infos=True)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="images: expected one of"):
         Recorder(gym.make("CartPole-v1"), DatasetStore(), images="jpeg")

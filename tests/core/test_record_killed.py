@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 from mouse_core import BatchSource, DatasetStore
-from mouse_core.record import Recorder
+from mouse_core.record import Recorder, VectorRecorder
 from tests.core.record_killed import Walk
 
 ROOT = Path(__file__).parents[2]
@@ -73,6 +74,109 @@ def check(folder: Path, said: set[tuple[int, int]], on_interrupted: str) -> None
 def test_a_killed_recording_is_there_and_goes_on(kind: str, on_interrupted: str, tmp_path: Path) -> None:
     said = record_and_kill(tmp_path / "store", kind, on_interrupted, 1, 0.1)
     check(tmp_path / "store", said, on_interrupted)
+
+
+class Wide(Walk):
+    """So much in a row that episodes roll over files of a store."""
+
+    def __init__(self, lengths: list[int], first: int) -> None:
+        super().__init__(lengths, first)
+        self.observation_space = gym.spaces.Box(-1e9, 1e9, (3 + 4000,), np.float64)
+
+    def _observe(self) -> Any:
+        return np.concatenate([super()._observe(), np.zeros(4000)])
+
+
+def record_until_call(folder: Path, kind: str, on_interrupted: str, moment: int) -> int:
+    """Record in this process, which ends without a word at the call of this number; how many calls there are."""
+    calls = 0
+
+    def count(*_: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == moment:
+            os._exit(0)
+
+    store = DatasetStore.open(folder, "a", sync="none")
+    env: Any
+    if kind == "single":
+        env = Recorder(Wide([30, 3, 90, 20, 100], 0), store, on_interrupted=on_interrupted)
+    else:
+        worlds = [Wide([30, 90, 20, 100], 0), Wide([50, 1, 70], 1000)]
+        envs = gym.vector.SyncVectorEnv([lambda one=one: one for one in worlds])
+        env = VectorRecorder(envs, store, on_interrupted=on_interrupted)
+    sys.setprofile(count)
+    env.reset()
+    for _ in range(150):
+        _, _, terminated, _, _ = env.step(np.zeros(env.action_space.shape))
+        if kind == "single" and terminated:
+            env.reset()
+    sys.setprofile(None)
+    env.close()
+    store.close()
+    return calls
+
+
+@pytest.mark.parametrize("on_interrupted", ["mark", "cut"])
+@pytest.mark.parametrize("kind", ["single", "vector"])
+def test_a_recording_dies_at_any_call(kind: str, on_interrupted: str, tmp_path: Path) -> None:
+    calls = record_until_call(tmp_path / "whole", kind, on_interrupted, 0)
+    moments = random.Random(0)
+    for number in range(6):
+        folder = tmp_path / str(number)
+        moment = moments.randrange(1, calls)
+        child = os.fork()
+        if not child:
+            try:
+                record_until_call(folder, kind, on_interrupted, moment)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0, "it did not come to this call"
+        with DatasetStore.open(folder, "a") as store:
+            Recorder(Wide([2], 10**6), store, on_interrupted=on_interrupted)
+            for rows in episodes_in(store).values():
+                assert [row["episode_step"] for row in rows] == list(range(len(rows))), moment
+                assert [row["done"] for row in rows[:-1]] == [0] * (len(rows) - 1), moment
+                assert rows[-1]["done"] in ((1, 2) if on_interrupted == "mark" else (1,)), moment
+        assert not list((folder / "recording").glob("*")), "files are left over"
+
+
+@pytest.mark.parametrize("kind", ["single", "vector"])
+def test_every_step_is_on_the_disk_where_that_is_asked_for(kind: str, tmp_path: Path) -> None:
+    """What only the machine that wrote the files may believe does not count in a copy of them."""
+    env: Any
+    with DatasetStore.open(tmp_path / "store", "a", sync="append") as store:
+        if kind == "single":
+            env = Recorder(Walk([90], 0), store)
+        else:
+            env = VectorRecorder(gym.vector.SyncVectorEnv([lambda: Walk([90], 0), lambda: Walk([90], 9)]), store)
+        env.reset()
+        for _ in range(70):
+            env.step(np.zeros(env.action_space.shape))
+        shutil.copytree(tmp_path / "store", tmp_path / "copy")
+        env.close()
+    with DatasetStore.open(tmp_path / "copy", "a") as store:
+        Recorder(Walk([2], 10**6), store)
+        for rows in episodes_in(store).values():
+            assert [row["episode_step"] for row in rows] == list(range(71))
+            assert [row["done"] for row in rows] == [0] * 70 + [2]
+        assert store.episodes.num_rows == (1 if kind == "single" else 2)
+
+
+def test_rows_that_somebody_else_appended_are_not_taken_for_the_recorders(tmp_path: Path) -> None:
+    with DatasetStore.open(tmp_path / "store", "a", sync="append") as store:
+        env = Recorder(Walk([90], 0), store)
+        env.reset()
+        env.step(np.zeros(2))
+        shutil.copytree(tmp_path / "store", tmp_path / "copy")
+        env.close()
+    with DatasetStore.open(tmp_path / "copy", "a") as store:
+        before = store[:]
+        store.extend([{**before[0], "episode_step": 0}, {**before[0], "episode_step": 1, "done": 1}])
+        Recorder(Walk([2], 10**6), store)
+        assert store[-1]["done"] == 1
+        assert len(store) == len(before) + 2
+    assert not list((tmp_path / "copy" / "recording").glob("*"))
 
 
 @pytest.mark.slow
