@@ -19,7 +19,7 @@ from mouse_core.formats._files.on_disk import is_there
 from mouse_core.formats.base import BATCH_ROWS, RowStream, damaged
 from mouse_core.images.files import check_roots
 from mouse_core.spec import Alignment, check_alignment
-from mouse_core.store.disk.manifest import is_store
+from mouse_core.store.disk.manifest import looks_like_store
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class _Format:
 
 # In the order in which they are tried: what has a sign of its own comes before what only has a suffix.
 _FORMATS = (
-    _Format("store", "manifest.json of a store that DatasetStore.open made", is_store),
+    _Format("store", "manifest.json of a store that DatasetStore.open made", looks_like_store),
     _Format("lerobot", "meta/info.json with a codebase_version", signs.is_lerobot),
     _Format("minari", "main_data.hdf5, or metadata.json of Minari, below data/", signs.is_minari),
     _Format("tfds", "features.json and dataset_info.json of TFDS (RLDS)", signs.is_tfds),

@@ -329,7 +329,7 @@ store.extend(rows(1, 2))
         writer.extend(rows(40, 3))
     memory.extend(rows(40, 3))
     assert_same(DatasetStore.open(folder), memory)
-    assert sorted(os.listdir(folder)) == ["lock", "manifest.json", "readers", "segments"]
+    assert sorted(os.listdir(folder)) == ["lock", "manifest.json", "manifest.json.bak", "readers", "segments"]
 
 
 def test_values_of_every_kind_are_kept(folder: Path) -> None:

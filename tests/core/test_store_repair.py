@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mouse_core import ConfigError, DataError, DatasetStore
+from mouse_core import ConfigError, DataError, DatasetStore, formats
 from mouse_core.cli import main
 from mouse_core.formats.verifying import verify
 from mouse_core.store.disk.checking import repair
@@ -134,8 +134,10 @@ def test_rows_before_damage_in_a_file_of_appended_rows_are_kept(kind: str, tmp_p
     assert [path.name for path in (folder / "damaged").iterdir() if path.suffix == ".rows"] == [tail.name]
 
 
-def test_who_may_repair(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flip(sealed(folder)[0])
+@pytest.mark.parametrize("damaged", [True, False])
+def test_who_may_repair(damaged: bool, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    if damaged:
+        flip(sealed(folder)[0])
     with (
         DatasetStore.open(folder, "a"),
         pytest.raises(ConfigError, match=r"expected to be its only writer, found process \d+ on .* writing"),
@@ -143,10 +145,81 @@ def test_who_may_repair(folder: Path, capsys: pytest.CaptureFixture[str]) -> Non
         repair(folder)
     assert main(["repair", str(folder / "nothing")]) == 2
     assert "expected a folder with a store" in capsys.readouterr().err
+    assert not (folder / "nothing").exists()
 
 
-def test_a_damaged_manifest_is_named(folder: Path) -> None:
-    flip(folder / "manifest.json")
-    for call in (verify, repair):
-        with pytest.raises(DataError, match=r"manifest.json: expected"):
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:50])
+
+
+@pytest.mark.parametrize("damage", [flip, cut, Path.unlink, lambda path: path.write_bytes(b"")])
+def test_a_manifest_that_is_lost_is_put_back(
+    damage: object, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (folder / "manifest.json").read_bytes()
+    damage(folder / "manifest.json")  # type: ignore[operator]
+    remedy = rf"manifest.json: expected .*; mouse repair {folder} puts the copy manifest.json.bak in its place"
+    for call in (verify, DatasetStore.open, lambda path: DatasetStore.open(path, "a"), formats.open):
+        with pytest.raises(DataError, match=remedy) as error:
             call(folder)
+        assert "JSONDecodeError" not in str(error.value)
+    assert repair(folder, dry_run=True).rows == 100
+    with pytest.raises(DataError):
+        verify(folder)
+    assert main(["repair", str(folder)]) == 0
+    assert "its copy manifest.json.bak of 3 sealed files takes its place" in capsys.readouterr().out
+    assert (folder / "manifest.json").read_bytes() == before
+    assert numbers_in(DatasetStore.open(folder)) == range(100)
+    assert repair(folder).said == ()
+
+
+def test_files_that_the_copy_does_not_know_are_put_aside(folder: Path) -> None:
+    """Where the copy could not be written the last time."""
+    copy = (folder / "manifest.json.bak").read_bytes()
+    with DatasetStore.open(folder, "a") as store:
+        store.extend(rows_of("mixed", 100, 10))
+    newest = sealed(folder)[-1]
+    (folder / "manifest.json.bak").write_bytes(copy)
+    (folder / "manifest.json").unlink()
+    done = repair(folder)
+    assert any(f"{newest}: the copy does not name it" in line for line in done.said)
+    assert (folder / "damaged" / newest.name).exists()
+    assert numbers_in(DatasetStore.open(folder, "a")) == range(100)
+
+
+def test_without_a_copy_the_files_stay_where_they_are(folder: Path) -> None:
+    for name in ("manifest.json", "manifest.json.bak"):
+        (folder / name).unlink()
+    before = sealed(folder)
+    for call in (repair, verify, DatasetStore.open, lambda path: DatasetStore.open(path, "a")):
+        with pytest.raises(DataError, match=r"manifest.json.*found none"):
+            call(folder)
+    assert sealed(folder) == before
+
+
+def test_what_a_flipped_bit_costs(tmp_path: Path) -> None:
+    """Rows before the block that it is in are kept, and the others counted, from the store's beginning on."""
+    folder = tmp_path / "store"
+    with DatasetStore.open(folder, "a") as store:
+        store.extend(rows_of("numbers", 0, 70))
+    if not os.fork():
+        try:
+            store = DatasetStore.open(folder, "a")
+            store.extend(rows_of("numbers", 70, 3000))
+            store.flush()
+        finally:
+            os._exit(0)
+    os.wait()
+    (tail,) = folder.glob("tail-*.rows")
+    data = bytearray(tail.read_bytes())
+    data[data.index((1570).to_bytes(8, "little"), 1 << 14)] ^= 1
+    tail.write_bytes(data)
+    for mode in ("r", "a"):
+        with pytest.raises(DataError, match=rf"{tail}, rows 1024..2047, .*; mouse repair {folder} keeps what is whole"):
+            DatasetStore.open(folder, mode)
+    done = repair(folder)
+    assert (done.rows, done.dropped_rows) == (70 + 1024, 3000 - 1024)
+    assert any("1,976 rows, from row 1,094 of the store on, are dropped" in line for line in done.said)
+    with DatasetStore.open(folder, "a") as store:
+        assert numbers_in(store) == range(1094)
+        check_batches(store)

@@ -199,9 +199,9 @@ def test_damage_is_an_error_that_names_file_rows_and_column(tmp_path: Path) -> N
     at = content.index(np.arange(4, dtype=np.float32).tobytes())
     content[at] ^= 1
     path.write_bytes(content)
-    with pytest.raises(DataError, match=r"tail, rows 0\.\.799, column 'observation': .*damage"):
+    with pytest.raises(DataError, match=r"tail, rows 0\.\.348, column 'observation': .*damage"):
         TailReader(path).committed()
-    with pytest.raises(DataError, match=r"tail, rows 0\.\.799, column 'observation': .*damage"):
+    with pytest.raises(DataError, match=r"tail, rows 0\.\.348, column 'observation': .*damage"):
         TailFile.recover(path)
 
 

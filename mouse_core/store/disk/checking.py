@@ -11,12 +11,24 @@ import pyarrow as pa
 
 from mouse_core._arrow.dense_copies import DENSE_BYTES, DenseBudget
 from mouse_core._base.progress import progress_bar
-from mouse_core.errors import MouseError
-from mouse_core.files.writing import make_folder, storing, sync_folders
+from mouse_core.errors import DataError, MouseError
+from mouse_core.files.locking import Held
+from mouse_core.files.reading import damaged
+from mouse_core.files.writing import make_folder, storing, sync_folders, write_file
 from mouse_core.store._schema import StoreSchema
 from mouse_core.store._segments import Segment
-from mouse_core.store.disk.folder import ReadFolder, WrittenFolder
-from mouse_core.store.disk.manifest import Manifest, Sealed, Tail, new_identity
+from mouse_core.store.disk.folder import ReadFolder, WrittenFolder, files_of
+from mouse_core.store.disk.manifest import (
+    COPY,
+    LOCK,
+    NAME,
+    Manifest,
+    Sealed,
+    Tail,
+    looks_like_store,
+    new_identity,
+    parse_manifest,
+)
 from mouse_core.store.disk.sealed import SealedFile, write_segment
 from mouse_core.store.disk.tail import TailFile, TailReader
 from mouse_core.store.snapshot import Snapshot
@@ -47,7 +59,7 @@ class Repaired:
     Args:
         path: The folder.
         rows: How many are there now.
-        dropped_rows: How many are not any more, of sealed files; of others it is not known.
+        dropped_rows: How many are not any more, as far as it is known.
         said: What was done, a sentence each; empty where all was whole.
     """
 
@@ -111,27 +123,68 @@ def repair(path: str | os.PathLike[str], *, dry_run: bool = False, progress: boo
     """Make a store of what is whole in a folder.
 
     Files that are damaged are put into a folder ``damaged`` beside the others. Rows behind a gap follow, from the first
-    on that an episode begins with, so that no window goes across it; the rest of the broken episode is dropped, too.
+    on that an episode begins with, so that no window goes across it; the rest of the broken episode is dropped, too. A
+    manifest that is lost or damaged is put back from its copy.
 
     Args:
-        path: The folder; nobody may be writing to it.
+        path: The folder; nobody may be writing to it, also where all is whole.
         dry_run: Whether nothing is changed, and only what would be is said.
         progress: Whether a bar shows how far it is.
 
     Raises:
         ConfigError: There is no store, or another process writes to it.
-        DataError: The manifest is damaged, without which nothing is known of the other files.
+        DataError: The manifest is damaged, and so is its copy; nothing is known of the other files without them.
         StorageError: The folder cannot be written; it is as it was.
     """
     folder = Path(path)
-    found = check_store(folder, progress=progress)
-    if not found.wrong:
-        return Repaired(str(path), found.rows, 0, ())
+    said = _manifest_again(folder, dry_run)
+    if said and dry_run:
+        return Repaired(str(path), parse_manifest(folder / COPY, (folder / COPY).read_bytes()).rows, 0, said)
+    ReadFolder(folder).close()
     written = WrittenFolder(folder)
     try:
-        return _Repair(written, found.wrong, dry_run).run()
+        found = check_store(folder, progress=progress)
+        if not found.wrong:
+            return Repaired(str(path), found.rows, 0, said)
+        done = _Repair(written, found.wrong, dry_run).run()
+        return replace(done, said=(*said, *done.said))
     finally:
         written.close()
+
+
+def _manifest_again(folder: Path, dry_run: bool) -> tuple[str, ...]:
+    """Put the copy of a manifest in its place if that is lost or damaged; what was done.
+
+    Files that the copy does not name may hold rows that came after it: they are put aside, and not removed.
+    """
+    if not looks_like_store(folder):
+        return ()
+    try:
+        ReadFolder(folder).close()
+    except DataError as error:
+        wrong = str(error)
+    else:
+        return ()
+    copy = folder / COPY
+    if not copy.is_file():
+        raise damaged(copy, f"expected a copy of the manifest, found none; the manifest: {wrong}")
+    content = copy.read_bytes()
+    known = parse_manifest(copy, content)
+    said = [f"{wrong.partition(';')[0]}: its copy {COPY} of {len(known.segments)} sealed files takes its place"]
+    with storing(f"store {folder}"):
+        lock = Held(folder / LOCK, f"store {folder}")
+        try:
+            for name, number in files_of(folder).items():
+                if number not in known.file_numbers():
+                    said.append(f"{folder / name}: the copy does not name it; it is put into {ASIDE}")
+                    if not dry_run:
+                        make_folder(folder / ASIDE)
+                        os.replace(folder / name, folder / ASIDE / Path(name).name)
+            if not dry_run:
+                write_file(folder / NAME, content, only_writer=True)
+        finally:
+            lock.close()
+    return tuple(said)
 
 
 class _Repair:
@@ -161,33 +214,47 @@ class _Repair:
                 self._add(_table(self.folder, self.before, number), one, self.folder / one.name)
             else:
                 self.after = replace(self.after, segments=(*self.after.segments, one))
+        first = self.before.rows
         for tail in self.before.tails:
-            self._take_tail(tail)
+            first += self._take_tail(tail, first)
         if not self.dry_run:
             self._put_aside()
             self.written.replace(self.after)
             self.written.clean()
         return Repaired(str(self.folder), self.after.rows, self.dropped, tuple(self.said))
 
-    def _take_tail(self, tail: Tail) -> None:
-        """Seal the rows of a file that was appended to, as far as they are whole."""
+    def _take_tail(self, tail: Tail, first: int) -> int:
+        """Seal the rows of a file that was appended to, as far as they are whole; how many there were.
+
+        Args:
+            tail: The file.
+            first: How many rows were before it in the store.
+        """
         path = self.folder / tail.name
         if tail.name not in self.wrong:
             file = TailFile.recover(path, identity=tail.identity)
-            self._add(file.extent.to_table(file.extent.count), None, path)
+            rows = file.extent.count
+            self._add(file.extent.to_table(rows), None, path)
             file.close()
-            return
-        self.said.append(f"{self.wrong[tail.name]}: its rows are dropped")
+            return rows
+        whole, known, table = 0, tail.rows, None
         try:
             reader = TailReader(path, identity=tail.identity)
+            known = reader.told_of() if known is None else known
             whole = reader.whole()
             table = reader.extent(whole).to_table(whole) if whole else None
         except MouseError:
-            whole, table = 0, None
+            whole = 0
+        if known is None:
+            lost = "its rows, of which it is not known how many they are,"
+        else:
+            lost = f"{known - whole:,} rows, from row {first + whole:,} of the store on,"
+            self.dropped += known - whole
+        self.said.append(f"{self.wrong[tail.name]}: {lost} are dropped")
         if table is not None:
-            self.said[-1] = f"{self.wrong[tail.name]}: its rows from {whole:,} on are dropped"
             self._add(table, None, path)
         self.after_gap = True
+        return known or 0
 
     def _add(self, table: pa.Table, sealed: Sealed | None, path: Path) -> None:
         """Take the rows of a file, behind a gap from the first on that an episode begins with."""

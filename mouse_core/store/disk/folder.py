@@ -14,9 +14,19 @@ from mouse_core.files.locking import Descriptor, Held
 from mouse_core.files.reading import damaged, reading
 from mouse_core.files.writing import make_folder, remove_leftovers, storing
 from mouse_core.store.disk.leases import READERS, Lease, Unneeded
-from mouse_core.store.disk.manifest import NAME, Manifest, check_identity, new_identity, parse_manifest, write_manifest
+from mouse_core.store.disk.manifest import (
+    COPY,
+    LOCK,
+    NAME,
+    Manifest,
+    check_identity,
+    copied,
+    looks_like_store,
+    new_identity,
+    parse_manifest,
+    write_manifest,
+)
 
-_LOCK = "lock"
 # What a writer makes: a crash may leave some that no manifest names.
 _OURS = re.compile(r"tail-(\d{6,})\..*|(\d{6,})\.arrow")
 _SEGMENTS = "segments"
@@ -33,11 +43,14 @@ class ReadFolder(Descriptor):
 
     Raises:
         ConfigError: There is no store.
+        DataError: Its manifest is lost or damaged.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.manifest, self.lease = Manifest(), Lease()
+        if not (path / NAME).exists() and looks_like_store(path):
+            raise damaged(path / NAME, f"expected the manifest of a store, found none; {copied(path)}")
         if not (path / NAME).exists():
             what = "nothing" if not path.exists() else "a folder without one" if path.is_dir() else "a file"
             raise ConfigError(
@@ -108,7 +121,7 @@ class WrittenFolder:
             make_folder(path)
             if not file.exists() and any(not _is_ours(name) for name in os.listdir(path)):
                 raise ConfigError(f"{path}: expected a folder with a store, or an empty one, found {_shown(path)}")
-            self._lock = Held(path / _LOCK, f"store {path}")
+            self._lock = Held(path / LOCK, f"store {path}")
             make_folder(path / "segments")
         try:
             with storing(f"store {path}"):
@@ -119,9 +132,9 @@ class WrittenFolder:
                 self.remove_unnamed()
             else:
                 # A store's first file is its manifest: where there are others it was lost, and they must not be.
-                rows = sorted(name for name in self._found() if name not in (READERS, _LOCK))
+                rows = sorted(name for name in files_of(self.path) if name not in (READERS, LOCK))
                 if rows:
-                    raise damaged(file, f"expected the manifest of the rows in {rows[:4]}, found none")
+                    raise damaged(file, f"expected the manifest of the rows in {rows[:4]}, found none; {copied(path)}")
                 remove_leftovers(path, only_writer=True)
                 self.replace(Manifest(identity=new_identity()))
             self.lease = Lease(path, self.manifest.next_number)
@@ -154,7 +167,7 @@ class WrittenFolder:
         self.manifest = manifest
         if manifest.next_number != before.next_number:
             self.lease = Lease(self.path, manifest.next_number)
-        for name, number in self._found().items() if dropped else ():
+        for name, number in files_of(self.path).items() if dropped else ():
             if number in dropped:
                 self._unneeded.add(self.path / name, number, before.next_number)
 
@@ -189,22 +202,10 @@ class WrittenFolder:
         remove_leftovers(self.path, only_writer=True)
         remove_leftovers(self.path / _SEGMENTS, only_writer=True)
         named = self.manifest.file_numbers()
-        for name, number in self._found().items():
+        for name, number in files_of(self.path).items():
             if number not in named:
                 self._unneeded.add(self.path / name, number, self.manifest.next_number - 1)
         self._unneeded.remove_free()
-
-    def _found(self) -> dict[str, int]:
-        """Files of rows, and the number of each."""
-        found: dict[str, int] = {}
-        for folder in ("", _SEGMENTS):
-            try:
-                names = os.listdir(self.path / folder)
-            except FileNotFoundError:
-                continue
-            matches = {os.path.join(folder, name): _OURS.fullmatch(name) for name in names}
-            found |= {name: int(match[1] or match[2]) for name, match in matches.items() if match}
-        return found
 
     def close(self) -> None:
         """Let others write."""
@@ -212,8 +213,21 @@ class WrittenFolder:
         self._lock.close()
 
 
+def files_of(folder: Path) -> dict[str, int]:
+    """The files of rows in a store's folder, named by its manifest or not, and the number of each."""
+    found: dict[str, int] = {}
+    for part in ("", _SEGMENTS):
+        try:
+            names = os.listdir(folder / part)
+        except FileNotFoundError:
+            continue
+        matches = {os.path.join(part, name): _OURS.fullmatch(name) for name in names}
+        found |= {name: int(match[1] or match[2]) for name, match in matches.items() if match}
+    return found
+
+
 def _is_ours(name: str) -> bool:
-    return name in (_LOCK, READERS, _SEGMENTS) or name.startswith(f".{NAME}") or _OURS.fullmatch(name) is not None
+    return name in (LOCK, READERS, _SEGMENTS, COPY) or name.startswith(f".{NAME}") or _OURS.fullmatch(name) is not None
 
 
 def _shown(path: Path) -> list[str]:

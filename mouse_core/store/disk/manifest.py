@@ -16,7 +16,8 @@ import base64
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, starmap
 from pathlib import Path
@@ -25,12 +26,18 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from mouse_core.about.dataset import About
-from mouse_core.errors import DataError
+from mouse_core.errors import DataError, StorageError
 from mouse_core.files.reading import MOST_JSON, damaged, reading
 from mouse_core.files.writing import write_file
 
 NAME = "manifest.json"
 """Of the file in a store's folder."""
+
+COPY = f"{NAME}.bak"
+"""Of a copy beside it, which ``mouse repair`` puts in its place when it is lost or damaged."""
+
+LOCK = "lock"
+"""Of the file that its one writer locks."""
 
 FORMAT = 1
 """The version of the form that is written; older ones are read."""
@@ -165,7 +172,11 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     Raises:
         StorageError: It cannot be written; the one before is still there.
     """
-    write_file(folder / NAME, manifest.to_bytes(), only_writer=True)
+    content = manifest.to_bytes()
+    write_file(folder / NAME, content, only_writer=True)
+    # Nobody waits for it, and nobody is told where there is no room.
+    with suppress(StorageError):
+        write_file(folder / COPY, content, sync=False, only_writer=True)
 
 
 def is_store(folder: Path) -> bool:
@@ -180,7 +191,8 @@ def is_store(folder: Path) -> bool:
 
 def looks_like_store(folder: Path) -> bool:
     """Whether a folder is that of a store, be it whole or not; never fails."""
-    return is_store(folder) or ((folder / NAME).is_file() and (folder / "segments").is_dir())
+    files = any((folder / name).is_file() for name in (NAME, COPY, LOCK))
+    return is_store(folder) or (files and (folder / "segments").is_dir())
 
 
 def parse_manifest(file: Path, text: bytes) -> Manifest:
@@ -209,14 +221,29 @@ def _checked(file: Path, text: bytes) -> dict[str, Any]:
         said = whole[_KEY]
         version = said["format"]
     except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise damaged(file, f"expected the manifest of a store, found damage ({error!r:.80})") from error
+        what = "text that is none" if text.strip(b"\0 \n") else "an empty file"
+        raise damaged(file, f"expected the manifest of a store, found {what}; {copied(file.parent)}") from error
     if type(version) is int and version > FORMAT:
         raise damaged(
             file, f"expected version {FORMAT} at most, found version {version}, which a newer mouse-data wrote"
         )
     if not text.startswith(_HEAD) or found != wanted or type(version) is not int or version < 1:
-        raise damaged(file, f"expected the SHA-256 {wanted} of what it says, found {found!r:.80}; it is damaged")
+        raise damaged(file, f"expected the SHA-256 {wanted} of what it says, found {found!r:.80}; it is damaged; {copied(file.parent)}")
     return dict(said)
+
+
+def copied(folder: Path) -> str:
+    """What to do about a manifest that is lost or damaged."""
+    return f"mouse repair {folder} puts the copy {COPY} in its place"
+
+
+@contextmanager
+def repairable(folder: Path) -> Iterator[None]:
+    """Say in errors over damaged files what to do about them."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{error}; mouse repair {folder} keeps what is whole") from error
 
 
 def _manifest_of(said: Mapping[str, Any]) -> Manifest:

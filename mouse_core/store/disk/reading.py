@@ -16,7 +16,7 @@ from mouse_core.store._schema import StoreSchema
 from mouse_core.store._segments import Segment
 from mouse_core.store.disk.folder import ReadFolder
 from mouse_core.store.disk.leases import Lease
-from mouse_core.store.disk.manifest import Manifest, Sealed
+from mouse_core.store.disk.manifest import Manifest, Sealed, repairable
 from mouse_core.store.disk.sealed import SealedFile, SealedSegment
 from mouse_core.store.disk.segments import SealedSegments, TailSegment, together
 from mouse_core.store.disk.tail import TailReader
@@ -153,7 +153,8 @@ class ReadRows(FolderRows):
             known = {(tail.path, tail.layout.identity): tail for tail in self._tails}
             places = [(self.folder_path / tail.name, tail.identity) for tail in manifest.tails]
             try:
-                self._tails = [known.get(place) or TailReader(place[0], identity=place[1]) for place in places]
+                with repairable(self.folder_path):
+                    self._tails = [known.get(place) or TailReader(place[0], identity=place[1]) for place in places]
                 break
             except (ConfigError, DataError) as error:
                 # It was sealed after the manifest was read, or another writer has another of its name by now.
@@ -170,7 +171,8 @@ class ReadRows(FolderRows):
         """Have the rows of tails that were committed; those behind a tail that is not whole do not follow any."""
         first = self._end
         for number, (tail, said) in enumerate(zip(self._tails, self._folder.manifest.tails, strict=True)):
-            rows = tail.committed()
+            with repairable(self.folder_path):
+                rows = tail.committed()
             if said.rows is not None:
                 rows = min(rows, said.rows)
             if rows and (number == len(self._open) or self._open[number].num_rows < rows):

@@ -18,7 +18,7 @@ from mouse_core.files.writing import remove
 from mouse_core.store._schema import StoreSchema
 from mouse_core.store._segments import Segment
 from mouse_core.store.disk.folder import WrittenFolder
-from mouse_core.store.disk.manifest import Manifest, Sealed, Tail
+from mouse_core.store.disk.manifest import Manifest, Sealed, Tail, repairable
 from mouse_core.store.disk.reading import FolderRows
 from mouse_core.store.disk.sealed import MOST_BYTES, SealedFile, SealedSegment, pieces_of, write_segment
 from mouse_core.store.disk.segments import TailSegment
@@ -58,7 +58,8 @@ class SealingRows(FolderRows):
         for said in manifest.tails:
             if not whole:
                 break
-            tail = TailFile.recover(self.folder_path / said.name, identity=said.identity)
+            with repairable(self.folder_path):
+                tail = TailFile.recover(self.folder_path / said.name, identity=said.identity)
             rows = tail.extent.count
             whole = said.rows is None or rows >= said.rows
             if rows:

@@ -41,7 +41,7 @@ from mouse_core.store.disk.tail.commits import (
     write_commit,
 )
 from mouse_core.store.disk.tail.extent import TailExtent, check_ends, column_extents_of, read_objects_of
-from mouse_core.store.disk.tail.layout import PAGE, TailLayout, check_rows, read_layout
+from mouse_core.store.disk.tail.layout import PAGE, TailLayout, check_rows, read_layout, usual_block_rows
 from mouse_core.store.disk.tail.objects import ObjectsFile, objects_path
 
 # So many rows are without a checksum at most; writing it costs as much as some twenty rows.
@@ -94,7 +94,7 @@ class TailFile(Descriptor):
         """
         path = Path(path)
         check_rows(columns, rows)
-        layout = TailLayout(dict(columns), rows, os.urandom(8).hex())
+        layout = TailLayout(dict(columns), rows, os.urandom(8).hex(), usual_block_rows(columns))
         with storing(f"tail {path}"):
             opened, tail = Descriptor(open_file(path, create=True)), None
             try:

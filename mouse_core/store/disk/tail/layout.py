@@ -45,8 +45,9 @@ _MAGIC = b"mousetai"
 _HEAD = struct.Struct("<8sIIQ")
 # Numbers of the live page before those of the columns.
 LIVE = 8
-_BLOCK_BYTES = 1 << 20
-_MOST_IN_A_BLOCK = 1 << 15
+# Rows that share a checksum, which one flipped bit costs: new files, and those that do not say how many they are.
+_BLOCK_BYTES, _MOST_IN_A_BLOCK = 1 << 17, 1 << 10
+_ONCE_BYTES, _ONCE_MOST = 1 << 20, 1 << 15
 # Where rows of an array end is kept in int32.
 _MOST_VALUES = (1 << 31) - 1
 _IDENTITY = re.compile("[0-9a-f]{16}")
@@ -82,17 +83,18 @@ class TailLayout:
         columns: How each column is kept, by name.
         rows: How many rows there is room for.
         identity: What no other file has, 16 digits; checksums depend on it.
+        said_block_rows: Rows that share a checksum; None: the file does not say.
     """
 
     columns: Mapping[str, TailColumn]
     rows: int
     identity: str
+    said_block_rows: int | None = None
 
     @memo
     def block_rows(self) -> int:
-        """Rows that share a checksum: some 1 MB of them."""
-        row_bytes = sum(column.row_bytes for column in self.columns.values())
-        return max(16, min(_MOST_IN_A_BLOCK, _BLOCK_BYTES // max(row_bytes, 1)))
+        """Rows that share a checksum."""
+        return self.said_block_rows or usual_block_rows(self.columns, _ONCE_BYTES, _ONCE_MOST)
 
     @memo
     def parts(self) -> tuple[Part, ...]:
@@ -135,11 +137,13 @@ class TailLayout:
     @memo
     def description(self) -> bytes:
         """What the head says, as JSON."""
-        said = {
+        said: dict[str, Any] = {
             "identity": self.identity,
             "rows": self.rows,
             "columns": {name: _described(column) for name, column in self.columns.items()},
         }
+        if self.said_block_rows is not None:
+            said["block_rows"] = self.said_block_rows
         return json.dumps(said).encode()
 
     @property
@@ -233,6 +237,12 @@ class TailLayout:
         }
 
 
+def usual_block_rows(columns: Mapping[str, TailColumn], size: int = _BLOCK_BYTES, most: int = _MOST_IN_A_BLOCK) -> int:
+    """How many rows share a checksum in a new file: some 100 kB, and 1024 rows at most."""
+    row_bytes = sum(column.row_bytes for column in columns.values())
+    return max(16, min(most, size // max(row_bytes, 1)))
+
+
 def may_differ(column: TailColumn) -> bool:
     """Whether rows of a column may differ in length; a null has none."""
     if not column.shape:
@@ -273,7 +283,10 @@ def read_layout(path: str, read: Callable[[int, int], bytes], image_roots: tuple
     if _IDENTITY.fullmatch(identity) is None:
         raise damaged(path, f"expected an identity of 16 hexadecimal digits, found {identity!r:.40}")
     check_rows(columns, rows)
-    layout = TailLayout(columns, rows, identity)
+    block_rows = said.get("block_rows")
+    if block_rows is not None and not (type(block_rows) is int and 0 < block_rows <= _ONCE_MOST):
+        raise damaged(path, f"expected 1..{_ONCE_MOST} rows with one checksum, found {block_rows!r:.40}")
+    layout = TailLayout(columns, rows, identity, block_rows)
     if layout.description != described or not columns:
         raise damaged(path, "expected a description of columns, found another")
     return layout

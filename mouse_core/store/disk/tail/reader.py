@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
+from mouse_core.errors import DataError
 from mouse_core.files.mapped import fence, open_file, origin
 from mouse_core.files.reading import reading
 from mouse_core.store.disk.tail.commits import (
     COMMITTED,
     ORIGIN,
     SYNCED,
+    Commit,
     Sums,
     check_not_fewer,
     check_rows_of,
@@ -101,10 +106,32 @@ class TailReader:
         return self._sums.rows
 
     def whole(self) -> int:
-        """How many rows come before the first that are damaged, of those that were committed."""
+        """How many rows come before the first that are damaged, of those that were committed.
+
+        They end with a block, or with one of the last commits.
+        """
         commits = read_commits(self._places, self.layout)
+        rows, since = self._whole_of(commits)
+        self._since = since
+        if self._objects is not None and rows:
+            _, self._values = read_objects_of(self._objects, self.layout, self._arrays, 0, 0, rows)
+        return rows
+
+    def told_of(self) -> int:
+        """How many rows were committed, or seem to have been, be they whole or not."""
+        numbers = [commit.rows for commit in read_commits(self._places, self.layout)]
+        with suppress(DataError):
+            numbers.append(told(str(self.path), self._live, COMMITTED))
+        return min(max(numbers, default=0), self.layout.rows)
+
+    def _whole_of(self, commits: Sequence[Commit]) -> tuple[int, npt.NDArray[np.int64]]:
+        """As ``whole`` says, and from which row on rows differ in length."""
+        for commit in commits:
+            with suppress(DataError):
+                check_rows_of(str(self.path), self.layout, self._table, self._sums, commit)
+                return commit.rows, commit.since
         if not commits:
-            return 0
+            return 0, self._since
         commit, sums = commits[0], self._sums.copy()
 
         def full(block: int, found: list[int]) -> None:
@@ -113,14 +140,9 @@ class TailReader:
 
         try:
             sums.advance(commit.rows, commit.since, full)
-            last = sums.rows // self.layout.block_rows * self.layout.block_rows
-            rows = commit.rows if sums.now == commit.sums else last
         except _DamagedBlock as damage:
-            rows = damage.begin
-        self._since = commit.since
-        if self._objects is not None and rows:
-            _, self._values = read_objects_of(self._objects, self.layout, self._arrays, 0, 0, rows)
-        return rows
+            return damage.begin, commit.since
+        return sums.rows // self.layout.block_rows * self.layout.block_rows, commit.since
 
     def extent(self, rows: int) -> TailExtent:
         """The first ``rows`` rows, of those ``committed`` spoke of."""
