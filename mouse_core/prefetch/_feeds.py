@@ -123,7 +123,7 @@ class StoreFeed(Feed):
 
     def restored(self, state: Mapping[str, Any]) -> tuple[Feed, int]:
         """A feed with the seed and the rows of a state; see ``Feed``."""
-        from mouse_core.prefetch._resuming import check_source, numbers_of, rows_of
+        from mouse_core.prefetch._resuming import check_source, dropped_of, numbers_of, rows_of
 
         numbers = numbers_of(state)
         try:
@@ -132,8 +132,10 @@ class StoreFeed(Feed):
             snapshot = self.source.snapshot.of_rows(rows) if self._store is None else self._store.snapshot(rows)
             source = self.source.with_snapshot(snapshot, epoch_start=begin, seed=seed)
         except (ConfigError, KeyError) as error:
-            raise StateError(f"state: expected one of this dataset and configuration, found: {error}") from error
-        check_source(source, state)
+            raise StateError(
+                f"state: expected one of this dataset and configuration, found: {error}{dropped_of(self._store)}"
+            ) from error
+        check_source(source, state, dropped_of(self._store))
         return StoreFeed(source, self._store), numbers["next_index"]
 
     def refreshed(self, next_index: int) -> Feed:

@@ -80,8 +80,21 @@ def _checked_rows(rows: Any, levels: int) -> Any:
     return state_number("rows", rows)
 
 
-def check_source(source: BatchSource, state: Mapping[str, Any]) -> None:
-    """Raise StateError, which says what differs, unless a state is of this source."""
+def dropped_of(store: Any) -> str:
+    """What to say of rows that a store had and has no more; nothing where there are none."""
+    from mouse_core.store import DatasetStore
+
+    gone = store.written - len(store) if isinstance(store, DatasetStore) else 0
+    if not gone:
+        return ""
+    return (
+        f"; the store has dropped its {gone:,} oldest rows (max_rows, max_bytes or clear), and a state of when some of "
+        "them were there cannot go on: keep a snapshot with their rows, or begin anew"
+    )
+
+
+def check_source(source: BatchSource, state: Mapping[str, Any], remark: str = "") -> None:
+    """Raise StateError, which says what differs, unless a state is of this source; ``remark`` ends the message."""
     if source.fingerprint == state["fingerprint"]:
         return
     try:
@@ -90,10 +103,10 @@ def check_source(source: BatchSource, state: Mapping[str, Any]) -> None:
     except (TypeError, ValueError, AttributeError, RecursionError):
         differing = []
     if differing:
-        raise StateError(f"state: expected one of this dataset and configuration; {'; '.join(differing)}")
+        raise StateError(f"state: expected one of this dataset and configuration; {'; '.join(differing)}{remark}")
     raise StateError(
         f"state: expected the fingerprint {source.fingerprint} of this dataset and configuration (rows, "
-        f"fields, sampling, sequence_length, batch_size, augmentation), found {state['fingerprint']!r:.80}"
+        f"fields, sampling, sequence_length, batch_size, augmentation), found {state['fingerprint']!r:.80}{remark}"
     )
 
 

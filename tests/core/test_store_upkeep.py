@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mouse_core import ConfigError, DataError, DatasetStore, PrefetchBatchifier
+from mouse_core.errors import StateError
 from mouse_core.store.disk.leases import Lease, Leases
 from mouse_core.store.disk.manifest import Sealed
 from mouse_core.store.disk.upkeep import ALL, Limits, small_run
@@ -230,6 +231,21 @@ def test_a_smaller_limit_holds_as_soon_as_the_store_is_open(tmp_path: Path) -> N
     assert 263 <= len(reader) <= 300
     assert numbers_in(reader).stop == 420
     assert had.rows(range(400))["number"] == list(range(400))
+
+
+def test_a_state_from_before_rows_were_dropped_says_so(tmp_path: Path) -> None:
+    with DatasetStore.open(tmp_path / "store", "a", max_rows=200) as store:
+        store.extend(rows_of("numbers", 0, 150))
+        with PrefetchBatchifier(store, 4, 4) as loader:
+            loader.next_batch()
+            state = loader.state_dict()
+            for first in range(150, 1000, 20):
+                store.extend(rows_of("numbers", first, 20))
+        with (
+            PrefetchBatchifier(store, 4, 4) as loader,
+            pytest.raises(StateError, match=r"expected these rows, found others.*has dropped its \d+ oldest rows"),
+        ):
+            loader.load_state_dict(state)
 
 
 def test_rows_of_datasets_are_dropped_too(tmp_path: Path) -> None:
