@@ -460,6 +460,25 @@ def test_a_state_is_resumed_from_another_reader(folder: Path) -> None:
     assert all(wanted[name].tobytes() == found[name].tobytes() for name in wanted)
 
 
+def test_a_row_that_the_disk_did_not_confirm_is_there(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one error of an append after which the store has the row."""
+    with DatasetStore.open(folder, "a", sync="append") as writer:
+        writer.extend(rows(10))
+        with monkeypatch.context() as broken:
+
+            def refuse(*args: Any) -> None:
+                raise OSError(errno.EIO, "Input/output error")
+
+            broken.setattr(os, "fsync", refuse)
+            broken.setattr(os, "fdatasync", refuse)
+            with pytest.raises(StorageError, match="Input/output"):
+                writer.extend(rows(10, 1))
+            assert len(writer) == len(writer[:]) == 20
+            assert len(DatasetStore.open(folder)) == 10
+        writer.extend(rows(10, 2))
+        assert len(writer) == len(DatasetStore.open(folder)) == 30
+
+
 def test_a_full_disk_loses_nothing(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with DatasetStore.open(folder, "a") as writer:
         writer.extend(rows(100))

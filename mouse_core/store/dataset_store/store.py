@@ -282,8 +282,10 @@ class DatasetStore(Store):
             MissingFieldError: A column is missing.
             SchemaError: A column that the store does not have.
             DataError: A value of the wrong type or shape, out of bounds, or None where nulls are not allowed.
+            StorageError: There is no room for it on the disk.
 
-        The store is unchanged after an error.
+        The store is unchanged after an error, but for one: where waiting for the disk fails with ``sync="append"``, also a
+        StorageError, the row is in the store, and the next call that succeeds, or ``flush()``, brings it to the disk.
         """
         fields = row if type(row) is dict else as_record(row)
         if fields is None:
@@ -307,9 +309,9 @@ class DatasetStore(Store):
                 list of rows, all of the same columns.
 
         Raises:
-            MissingFieldError, SchemaError, DataError: As ``append``, or columns of differing lengths.
+            MissingFieldError, SchemaError, DataError, StorageError: As ``append``, or columns of differing lengths.
 
-        The store is unchanged after an error.
+        The store is unchanged after an error, but for the one that ``append`` names.
         """
         fields, n = columns_of(columns)
         if n:
