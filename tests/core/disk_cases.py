@@ -121,7 +121,8 @@ def leftovers(folder: Path) -> list[str]:
     return [
         str(file)
         for file in files
-        if str(file) not in ("manifest.json", "manifest.json.bak", "lock", "readers") and _number(file.name) not in named
+        if str(file) not in ("manifest.json", "manifest.json.bak", "lock", "readers")
+        and _number(file.name) not in named
     ]
 
 

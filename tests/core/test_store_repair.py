@@ -153,9 +153,7 @@ def cut(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [flip, cut, Path.unlink, lambda path: path.write_bytes(b"")])
-def test_a_manifest_that_is_lost_is_put_back(
-    damage: object, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_manifest_that_is_lost_is_put_back(damage: object, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (folder / "manifest.json").read_bytes()
     damage(folder / "manifest.json")  # type: ignore[operator]
     remedy = rf"manifest.json: expected .*; mouse repair {folder} puts the copy manifest.json.bak in its place"

@@ -35,8 +35,8 @@ class DatasetStore(Store):
         alignment: Which transition a row's action, reward and done belong to: "arrived" (they led to its observation)
             or "outgoing" (they leave it); None: "arrived", as for all stores.
         dense_bytes: How much memory the store's readers may use, in all and in each process, to keep dense copies of
-            what cannot be copied as it is stored: stretches of a column with nulls, with rows of differing length or
-            of another width than declared, and booleans. What is beyond is read more slowly, with the same result.
+            what cannot be copied as it is stored: stretches of a column with nulls, with rows of differing length or of
+            another width than declared, and booleans. What is beyond is read more slowly, with the same result.
         image_roots: Folders in which images may lie that rows name by path, beside the folder that a dataset itself
             lies in. No other file is opened.
 
@@ -92,8 +92,8 @@ class DatasetStore(Store):
             mode: "r" reads a store that is there, and writes nothing; "a" writes one, which is made if it is not there.
             sync: What a writer waits for, as above.
             verify: Whether a file's digest is compared when its rows are first read; that reads all of the file once.
-            max_rows: How many rows a writer keeps, at most, from 8; None: all. The oldest are dropped a whole file at a
-                time, about an eighth of them; stores and snapshots that others opened keep theirs.
+            max_rows: How many rows a writer keeps, at most, from 8; None: all. The oldest are dropped, about an eighth
+                at a time; stores and snapshots that others opened keep theirs.
             max_bytes: How many bytes of files a writer keeps, likewise, from 65,536.
             **options: Those of the class. An alignment that is not given is the one that the rows have.
 
@@ -221,9 +221,6 @@ class DatasetStore(Store):
             splits: Names of the splits to take, in this order.
             split_pattern: Shell patterns (``"train_*"``) of the splits to take, pattern by pattern, each split once.
 
-        Returns:
-            The store itself.
-
         Raises:
             ConfigError: Not a dataset, an unknown split, or a pattern that matches none.
             DataError: A file that a dataset is mapped from was cut, or holds rows that its reader did not see.
@@ -282,10 +279,9 @@ class DatasetStore(Store):
             MissingFieldError: A column is missing.
             SchemaError: A column that the store does not have.
             DataError: A value of the wrong type or shape, out of bounds, or None where nulls are not allowed.
-            StorageError: There is no room for it on the disk.
+            StorageError: No room for it on the disk, or the wait for the disk failed.
 
-        The store is unchanged after an error, but for one: where waiting for the disk fails with ``sync="append"``, also a
-        StorageError, the row is in the store, and the next call that succeeds, or ``flush()``, brings it to the disk.
+        The store is unchanged after an error, but where a wait for the disk failed (``sync="append"``): it has the row.
         """
         fields = row if type(row) is dict else as_record(row)
         if fields is None:

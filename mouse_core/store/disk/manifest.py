@@ -228,7 +228,10 @@ def _checked(file: Path, text: bytes) -> dict[str, Any]:
             file, f"expected version {FORMAT} at most, found version {version}, which a newer mouse-data wrote"
         )
     if not text.startswith(_HEAD) or found != wanted or type(version) is not int or version < 1:
-        raise damaged(file, f"expected the SHA-256 {wanted} of what it says, found {found!r:.80}; it is damaged; {copied(file.parent)}")
+        raise damaged(
+            file,
+            f"expected the SHA-256 {wanted} of what it says, found {found!r:.80}; it is damaged; {copied(file.parent)}",
+        )
     return dict(said)
 
 
