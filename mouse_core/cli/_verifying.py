@@ -70,8 +70,8 @@ def run_repair(chosen: argparse.Namespace) -> int:
       mouse repair runs/collect --dry-run               what would be dropped
       mouse repair runs/collect                         damaged files go into runs/collect/damaged
 
-    Rows behind a damaged file are kept from the first on that an episode begins with. A manifest that is lost or damaged is
-    put back from its copy.
+    Rows behind a damaged file are kept from the first on that an episode begins with. A manifest that is lost or
+    damaged is put back from its copy.
 
     status: 0 whole, or whole now, 2 what cannot be repaired, or what somebody is writing, whole or not
     """
