@@ -84,6 +84,7 @@ class StoreClient:
     A call returns when the rows are in the store. Where the other side goes away, the client waits for it to come back
     and sends again what was not answered; that is written once. Rows of a call lie together in the store, unless its
     disk was full in between. A client is used by one thread at a time.
+    A name is taken over by the next client that has it: what the one before sends is an error from then on.
 
     Args:
         address: The server's ``address``, or the folder of its store; or a ``Channel``.
@@ -105,7 +106,7 @@ class StoreClient:
         self._timeout = float(timeout_s)
         self._channel = _channel_to(address)
         self._process, self._is_open = os.getpid(), True
-        self._count = 0
+        self._count, self._token = 0, os.urandom(8).hex()
         self._is_connected = False
         self._call({"call": "hello"}, ())
 
@@ -162,7 +163,7 @@ class StoreClient:
             raise ForkError(
                 f"client {self.name!r}: expected process {self._process}, found a forked child; make one there"
             )
-        call["client"] = self.name
+        call |= {"client": self.name, "token": self._token}
         sent, begin, pause = False, time.monotonic(), _FIRST_PAUSE_S
         while True:
             try:
@@ -170,9 +171,8 @@ class StoreClient:
                     self._connect()
                 if call["call"] == "hello":
                     return
-                if call["call"] == "write":
-                    if sent and self._count >= call["number"]:
-                        return  # its answer was lost
+                if call["call"] == "write" and not (sent and self._count == call["number"]):
+                    # Else only its answer was lost, and these rows are compared with those that are there.
                     call["number"] = self._count + 1
                 sent = True
                 self._answered(self._channel.exchange(call, parts))
@@ -190,7 +190,7 @@ class StoreClient:
 
     def _connect(self) -> None:
         self._channel.connect(self._timeout)
-        self._answered(self._channel.exchange({"call": "hello", "client": self.name}, ()))
+        self._answered(self._channel.exchange({"call": "hello", "client": self.name, "token": self._token}, ()))
         self._is_connected = True
 
     def _answered(self, reply: Mapping[str, Any]) -> None:

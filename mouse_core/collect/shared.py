@@ -6,7 +6,9 @@ written, whose they are, the number of the write, how many rows there were ever 
     actor-1, write 7: 100 rows behind row 5,200     the process dies
     the store is opened again, and has 5,260 rows   so 60 of the 100 are there
 
-When actor-1 sends write 7 again, which was never answered, the other 40 are written.
+When actor-1 sends write 7 again, which was never answered, the other 40 are written. How many rows there are when a
+folder is opened is in the log, too (``store.disk.folder.note_opened``): rows that its owner appends from then on,
+before anything is served, are nobody else's.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ from mouse_core.collect.columns import decoded
 from mouse_core.errors import ConfigError, DataError, MouseError, StorageError
 from mouse_core.files.log import Log
 from mouse_core.store.dataset_store import DatasetStore
+from mouse_core.store.disk.folder import CLIENTS
 
-_NAME = "clients.log"
 _MOST_RECORDS = 10_000
 
 
@@ -39,10 +41,11 @@ class _Write:
     Args:
         client: Whose.
         number: Which, from 1.
-        begin: Rows ever written to the store before it.
+        begin: Rows ever written to the store before it, or before what was left of it.
         rows: How many it has.
-        digest: Of its bytes.
+        digest: Of its columns and their bytes.
         done: How many of its rows are in the store; None: as many as the store has behind ``begin``.
+        before: How many of its rows an attempt before this one had written, which lie elsewhere.
     """
 
     client: str
@@ -51,10 +54,15 @@ class _Write:
     rows: int
     digest: str
     done: int | None = None
+    before: int = 0
 
     def settled(self, written: int) -> _Write:
-        """With the rows that are in a store to which ``written`` rows were ever written."""
-        return self if self.done is not None else replace(self, done=min(max(written - self.begin, 0), self.rows))
+        """With the rows that are in a store to which ``written`` rows were ever written, and none since by others.
+
+        Of 100 rows behind row 5,200, 60 are there when 5,260 were written, and 100 from 5,300 on.
+        """
+        there = self.before + min(max(written - self.begin, 0), self.rows - self.before)
+        return replace(self, done=there if self.done is None else min(self.done, there))
 
     @property
     def count(self) -> int:
@@ -66,7 +74,10 @@ class SharedStore:
     """Takes the writes of named clients into a store, each of them once; any thread may call it.
 
     Where the store lies in a folder, what is known of the clients lies beside its rows, and outlives the process as
-    they do. Rows may also be written to the store itself.
+    they do. Rows may also be written to the store itself, by any thread.
+
+    A name belongs to the client that said hello last, for one that was killed is started again; what one before it
+    still sends is refused.
 
     Args:
         store: A store that may be written to, in memory or opened with ``mode="a"``.
@@ -82,9 +93,11 @@ class SharedStore:
             raise ConfigError(f"store: expected a DatasetStore that is written to, found {store!r:.80}")
         self.store = store
         self._lock = threading.Lock()
-        self._log = None if store.path is None else Log(Path(store.path) / _NAME)
+        self._log = None if store.path is None else Log(Path(store.path) / CLIENTS)
         self._last = {} if self._log is None else _last_of(self._log, store.written)
         self._owed: list[_Write] = []  # what became of writes, and is not in the log yet
+        self._tokens: dict[str, str] = {}  # of the client that has a name
+        self._outdated: set[tuple[str, str]] = set()  # names and tokens of those that had one
         self._records = _MOST_RECORDS  # what was settled is written down before the first write
         if self._last:
             self._rewrite()
@@ -98,14 +111,15 @@ class SharedStore:
         """What a client is answered: plain values. Errors are among them, and change nothing.
 
         Args:
-            call: What is asked for: ``{"call": "hello" | "write" | "flush", "client": name}``, with the ``number`` of
-                a write and what its ``columns`` are.
+            call: What is asked for: ``{"call": "hello" | "write" | "flush", "client": name}``, with a ``token`` that no
+                other client of this name has, the ``number`` of a write and what its ``columns`` are.
             body: The bytes of the columns.
         """
         client = call.get("client")
         try:
             if not isinstance(client, str) or not 0 < len(client) <= 200:
                 raise ConfigError(f"client: expected a name of up to 200 letters, found {client!r:.80}")
+            self._check_name(client, str(call.get("token", "")), is_hello=call.get("call") == "hello")
             if call.get("call") == "write":
                 number = call.get("number")
                 if isinstance(number, bool) or not isinstance(number, int):
@@ -133,6 +147,8 @@ class SharedStore:
         """Let go of the log; the store stays open."""
         with self._lock:
             if self._log is not None:
+                with suppress(StorageError):
+                    self._note()
                 self._log.close()
 
     def _refusal(self, client: Any, kind: str, message: str) -> dict[str, Any]:
@@ -142,36 +158,52 @@ class SharedStore:
         last = self._last.get(client)
         return 0 if last is None else last.count
 
+    def _check_name(self, client: str, token: str, *, is_hello: bool) -> None:
+        """Give a name to whoever says hello with a new token; refuse others than who has it."""
+        with self._lock:
+            has = self._tokens.setdefault(client, token)
+            if is_hello and has != token and (client, token) not in self._outdated:
+                self._outdated.add((client, has))
+                self._tokens[client] = token
+            elif has != token:
+                raise ConfigError(
+                    f"client: expected a name that no other client has, found {client!r}, under which another one came"
+                )
+
     def _write(self, client: str, number: int, described: Any, body: memoryview) -> None:
         columns = decoded(described, body)
         lengths = {name: len(values) for name, values in columns.items()}
         if len(set(lengths.values())) != 1:
             raise DataError(f"extend: expected columns of one length, found {lengths}")
         rows = next(iter(lengths.values()))
-        digest = "" if self._log is None else xxhash.xxh3_128_hexdigest(body)
+        hashed = xxhash.xxh3_128(json.dumps(described).encode())
+        hashed.update(body)
+        digest = hashed.hexdigest()
         with self._lock:
             count, last = self._count(client), self._last.get(client)
-            if number <= count:
+            again = last is not None and (last.number, last.rows, last.digest) == (number, rows, digest)
+            if again and number == count:
                 return  # it was sent again, for its answer was lost
             if number != count + 1:
-                has = f"client {client!r}: expected its write number {count + 1}, found {number}"
+                other = "others" if number == count else f"number {number}"
+                has = f"client {client!r}: expected the rows of its write number {count + 1}, found {other}"
                 raise ConfigError(f"{has}; has another client its name?")
-            again = last is not None and (last.number, last.rows, last.digest) == (number, rows, digest)
             done = (last.done or 0) if again and last is not None else 0
             if done:
                 columns = {name: values[done:] for name, values in columns.items()}
-            write = _Write(client, number, self.store.written - done, rows, digest)
-            self._note(write)
-            try:
-                self.store.extend(columns)
-            except BaseException:
-                # Of a full disk some rows may be there. Else rows of others would be taken for these later.
-                settled = write.settled(self.store.written)
-                self._keep(settled)
-                self._owed.append(settled)
-                with suppress(StorageError):
-                    self._note()
-                raise
+            with self.store.lock:  # where the rows go, they go
+                write = _Write(client, number, self.store.written, rows, digest, before=done)
+                self._note(write)
+                try:
+                    self.store.extend(columns)
+                except BaseException:
+                    # Of a full disk some rows may be there. Else rows of others would be taken for these later.
+                    settled = write.settled(self.store.written)
+                    self._keep(settled)
+                    self._owed.append(settled)
+                    with suppress(StorageError):
+                        self._note()
+                    raise
             self._keep(replace(write, done=rows))
 
     def _keep(self, write: _Write) -> None:
@@ -201,7 +233,12 @@ def _last_of(log: Log, written: int) -> dict[str, _Write]:
     last: dict[str, _Write] = {}
     for record in log.records:
         try:
-            write = _Write(**json.loads(record))
+            said = json.loads(record)
+            if said.keys() == {"opened"}:
+                # What a crash left of the writes before is there from here on; what comes behind is none of theirs.
+                last = {name: write.settled(int(said["opened"])) for name, write in last.items()}
+                continue
+            write = _Write(**said)
         except UNREADABLE as error:
             raise DataError(f"log {log.path}: expected a client's write, found {record!r:.80}") from error
         last.pop(write.client, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import random
+import shutil
 import socket
 import subprocess
 import sys
@@ -288,6 +289,106 @@ def test_what_is_no_call_is_refused_and_harms_nobody(server: StoreServer, store:
         assert reply["error"] in ("ConfigError", "DataError"), reply
     assert len(shared.store) == 0
     assert len(store) == 2
+
+
+class Direct:
+    """A channel that brings all, and notes what."""
+
+    def __init__(self, shared: SharedStore) -> None:
+        self.shared = shared
+        self.brought: list[tuple[Mapping[str, Any], bytes]] = []
+
+    def connect(self, timeout_s: float) -> None: ...
+
+    def exchange(self, call: Mapping[str, Any], parts: Sequence[memoryview]) -> Mapping[str, Any]:
+        self.brought.append((dict(call), b"".join(parts)))
+        return self.shared.answer(call, memoryview(self.brought[-1][1]))
+
+    def close(self) -> None: ...
+
+
+@pytest.mark.parametrize("owner_writes", ["meanwhile", "after the kill"])
+def test_rows_of_the_owner_are_not_taken_for_a_clients(
+    owner_writes: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The writer is killed when it is known what comes, and nothing of it is there yet."""
+    folder = tmp_path / "s"
+    child = os.fork()
+    if not child:
+        try:
+            store = DatasetStore.open(folder, "a")
+            client = StoreClient(Direct(SharedStore(store)), "a")
+            client.extend(numbered(0, 10))
+            extend = store.extend
+
+            def killed_before(columns: Any) -> None:
+                if owner_writes == "meanwhile":
+                    owner = threading.Thread(target=extend, args=(numbered(900, 10),), daemon=True)
+                    owner.start()
+                    owner.join(timeout=0.2)
+                os._exit(9)
+
+            monkeypatch.setattr(store, "extend", killed_before)
+            client.extend(numbered(10, 10))
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
+    if owner_writes == "after the kill":
+        for begin in (100, 200):
+            with DatasetStore.open(folder, "a") as store:
+                store.extend(numbered(begin, 10))
+    with DatasetStore.open(folder, "a") as store:
+        shared = SharedStore(store)
+        assert shared.counts == {"a": 1}
+        StoreClient(Direct(shared), "a").extend(numbered(10, 10))
+        assert [value for value in rewards(store) if value < 100] == list(range(20))
+        assert SharedStore(store).counts == {"a": 2}
+
+
+def test_what_a_kill_left_of_a_write_is_gone_on_with_behind_the_owners_rows(tmp_path: Path) -> None:
+    with DatasetStore.open(tmp_path / "s", "a") as store:
+        client = StoreClient(Direct(SharedStore(store)), "a")
+        client.extend(numbered(0, 10))
+    with DatasetStore.open(tmp_path / "killed", "a") as store:
+        store.extend(numbered(0, 6))
+    shutil.copy(tmp_path / "s" / "clients.log", tmp_path / "killed")
+    with DatasetStore.open(tmp_path / "killed", "a") as store:
+        store.extend(numbered(100, 3))
+    for turn in range(2):
+        with DatasetStore.open(tmp_path / "killed", "a") as store:
+            shared = SharedStore(store)
+            assert shared.counts == {"a": turn}
+            if not turn:
+                StoreClient(Direct(shared), "a").extend(numbered(0, 10))
+            assert rewards(store) == [0, 1, 2, 3, 4, 5, 100, 101, 102, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("where", ["memory", "folder"])
+def test_two_clients_of_one_name_lose_nothing_silently(where: str, tmp_path: Path) -> None:
+    store = DatasetStore() if where == "memory" else DatasetStore.open(tmp_path / "s", "a")
+    shared = SharedStore(store)
+    channel = Direct(shared)
+    one, other = StoreClient(channel, "a"), StoreClient(channel, "a")
+    with pytest.raises(ConfigError, match="expected a name that no other client has, found 'a'"):
+        one.extend(numbered(0, 1))
+    other.extend(numbered(10, 1))
+    with pytest.raises(ConfigError, match="expected a name that no other client has"):
+        one.flush()
+    (hello, _) = channel.brought[0]  # it comes again
+    assert shared.answer(hello, memoryview(b""))["error"] == "ConfigError"
+    again = StoreClient(channel, "a")
+    assert again.written == 1
+    again.extend(numbered(20, 1))
+    assert rewards(store) == [10, 20]
+    # A new process knows of the names no more, but of the rows.
+    if where == "folder":
+        shared = SharedStore(store)
+    (call, body) = channel.brought[-1]
+    assert shared.answer(call, memoryview(body)) == {"count": 2}
+    for number, rows in ((2, bytes(len(body))), (1, body), (4, body)):
+        assert "another client" in shared.answer({**call, "number": number}, memoryview(rows))["message"]
+    assert rewards(store) == [10, 20]
+    store.close()
 
 
 def test_a_damaged_log_of_clients_is_an_error(tmp_path: Path) -> None:

@@ -246,6 +246,11 @@ class DatasetStore(Store):
 
     # ------------------------------------------------------------------ appended rows
 
+    @property
+    def lock(self) -> Any:
+        """Whoever holds it appends, as often as it wants, with no rows of other threads in between."""
+        return self._rows.lock
+
     def describe(self, about: About) -> None:
         """Say something of the rows that are appended: where they are recorded, which fields they have.
 
@@ -340,9 +345,7 @@ class DatasetStore(Store):
         shapes = {name: spec.shape for name, spec in self.snapshot().spec.items() if spec.image_shape is None}
         schema = self._rows.schema
         fields = [replace(field, shape=shapes.get(name, field.shape)) for name, field in schema.fields.items()]
-        encoder = DatasetStore(
-            **schema.dims, fields=fields, alignment=self.alignment, image_roots=schema.image_roots
-        ).from_dataset(rows_to_table(batch, schema))
-        encoded = encoder.snapshot()
-        windows = encoded.locate(np.arange(len(encoder)), 1).part(0)
+        options: dict[str, Any] = {**schema.dims, "alignment": self.alignment, "image_roots": schema.image_roots}
+        encoded = DatasetStore(fields=fields, **options).from_dataset(rows_to_table(batch, schema)).snapshot()
+        windows = encoded.locate(np.arange(encoded.num_rows), 1).part(0)
         return {name: reader.read(windows, reader.spec.dtype)[:, 0] for name, reader in encoded.readers.items()}

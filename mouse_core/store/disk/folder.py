@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import threading
@@ -9,8 +10,9 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from mouse_core.errors import ConfigError, StorageError
+from mouse_core.errors import ConfigError, DataError, StorageError
 from mouse_core.files.locking import Descriptor, Held
+from mouse_core.files.log import Log
 from mouse_core.files.reading import damaged, reading
 from mouse_core.files.writing import make_folder, remove_leftovers, storing
 from mouse_core.store.disk.leases import READERS, Lease, Unneeded
@@ -27,6 +29,8 @@ from mouse_core.store.disk.manifest import (
     write_manifest,
 )
 
+CLIENTS = "clients.log"
+"""What is called so in a folder knows which rows are whose, of those that send them; see ``collect.shared``."""
 # What a writer makes: a crash may leave some that no manifest names.
 _OURS = re.compile(r"tail-(\d{6,})\..*|(\d{6,})\.arrow")
 _SEGMENTS = "segments"
@@ -206,6 +210,30 @@ class WrittenFolder:
             if number not in named:
                 self._unneeded.add(self.path / name, number, self.manifest.next_number - 1)
         self._unneeded.remove_free()
+
+    def note_opened(self, rows: int) -> None:
+        """Write down, for clients, how many rows there ever were as the folder was opened.
+
+        Where a crash left 60 of a client's 100 rows, the 61st may be the owner's by the time the clients come back.
+
+        Raises:
+            StorageError: It cannot be written; the folder is let go.
+        """
+        if not (self.path / CLIENTS).exists():
+            return
+        record = json.dumps({"opened": rows}).encode()
+        try:
+            log = Log(self.path / CLIENTS)
+            try:
+                if log.records[-1:] != [record]:
+                    log.append(record, sync=True)
+            finally:
+                log.close()
+        except DataError:
+            return  # whoever serves the clients says so
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Let others write."""

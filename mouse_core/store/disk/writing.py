@@ -46,6 +46,7 @@ class WrittenRows(SealingRows):
         self.sync, self._process = sync, os.getpid()
         # What is interrupted before the rows are sealed, in the order in which it came.
         self._recordings: weakref.WeakKeyDictionary[Any, None] = weakref.WeakKeyDictionary()
+        self._folder.note_opened(self.end)
         self.appender = self._new_appender()
         _writers.add(self)
         self._keep_newest()
