@@ -246,10 +246,7 @@ class DatasetStore(Store):
 
     # ------------------------------------------------------------------ appended rows
 
-    @property
-    def lock(self) -> Any:
-        """Whoever holds it appends, as often as it wants, with no rows of other threads in between."""
-        return self._rows.lock
+    lock = property(lambda self: self._rows.lock, doc="Who holds it appends with no rows of other threads in between.")
 
     def describe(self, about: About) -> None:
         """Say something of the rows that are appended: where they are recorded, which fields they have.
