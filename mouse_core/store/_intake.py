@@ -87,12 +87,6 @@ class Rows:
             self._kept = None  # also where no row comes, columns may
             self.count += sum(segment.num_rows for segment in segments)
 
-    def extend(self, columns: Mapping[str, Any], n: int) -> None:
-        """Take ``n`` rows, column by column; see ``DatasetStore.extend``."""
-        with self.lock:
-            self.appender.extend(columns, n)
-            self.count += n
-
     def clear(self) -> None:
         """Forget all rows; see ``DatasetStore.clear``."""
         with self.lock:
