@@ -117,6 +117,7 @@ def record_until_call(folder: Path, kind: str, on_interrupted: str, moment: int)
     return calls
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_interrupted", ["mark", "cut"])
 @pytest.mark.parametrize("kind", ["single", "vector"])
 def test_a_recording_dies_at_any_call(kind: str, on_interrupted: str, tmp_path: Path) -> None:
