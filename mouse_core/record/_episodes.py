@@ -13,6 +13,8 @@ from mouse_core.record._running import TRUNCATED, Running
 from mouse_core.store.dataset_store import DatasetStore
 
 ON_INTERRUPTED = ("mark", "cut")
+# What becomes no better when it is tried again.
+_REFUSALS = (DataError, SchemaError, RolloutError)
 
 
 class Sink(Protocol):
@@ -246,28 +248,32 @@ class Episodes:
     def _put(self, row: Row) -> None:
         try:
             self._sink.put(row)
-        except (DataError, SchemaError, RolloutError):
+        except _REFUSALS:
             self.forget()
             raise
 
     def interrupt(self) -> None:
         """Nothing more comes of the episode that is running. Without a transition it is none."""
         taken, self._step = self._step, -1
-        if taken > 0:
-            self._sink.interrupt()
-        elif taken == 0:
-            self._sink.leave_out()
-        self._sink.settle()
+        try:
+            if taken > 0:
+                self._sink.interrupt()
+            elif taken == 0:
+                self._sink.leave_out()
+            self._sink.settle()
+        except _REFUSALS:
+            self.forget()
+            raise
 
     def close(self) -> None:
         """Nothing more is recorded. What a store that was closed before did not take stays in the files beside it.
 
         Raises:
-            ClosedError: There was something; there is none when this is called again.
+            ClosedError, RolloutError: There was something; there is none when this is called again.
         """
         try:
             self.interrupt()
-        except ClosedError:
+        except (ClosedError, *_REFUSALS):
             self._sink.close()
             raise
         self._sink.close()

@@ -411,6 +411,14 @@ def test_others_who_append_in_the_middle_of_an_episode_are_found() -> None:
     other.step(other.action_space.sample())
     with pytest.raises(RolloutError, match="expected nobody else to append"):
         one.step(one.action_space.sample())
+    for how in ("reset", "close"):
+        env = Recorder(Counting([5]), store)
+        env.reset()
+        env.step(env.action_space.sample())
+        store.append(store[-1])
+        with pytest.raises(RolloutError, match="expected nobody else to append"):
+            getattr(env, how)()
+        getattr(env, how)()  # said once; the episode is forgotten
     whole = [Recorder(Counting([5]), cut := DatasetStore(), on_interrupted="cut") for _ in range(1)]
     whole.append(Recorder(Counting([3]), cut, on_interrupted="cut"))
     for env in whole:
