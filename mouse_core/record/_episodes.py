@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -222,7 +222,7 @@ class Episodes:
         if self._is_outgoing:
             self._seen = seen
         else:
-            self._put({**self._first, **seen})
+            self._try(self._sink.put, {**self._first, **seen})
 
     def step(self, action: Row, reward: float, done: int, seen: Row) -> None:
         """An action was taken.
@@ -243,11 +243,11 @@ class Episodes:
         else:
             number = self._step + 1
         self._step = -1 if done else self._step + 1
-        self._put({**action, "reward": reward, "done": done, "episode_step": number, **seen})
+        self._try(self._sink.put, {**action, "reward": reward, "done": done, "episode_step": number, **seen})
 
-    def _put(self, row: Row) -> None:
+    def _try(self, write: Callable[..., None], *rows: Row) -> None:
         try:
-            self._sink.put(row)
+            write(*rows)
         except _REFUSALS:
             self.forget()
             raise
@@ -255,15 +255,9 @@ class Episodes:
     def interrupt(self) -> None:
         """Nothing more comes of the episode that is running. Without a transition it is none."""
         taken, self._step = self._step, -1
-        try:
-            if taken > 0:
-                self._sink.interrupt()
-            elif taken == 0:
-                self._sink.leave_out()
-            self._sink.settle()
-        except _REFUSALS:
-            self.forget()
-            raise
+        if taken >= 0:
+            self._try(self._sink.interrupt if taken else self._sink.leave_out)
+        self._try(self._sink.settle)
 
     def close(self) -> None:
         """Nothing more is recorded. What a store that was closed before did not take stays in the files beside it.
