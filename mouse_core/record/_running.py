@@ -39,6 +39,8 @@ _GOING = struct.Struct("<qqq")
 # What stands in place of a row's number: it waits, or this is no row, but says where rows that waited go.
 _WAITS, _GOES = -1, -2
 _ENDINGS = ("-a.rows", "-b.rows")
+# Where whoever finds rows that waited says that they go into the store now; read last.
+_FOUND = "-c.rows"
 
 _alive: weakref.WeakSet[Running] = weakref.WeakSet()
 
@@ -143,12 +145,14 @@ class LeftOver:
         waited: Or rows that waited for the end of their episode.
         going: Which of these were on their way into the store: the number of the first one there, which one it is
             here, and how many they are. The store has those before.
+        note: Where to write that they are.
     """
 
     files: list[Path]
     numbered: dict[int, Row]
     waited: list[Row]
     going: tuple[int, int, int]
+    note: Path
 
     def missing(self, store: DatasetStore) -> list[Row]:
         """The rows that the store does not have, which follow each other."""
@@ -163,6 +167,14 @@ class LeftOver:
             if last["done"] or last.get("episode_step") != rows[0]["episode_step"] - 1:
                 return []  # rows before them are lost
         return rows
+
+    def goes_to(self, number: int, count: int) -> None:
+        """Now the last ``count`` rows go into the store, the first as row ``number``: who dies then does not do it twice."""
+        if self.waited:
+            remove(self.note)
+            note = MappedRecords(self.note)
+            note.append(_NUMBER.pack(_GOES) + _GOING.pack(number, len(self.waited) - count, count))
+            note.close()
 
     def _there(self, store: DatasetStore) -> int:
         """How many of the rows that waited the store has."""
@@ -185,9 +197,9 @@ def left_over(path: str) -> Iterator[LeftOver]:
         return
     living = {one.name for one in _alive}
     with storing(f"folder {folder}"):
-        found = sorted(name for name in os.listdir(folder) if name.endswith(_ENDINGS))
-    for name in sorted({name[: -len(_ENDINGS[0])] for name in found} - living):
-        files = [folder / file for file in found if file[: -len(_ENDINGS[0])] == name]
+        found = sorted(name for name in os.listdir(folder) if name.endswith((*_ENDINGS, _FOUND)))
+    for name in sorted({name[: -len(_FOUND)] for name in found} - living):
+        files = [folder / file for file in found if file[: -len(_FOUND)] == name]
         numbered: dict[int, Row] = {}
         waited: list[Row] = []
         going = (0, 0, 0)
@@ -201,7 +213,7 @@ def left_over(path: str) -> Iterator[LeftOver]:
                         waited.append(decoded(record[_NUMBER.size :]))
                     else:
                         numbered[number] = decoded(record[_NUMBER.size :])
-        yield LeftOver(files, numbered, waited, going)
+        yield LeftOver(files, numbered, waited, going, folder / f"{name}{_FOUND}")
 
 
 def adopt(store: DatasetStore, *, mark: bool) -> None:
@@ -222,9 +234,10 @@ def adopt(store: DatasetStore, *, mark: bool) -> None:
             for row, after in zip(rest, [*rest[1:], {"episode_step": 0}], strict=True):
                 if after["episode_step"] == 0:
                     row["done"] = row["done"] or TRUNCATED
+            left.goes_to(store.written, len(rest))
             store.extend([{name: row[name] for name in store.columns} for row in rest] if store.columns else rest)
             store.flush()
-        for file in left.files:
+        for file in dict.fromkeys([*left.files, left.note]):  # the note last
             remove(file)
 
 

@@ -55,10 +55,7 @@ def record(
     Raises:
         ConfigError, SchemaError, DataError: As ``Recorder``, and ``episodes`` or ``until`` below 1, or both, or none.
     """
-    if (episodes is None) == (until is None):
-        raise ConfigError(f"record: expected one of episodes and until, found {episodes!r} and {until!r}")
-    name_and_count = ("record: episodes", episodes) if until is None else ("record: until", until)
-    count = check_count(*name_and_count)
+    count = _how_many(episodes, until)
     by_name = isinstance(env, str)
     if isinstance(env, str):
         env = made(env)
@@ -83,6 +80,12 @@ def record(
         if by_name:
             env.close()
     return store
+
+
+def _how_many(episodes: int | None, until: int | None) -> int:
+    if (episodes is None) == (until is None):
+        raise ConfigError(f"record: expected one of episodes and until, found {episodes!r} and {until!r}")
+    return check_count("record: episodes", episodes) if until is None else check_count("record: until", until)
 
 
 def made(name: str, *, num_envs: int | None = None, autoreset: str | None = None, **options: Any) -> Any:

@@ -76,6 +76,21 @@ def test_a_killed_recording_is_there_and_goes_on(kind: str, on_interrupted: str,
     check(tmp_path / "store", said, on_interrupted)
 
 
+@pytest.mark.parametrize("kind", ["single", "vector"])
+def test_who_dies_while_it_takes_over_what_was_left_takes_it_over_once(kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / "store"
+    said = record_and_kill(folder, kind, "mark", 3, 0.1)
+    for _ in range(3):
+        child = os.fork()
+        if not child:
+            unlink = os.unlink
+            os.unlink = lambda path: os._exit(7) if "recording" in os.fspath(path) else unlink(path)
+            Recorder(Walk([2], 10**6), DatasetStore.open(folder, "a"))
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    check(folder, said, "mark")
+
+
 class Wide(Walk):
     """So much in a row that episodes roll over files of a store."""
 
