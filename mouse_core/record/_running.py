@@ -169,7 +169,7 @@ class LeftOver:
         return rows
 
     def goes_to(self, number: int, count: int) -> None:
-        """Now the last ``count`` rows go into the store, the first as row ``number``: who dies then does not do it twice."""
+        """Now the last ``count`` rows go into the store, the first as row ``number``; who dies then knows it."""
         if self.waited:
             remove(self.note)
             note = MappedRecords(self.note)

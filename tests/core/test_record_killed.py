@@ -80,10 +80,10 @@ def test_a_killed_recording_is_there_and_goes_on(kind: str, on_interrupted: str,
 def test_who_dies_while_it_takes_over_what_was_left_takes_it_over_once(kind: str, tmp_path: Path) -> None:
     folder = tmp_path / "store"
     said = record_and_kill(folder, kind, "mark", 3, 0.1)
+    unlink = os.unlink
     for _ in range(3):
         child = os.fork()
         if not child:
-            unlink = os.unlink
             os.unlink = lambda path: os._exit(7) if "recording" in os.fspath(path) else unlink(path)
             Recorder(Walk([2], 10**6), DatasetStore.open(folder, "a"))
             os._exit(0)
