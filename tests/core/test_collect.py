@@ -210,7 +210,8 @@ def test_a_client_waits_for_a_server_that_is_started_again(tmp_path: Path) -> No
     client.close()
 
 
-def test_a_name_is_one_client(server: StoreServer) -> None:
+def test_a_name_is_one_client(server: StoreServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mouse_core.collect.server._PATIENCE_S", 0.1)
     client = StoreClient(server.address, "a")
     client.extend(numbered(0, 1))
     with pytest.raises(ConfigError, match="expected a name that no other client has, found 'a'"):

@@ -43,7 +43,12 @@ def filled(folder: Path, files: int) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "max_rows", "merges"),
-    [("numbers", None, True), ("numbers", None, False), ("numbers", 1_200, True), ("mixed", 1_200, False)],
+    [
+        ("numbers", None, True),
+        ("numbers", None, False),
+        ("numbers", 1_200, True),
+        pytest.param("mixed", 1_200, False, marks=pytest.mark.slow),
+    ],
 )
 def test_growing_over_many_files_gives_the_batches_of_the_same_rows_in_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, max_rows: int | None, merges: bool

@@ -245,6 +245,7 @@ def test_rows_that_come_are_counted_on_to_the_same_bits() -> None:
     assert found.update(store).rows == 2500
 
 
+@pytest.mark.slow
 def test_few_rows_at_a_time_give_the_same_bits() -> None:
     """Blocks have 1,024 rows here, and pieces 64."""
     made = wide_rows(1200)

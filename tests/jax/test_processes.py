@@ -16,6 +16,8 @@ from mouse_core.testing import example_store, stream_digest
 from mouse_jax import REPLACED_DTYPES, PrefetchBatchifier
 from tests.ports import free_port
 
+pytestmark = pytest.mark.slow
+
 OPTIONS: dict[str, Any] = {"sequence_length": 8, "batch_size": 8, "seed": 5}
 
 

@@ -247,7 +247,9 @@ class AsTensors:
         return TensorDict({name: torch.from_numpy(array) for name, array in batch.items()}, batch_size=size)
 
 
-@pytest.mark.parametrize(("workers", "context"), [(0, None), (2, "fork"), (1, "spawn")])
+@pytest.mark.parametrize(
+    ("workers", "context"), [(0, None), (2, "fork"), pytest.param(1, "spawn", marks=pytest.mark.slow)]
+)
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 def test_a_source_in_torchs_data_loader(workers: int, context: str | None, tmp_path: Path) -> None:
     import datasets
