@@ -30,8 +30,8 @@ def as_nested(batch: Any) -> Any:
 
     Example:
         >>> packed = {"cu_seqlens": torch.tensor([0, 2, 3]), "reward": torch.tensor([1.0, 2.0, 3.0])}
-        >>> [len(window) for window in as_nested(packed)["reward"].unbind()]
-        [2, 1]
+        >>> as_nested(packed)["reward"].offsets().tolist()
+        [0, 2, 3]
     """
     if isinstance(batch, tuple):
         return tuple(map(as_nested, batch))

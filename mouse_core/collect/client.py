@@ -122,7 +122,7 @@ class StoreClient:
         """Add one step; see ``DatasetStore.append``. Many at once are cheaper.
 
         Raises:
-            As ``extend``.
+            SchemaError, DataError, StorageError, ClosedError: As ``extend``.
         """
         record = as_record(row)
         if record is None:

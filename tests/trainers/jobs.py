@@ -327,6 +327,7 @@ def prepared(rank: int, steps: int) -> Any:
         accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(**{way: True} if way else {}))
         loader = accelerator.prepare(data_loader())
         found[way] = [rows_of(loader.next_batch()) for _ in range(steps)]
+    accelerator.wait_for_everyone()  # whoever ends takes along what ranks compare themselves by
     return found
 
 
