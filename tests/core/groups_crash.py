@@ -21,6 +21,7 @@ from typing import Any
 
 from mouse_core.groups import GrpoBatchMaker, RolloutBuffer, RolloutRecord, open_rollouts
 from tests.core.groups_cases import group, rollout
+from tests.core.killing import killed_at
 
 STEPS = ("write", "replace", "fsync", "unlink", "ftruncate", "mkdir", "open")
 
@@ -62,35 +63,12 @@ def run(root: Path, tell: Callable[[str, Any], None]) -> None:
                 tell("batch", [batch_id, [example.rollout_uid for example in buffer.read_batch(batch_id)]])
 
 
-def killed_at(step: int, half: bool) -> None:
-    """Let this process be killed at a step; of a write only half is done then if ``half``."""
-    count = 0
-
-    def counting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*arguments: Any, **options: Any) -> Any:
-            nonlocal count
-            if name == "open" and not arguments[1] & os.O_CREAT:
-                return call(*arguments, **options)
-            count += 1
-            if count == step:
-                if half and name == "write":
-                    call(arguments[0], bytes(arguments[1])[: len(arguments[1]) // 2])
-                os.kill(os.getpid(), signal.SIGKILL)
-            # A killed process leaves what it wrote to the system, whether or not that has reached the disk.
-            return None if name == "fsync" else call(*arguments, **options)
-
-        return counted
-
-    for name in STEPS:
-        setattr(os, name, counting(name, getattr(os, name)))
-
-
 def child(root: Path, told: Path, step: int, half: bool) -> bool:
     """Run in a fork; whether it came to its end."""
     pid = os.fork()
     if not pid:
         write, file = os.write, os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        killed_at(step, half)
+        killed_at(STEPS, step, half)
         run(root, lambda *values: write(file, (json.dumps(values) + "\n").encode()))  # type: ignore[arg-type]
         os._exit(0)
     status = os.waitpid(pid, 0)[1]

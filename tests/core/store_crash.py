@@ -21,7 +21,6 @@ import sys
 import tempfile
 import threading
 import time
-import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable
@@ -31,6 +30,7 @@ from typing import Any
 
 from mouse_core import DatasetStore, formats
 from tests.core.disk_cases import KINDS, check_batches, leftovers, numbers_in, row_of, rows_of, table_of
+from tests.core.killing import forked, killed_at
 
 STEPS = (
     "write",
@@ -150,50 +150,13 @@ def live(folder: Path, life: Life, rng: random.Random, tell: Callable[[str, Any]
     tell("flushed", following)
 
 
-def _killed_at(step: int, half: bool) -> None:
-    """Let this process be killed at a call that changes files; of a write only half is done then if ``half``."""
-    count = 0
-
-    def counting(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*arguments: Any, **options: Any) -> Any:
-            nonlocal count
-            if name == "open" and not arguments[1] & os.O_CREAT:
-                return call(*arguments, **options)
-            count += 1
-            if count == step:
-                if half and name in ("write", "pwrite"):
-                    call(arguments[0], bytes(arguments[1])[: len(arguments[1]) // 2], *arguments[2:])
-                os.kill(os.getpid(), signal.SIGKILL)
-            # A killed process leaves what it wrote to the system, whether or not that has reached the disk.
-            return None if name in ("fsync", "fdatasync") else call(*arguments, **options)
-
-        return counted
-
-    for name in STEPS:
-        if hasattr(os, name):
-            setattr(os, name, counting(name, getattr(os, name)))
-
-
-def _forked(work: Callable[[], None]) -> int:
-    """A child that does some work, and says on standard error what went wrong."""
-    pid = os.fork()
-    if pid:
-        return pid
-    try:
-        work()
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
-    os._exit(0)
-
-
 def begin(folder: Path, life: Life, told: Path, seed: int, step: int, half: bool) -> int:
     """A life in a child of its own; its process."""
 
     def work() -> None:
         write, file = os.write, os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         if step:
-            _killed_at(step, half)
+            killed_at(STEPS, step, half)
         live(
             folder,
             life,
@@ -202,7 +165,7 @@ def begin(folder: Path, life: Life, told: Path, seed: int, step: int, half: bool
             calls=60,
         )
 
-    return _forked(work)
+    return forked(work)
 
 
 # ---------------------------------------------------------------------- what must hold
@@ -356,7 +319,7 @@ def _one(folder: Path, life: Life, rng: random.Random, counts: Counter[str], at:
             said.write_text(str(error) if isinstance(error, AssertionError) else f"refused: {error!r}")
             raise
 
-    status = os.waitpid(_forked(checked), 0)[1]
+    status = os.waitpid(forked(checked), 0)[1]
     if os.WIFSIGNALED(status):
         return f"signal: the check ended by signal {os.WTERMSIG(status)}"
     return said.read_text() if said.exists() else ""
@@ -375,7 +338,7 @@ def _known(folder: Path, life: Life, file: Path) -> Life:
         known = _next_life(folder, life)
         file.write_text(json.dumps([known.acknowledged, known.begun, known.lowest]))
 
-    os.waitpid(_forked(work), 0)
+    os.waitpid(forked(work), 0)
     acknowledged, begun, lowest = json.loads(file.read_text())
     return Life(life.kind, life.options, acknowledged, acknowledged, begun, lowest)
 

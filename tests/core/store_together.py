@@ -17,7 +17,6 @@ import signal
 import sys
 import tempfile
 import time
-import traceback
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +26,7 @@ import numpy as np
 
 from mouse_core import DatasetStore, PrefetchBatchifier
 from tests.core.disk_cases import KINDS, leftovers, rows_of, table_of
+from tests.core.killing import forked
 
 READERS = 3
 MAX_ROWS = 20_000
@@ -91,10 +91,9 @@ def read(folder: Path, until: float, report: Callable[[dict[str, int]], None]) -
 
 
 def _child(work: Callable[..., None], *arguments: Any, to: Path) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    try:
+    """A child that reports to a file, a line at most every fifth of a second; its process."""
+
+    def reporting() -> None:
         with to.open("a", encoding="utf-8", buffering=1) as lines:
             last = [0.0]
 
@@ -104,10 +103,8 @@ def _child(work: Callable[..., None], *arguments: Any, to: Path) -> int:
                     lines.write(json.dumps({"at": last[0], **said}) + "\n")
 
             work(*arguments, report)
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
-    os._exit(0)
+
+    return forked(reporting)
 
 
 def main(root: Path, kind: str, seconds: float, kill_every: float) -> dict[str, Any]:

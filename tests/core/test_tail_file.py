@@ -9,10 +9,10 @@ import resource
 import shutil
 import signal
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ import pytest
 from mouse_core.errors import ConfigError, DataError, StorageError
 from mouse_core.files import locking
 from mouse_core.store.disk.tail import Extent, TailFile, TailReader, file, prepare, tail_column
+from tests.core.killing import forked
 
 Row = dict[str, Any]
 
@@ -123,15 +124,7 @@ def test_a_reader_shares_memory_between_what_it_saw_and_sees(tmp_path: Path) -> 
 
 def killed(path: Path, work: Callable[[], None]) -> None:
     """Do some work in a process that ends without any of Python's leave-taking."""
-    process = os.fork()
-    if not process:
-        try:
-            work()
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-        os._exit(0)
-    assert os.waitpid(process, 0)[1] == 0
+    assert os.waitpid(forked(work), 0)[1] == 0
 
 
 @pytest.mark.parametrize("committed", [0, 1, 300, 500])
@@ -265,14 +258,7 @@ def kills(folder: Path, count: int) -> None:
     path, files = folder / "tail", 0
     for _ in range(count):
         seed, told[16] = int(random.integers(1 << 30)), 0
-        process = os.fork()
-        if not process:
-            try:
-                lives(path, told, np.random.default_rng(seed))
-            except BaseException:
-                traceback.print_exc()
-                os._exit(1)
-            os._exit(0)
+        process = forked(partial(lives, path, told, np.random.default_rng(seed)))
         # Now and then while it is being opened.
         while random.random() < 0.98 and not told[16]:
             time.sleep(0.0005)
