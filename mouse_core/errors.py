@@ -42,6 +42,10 @@ class DataError(MouseError, ValueError):
     """A value in the data that its field does not allow; the message names field, row and value."""
 
 
+class ChangedError(DataError):
+    """An object elsewhere is another one than the one that was opened."""
+
+
 class StateError(MouseError, ValueError):
     """A state dict that belongs to another dataset or another configuration."""
 

@@ -28,7 +28,7 @@ FLOORS = [
     {"_base", "dtypes", "files", "randomness", "ranks"},
     {"spec", "trees"},
     {"digest"},
-    {"about", "images"},
+    {"about", "images", "remote"},
     {"_arrow"},
     {"store"},
     {"augment", "sampling", "statistics"},

@@ -1,0 +1,5 @@
+"""Objects elsewhere: what reads them, and the local file in which their bytes lie once they were asked for."""
+
+from mouse_core.remote.client import ObjectClient, ObjectInfo
+
+__all__ = ["ObjectClient", "ObjectInfo"]
