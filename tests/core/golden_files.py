@@ -1,12 +1,15 @@
 """Files as a release leaves them on disk, kept so that later ones can be held to reading them.
 
-``python -m tests.core.golden_files VERSION`` makes ``tests/data/written_by_VERSION.tar.xz``, and the JSON file of what
-is in it. It is run once for a release; what it made is never made again.
+``python -m tests.core.golden_files written_by_VERSION`` makes ``tests/data/written_by_VERSION.tar.xz``, and the JSON
+file of what is in it; ``store_format_NUMBER`` does so of stores in folders. It is run once for a release, or for a format
+of stores; what it made is never made again.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import sys
 import tarfile
 import tempfile
@@ -19,13 +22,21 @@ from mouse_core.groups import GrpoBatchMaker, RolloutBuffer
 from mouse_core.replay import MemmapStorage, ReplayBuffer
 from mouse_core.testing import stream_digest
 from tests.core import golden
+from tests.core.disk_cases import KINDS, numbers_in, rows_of, table_of
 from tests.core.groups_cases import group
+from tests.core.killing import forked
 
 DATA = Path(__file__).resolve().parent.parent / "data"
-ARCHIVE = DATA / "written_by_0.1.tar.xz"
-LEFT: dict[str, Any] = (
-    json.loads((DATA / "written_by_0.1.json").read_text(encoding="utf-8")) if ARCHIVE.exists() else {}
-)
+ARCHIVE, STORES = DATA / "written_by_0.1.tar.xz", DATA / "store_format_1.tar.xz"
+
+
+def left_in(archive: Path) -> dict[str, Any]:
+    """What is in an archive; nothing where it is not made yet."""
+    said = archive.with_suffix("").with_suffix(".json")
+    return json.loads(said.read_text(encoding="utf-8")) if archive.exists() else {}
+
+
+LEFT, LEFT_STORES = left_in(ARCHIVE), left_in(STORES)
 FIELDS = ("action", "reward", "done", "time", "q_star", "obs_continuous", "obs_discrete")
 
 
@@ -72,12 +83,50 @@ def write(folder: Path) -> dict[str, Any]:
     return left
 
 
+def store_digest(store: DatasetStore) -> str:
+    """A digest of batches of every field of a store."""
+    return stream_digest(BatchSource(store, 9, 8), 20)
+
+
+def write_stores(folder: Path) -> dict[str, Any]:
+    """Write stores with files of every kind, as a process leaves them that is killed; what is in them.
+
+    Each has rows that were dropped, sealed rows that were appended, others of a dataset, and a file of appended rows
+    with several commits, in blocks of checksums that are full and one that is not.
+    """
+    left: dict[str, Any] = {}
+    for kind in KINDS:
+        path = folder / kind
+
+        def work(path: Path = path, kind: str = kind) -> None:
+            for first, count in ((0, 90), (90, 300)):
+                with DatasetStore.open(path, "a", max_rows=200) as store:
+                    store.extend(rows_of(kind, first, count))
+            with DatasetStore.open(path, "a") as store:
+                store.from_dataset(table_of(kind, 390, 60))
+            store = DatasetStore.open(path, "a", sync="flush")
+            for first, count in ((450, 50), (500, 1500)):
+                store.extend(rows_of(kind, first, count))
+                store.flush()
+
+        os.waitpid(forked(work), 0)
+        (path / "lock").write_text("process 1 on another machine")
+        with tempfile.TemporaryDirectory() as other:
+            shutil.copytree(path, Path(other) / "store")
+            store = DatasetStore.open(Path(other) / "store")
+            found = numbers_in(store)
+            files = sorted(str(one.relative_to(path)) for one in path.rglob("*") if one.is_file())
+            left[kind] = {"rows": [found.start, found.stop], "digest": store_digest(store), "files": files}
+    return left
+
+
 if __name__ == "__main__":
-    archive = DATA / f"written_by_{sys.argv[1]}.tar.xz"
+    archive = DATA / f"{sys.argv[1]}.tar.xz"
+    make = write_stores if archive.name.startswith("store_format_") else write
     if archive.exists():
         sys.exit(f"{archive} is there, and stays as it is")
     with tempfile.TemporaryDirectory() as folder:
-        left = write(Path(folder))
+        left = make(Path(folder))
         with tarfile.open(archive, "w:xz") as target:
             target.add(folder, arcname=".")
     archive.with_suffix("").with_suffix(".json").write_text(json.dumps(left, indent=1) + "\n", encoding="utf-8")

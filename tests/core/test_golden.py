@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 from mouse_core import BatchSource, DatasetStore, formats
+from mouse_core.formats.verifying import verify
 from mouse_core.groups import GrpoBatchMaker, RolloutBuffer
 from mouse_core.replay import ArrayStorage, MemmapStorage, PrioritizedReplayBuffer, ReplayBuffer
 from mouse_core.testing import stream_digest
 from tests.core import golden
-from tests.core.golden_files import ARCHIVE, LEFT, group_batch
+from tests.core.disk_cases import KINDS, numbers_in, rows_of
+from tests.core.golden_files import ARCHIVE, LEFT, LEFT_STORES, STORES, group_batch, store_digest
 
 KNOWN = json.loads(golden.FILE.read_text(encoding="utf-8"))
 
@@ -81,3 +83,21 @@ def test_groups_of_earlier_versions_are_read(written: Path) -> None:
         (batch,) = buffer.batches
         assert group_batch(buffer.read_batch(batch)) == LEFT["batch"]
         assert sorted(one.rollout_uid for one in buffer.rollouts()) == LEFT["uids"]
+
+
+@pytest.mark.parametrize("mode", ["r", "a"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_stores_of_the_first_format_are_read_and_written_on(tmp_path: Path, kind: str, mode: str) -> None:
+    """Also what a writer left that was killed."""
+    with tarfile.open(STORES) as archive:
+        archive.extractall(tmp_path, filter="data")
+    left, folder = LEFT_STORES[kind], tmp_path / kind
+    first, stop = left["rows"]
+    with DatasetStore.open(folder, mode) as store:
+        assert numbers_in(store) == range(first, stop)
+        assert store_digest(store) == left["digest"]
+        if mode == "a":
+            store.extend(rows_of(kind, stop, 10))
+            store.flush()
+            assert numbers_in(DatasetStore.open(folder)) == range(first, stop + 10)
+    assert verify(folder).rows == stop - first + 10 * (mode == "a")
