@@ -2,9 +2,10 @@
 
 A life is a forked child that opens a folder, appends, extends, flushes, takes datasets, clears, saves and closes at
 random, and says what was acknowledged. Half of them kill themselves at one of the calls that change files, or in the
-middle of a write; the others are killed from outside after some milliseconds, wherever they are. Nothing a child does
-is undone by Python: the signal is SIGKILL. A folder goes through several lives, and is looked at after each, by a
-process of its own.
+middle of a write; the others are sent a signal after some milliseconds, wherever they are. Nothing a child does is undone
+by Python where that is SIGKILL, as it mostly is. At SIGINT a child goes on with the same store, as whoever sits at a
+prompt does, and at SIGTERM it closes it. A folder goes through several lives, and is looked at after each, by a process
+of its own.
 
     python -m tests.core.store_crash --kills 10000
 """
@@ -46,6 +47,8 @@ STEPS = (
     "open",
 )
 SYNC = ("none", "flush", "append")
+SIGNALS = {signal.SIGKILL: "kills", signal.SIGINT: "interrupts", signal.SIGTERM: "terminations"}
+"""What a child is sent, and what it is counted as beside being a kill."""
 LIVES = 6
 """Of a folder, at most."""
 
@@ -98,72 +101,141 @@ class Life:
 # ---------------------------------------------------------------------- the child
 
 
-def live(folder: Path, life: Life, rng: random.Random, tell: Callable[[str, Any], None], calls: int) -> None:
-    """So many calls of a store on disk, by chance."""
-    following, saved = life.begun, 0
-    store = DatasetStore.open(folder, "a", **life.options)
-    tell("opened", len(store))
-    if len(store):
-        following = store[-1]["number"] + 1
-    for _ in range(calls):
-        what = rng.choices(
-            ("append", "extend", "flush", "reopen", "dataset", "clear", "save", "read"),
-            (40, 30, 12, 5, 4, 1, 1, 3),
-        )[0]
-        if what == "append" and not store.columns:
-            what = "extend"  # a single row may have a null or nothing in it, which says nothing of types
-        if what == "append":
-            for _ in range(rng.randint(1, 20)):
-                tell("begins", following + 1)
-                store.append(row_of(life.kind, following))
-                following += 1
-                tell("acknowledged", following)
-        elif what in ("extend", "dataset"):
-            count = rng.choice((4, 10, 60, 300))
-            tell("begins", following + count)
-            if what == "extend":
-                store.extend(rows_of(life.kind, following, count))
-            else:
-                store.from_dataset(table_of(life.kind, following, count))
-            following += count
-            tell("acknowledged", following)
-        elif what == "flush":
-            store.flush()
-            tell("flushed", following)
-        elif what == "reopen":
-            store.close()
-            tell("flushed", following)
-            store = DatasetStore.open(folder, "a", **life.options)
-        elif what == "clear":
-            tell("clearing", following)
-            store.clear()
-            tell("cleared", following)
-        elif what == "save" and len(store):
-            saved += 1
-            target = f"{folder}.saved-{os.getpid()}-{saved}"
-            tell("saving", target)
-            store.save(target)
-            tell("saved", [target, len(store)])
-        elif what == "read":
-            check_batches(store, seed=following)
-    store.close()
-    tell("flushed", following)
+class Terminated(BaseException):
+    """What a program's handler of SIGTERM raises."""
+
+
+@dataclass
+class Program:
+    """A program that writes to a folder.
+
+    Args:
+        folder: The folder.
+        life: What is known of it.
+        rng: Decides what is done.
+        say: Takes what was begun and acknowledged.
+        store: The open store, if there is one.
+        closing: Whether it was to be closed, and may or may not be.
+        saved: How many folders it began to save.
+        following: The number of the next row.
+    """
+
+    folder: Path
+    life: Life
+    rng: random.Random
+    say: Callable[[str, Any], None]
+    store: DatasetStore | None = None
+    closing: bool = False
+    saved: int = 0
+    following: int = 0
+
+    def run(self, calls: int) -> None:
+        """So many calls by chance; some more after an interrupt, with the same store."""
+        try:
+            self._calls(calls)
+        except KeyboardInterrupt:
+            pass
+        except Terminated:
+            self._look()
+            self._close()
+            return
+        else:
+            return
+        # Not among the handlers, where the interrupt itself keeps what it met.
+        self._calls(calls // 4)
+
+    def _open(self) -> DatasetStore:
+        if self.closing:
+            self._close()
+        if self.store is None:
+            self.store = DatasetStore.open(self.folder, "a", **self.life.options)
+            self.say("opened", len(self.store))
+        self._look()
+        return self.store
+
+    def _close(self) -> None:
+        if self.store is not None:
+            self.closing = True
+            self.store.close()
+            self.say("flushed", self.following)
+            self.store, self.closing = None, False
+
+    def _look(self) -> None:
+        """Know what is next; rows of a call that was interrupted are all there, or none is."""
+        if self.store is not None and not self.closing and len(self.store):
+            self.following = int(self.store[-1]["number"]) + 1
+
+    def _calls(self, calls: int) -> None:
+        life, rng, say, store = self.life, self.rng, self.say, self._open()
+        for _ in range(calls):
+            what = rng.choices(
+                ("append", "extend", "flush", "reopen", "dataset", "clear", "save", "read"),
+                (40, 30, 12, 5, 4, 1, 1, 3),
+            )[0]
+            if what == "append" and not store.columns:
+                what = "extend"  # a single row may have a null or nothing in it, which says nothing of types
+            if what == "append":
+                for _ in range(rng.randint(1, 20)):
+                    say("begins", self.following + 1)
+                    store.append(row_of(life.kind, self.following))
+                    self.following += 1
+                    say("acknowledged", self.following)
+            elif what in ("extend", "dataset"):
+                count = rng.choice((4, 10, 60, 300))
+                say("begins", self.following + count)
+                if what == "extend":
+                    store.extend(rows_of(life.kind, self.following, count))
+                else:
+                    store.from_dataset(table_of(life.kind, self.following, count))
+                self.following += count
+                say("acknowledged", self.following)
+            elif what == "flush":
+                store.flush()
+                say("flushed", self.following)
+            elif what == "reopen":
+                self._close()
+                store = self._open()
+            elif what == "clear":
+                say("clearing", self.following)
+                store.clear()
+                say("cleared", self.following)
+            elif what == "save" and len(store):
+                self.saved += 1
+                target = f"{self.folder}.saved-{os.getpid()}-{self.saved}"
+                say("saving", target)
+                store.save(target)
+                say("saved", [target, len(store)])
+            elif what == "read":
+                check_batches(store, seed=self.following)
+        self._close()
+
+
+def _terminated(*_: Any) -> None:
+    raise Terminated
 
 
 def begin(folder: Path, life: Life, told: Path, seed: int, step: int, half: bool) -> int:
     """A life in a child of its own; its process."""
 
     def work() -> None:
-        write, file = os.write, os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        if step:
-            killed_at(STEPS, step, half)
-        live(
-            folder,
-            life,
-            random.Random(seed),
-            lambda *values: write(file, (json.dumps(values) + "\n").encode()),  # type: ignore[arg-type]
-            calls=60,
-        )
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, _terminated)
+        write = os.write
+
+        def say(*values: Any) -> None:
+            write(file, (json.dumps(values) + "\n").encode())
+
+        program = Program(folder, life, random.Random(seed), say, following=life.begun)
+        try:
+            file = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            if step:
+                killed_at(STEPS, step, half)
+            program.run(60)
+        except (KeyboardInterrupt, Terminated):
+            pass  # before it had begun
+        finally:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                signal.signal(number, signal.SIG_IGN)
 
     return forked(work)
 
@@ -256,7 +328,8 @@ def main(root: Path, kills: int, seed: int, *, keep: bool = False, show: bool = 
     datasets.disable_progress_bars()
     # What is slow the first time is done before the first fork, and its threads have ended by then.
     for kind in KINDS:
-        live(root / f"warm-{kind}", Life(kind, {"sync": "none"}), random.Random(1), lambda *values: None, calls=40)
+        warm = Life(kind, {"sync": "none"})
+        Program(root / f"warm-{kind}", warm, random.Random(1), lambda *values: None).run(40)
         check(root / f"warm-{kind}", Life(kind, {"sync": "none"}, begun=10**9, clearing=True))
     deadline = time.monotonic() + 20
     while threading.active_count() > 1 and time.monotonic() < deadline:
@@ -292,7 +365,7 @@ def _one(folder: Path, life: Life, rng: random.Random, counts: Counter[str], at:
     by_step = rng.random() < 0.5
     step = int(rng.expovariate(1 / 40)) + 1 if by_step else 0
     pid = begin(folder, life, told, rng.getrandbits(32), step, rng.random() < 0.5)
-    status = None
+    status, sent = None, signal.SIGKILL
     if not by_step:
         wait, begun = rng.random() * 0.06, time.monotonic()
         # The clock runs from the first call on.
@@ -302,13 +375,15 @@ def _one(folder: Path, life: Life, rng: random.Random, counts: Counter[str], at:
         time.sleep(wait)
         status = _ended(pid) if status is None else status
         if status is None:
-            os.kill(pid, signal.SIGKILL)
+            sent = rng.choices(list(SIGNALS), (4, 1, 1))[0]
+            os.kill(pid, sent)
     status = os.waitpid(pid, 0)[1] if status is None else status
     if os.WIFEXITED(status) and status:
         return "refused: the child ended by an error, see above"
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) != signal.SIGKILL:
         return f"signal: the child ended by signal {os.WTERMSIG(status)}"
-    counts["kills" if status else "ends"] += 1
+    counts["kills" if status or sent != signal.SIGKILL else "ends"] += 1
+    counts[SIGNALS[sent]] += sent != signal.SIGKILL
     for line in told.read_text().splitlines() if told.exists() else ():
         life.hears(json.loads(line))
 
@@ -355,4 +430,4 @@ if __name__ == "__main__":
         base.mkdir(exist_ok=True)
         found = main(base, chosen.kills, chosen.seed, keep=chosen.folder is not None, show=True)
     print(json.dumps({**found, "seconds": round(time.monotonic() - began, 1)}))
-    sys.exit(bool(found.keys() - {"kills", "ends"}))
+    sys.exit(bool(found.keys() - {*SIGNALS.values(), "ends"}))
