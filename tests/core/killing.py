@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import traceback
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -37,6 +38,16 @@ def killed_at(calls: Iterable[str], step: int, half: bool) -> None:
     for name in calls:
         if hasattr(os, name):
             setattr(os, name, counting(name, getattr(os, name)))
+
+
+def dies_of_threads() -> None:
+    """Let an error in a thread of this process end it with 1, as one elsewhere does."""
+
+    def died(thread: Any) -> None:
+        traceback.print_exception(thread.exc_value)
+        os._exit(1)
+
+    threading.excepthook = died
 
 
 def forked(work: Callable[[], None]) -> int:

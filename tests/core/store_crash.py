@@ -2,10 +2,9 @@
 
 A life is a forked child that opens a folder, appends, extends, flushes, takes datasets, clears, saves and closes at
 random, and says what was acknowledged. Half of them kill themselves at one of the calls that change files, or in the
-middle of a write; the others are sent a signal after some milliseconds, wherever they are. Nothing a child does is undone
-by Python where that is SIGKILL, as it mostly is. At SIGINT a child goes on with the same store, as whoever sits at a
-prompt does, and at SIGTERM it closes it. A folder goes through several lives, and is looked at after each, by a process
-of its own.
+middle of a write; the others are sent a signal after some milliseconds, wherever they are. Nothing is undone by Python
+where that is SIGKILL, as it mostly is. At SIGINT a child goes on with the same store, as whoever sits at a prompt does,
+and at SIGTERM it closes it. A folder goes through several lives, and is looked at after each, by a process of its own.
 
     python -m tests.core.store_crash --kills 10000
 """
@@ -31,7 +30,7 @@ from typing import Any
 
 from mouse_core import DatasetStore, formats
 from tests.core.disk_cases import KINDS, check_batches, leftovers, numbers_in, row_of, rows_of, table_of
-from tests.core.killing import forked, killed_at
+from tests.core.killing import dies_of_threads, forked, killed_at
 
 STEPS = (
     "write",
@@ -218,6 +217,7 @@ def begin(folder: Path, life: Life, told: Path, seed: int, step: int, half: bool
     """A life in a child of its own; its process."""
 
     def work() -> None:
+        dies_of_threads()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, _terminated)
         write = os.write
@@ -388,6 +388,7 @@ def _one(folder: Path, life: Life, rng: random.Random, counts: Counter[str], at:
         life.hears(json.loads(line))
 
     def checked() -> None:
+        dies_of_threads()
         try:
             check(folder, life)
         except BaseException as error:
@@ -397,7 +398,9 @@ def _one(folder: Path, life: Life, rng: random.Random, counts: Counter[str], at:
     status = os.waitpid(forked(checked), 0)[1]
     if os.WIFSIGNALED(status):
         return f"signal: the check ended by signal {os.WTERMSIG(status)}"
-    return said.read_text() if said.exists() else ""
+    if said.exists():
+        return said.read_text()
+    return "refused: a thread of the check ended by an error, see above" if status else ""
 
 
 def _ended(pid: int) -> int | None:

@@ -26,7 +26,7 @@ import numpy as np
 
 from mouse_core import DatasetStore, PrefetchBatchifier
 from tests.core.disk_cases import KINDS, leftovers, rows_of, table_of
-from tests.core.killing import forked
+from tests.core.killing import dies_of_threads, forked
 
 READERS = 3
 MAX_ROWS = 20_000
@@ -94,6 +94,7 @@ def _child(work: Callable[..., None], *arguments: Any, to: Path) -> int:
     """A child that reports to a file, a line at most every fifth of a second; its process."""
 
     def reporting() -> None:
+        dies_of_threads()
         with to.open("a", encoding="utf-8", buffering=1) as lines:
             last = [0.0]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import threading
 import time
 from collections.abc import Iterator
 from itertools import islice
@@ -141,6 +142,25 @@ def test_a_loader_goes_on_where_files_were_put_together(tmp_path: Path) -> None:
         loader.load_state_dict(state)
         for batch, values in zip(loader, expected, strict=False):
             assert (batch["reward"] == values).all()
+
+
+def test_nothing_is_put_together_once_a_store_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process may be writing by then."""
+    with DatasetStore.open(tmp_path / "store", "a") as store:
+        for first in range(0, 100, 10):
+            store.from_dataset(table_of("numbers", first, 10))
+    del store
+    names = []
+
+    def slowly(file: int) -> None:
+        time.sleep(0.03)
+        names.append(threading.current_thread().name)
+
+    monkeypatch.setattr(os, "fsync", slowly)
+    DatasetStore.open(tmp_path / "store", "a").close()
+    assert "mouse-sealing" not in {thread.name for thread in threading.enumerate()}
+    assert "mouse-sealing" in names
+    assert len(list((tmp_path / "store" / "segments").iterdir())) == 1
 
 
 def test_damaged_files_are_not_put_together(tmp_path: Path) -> None:

@@ -107,8 +107,12 @@ class SealingRows(FolderRows):
 
     def _seal_in_background(self) -> None:
         """Have the files that wait sealed by a thread, which ends with the last of them."""
-        if (self._waiting or self._small()) and (self._sealing is None or not self._sealing.is_alive()):
+        if (self._waiting or self._small()) and not self.is_sealing():
             self._sealing = seal_in_background(self, self.folder_path) or self._sealing
+
+    def is_sealing(self) -> bool:
+        """Whether a thread is at work in the folder."""
+        return self._sealing is not None and self._sealing.is_alive()
 
     def seal_one(self) -> bool:
         """Seal a file that waits, or put small ones together; whether there was anything to do.

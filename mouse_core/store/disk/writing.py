@@ -91,7 +91,8 @@ class WrittenRows(SealingRows):
             with self.lock:
                 if isinstance(self.appender, Refusing):
                     return
-                if self._is_sealed():
+                # A thread that merges must be done before another process may write.
+                if self._is_sealed() and not self.is_sealing():
                     uninterrupted(self._finish)
                     return
                 self.commit()
