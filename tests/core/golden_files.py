@@ -1,8 +1,8 @@
 """Files as a release leaves them on disk, kept so that later ones can be held to reading them.
 
 ``python -m tests.core.golden_files written_by_VERSION`` makes ``tests/data/written_by_VERSION.tar.xz``, and the JSON
-file of what is in it; ``store_format_NUMBER`` does so of stores in folders. It is run once for a release, or a format of
-stores; what it made is never made again.
+file of what is in it; ``store_format_NUMBER`` does so of stores in folders. It is run once for a release, or a
+format of stores; what it made is never made again.
 """
 
 from __future__ import annotations
