@@ -1,0 +1,144 @@
+"""Files of a dataset on the Hub, looked up by huggingface_hub and read as those of a web server.
+
+A revision is settled once, when the first file is asked for: what it names never changes. Where the bytes of a large
+file lie is an address that is signed for some time; it is asked for again when it is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+from mouse_core._base.memo import memo
+from mouse_core.errors import ConfigError, DataError, StorageError
+from mouse_core.remote.client import ObjectInfo
+from mouse_core.remote.clients.objects import FolderClient, MissingObject, imported
+from mouse_core.remote.clients.options import StorageOptions
+
+_URL = re.compile(r"hf://datasets/(?P<name>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[^/]+))?(?P<path>/.*)?$")
+_NAMED = re.compile(r"hf://datasets/[\w.-]+/[\w.-]+")
+
+
+class HubClient(FolderClient):
+    """Reads the files of a dataset on the Hub; see ``ObjectClient``.
+
+    Args:
+        url: ``hf://datasets/namespace/name``, ``@revision`` behind it, and then a folder.
+        options: "token" and "endpoint", where they are not those that huggingface_hub finds, and "client_options" of
+            obstore.
+    """
+
+    def __init__(self, url: str, options: StorageOptions) -> None:
+        found = _URL.match(url)
+        if found is None or _NAMED.match(url) is None:
+            raise ConfigError(
+                f"expected hf://datasets/namespace/name, then perhaps @revision and a folder, found {url}"
+            )
+        super().__init__(url.rstrip("/"), options)
+        self._name, self._revision = found["name"], (found["revision"] or "main").replace("%2F", "/")
+        self._folder = (found["path"] or "").strip("/")
+        self._places: dict[str, asyncio.Future[Any]] = {}
+
+    @memo
+    def _api(self) -> Any:
+        try:
+            import huggingface_hub
+        except ImportError as error:
+            raise ImportError("the Hub needs huggingface_hub: pip install 'mouse-data[remote]'") from error
+        return huggingface_hub.HfApi(self._options.get("endpoint"), token=self._options.get("token"))
+
+    @memo
+    def _commit(self) -> str:
+        """The commit that the revision names."""
+        info = self._of_hub(partial(self._api.dataset_info, self._name, revision=self._revision))
+        return str(info.sha)
+
+    @memo
+    def _files(self) -> dict[str, ObjectInfo]:
+        """All files below the folder."""
+        listing = partial(
+            self._api.list_repo_tree,
+            self._name,
+            self._folder or None,
+            recursive=True,
+            revision=self._commit,
+            repo_type="dataset",
+        )
+        found = {}
+        for one in self._of_hub(lambda: list(listing())):
+            if hasattr(one, "blob_id"):
+                content = one.lfs.sha256 if getattr(one, "lfs", None) else one.blob_id
+                path = one.path.removeprefix(f"{self._folder}/") if self._folder else one.path
+                found[path] = ObjectInfo(path, one.size, str(content))
+        return found
+
+    def _of_hub(self, call: Any) -> Any:
+        """What a call to the Hub gives, with errors as ours; they name no address that is signed."""
+        failure: ConfigError | StorageError
+        try:
+            return call()
+        except Exception as error:  # its own, and those of what it sends requests with
+            status = getattr(getattr(error, "response", None), "status_code", None)
+            said = f"{type(error).__name__}{f' {status}' if status else ''}"
+            kind = ConfigError if status in (401, 403, 404) else StorageError
+            failure = kind(f"{self.url}: expected a dataset on the Hub that is for us, found {said}")
+        raise failure
+
+    # ------------------------------------------------------------------ see FolderClient
+
+    async def _head(self, path: str) -> ObjectInfo:
+        files = await asyncio.get_running_loop().run_in_executor(None, lambda: self._files)
+        if path not in files:
+            raise MissingObject(f"{self.shown(path)}: expected a file, found none")
+        return files[path]
+
+    async def _list(self, path: str) -> list[ObjectInfo]:
+        files = await asyncio.get_running_loop().run_in_executor(None, lambda: self._files)
+        return [one for name, one in files.items() if not path or name.startswith(f"{path}/")]
+
+    async def _get(self, path: str, begin: int, end: int, version: str) -> memoryview:
+        try:
+            content = await self._got(path, begin, end)
+        except (ConfigError, MissingObject):
+            raise
+        except Exception:
+            # Where its time has run out there is another one.
+            self._places.pop(path, None)
+            content = await self._got(path, begin, end)
+        if len(content) != end - begin:
+            raise DataError(f"{self.shown(path)}: expected the bytes {begin}..{end - 1}, found {len(content)} of them")
+        return content
+
+    async def _got(self, path: str, begin: int, end: int) -> memoryview:
+        """A range of a file, from where its bytes lie."""
+        place = self._places.get(path)
+        if place is None:
+            running = asyncio.get_running_loop().run_in_executor(None, self._find, path)
+            place = self._places.setdefault(path, asyncio.ensure_future(running))
+        found = await imported().get_async(await asyncio.shield(place), "", options={"range": (begin, end)})
+        return memoryview(await found.bytes_async())
+
+    def _find(self, path: str) -> Any:
+        """A client of the address at which a file's bytes lie."""
+        import huggingface_hub
+
+        name = f"{self._folder}/{path}" if self._folder else path
+        endpoint = self._api.endpoint
+        url = huggingface_hub.hf_hub_url(
+            self._name, name, repo_type="dataset", revision=self._commit, endpoint=endpoint
+        )
+        found = self._of_hub(partial(self._api.get_hf_file_metadata, url=url))
+        times = {**dict(self._options.get("client_options", {}))}
+        where = found.location or url
+        if where.startswith("http://"):
+            times["allow_http"] = True
+        token = self._options.get("token") or huggingface_hub.get_token()
+        if token and where.startswith(f"{endpoint}/"):
+            times["default_headers"] = {**times.get("default_headers", {}), "authorization": f"Bearer {token}"}
+        return imported().store.HTTPStore.from_url(where, client_options=times)
+
+    async def _put(self, path: str, content: bytes | Path, version: str | None) -> NoReturn:
+        raise ConfigError(f"{self.url}: expected a storage to write to, found the Hub; mouse push sends data there")

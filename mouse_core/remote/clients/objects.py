@@ -1,0 +1,329 @@
+"""Objects below an address, by the package obstore: S3, Google, Azure, web servers and folders."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from datetime import timedelta
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from mouse_core._base.memo import memo
+from mouse_core.errors import ChangedError, ConfigError, DataError, MouseError, StorageError
+from mouse_core.remote.client import ObjectInfo
+from mouse_core.remote.clients.asking import Asking
+from mouse_core.remote.clients.options import StorageOptions, public_url, without_secrets
+
+# A range of more bytes is asked for in several requests at once.
+_MOST_BYTES = 8 << 20
+# How long to try by default; obstore's own three minutes would look like a program that hangs.
+_RETRY = {
+    "max_retries": 4,
+    "retry_timeout": timedelta(seconds=30),
+    "backoff": {"init_backoff": timedelta(seconds=0.1), "max_backoff": timedelta(seconds=5), "base": 2},
+}
+_TIMES = {"connect_timeout": "5s", "timeout": "30s"}
+# Of a folder, not of the objects in it.
+_OURS = ("client_options", "retry_config", "credential_provider")
+_HTTP = re.compile(r"(\w+_)?allow_http$", re.IGNORECASE)
+_STATUS = re.compile(r"status code: (\d{3}[ A-Za-z-]*)")
+_CODE = re.compile(r"<Code>(\w{1,60})</Code>")
+
+
+class FolderClient:
+    """Reads, lists and writes the objects below an address; see ``ObjectClient``.
+
+    Args:
+        url: The address.
+        options: For obstore.
+    """
+
+    def __init__(self, url: str, options: StorageOptions) -> None:
+        self.url, self._query = public_url(url), _query_of(url)
+        self._options = options
+        self._asking = Asking(self.url)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What a signed address is signed with is told to nobody but processes that are started here.
+        query = StorageOptions({"query": self._query} if self._query else {})
+        return _again, (type(self), self.url, query, self._options)
+
+    # ------------------------------------------------------------------ reading
+
+    def head(self, path: str) -> ObjectInfo:
+        """See ``ObjectClient``."""
+        return self.heads([path])[0]
+
+    def heads(self, paths: Sequence[str]) -> list[ObjectInfo]:
+        """What several objects are now; see ``head``."""
+        return self._ask([(path, partial(self._head, path)) for path in paths])
+
+    def get_ranges(
+        self, path: str, begins: Sequence[int], ends: Sequence[int], version: str
+    ) -> list[bytes | memoryview]:
+        """See ``ObjectClient``."""
+        wanted = [(path, int(begin), int(end)) for begin, end in zip(begins, ends, strict=True)]
+        return self.get_all(wanted, {path: version})
+
+    def get_all(self, wanted: Sequence[tuple[str, int, int]], versions: dict[str, str]) -> list[bytes | memoryview]:
+        """Ranges of several objects, at once; see ``ObjectClient.get_ranges``.
+
+        Args:
+            wanted: The path, first byte and end of each.
+            versions: That the objects must have, by path.
+        """
+        asked: list[tuple[str, Callable[[], Awaitable[memoryview]]]] = []
+        parts = []
+        for path, begin, end in wanted:
+            edges = [*range(begin, end, _MOST_BYTES), end]
+            parts.append(len(edges) - 1)
+            for low, high in pairwise(edges):
+                asked.append((path, partial(self._get, path, low, high, versions.get(path, ""))))
+        found = iter(self._ask(asked))
+        return [
+            next(found) if count == 1 else b"".join(memoryview(next(found)) for _ in range(count)) for count in parts
+        ]
+
+    def read(self, path: str, *, most_bytes: int) -> tuple[bytes, str]:
+        """All of an object, and its version.
+
+        Raises:
+            DataError: It has more than ``most_bytes`` bytes, or is not there.
+            StorageError: It was not reached.
+        """
+        info = self.head(path)
+        if info.size > most_bytes:
+            raise DataError(f"{self.shown(path)}: expected at most {most_bytes} bytes, found {info.size}")
+        if not info.size:
+            return b"", info.version
+        return bytes(self.get_ranges(path, [0], [info.size], info.version)[0]), info.version
+
+    def exists(self, path: str) -> bool:
+        """Whether there is such an object."""
+        try:
+            self.head(path)
+        except MissingObject:
+            return False
+        return True
+
+    def listed(self, path: str = "") -> list[ObjectInfo]:
+        """The objects below a folder, in the order of their names.
+
+        Raises:
+            ConfigError: The server has no lists, as web servers do not.
+            StorageError: It was not reached.
+        """
+        if self.url.startswith(("http://", "https://")):
+            raise ConfigError(f"{self.shown(path)}: expected a storage that lists what it has, found a web server")
+        (found,) = self._ask([(path, partial(self._list, path))])
+        return sorted(found, key=lambda one: one.path)
+
+    # ------------------------------------------------------------------ writing
+
+    def put(self, path: str, content: bytes | Path, *, version: str | None = None) -> str:
+        """Write an object, whole or not at all.
+
+        Args:
+            path: Its name.
+            content: Its bytes, or a file that has them.
+            version: The version that the object must have that is there; "": there must be none; None: any.
+
+        Returns:
+            Its version.
+
+        Raises:
+            ChangedError: Another one is there.
+            StorageError: It cannot be written.
+        """
+        (written,) = self._ask([(path, partial(self._put, path, content, version))])
+        return str(written)
+
+    def put_all(self, files: Sequence[tuple[str, Path]]) -> None:
+        """Write several files, at once; see ``put``."""
+        self._ask([(path, partial(self._put, path, file, None)) for path, file in files])
+
+    def shown(self, path: str) -> str:
+        """An object's address, for messages."""
+        return f"{self.url}/{path}" if path else self.url
+
+    # ------------------------------------------------------------------ obstore
+
+    @memo
+    def _store(self) -> Any:
+        obstore = imported()
+        times = {**_TIMES, **dict(self._options.get("client_options", {}))}
+        # obstore takes "allow_http" for one of the client's, but by its own name alone.
+        config = {name: value for name, value in self._options.items() if name not in _OURS and not _HTTP.match(name)}
+        allowed = [value for name, value in self._options.items() if _HTTP.match(name)]
+        endpoints = [self.url, *(value for name, value in config.items() if name.endswith("endpoint"))]
+        if allowed or any(str(one).startswith("http://") for one in endpoints):
+            times["allow_http"] = str((allowed or [True])[0]).lower() == "true"
+        more: dict[str, Any] = {"retry_config": self._options.get("retry_config", _RETRY)}
+        if "credential_provider" in self._options:
+            more["credential_provider"] = self._options["credential_provider"]
+        failed = ""
+        try:
+            if self.url.startswith(("http://", "https://")):
+                return obstore.store.HTTPStore.from_url(self.url + self._query, client_options=times, **more)
+            if self.url.startswith("file://"):
+                return obstore.store.from_url(self.url)
+            return obstore.store.from_url(self.url, config=config, client_options=times, **more)
+        except BaseException as error:  # options that are no such thing end in their base class, or in a panic
+            if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                raise
+            failed = _first_line(error, {str(value) for value in self._options.values()})
+        raise ConfigError(f"{self.url}: expected an address and options that obstore takes, found: {failed}")
+
+    async def _head(self, path: str) -> ObjectInfo:
+        found = await imported().head_async(self._store, path)
+        return ObjectInfo(path, found["size"], _version(found))
+
+    async def _get(self, path: str, begin: int, end: int, version: str) -> memoryview:
+        options: dict[str, Any] = {"range": (begin, end)}
+        if version.startswith('"'):
+            # Weak tags, and times, are compared with what comes back.
+            options["if_match"] = version
+        found = await imported().get_async(self._store, path, options=options)
+        if version and _version(found.meta) != version:
+            raise ChangedError(self._is_another(path))
+        content = memoryview(await found.bytes_async())
+        if len(content) != end - begin:
+            raise DataError(
+                f"{self.shown(path)}: expected the bytes {begin}..{end - 1}, found {len(content)} of them; it ends "
+                "before"
+            )
+        return content
+
+    async def _list(self, path: str) -> list[ObjectInfo]:
+        found: list[ObjectInfo] = []
+        async for page in imported().list(self._store, prefix=path or None):
+            found += [ObjectInfo(one["path"], one["size"], _version(one)) for one in page]
+        return found
+
+    async def _put(self, path: str, content: bytes | Path, version: str | None) -> str:
+        obstore = imported()
+        options: dict[str, Any] = {}
+        if version is not None:
+            options = {"mode": "create" if not version else {"e_tag": version}, "use_multipart": False}
+        try:
+            done = await obstore.put_async(self._store, path, content, **options)
+        except (obstore.exceptions.NotSupportedError, NotImplementedError):
+            # A storage without conditions: nothing keeps two writers apart but this.
+            there = ""
+            try:
+                there = (await self._head(path)).version
+            except FileNotFoundError:
+                pass
+            if there != version:
+                raise ChangedError(self._is_another(path)) from None
+            done = await obstore.put_async(self._store, path, content)
+        return str(done.get("e_tag") or "")
+
+    def _is_another(self, path: str) -> str:
+        return (
+            f"{self.shown(path)}: expected the object that was there when it was opened, found another: it was "
+            "written since"
+        )
+
+    def _ask(self, requests: Sequence[tuple[str, Callable[[], Awaitable[Any]]]]) -> list[Any]:
+        """What requests give, with errors as ours and nothing in them that only the client should know."""
+        imported()
+        failure: MouseError
+        try:
+            return self._asking.all([partial(_named, path, request) for path, request in requests])
+        except _Failed as failed:
+            failure = self._error(failed.path, failed.error)
+        # Outside of the except block: what the client raised shows addresses as they were asked for.
+        raise failure
+
+    def _error(self, path: str, error: Exception) -> MouseError:
+        """What a client's error is of ours."""
+        if isinstance(error, MouseError):
+            return error
+        exceptions, shown = imported().exceptions, self.shown(path)
+        said = _said(error)
+        if isinstance(error, FileNotFoundError | exceptions.NotFoundError):
+            return MissingObject(f"{shown}: expected an object, found none")
+        if isinstance(error, exceptions.PreconditionError | exceptions.AlreadyExistsError):
+            return ChangedError(self._is_another(path))
+        if isinstance(error, PermissionError | exceptions.PermissionDeniedError | exceptions.UnauthenticatedError):
+            return DataError(f"{shown}: expected leave to read it, found none ({said})")
+        if re.match(r"401|403", said):
+            return DataError(f"{shown}: expected leave to read it, found none ({said})")
+        if "416" in said:
+            return DataError(f"{shown}: expected more bytes, found an object that ends before ({said})")
+        return StorageError(f"{shown}: not reached: {said}")
+
+
+class MissingObject(DataError):
+    """There is no such object."""
+
+
+class _Failed(Exception):
+    """A request that failed, and of which object."""
+
+    def __init__(self, path: str, error: Exception) -> None:
+        super().__init__(path)
+        self.path, self.error = path, error
+
+
+async def _named(path: str, request: Callable[[], Awaitable[Any]]) -> Any:
+    try:
+        return await request()
+    except Exception as error:
+        raise _Failed(path, error) from None
+
+
+def imported() -> Any:
+    """The package obstore; an ImportError that says what to install where it is missing."""
+    try:
+        import obstore
+        import obstore.store
+    except ImportError as error:
+        raise ImportError("stores elsewhere need obstore: pip install 'mouse-data[remote]'") from error
+    return obstore
+
+
+def _again(kind: type[FolderClient], url: str, query: StorageOptions, options: StorageOptions) -> FolderClient:
+    return kind(url + str(query.get("query", "")), options)
+
+
+def _query_of(url: str) -> str:
+    _, mark, query = url.partition("?")
+    return mark + query
+
+
+def _version(found: Any) -> str:
+    """What another content would have another of, of what a client says of an object."""
+    if found.get("e_tag"):
+        return str(found["e_tag"])
+    changed = found.get("last_modified")
+    return "" if changed is None else f"{changed.isoformat()} {found['size']}"
+
+
+def _said(error: Exception) -> str:
+    """What may be shown of a client's error: a status and a code, which say nothing of who asked."""
+    text = str(error)
+    status, code = _STATUS.search(text), _CODE.search(text)
+    if status:
+        return status[1].strip() + (f" {code[1]}" if code else "")
+    lowered = text.lower()
+    for sign, words in (("timed out", "no answer in time"), ("timedout", "no answer in time"), ("dns", "no such host")):
+        if sign in lowered:
+            return words
+    if "connect" in lowered or "sending request" in lowered:
+        return "no connection"
+    return f"{type(error).__name__} of the client"
+
+
+def _first_line(error: BaseException, hidden: set[str]) -> str:
+    lines: Iterator[str] = (line.strip() for line in str(error).splitlines())
+    text = without_secrets(next((line for line in lines if line), type(error).__name__))
+    for one in sorted(hidden, key=len, reverse=True):
+        text = text.replace(one, "...") if len(one) > 3 else text
+    return text

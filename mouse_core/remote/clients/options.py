@@ -1,0 +1,73 @@
+"""How objects are reached, which may be nobody else's business, and addresses that may be shown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+from urllib.parse import urlsplit, urlunsplit
+
+from mouse_core._base.locks import is_spawning
+from mouse_core.errors import ConfigError
+
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_QUERY = re.compile(r"\?[^\s'\"),]*")
+_USER = re.compile(r"(://)[^/\s@]*@")
+
+
+def is_url(path: object) -> bool:
+    """Whether something is the address of objects elsewhere, ``s3://bucket/runs``, and no path."""
+    return isinstance(path, str) and _SCHEME.match(path) is not None
+
+
+def without_secrets(text: str) -> str:
+    """A text in which no address has a query, as signed ones do, or a user."""
+    return _USER.sub(r"\1", _QUERY.sub("", text))
+
+
+def public_url(url: str) -> str:
+    """The address that everyone may see, without a query and a last slash.
+
+    Raises:
+        ConfigError: It has a user or a password, which would be seen by everyone who sees the address.
+    """
+    parts = urlsplit(url)
+    if parts.scheme in ("http", "https") and "@" in parts.netloc:
+        raise ConfigError(
+            f"{without_secrets(url)}: expected an address without a user, found one; storage_options="
+            "{'client_options': {'default_headers': {'authorization': ...}}} say who asks"
+        )
+    return urlunsplit((parts.scheme.lower(), parts.netloc, parts.path.rstrip("/"), "", ""))
+
+
+class StorageOptions(Mapping[str, Any]):
+    """What a client is told: keys, endpoints, time-outs. No text shows them.
+
+    They go with an object to processes that ``multiprocessing`` starts, and are left out of every other pickle: who
+    opens that finds them again as the client's own conventions have them, in the environment or a profile.
+
+    Args:
+        options: By name.
+    """
+
+    def __init__(self, options: Mapping[str, Any] | None = None) -> None:
+        if options is not None and not (
+            isinstance(options, Mapping) and all(isinstance(name, str) for name in options)
+        ):
+            raise ConfigError(f"storage_options: expected options by name, found {type(options).__name__}")
+        self._options = dict(options or {})
+
+    def __getitem__(self, name: str) -> Any:
+        return self._options[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._options)
+
+    def __len__(self) -> int:
+        return len(self._options)
+
+    def __repr__(self) -> str:
+        return f"StorageOptions({len(self)} of them)"
+
+    def __reduce__(self) -> tuple[type[Self], tuple[dict[str, Any]]]:
+        return type(self), (self._options if is_spawning() else {},)

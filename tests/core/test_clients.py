@@ -1,0 +1,176 @@
+"""Clients of objects elsewhere: ranges, errors, conditions, and what they show of how they got there."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import traceback
+
+import pytest
+
+from mouse_core.errors import ChangedError, ConfigError, DataError, StorageError
+from mouse_core.remote.clients import StorageOptions, open_client
+from tests.core.hub_server import READ_TOKEN, USER, File, running_hub
+from tests.core.object_server import Fault, ObjectServer
+
+pytest.importorskip("obstore")
+QUICK = {"retry_config": {"max_retries": 0}, "client_options": {"timeout": "300ms"}}
+
+
+@pytest.fixture(scope="module")
+def server():
+    with ObjectServer() as running:
+        yield running
+
+
+@pytest.fixture
+def data(server):
+    content = os.urandom(100_000)
+    server.objects.clear(), server.faults.clear()
+    server.put("data/runs/a", content)
+    server.put("data/runs/sub/b", b"hello")
+    return content
+
+
+def test_ranges_of_an_object_are_those_of_its_bytes(server, data):
+    for url, options in (("s3://data/runs", server.options), (f"{server.url}/data/runs", {})):
+        client = open_client(url, options)
+        info = client.head("a")
+        assert info.size == len(data)
+        begins, ends = [0, 70_000, 99_999, 5], [1, 70_100, 100_000, 50_000]
+        found = client.get_ranges("a", begins, ends, info.version)
+        assert [bytes(one) for one in found] == [data[b:e] for b, e in zip(begins, ends, strict=True)]
+        assert client.read("sub/b", most_bytes=5)[0] == b"hello"
+        with pytest.raises(DataError, match=r"expected the bytes 99990..100009, found 10"):
+            client.get_ranges("a", [99_990], [100_010], info.version)
+        with pytest.raises(DataError, match="at most 4 bytes, found 5"):
+            client.read("sub/b", most_bytes=4)
+
+
+def test_a_folder_is_read_like_a_bucket(tmp_path):
+    (tmp_path / "a").write_bytes(b"hello")
+    client = open_client(f"file://{tmp_path}")
+    version = client.head("a").version
+    assert bytes(client.get_ranges("a", [1], [3], version)[0]) == b"el"
+    (tmp_path / "a").write_bytes(b"hello again")
+    with pytest.raises(ChangedError):
+        client.get_ranges("a", [1], [3], version)
+    assert [one.path for one in client.listed()] == ["a"]
+
+
+@pytest.mark.parametrize("can_condition", [True, False])
+def test_an_object_that_changed_is_refused(server, data, can_condition):
+    client = open_client("s3://data/runs", server.options)
+    version = client.head("a").version
+    server.can_condition = can_condition  # a server that looks at no condition still says what it has
+    try:
+        server.put("data/runs/a", b"x" * 100_000)
+        with pytest.raises(ChangedError, match="s3://data/runs/a: expected the object that was there when"):
+            client.get_ranges("a", [5, 70], [9, 90], version)
+    finally:
+        server.can_condition = True
+
+
+def test_what_fails_is_said_and_what_may_pass_is_tried_again(server, data):
+    client = open_client("s3://data/runs", {**server.options, **QUICK})
+    with pytest.raises(DataError, match="s3://data/runs/nothing: expected an object, found none"):
+        client.head("nothing")
+    for fault, said in (
+        (Fault("runs/a", status=503), "not reached: 503"),
+        (Fault("runs/a", status=500), "not reached: 500"),
+        (Fault("runs/a", "stall", seconds=1), "not reached"),
+    ):
+        server.faults.append(fault)
+        with pytest.raises(StorageError, match=said):
+            client.get_ranges("a", [0], [10], "")
+    server.faults.append(Fault("runs/a", status=403))
+    with pytest.raises(DataError, match="expected leave to read it, found none"):
+        client.get_ranges("a", [0], [10], "")
+    patient = open_client("s3://data/runs", server.options)
+    server.faults += [Fault("runs/a", status=503), Fault("runs/a", "drop")]
+    assert bytes(patient.get_ranges("a", [0], [100_000], "")[0]) == data
+
+
+def test_objects_are_written_on_conditions(server, data):
+    client = open_client("s3://data/runs", server.options)
+    version = client.put("new", b"one", version="")
+    with pytest.raises(ChangedError):
+        client.put("new", b"two", version="")
+    client.put("new", b"two", version=version)
+    with pytest.raises(ChangedError):
+        client.put("new", b"three", version=version)
+    assert server.objects["data/runs/new"].read(0, 3) == b"two"
+    assert [one.path for one in client.listed()] == ["a", "new", "sub/b"]
+    assert [one.path for one in client.listed("sub")] == ["sub/b"]
+    with pytest.raises(ConfigError, match="found a web server"):
+        open_client(server.url + "/data").listed()
+
+
+def test_nobody_is_shown_how_a_client_got_there(server, data):
+    url = f"{server.url}/data/runs?signature=SECRET"
+    client = open_client(url, {"client_options": {"timeout": "300ms"}, "retry_config": {"max_retries": 0}})
+    client.head("a")
+    assert not any("SECRET" in str(one) for one in (client.url, client, repr(client)))
+    server.faults.append(Fault("runs/a", status=403))
+    for path in ("a", "nothing"):
+        with pytest.raises(DataError) as caught:
+            client.get_ranges(path, [0], [5], "")
+        assert "SECRET" not in "".join(traceback.format_exception(caught.value))
+        assert caught.value.__cause__ is caught.value.__context__ is None
+    with pytest.raises(ConfigError) as caught:
+        open_client("s3://data/runs", {"aws_access_key_id": "SECRET_NAME"}).head("a")
+    assert "SECRET" not in str(caught.value)
+    for one in (client, open_client("s3://data", {**server.options, "aws_secret_access_key": "SECRET"})):
+        assert b"SECRET" not in pickle.dumps(one)
+    with pytest.raises(ConfigError) as caught:
+        open_client("https://me:SECRET@example.com/data")
+    assert "SECRET" not in str(caught.value)
+    assert "SECRET" not in repr(StorageOptions({"key": "SECRET"}))
+
+
+def _read_elsewhere(client, sender):
+    sender.send(bytes(client.get_ranges("a", [1], [4], "")[0]))
+
+
+def test_a_process_that_is_started_has_the_options(server, data):
+    client = open_client("s3://data/runs", server.options)
+    receiver, sender = multiprocessing.get_context("spawn").Pipe(duplex=False)
+    child = multiprocessing.get_context("spawn").Process(target=_read_elsewhere, args=(client, sender))
+    child.start()
+    try:
+        assert receiver.poll(30)
+        assert receiver.recv() == data[1:4]
+    finally:
+        child.join()
+
+
+@pytest.mark.parametrize("url", ["ftp://data/x", "data/x", "s3//x"])
+def test_addresses_of_no_known_kind_are_refused(url):
+    with pytest.raises(ConfigError, match="expected"):
+        open_client(url)
+
+
+def test_files_of_the_hub_are_those_of_one_commit():
+    with running_hub() as hub:
+        repo, options = hub.create(f"{USER}/runs", private=True), {"endpoint": hub.endpoint, "token": READ_TOKEN}
+        content = os.urandom(5000)
+        files = {"store/manifest.json": File(b"{}", lfs=False), "store/a.arrow": File(content, lfs=True)}
+        repo.add("main", "first", files)
+        client = open_client(f"hf://datasets/{USER}/runs/store", options)
+        info = client.head("a.arrow")
+        assert (info.size, [one.path for one in client.listed()]) == (5000, ["a.arrow", "manifest.json"])
+        assert [bytes(one) for one in client.get_ranges("a.arrow", [7, 90], [9, 4000], info.version)] == [
+            content[7:9],
+            content[90:4000],
+        ]
+        repo.add("main", "second", {"store/a.arrow": File(b"other", lfs=True)})
+        assert bytes(client.get_ranges("a.arrow", [0], [10], info.version)[0]) == content[:10]
+        assert open_client(f"hf://datasets/{USER}/runs", options).head("store/a.arrow").version != info.version
+        with pytest.raises(DataError, match="expected a file, found none"):
+            client.head("nothing")
+        with pytest.raises(ConfigError, match="that is for us, found") as caught:
+            open_client(f"hf://datasets/{USER}/runs", {"endpoint": hub.endpoint, "token": "SECRET"}).listed()
+        assert "SECRET" not in str(caught.value)
+        with pytest.raises(ConfigError, match="mouse push"):
+            client.put("x", b"")
