@@ -204,8 +204,9 @@ class FieldChunks:
         regular = longest * self.row_bytes <= 1 << SPAN_BITS
         unsure: set[str] = set()
         if found[..., -1].min() < 0:
-            regular &= (found[..., :-1] >= 0).all(axis=(0, 1))
-            exceeding = self.table.exceeds[distinct(chunk.reshape(-1), len(self.table.exceeds))].any(axis=0)
+            touched = distinct(chunk.reshape(-1), len(self.table.words))
+            regular &= (self.table.words[touched, :-1] >= 0).all(axis=0)
+            exceeding = self.table.exceeds[touched].any(axis=0)
             unsure = {self.fields[number].name for number in np.nonzero(exceeding)[0].tolist()}
         return found, np.nonzero(regular)[0].tolist(), unsure
 

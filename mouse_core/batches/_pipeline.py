@@ -32,6 +32,7 @@ Batch = dict[str, npt.NDArray[Any]]
 # Batches that are asked for in turn are copied several at a time up to this size: a call takes 5 us, as long as copying
 # 40 KB, and making the arrays of one batch as long as those of three.
 _TOGETHER_BYTES, _MOST_TOGETHER = 6 << 20, 64
+_FIRST_TOGETHER = 4
 # Whoever is this much ahead of the next batch is one of several who take turns.
 _AHEAD = 3
 # So many of those that were copied alone are remembered: as many threads may be ahead of the others.
@@ -259,7 +260,9 @@ class Pipeline:
                 return ready, True
             if len(self._ready) > 2 * block.together:  # nobody came for them
                 self._ready.clear()
-            first, count = _choose_copied(block, number, 1 if self._memory.is_kept else block.together)
+            # For the first ones somebody waits.
+            most = min(block.together, _FIRST_TOGETHER) if number == 0 else block.together
+            first, count = _choose_copied(block, number, 1 if self._memory.is_kept else most)
             copied = self._copy_some(block, byte_views, first, count)
             if count == 1:
                 self._alone = (*self._alone[1 - _ALONE_KNOWN :], index)

@@ -79,6 +79,9 @@ class Loader(Generic[T]):
         self._prefetch = check_count("prefetch", prefetch, lowest=1)
         self._num_workers = 0 if delivery.in_caller else check_count("num_workers", num_workers, lowest=0)
         self._next_index = self._feed.first_index
+        # Where the feed took over, after how many batches of the one before, and where the next is expected.
+        self._began, self._interval = self._next_index, 0
+        self._expected: int | None = None
         self._make: Callable[[int], Any] | None = None
         self._ahead: Prefetcher[Any] | None = None
         self._decoders: DecodePool | None = None
@@ -174,6 +177,8 @@ class Loader(Generic[T]):
 
                 self._decoders = self._decoders or DecodePool(self._num_workers)
                 self._make = decoding_by(self._decoders, self._make)
+            if self._ahead is not None:
+                self._ahead.begin(self._make, self._next_index, until=self._expected)
         if not self._num_workers:
             return self._make(self._next_index)
         ahead = self._ahead
@@ -286,7 +291,12 @@ class Loader(Generic[T]):
         self._restart(feed, self._next_index)
 
     def _restart(self, feed: Feed, next_index: int) -> None:
-        self._stop()
+        interval = self._next_index - self._began
+        # Whoever takes over new rows after as many batches each time gets none computed that are not delivered.
+        self._expected = next_index + interval if interval == self._interval > 0 else None
+        self._began, self._interval = next_index, interval
+        if self._ahead is not None and not self._ahead.pause():
+            self._ahead = None
         self._feed, self._next_index = feed, next_index
         self._make, self._failure = None, None
 

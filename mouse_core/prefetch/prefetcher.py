@@ -117,6 +117,21 @@ class Prefetcher(ABC, Generic[T]):
     def close(self) -> None:
         """Stop the threads and drop what is waiting; waits for items being computed, a quarter of a second at most."""
 
+    def pause(self) -> bool:
+        """Drop what is waiting; whether ``begin`` may be called, for which threads then wait, or this is closed."""
+        self.close()
+        return False
+
+    def begin(self, make: Callable[[int], T], first: int, *, until: int | None = None) -> None:
+        """Go on, after ``pause``, with ``make(first)``, ``make(first + 1)``, ...
+
+        Args:
+            make: Computes an item.
+            first: The first index.
+            until: The first index that is not computed before the caller asks for it; None: there is none.
+        """
+        raise NotImplementedError
+
 
 class OrderedPrefetcher(Prefetcher[T]):
     """Computes ``make(i)`` for ``i = first, first + 1, ...`` in threads of its own.
@@ -129,13 +144,14 @@ class OrderedPrefetcher(Prefetcher[T]):
     """
 
     def __init__(self, make: Callable[[int], T], first: int, *, workers: int, ahead: int) -> None:
-        queue: _Queue[T] = _Queue(first, ahead)
-        super().__init__(first, queue.take)
+        self._queue: _Queue[T] = _Queue(ahead)
+        super().__init__(first, self._queue.take)
+        self._queue.begin(make, first, None)
         threads = [
-            threading.Thread(target=_work, args=(queue, make), name=f"mouse-prefetch-{number}", daemon=True)
+            threading.Thread(target=_work, args=(self._queue,), name=f"mouse-prefetch-{number}", daemon=True)
             for number in range(min(workers, ahead))
         ]
-        self._close = weakref.finalize(self, _close, queue, threads)
+        self._close = weakref.finalize(self, _close, self._queue, threads)
         for thread in threads:
             thread.start()
 
@@ -143,11 +159,21 @@ class OrderedPrefetcher(Prefetcher[T]):
         """Stop the threads and drop what is waiting; see ``Prefetcher``."""
         self._close()
 
+    def pause(self) -> bool:
+        """Drop what is waiting; the threads wait for ``begin``. What they are computing now nobody gets."""
+        self._queue.pause()
+        return True
+
+    def begin(self, make: Callable[[int], T], first: int, *, until: int | None = None) -> None:
+        """Compute other items; see ``Prefetcher``."""
+        self._next_index, self._error = first, None
+        self._queue.begin(make, first, until)
+
 
 class _Queue(Generic[T]):
     """What the threads share: which index comes next, and what is ready."""
 
-    def __init__(self, first: int, ahead: int) -> None:
+    def __init__(self, ahead: int) -> None:
         # One lock, two reasons to wait for it, so that an item handed out wakes one worker and no more.
         # It may be taken again by the garbage collector, which may close this from any line of any thread.
         lock = threading.RLock()
@@ -155,35 +181,54 @@ class _Queue(Generic[T]):
         self.arrived = threading.Condition(lock)
         self.ahead = ahead
         self.process = os.getpid()
-        self.next_claimed = first
-        self.next_wanted = first
+        self.make: Callable[[int], T] | None = None
+        # How often another ``make`` began; what is computed for an earlier one nobody gets.
+        self.turn = 0
+        self.next_claimed = self.next_wanted = 0
+        self.until: int | None = None
         self.ready: dict[int, Outcome[T]] = {}
         self.failed = False
         self.closed = False
 
-    def claim(self) -> int | None:
-        """The index to compute next, waiting for room; None when closed, or when one has failed."""
+    def begin(self, make: Callable[[int], T], first: int, until: int | None) -> None:
         with self.room:
-            # After an error nobody asks for more.
-            while not self.closed and not self.failed:
-                if self.next_claimed < self.next_wanted + self.ahead:
+            self.next_claimed = self.next_wanted = first
+            self.make, self.until, self.failed = make, until, False
+            self.turn += 1
+            self.room.notify_all()
+
+    def pause(self) -> None:
+        with self.room:
+            self.make = None
+            self.ready.clear()
+
+    def claim(self) -> tuple[int, int, Callable[[int], T]] | None:
+        """For which turn to compute next, the index, and how, waiting for room; None when closed."""
+        with self.room:
+            while not self.closed:
+                index = self.next_claimed
+                has_room = index < self.next_wanted + self.ahead and index != self.until
+                # After an error nobody asks for more.
+                if self.make is not None and not self.failed and has_room:
                     self.next_claimed += 1
-                    return self.next_claimed - 1
+                    return self.turn, index, self.make
                 self.room.wait()
         return None
 
-    def put(self, index: int, outcome: Outcome[T]) -> None:
+    def put(self, turn: int, index: int, outcome: Outcome[T]) -> None:
         with self.arrived:
-            if self.closed:
+            if self.closed or self.make is None or turn != self.turn:
                 return
             self.ready[index] = outcome
             self.arrived.notify_all()
             if isinstance(outcome, Failed):
                 self.failed = True
-                self.room.notify_all()
 
     def take(self) -> Outcome[T] | None:
         with self.arrived:
+            if self.next_wanted == self.until:
+                self.until = None
+                self.room.notify_all()
             while not self.closed:
                 if self.next_wanted in self.ready:
                     self.next_wanted += 1
@@ -193,9 +238,11 @@ class _Queue(Generic[T]):
         return None
 
 
-def _work(queue: _Queue[Any], make: Callable[[int], Any]) -> None:
-    while (index := queue.claim()) is not None:
-        queue.put(index, outcome_of(make, index))
+def _work(queue: _Queue[Any]) -> None:
+    while (claimed := queue.claim()) is not None:
+        turn, index, make = claimed
+        queue.put(turn, index, outcome_of(make, index))
+        del claimed, make  # which may be an older one, of other rows
 
 
 def _close(queue: _Queue[Any], threads: list[threading.Thread]) -> None:
@@ -203,6 +250,7 @@ def _close(queue: _Queue[Any], threads: list[threading.Thread]) -> None:
         return  # a forked child has neither the threads nor a use for their locks
     with queue.room:
         queue.closed = True
+        queue.make = None
         queue.ready.clear()
         queue.room.notify_all()
         queue.arrived.notify_all()

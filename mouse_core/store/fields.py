@@ -66,7 +66,8 @@ class FieldReader:
 
     def forward(self, growth: Growth) -> FieldReader:
         """The same field with rows appended."""
-        return replace(self, column=self.column.forward(growth))
+        column = self.column.forward(growth)
+        return FieldReader(self.field, self.spec, column, self.bounds, self.highest, self.holds_fills)
 
     @property
     def identity(self) -> list[Any]:

@@ -15,7 +15,7 @@ from unittest.mock import patch
 import gymnasium
 import numpy as np
 
-from mouse_core import BatchSource, DatasetStore, PrefetchBatchifier
+from mouse_core import DatasetStore, PrefetchBatchifier
 from mouse_core.record import Recorder
 from mouse_core.store.disk.manifest import NAME, parse_manifest, write_manifest
 from tests.bench import generate
@@ -173,26 +173,31 @@ def _write(folder: Path, asked: Connection) -> None:
 
 
 def _grow(folder: Path) -> None:
-    """Batches of a store to which 200 rows come every 500 batches, beside those of one that stays as it is."""
+    """Batches of a loader to which 200 rows come every so many batches, beside those of one whose rows stay."""
     rows = generate.rows_of(generate.STATE, np.arange(200_000))
     few = {name: values[:200] for name, values in rows.items()}
-    seconds = {"growing": 0.0, "finished": 0.0}
     with DatasetStore.open(folder, "a") as writer:
         writer.extend(rows)
         writer.flush()
         reader = DatasetStore.open(folder)
-        sources = dict.fromkeys(seconds, BatchSource(reader, 64, 32))
-        for number in range(20):
-            writer.extend(few)
-            writer.flush()
-            for name in sorted(seconds, reverse=bool(number % 2)):
-                begin = time.process_time()
-                if name == "growing":
-                    sources[name] = sources[name].with_snapshot(reader.snapshot(), epoch_start=0)
-                for index in range(500 * number, 500 * number + 500):
-                    sources[name][index]
-                seconds[name] += time.process_time() - begin
-    print(f"batches: {seconds}, share {seconds['growing'] / seconds['finished']:.2f}")
+        for every, workers in ((100, 0), (100, 2), (500, 0), (500, 2)):
+            rounds: dict[str, list[float]] = {"growing": [], "finished": []}
+            loaders = {name: PrefetchBatchifier(reader, 64, 32, num_workers=workers) for name in rounds}
+            for number in range(-3, 20_000 // every):
+                writer.extend(few)
+                writer.flush()
+                for name in sorted(loaders, reverse=bool(number % 2)):
+                    begin = time.perf_counter()
+                    if name == "growing":
+                        loaders[name].refresh()
+                    for _ in range(every):
+                        loaders[name].next_batch()
+                    rounds[name] += [time.perf_counter() - begin] * (number >= 0)
+            for loader in loaders.values():
+                loader.close()
+            seconds = {name: float(np.median(of_each)) for name, of_each in rounds.items()}
+            share = seconds["growing"] / seconds["finished"]
+            print(f"refresh every {every} batches, {workers} workers: {seconds}, share {share:.2f}")
 
 
 if __name__ == "__main__":

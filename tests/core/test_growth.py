@@ -91,6 +91,24 @@ def test_rows_appended_one_by_one(every: int) -> None:
         assert_as_afresh(source, range(6))
 
 
+def test_a_reader_of_a_folder_whose_rows_become_irregular(tmp_path: Path) -> None:
+    """What it keeps of the columns of a file holds until the first null, and the first row of another length."""
+    options = {"max_action_dim": 3, "max_obs_continuous_dim": 3}
+    with DatasetStore.open(tmp_path, "a", **options) as store:
+        store.extend([a_row(number) for number in range(300, 340)])
+        store.flush()
+        reader = DatasetStore.open(tmp_path, **options)
+        sources = [BatchSource(reader, 16, 4, seed=2)]
+        for number in range(340, 740, 8):
+            store.extend([a_row(number + one) for one in range(8)])
+            store.flush()
+            sources.append(sources[-1].with_snapshot(reader.snapshot(), epoch_start=0))
+            if number % 3 == 0:
+                sources[-1][number]
+        for source in sources[::10]:
+            assert_as_afresh(source, range(4))
+
+
 def test_two_stores_that_begin_alike() -> None:
     """Snapshots made by hand of the segments of two stores: what one learns is not taken for what the other is."""
     store = a_store()

@@ -48,6 +48,7 @@ class Extent:
         most = max(16, min(_MOST_ROWS, _MOST_BYTES // max(widest, 1)))
         rows = min(most, max(_FIRST_ROWS, 2 * before, coming))
         self._hold(columns, rows, column_extents(columns, rows))
+        self._sort()
 
     def _hold(
         self, columns: Mapping[str, TailColumn], rows: int, extents: dict[str, ColumnExtent], count: int = 0
@@ -56,7 +57,6 @@ class Extent:
         self.columns, self.rows, self.extents, self.count = dict(columns), rows, extents, count
         # Stands for its memory, which it does not keep alive.
         self.token = object()
-        self._sort()
 
     def append(self, row: Mapping[str, Any]) -> bool:
         """Take a row if it is a dict with the extent's columns; False, and nothing has changed, if ``put`` has to say

@@ -51,8 +51,10 @@ class ReadFolder(Descriptor):
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self._name = path, str(path / NAME)
         self.manifest, self.lease = Manifest(), Lease()
+        # Of the file that was read, which stays open.
+        self._number: tuple[int, int] | None = None
         if not (path / NAME).exists() and looks_like_store(path):
             raise damaged(path / NAME, f"expected the manifest of a store, found none; {copied(path)}")
         if not (path / NAME).exists():
@@ -79,8 +81,12 @@ class ReadFolder(Descriptor):
 
     def _is_read(self) -> bool:
         """Whether the manifest that was read is still the one there is."""
-        with storing(f"manifest {self.path / NAME}"):
-            return self._file >= 0 and os.path.samestat(os.stat(self.path / NAME), os.fstat(self._file))
+        try:
+            there = os.stat(self._name)
+        except OSError as error:
+            with storing(f"manifest {self._name}"):
+                raise error
+        return self._file >= 0 and (there.st_dev, there.st_ino) == self._number
 
     def _read(self) -> None:
         file = self.path / NAME
@@ -98,7 +104,8 @@ class ReadFolder(Descriptor):
             os.close(opened)
             raise
         self.close()
-        self._file, self.manifest = opened, manifest
+        there = os.fstat(opened)
+        self._file, self._number, self.manifest = opened, (there.st_dev, there.st_ino), manifest
 
 
 class WrittenFolder:

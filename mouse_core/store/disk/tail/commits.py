@@ -96,12 +96,14 @@ def write_commit(place: npt.NDArray[np.uint64], layout: TailLayout, commit: Comm
     place[:] = words
 
 
-def read_commits(places: Sequence[npt.NDArray[np.uint64]], layout: TailLayout) -> list[Commit]:
-    """The commits that are whole, those of most rows first."""
+def read_commits(places: Sequence[npt.NDArray[np.uint64]], layout: TailLayout, known: int = -1) -> list[Commit]:
+    """The commits that are whole and of more rows than are known, those of most rows first."""
     found = []
     for number, place in enumerate(places):
         words = place.copy()  # before it is looked at: the writer may be at work
         columns, rows = len(layout.columns), int(words[1])
+        if rows <= known:
+            continue
         if xxhash.xxh3_64_intdigest(words[:-1].data, layout.seed) != int(words[-1]) or rows > layout.rows:
             continue
         since, sums = words[2 : 2 + columns].view(np.int64), [int(word) for word in words[2 + columns : -1]]

@@ -46,6 +46,8 @@ class TailExtent(Extent):
         objects_end: int = 0,
     ) -> None:
         self._hold(layout.columns, layout.rows, extents, count)
+        if told is not None:
+            self._sort()
         self._told, self._objects, self.objects_end = told, objects, objects_end
         self._filed = [extent for extent in extents.values() if isinstance(extent, FiledObjects)]
         self.note_at, self.note = layout.rows + 1, _note_nothing
@@ -115,6 +117,7 @@ def column_extents_of(
     since: npt.NDArray[np.int64],
     objects: Sequence[pa.Array],
     rows: int,
+    known: Mapping[str, ColumnExtent] | None = None,
 ) -> dict[str, ColumnExtent]:
     """The columns of a file over its memory.
 
@@ -124,12 +127,15 @@ def column_extents_of(
         since: From which row on rows of a column differ in length; see ``ColumnRoom``.
         objects: The values of columns of objects so far.
         rows: How many rows are there.
+        known: Columns that were made of it before, and are the same with these rows.
     """
-    rooms, filed = layout.rooms(arrays, since), iter(objects)
+    filed, known = iter(objects), known or {}
     return {
-        name: FiledObjects(column, arrays[f"{number}.sizes"], next(filed))
+        name: known[name]
+        if name in known
+        else FiledObjects(column, arrays[f"{number}.sizes"], next(filed))
         if column.is_object
-        else numbers_extent(column, rooms[name], rows)
+        else numbers_extent(column, layout.room(number, arrays, since), rows)
         for number, (name, column) in enumerate(layout.columns.items())
     }
 

@@ -218,23 +218,16 @@ class TailLayout:
         """The arrays of all parts, by name."""
         return self.memory.arrays(memoryview(memory)[self.rows_at :]) if self.parts else {}
 
-    def rooms(self, arrays: Mapping[str, npt.NDArray[Any]], since: npt.NDArray[np.int64]) -> dict[str, ColumnRoom]:
-        """The memory of each column of numbers.
+    def room(self, number: int, arrays: Mapping[str, npt.NDArray[Any]], since: npt.NDArray[np.int64]) -> ColumnRoom:
+        """The memory of a column of numbers.
 
         Args:
+            number: Which of the columns it is.
             arrays: What ``arrays`` gave.
             since: For each column from which row on rows differ in length; see ``ColumnRoom``.
         """
-        return {
-            name: ColumnRoom(
-                arrays[f"{number}.values"],
-                arrays.get(f"{number}.nulls"),
-                arrays.get(f"{number}.ends"),
-                since[number : number + 1],
-            )
-            for number, (name, column) in enumerate(self.columns.items())
-            if not column.is_object
-        }
+        nulls, ends = arrays.get(f"{number}.nulls"), arrays.get(f"{number}.ends")
+        return ColumnRoom(arrays[f"{number}.values"], nulls, ends, since[number : number + 1])
 
 
 def usual_block_rows(columns: Mapping[str, TailColumn], size: int = _BLOCK_BYTES, most: int = _MOST_IN_A_BLOCK) -> int:

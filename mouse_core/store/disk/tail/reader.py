@@ -14,6 +14,7 @@ import pyarrow as pa
 from mouse_core.errors import DataError
 from mouse_core.files.mapped import fence, open_file, origin
 from mouse_core.files.reading import reading
+from mouse_core.store._tail.columns import ColumnExtent
 from mouse_core.store.disk.tail.commits import (
     COMMITTED,
     ORIGIN,
@@ -29,6 +30,8 @@ from mouse_core.store.disk.tail.commits import (
 from mouse_core.store.disk.tail.extent import TailExtent, check_ends, column_extents_of, read_objects_of
 from mouse_core.store.disk.tail.file import map_layout
 from mouse_core.store.disk.tail.objects import ObjectsFile, objects_path
+
+_NO_NULLS = np.zeros(0, np.bool_)
 
 
 class TailReader:
@@ -65,6 +68,9 @@ class TailReader:
             self._sums = Sums(self.layout, memory, None if self._objects is None else self._objects.read)
             self._since = np.zeros(len(self.layout.columns), np.int64)
             self._values = [pa.array([], column.arrow_type) for column in self.layout.objects]
+        self._nulls = [self._arrays.get(f"{number}.nulls", _NO_NULLS) for number in range(len(self.layout.columns))]
+        # The columns that ``extent`` made last, of how many rows, and from which row on theirs differed in length.
+        self._made: tuple[int, npt.NDArray[np.int64], dict[str, ColumnExtent]] = 0, self._since, {}
 
     def committed(self) -> int:
         """How many rows were committed so far; costs what is new of them, whose checksums are checked.
@@ -86,9 +92,9 @@ class TailReader:
         fence()
         shown = [
             commit
-            for commit in read_commits(self._places, layout)
+            for commit in read_commits(self._places, layout, self._sums.rows)
             # After a restart nobody waits any more.
-            if commit.rows > self._sums.rows and (commit.rows <= synced or not commit.waited or not same)
+            if commit.rows <= synced or not commit.waited or not same
         ]
         commit, sums = chosen_commit(
             shown,
@@ -147,10 +153,24 @@ class TailReader:
     def extent(self, rows: int) -> TailExtent:
         """The first ``rows`` rows, of those ``committed`` spoke of."""
         since = np.where(self._since > rows, 0, self._since)
-        extents = column_extents_of(self.layout, self._arrays, since, self._values, rows)
+        extents = column_extents_of(self.layout, self._arrays, since, self._values, rows, self._same(since, rows))
+        self._made = rows, since, extents
         extent = TailExtent(self.layout, extents, rows)
         extent.token = self.token
         return extent
+
+    def _same(self, since: npt.NDArray[np.int64], rows: int) -> dict[str, ColumnExtent]:
+        """The columns that were made last and are the same with other rows: no null came, nor the first of another
+        length.
+        """
+        before, then, known = self._made
+        return {
+            name: known[name]
+            for (name, column), nulls, now, was in zip(
+                self.layout.columns.items(), self._nulls, since.tolist(), then.tolist(), strict=True
+            )
+            if name in known and not column.is_object and now == was and not nulls[before:rows].any()
+        }
 
     def close(self) -> None:
         """Let go of the files; what was read of them stays."""
