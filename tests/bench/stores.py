@@ -15,7 +15,7 @@ from unittest.mock import patch
 import gymnasium
 import numpy as np
 
-from mouse_core import DatasetStore, PrefetchBatchifier
+from mouse_core import BatchSource, DatasetStore, PrefetchBatchifier
 from mouse_core.record import Recorder
 from mouse_core.store.disk.manifest import NAME, parse_manifest, write_manifest
 from tests.bench import generate

@@ -302,7 +302,7 @@ def test_rows_that_come_in_turn(workers: int) -> None:
             # As often as twice before: what is beyond 12, where 7 was expected, is computed ahead as ever.
             if (batches, begin) in ((7, 24), (7, 31), (1, 46)):
                 time.sleep(0.02)
-                assert made[counted:] and sorted(made[counted:]) == list(range(begin - batches, begin))
+                assert sorted(made[counted:]) == list(range(begin - batches, begin))
             store.extend({"action": [1, 2], "reward": [1.0, 2.0], "done": [0, 0]})
             loader.refresh()
             assert loader.source.snapshot.num_rows == len(store)
