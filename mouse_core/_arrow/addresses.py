@@ -56,6 +56,11 @@ def element_of_all(addresses: npt.NDArray[np.int64], itemsize: int) -> npt.NDArr
     return (addresses - _FIRST_ADDRESS) // itemsize
 
 
+def address_of_all(elements: npt.NDArray[np.int64], itemsize: int) -> npt.NDArray[np.int64]:
+    """The addresses of items that are at some indices into ``flat_view``."""
+    return elements * itemsize + _FIRST_ADDRESS
+
+
 @lru_cache(maxsize=64)
 def flat_view(dtype: np.dtype[np.generic]) -> npt.NDArray[np.generic]:
     """The address space as a read-only array of ``dtype``."""

@@ -11,7 +11,7 @@ do not pay a page fault for every 4 KB.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mouse_core._arrow.addresses import copy_runs, flat_view
+from mouse_core._arrow.addresses import address_of_all, copy_runs, flat_view
 from mouse_core._arrow.column import Column
 from mouse_core._arrow.windows import Int64s
 from mouse_core._base.memory import BatchLayout, known_layout
@@ -64,6 +64,9 @@ class ByteViews:
         unsure: The fields of which some values in these chunks may be larger than allowed.
         heads: The first byte of every value, as an element of ``flat_view``, int64 ``[batches, fields, values]``, where
             it is worth looking at them ahead.
+        padded: How many of the values, the last ones, are zeros.
+        inline: Puts the bytes of short values into some of the views, where that waits until they are copied. The
+            views, int64 ``[count, fields, values, 2]``, are of the batches from ``first`` on.
     """
 
     def __init__(
@@ -77,16 +80,16 @@ class ByteViews:
         length: int,
         unsure: Sequence[CopiedField],
         heads: Int64s | None,
+        padded: int = 0,
+        inline: Callable[[npt.NDArray[np.int64], int], None] | None = None,
     ) -> None:
         self.fields, self.short, self.sizes, self.length, self.unsure = fields, short, sizes, length, unsure
         self.long = [field for field in fields if field.name not in short]
-        self.words, self.heads = words, heads
-        # Views of a field in a batch, and of a batch.
-        self._values = words.shape[2]
-        self._stride = words.shape[1] * self._values
-        self._array = pa.Array.from_buffers(
-            pa.binary_view(), words.size // 2, [None, pa.py_buffer(words.reshape(-1)), *buffers]
-        )
+        self.words, self.heads, self._inline, self._buffers = words, heads, inline, buffers
+        # Views of a field in a batch that are of its pieces, and views of a batch.
+        self._pieces = words.shape[2] - padded
+        self._stride = words.shape[1] * words.shape[2]
+        self._array = self._views(words)
         self._layouts: dict[int, BatchLayout] = {}
 
     @property
@@ -103,7 +106,12 @@ class ByteViews:
         found: dict[str, npt.NDArray[Any]] = {}
         if self.long:
             layout = self._layout(n)
-            views = self._array.slice(first * self._stride, count * self._stride)
+            if self._inline is None:
+                views = self._array.slice(first * self._stride, count * self._stride)
+            else:
+                words = self.words[first : first + count].copy()
+                self._inline(words, first)
+                views = self._views(words)
             if self.heads is not None and len(views) <= _LOOKED_AHEAD:
                 # The processor waits for many of these loads at once, but for one after the other when it copies.
                 flat_view(_OCTET).take(self.heads[first : first + count])
@@ -115,6 +123,25 @@ class ByteViews:
             }
         return found
 
+    def ranges(self, number: int) -> tuple[Int64s, Int64s]:
+        """Where the bytes lie that copying a batch reads: begins and ends, int64 ``[n]`` addresses each, in any order.
+
+        Without those of short values that stand in the views already.
+        """
+        sizes, places = self.words[number, :, : self._pieces].reshape(-1, 2).T
+        at = np.flatnonzero(sizes > (INLINE_BYTES if self._inline is None else 0))
+        buffers = np.array([buffer.address for buffer in self._buffers], np.int64)
+        begins = buffers[places[at] & 0xFFFFFFFF] + (places[at] >> 32)
+        ends = begins + sizes[at]
+        parts = [(begins, ends)]
+        for field in self.fields if self.short else ():
+            if field.name in self.short:
+                elements = self.short[field.name][number]
+                begins = address_of_all(elements, field.dtype.itemsize)
+                parts.append((begins, begins + self.sizes[number] * self.length // len(elements) * field.row_bytes))
+        begins, ends = (np.concatenate(some) for some in zip(*parts, strict=True))
+        return begins, ends
+
     def allowed(self, copied: dict[str, npt.NDArray[Any]], count: int) -> npt.NDArray[np.bool_]:
         """Which of some batches, as ``copy`` gives them, have no value larger than allowed, bool ``[count]``."""
         allowed = np.ones(count, np.bool_)
@@ -123,6 +150,11 @@ class ByteViews:
             codes = copied[field.name].view(f"u{field.dtype.itemsize}").reshape(count, -1)
             allowed &= codes.max(axis=1, initial=0) <= field.highest
         return allowed
+
+    def _views(self, words: npt.NDArray[np.int64]) -> pa.Array:
+        """Some views as Arrow's array."""
+        memory = [None, pa.py_buffer(words.reshape(-1)), *self._buffers]
+        return pa.Array.from_buffers(pa.binary_view(), words.size // 2, memory)
 
     def _short(self, field: CopiedField, first: int, count: int) -> npt.NDArray[Any]:
         """The windows of some batches of a field without views, ``[count, n, S, *shape]``."""

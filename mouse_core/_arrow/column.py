@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import prod
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,9 @@ from mouse_core._arrow.windows import Int64s, distinct
 from mouse_core._base.locks import ProcessLock
 from mouse_core._base.memo import memo
 from mouse_core.errors import DataError
+
+if TYPE_CHECKING:
+    from mouse_core.ahead.backing import Backing
 
 # So many chunks are looked up one by one.
 _FEW = 8
@@ -41,6 +44,9 @@ class ColumnPart:
         alike: Which chunks are laid out alike.
         image_roots: The folders in which images that it names by path may lie.
     """
+
+    # What its addresses are backed by. Whoever reads there waits for it; ``chunk`` gives values that stay.
+    backing: Backing | None = None
 
     def __init__(
         self,
@@ -150,6 +156,11 @@ class Column:
         return [*self._known_parts, *(segment.part(self.name) for segment in self._later)]
 
     @memo
+    def backings(self) -> Sequence[Backing]:
+        """What some of its addresses are backed by."""
+        return tuple({id(part.backing): part.backing for part in self._parts if part.backing is not None}.values())
+
+    @memo
     def _first_chunk(self) -> Int64s:
         return np.cumsum([0, *(len(part.rows) for part in self._parts)])
 
@@ -213,6 +224,8 @@ class Column:
         return found
 
     def _largest_in_chunks(self, table: ColumnPart | DenseCopies, chunks: Int64s) -> Int64s:
+        if isinstance(table, ColumnPart) and table.backing is not None:
+            return np.full(len(chunks), np.iinfo(np.int64).max)  # which nobody reads for that
         with table.lock:
             unknown = chunks[table.largest[chunks] == UNKNOWN]
             for rows in np.unique(table.rows[unknown]).tolist():

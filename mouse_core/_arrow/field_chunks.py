@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -106,8 +107,11 @@ class FieldChunks:
         names = {one.column.name for one in self.fields}
         return len(growth.replaced) == 1 and all(name in now and before.get(name) == now[name] for name in names)
 
-    def byte_views(self, windows: Windows) -> ByteViews | None:
-        """The views of windows; None if no field has only regular chunks there."""
+    def byte_views(self, windows: Windows, *, later: bool = False) -> ByteViews | None:
+        """The views of windows; None if no field has only regular chunks there.
+
+        With ``later`` none of the windows' values are read before they are copied.
+        """
         pieces = windows.pieces
         longest = int(pieces.size.max())
         begins, regular, unsure = self._begins_and_fields(pieces.chunk, longest, int(pieces.size.sum()))
@@ -130,8 +134,9 @@ class FieldChunks:
         heads = None
         if int(windows.stretches.starts[-1]) * int(self.row_bytes[regular].sum()) >= _WIDE_BYTES:
             heads = self._heads(words[:, :, :values, 1], pieces.size)
-        if not short:
-            self._put_inline(words, pieces, regular)
+        inline = None if short else partial(self._put_inline, pieces, np.array(regular))
+        if inline is not None and not later:
+            inline(words, 0)
         buffers = list(self.spans.values())
         if padded:
             words[:, :, values, 0] = zeros
@@ -146,6 +151,8 @@ class FieldChunks:
             length=windows.length,
             unsure=[one for one in fields if one.name in unsure],
             heads=heads,
+            padded=padded,
+            inline=inline if later else None,
         )
 
     def _short(self, pieces: Pieces, steps: int, numbers: list[int]) -> dict[str, Int64s]:
@@ -224,27 +231,27 @@ class FieldChunks:
         # What can still be made dense is looked up again.
         table.words[fresh, -1] = np.where((begins == UNKNOWN).any(axis=1), UNKNOWN, state)
 
-    def _put_inline(self, words: npt.NDArray[np.int64], pieces: Pieces, numbers: list[int]) -> None:
+    def _put_inline(self, pieces: Pieces, numbers: Int64s, words: npt.NDArray[np.int64], first: int) -> None:
         """Write the bytes of short values, as of windows that end shortly behind a chunk's end, into their views.
 
         With 4 and 8 bytes a step, a piece of 3 steps stands in the view of the first field, 12 bytes, and not in that
         of the second, 24.
 
         Args:
-            words: The views.
             pieces: Where each value begins, and its steps.
             numbers: The fields that have views.
+            words: The views of the batches from ``first`` on.
+            first: The number of the first batch.
         """
-        wide = self.row_bytes[numbers]
+        wide, (chunks, rows, sizes) = self.row_bytes[numbers], (part[first : first + len(words)] for part in pieces)
         # Fields of as many bytes a step have the same short values.
         for row_bytes in np.unique(wide[wide <= INLINE_BYTES]).tolist():
             (position,) = np.nonzero(wide == row_bytes)
-            at = np.flatnonzero((pieces.size <= INLINE_BYTES // row_bytes) & (pieces.size > 0))
-            if len(at):
-                chunk, row, size = (one.reshape(-1)[at, None] for one in pieces)
-                addresses = self.table.begins[chunk, np.array(numbers)[position]] + row * row_bytes
-                batch, slot = np.divmod(at[:, None], pieces.size.shape[1])
-                words[batch, position, slot] = _inline_views(addresses, size * row_bytes, row_bytes)
+            batch, slot = np.nonzero((sizes <= INLINE_BYTES // row_bytes) & (sizes > 0))
+            if len(batch):
+                chunk, row, size = (part[batch, slot][:, None] for part in (chunks, rows, sizes))
+                addresses = self.table.begins[chunk, numbers[position]] + row * row_bytes
+                words[batch[:, None], position, slot[:, None]] = _inline_views(addresses, size * row_bytes, row_bytes)
 
     def _to_elements(self, words: Int64s) -> Int64s:
         """Where the bytes are that some words of views refer to, as elements of ``flat_view``."""

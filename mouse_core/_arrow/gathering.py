@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -54,6 +55,8 @@ def pieces_lying(column: Column, windows: WindowsPart, dtype: np.dtype[Any]) -> 
     every = windows.every
     if not 0 < len(windows) == len(every) or every.physical is not None or dtype != column.reading.dtype:
         return None
+    if column.backings:
+        return None  # what lies there may go away
     chunk, row, size = (part[0] for part in every.pieces)
     first, width = column.addresses(chunk)
     if column.kind.value_type == "bool" or first.min() < 0 or (width != column.width).any():
@@ -77,7 +80,7 @@ def _gather_rows(
         if found > column.width or (found < column.width and column.reading.pad is None):
             wanted = "at most " * (column.reading.pad is not None) + values_of(column.width)
             raise RowError(int(target[same[0]]), f"expected {wanted}, found {found}")
-        values = _regular(column, first[same], row[same], length, found)
+        values = _regular_when_there(column, first[same], row[same], length, found)
         try:
             values = convert(values.reshape(len(same) * length, found), steps.dtype).reshape(values.shape)
         except RowError as error:
@@ -92,6 +95,20 @@ def _gather_rows(
     irregular = first == IRREGULAR
     if irregular.any():
         _gather_irregular(column, chunk[irregular], row[irregular], target[irregular], length, steps)
+
+
+def _regular_when_there(column: Column, begin: Int64s, row: Int64s, length: int, width: int) -> npt.NDArray[Any]:
+    if not column.backings:
+        return _regular(column, begin, row, length, width)
+    from mouse_core.ahead.backing import copied_when_there  # loaded where something is backed
+
+    if column.kind.value_type == "bool":
+        firsts = begin + row * width
+        begins, ends = firsts >> 3, (firsts + length * width + 7) >> 3
+    else:
+        begins = begin + row * width * column.reading.dtype.itemsize
+        ends = begins + length * width * column.reading.dtype.itemsize
+    return copied_when_there(column.backings, begins, ends, partial(_regular, column, begin, row, length, width))
 
 
 def _regular(column: Column, begin: Int64s, row: Int64s, length: int, width: int) -> npt.NDArray[Any]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from math import prod
 from typing import Any
@@ -140,6 +140,16 @@ class ArrayMemory:
 def known_layout(fields: tuple[tuple[str, tuple[int, ...], np.dtype[Any]], ...]) -> BatchLayout:
     """The layout of fields, of each name, shape and dtype; made once, as that takes longer than a batch."""
     return BatchLayout({name: (shape, dtype) for name, shape, dtype in fields})
+
+
+def layout_of(
+    names: Iterable[str],
+    size: tuple[int, ...],
+    shapes: Mapping[str, tuple[int, ...]],
+    dtypes: Mapping[str, np.dtype[Any]],
+) -> BatchLayout:
+    """The layout of some fields in batches of ``size``, whose steps have these shapes."""
+    return known_layout(tuple((name, (*size, *shapes[name]), dtypes[name]) for name in names))
 
 
 class BatchMemory(ArrayMemory):

@@ -13,7 +13,8 @@ import numpy.typing as npt
 
 from mouse_core._arrow.column import Growth
 from mouse_core._base.locks import ProcessLock
-from mouse_core._base.memory import BatchMemory, known_layout
+from mouse_core._base.memo import memo
+from mouse_core._base.memory import BatchMemory, layout_of
 from mouse_core.batches._form import BatchForm, MaskReader, Readers
 from mouse_core.batches._planner import Block, Blocks, Planner
 from mouse_core.dtypes import RowError, convert_to
@@ -26,6 +27,7 @@ from mouse_core.store.snapshot import Snapshot
 if TYPE_CHECKING:
     from mouse_core._arrow.byte_views import ByteViews, CopiedField
     from mouse_core._arrow.field_chunks import FieldChunks
+    from mouse_core.ahead.reading import ReadAhead
 
 Batch = dict[str, npt.NDArray[Any]]
 
@@ -184,7 +186,9 @@ class Pipeline:
         if out is None:
             if allowed and form.is_copied[stored] and len(copied) == len(self.readers):
                 return copied
-            out = self._memory_for(block, number, copied, stored)
+            names = [name for name in self.readers if name not in copied or name in form.converted[stored]]
+            size = block.windows.bounds[number + 1] - block.windows.bounds[number], block.windows.length
+            out = self._memory.arrays(layout_of(names, size, form.shapes, form.dtypes[stored]))
         batch: Batch = {}
         for name, reader in self.readers.items():
             values, target, dtype = copied.get(name), out.get(name), form.dtypes[stored][name]
@@ -228,17 +232,6 @@ class Pipeline:
                 mask = batch[name]
                 mask[(end - first) * (len(mask) // (behind - begin)) :] = 0
 
-    def _memory_for(self, block: Block, number: int, copied: Batch, stored: bool) -> Batch:
-        """Memory for those fields of a batch that are converted or read, where it is large; else none."""
-        first, end = block.windows.bounds[number : number + 2]
-        size, shapes = (end - first, block.windows.length), self.form.shapes
-        dtypes, converted = self.form.dtypes[stored], self.form.converted[stored]
-        names = [name for name in self.readers if name not in copied or name in converted]
-        layout = known_layout(tuple((name, (*size, *shapes[name]), dtypes[name]) for name in names))
-        return self._memory.arrays(layout)
-
-    # ------------------------------------------------------------------ copying
-
     def _copy(self, block: Block, number: int) -> tuple[Batch, bool]:
         """What can be copied of a batch, ``[n, S, *shape]`` by field, and whether all its values are allowed.
 
@@ -274,7 +267,8 @@ class Pipeline:
 
     def _copy_some(self, block: Block, byte_views: ByteViews, first: int, count: int) -> list[tuple[Batch, bool]]:
         self._memory.hold(())
-        copied = byte_views.copy(first, count)
+        ahead = self._ahead
+        copied = byte_views.copy(first, count) if ahead is None else ahead.copied(block, byte_views, first, count)
         self._memory.hold(copied.values())
         if count > 1:
             self._memory.share(copied.values())
@@ -302,6 +296,15 @@ class Pipeline:
             self._mask_others({name: batches[name][number] for name in self._masks}, block.sizes[first + number])
         return {name: batches[name] for name in self.readers}
 
+    @memo
+    def _ahead(self) -> ReadAhead[Block] | None:
+        """Asks for what is read, ahead of it; None where all of it is in memory."""
+        if not (backings := self.planner.snapshot.backings):
+            return None
+        from mouse_core.ahead.reading import ReadAhead  # loaded where there is something to ask for
+
+        return ReadAhead(backings, self.blocks, self._byte_views)
+
     def _byte_views(self, block: Block) -> ByteViews | None:
         """How to copy a block; None if nothing in it can be copied."""
         if not block.together:
@@ -320,7 +323,7 @@ class Pipeline:
 
             self._chunks = FieldChunks.of(self._fields)
         try:
-            byte_views = self._chunks.byte_views(block.windows)
+            byte_views = self._chunks.byte_views(block.windows, later=self._ahead is not None)
         except DataError:
             return None  # some chunk is damaged: whoever reads it is told
         if byte_views is not None and len(byte_views.fields) == len(self._fields):

@@ -20,7 +20,8 @@ from mouse_core._arrow.windows import Stretches, Windows
 from mouse_core._base.memo import memo
 from mouse_core.errors import DataError
 
-if TYPE_CHECKING:  # loaded where rows are appended
+if TYPE_CHECKING:  # loaded where rows are appended, or lie elsewhere
+    from mouse_core.ahead.backing import Backing
     from mouse_core.store._tail.columns import ColumnExtent
     from mouse_core.store._tail.rows import Extent
 
@@ -40,6 +41,8 @@ class Segment:
     extent: object = None
     # Of rows in a folder what stands for it, and how many rows were before them: others with the same begin as they do.
     place: tuple[object, int] | None = None
+    # Where values come from that are not in memory, nor in a file on this machine, until they are asked for.
+    backing: Backing | None = None
     # Whether rows of the table are found through row numbers.
     is_picked: bool = False
     # For appended rows, the address of the first value of some columns, and values of a row; others are looked up.
@@ -154,6 +157,7 @@ class Segment:
                     alike=self._alike if self._is_mapped else None,
                     image_roots=self.image_roots if is_image else (),
                 )
+                part.backing = self.backing
                 if not is_there:
                     part.begin[:] = IRREGULAR
             # One part for all, as addresses in it outlive the snapshot that asked for it.

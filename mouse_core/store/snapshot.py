@@ -146,6 +146,11 @@ class Snapshot:
         """The fields' dtypes and shapes, and the alignment."""
         return Spec({name: reader.spec for name, reader in self.readers.items()}, self.alignment)
 
+    @memo
+    def backings(self) -> tuple[Any, ...]:
+        """Each ``ahead.backing.Backing`` of rows that are not in memory, nor in files on this machine."""
+        return tuple({id(one.backing): one.backing for one in self.segments if one.backing is not None}.values())
+
     def locate(
         self,
         starts: npt.NDArray[np.int64],

@@ -1,0 +1,1 @@
+"""Reading is scheduling: what future batches read is known, and is asked for before it is copied."""

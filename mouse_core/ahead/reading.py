@@ -1,0 +1,133 @@
+"""Which batches are asked for ahead of those that are copied."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mouse_core.ahead.backing import Backing, Int64s, copied_when_there, in_backings
+
+# Bytes and batches that are asked for beyond those that are copied.
+_AHEAD_BYTES, _AHEAD_BATCHES = 16 << 20, 64
+_NOTHING = np.zeros(0, np.int64)
+
+
+class Planned(Protocol):
+    """Batches that were planned together; ``batches._planner.Block`` says what these are."""
+
+    first: int
+    end: int
+    step: int
+    kind: int
+    sizes: list[int]
+
+
+BlockT = TypeVar("BlockT", bound=Planned)
+BlockT_co = TypeVar("BlockT_co", bound=Planned, covariant=True)
+
+
+class Blocks(Protocol[BlockT_co]):
+    """Where blocks come from; see ``batches._planner.Blocks``."""
+
+    def block_with(self, index: int) -> tuple[BlockT_co, int]:
+        """The block that batch ``index`` is in, and its number there."""
+        ...
+
+
+class Views(Protocol):
+    """How the batches of a block are copied; see ``_arrow.byte_views.ByteViews``."""
+
+    def copy(self, first: int, count: int) -> dict[str, npt.NDArray[Any]]:
+        """Some batches that follow each other, by field."""
+        ...
+
+    def ranges(self, number: int) -> tuple[Int64s, Int64s]:
+        """Where the bytes lie that one of them reads: begins and ends, in any order."""
+        ...
+
+
+class ReadAhead(Generic[BlockT]):
+    """What the batches of a pipeline read, asked for ahead of them and waited for when they are copied.
+
+    Args:
+        backings: Where the bytes may lie.
+        blocks: What the batches are planned in.
+        views: How a block is copied; None: it is not.
+    """
+
+    def __init__(
+        self,
+        backings: Sequence[Backing],
+        blocks: Blocks[BlockT],
+        views: Callable[[BlockT], Views | None],
+    ) -> None:
+        self._backings, self._blocks, self._views = backings, blocks, views
+        # Bytes by the index of batches that were asked for and not copied yet.
+        self._asked: dict[int, int] = {}
+        # The batch behind them: its block, and its number there.
+        self._next: tuple[BlockT, int] | None = None
+        self._lock = threading.Lock()
+
+    def copied(self, block: BlockT, views: Views, first: int, count: int) -> dict[str, npt.NDArray[Any]]:
+        """``views.copy(first, count)`` of a block, when all that it reads is there; asks for what is behind it."""
+        ranges = [views.ranges(number) for number in range(first, first + count)]
+        for number, (begins, ends) in enumerate(ranges, first):
+            if self._asked.pop(block.first + number * block.step, None) is None:
+                self._ask(block, number, begins, ends)
+        if self._lock.acquire(blocking=False):  # otherwise another thread is at it
+            try:
+                self._reach(block, first + count)
+            finally:
+                self._lock.release()
+        begins, ends = (np.concatenate(some) for some in zip(*ranges, strict=True))
+        return copied_when_there(self._backings, begins, ends, partial(views.copy, first, count))
+
+    def _reach(self, block: BlockT, number: int) -> None:
+        """Ask for batches from ``number`` of a block on, as far ahead as it pays: up to the end of the next block."""
+        if block.kind < 0:
+            return  # in no order
+        index, current = block.first + number * block.step, block
+        for old in [one for one in self._asked if one < index]:
+            self._asked.pop(old, None)
+        if self._next is not None and self._asked:
+            block, number = self._next
+        else:
+            self._asked.clear()
+        asked = sum(self._asked.values())
+        while asked < _AHEAD_BYTES and len(self._asked) < _AHEAD_BATCHES:
+            if number == len(block.sizes):
+                behind = self._block_behind(block) if block is current else None
+                if behind is None:
+                    break
+                block, number = behind, 0
+            nbytes = self._ask(block, number, *self._ranges(block, number))
+            self._asked[block.first + number * block.step] = nbytes
+            asked += nbytes
+            number += 1
+        self._next = block, number
+
+    def _ranges(self, block: BlockT, number: int) -> tuple[Int64s, Int64s]:
+        views = self._views(block)
+        return (_NOTHING, _NOTHING) if views is None else views.ranges(number)
+
+    def _block_behind(self, block: BlockT) -> BlockT | None:
+        """The block behind one, where batches are asked for in turn."""
+        if len(block.sizes) == 1 and block.kind == block.first:
+            return None  # the first one, of which nobody knows how it goes on
+        try:
+            return self._blocks.block_with(block.end)[0]
+        except Exception:
+            return None  # whoever asks for that batch is told
+
+    def _ask(self, block: BlockT, number: int, begins: Int64s, ends: Int64s) -> int:
+        """Ask for a batch; how many bytes that are."""
+        nbytes = 0
+        for backing, first, end in in_backings(self._backings, begins, ends):
+            backing.ask(first, end, block.first + number * block.step)
+            nbytes += int((end - first).sum())
+        return nbytes

@@ -1,0 +1,180 @@
+"""Memory whose bytes are only there when somebody waits for them: batches are those of memory that is there."""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import datasets
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pytest
+from numpy.testing import assert_array_equal
+
+from mouse_core import BatchSource, DatasetStore, Field, PrefetchBatchifier
+from mouse_core._arrow.addresses import locate_values
+from mouse_core._arrow.column import ColumnPart
+from mouse_core._arrow.dense_copies import IRREGULAR
+from mouse_core.ahead.backing import merged
+from mouse_core.store._segments import Segment
+from mouse_core.store.snapshot import Snapshot
+
+Int64s = npt.NDArray[np.int64]
+GARBAGE = 0xA5
+
+
+class Elsewhere:
+    """A backing: its bytes are there from ``wait`` to ``still``, and every third time they go in between."""
+
+    gap = 64
+
+    def __init__(self, data: bytes) -> None:
+        self._data, self._memory = np.frombuffer(data, np.uint8), np.frombuffer(mmap.mmap(-1, len(data)), np.uint8)
+        self._memory[:] = GARBAGE
+        self.begin, self.size = self._memory.ctypes.data, len(data)
+        self.asked: list[int] = []
+        self.late, self.waits, self.bytes = 0, 0, 0
+        self._there: set[tuple[int, int]] = set()
+
+    def ask(self, begins: Int64s, ends: Int64s, batch: int) -> None:
+        self._check(begins, ends)
+        self.asked.append(batch)
+        self._there |= set(zip(begins.tolist(), ends.tolist(), strict=True))
+
+    def wait(self, begins: Int64s, ends: Int64s) -> object:
+        self._check(begins, ends)
+        self.waits += 1
+        ranges = list(zip((begins - self.begin).tolist(), (ends - self.begin).tolist(), strict=True))
+        for first, end in ranges:
+            self._memory[first:end] = GARBAGE if self.waits % 3 == 0 else self._data[first:end]
+        return self.waits, ranges
+
+    def still(self, token: Any) -> bool:
+        wait, ranges = token
+        for first, end in ranges:
+            self._memory[first:end] = GARBAGE
+        return wait % 3 != 0
+
+    def _check(self, begins: Int64s, ends: Int64s) -> None:
+        assert begins.dtype == ends.dtype == np.int64
+        assert (ends > begins).all()
+        assert (begins[1:] > ends[:-1] + self.gap).all(), "they ascend, and are merged"
+        assert begins[0] >= self.begin
+        assert ends[-1] <= self.begin + self.size
+
+
+class BackedSegment(Segment):
+    """The rows of a file whose values are backed, but for those that ``chunk`` gives."""
+
+    def __init__(self, data: bytes) -> None:
+        buffer = pa.py_buffer(data)
+        super().__init__(pa.ipc.open_file(buffer).read_all())
+        self.backing = Elsewhere(data)
+        self._distance = self.backing.begin - buffer.address
+
+    def part(self, name: str) -> ColumnPart:
+        part = super().part(name)
+        for number in range(len(part.rows)) if (part.begin == -1).all() else ():
+            located = locate_values(part.chunk(number))
+            part.begin[number] = IRREGULAR
+            if located is not None:
+                bits = 8 if name == "goal" else 1
+                part.begin[number], part.width[number] = located[0] + bits * self._distance, int(np.prod(located[1]))
+        return part
+
+
+def both() -> tuple[BackedSegment, Snapshot, Snapshot]:
+    rows = 3_000
+    number, rng = np.arange(rows), np.random.default_rng(5)
+    table = pa.table(
+        {
+            "action": rng.integers(0, 5, rows),
+            "reward": rng.normal(size=rows).astype(np.float32),
+            "done": (number % 100 == 99).astype(np.int8),
+            "goal": number % 7 == 0,
+            "observation": pa.FixedSizeListArray.from_arrays(rng.normal(size=6 * rows), 6),
+            "words": pa.array([[int(one)] * (one % 4) for one in number], pa.list_(pa.int32())),
+        }
+    )
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=250)
+    data = sink.getvalue().to_pybytes()
+    fields = [Field("goal"), Field("words", shape=(3,), pad=-1)]
+    known = (
+        DatasetStore(fields=fields, max_action_dim=5, dense_bytes=0).from_dataset(datasets.Dataset(table)).snapshot()
+    )
+    segment = BackedSegment(data)
+    return segment, known, Snapshot([segment], known.config, budget=known.budget)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sequence_length": 40, "batch_size": 4},
+        {"sequence_length": 1, "batch_size": 33, "sampling": "sequential"},
+        {"sequence_length": 2, "batch_size": 16, "boundary": "episode"},
+        {"sequence_length": 8, "batch_size": 6, "boundary": "episode", "pad": True, "shard": (1, 2)},
+        {"sequence_length": 5, "batch_size": 4, "windows": {"obs_continuous": [-2, 0, 3], "reward": range(4)}},
+        {"sequence_length": 1200, "batch_size": 2, "fields": ["reward", "goal"]},
+    ],
+)
+def test_batches_are_those_of_memory_that_is_there(options: dict[str, Any]) -> None:
+    segment, known, backed = both()
+    ours, theirs = BatchSource(backed, seed=3, **options), BatchSource(known, seed=3, **options)
+    for index in [*range(10), 90, 7, 200, 198, *range(300, 325, 5)]:
+        for name, values in theirs[index].items():
+            assert_array_equal(ours[index][name], values, err_msg=f"{name} of batch {index}")
+    assert segment.backing.waits
+    if "boundary" in options:
+        assert_array_equal(backed.episode_starts, known.episode_starts)
+
+
+def test_batches_to_come_are_asked_for_in_their_order() -> None:
+    segment, known, backed = both()
+    asked = segment.backing.asked
+    source = BatchSource(backed, 40, 4, seed=1)
+    for index in range(100):
+        _ = source[index]
+        if index > 1:
+            assert set(range(index + 1, index + 9)) <= set(asked), f"batch {index} has come"
+    assert asked == sorted(set(asked)), "each once"
+    with PrefetchBatchifier(known, 40, 4, seed=1) as theirs, PrefetchBatchifier(backed, 40, 4, seed=1) as ours:
+        for _ in range(40):
+            batch = ours.next_batch()
+            for name, values in theirs.next_batch().items():
+                assert_array_equal(batch[name], values)
+
+
+def test_a_worker_asks_for_its_own_batches() -> None:
+    segment, _, backed = both()
+    source = BatchSource(backed, 40, 4, seed=1)
+    for index in range(3, 250, 8):
+        _ = source[index]
+    assert all(index % 8 == 3 for index in segment.backing.asked)
+
+
+def test_what_cannot_be_had_is_an_error_of_its_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    segment, _, backed = both()
+    source = BatchSource(backed, 40, 4, seed=1)
+    first = source[0]
+    monkeypatch.setattr(segment.backing, "wait", lambda *_: (_ for _ in ()).throw(ConnectionError("gone")))
+    with pytest.raises(ConnectionError, match="gone"):
+        _ = source[1]
+    monkeypatch.undo()
+    assert_array_equal(source[0]["reward"], first["reward"])
+
+
+def test_ranges_are_merged_over_gaps() -> None:
+    rng = np.random.default_rng(1)
+    for gap in (0, 3, 50):
+        begins = rng.integers(0, 500, 40)
+        ends = begins + rng.integers(1, 30, 40)
+        wanted: list[list[int]] = []
+        for first, end in sorted(zip(begins.tolist(), ends.tolist(), strict=True)):
+            if wanted and first <= wanted[-1][1] + gap:
+                wanted[-1][1] = max(wanted[-1][1], end)
+            else:
+                wanted.append([first, end])
+        assert np.transpose(merged(begins, ends, gap)).tolist() == wanted
