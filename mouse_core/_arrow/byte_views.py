@@ -31,6 +31,8 @@ SPAN_BITS = 30
 INLINE_BYTES = 12
 # Of more values it has forgotten where the first lie when the last are looked up.
 _LOOKED_AHEAD = 4096
+# Whoever is this much ahead of the next batch is one of several who take turns.
+_TURNS = 3
 
 _OCTET: np.dtype[Any] = np.dtype(np.uint8)
 
@@ -91,11 +93,35 @@ class ByteViews:
         self._stride = words.shape[1] * words.shape[2]
         self._array = self._views(words)
         self._layouts: dict[int, BatchLayout] = {}
+        # The number behind the batches that were copied together, and the latest one that was not among them when it
+        # was asked for.
+        self._next_in_turn, self._latest_miss = 0, -1
 
     @property
     def batch_bytes(self) -> int:
         """Bytes of the largest batch that are copied by views."""
         return self._layout(max(self.sizes)).nbytes
+
+    def choose_copied(self, number: int, most: int) -> tuple[int, int]:
+        """Which batch to copy first, and how many, ``most`` at most, where batch ``number`` is asked for.
+
+        Those that follow each other are copied together, if they are of one size. Of 8 at a time, 0..7 are copied for
+        whoever asks for 0; then the next in turn is 8 and the latest miss 0. It is 8..15 for whoever asks for 8, or for
+        10 while others are about to ask for 8 and 9. Who asks for 40 gets it alone, whereby only the latest miss
+        becomes 40; who asks for 41 then gets what follows, too, and the next in turn becomes 49.
+        """
+        sizes = self.sizes
+        for first in (self._next_in_turn, number):
+            in_turn = first != number or number in (self._next_in_turn, self._latest_miss + 1)
+            if in_turn and 0 <= number - first < _TURNS:
+                count = 1
+                while count < min(most, len(sizes) - first) and sizes[first + count] == sizes[first]:
+                    count += 1
+                if number < first + count:
+                    self._next_in_turn, self._latest_miss = first + count, number
+                    return first, count
+        self._latest_miss = number
+        return number, 1
 
     def copy(self, first: int, count: int) -> dict[str, npt.NDArray[Any]]:
         """The batches ``first .. first + count - 1``, which are of one size, ``[count, n, S, *shape]`` by field.

@@ -35,8 +35,6 @@ Batch = dict[str, npt.NDArray[Any]]
 # 40 KB, and making the arrays of one batch as long as those of three.
 _TOGETHER_BYTES, _MOST_TOGETHER = 6 << 20, 64
 _FIRST_TOGETHER = 4
-# Whoever is this much ahead of the next batch is one of several who take turns.
-_AHEAD = 3
 # So many of those that were copied alone are remembered: as many threads may be ahead of the others.
 _ALONE_KNOWN = 16
 
@@ -255,7 +253,7 @@ class Pipeline:
                 self._ready.clear()
             # For the first ones somebody waits.
             most = min(block.together, _FIRST_TOGETHER) if number == 0 else block.together
-            first, count = _choose_copied(block, number, 1 if self._memory.is_kept else most)
+            first, count = byte_views.choose_copied(number, 1 if self._memory.is_kept else most)
             copied = self._copy_some(block, byte_views, first, count)
             if count == 1:
                 self._alone = (*self._alone[1 - _ALONE_KNOWN :], index)
@@ -329,25 +327,3 @@ class Pipeline:
         if byte_views is not None and len(byte_views.fields) == len(self._fields):
             block.windows.forget()
         return byte_views
-
-
-def _choose_copied(block: Block, number: int, most: int) -> tuple[int, int]:
-    """Which batch to copy first, and how many, ``most`` at most, where batch ``number`` of a block is asked for.
-
-    Those that follow each other are copied together, if they are of one size. Of 8 at a time, 0..7 are copied for
-    whoever asks for 0; then ``next_in_turn`` is 8 and ``latest_miss`` 0. It is 8..15 for whoever asks for 8, or for
-    10 while others are about to ask for 8 and 9. Who asks for 40 gets it alone, whereby only ``latest_miss``
-    becomes 40; who asks for 41 then gets what follows, too, and ``next_in_turn`` becomes 49.
-    """
-    sizes = [] if block.byte_views is None else block.byte_views.sizes
-    for first in (block.next_in_turn, number):
-        in_turn = first != number or number in (block.next_in_turn, block.latest_miss + 1)
-        if in_turn and 0 <= number - first < _AHEAD:
-            count = 1
-            while count < min(most, len(sizes) - first) and sizes[first + count] == sizes[first]:
-                count += 1
-            if number < first + count:
-                block.next_in_turn, block.latest_miss = first + count, number
-                return first, count
-    block.latest_miss = number
-    return number, 1

@@ -62,8 +62,6 @@ class Block:
         planner: Who made it; others do not know its columns.
         byte_views: How to copy them; None: nothing can be copied, or ``together`` is 0.
         together: How many are copied at a time where they are asked for in turn; 0: nobody has looked where they lie.
-        next_in_turn: The number behind the batches that were copied together.
-        latest_miss: The latest number that was not among them when it was asked for.
         anchors: Their steps, and around them what is read by a number for each kind, where fields have offsets.
     """
 
@@ -76,8 +74,6 @@ class Block:
     planner: object
     byte_views: ByteViews | None = None
     together: int = 0
-    next_in_turn: int = 0
-    latest_miss: int = -1
     anchors: Anchors | None = None
     around: dict[int, Block] = field(default_factory=dict)
 
