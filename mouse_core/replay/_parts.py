@@ -179,11 +179,13 @@ class Parts:
         if not hasattr(storage, "refresh"):
             raise no_store(f"{storage!r:.80}")
         self.sync()
-        first = len(storage)
-        storage.refresh()
-        if self._changes != storage.changes:
+        first, changes = len(storage), self._changes
+        gone = storage.refresh()
+        if changes != storage.changes:
             if self._recorded is not None:
                 self._recorded.forget()
+            if gone:
+                self._drop(gone)
             self.sync()
         elif len(storage) > first:
             slots = np.arange(first, len(storage), dtype=np.int64)
@@ -197,6 +199,15 @@ class Parts:
             if self._recorded is not None:
                 self._recorded.grew(sample)
             self._told = storage.written
+
+    def _drop(self, rows: int) -> None:
+        """Tell whoever keeps priorities that the first rows are gone."""
+        if not hasattr(self.sampler, "dropped"):
+            return
+        self.sampler.dropped(self.storage, rows)
+        if self._own_episodes is not None:
+            self._own_episodes.reset(self.storage)
+        self._changes, self._told = self.storage.changes, self.storage.written
 
     def sync(self) -> None:
         """Tell the sampler of what was written, here or elsewhere, since it was told last."""

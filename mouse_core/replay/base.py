@@ -163,12 +163,13 @@ class BaseBuffer:
         """Take over the rows that a ``DatasetStore`` has now, where it is the storage; the next sample draws from them.
 
         Rows that were there keep their ``index`` and their priorities, and later ones have the largest priority, as
-        rows that are written. An epoch without replacement begins anew. Only where the store forgot rows, as
-        ``clear()`` does, all is looked at anew, and no priority is known. The number of the next sample goes on, and
-        batches depend on where between two samples this was called, as they do on writes.
+        rows that are written. An epoch without replacement begins anew. Where the store dropped its oldest rows, those
+        that stay keep their priorities, and have an ``index`` that is smaller by as many: set the priorities of batches
+        that were drawn before it first. Where it forgot all, as in ``clear()``, no priority is known. The number of the
+        next sample goes on, and batches depend on where between two samples this was called, as they do on writes.
 
         Raises:
-            ConfigError: No store: rows that are written, a snapshot or a dataset; of an ensemble, in all members.
+        ConfigError: No store: rows that are written, a snapshot or a dataset; of an ensemble, in all members.
         """
         with self._lock, self._shared():
             self._refresh()

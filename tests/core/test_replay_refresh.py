@@ -6,6 +6,7 @@ import copy
 import pickle
 from collections.abc import Callable
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -145,6 +146,36 @@ def test_rows_that_the_store_forgot_are_gone_and_no_priority_is_known() -> None:
     store.extend(columns(0, 10))
     buffer.refresh()
     assert set(buffer.sample()["index"].tolist()) == set(range(10))
+
+
+@pytest.mark.parametrize("sampler", ["rows", "priorities", "slices by priorities"])
+def test_rows_that_stay_keep_their_priorities_when_the_oldest_are_dropped(sampler: str, tmp_path: Path) -> None:
+    """The oracle is a buffer over the rows that there are, with the priorities that plain Python keeps by their numbers."""
+    with DatasetStore.open(tmp_path, "a", sync="none", max_rows=160) as store:
+        store.extend(columns(0, 120))
+        buffer = ReplayBuffer(store, SAMPLERS[sampler](), batch_size=8, seed=5)
+        priorities, largest, dropped = dict.fromkeys(range(120), 1.0), 1.0, []
+        for end in (150, 190, 300):
+            numbers = range(store.written - len(buffer), store.written)
+            if buffer.prioritized:
+                index = buffer.sample()["index"].reshape(-1)
+                buffer.update_priority(index, index % 7 / 3)
+                priorities |= {numbers[at]: at % 7 / 3 for at in index.tolist()}
+                largest = max(largest, *(index % 7 / 3).tolist())
+            store.extend(columns(store.written, end))
+            dropped.append(numbers[0])
+            buffer.refresh()
+            assert buffer[:]["reward"].tolist() == list(range(end - len(store), end))
+            oracle = ReplayBuffer(store.snapshot(), SAMPLERS[sampler](), batch_size=8, seed=5)
+            for _ in range(buffer.stats()["samples"]):
+                oracle.sample()
+            there = range(end - len(store), end)
+            priorities = {number: priorities.get(number, largest) for number in there}
+            if buffer.prioritized:
+                oracle.update_priority(np.arange(len(store)), list(priorities.values()))
+            for other in (buffer, pickle.loads(pickle.dumps(buffer))):
+                same(copy.deepcopy(other), copy.deepcopy(oracle))
+        assert len(set(dropped)) > 1
 
 
 def test_datasets_that_come_later_leave_priorities_as_they_are() -> None:

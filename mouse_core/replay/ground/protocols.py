@@ -216,6 +216,10 @@ class Sampler(Protocol):
     It may have ``grew(storage)``: the storage has a larger capacity now, and room behind its rows, none of which was
     ever overwritten; what came is told by ``wrote`` next. So it is where a buffer over a store takes later rows over.
     A sampler without it is told to ``reset``.
+
+    It may have ``dropped(storage, rows)``: the first ``rows`` rows are gone, those that were behind them lie in the
+    slots from 0 on, and what lies behind these is new, of which ``wrote`` tells nothing. So it is where the store of a
+    buffer drops its oldest rows. A sampler without it is told to ``reset``.
     """
 
     @property

@@ -164,6 +164,17 @@ class PrioritizedSampler:
         if self._tree is not None:
             self._tree = self._tree.grown(storage.capacity)
 
+    def dropped(self, storage: Storage, rows: int) -> None:
+        """The first rows are gone, and those behind the others are new; see ``Sampler``.
+
+        Of the priorities 5, 1, 3 of three rows, with the first of them gone and two more there, 1 and 3 are left, and
+        the new ones have 5.
+        """
+        known = self._loaded if self._tree is None else self._tree.weights
+        self._loaded = np.zeros(0) if known is None else known[rows : self._begin].copy()
+        self._tree, self._begin = None, len(self._loaded)
+        self._end, self._size = storage.written, len(storage)
+
     def _settle(self, storage: Storage) -> SumTree:
         """The tree, with the weights of all rows in it."""
         tree = self._tree

@@ -101,6 +101,12 @@ class PrioritizedSliceSampler(SliceSampling, PrioritizedSampler):
             self._starting = self._starting.grown(storage.capacity)
             self._begins = np.append(self._begins, np.zeros(storage.capacity - len(self._begins), np.bool_))
 
+    def dropped(self, storage: Storage, rows: int) -> None:
+        """The first rows are gone; see ``Sampler``. Episodes are looked at anew."""
+        PrioritizedSampler.dropped(self, storage, rows)
+        SliceSampling.reset(self, storage)
+        self._forget()
+
     def draw(self, storage: Storage, batch_size: int, key: Key) -> Draw:
         """``batch_size`` slices, and importance weights, float32 of the shape of ``index``.
 

@@ -74,15 +74,21 @@ class DatasetStorage:
         """Whether there is a store to take later rows from."""
         return self._store is not None
 
-    def refresh(self) -> None:
+    def refresh(self) -> int:
         """Take the rows over that the store has now. Those that were there keep their slots, or ``changes`` grows.
+
+        Returns:
+            How many of the first rows are gone, where the others are still there, in slots from 0 on; else 0.
 
         Raises:
             ConfigError: There is no store.
         """
         if self._store is None:
             raise no_store("a snapshot, a dataset or a copy of a buffer")
-        self._become(self._store.snapshot())
+        before, after = self.snapshot, self._store.snapshot()
+        self._become(after)
+        gone = _dropped(before, after)
+        return gone if 0 < gone < before.num_rows <= gone + after.num_rows and before.spec == after.spec else 0
 
     def _become(self, snapshot: Snapshot) -> None:
         if snapshot is self.snapshot:
@@ -192,6 +198,22 @@ class DatasetStorage:
 
 def _state_of(snapshot: Snapshot) -> dict[str, Any]:
     return {"kind": "dataset", "size": snapshot.num_rows, "fingerprint": snapshot.fingerprint}
+
+
+def _dropped(before: Snapshot, after: Snapshot) -> int:
+    """How many of the first rows of a folder that an earlier snapshot had are not in a later one; 0 if nobody knows.
+
+    Where the rows from number 40 on were there, and those from number 70 on are, it is 30.
+    """
+    starts = []
+    for segments in (before.segments, after.segments):
+        places = [segment.place for segment in segments]
+        ends = [one and (one[0], one[1] + segment.num_rows) for one, segment in zip(places, segments, strict=True)]
+        if not places or places[1:] != ends[:-1]:
+            return 0
+        starts.append(places[0])
+    was, now = starts
+    return now[1] - was[1] if was and now and was[0] is now[0] else 0
 
 
 def no_store(found: str) -> ConfigError:
