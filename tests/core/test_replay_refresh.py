@@ -150,7 +150,7 @@ def test_rows_that_the_store_forgot_are_gone_and_no_priority_is_known() -> None:
 
 @pytest.mark.parametrize("sampler", ["rows", "priorities", "slices by priorities"])
 def test_rows_that_stay_keep_their_priorities_when_the_oldest_are_dropped(sampler: str, tmp_path: Path) -> None:
-    """The oracle is a buffer over the rows that there are, with the priorities that plain Python keeps by their numbers."""
+    """The oracle is a buffer over the rows that there are, with priorities kept in a dict by their numbers."""
     with DatasetStore.open(tmp_path, "a", sync="none", max_rows=160) as store:
         store.extend(columns(0, 120))
         buffer = ReplayBuffer(store, SAMPLERS[sampler](), batch_size=8, seed=5)
