@@ -1,0 +1,261 @@
+"""Threads that bring what is asked for into a mirror, what is read first before the rest."""
+
+from __future__ import annotations
+
+import heapq
+import random
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mouse_core.errors import ClosedError, DataError, StorageError
+from mouse_core.remote.mirror.keeping import Keeper, longer
+from mouse_core.remote.mirror.objects import Placed
+from mouse_core.remote.mirror.pages import PAGE, Int64s, pages_of, runs
+
+# Most requests wait for the network, in which Python takes no part.
+_THREADS = 32
+_IDLE_SECONDS = 2.0
+# One call of a client brings at most so many blocks.
+_MOST_BLOCKS = 64
+# Who finds no room, or pages that are being fetched already, looks again.
+_AGAIN_SECONDS = 0.01
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 5.0
+
+
+@dataclass(order=True)
+class Task:
+    """Pages of an object that are to come.
+
+    Args:
+        when: When they are read; what is waited for has a time before all others.
+        number: Counts tasks.
+        placed: The object.
+        blocks: Blocks of it, ascending, int64 ``[n]``.
+        masks: Pages of each, int64 ``[n]``.
+        urgent: Whether somebody waits for them.
+        steal: Whether to take over what another process has been fetching for too long.
+    """
+
+    when: int
+    number: int
+    placed: Placed = field(compare=False)
+    blocks: Int64s = field(compare=False)
+    masks: Int64s = field(compare=False)
+    urgent: bool = field(default=False, compare=False)
+    steal: bool = field(default=False, compare=False)
+
+
+class Fetcher:
+    """The threads of a process that fetch. They end when there is nothing to do for some seconds.
+
+    Args:
+        keeper: Puts into the mirror what they bring.
+    """
+
+    def __init__(self, keeper: Keeper) -> None:
+        self.keeper, self._table = keeper, keeper.table
+        self._limits, self._counters, self._sharer = keeper.limits, keeper.counters, keeper.sharer
+        lock = threading.RLock()
+        self._more = threading.Condition(lock)  # told when there is something to do
+        self.changed = threading.Condition(lock)
+        """Told when pages came, or could not."""
+        self.errors: dict[int, Exception] = {}
+        self._heap: list[Task] = []
+        self._later: list[tuple[float, Task]] = []
+        self._coming = np.zeros(0, np.int64)  # pages of each block that are queued
+        self._tasks = self._threads = self._idle = 0
+        self._closed = False
+
+    # ------------------------------------------------------------------ what others ask for
+
+    def ask(self, blocks: Int64s, masks: Int64s, when: int) -> None:
+        """Have pages of some blocks brought until a time, and looked at where another process brought them."""
+        self._follow()
+        with self.changed:
+            state = self._table.state[blocks]
+            wanted = masks & ~state & ~self._coming[blocks]
+            self._coming[blocks] |= wanted
+            some = wanted != 0
+            # What others brought is looked at, too, before it is read.
+            some[np.searchsorted(blocks, self.keeper.unverified(blocks, state))] = True
+            self._push(blocks[some], masks[some], when)
+
+    def bring(self, blocks: Int64s, masks: Int64s) -> None:
+        """Wait until pages of some blocks are there.
+
+        Raises:
+            Exception: They could not be had.
+        """
+        self._follow()
+        table, began, pushed = self._table, time.monotonic(), -np.inf
+        table.ask(blocks, table.clock + 1)
+        with self.changed:
+            while True:
+                if self._closed:
+                    raise ClosedError("cache: expected one that is open, found it closed")
+                lacking = (masks & ~table.state[blocks]) != 0
+                if not lacking.any():
+                    break
+                blocks, masks = blocks[lacking], masks[lacking]
+                self._raise(blocks)
+                now, claims = time.monotonic(), table.claim[blocks]
+                # What nobody fetches (any more), and now and then what others do, who may have died.
+                due = claims == 0 if now - pushed > _AGAIN_SECONDS / 2 else claims < 0
+                if now - pushed > 10 * _AGAIN_SECONDS:
+                    due = claims >= 0
+                if due.any():
+                    pushed = now
+                    self._push(blocks[due], masks[due], 0, urgent=True, steal=now - began > self._limits.patience)
+                self.changed.wait(_AGAIN_SECONDS / 2)
+        self._counters.add(waits=1, seconds=time.monotonic() - began)
+
+    def _raise(self, blocks: Int64s) -> None:
+        """Raise what went wrong with a block, once."""
+        for block in blocks.tolist():
+            error = self.errors.pop(block, None)
+            if error is not None:
+                for other in blocks.tolist():
+                    self.errors.pop(other, None)
+                raise error
+
+    def queued(self) -> int:
+        """How many pages are asked for, and not there yet."""
+        with self.changed:
+            return self._table.count(self._coming & ~self._table.state[: len(self._coming)])
+
+    def close(self) -> None:
+        """Begin nothing more."""
+        with self.changed:
+            self._closed = True
+            self._heap.clear()
+            self._later.clear()
+            self._more.notify_all()
+            self.changed.notify_all()
+
+    def _follow(self) -> None:
+        """Have room for blocks that objects were given meanwhile."""
+        if len(self._coming) < len(self._table.rows):
+            with self.changed:
+                self._coming = longer(self._coming, len(self._table.rows))
+
+    def _push(self, blocks: Int64s, masks: Int64s, when: int, *, urgent: bool = False, steal: bool = False) -> None:
+        """Queue what is to come, object by object; ``changed`` is held."""
+        for placed, part in self.keeper.known.of(blocks):
+            for first in range(part.start, part.stop, _MOST_BLOCKS):
+                some = slice(first, min(first + _MOST_BLOCKS, part.stop))
+                self._tasks += 1
+                heapq.heappush(self._heap, Task(when, self._tasks, placed, blocks[some], masks[some], urgent, steal))
+                self._start()
+
+    def _start(self) -> None:
+        if self._idle:
+            self._more.notify()
+        if len(self._heap) > self._idle and self._threads < _THREADS and not self._closed:
+            self._threads += 1
+            threading.Thread(target=_work, args=(weakref.ref(self),), name="mouse-fetch", daemon=True).start()
+
+    # ------------------------------------------------------------------ what the threads do
+
+    def next(self) -> Task | None:
+        """The task that is due first; None where this thread is to end."""
+        until = time.monotonic() + _IDLE_SECONDS
+        with self._more:
+            while not self._closed:
+                now = time.monotonic()
+                due = [task for at, task in self._later if at <= now]
+                if due:
+                    self._later = [(at, task) for at, task in self._later if at > now]
+                    for task in due:
+                        heapq.heappush(self._heap, task)
+                if self._heap:
+                    return heapq.heappop(self._heap)
+                if now >= until:
+                    break
+                self._idle += 1
+                self._more.wait(max(0.0, min([until, *(at for at, _ in self._later)]) - now))
+                self._idle -= 1
+            self._threads -= 1
+            return None
+
+    def run(self, task: Task) -> None:
+        """Bring what is not there of a task; what went wrong is kept for whoever waits."""
+        held, again = task.blocks[:0], False
+        try:
+            state = self._table.state[task.blocks]
+            self.keeper.verify(task.blocks[(state & task.masks) != 0])
+            held, masks = self.keeper.claim(task.blocks, task.masks, task.when, urgent=task.urgent, steal=task.steal)
+            if len(held):
+                self._fetch(task.placed, held, masks)
+            rest = (task.masks & ~self._table.state[task.blocks]) != 0
+            again = bool(rest.any()) and not task.urgent
+        except Exception as error:
+            with self.changed:
+                self.errors.update(dict.fromkeys((held if len(held) else task.blocks).tolist(), error))
+        finally:
+            with self.changed:
+                if again and not self._closed:
+                    self._later.append((time.monotonic() + _AGAIN_SECONDS, task))
+                elif not task.urgent:
+                    self._coming[task.blocks] &= ~task.masks
+                self.changed.notify_all()
+
+    def _fetch(self, placed: Placed, held: Int64s, masks: Int64s) -> None:
+        """Fetch pages of blocks that are claimed."""
+        failed = True
+        try:
+            firsts, behind = runs(pages_of(held, masks))
+            contents = self._get(placed, firsts, behind)
+            self.keeper.store(placed, held, firsts, behind, contents)
+            failed = False
+        finally:
+            self.keeper.done(held, masks, failed=failed)
+        self._counters.add(wanted=self._table.count(masks) * PAGE)
+        with self.changed:
+            for block in held.tolist():
+                self.errors.pop(block, None)
+
+    def _get(self, placed: Placed, firsts: Int64s, behind: Int64s) -> list[memoryview]:
+        """The bytes of runs of pages, tried again as long as that is of use."""
+        ranges = [placed.bytes_of(*run) for run in zip(firsts.tolist(), behind.tolist(), strict=True)]
+        begins, ends = [begin for begin, _ in ranges], [end for _, end in ranges]
+        until, pause = time.monotonic() + self._limits.patience, _FIRST_PAUSE
+        while True:
+            if placed.error is not None:
+                raise placed.error
+            try:
+                found = placed.client.get_ranges(placed.info.path, begins, ends, placed.info.version)
+                contents = [memoryview(one).cast("B") for one in found]
+                if [len(one) for one in contents] != [end - begin for begin, end in ranges]:
+                    raise StorageError(
+                        f"{placed.info.path}: expected {[end - begin for begin, end in ranges][:3]} bytes of some "
+                        f"ranges, found {[len(one) for one in contents][:3]}"
+                    )
+                self._counters.add(requests=len(ranges), fetched=sum(map(len, contents)))
+                return contents
+            except StorageError:
+                if self._closed or (self._limits.fail == "raise" and time.monotonic() + pause > until):
+                    raise
+            except DataError as error:
+                placed.error = error  # another object, or none: it stays so
+                raise
+            self._counters.add(retries=1)
+            with self.changed:
+                self.changed.wait_for(lambda: self._closed, pause * (0.5 + random.random()))
+            pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _work(reference: Callable[[], Fetcher | None]) -> None:
+    while True:
+        fetcher = reference()
+        if fetcher is None:
+            return
+        task = fetcher.next()
+        if task is None:
+            return
+        fetcher.run(task)
+        del fetcher, task

@@ -1,0 +1,247 @@
+"""What a process keeps in a mirror: it claims blocks, has room made for them, writes what came, and looks whether what
+others wrote is what they wrote.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from mouse_core.errors import StorageError
+from mouse_core.remote.mirror.counters import Counters
+from mouse_core.remote.mirror.objects import Known, Placed
+from mouse_core.remote.mirror.pages import ALL_PAGES, PAGE, PAGES, Int64s, by_block
+from mouse_core.remote.mirror.sharers import Sharer
+from mouse_core.remote.mirror.sparse import SparseFile, is_full
+from mouse_core.remote.mirror.table import Table
+
+Fail = Literal["raise", "retry"]
+Full = Literal["shrink", "raise"]
+# Room is made for more than what comes next, as finding what may go takes a look at every block.
+_SPARE = 64
+# Where the disk is full, so much is let go of at once.
+_MANY = 128 * PAGES
+_WORD = 0xFFFFFFFFFFFFFFFF
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a mirror may take.
+
+    Args:
+        pages: The most pages that are kept.
+        fail: Whether requests that fail are made again for ever ("retry"), or for ``patience`` seconds ("raise").
+        patience: Seconds.
+        full: What happens where the disk is full: fewer pages are kept ("shrink"), or that is an error ("raise").
+    """
+
+    pages: int
+    fail: Fail
+    patience: float
+    full: Full
+
+
+class Keeper:
+    """Puts bytes into a mirror for one process.
+
+    Args:
+        table: What is there.
+        file: The bytes.
+        memory: The same, mapped; None as long as there are none.
+        known: The objects.
+        sharer: This process.
+        limits: What may be kept.
+        counters: What is counted.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        file: SparseFile,
+        memory: mmap.mmap | None,
+        known: Known,
+        sharer: Sharer,
+        limits: Limits,
+        counters: Counters,
+    ) -> None:
+        self.table, self._file, self.memory, self.known = table, file, memory, known
+        self.sharer, self.limits, self.counters = sharer, limits, counters
+        self._lock = threading.Lock()
+        self._most, self._in_flight = limits.pages, 0
+        self._verified = np.zeros(0, np.int64)  # states in which blocks were found to be what had been written
+
+    def claim(self, blocks: Int64s, masks: Int64s, when: int, *, urgent: bool, steal: bool) -> tuple[Int64s, Int64s]:
+        """Claim what nobody fetches, and make room for it.
+
+        Args:
+            blocks: Blocks, ascending, int64 ``[n]``.
+            masks: The pages wanted of each, int64 ``[n]``.
+            when: When they are read: what is needed until then stays.
+            urgent: Whether somebody waits for them, so that they come though there be no room.
+            steal: Whether to take over what another process has been fetching for too long.
+
+        Returns:
+            The blocks that are claimed, ascending, int64 ``[m]``, and the pages to be fetched of each; none where there
+            is no room yet.
+        """
+        table, me = self.table, self.sharer.number
+        if not (masks & ~table.state[blocks]).any():
+            return blocks[:0], masks[:0]
+        with table.lock:
+            table.follow()
+            mine = table.claim_for(me, blocks, masks, self.sharer.lives, steal=steal)
+            held = blocks[mine]
+            masks = masks[mine] & ~table.state[held]
+            count = table.count(masks)
+            gone = self._let_go(count, table.clock + 1 if urgent else when, all_or_none=not urgent)
+            if gone is None:
+                table.unclaim(me, held)
+                return held[:0], masks[:0]
+            self._in_flight += count
+        self._empty(gone)
+        return held, masks
+
+    def _let_go(self, pages: int, before: int, *, all_or_none: bool) -> Int64s | None:
+        """Let go of what is needed last, if there are to be more pages than are kept; under the table's lock.
+
+        Args:
+            pages: How many come.
+            before: What is needed until then stays.
+            all_or_none: Whether nothing is let go of where that would not be enough.
+
+        Returns:
+            Blocks that are to be emptied; None where too few may go.
+        """
+        over = self.table.pages + self._in_flight + pages - self._most
+        if over <= 0 or not pages:
+            return np.empty(0, np.int64)
+        blocks = self.table.needed_last(self.sharer.number, over + self._most // _SPARE, before, self.sharer.lives)
+        freed = self.table.count(self.table.state[blocks] & ALL_PAGES)
+        if all_or_none and freed < over:
+            return None
+        self.table.let_go(self.sharer.number, blocks)
+        self.counters.add(evicted=freed * PAGE)
+        return blocks
+
+    def _empty(self, blocks: Int64s) -> None:
+        """Give back the room of blocks that were let go of."""
+        if len(blocks):
+            assert self.memory is not None  # as there are blocks
+            self._file.empty(self.memory, blocks)
+            with self.table.lock:
+                self.table.unclaim(self.sharer.number, blocks)
+
+    def done(self, held: Int64s, masks: Int64s, *, failed: bool) -> None:
+        """Fetch no more what was claimed."""
+        with self.table.lock:
+            self._in_flight -= self.table.count(masks)
+            if failed:
+                self.table.unclaim(self.sharer.number, held)
+
+    # ------------------------------------------------------------------ bytes
+
+    def store(
+        self, placed: Placed, held: Int64s, firsts: Int64s, behind: Int64s, contents: Sequence[memoryview]
+    ) -> None:
+        """Write what came into its place, as far as its blocks are claimed, and say that it is there."""
+        self._follow()
+        before = self.table.state[held]
+        masks, totals = np.zeros(len(held), np.int64), np.zeros(len(held), np.uint64)
+        for first, end, content in zip(firsts.tolist(), behind.tolist(), contents, strict=True):
+            blocks, there = by_block(np.arange(first, end))
+            position = np.minimum(np.searchsorted(held, blocks), len(held) - 1)
+            mine = held[position] == blocks
+            blocks, position = blocks[mine], position[mine]
+            fresh = there[mine] & ~before[position] & ~masks[position]
+            for block in blocks.tolist():
+                # As much of the run as lies in this block.
+                begin, stop = max(first, block * PAGES), min(end, (block + 1) * PAGES)
+                self._write(content[(begin - first) * PAGE : (stop - first) * PAGE], begin * PAGE)
+            for number, block, mask in zip(position.tolist(), blocks.tolist(), fresh.tolist(), strict=True):
+                pages = [block * PAGES + page for page in range(PAGES) if mask >> page & 1]
+                digests = (
+                    placed.digest(content[(page - first) * PAGE : (page + 1 - first) * PAGE], page) for page in pages
+                )
+                totals[number] += np.uint64(sum(digests) & _WORD)
+            masks[position] |= fresh
+        with self.table.lock:
+            after = self.table.arrived(self.sharer.number, held, masks, totals)
+        known = (self._verified[held] == before) | ((before & ALL_PAGES) == 0)
+        known &= after == (before | masks)
+        self._verified[held[known]] = after[known]
+
+    def _write(self, content: memoryview, begin: int) -> None:
+        """Write some bytes into their place; where the disk is full, less is kept."""
+        while True:
+            try:
+                return self._file.write(content, begin)
+            except OSError as error:
+                if not is_full(error):
+                    raise StorageError(f"cache: expected to write into it, found {error}") from error
+                gone: Int64s | None = None
+                if self.limits.full == "shrink":
+                    with self.table.lock:
+                        self._most = self.table.pages
+                        gone = self._let_go(_MANY, self.table.clock + 1, all_or_none=False)
+                if gone is None or not len(gone):
+                    raise StorageError(f"cache: expected room on its disk, found it full: {error}") from error
+                self._empty(gone)
+
+    def unverified(self, blocks: Int64s, states: Int64s) -> Int64s:
+        """Those of some blocks that were not looked at since they had other states."""
+        self._follow()
+        found: Int64s = blocks[self._verified[blocks] != states]
+        return found
+
+    def _follow(self) -> None:
+        """Have room for blocks that objects were given meanwhile."""
+        if len(self._verified) < len(self.table.rows):
+            with self._lock:
+                self._verified = longer(self._verified, len(self.table.rows))
+
+    def verify(self, blocks: Int64s) -> None:
+        """Look whether the bytes of some blocks are those that were written; others are let go of."""
+        self._follow()
+        blocks = blocks[self._verified[blocks] != self.table.state[blocks]]
+        for placed, part in self.known.of(blocks):
+            for block in blocks[part].tolist():
+                if not self._is_whole(placed, block):
+                    self._drop(placed, block)
+
+    def _drop(self, placed: Placed, block: int) -> None:
+        """Let go of a block whose bytes are others, unless somebody is fetching more of it."""
+        one, table = np.array([block]), self.table
+        with table.lock:
+            # Only so it is certain that the sum was not being changed.
+            holder = int(table.claim[block])
+            is_free = not holder or not self.sharer.lives(holder)
+            damaged = is_free and not self._is_whole(placed, block)
+            if damaged:
+                table.let_go(self.sharer.number, one)
+        if damaged:
+            self.counters.add(damaged=1)
+            self._empty(one)
+
+    def _is_whole(self, placed: Placed, block: int) -> bool:
+        """Whether the pages of a block have the digests that were noted; it is remembered."""
+        state, total = int(self.table.state[block]), int(self.table.total[block])
+        found = 0
+        assert self.memory is not None  # as there are blocks
+        with memoryview(self.memory) as memory:
+            for page in range(block * PAGES, (block + 1) * PAGES):
+                if state >> page % PAGES & 1:
+                    found += placed.digest(memory[page * PAGE : min((page + 1) * PAGE, placed.end)], page)
+        if found & _WORD != total:
+            return int(self.table.state[block]) & ALL_PAGES == 0
+        self._verified[block] = state
+        return True
+
+
+def longer(values: Int64s, size: int) -> Int64s:
+    """Some values with zeros behind them, int64 ``[size]``."""
+    return np.concatenate([values, np.zeros(max(0, size - len(values)), np.int64)])

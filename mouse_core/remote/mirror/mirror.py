@@ -1,0 +1,347 @@
+"""The local file in which the bytes of objects elsewhere lie, once they were asked for."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import sys
+import weakref
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mouse_core._base.locks import ProcessLock, forks
+from mouse_core.errors import ConfigError, StorageError
+from mouse_core.files.writing import make_folder
+from mouse_core.remote.client import ObjectClient, ObjectInfo
+from mouse_core.remote.mirror.counters import Counters
+from mouse_core.remote.mirror.fetching import Fetcher
+from mouse_core.remote.mirror.keeping import Fail, Full, Keeper, Limits, longer
+from mouse_core.remote.mirror.objects import Known, Placed, Places, key_of
+from mouse_core.remote.mirror.pace import Pace
+from mouse_core.remote.mirror.pages import BLOCK, PAGE, Int64s, ascending, touched
+from mouse_core.remote.mirror.sharers import Sharer
+from mouse_core.remote.mirror.sparse import SparseFile, address_of
+from mouse_core.remote.mirror.table import FORMAT, Table
+
+# What is copied at once of what is read privately.
+_PIECE = 8 << 20
+_LEAST_BYTES = 4 << 20
+VARIABLE = "MOUSE_CACHE"
+"""The variable of the environment that names the folder."""
+
+
+def cache_folder(cache: str | os.PathLike[str] | None = None) -> Path:
+    """The folder of what was read of objects elsewhere: the one given, else the one that ``MOUSE_CACHE`` names, else
+    ``mouse-data`` where the system has its caches.
+    """
+    named = cache or os.environ.get(VARIABLE)
+    if named:
+        return Path(named).expanduser()
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "mouse-data"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mouse-data"
+
+
+class Mirror:
+    """Objects elsewhere, laid one behind another in one sparse local file, whose bytes come when they are asked for.
+
+    All processes of a machine share the file: each byte is fetched once, and what one of them reads soon is not let go
+    of for another. It is known by content, so an object that changed is another one; what a folder holds is of use to
+    the next run. Nothing in it is trusted: each process looks at the digest of what another wrote before it reads it.
+
+    Args:
+        cache: The folder in which it is kept, as ``cache_folder`` takes it; made if it is not there. It must be on a
+            disk of this machine.
+        cache_bytes: The most bytes that are kept, at least 4 MB; None: half of what is free on the disk. What is needed
+            last by what was asked for is let go of first. What a single batch reads is kept though it be more.
+        fail: What becomes of a request that failed in a way that may pass: it is made again for ``patience`` seconds,
+            with growing pauses, before whoever waits for it gets the error ("raise"); or for ever ("retry").
+        patience: Seconds.
+        full: What happens where the disk is full: less is kept, and it is an error only if nothing is left to let go of
+            ("shrink"); or it is one ("raise").
+
+    Raises:
+        ConfigError: A limit that cannot be, or a system without file locks.
+        StorageError: The folder cannot be made or written.
+    """
+
+    def __init__(
+        self,
+        cache: str | os.PathLike[str] | None = None,
+        *,
+        cache_bytes: int | None = None,
+        fail: Fail = "raise",
+        patience: float = 30.0,
+        full: Full = "shrink",
+    ) -> None:
+        if fail not in ("raise", "retry"):
+            raise ConfigError(f"fail: expected 'raise' or 'retry', found {fail!r}")
+        if full not in ("shrink", "raise"):
+            raise ConfigError(f"full: expected 'shrink' or 'raise', found {full!r}")
+        if cache_bytes is not None and cache_bytes < _LEAST_BYTES:
+            raise ConfigError(f"cache_bytes: expected {_LEAST_BYTES} or more, found {cache_bytes}")
+        self.folder = cache_folder(cache).absolute()
+        self._options = {"cache_bytes": cache_bytes, "fail": fail, "patience": patience, "full": full}
+        inside = self.folder / f"mirror-{FORMAT}"
+        try:
+            make_folder(inside, sync=False)
+            self._table = Table(inside)
+            self._file = SparseFile(inside / "bytes")
+            self._places = Places(inside / "objects")
+            if cache_bytes is None:
+                cache_bytes = max(_LEAST_BYTES, shutil.disk_usage(inside).free // 2 + self._table.pages * PAGE)
+            self._limits = Limits(cache_bytes // PAGE, fail, patience, full)
+            self._inside, self._lock, self._known = inside, ProcessLock(), Known()
+            self._maps: list[_Map] = []
+            self._processes: dict[int, _Process] = {}
+            self._process().sharer.remove_dead()
+        except OSError as error:
+            if isinstance(error, StorageError):
+                raise
+            raise StorageError(f"cache {str(self.folder)!r}: expected a folder to write to, found {error}") from error
+
+    def add(self, client: ObjectClient, infos: Sequence[ObjectInfo]) -> list[MirrorObject]:
+        """Give objects their places, and nothing else: no byte is fetched.
+
+        Args:
+            client: Who reads them.
+            infos: What they are, as ``client.head`` says.
+
+        Returns:
+            One for each.
+
+        Raises:
+            StorageError: The cache has no room for the list of objects.
+        """
+        keys = [key_of(client.url, info) for info in infos]
+        try:
+            with self._lock, self._table.lock:
+                self._places.follow()
+                self._places.blocks = max(self._places.blocks, self._table.blocks)
+                begins = self._places.place(keys, [info.size for info in infos])
+                if self._places.blocks > self._table.blocks:
+                    self._table.grow(self._places.blocks, lambda blocks: self._file.lengthen(blocks * BLOCK))
+                self._table.follow()
+                placed = [
+                    self._known.get(begin) or Placed(client, info, begin * BLOCK, key & 0xFFFFFFFFFFFFFFFF)
+                    for begin, key, info in zip(begins, keys, infos, strict=True)
+                ]
+                for one in placed:
+                    one.client, one.error = client, None
+                self._known.add(placed)
+                last = max((one.end for one in placed), default=0)
+                if not self._maps or self._maps[-1].size < last:
+                    # The maps that there are stay: addresses in them were given away.
+                    self._maps.append(_Map(self, self._file.map()))
+                    for process in self._processes.values():
+                        process.keeper.memory = self._maps[-1].memory
+        except OSError as error:
+            raise StorageError(f"cache {str(self.folder)!r}: expected room in it, found {error}") from error
+        return [MirrorObject(self, self._maps[-1], one) for one in placed]
+
+    def counters(self) -> dict[str, float]:
+        """What this process was given, and what it waited for: the sums of ``Counters``, the pages asked for that have
+        not come yet as bytes (``queued``), and how many bytes the cache has (``kept``).
+        """
+        process = self._process()
+        return process.counters.said() | {
+            "queued": process.fetcher.queued() * PAGE,
+            "kept": self._table.pages * PAGE,
+        }
+
+    def close(self) -> None:
+        """Fetch nothing more. What was mapped stays until nobody uses it."""
+        for process in self._processes.values():
+            process.end()
+
+    # ------------------------------------------------------------------ for maps and objects
+
+    def _process(self) -> _Process:
+        """What this process has of its own; a forked child has another."""
+        found = self._processes.get(forks())
+        if found is None:
+            with self._lock:
+                found = self._processes.get(forks())
+                if found is None:
+                    memory = self._maps[-1].memory if self._maps else None
+                    found = _Process(self._inside, self._table, self._file, memory, self._known, self._limits)
+                    weakref.finalize(self, found.end)
+                    self._processes = {forks(): found}
+        return found
+
+    def _ask(self, begins: Int64s, ends: Int64s, batch: int) -> None:
+        process = self._process()
+        blocks, masks = touched(begins, ends)
+        when = self._table.clock + process.pace.ahead(batch, int(blocks[0]))
+        self._table.ask(blocks, when)
+        process.note(blocks, when, len(self._table.rows))
+        process.fetcher.ask(blocks, masks, when)
+
+    def _wait(self, begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
+        process, table = self._process(), self._table
+        blocks, masks = touched(begins, ends)
+        while True:
+            states = table.state[blocks]
+            lacking = (masks & ~states) != 0
+            if lacking.any():
+                process.fetcher.bring(blocks[lacking], masks[lacking])
+                continue
+            unverified = process.keeper.unverified(blocks, states)
+            if not len(unverified):
+                break
+            process.keeper.verify(unverified)
+        if not len(blocks):
+            return blocks, blocks
+        table.tick(process.pace.read(blocks, table.clock))
+        table.when[blocks] = np.maximum(process.coming(blocks, len(table.rows)), table.clock)
+        process.counters.add(read=table.count(masks) * PAGE)
+        return blocks, states >> 16
+
+    def _still(self, token: tuple[Int64s, Int64s]) -> bool:
+        blocks, generations = token
+        return bool((self._table.state[blocks] >> 16 == generations).all())
+
+    def _read(self, memory: mmap.mmap, begins: Int64s, ends: Int64s) -> list[bytes]:
+        """Copies of some ranges of the mirror, taken while they are there."""
+        found: list[bytes] = []
+        if len(begins) and int((ends - begins).sum()) > _PIECE:
+            self._process().fetcher.ask(*touched(*ascending(begins, ends)), self._table.clock + 1)
+        for first, behind in _parts(ends - begins):
+            if int(ends[first] - begins[first]) > _PIECE:
+                cuts = np.append(np.arange(begins[first], ends[first], _PIECE), ends[first])
+                found.append(b"".join(self._read(memory, cuts[:-1], cuts[1:])))
+                continue
+            part = list(zip(begins[first:behind].tolist(), ends[first:behind].tolist(), strict=True))
+            ranges = ascending(begins[first:behind], ends[first:behind])
+            while True:
+                token = self._wait(*ranges)
+                copies = [memory[begin:end] for begin, end in part]
+                if self._still(token):
+                    break
+            found += copies
+        return found
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _opened, (str(self.folder), self._options)
+
+
+def _parts(sizes: Int64s) -> Iterator[tuple[int, int]]:
+    """Ranges, by the first of them and the one behind the last, that have so few bytes together that they are copied at
+    once; one that has more for itself.
+    """
+    first = 0
+    reached = np.cumsum(sizes)
+    while first < len(sizes):
+        before = int(reached[first] - sizes[first])
+        behind = max(first + 1, int(np.searchsorted(reached, before + _PIECE, "right")))
+        yield first, behind
+        first = behind
+
+
+def _opened(folder: str, options: dict[str, Any]) -> Mirror:
+    return Mirror(folder, **options)
+
+
+class MirrorObject:
+    """An object that lies in a mirror: at an address, for those who wait before they copy, or as private copies."""
+
+    def __init__(self, mirror: Mirror, map: _Map, placed: Placed) -> None:
+        self.mirror = mirror
+        self.backing = map
+        """What is asked before bytes at its address are copied."""
+        self._placed = placed
+        self.address = map.begin + placed.begin
+        """The address of its first byte, as long as this lives."""
+
+    @property
+    def info(self) -> ObjectInfo:
+        """What it is."""
+        return self._placed.info
+
+    def read(self, begin: int, end: int) -> bytes:
+        """A copy of its bytes ``begin .. end - 1``."""
+        return self.read_ranges([begin], [end])[0]
+
+    def read_ranges(self, begins: Sequence[int] | Int64s, ends: Sequence[int] | Int64s) -> list[bytes]:
+        """Copies of some ranges of its bytes, in any order.
+
+        Raises:
+            DataError: It has fewer bytes.
+            ChangedError: It is another object now.
+            StorageError: It was not reached.
+        """
+        first, last = np.asarray(begins, np.int64), np.asarray(ends, np.int64)
+        if len(first) and not (first.min() >= 0 and last.max() <= self.info.size and (first <= last).all()):
+            raise ConfigError(
+                f"{self.info.path}: expected ranges within its {self.info.size} bytes, found "
+                f"{int(first.min())}..{int(last.max())}"
+            )
+        at = self._placed.begin
+        return self.mirror._read(self.backing.memory, first + at, last + at)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _added, (self.mirror, self._placed.client, self.info)
+
+
+def _added(mirror: Mirror, client: ObjectClient, info: ObjectInfo) -> MirrorObject:
+    return mirror.add(client, [info])[0]
+
+
+class _Map:
+    """The mirror's file as memory: the ``Backing`` of columns that lie in it."""
+
+    gap = 0  # the mirror itself knows what is better fetched as one
+
+    def __init__(self, mirror: Mirror, memory: mmap.mmap) -> None:
+        self._mirror, self.memory = mirror, memory
+        self.begin, self.size = address_of(memory), len(memory)
+
+    def ask(self, begins: Int64s, ends: Int64s, batch: int) -> None:
+        """Fetch what batch number ``batch`` will read: bytes at some addresses, ascending, int64 ``[n]`` each."""
+        if len(begins):
+            self._mirror._ask(begins - self.begin, ends - self.begin, batch)
+
+    def wait(self, begins: Int64s, ends: Int64s) -> object:
+        """Wait until the bytes at some addresses are there; what ``still`` takes."""
+        return self._mirror._wait(begins - self.begin, ends - self.begin)
+
+    def still(self, token: Any) -> bool:
+        """Whether nothing that was waited for was let go of since."""
+        return self._mirror._still(token)
+
+    def counters(self) -> dict[str, float]:
+        """As ``Mirror.counters``."""
+        return self._mirror.counters()
+
+
+class _Process:
+    """What a process that shares a mirror has of its own."""
+
+    def __init__(self, inside: Path, table: Table, file: SparseFile, memory: Any, known: Known, limits: Limits) -> None:
+        self.sharer, self.counters, self.pace = Sharer(inside / "sharers"), Counters(), Pace()
+        self.keeper = Keeper(table, file, memory, known, self.sharer, limits, self.counters)
+        self.fetcher = Fetcher(self.keeper)
+        self._last_asked = np.zeros(0, np.int64)
+        self._forks = forks()
+
+    def note(self, blocks: Int64s, when: int, room: int) -> None:
+        """Note when blocks will be read."""
+        self.coming(blocks, room)
+        self._last_asked[blocks] = when
+
+    def coming(self, blocks: Int64s, room: int) -> Int64s:
+        """When blocks will be read, as far as they were asked for; a time that has passed otherwise."""
+        if room > len(self._last_asked):
+            self._last_asked = longer(self._last_asked, room)
+        return self._last_asked[blocks]
+
+    def end(self) -> None:
+        """Fetch nothing more, and share nothing; of a parent's, a forked child has nothing to end."""
+        if self._forks != forks():
+            return
+        self.fetcher.close()
+        self.sharer.leave()

@@ -1,0 +1,147 @@
+"""Where in a mirror objects lie: a file that is appended to, and what a process knows of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from mouse_core.files.locking import Descriptor
+from mouse_core.files.mapped import open_file
+from mouse_core.files.writing import write_all
+from mouse_core.remote.client import ObjectClient, ObjectInfo
+from mouse_core.remote.mirror.pages import BLOCK, PAGE, Int64s
+
+
+@dataclass(eq=False)
+class Placed:
+    """An object that has its place in a mirror.
+
+    Args:
+        client: Who reads it.
+        info: What it is.
+        begin: Where its bytes begin in the mirror; they are followed by zeros up to the end of a block.
+        seed: Of its pages' digests, so that bytes of another object are none of its own.
+    """
+
+    client: ObjectClient
+    info: ObjectInfo
+    begin: int
+    seed: int
+    error: Exception | None = field(default=None)
+
+    @property
+    def end(self) -> int:
+        """Where its bytes end in the mirror."""
+        return self.begin + self.info.size
+
+    def digest(self, content: memoryview, page: int) -> int:
+        """The digest of a page's bytes, which are fewer at the object's end."""
+        return xxhash.xxh3_64_intdigest(content, (self.seed + page) & 0xFFFFFFFFFFFFFFFF)
+
+    def bytes_of(self, first: int, behind: int) -> tuple[int, int]:
+        """Which of its own bytes lie in pages ``first .. behind - 1`` of the mirror: where they begin and end."""
+        return first * PAGE - self.begin, min(behind * PAGE, self.end) - self.begin
+
+
+class Places(Descriptor):
+    """The file that says which object lies where; a line for each, of three numbers and their checksum.
+
+    What is called here is called by one at a time, of all processes.
+
+    Args:
+        path: The file, made if it is not there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = open_file(path, create=not path.exists())
+        self._read = 0
+        self._known: dict[int, tuple[int, int]] = {}
+        self.blocks = 0
+        """How many blocks have been given away."""
+
+    def follow(self) -> None:
+        """Read what others added. A last line that a power cut tore is removed."""
+        content = os.pread(self._file, os.fstat(self._file).st_size - self._read, self._read)
+        for line in content.splitlines(keepends=True):
+            found = _parsed(line)
+            if found is None:
+                os.ftruncate(self._file, self._read)
+                return
+            key, begin, blocks = found
+            self._known[key] = (begin, blocks)
+            self.blocks = max(self.blocks, begin + blocks)
+            self._read += len(line)
+
+    def place(self, keys: Sequence[int], sizes: Sequence[int]) -> list[int]:
+        """The blocks at which objects begin; those that have no place get one behind all others, and it is kept."""
+        lines = []
+        for key, size in zip(keys, sizes, strict=True):
+            if key not in self._known:
+                blocks = max(1, -(-size // BLOCK))
+                lines.append(_line(key, self.blocks, blocks))
+                self._known[key] = (self.blocks, blocks)
+                self.blocks += blocks
+        if lines:
+            content = b"".join(lines)
+            os.lseek(self._file, self._read, os.SEEK_SET)
+            try:
+                write_all(self._file, content)
+                os.fsync(self._file)
+            except OSError:
+                os.ftruncate(self._file, self._read)
+                self.blocks, self._known, self._read = 0, {}, 0
+                raise
+            self._read += len(content)
+        return [self._known[key][0] for key in keys]
+
+
+def key_of(url: str, info: ObjectInfo) -> int:
+    """What stands for an object's content, in 128 bits."""
+    return xxhash.xxh3_128_intdigest("\0".join([url, info.path, info.version, str(info.size)]).encode())
+
+
+def _line(key: int, begin: int, blocks: int) -> bytes:
+    said = f"{key:032x} {begin:x} {blocks:x}"
+    return f"{said} {xxhash.xxh3_64_hexdigest(said.encode())}\n".encode()
+
+
+def _parsed(line: bytes) -> tuple[int, int, int] | None:
+    """The numbers of a line; None where it is not whole."""
+    said, _, check = line.rstrip(b"\n").rpartition(b" ")
+    if not line.endswith(b"\n") or xxhash.xxh3_64_hexdigest(said).encode() != check:
+        return None
+    key, begin, blocks = (int(number, 16) for number in said.split())
+    return key, begin, blocks
+
+
+class Known:
+    """The objects of a mirror that a process reads, by where they lie."""
+
+    def __init__(self) -> None:
+        self._ordered: tuple[Int64s, list[Placed]] = (np.empty(0, np.int64), [])
+        self._by_block: dict[int, Placed] = {}
+
+    def add(self, objects: Sequence[Placed]) -> None:
+        """Know more of them; one at a time calls it."""
+        known = self._by_block | {one.begin // BLOCK: one for one in objects}
+        begins = sorted(known)
+        # At once, for those who look meanwhile.
+        self._ordered = (np.array(begins, np.int64), [known[begin] for begin in begins])
+        self._by_block = known
+
+    def get(self, block: int) -> Placed | None:
+        """The object that begins with a block."""
+        return self._by_block.get(block)
+
+    def of(self, blocks: Int64s) -> list[tuple[Placed, slice]]:
+        """The objects that some blocks (ascending, int64 ``[n]``) lie in, and which of the blocks lie in each."""
+        begins, objects = self._ordered
+        numbers = np.searchsorted(begins, blocks, side="right") - 1
+        cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(blocks)]
+        return [(objects[int(numbers[first])], slice(first, end)) for first, end in pairwise(cuts) if end > first]

@@ -1,0 +1,84 @@
+"""Which pages of a mirror some bytes touch, and which requests bring them.
+
+A mirror is cut into blocks of 64 KB, and each block into 16 pages of 4 KB. What is there is known by the page, a bit
+for each in the block's mask; what is let go of, by the block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+Int64s = npt.NDArray[np.int64]
+
+PAGE = 4096
+PAGES = 16
+BLOCK = PAGE * PAGES
+ALL_PAGES = (1 << PAGES) - 1
+# One request brings pages that lie so far apart, with those between them: another request would take longer.
+_GAP_PAGES = 16
+# A connection is slower than all together, so no request is longer.
+_LONGEST_RUN = 256
+
+
+def touched(begins: Int64s, ends: Int64s) -> tuple[Int64s, Int64s]:
+    """The blocks that some bytes lie in, and masks of the pages.
+
+    Bytes 5,000 to 9,000 lie in pages 1 and 2 of block 0: its mask is 0b110. Bytes 65,540 to 65,550 lie in page 16, the
+    first of block 1: its mask is 0b1.
+
+    Args:
+        begins: Where ranges of bytes begin, ascending, int64 ``[n]``.
+        ends: Where they end, each behind its beginning and not behind the next one's.
+
+    Returns:
+        Blocks, ascending, int64 ``[m]``, and masks, int64 ``[m]``.
+    """
+    first, last = begins // PAGE, (ends - 1) // PAGE
+    counts = last - first + 1
+    pages = np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
+    return by_block(pages)
+
+
+def by_block(pages: Int64s) -> tuple[Int64s, Int64s]:
+    """The blocks that some pages (ascending, int64 ``[n]``) lie in, and a mask of those in each."""
+    if not len(pages):
+        return pages, pages
+    blocks = pages // PAGES
+    heads = np.concatenate([[0], np.flatnonzero(np.diff(blocks)) + 1])
+    return blocks[heads], np.bitwise_or.reduceat(1 << (pages % PAGES), heads)
+
+
+def pages_of(blocks: Int64s, masks: Int64s) -> Int64s:
+    """The pages that masks name, ascending where blocks are: of block 2 and mask 0b101, pages 32 and 34."""
+    position, page = np.nonzero(masks[:, None] >> np.arange(PAGES) & 1)
+    found: Int64s = blocks[position] * PAGES + page
+    return found
+
+
+def runs(pages: Int64s) -> tuple[Int64s, Int64s]:
+    """What to ask for so that pages (ascending, int64 ``[n]``) come: first pages, and those behind the last ones.
+
+    Pages 3, 4, 9 and 40 are two runs, 3 to 10 and 40 to 41: between 4 and 9 lie fewer than 16 pages.
+    """
+    ends = np.flatnonzero(np.diff(pages) > _GAP_PAGES + 1)
+    firsts = pages[np.concatenate([[0], ends + 1])]
+    behind = pages[np.concatenate([ends, [len(pages) - 1]])] + 1
+    pieces = -((firsts - behind) // _LONGEST_RUN)
+    if (pieces == 1).all():
+        return firsts, behind
+    number = np.arange(int(pieces.sum())) - np.repeat(np.cumsum(pieces) - pieces, pieces)
+    cut = np.repeat(firsts, pieces) + number * _LONGEST_RUN
+    return cut, np.minimum(cut + _LONGEST_RUN, np.repeat(behind, pieces))
+
+
+def ascending(begins: Sequence[int] | Int64s, ends: Sequence[int] | Int64s) -> tuple[Int64s, Int64s]:
+    """Ranges in the order in which they begin, merged where they touch; empty ones left out."""
+    first, last = np.asarray(begins, np.int64), np.asarray(ends, np.int64)
+    order = np.argsort(first, kind="stable")
+    order = order[last[order] > first[order]]
+    first, reached = first[order], np.maximum.accumulate(last[order])
+    heads = np.flatnonzero(np.concatenate([[len(first) > 0], first[1:] > reached[:-1]]))
+    return first[heads], np.maximum.reduceat(reached, heads) if len(heads) else heads

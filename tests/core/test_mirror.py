@@ -1,0 +1,124 @@
+"""The mirror of objects elsewhere: what is read of it is what they have, whatever becomes of file and network."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from mouse_core.errors import ChangedError, ConfigError, DataError, StorageError
+from mouse_core.remote.mirror import Mirror, cache_folder
+from tests.core.mirror_cases import Objects, ranges, read_batches
+
+
+def on_disk(folder: Path) -> int:
+    """Bytes that the mirror's file takes on the disk."""
+    return next(folder.glob("*/bytes")).stat().st_blocks * 512
+
+
+def test_batches_are_what_the_objects_have(tmp_path: Path) -> None:
+    objects, mirror = Objects(count=12, size=700_001), Mirror(tmp_path, cache_bytes=4 << 20)
+    assert read_batches(mirror, objects, seed=0, first=0, last=60) > 500_000
+    counted = mirror.counters()
+    assert counted["evicted"]
+    assert counted["fetched"] == objects.fetched
+    assert max(counted["kept"], on_disk(tmp_path)) <= 5 << 20
+
+
+def test_private_copies(tmp_path: Path) -> None:
+    objects = Objects(size=9_000_000, count=2)
+    one, other = Mirror(tmp_path, cache_bytes=4 << 20).add(objects, objects.infos())
+    content = objects.piece(1, 0, other.info.size)
+    assert other.read(0, len(content)) == content
+    assert other.read_ranges([70_000, 5, 5], [70_010, 5, 200_000]) == [content[70_000:70_010], b"", content[5:200_000]]
+    assert pickle.loads(pickle.dumps(one)).read(7, 9) == objects.piece(0, 7, 9)
+    with pytest.raises(ConfigError, match=r"expected ranges within its 9000000 bytes, found 5\.\.9000001"):
+        one.read(5, 9_000_001)
+
+
+def test_what_was_fetched_is_there_for_the_next_run(tmp_path: Path) -> None:
+    first = Objects()
+    read_batches(Mirror(tmp_path), first, seed=1, first=0, last=20)
+    again = Objects()
+    read_batches(Mirror(tmp_path), again, seed=1, first=0, last=20)
+    assert first.fetched
+    assert not again.fetched
+    other = Objects(url="memory://other", seed=5)
+    read_batches(Mirror(tmp_path), other, seed=1, first=0, last=5)
+    read_batches(Mirror(tmp_path), again, seed=1, first=0, last=20)
+    assert other.fetched
+    assert not again.fetched
+
+
+def test_a_damaged_cache_is_not_believed(tmp_path: Path) -> None:
+    objects = Objects()
+    read_batches(Mirror(tmp_path), objects, seed=2, first=0, last=20)
+    with next(tmp_path.glob("*/bytes")).open("r+b") as file:
+        for block in range(0, 30, 3):
+            file.seek(block * 65536)
+            file.write(b"\xff" * 65536)
+    mirror = Mirror(tmp_path)
+    read_batches(mirror, objects, seed=2, first=0, last=20)
+    assert mirror.counters()["damaged"]
+    with next(tmp_path.glob("*/objects")).open("ab") as lines:
+        lines.write(b"3f 2a torn by a power c")
+    read_batches(Mirror(tmp_path), objects, seed=3, first=0, last=5)
+
+
+def test_an_object_that_changed_is_said_and_is_another_one(tmp_path: Path) -> None:
+    objects, mirror = Objects(), Mirror(tmp_path)
+    before = mirror.add(objects, objects.infos())
+    assert before[0].read(0, 10) == objects.piece(0, 0, 10)
+    objects.version, objects.seed = "second", 9
+    backing = before[0].backing
+    where = ranges(before, [(0, 300_000, 300_010)])
+    backing.ask(*where, 0)
+    for _ in range(2):
+        with pytest.raises(ChangedError, match="expected version first, found second"):
+            backing.wait(*where)
+    assert mirror.add(objects, objects.infos())[0].read(0, 10) == objects.piece(0, 0, 10)
+
+
+def test_errors_that_pass_are_tried_again(tmp_path: Path) -> None:
+    objects = Objects(failures=[StorageError("503"), StorageError("timed out")])
+    mirror = Mirror(tmp_path)
+    assert mirror.add(objects, objects.infos())[0].read(0, 4) == objects.piece(0, 0, 4)
+    assert mirror.counters()["retries"] == 2
+    objects.failures = [StorageError("503")]
+    impatient = Mirror(tmp_path, patience=0).add(objects, objects.infos())[1]
+    with pytest.raises(StorageError, match="503"):
+        impatient.read(0, 4)
+    assert impatient.read(0, 4) == objects.piece(1, 0, 4)
+    objects.count = 3
+    with pytest.raises(DataError, match="expected an object, found none"):
+        mirror.add(objects, [*objects.infos(), *Objects().infos()[3:]])[3].read(0, 4)
+
+
+def test_many_objects_that_come_one_after_the_other(tmp_path: Path) -> None:
+    mirror, there = Mirror(tmp_path), []
+    for number in range(5):
+        # Beyond the first GB the file is made longer, and mapped once more.
+        objects = Objects(1, (3 << 30) if number == 3 else 100_000, seed=number, url=f"memory://{number}")
+        there.append((objects, *mirror.add(objects, objects.infos())))
+    for objects, one in there:
+        last = one.info.size
+        assert one.read_ranges([last - 30, 50], [last, 60]) == [
+            objects.piece(0, last - 30, last),
+            objects.piece(0, 50, 60),
+        ]
+    assert on_disk(tmp_path) < 2 << 20
+
+
+def test_options_are_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="cache_bytes: expected 4194304 or more, found 5"):
+        Mirror(tmp_path, cache_bytes=5)
+    with pytest.raises(ConfigError, match="fail: expected 'raise' or 'retry', found 'never'"):
+        Mirror(tmp_path, fail="never")  # type: ignore[arg-type]
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="expected a folder to write to"):
+        Mirror(tmp_path / "file" / "cache")
+    monkeypatch.setenv("MOUSE_CACHE", str(tmp_path / "there"))
+    assert cache_folder() == tmp_path / "there"
+    assert Mirror().folder == tmp_path / "there"
+    assert (tmp_path / "there" / "mirror-1" / "bytes").exists()
